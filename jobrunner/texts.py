@@ -78,7 +78,8 @@ def show(value: object) -> str:
     try:
         return repr(value)
     except Exception as error:  # of a class of the job; or an int of more than 4,300 digits
-        return f"an object of type {type(value).__name__} whose repr() raises {type(error).__name__}: {error}"
+        kind = type(value).__name__
+        return f"an object of type {kind} whose repr() raises {type(error).__name__}: {error}"
 
 
 def get_logger(name: str) -> logging.Logger:

@@ -71,7 +71,7 @@ EPOCH = Rule(
 )
 EPOCHS = Rule(
     "a collection of epochs",
-    lambda it: isinstance(it, Collection) and not isinstance(it, str) and all(map(EPOCH.fits, it)),
+    lambda it: some("", Collection, object).fits(it) and all(map(EPOCH.fits, it)),
     lambda it: [*map(read_position, it)],
 )
 SECONDS = number(f"a number of seconds >= 0 and <= {_MOST:g}", lambda it: 0 <= it <= _MOST)

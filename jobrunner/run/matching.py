@@ -217,10 +217,10 @@ def name_now(
         if not _is_there(old, there):
             node, blob = _key(old)
             lacks = _name_blob(node, blob) if blob else f"node {node!r}"
-            names = listed(map(repr, there.get(node, there)))
+            found = listed(map(repr, there.get(node, there)))
             raise PlanMismatchError(
                 f"rename={{{old!r}: {new!r}}}: epoch {epoch} of {manager.path} has no {lacks}. Its "
-                f"{'blobs' if node in there else 'nodes'} are {names}. Correct or omit it."
+                f"{'blobs' if node in there else 'nodes'} are {found}. Correct or omit it."
             )
     nodes = {new: old for old, new in renamed.items() if "/" not in old}
     left = dict.fromkeys(old for old in there if old not in renamed)
@@ -292,9 +292,10 @@ def match(
     if words and adaptation.missing == "error" and not (migrates and given is None):
         raise PlanMismatchError(
             f"Job {plan.job!r} cannot resume from epoch {epoch} of {manager.path}, which lacks "
-            f"{listed(words, _MOST_NAMES)}; its nodes are {listed(map(repr, there))}. Say under which names it has them "
-            f"(rename=..., --rename OLD=NEW), let init tasks make them (missing='init', --missing "
-            f"init), run the job that wrote it, or {START_AFRESH}."
+            f"{listed(words, _MOST_NAMES)}; its nodes are {listed(map(repr, there))}. Say under which "
+            f"names it has them (rename=..., --rename OLD=NEW), let init tasks make them "
+            f"(missing='init', --missing init) or a function (migrate=..., --migrate NAME), run the "
+            f"job that wrote it, or {START_AFRESH}."
         )
     made: dict[str, frozenset[str]] = {}
     if adaptation.missing == "init":

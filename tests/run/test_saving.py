@@ -199,6 +199,8 @@ def test_every_call_takes_an_epoch_or_a_position_in_any_form(inproc_session, tmp
             assert runner.load_blobs_from_checkpoints(["n"], form, inproc_session)
             assert runner.replay(inproc_session, form).is_equal
             assert JobRunner(runner.job, manager, form).resume_from_epoch == at
+    with pytest.raises(DefinitionError, match="epochs must be a collection of epochs"):
+        manager.records(b"\1")
     for wrong in ("1", "latest", (1,), (1, -1), 1.0, True, np.True_, "1.s01", None):
         with pytest.raises(DefinitionError, match=r"epoch must be an int >= 0 or a Position such"):
             manager.open(wrong)
