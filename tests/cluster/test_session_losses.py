@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -251,38 +250,30 @@ async def forget_everything(dask_worker):
 
 # ---- clients and schedulers
 
-DRIVER = """
-import sys
-import time
-from distributed import Client
-from jobrunner import Session, Task, TaskGroup, WorkspaceType
-client = Client(sys.argv[1], set_as_default=False)
-session = Session(client)
-with TaskGroup(workspace_type=WorkspaceType.GLOBAL) as group:
-    for i in range(4):
-        Task(lambda: bytes(1000), outputs="w", node=f"n{i}")
-session.run(group)
-print("ready", flush=True)
-session.run(Task(lambda: time.sleep(1.5), node="n0"))
-"""
+
+def drive(address, is_ready):
+    session = Session(Client(address, set_as_default=False))
+    with TaskGroup(workspace_type=WorkspaceType.GLOBAL) as group:
+        for i in range(4):
+            Task(lambda: bytes(1000), outputs="w", node=f"n{i}")
+    session.run(group)
+    is_ready.set()
+    session.run(Task(lambda: time.sleep(1.5), node="n0"))
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_when_a_client_disconnects_workers_free_its_data(process_cluster, tmp_path, how):
-    (tmp_path / "driver.py").write_text(DRIVER)
-    driver = subprocess.Popen(
-        [sys.executable, str(tmp_path / "driver.py"), process_cluster.scheduler_address],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        text=True,
-    )
-    with driver, Client(process_cluster, set_as_default=False) as client:
-        assert driver.stdout.readline() == "ready\n"
+def test_when_a_client_disconnects_workers_free_its_data(process_cluster, how):
+    server = multiprocessing.get_context("forkserver")
+    is_ready = server.Event()
+    driver = server.Process(target=drive, args=(process_cluster.scheduler_address, is_ready))
+    driver.start()
+    with Client(process_cluster, set_as_default=False) as client:
+        assert is_ready.wait(20)
         assert all(found == (1, 1) for found in client.run(held).values())
-        driver.send_signal(how)
-        driver.wait(20)
+        os.kill(driver.pid, how)
+        driver.join(20)
         await_nothing_held(client)
+    driver.close()
 
 
 @contextlib.contextmanager

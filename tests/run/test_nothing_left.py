@@ -1,8 +1,7 @@
 """A run leaves nothing behind on the cluster or in its driver, however it ends."""
 
+import multiprocessing
 import os
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -186,35 +185,22 @@ def test_a_run_leaves_nothing_behind(process_cluster, left, tmp_path, end):
     await_threads(before)
 
 
-DRIVER = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {root!r})
-from tests.run.test_nothing_left import build
-from jobrunner import JobRunner, MultiNodeCheckpointManager, Session
-address, directory = sys.argv[1:]
-with Session.connect(address) as session:
-    job = build("wait", Path(directory, "flag"))
-    JobRunner(job, MultiNodeCheckpointManager(Path(directory, "ckpt"))).run(session)
-"""
+def drive(address, path):
+    with Session.connect(address) as session:
+        job = build("wait", path / "flag")
+        JobRunner(job, MultiNodeCheckpointManager(path / "ckpt")).run(session)
 
 
 def test_a_driver_that_is_killed_leaves_nothing_behind(process_cluster, left, tmp_path):
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER.format(root=str(Path(__file__).parents[2])))
-    flag = tmp_path / "flag"
-    driver = subprocess.Popen(
-        [sys.executable, script, process_cluster.scheduler_address, tmp_path],
-        cwd=Path(__file__).parents[2],
+    driver = multiprocessing.get_context("forkserver").Process(
+        target=drive, args=(process_cluster.scheduler_address, tmp_path)
     )
+    driver.start()
     try:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not flag.exists() and driver.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert flag.exists()
+        await_true((tmp_path / "flag").exists, "epoch 2")
     finally:
-        driver.send_signal(signal.SIGKILL)
-        driver.wait()
+        driver.kill()
+        driver.join()
     left()
 
 
