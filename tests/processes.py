@@ -1,11 +1,14 @@
 """Dask's schedulers and workers as processes, each of which may be ended by itself."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+
+from dask.cli import run_cli
 
 
 def start_dask(*command, cwd, prefix=()):
@@ -19,6 +22,18 @@ def start_dask(*command, cwd, prefix=()):
             stderr=log,
             start_new_session=True,
         )
+
+
+def fork_dask(*command):
+    """Start ``dask`` with some arguments, in a process that has imported it: a tenth of the time."""
+    process = multiprocessing.get_context("forkserver").Process(target=_run_dask, args=command)
+    process.start()
+    return process
+
+
+def _run_dask(*command):
+    sys.argv[1:] = command
+    run_cli()
 
 
 def kill(process):

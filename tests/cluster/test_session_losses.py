@@ -31,7 +31,7 @@ from jobrunner import (
 from jobrunner.cluster.messages import Members
 from jobrunner.cluster.scheduler import SILENT, SchedulerLink, describe_unfit
 from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME, PROTOCOL_VERSION, lease_key, run_lease
-from tests.processes import await_file, start_dask
+from tests.processes import await_file, fork_dask
 
 SECOND = 1.0
 """What a loss may cost, from Dask's noticing it to the error."""
@@ -288,8 +288,8 @@ def dask_processes(path):
         started = {}
         for command, options in commands.items():
             options = [*options, "--scheduler-file", str(file)]
-            started[command] = process = start_dask(command, *options, cwd=path)
-            stack.enter_context(process)
+            started[command] = process = fork_dask(command, *options)
+            stack.callback(process.join)
             stack.callback(process.terminate)
             await_file(file)
         yield json.loads(file.read_text())["address"], started["scheduler"]

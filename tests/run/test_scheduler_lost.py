@@ -24,7 +24,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.cluster.connection import RECONNECT_POLL_SECONDS
-from tests.processes import await_file, kill, start_dask
+from tests.processes import await_file, fork_dask
 
 EPOCHS = 8
 
@@ -57,8 +57,7 @@ def undisturbed(inproc_client, tmp_path):
 class Dask:
     """A scheduler at one port and a worker, as processes."""
 
-    def __init__(self, path):
-        self.path = path
+    def __init__(self):
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             self.address = f"tcp://127.0.0.1:{found.getsockname()[1]}"
@@ -70,19 +69,20 @@ class Dask:
         self._run("worker", self.address, "--nthreads", "1", "--no-nanny")
 
     def _run(self, *command):
-        process = start_dask(*command, "--dashboard-address", ":0", cwd=self.path)
+        process = fork_dask(*command, "--dashboard-address", ":0")
         self.processes.append(process)
         return process
 
     def kill(self):
         for process in self.processes:
-            kill(process)
+            process.kill()
+            process.join()
         self.processes.clear()
 
 
 @pytest.fixture
-def dask_processes(tmp_path):
-    processes = Dask(tmp_path)
+def dask_processes():
+    processes = Dask()
     processes.start()
     yield processes
     processes.kill()
