@@ -71,6 +71,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "strings": lambda n: [f"name {i}" for i in range(n)],
     "few strings": lambda n: [("train", "test")[i % 2] for i in range(n)],
     "bytes": lambda n: [b"%d" % i for i in range(n)],
+    "bytearrays": lambda n: [bytearray(b"%d" % i) for i in range(n)],
     "complex": lambda n: [complex(i, 1) for i in range(n)],
     "floats or None": lambda n: [None if i % 3 else i + 0.5 for i in range(n)],
     "strings or None": lambda n: [None if i % 3 else f"n{i}" for i in range(n)],
@@ -101,8 +102,9 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "enumerations": lambda n: [Phase(1 + i % 2) for i in range(n)],
     "one list again and again": lambda n: [[1, 2]] * n,
     "pairs with one dict": lambda n: [*zip(range(n), [{"lr": 0.5}] * n, strict=True)],
-    "datetimes": lambda n: [dt.datetime(2000, 1, 1) + dt.timedelta(i) for i in range(n // 10)],
-    "decimals": lambda n: [Decimal(i) / 8 for i in range(n // 10)],
+    "dates": lambda n: [dt.date.fromordinal(1 + i) for i in range(n)],
+    "datetimes": lambda n: [dt.datetime(2000, 1, 1) + dt.timedelta(hours=i) for i in range(n)],
+    "decimals": lambda n: [Decimal(i) / 8 for i in range(n)],
 }
 
 

@@ -1,4 +1,4 @@
-"""Made ``format_5/``, which every later version must read. Not to be run again: make format_6.
+"""Made ``format_5/``, which every later version must read. Not to be run again.
 
 python -m tests.golden.make_format_5 tests/golden/format_5
 

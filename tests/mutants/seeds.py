@@ -234,6 +234,7 @@ GOLDENS = (
     "format_4_values",
     "format_4_libraries",
     "format_5",
+    "format_6",
 )
 NAMES = (*(make.__name__ for make in MADE), *GOLDENS)
 

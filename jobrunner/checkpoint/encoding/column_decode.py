@@ -22,6 +22,8 @@ from jobrunner.compile import gc_paused
 _MOST_FIELDS = 16
 """In a node of a value without items, together with those of the nodes inside of it."""
 
+_NARROW = 64  # bytes, or items of a row
+
 _REPEATED = {"str", "bytes", "enum"}
 """Kinds of the values that a column repeats. Tuples of tuples, each with two references to the next,
 would take for ever to hash."""
@@ -124,14 +126,21 @@ def _to_texts(
 def _to_buffers(decoder: Decoder, at: Count, lengths: Count) -> list[bytes]:
     data = _bytes(decoder, at)
     starts, counts = _bounds(decoder, lengths, data)
-    found = np.full(len(counts), b"", object)
+    found = np.empty(len(counts), object)
     order = np.argsort(counts, kind="stable")
     widths, firsts = np.unique(counts[order], return_index=True)
     for width, which in zip(widths.tolist(), np.split(order, firsts[1:]), strict=True):
-        if width:  # NumPy takes those of one length from where they begin
+        if 0 < width <= _NARROW:  # NumPy takes those of one length from where they begin
             any_of = np.ndarray(len(data) - width + 1, f"V{width}", data, strides=(1,))
             found[which] = any_of[starts[which]].astype(object)
+        else:
+            rows = (data[at : at + width] for at in starts[which].tolist())
+            found[which] = np.fromiter(rows, object, len(which))
     return found.tolist()
+
+
+def _to_bytearrays(decoder: Decoder, at: Count, lengths: Count) -> list[bytearray]:
+    return next(_cut(decoder, lengths, bytearray(_bytes(decoder, at))))
 
 
 def _to_mixed(decoder: Decoder, kinds: Count, values: list[Tree], columns: list[Tree]) -> list[Any]:
@@ -205,7 +214,7 @@ def _to_again(
     which = _data(decoder, at, "u")
     if which.max(initial=0) >= len(rows):
         raise ValueError(f"a row is {which.max()}, but there are {len(rows)}")
-    return list(map(rows.__getitem__, which.tolist()))
+    return np.fromiter(rows, object, len(rows))[which].tolist()  # type: ignore[no-any-return]  # one axis
 
 
 def decode_row(decoder: Decoder, of: Count, at: Count) -> Any:
@@ -229,7 +238,10 @@ def _sequences_of(cls: Callable[[Any], Any]) -> Callable[..., list[Any]]:
             rows = list(_join(decoder, columns))
             return rows if cls is tuple else list(map(cls, rows))
         if at is not None:
-            rows = _data(decoder, at, "bif", 2).tolist()
+            data = _data(decoder, at, "bif", 2)
+            if cls is tuple and data.shape[1] <= _NARROW:
+                return list(zip(*data.T.tolist(), strict=True))  # faster, without a list for each
+            rows = data.tolist()
             return rows if cls is list else list(map(cls, rows))
         whole: Any = [] if items is None else _items(decoder, items)
         (rows,) = _cut(decoder, lengths, tuple(whole) if cls is tuple else whole)  # type: ignore[arg-type]  # it is not None
@@ -281,6 +293,7 @@ COLUMNS: Mapping[str, Callable[..., list[Any]]] = {
 }
 
 BLOCKS: Mapping[str, Callable[..., list[Any]]] = {
+    "bytearrays": _to_bytearrays,
     "lists": _sequences_of(list),
     "sets": _sequences_of(set),
     "dicts": _to_dicts,

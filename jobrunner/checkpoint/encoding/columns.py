@@ -55,7 +55,7 @@ _LONG_VALUE = 64
 """Longer values are not worth an index."""
 
 _NUMPY_SCALARS = {np.dtype(name).type for name in NUMBERS}
-_FLAT = {type(None), str, bytes, *SCALARS}
+_FLAT = {type(None), str, bytes, bytearray, *SCALARS}
 _KINDS = {tuple: "tuples", list: "lists", set: "sets", frozenset: "frozensets"}
 _UNREFERENCED = next(map(getrefcount, [object()])) - 1
 
@@ -110,9 +110,9 @@ def encode_columns(
         return None
     if len(lists) == 1 and trees["of"].keys() == {"$", "at"} and trees["of"]["$"] == "numbers":
         part = encoder.parts[trees["of"]["at"]]
-        encoder.is_new = encoder.is_new or part.data.dtype.kind == "c"
+        encoder.formats.append(4 if part.data.dtype.kind == "c" else 1)
         return {"$": kind, "at": trees["of"]["at"]}  # as in format 1
-    encoder.is_new = True
+    encoder.formats.append(columns.format)
     return {"$": kind, **trees}
 
 
@@ -128,6 +128,7 @@ class _Columns:
         self._tied: Tied = {}
         self._open: set[int] = set()  # blocks of rows that are not complete
         self._num_columns = self._num_items = 0
+        self.format = 4  # of the oldest version that reads them
 
     def finish(self) -> None:
         """Give parts and rows to the encoder.
@@ -201,6 +202,9 @@ class _Columns:
             return self._sets(cls, items, at)
         if cls in _NUMPY_SCALARS:
             return {**self._numbers(np.array(items, cls), at), "scalars": True}
+        if cls is bytearray:
+            self.format = 6
+            return self._block(self._texts, items, at, few)
         if cls in everyday.LEAVES:
             return self._leaves(cls, items, at)
         if cls is Fraction or cls in everyday.PATHS:
@@ -230,8 +234,8 @@ class _Columns:
         self._count(data.size)
         return {"$": "numbers", "at": self._part(data, at)}
 
-    def _texts(self, cls: Any, items: Sequence[Any], at: _Place, few: Numbered | None) -> Tree:
-        if few or len(set(items[: 2 * MOST_VALUES])) < MOST_VALUES:
+    def _texts(self, cls: Any, items: Any, at: _Place, few: Numbered | None = None) -> Tree:
+        if cls is not bytearray and (few or len(set(items[: 2 * MOST_VALUES])) < MOST_VALUES):
             values = (numbered := number_equal(items, few))[0]
             if len(values) <= MOST_VALUES and max(map(len, values)) <= _LONG_VALUE:
                 return self._values(numbered, at)
@@ -240,8 +244,9 @@ class _Columns:
         if cls is str and whole.count("\0") == len(items) - 1:
             tree = {"$": "texts", "count": len(items)}
         else:
-            tree = {"$": "texts" if cls is str else "buffers", "lengths": self._lengths(items, at)}
-            whole = cls().join(items)
+            kind = {str: "texts", bytes: "buffers"}.get(cls, "bytearrays")
+            tree = {"$": kind, "lengths": self._lengths(items, at)}
+            whole = "".join(items) if cls is str else whole
         data = whole.encode("utf-8", "surrogatepass") if cls is str else whole
         return {**tree, "at": self._part(np.frombuffer(data, np.uint8), at.inside("texts"))}
 

@@ -64,7 +64,7 @@ class Encoder:
         self.identities: dict[int, object] = {}
         self.has_state = False
         self.classes: dict[str, type] = {}  # that the tree refers to, by name
-        self.is_new = False  # whether the tree has nodes that no version before format 4 reads
+        self.formats = [1]  # whose readers know the nodes of the tree
         self._class_names: dict[type, str] = {}
         self.codecs = codecs
         self._allow_pickle = allow_pickle
@@ -125,7 +125,7 @@ class Encoder:
     def undoing(self) -> Callable[[], None]:
         """Return the function that takes back what is encoded from now on."""
         dicts = (self.identities, self.numbers, self.classes)
-        grown: tuple[Any, ...] = (self.parts, self.memory, self._kept, *dicts)
+        grown: tuple[Any, ...] = (self.parts, self.memory, self.formats, self._kept, *dicts)
         lengths = [*map(len, grown)]
         before = (self._count, set(self.inside), self._holder, self.has_state, self.num_blocks)
 
@@ -144,7 +144,7 @@ class Encoder:
             tree = method(self, value, trail)
         except (UnsuitableError, UnsupportedDtypeError) as error:
             raise UnsupportedValueError(trail, type(value), str(error)) from None
-        self.is_new = True
+        self.formats.append(4)
         return tree
 
     def name_class(self, cls: type) -> str:
@@ -361,7 +361,7 @@ class Encoder:
         tree = self._data("pickle", data, trail)
         if named:
             self.classes |= named
-            self.is_new = True
+            self.formats.append(4)
             tree["classes"] = list(named)
         return tree
 

@@ -32,7 +32,7 @@ class EncodedBlob:
     has_state: bool = False  # contains objects saved by their ``state_dict()``
     options: ArrayOptions = DEFAULT_ARRAY_OPTIONS
     classes: Mapping[str, type] = field(default_factory=dict)  # that the tree names
-    is_new: bool = False  # needs a reader of format 4
+    format: int = 1  # the oldest whose readers know the tree
 
 
 class _View(NamedTuple):
@@ -77,7 +77,7 @@ def encode_blobs(
             encoder.parts,
             encoder.has_state,
             classes=encoder.classes,
-            is_new=encoder.is_new,
+            format=max(encoder.formats),
         )
         memory += [_View(name, trail, array) for trail, array in encoder.memory]
         for identity, held in encoder.identities.items():

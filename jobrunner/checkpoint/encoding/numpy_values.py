@@ -113,7 +113,7 @@ def encode_noted(encoder: Encoder, value: Array, trail: Trail) -> Tree:
     if same := encoder.view(value, f"{plain.dtype.str} {metadata!r}", trail):
         return same
     notes = encoder.encode(metadata, (*trail, "metadata"))
-    encoder.is_new = True
+    encoder.formats.append(4)
     return {"$": "noted", "at": encoder.part(plain, trail, "ndarray"), "metadata": notes}
 
 

@@ -103,7 +103,7 @@ def _describe_column(leaf: Callable[[int], Any], tree: Tree) -> tuple[int, str]:
         if "count" in tree:
             return tree["count"], "str"
         about = leaf(tree["at"] if kind == "numbers" else tree["lengths"])
-        return about.shape[0], {"texts": "str", "buffers": "bytes"}.get(kind, str(about.dtype))
+        return about.shape[0], _NAMES.get(kind, str(about.dtype))
     start, end = opening or (f"{tree['cls'].rpartition(':')[2]}(", ")")
     if "at" in tree:
         about = leaf(tree["at"])
@@ -127,6 +127,7 @@ def _name_kind(value: Tree) -> str:
     return name.rpartition(":")[2]
 
 
+_NAMES = {"texts": "str", "buffers": "bytes", "bytearrays": "bytearray"}
 _BRACKETS: Mapping[str, Any] = {
     "tuples": "()",
     "lists": "[]",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import marshal
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.checkpoint.encoding.dtypes import Array
-from jobrunner.workspace import number_objects
+from jobrunner.workspace import MANY, number_objects
 
 SCALARS = (float, int, bool, complex)
 SAMPLE = 128
@@ -74,23 +73,28 @@ def sort_numbers(items: list[Any], lengths: Iterable[int]) -> Array | None:
 def sort_members(value: Collection[Any]) -> list[Any]:
     """Sort the members of a set in an order that does not depend on the process."""
     kinds = set(map(type, value))
-    if kinds in ({str}, {int}) or (kinds == {tuple} and _are_comparable(value)):
+    if kinds in ({str}, {int}):
         return sorted(value)
-    return sorted(value, key=_rank)
+    rows = list(value) if kinds == {tuple} and len(value) >= MANY else []
+    return (rows and _sort_rows(rows)) or sorted(value, key=_rank)
 
 
-def _are_comparable(rows: Collection[tuple[Any, ...]]) -> bool:
-    """Whether tuples of one length have numbers or strings of one type at each position."""
+def _sort_rows(rows: list[tuple[Any, ...]]) -> list[Any] | None:
+    """Sort many tuples with numbers or strings of one type at each position; None if others."""
     widths = set(map(len, rows))
     flat = list(chain.from_iterable(rows))
+    keys: list[Array] = []
     for i in range(width := widths.pop()):
-        column = flat[i::width]
-        kinds = set(map(type, column))
-        if kinds == {float} and any(map(math.isnan, column)):
-            return False
-        if kinds not in ({str}, {int}, {float}):
-            return False
-    return not widths
+        key = pack(column := flat[i::width])
+        if key is None and set(map(type, column)) == {str}:
+            order = {text: i for i, text in enumerate(sorted(set(column)))}
+            key = np.fromiter(map(order.__getitem__, column), np.int64, len(column))
+        if key is None or np.isnan(key).any():
+            return None
+        keys.insert(0, key)
+    if widths or not keys:
+        return None
+    return list(map(rows.__getitem__, np.lexsort(keys).tolist()))
 
 
 def _rank(item: object) -> tuple[Any, ...]:

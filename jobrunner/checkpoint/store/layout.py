@@ -33,7 +33,7 @@ from jobrunner.checkpoint.encoding import (
 from jobrunner.checkpoint.store.chunk_bytes import TEXT_BYTES
 from jobrunner.checkpoint.store.compression import suit_dtype
 from jobrunner.checkpoint.store.grid import Grid, plan_grid, to_logical
-from jobrunner.checkpoint.store.manifest import MANIFEST, STORE_FORMAT
+from jobrunner.checkpoint.store.manifest import MANIFEST
 from jobrunner.checkpoint.store.stacks import LEAST_ALIKE, Alike, Rows, cut_stacks, group_alike
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.names import child_names, escape
@@ -120,8 +120,8 @@ def lay_out(blobs: Mapping[str, EncodedBlob | Alike], about: Mapping[str, Any]) 
     for array in stacks:
         layout.add_array(array)
     is_partial = isinstance(about["epoch"], str)
-    version = STORE_FORMAT if is_partial else _format(layout.arrays, alone.values())
-    layout.about = {"format": version, **about}
+    version = _format(layout.arrays, alone.values())
+    layout.about = {"format": max(version, 5 if is_partial else 1), **about}
     attributes[OWN_KEY] = layout.about
     layout.root = _root_document(attributes, layout.documents)
     return layout
@@ -129,13 +129,14 @@ def lay_out(blobs: Mapping[str, EncodedBlob | Alike], about: Mapping[str, Any]) 
 
 def _format(arrays: Sequence[PlannedArray], blobs: Iterable[EncodedBlob]) -> int:
     """Return the oldest format that has all that these arrays and blobs need."""
-    if any(blob.is_new for blob in blobs):
-        return 4
+    needed = [blob.format for blob in blobs]
     if any(it.grid.item_axis or it.data.dtype.isbuiltin == 2 for it in arrays):
-        return 4
+        needed.append(4)
     if any(it.is_stack for it in arrays):
-        return 3
-    return 2 if any(it.grid.piece_shape is not None or it.compressors for it in arrays) else 1
+        needed.append(3)
+    if any(it.grid.piece_shape is not None or it.compressors for it in arrays):
+        needed.append(2)
+    return max(needed, default=1)
 
 
 def _lay_out_blob(

@@ -28,7 +28,7 @@ from jobrunner.checkpoint.store.grid import Grid
 from jobrunner.errors import CheckpointError
 from jobrunner.positions import epoch_from_json
 
-STORE_FORMAT = 5
+STORE_FORMAT = 6
 """Newest format of stores and manifests: 5 in the middle of an epoch, 4 with arrays whose items have an axis in Zarr, columns of
 plain values, or values of types that earlier versions cannot save, 3 with stacked arrays, 2 with compressed arrays or
 arrays in pieces, else 1."""

@@ -91,6 +91,7 @@ MANY: dict[str, Callable[[], Any]] = {
     "other strings": lambda: [f"name {i} é" * (i % 3) for i in range(N)],
     "few strings": lambda: [("train", "test", "é\ud800")[i % 3] for i in range(N)],
     "bytes": lambda: [bytes([i % 256]) * (i % 5) for i in range(N)],
+    "bytes of many lengths": lambda: [b"%d\0" % i * (i % 7 * i) for i in range(N)],
     "numbers": lambda: {f"k{i}": i + 0.5 for i in range(N)},
     "nested dicts": lambda: [{"id": i, "at": [i, i + 0.5], "$": None} for i in range(N)],
     "dicts of other keys": lambda: [{i: i + 1, -i: 2} if i else {} for i in range(N)],
@@ -131,6 +132,8 @@ MANY: dict[str, Callable[[], Any]] = {
     "times": lambda: [[DAY + dt.timedelta(i), dt.time(i // 60, i % 60, fold=i % 2)] for i in range(N)],
     "zones": lambda: [(DAY + dt.timedelta(i)).replace(tzinfo=(None, dt.UTC, BERLIN)[i % 3]) for i in range(N)],
     "decimals": lambda: [Decimal(("1.50", "-0", "sNaN5", "1E+400")[i % 4]) for i in range(N)],
+    "bytearrays": lambda: [(bytearray(i % 9), bytearray()) for i in range(N)],
+    "bytearrays again": lambda: [{"a": [bytearray(b"a")]}, bytearray(b"a")] * N,
     "identifiers": lambda: [(UUID(int=i), Fraction(i, 7), PurePosixPath(f"a/{i}")) for i in range(N)],
 }  # fmt: skip
 
@@ -320,7 +323,7 @@ def test_what_else_is_among_them_is_saved_as_ever(of_any_size: None) -> None:
     arrays = [{"id": i, "w": np.arange(3) + i} for i in range(20)]
     blob = encode(arrays)
     assert [part.trail for part in blob.parts] == [(str(i), "w") for i in range(20)]
-    assert not blob.is_new
+    assert blob.format == 1
     codec = Codec(Sample, lambda it: [it.x], lambda content: Sample(content[0]), "sample")
     tree = encode_blobs("n", {"x": [Sample(1) for _ in range(20)]}, [codec])["x"].tree
     assert tree[0] == {"$": "codec", "name": "sample", "value": [1]}
@@ -372,9 +375,11 @@ def test_arrays_behind_a_number_are_not_copied() -> None:
 def test_a_few_items_are_json_as_ever() -> None:
     for value in ([(i, 0.5) for i in range(100)], {f"k{i}": i for i in range(200)}, ["x"] * 50):
         blob = encode(value)
-        assert (blob.parts, blob.is_new) == ([], False)
+        assert (blob.parts, blob.format) == ([], 1)
     assert encode([1.5] * 300).tree == {"$": "list", "at": 0}
-    assert not encode(tuple(range(300))).is_new
+    assert encode(tuple(range(300))).format == 1
+    assert encode([(i, 0.5) for i in range(300)]).format == 4
+    assert encode([bytearray(b"x") for i in range(300)]).format == 6
 
 
 # --- what others see
@@ -462,6 +467,7 @@ FORGED: dict[str, tuple[Any, list[Any]]] = {
     "nodes without fields": ({"$": "nodes", "of": {"$": "dicts", "names": ["$", "iso"], "columns": [{"$": "mixed", "kinds": 0, "values": ["date"], "columns": []}]}}, [np.zeros(2, np.uint8)]),
     "nodes of other dates": ({"$": "nodes", "of": {"$": "dicts", "names": ["$", "iso"], "columns": [{"$": "mixed", "kinds": 0, "values": ["date"], "columns": []}, {"$": "texts", "at": 1, "count": 1}]}}, [np.zeros(1, np.uint8), TEXT]),
     "bytes of huge lengths": ({"$": "buffers", "at": 0, "lengths": 1}, [TEXT, numbers(1 << 62, 1 << 62, 1 << 62, 1 << 62, 3)]),
+    "bytearrays of more": ({"$": "bytearrays", "at": 0, "lengths": 1}, [TEXT, numbers(4, 1)]),
     "bytes of negative lengths": ({"$": "buffers", "at": 0, "lengths": 1}, [TEXT, numbers(4, -1)]),
     "a field too many": ({"$": "numbers", "at": 0, "more": 1}, [ONE]),
     "a row that is not there": ({"$": "row", "of": 0, "at": 0}, []),

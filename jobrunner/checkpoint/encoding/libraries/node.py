@@ -51,7 +51,7 @@ def encode_value(encoder: Encoder, value: Any, trail: Trail, kind: LibraryType) 
     before, encoder.is_value = encoder.is_value, encoder.is_value or kind.hides_memory()
     tree = encoder.within(kind.name, value, parts, trail)
     encoder.is_value = before
-    encoder.is_new = True
+    encoder.formats.append(4)
     return {"$": "library", "of": kind.name, "value": tree}
 
 
