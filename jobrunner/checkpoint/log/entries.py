@@ -166,10 +166,10 @@ EPOCH_FIELDS = {"epoch", "epochs", "after", "only", "settled"}
 def _with_positions(value: Any) -> Any:
     """What such a field contains, with positions instead of their texts."""
     if isinstance(value, Claim):
-        return Claim(epoch_from_json(value.epoch), value.retry)
+        return Claim(_with_positions(value.epoch), value.retry)
     if isinstance(value, list):
         return [_with_positions(it) for it in value]
-    return epoch_from_json(value)
+    return epoch_from_json(value) if isinstance(value, str) else value
 
 
 class LogEntry(

@@ -55,8 +55,10 @@ _HEAD = ("format", "number", "kind", "run", "id", "time")
 def make_entry(number: int, kind: str, run: str, body: Mapping[str, Any]) -> LogEntry:
     """Make an entry to append, with a new ``id``."""
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-    epochs = {key: plain(body[key]) for key in EPOCH_FIELDS if key in body}
-    version = 2 if _has_position(body) else 1
+    has_position = _has_position(body)
+    version = 2 if has_position else 1
+    written = EPOCH_FIELDS.intersection(body) if has_position else ()
+    epochs = {key: plain(body[key]) for key in written}
     head = (version, number, kind, run, uuid.uuid4().hex, now)
     tree = {**dict(zip(_HEAD, head, strict=True)), **body, **epochs}
     return parse_entry(tree, f"New entry {number}")
