@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import errno
 import os
 import shutil
@@ -281,6 +282,11 @@ def test_a_compressed_array_that_nothing_can_have_changed_is_not_compressed_agai
     rig.manager.run.end()
 
 
+class Phase(enum.Enum):
+    COLD = 1
+    HOT = 2
+
+
 def test_a_container_that_nothing_can_have_changed_is_not_encoded_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +295,7 @@ def test_a_container_that_nothing_can_have_changed_is_not_encoded_again(
         table=[(i, i / 2) for i in range(999)],
         tree={"a": [[1, 2]] * 2, "keys": {(1, 2): "x"}},
         many=[float(i) for i in range(9_999)],
+        phases=[Phase.COLD, Phase.HOT],
     )
     rig.save(0)
     with monkeypatch.context() as patch:
