@@ -119,7 +119,7 @@ def survey(value: Any) -> Contents:
     """Walk a value."""
     contents = Contents()
     found = {id(value)}
-    depth = 0
+    levels: list[set[type]] = []  # of the parts that can change
     level = {type(value): [value]}
     while level:
         inside: dict[type, list[Any]] = {}
@@ -142,14 +142,14 @@ def survey(value: Any) -> Contents:
             if alike:
                 contents.parts += alike
                 level[kind] = alike
-        depth += bool(level)
+        levels += [set(level)] if level else []
     contents.form, row = _form_and_row(value, contents)
-    contents.row = row if depth == 1 else None
+    contents.row = row if levels == [{row}] else None
     return contents
 
 
 def _form_and_row(value: Any, contents: Contents) -> tuple[Form, type | None]:
-    """The form; the type of all items, if each is found once and all parts are items."""
+    """The form; the type of all items, given that they are all parts there are."""
     top, parts = type(value), contents.parts
     kinds = set(filterfalse(is_fixed, filterfalse(is_immutable, contents.kinds)))
     if issubclass(top, np.ndarray):
