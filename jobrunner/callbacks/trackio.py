@@ -37,7 +37,8 @@ class Trackio(Callback):
     -----
     A run that resumes continues the same run there: its id is part of the record of each epoch. One
     that begins with the init group begins another. Trackio keeps both values of an epoch that ran
-    again, Weights & Biases the first.
+    again, Weights & Biases the first. Trackio writes every half second, so values that a killed
+    process has logged since then are missing.
 
     Examples
     --------

@@ -69,7 +69,7 @@ class Stream:
         self._records: Iterator[Any] | None = None
         self._ahead: list[Any] = []
         self._opened_at = -1
-        self._everything: Iterator[Any] | None = None  # what the factory has returned last
+        self._last: Any = None  # what the factory has returned, if it was an iterator
 
     __reduce__ = reduced
 
@@ -121,14 +121,7 @@ class Stream:
             self._close()
             self._opened_at, rest = position.moves, position.rest
             arguments = (position.number,) if self._takes_number else ()
-            everything = _iterate(self.setup.source(*arguments))
-            if everything is self._everything:
-                raise DefinitionError(
-                    f"from_iterable: factory must return an iterable that begins anew; for pass "
-                    f"{position.number} it has returned the iterator of the last time, "
-                    f"{everything!r:.200}. Make it in the function."
-                )
-            self._everything = everything
+            everything = self._iterate(self.setup.source(*arguments))
             if len(rest) == 1:
                 stop = None if is_open(rest[0]) else rest[0].stop
                 self._records = islice(everything, rest[0].start, stop, rest[0].step)
@@ -136,6 +129,19 @@ class Stream:
                 self._numbers = _merged(rest)
                 self._records = _selected(everything, _merged(rest))
         return self._records
+
+    def _iterate(self, found: Any) -> Iterator[Any]:
+        is_iterable = hasattr(found, "__iter__") or hasattr(found, "__getitem__")
+        if not is_iterable or found is self._last:
+            why = "was returned before" if is_iterable else "is none"
+            raise DefinitionError(
+                f"from_iterable: factory must return an iterable that begins anew; for pass "
+                f"{self.position.number} it has returned {found!r:.200}, which {why}. Make it in the "
+                f"function."
+            )
+        everything: Iterator[Any] = iter(found)
+        self._last = found if found is everything else None
+        return everything
 
     def _skip(self, count: int) -> None:
         """Count records as read."""
@@ -145,15 +151,6 @@ class Stream:
         elif count:
             last = deque(islice(self._numbers, count), maxlen=1)[0]
             position.rest = _after(position.rest, last)
-
-
-def _iterate(found: Any) -> Iterator[Any]:
-    try:
-        return iter(found)
-    except TypeError:
-        raise DefinitionError(
-            f"from_iterable: factory must return an iterable; it has returned {found!r:.200}."
-        ) from None
 
 
 def _after(ranges: Ranges, last: int) -> Ranges:

@@ -75,9 +75,7 @@ def test_a_factory_that_returns_the_same_iterator_again_or_none_is_refused() -> 
         DefinitionError, match="must return an iterable that begins anew; for pass 1"
     ):
         list(reader)
-    with pytest.raises(
-        DefinitionError, match="factory must return an iterable; it has returned None"
-    ):
+    with pytest.raises(DefinitionError, match="for pass 0 it has returned None, which is none"):
         from_iterable(lambda: None).read()
 
 
