@@ -116,7 +116,7 @@ Progression = Annotated[tuple[Value, ...], Meta(min_length=5, max_length=6)]
 """See `EpochMap`."""
 
 
-class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """A whole `State` as JSON."""
 
     run: Holder | None
@@ -128,6 +128,18 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     done: Natural | None
     pins: list[list[int | str]] = []  # states written before there were pins have none
 
+    @cached_property
+    def maps(self) -> tuple[EpochMap, EpochMap, EpochMap]:
+        """`recorded`, `retries` and `claims`; raises ValueError."""
+
+        def read(name: str) -> EpochMap:
+            try:
+                return EpochMap(getattr(self, name))
+            except ValueError as error:
+                raise ValueError(f"`{name}`: {error}") from None
+
+        return read("recorded"), read("retries"), read("claims")
+
     def check(self, number: int) -> None:
         """Raise ValueError if entry `number` cannot contain it.
 
@@ -136,20 +148,15 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _check_count("claims", len(self.claims), number + MOST_REBUILT)
         _check_count("chores", len(self.chores), number + MOST_REBUILT)
         _check_count("pins", sum(map(len, self.pins)), 2 * number)
-        maps = []
-        for name in ("recorded", "retries", "claims"):
-            try:
-                maps.append(EpochMap(getattr(self, name)))
-            except ValueError as error:
-                raise ValueError(f"`{name}`: {error}") from None
+        recorded, retries, _ = self.maps
         total = sum(row[2] for row in self.recorded)
         for _, _, count, value, value_step, *_ in self.recorded:
-            ends = (value, value + (count - 1) * value_step)
-            if min(ends) < 0 or max(ends) > number or total > number + MOST_REBUILT:
+            last = value + (count - 1) * value_step
+            if not (0 <= value <= number >= last >= 0) or total > number + MOST_REBUILT:
                 raise ValueError(
                     f"`recorded`: {total} epochs cannot be recorded by the entries before {number}"
                 )
-        if not maps[0].has_keys_of(maps[1]):
+        if not recorded.has_keys_of(retries):
             raise ValueError("`recorded` and `retries` are of different epochs")
         for row in self.pins:
             is_epoch = bool(row) and (type(row[0]) is int or is_position(row[0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from typing import overload
 
 from jobrunner.positions import Position
@@ -23,13 +23,15 @@ class EpochMap(MutableMapping[int, int]):
     def __init__(self, runs: Iterable[Sequence[int]] = ()) -> None:
         self._runs: list[Run] = [*map(tuple, runs)]  # by step, then by epoch
         self._length = 0
+        before: tuple[Run, int] = ((), -1)
         for run in self._runs:
-            if run[0] < 0 or min(run[1], run[2], *run[5:]) < 1:
+            step, count = run[5:], run[2]
+            if run[0] < 0 or run[1] < 1 or count < 1 or step == (0,):
                 raise ValueError(f"the progression {[*run]} has no keys, or keys below 0")
-            self._length += run[2]
-        for run, after in pairwise(self._runs):
-            if run[5:] > after[5:] or (run[5:] == after[5:] and _last(run) >= after[0]):
-                raise ValueError(f"the progressions {[*run]} and {[*after]} overlap")
+            if (step, run[0]) <= before:
+                raise ValueError(f"the progression {[*run]} and the one before overlap")
+            before = step, _last(run)
+            self._length += count
         self._newest: int | None = None  # the last key, once it was looked for
 
     def copy(self) -> EpochMap:
@@ -55,20 +57,21 @@ class EpochMap(MutableMapping[int, int]):
 
     def has_keys_of(self, other: EpochMap, *, with_values: bool = False) -> bool:
         """Whether both have the same keys, in whatever progressions."""
-        if self._length != other._length:
-            return False
+        if self._runs == other._runs or self._length != other._length:
+            return self._length == other._length
         ours, theirs = self._runs[::-1], other._runs[::-1]
         while ours:
             one, two = ours.pop(), theirs.pop()
             count = min(one[2], two[2])
-            compared = [0, 1, 3, 4] if with_values else [0, 1]
-            if count == 1:  # its steps mean nothing
-                compared = compared[::2]
-            if one[5:] != two[5:] or any(one[at] != two[at] for at in compared):
+            part = 1 if count == 1 else 2  # the steps of a single key mean nothing
+            if one[:part] != two[:part] or one[5:] != two[5:]:
                 return False
-            for run, left in ((one, ours), (two, theirs)):
-                if run[2] > count:
-                    left.append(_cut(run, count, run[2]))
+            if with_values and one[3 : 3 + part] != two[3 : 3 + part]:
+                return False
+            if one[2] > count:
+                ours.append(_cut(one, count, one[2]))
+            if two[2] > count:
+                theirs.append(_cut(two, count, two[2]))
         return True
 
     def keys_in_order(self) -> Sequence[int]:

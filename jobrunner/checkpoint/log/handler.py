@@ -15,6 +15,7 @@ from jobrunner.checkpoint.encoding import parse
 from jobrunner.checkpoint.log.entries import (
     Entry,
     LogEntry,
+    RepairEntry,
     frame,
     split_file,
     too_large,
@@ -32,6 +33,7 @@ LOG_DIRECTORY = "_log"
 ENTRY_NAME = re.compile(r"([0-9]{10}|[1-9][0-9]{10,})\.json")
 TEMPORARY_NAME = re.compile(r"\.([0-9]{10}|[1-9][0-9]{10,})\.[0-9a-f]+\.tmp")
 _MOST_LOST = 10_000
+_MOST_UNPROVEN = 1000  # epochs recorded by an entry that also records others
 
 
 class FileMetadataHandler:
@@ -256,7 +258,28 @@ def read_state(handler: MetadataHandler) -> State:
             # A full state only repeats what other entries say: an earlier one will do.
             logger.warning("Reading the log from an earlier full state: %s", error)
     read_on(handler, state, last)
+    _check_shared(handler, state)
     return state
+
+
+def _check_shared(handler: MetadataHandler, state: State) -> None:
+    """Raise CheckpointCorruptError if the log records very many epochs by entries that do not."""
+    if len(state.recorded) <= state.number + _MOST_UNPROVEN:
+        return
+    by_number: dict[int, list[int]] = {}
+    for epoch in state.recorded:
+        by_number.setdefault(state.commit_number(epoch), []).append(epoch)
+    for number, epochs in by_number.items():
+        if len(epochs) > 1:
+            entry = read_entry(handler, number)
+            found = entry.by_epoch if isinstance(entry, RepairEntry) else ()
+            if wrong := [epoch for epoch in epochs if epoch not in found]:
+                raise CheckpointCorruptError(
+                    f"`recorded` of the last full state or repair of the log is wrong: it says "
+                    f"that entry {number}, a {entry.kind}, records epochs {wrong[0]} to "
+                    f"{wrong[-1]}. Run `jobrunner fsck DIR --repair` to continue from what can be "
+                    f"proven."
+                )
 
 
 def read_on(

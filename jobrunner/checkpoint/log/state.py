@@ -322,12 +322,13 @@ class State:
     def from_json(cls, body: Summary) -> State:
         """The state of a ``state`` entry, without its number."""
         pins = {epoch_from_json(epoch): tuple(map(str, labels)) for epoch, *labels in body.pins}
+        recorded, retries, claims = (it.copy() for it in body.maps)
         return cls(
             run=body.run,
             is_ended=body.is_ended,
-            recorded=EpochMap(body.recorded),
-            retries=EpochMap(body.retries),
-            claims=EpochMap(body.claims),
+            recorded=recorded,
+            retries=retries,
+            claims=claims,
             chores={Claim(epoch_from_json(row[0]), row[1]): Chore(*row[2:]) for row in body.chores},
             done=body.done,
             pins=pins,
