@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import math
 import os
@@ -303,17 +304,33 @@ class Sweeper:
                 run_all(removals, self._files.removals, 0)
         except OSError as error:
             logger.warning(
-                "%s: stores of epoch %s could not be %s; the next run tries again: %s",
+                "%s: stores of epoch %s could not be %s; the next run tries again: %s%s",
                 self._path,
                 claim.epoch,
                 "deleted" if action == "delete" else "hidden",
                 error,
+                self._explain_rights(stores),
             )
         else:
             if is_final:
                 with self._changed:
                     (self._removed if action == "delete" else self._settled).append(claim)
         return True
+
+    def _explain_rights(self, stores: Sequence[str]) -> str:
+        """Whose the stores are that this process may not change; empty if there are none."""
+        found = []
+        with contextlib.suppress(OSError):
+            for root in (os.path.join(self._path, store) for store in stores):
+                rights = self._files.rights(root)
+                if rights is not None and not rights.may_write:
+                    found.append(f"{root} ({rights.text})")
+        if not found:
+            return ""
+        return (
+            f". This process may not write to {' and '.join(found)}. Let the owner delete them, or "
+            f"give you the right; jobrunner.checkpoint.mode does so for new files."
+        )
 
     def _settle_removed(self, removed: Sequence[Claim]) -> None:
         with self._changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -112,3 +113,42 @@ def test_a_run_that_may_not_write_names_owner_and_rights(of_another_user: Path) 
     assert manager.epochs() == [0, 1]
     with pytest.raises(CheckpointWriteError, match=r"owner \w+, group \w+, rights dr.x"):
         manager.run.start(["a"], {})
+
+
+@pytest.fixture
+def with_a_store_of_another_user() -> Iterator[Path]:
+    """A directory that this process may write, with a store that it may not, which is to be deleted."""
+    shared = Path(tempfile.mkdtemp())
+    is_root = os.geteuid() == 0
+    path = shared / "runs"
+    try:
+        write(path)
+        manager = MultiNodeCheckpointManager(path)
+        manager.run.start(["a", "b"], {})
+        manager.commits.begin(2)
+        manager.run.end()
+        (path / "a.2").mkdir()
+        (path / "a.2" / "zarr.json").write_bytes(b"{}")
+        for at in (shared, path, *path.rglob("*")):
+            at.chmod(0o777 if at.is_dir() else 0o666)
+        (path / "a.2").chmod(0o555)
+        if is_root:
+            os.seteuid(54321)
+        yield path
+    finally:
+        if is_root:
+            os.seteuid(0)
+        (path / "a.2").chmod(0o755)
+        shutil.rmtree(shared)
+
+
+def test_a_store_that_a_run_may_not_delete_is_named_with_owner_and_rights(
+    with_a_store_of_another_user: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = MultiNodeCheckpointManager(with_a_store_of_another_user)
+    manager.run.start(["a", "b"], {})
+    manager.run.end()
+    told = [it.getMessage() for it in caplog.records if "could not be deleted" in it.getMessage()]
+    assert len(told) == 1
+    assert re.search(r"may not write to /.*/a\.2 \(owner \w+, group \w+, rights dr-x", told[0])
+    assert manager.epochs() == [0, 1]

@@ -109,6 +109,29 @@ def test_an_endpoint_with_a_password_is_not_shown_by_errors(
     assert CANARY not in caplog.text
 
 
+def test_pickles_of_sessions_managers_and_handlers_have_no_credentials(
+    environment: None, inproc_session: Session
+) -> None:
+    """Managers and sessions belong to their process; the error for trying must not tell either."""
+    from obstore.store import from_url
+
+    def once(root: str) -> Any:
+        return from_url(root, retry_config={"max_retries": 0, "retry_timeout": dt.timedelta(0)})
+
+    files = ObjectFiles("s3://bucket/runs", once)
+    manager = MultiNodeCheckpointManager("s3://bucket/runs", files=files)
+    with pytest.raises(CheckpointError):
+        manager.epochs()  # opens the store
+    whole, refused = [], []
+    for thing in (files, manager.recorded.handler, manager, manager.loader, inproc_session):
+        try:
+            whole.append(cloudpickle.dumps(thing))
+        except TypeError as error:
+            refused.append(told_by(error))
+    assert len(whole) >= 2
+    assert not [it for it in (*whole, *refused) if CANARY in str(it)]
+
+
 def test_a_run_writes_and_prints_no_credentials_of_its_environment(
     environment: None,
     inproc_session: Session,
