@@ -434,3 +434,23 @@ def test_prometheus_can_scrape_a_run(inproc_session, manager):
 def test_a_port_that_cannot_be_is_refused(port):
     with pytest.raises(DefinitionError, match="Prometheus: port must be a port"):
         jobrunner.callbacks.Prometheus(port=port)
+
+
+def test_opentelemetry_shows_loads_losses_warnings_and_recoveries(spans):
+    provider, take = spans
+    callback = jobrunner.callbacks.OpenTelemetry(provider)
+    callback.on_setup(JobRunner(build()))
+    callback.on_load(2, 1, 0.5)
+    callback.on_loss(ValueError("lost"))
+    callback.on_warning("slow")
+    callback.on_recovery(3, 0, 0.5)
+    callback.on_error(ValueError("over"))
+    *added, run = take()
+    at = [
+        (it.name, *(it.attributes[f"jobrunner.{key}"] for key in ("epoch", "step"))) for it in added
+    ]
+    assert at == [("jobrunner.load", 2, 1), ("jobrunner.recovery", 3, 0)]
+    told = [
+        it.attributes.get("exception.message", it.attributes.get("message")) for it in run.events
+    ]
+    assert told == ["lost", "slow", "over"]
