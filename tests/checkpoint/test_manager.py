@@ -468,7 +468,9 @@ def test_a_directory_that_cannot_be_created_is_a_write_error(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     manager = MultiNodeCheckpointManager(tmp_path / "file" / "runs")
     assert manager.epochs() == []
-    with pytest.raises(CheckpointWriteError, match="could not be locked.*Not a directory"):
+    with pytest.raises(
+        CheckpointWriteError, match="cannot be a checkpoint directory: it is a file, or in a file"
+    ):
         manager.run.start(NODES, {})
 
 
