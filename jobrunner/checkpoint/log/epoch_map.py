@@ -12,6 +12,8 @@ from jobrunner.positions import Position
 Run = tuple[int, ...]
 """A progression: first key, key step, count, first value, value step; the step of positions."""
 
+_MOST = 10**18  # positions are written with at most 18 digits
+
 
 class EpochMap(MutableMapping[int, int]):
     """Epoch -> number, stored as arithmetic progressions.
@@ -28,6 +30,8 @@ class EpochMap(MutableMapping[int, int]):
             step, count = run[5:], run[2]
             if run[0] < 0 or run[1] < 1 or count < 1 or step == (0,):
                 raise ValueError(f"the progression {[*run]} has no keys, or keys below 0")
+            if _last(run) >= _MOST or step >= (_MOST,):
+                raise ValueError(f"the progression {[*run]} has keys of more than 18 digits")
             if (step, run[0]) <= before:
                 raise ValueError(f"the progression {[*run]} and the one before overlap")
             before = step, _last(run)

@@ -106,6 +106,11 @@ def summary(**fields: Any) -> dict[str, Any]:
         ({"recorded": [[0, 1, 2, 2, 2]], "retries": [[0, 1, 1, 0, 0]]}, "different epochs"),
         ({"recorded": [[0, 1, 2, 2, 2]], "retries": [[0, 2, 2, 0, 0]]}, "different epochs"),
         ({"claims": [[10**30, 1, 1, 0, 0]]}, r"\$\.state\.claims\[0\]\[0\]"),
+        ({"claims": [[10**18, 1, 1, 0, 0]]}, "`claims`: .* 18 digits"),
+        ({"claims": [[0, 10**17, 11, 0, 0]]}, "`claims`: .* 18 digits"),
+        ({"claims": [[0, 1, 1, 0, 0, 10**18]]}, "`claims`: .* 18 digits"),
+        ({"claims": [[0, 1, 1, 2**63, 0]]}, r"\$\.state\.claims\[0\]\[3\]"),
+        ({"chores": [[10**18, 0, "hide", 0]]}, r"\$\.state\.chores\[0\]\[0\]"),
         ({"pins": [[]]}, "an epoch and its labels"),
         ({"pins": [[0, *"abcdefghij"]]}, "`pins` has 11 items; the entries so far allow 10"),
         ({"claims": [[n, 1, 1, 0, 0] for n in range(100_006)]}, "`claims` has 100006 items"),
@@ -142,6 +147,9 @@ def test_a_log_of_very_many_steps_is_read_soon(path: Path, edit: Edit) -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "told"),
     [
+        ("begin", {"epoch": 10**18, "retry": 0}, r".*\$\.epoch"),
+        ("begin", {"epoch": 0, "retry": 2**63}, r".*\$\.retry"),
+        ("pin", {"epoch": f"{10**18}.s1", "label": "x"}, r".*\$\.epoch"),
         ("retire", {"epochs": [f"{n}.s1" for n in range(100_006)]}, "`epochs` has 100006 items"),
         ("end", {"settled": [[n, 0] for n in range(100_006)]}, "`settled` has 100006 items"),
         ("repair", {"state": summary(), "commits": [], "lost": [0] * 6}, "`lost` has 6 items"),
