@@ -43,7 +43,8 @@ class Indexed:
         position = self.position
         with self._lock:
             start = position.at
-            if self._order is None and start + self._span <= position.until:  # most often
+            # As in `_next`: a call less is an eighth of the time of a record in memory.
+            if self._order is None and start + self._span <= position.until:
                 position.at = stop = start + self._size
                 index: Index = start if self._batch is None else slice(start, stop)
             else:
@@ -60,8 +61,10 @@ class Indexed:
         """The numbers of the next record or batch, which count as read from now on."""
         position, order = self.position, self._order
         start = position.at
-        if order is not None and start + self._span <= position.until:
+        if start + self._span <= position.until:
             position.at = start + self._size
+            if order is None:
+                return start if self._batch is None else slice(start, position.at)
             numbers = order.at(position.number, start, position.at)
             return int(numbers[0]) if self._batch is None else numbers
         rest = position.rest

@@ -99,7 +99,7 @@ class Position:
 
     @rest.setter
     def rest(self, ranges: Ranges) -> None:
-        if sum(map(len, ranges)) < self._least:
+        if self._least > 1 and sum(map(len, ranges)) < self._least:
             ranges = ()
         first, *behind = ranges or (range(0),)
         self.at, self.until, self.step = first.start, first.stop, first.step
