@@ -22,6 +22,7 @@ from jobrunner import (
     SaveEvery,
 )
 from jobrunner.checkpoint import epochs_until
+from jobrunner.checkpoint.policies.saving import Pace
 
 
 def due(policy: Any, epochs: int, steps_per_epoch: int = 1) -> list[tuple[int, int]]:
@@ -31,6 +32,14 @@ def due(policy: Any, epochs: int, steps_per_epoch: int = 1) -> list[tuple[int, i
         for step in range(1, steps_per_epoch + 1)
         if policy.is_due(Moment(epoch, step, steps_per_epoch, seconds_since_save=0))
     ]
+
+
+def test_a_moment_says_how_long_ago_the_last_save_began() -> None:
+    pace = Pace(100.0)
+    pace.start(101.0, 0)
+    pace.begin_save(105.0)
+    moment = pace.look(112.0, 0.0, (1, 1, 1), is_saving=False, has_ended=False)
+    assert moment.seconds_since_save == 7.0
 
 
 def test_epochs_count_by_their_number_so_that_a_resume_changes_nothing() -> None:

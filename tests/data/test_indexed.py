@@ -172,6 +172,28 @@ def test_a_limit_ends_the_loop_and_not_the_pass() -> None:
     assert list(reader.limited(seconds=1e6)) == [5, 6]
 
 
+class Flaky(list):
+    """A list whose first item cannot be read at once."""
+
+    has_failed = False
+
+    def __getitem__(self, index):
+        if not self.has_failed:
+            self.has_failed = True
+            raise OSError("busy")
+        return super().__getitem__(index)
+
+
+def test_a_read_that_fails_does_not_count_for_a_limit() -> None:
+    limited = from_records(Flaky(range(4))).limited(batches=2)
+    with pytest.raises(OSError, match="busy"):
+        limited.read()
+    limited.read()
+    limited.read()
+    with pytest.raises(EndOfData, match="has read 2 batches"):
+        limited.read()
+
+
 FORGED = {
     "length": (99, "field 'length': expected 10, found 99. The data has another number of records"),
     "order": ("as stored", "field 'order': expected 'shuffled, seed 1', found 'as stored'"),
