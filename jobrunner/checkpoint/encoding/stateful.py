@@ -130,8 +130,11 @@ class _Merge:
                 f"found {found}. Make the object in a task of the job's init group, or read the state "
                 f"without the job: manager.open(epoch)[node][blob]."
             )
+        # Our readers check their states, whatever an earlier version called their classes.
+        are_readers = all(it.startswith("jobrunner.data.") for it in (saved.cls, name_class(made)))
         # A script's module has another name if another program imports it.
-        if saved.cls and not saved.cls.endswith(f".{type(made).__qualname__}"):
+        is_same = are_readers or saved.cls.endswith(f".{type(made).__qualname__}")
+        if saved.cls and not is_same:
             raise PlanMismatchError(
                 f"{where}: expected an object of class {saved.cls}, whose state was saved, found a "
                 f"{name_class(made)}. Make the same class in the init task, or start afresh "
