@@ -33,6 +33,7 @@ LOG_DIRECTORY = "_log"
 ENTRY_NAME = re.compile(r"([0-9]{10}|[1-9][0-9]{10,})\.json")
 TEMPORARY_NAME = re.compile(r"\.([0-9]{10}|[1-9][0-9]{10,})\.[0-9a-f]+\.tmp")
 _MOST_LOST = 10_000
+_MOST_KEPT_BYTES = 16 << 20
 _MOST_UNPROVEN = 1000  # epochs recorded by an entry that also records others
 
 
@@ -143,8 +144,10 @@ class FileMetadataHandler:
         if data and data == content and entry["number"] == number:
             return entry
         try:
-            self._decoded = (data, decode_entry(data, number, path))
-            return self._decoded[1]
+            entry = decode_entry(data, number, path)
+            if len(data) < _MOST_KEPT_BYTES:
+                self._decoded = (data, entry)
+            return entry
         except CheckpointCorruptError:
             mended = mend_bit(data, math.isqrt(self._tries))
             if mended is None:
