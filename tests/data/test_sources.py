@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -322,3 +323,11 @@ def test_lengths_save_counting() -> None:
     assert not computed
     assert list(reader) == [0, 1, 2, 3]
     assert len(computed) == 2
+
+
+def test_a_package_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DefinitionError, match=r"needs pyarrow.*dask-jobrunner\[arrow\]"):
+        from_parquet(tmp_path / "absent")
