@@ -130,7 +130,6 @@ def transient_blobs_are_not_made_again(broken):
 QUICK = [
     input_arrays_can_be_written,
     ties_come_apart,
-    a_reader_does_not_wait_for_the_writer,
     a_load_takes_the_epoch_before,
 ]
 MUTANTS = [
@@ -143,6 +142,8 @@ MUTANTS = [
     what_has_another_name_is_loaded_under_it,
     transient_blobs_are_not_made_again,
     pickling_swaps_bytes,
+    # Their tasks race with each other in this process, and have once kept it busy for ever.
+    a_reader_does_not_wait_for_the_writer,
     a_writer_does_not_wait_for_readers,
 ]
 

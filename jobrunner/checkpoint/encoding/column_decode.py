@@ -163,6 +163,9 @@ def _to_mixed(decoder: Decoder, kinds: Count, values: list[Tree], columns: list[
     return items.tolist()  # type: ignore[no-any-return]  # one axis
 
 
+_LONG_TEXT = 64
+
+
 def _to_nodes(decoder: Decoder, of: Tree) -> list[Any]:
     match of:
         case {"$": "dicts", "names": ["$", *names], "columns": [{"values": [str(kind)]}, *_]}:
@@ -182,6 +185,10 @@ def _to_alike(
     if {len(kinds)} != set(map(len, fields)) or set(kinds) != {kind}:
         raise ValueError("columns of nodes do not fit each other")
     fields = [msgspec.convert(it, list[cls]) for it, cls in zip(fields, types, strict=True)]  # type: ignore[valid-type]
+    for texts in (it for it, cls in zip(fields, types, strict=True) if cls is str):
+        once = {id(text): text for text in texts}.values()
+        if sum(map(len, texts)) > sum(map(len, once)) + _LONG_TEXT * len(texts):
+            raise ValueError("columns of nodes repeat a long text")  # each one would be read again
     if (brief := getattr(method, "brief", None)) and not any(map(any, fields[1:])):
         return list(map(brief, fields[0]))
     for i in [i for i, cls in enumerate(types) if cls is Tree]:

@@ -462,6 +462,7 @@ FORGED: dict[str, tuple[Any, list[Any]]] = {
     "a column that is none": ({"$": "lists", "columns": [5]}, []),
     "a column of a dict": ({"$": "lists", "columns": [{"a": 1}]}, []),
     "nodes that are none": ({"$": "nodes", "of": {"$": "dicts", "names": ["$"], "columns": [{"$": "texts", "at": 0, "lengths": 1}]}}, [np.frombuffer(b"same", np.uint8), numbers(4)]),
+    "nodes of a long text": ({"$": "nodes", "of": {"$": "dicts", "names": ["$", "text"], "columns": [{"$": "mixed", "kinds": 0, "values": ["decimal"], "columns": []}, {"$": "mixed", "kinds": 1, "values": ["1" * 999], "columns": []}]}}, [np.zeros(2, np.uint8), np.zeros(2, np.uint8)]),
     "nodes of other lengths": ({"$": "nodes", "of": {"$": "dicts", "names": ["$", "iso"], "columns": [{"$": "mixed", "kinds": 0, "values": ["date"], "columns": []}, {"$": "texts", "at": 1, "count": 1}]}}, [np.zeros(2, np.uint8), TEXT]),
     "nodes of numbers": ({"$": "nodes", "of": {"$": "dicts", "names": ["$", "iso"], "columns": [{"$": "mixed", "kinds": 0, "values": ["date"], "columns": []}, {"$": "numbers", "at": 1}]}}, [np.zeros(2, np.uint8), TWO]),
     "nodes without fields": ({"$": "nodes", "of": {"$": "dicts", "names": ["$", "iso"], "columns": [{"$": "mixed", "kinds": 0, "values": ["date"], "columns": []}]}}, [np.zeros(2, np.uint8)]),
