@@ -185,7 +185,7 @@ def test_names_that_results_and_logs_use_themselves_are_refused(name, inproc_ses
         current_task().report(**{"loss": 1, name: 3})
 
     with pytest.raises(TaskFailedError, match=f"Task a/task0 reports a metric as '{name}'"):
-        metrics_of(inproc_session, report)
+        metrics_of(inproc_session, report, nodes="a")
 
 
 def test_a_name_that_is_reported_in_two_ways_is_refused(inproc_session):
