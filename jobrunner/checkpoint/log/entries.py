@@ -16,7 +16,6 @@ from msgspec import UNSET, Meta, UnsetType, structs
 
 from jobrunner.checkpoint.encoding import EpochKey, described
 from jobrunner.checkpoint.log.epoch_map import EpochMap
-from jobrunner.checkpoint.storage import DOCUMENT_BYTES
 from jobrunner.positions import epoch_from_json, is_position
 
 _MOST = 1 << 62  # no number of an honest log comes near it
@@ -360,7 +359,8 @@ def given_up_by(entry: RetireEntry | RewindEntry, epochs: Collection[int]) -> li
 
 
 _HEAD_BYTES = len('{"sha256":"","entry":') + 64
-MOST_VALUES = 2_500_000  # of which a text counts as three
+MOST_BYTES = 16 << 20
+MOST_VALUES = 1_000_000  # of which a text counts as three
 
 
 def split_file(data: bytes) -> tuple[bytes, bytes]:
@@ -376,7 +376,7 @@ def frame(text: bytes, digest: str) -> bytes:
 
 def too_large(text: bytes) -> str:
     """Why no entry has this text, found before anything is made of it; empty if one may."""
-    if len(text) + _HEAD_BYTES + 2 > DOCUMENT_BYTES:
-        return f"it has more than {DOCUMENT_BYTES:,} bytes"
+    if len(text) + _HEAD_BYTES + 2 > MOST_BYTES:
+        return f"it has more than {MOST_BYTES:,} bytes"
     count = sum(map(text.count, (b",", b"[", b"{", b'"')))
     return f"it has more than {MOST_VALUES:,} values" if count > MOST_VALUES else ""

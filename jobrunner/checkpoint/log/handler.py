@@ -13,6 +13,7 @@ from typing import Any
 
 from jobrunner.checkpoint.encoding import parse
 from jobrunner.checkpoint.log.entries import (
+    MOST_BYTES,
     Entry,
     LogEntry,
     RepairEntry,
@@ -33,7 +34,6 @@ LOG_DIRECTORY = "_log"
 ENTRY_NAME = re.compile(r"([0-9]{10}|[1-9][0-9]{10,})\.json")
 TEMPORARY_NAME = re.compile(r"\.([0-9]{10}|[1-9][0-9]{10,})\.[0-9a-f]+\.tmp")
 _MOST_LOST = 10_000
-_MOST_KEPT_BYTES = 16 << 20
 _MOST_UNPROVEN = 1000  # epochs recorded by an entry that also records others
 
 
@@ -116,7 +116,7 @@ class FileMetadataHandler:
 
     def _read_if_there(self, path: str) -> bytes | CheckpointCorruptError | None:
         try:
-            return self._files.read_if_there(path)
+            return self._files.read_if_there(path, MOST_BYTES)
         except CheckpointCorruptError as error:
             return error
         except IsADirectoryError:
@@ -144,10 +144,8 @@ class FileMetadataHandler:
         if data and data == content and entry["number"] == number:
             return entry
         try:
-            entry = decode_entry(data, number, path)
-            if len(data) < _MOST_KEPT_BYTES:
-                self._decoded = (data, entry)
-            return entry
+            self._decoded = (data, decode_entry(data, number, path))
+            return self._decoded[1]
         except CheckpointCorruptError:
             mended = mend_bit(data, math.isqrt(self._tries))
             if mended is None:
