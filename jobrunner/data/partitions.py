@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jobrunner.data.blocks import Blocks
 from jobrunner.data.indexed import Indexed
 from jobrunner.data.reader import DataReader, reader_of
-from jobrunner.define import TEXT, Rule, checked
+from jobrunner.define import Rule, checked, one_of
 from jobrunner.errors import DefinitionError
 
 
@@ -18,7 +18,10 @@ def _are_lengths(it: object) -> bool:
     )
 
 
-@checked(lengths=Rule("a list of ints >= 0", _are_lengths), scheduler=TEXT)
+_LOCAL = one_of("threads", "synchronous", "processes")
+
+
+@checked(lengths=Rule("a list of ints >= 0", _are_lengths), scheduler=_LOCAL)
 def from_dask(
     collection: Any, *, lengths: Sequence[int] | None = None, scheduler: str = "threads"
 ) -> DataReader:
@@ -52,11 +55,11 @@ def from_dask(
     elif hasattr(collection, "partitions"):
         kind, counts = "partitions", lengths or ()
         if lengths is None:
-            counts = list(collection.map_partitions(len).compute(scheduler=scheduler))
+            counts = list(_compute(collection.map_partitions(len), scheduler))
     elif hasattr(collection, "to_delayed") and hasattr(collection, "npartitions"):
         kind, counts = "bag", lengths or ()
         if lengths is None:
-            counts = list(collection.map_partitions(_count).compute(scheduler=scheduler))
+            counts = list(_compute(collection.map_partitions(_count), scheduler))
     else:
         raise _refusal(collection)
     expected = len(counts) if kind == "blocks" else collection.npartitions
@@ -87,6 +90,13 @@ def _refusal(collection: object) -> DefinitionError:
     )
 
 
+def _compute(collection: Any, scheduler: str) -> Any:
+    from dask.base import named_schedulers
+
+    # By its function: of a name, older versions of Dask warn while there is a client.
+    return collection.compute(scheduler=named_schedulers[scheduler])
+
+
 def _count(partition: Iterable[Any]) -> list[int]:
     return [sum(1 for _ in partition)]
 
@@ -100,9 +110,8 @@ class _Parts(NamedTuple):
 
     def __call__(self, number: int) -> Any:
         if self.kind == "bag":
-            part = self.collection.to_delayed()[number]
-            return list(part.compute(scheduler=self.scheduler))
-        return getattr(self.collection, self.kind)[number].compute(scheduler=self.scheduler)
+            return list(_compute(self.collection.to_delayed()[number], self.scheduler))
+        return _compute(getattr(self.collection, self.kind)[number], self.scheduler)
 
     def where(self, number: int) -> str:
         return f"partition {number} of {type(self.collection).__name__}"

@@ -113,11 +113,14 @@ def measure(client):
 def left(process_cluster):
     """A function that waits until the cluster is as before, or fails with what is left."""
     with Client(process_cluster, set_as_default=False) as client:
+        clients = measure(client)["scheduler"]["clients"]
         # What Dask starts once per process stays.
         with Session.connect(process_cluster.scheduler_address) as session:
             JobRunner(build()).run(session)
-        # The scheduler hears a moment later that a client is gone; one is its own.
-        await_true(lambda: measure(client)["scheduler"]["clients"] == 2, "the end of others")
+        # The scheduler hears a moment later that a client is gone.
+        await_true(
+            lambda: measure(client)["scheduler"]["clients"] == clients, "the end of the session"
+        )
         before = measure(client)
         workers = [found for address, found in before.items() if address != "scheduler"]
         assert before["scheduler"]["tasks"] == []
