@@ -233,9 +233,11 @@ def test_of_two_runs_that_are_alive_the_second_is_refused(rig: Rig) -> None:
     rival = rig.again(patience=Patience(0.1, wait=lambda _: None))
     with pytest.raises(CommitConflictError, match="alive"):
         rival.run.start(["a:0"], {})
-    rig.again(take_over=True).run.start(["a:0"], {})
+    taker = rig.again(take_over=True)
+    taker.run.start(["a:0"], {})
     with pytest.raises(CommitConflictError, match="taken over s3://bucket/runs/k"):
         rig.save(0)
+    taker.run.end()
 
 
 def test_a_lost_reply_is_resolved_by_reading_back(tmp_path: Path) -> None:
