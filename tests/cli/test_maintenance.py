@@ -166,6 +166,16 @@ def test_fsck_shows_a_store_as_aside_though_its_root_document_is_missing(runs: P
     assert recorded(runs) == [0, 1, 2, 3]
 
 
+def test_fsck_advises_nothing_for_an_epoch_that_was_recorded_again(runs: Path) -> None:
+    again = begin(runs)
+    again.run.set_aside(3, "it is damaged.")
+    save(again, 3)
+    again.run.end()
+    found = {finding["path"]: finding for finding in ask("fsck", runs)["objects"]}
+    assert found["a.3"]["status"] == "aside"
+    assert found["a.3"]["explanation"].endswith("recorded again since: nothing needs to be done.")
+
+
 @pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "damaged"])
 def test_fsck_of_a_damaged_log_explains_each_entry_and_store(runs: Path, is_missing: bool) -> None:
     entry = runs / "_log" / "0000000002.json"

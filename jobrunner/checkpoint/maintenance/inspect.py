@@ -269,7 +269,10 @@ def _explain_store(
     elif isinstance(ended, RewindEntry) or directory.files.is_taken(
         os.path.join(directory.path, name, RETIRED_DOCUMENT)
     ):
-        way = f"To record it again, run `jobrunner restore {directory.path} {claim.epoch}`."
+        if claim.epoch in history.state.recorded:
+            way = f"Epoch {claim.epoch} was recorded again since: nothing needs to be done."
+        else:
+            way = f"To record it again, run `jobrunner restore {directory.path} {claim.epoch}`."
         yield Finding(name, "aside", f"{_explain_end(ended)} {way}")
     else:
         why = f"{_explain_end(ended)} It was deleted, but exists again. Remove it."
