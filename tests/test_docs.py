@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from jobrunner import errors
+from jobrunner.cli.command import exit_code_of
+
 _ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(
     r"^(?:<!-- file: (?P<file>[\w.]+) -->\n)?```python\n(?P<code>.*?)^```$", re.M | re.S
@@ -20,8 +24,7 @@ _DOCUMENTS = sorted(
     path
     for path in [
         _ROOT / "README.md",
-        *(_ROOT / "docs").glob("*.md"),
-        *(_ROOT / "docs" / "coming-from").glob("*.md"),
+        *(_ROOT / "docs").rglob("*.md"),
     ]
     if path.exists() and _BLOCK.search(path.read_text())
 )
@@ -113,3 +116,47 @@ def test_every_file_and_function_on_the_design_map_exists() -> None:
     assert not missing
     mentioned = set(re.findall(r"`((?:\w+/)*(?:\w+\.py|\w+/))`", text))
     assert not {path for path in mentioned if not (package / path).exists()}
+
+
+def _exported(module: types.ModuleType) -> set[str]:
+    names = getattr(module, "__all__", None) or [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type | types.FunctionType) and not name.startswith("_")
+    ]
+    return {name for name in names if not name.startswith("__")}
+
+
+@pytest.mark.parametrize(
+    "name", ["jobrunner", "jobrunner.callbacks", "jobrunner.data", "jobrunner.testing"]
+)
+def test_the_reference_has_every_public_name(name: str) -> None:
+    documented = set[str]()
+    for page in (_ROOT / "docs" / "api").glob("*.md"):
+        module = ""
+        for kind, value in re.findall(r"^\.\. (\w+):: (\S+)$", page.read_text(), re.M):
+            if kind == "currentmodule":
+                module = value
+            elif module == name:
+                documented.add(value)
+    assert documented == _exported(importlib.import_module(name))
+
+
+def test_the_index_of_errors_has_every_error_and_its_exit_code() -> None:
+    text = (_ROOT / "docs" / "errors.md").read_text()
+    named = set(re.findall(r"^## (\w+)$", text, re.M))
+    bases = {errors.JobRunnerError, errors.ExecutionError, errors.CheckpointError}
+    for name, found in vars(errors).items():
+        if isinstance(found, type) and issubclass(found, errors.JobRunnerError) - (found in bases):
+            assert name in named, f"Describe {name} in docs/errors.md."
+            (row,) = re.findall(rf"^\| \[`{name}`\].*\| (\d+)[^|]* \|[^|]*\|$", text, re.M)
+            assert int(row) == exit_code_of(found(""))
+
+
+@pytest.mark.nightly
+def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx_book_theme")
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "docs", str(tmp_path)]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "index.html").exists()

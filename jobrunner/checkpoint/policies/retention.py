@@ -44,7 +44,7 @@ class RetentionPolicy(Protocol):
     def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
         """Which of `epochs`, the recorded ones in ascending order, to retire.
 
-        Checkpoints in the middle of an epoch are among them, as `Position`s.
+        Checkpoints in the middle of an epoch are among them, each as a `Position`.
 
         It gets more if it has parameters of these names. ``unfinished(epochs)`` are those of
         `epochs` whose checkpoints were saved in the middle of the epoch. ``times[epoch]`` is when

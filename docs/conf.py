@@ -1,0 +1,45 @@
+"""Build the documentation: ``sphinx-build -W -b html docs docs/_build``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jobrunner
+
+project = "jobrunner"
+author = "The jobrunner authors"
+project_copyright = author
+version = release = jobrunner.__version__
+
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False
+
+html_theme = "sphinx_book_theme"
+html_theme_options = {"navbar_persistent": []}
+html_title = "jobrunner"
+html_show_sourcelink = False
+copybutton_prompt_text = r"\$ |>>> "
+copybutton_prompt_is_regexp = True
+
+
+def _link_within(app: Any, name: str, source: list[str]) -> None:
+    """Link to the page that includes SECURITY.md, which lies outside of `docs`."""
+    source[0] = source[0].replace("](../SECURITY.md", "](security.md")
+    source[0] = source[0].replace("](../../SECURITY.md", "](../security.md")
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", _link_within)
