@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import re
 from collections.abc import Iterable
@@ -71,6 +72,28 @@ def listed(items: Iterable[str], most: int = 20, separator: str = ", ") -> str:
 def counted(number: int, what: str) -> str:
     """``1 task``, ``2 tasks``."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration in ms, s, min or h."""
+    if seconds < 0.01:
+        return f"{seconds * 1e3:.2f} ms"
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def format_time(text: str) -> str:
+    """Format an ISO time as local time; another text stays as it is."""
+    try:
+        return datetime.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError):
+        return text
 
 
 def show(value: object) -> str:

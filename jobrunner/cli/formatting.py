@@ -1,8 +1,7 @@
-"""Format durations, times, metrics and tables for people."""
+"""Format metrics and tables for people."""
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 
 from jobrunner.texts import printable
@@ -21,28 +20,6 @@ def format_metrics(metrics: Mapping[str, object]) -> list[str]:
         except (TypeError, ValueError, OverflowError):
             continue
     return shown[:_SHOWN_METRICS]
-
-
-def format_seconds(seconds: float) -> str:
-    """Format a duration in ms, s, min or h."""
-    if seconds < 0.01:
-        return f"{seconds * 1e3:.2f} ms"
-    if seconds < 1:
-        return f"{seconds * 1e3:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
-def format_time(text: str) -> str:
-    """Format an ISO time as local time; another text stays as it is."""
-    try:
-        return datetime.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError):
-        return text
 
 
 def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

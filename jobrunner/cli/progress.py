@@ -18,8 +18,8 @@ from dask.utils import format_bytes
 from rich.console import Console
 from rich.table import Column
 
-from jobrunner.cli.formatting import format_metrics, format_seconds
-from jobrunner.texts import listed, printable
+from jobrunner.cli.formatting import format_metrics
+from jobrunner.texts import format_seconds, listed, printable
 
 if TYPE_CHECKING:
     from jobrunner.run import ResumePlan, RunResult, SaveReport

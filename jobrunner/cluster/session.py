@@ -27,7 +27,8 @@ from jobrunner.define import (
     instance,
 )
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
-from jobrunner.texts import listed, printable
+from jobrunner.markup import Html, card, folded, pairs, table, tag
+from jobrunner.texts import counted, listed, printable
 
 DEFAULT_WAIT_SECONDS = 60.0
 HURRIED_RELEASE_SECONDS = 0.3
@@ -236,7 +237,19 @@ class Session:
     def __repr__(self) -> str:
         state = "closed " if self._is_closed else ""
         nodes = len(self._binding.placement) if self._binding is not None else 0
-        return printable(f"<{state}Session of {self._address}: {nodes} nodes>")
+        return printable(f"<{state}Session of {self._address}: {counted(nodes, 'node')}>")
+
+    def _repr_html_(self) -> Html:
+        placement = {} if self._binding is None else self._binding.placement
+        nodes = dict[str, list[str]]()
+        for node, worker in placement.items():
+            nodes.setdefault(worker, []).append(node)
+        rows = [(worker, listed(names, 12)) for worker, names in list(nodes.items())[:200]]
+        title = f"{counted(len(placement), 'node')} on {counted(len(nodes), 'worker')}"
+        shown = folded(title, table(("worker", "nodes"), rows, left=(0, 1))) if nodes else title
+        state = "closed" if self._is_closed else "open"
+        about = {"state": state, "dashboard": self.client.dashboard_link or "none"}
+        return card("Session", self._address, pairs(about), tag("div", shown))
 
     # ---- for runners
 

@@ -15,6 +15,8 @@ from typing import Any
 from msgspec import Struct
 
 from jobrunner.define import ArrayOptions
+from jobrunner.markup import Html, card, table, tag
+from jobrunner.texts import counted, listed, printable
 
 ENDS_EPOCH = " (ends the epoch)"
 """Ends the names of conditions that end an epoch, not the job."""
@@ -235,6 +237,21 @@ class Plan(Struct, frozen=True):
         """The nodes that have a `uid`, each with it."""
         return {node.name: node.uid for node in self.nodes if node.uid is not None}
 
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{key} {_count(it)}" for key, it in self.groups.items())
+        return printable(
+            f"<Plan of {self.job!r}: {counted(len(self.nodes), 'node')}, tasks {sizes}>"
+        )
+
+    def _repr_html_(self) -> Html:
+        rows = [
+            (key, _count(it), f"{len(it.slices)}: {listed(it.slices, 6)}", len(it.crossings))
+            for key, it in self.groups.items()
+        ]
+        saved = f"saved nodes: {listed(self.checkpointed, 6)}"
+        head = ("group", "tasks", "nodes", "values that cross nodes")
+        return card("Plan", self.job, table(head, rows, left=(0, 2)), tag("div", saved))
+
     def saved_blobs(self, epoch: int) -> dict[str, frozenset[str]]:
         """The blobs of each checkpointed node that a checkpoint of `epoch` contains."""
         made = self.initial if epoch == 0 else self.early if epoch < 1 else self.lasting
@@ -243,3 +260,7 @@ class Plan(Struct, frozen=True):
             node: made.get(node, none) - self.transient.get(node, none)
             for node in self.checkpointed
         }
+
+
+def _count(group: GroupPlan) -> int:
+    return sum(len(part.tasks) for part in group.slices.values())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from collections import defaultdict
+from collections.abc import Collection
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -14,6 +16,7 @@ from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import Blob, Node
 from jobrunner.define.task import Task, TaskOutput
 from jobrunner.errors import DefinitionError
+from jobrunner.markup import Html, card, folded, table, tag
 from jobrunner.texts import counted, listed
 
 if TYPE_CHECKING:
@@ -105,19 +108,22 @@ def _to_svg(job: Job) -> str:
 viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">
 <title>{escape(f"Job {job.name}")}</title>
 {_STYLE}
-<rect width="{width}" height="{height}" fill="#fff"/>
+<rect class="page" width="{width}" height="{height}"/>
 {drawn}
-<text x="{MARGIN}" y="{height - 10}">{escape(_end_of(job))}</text>
+<text class="ends" x="{MARGIN}" y="{height - 10}">{escape(_end_of(job))}</text>
 </svg>
 """
 
 
 _STYLE = """<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"
-markerHeight="7" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#667"/></marker></defs>
-<style>.band{fill:#f3f5f8} .head{font-weight:bold;fill:#334} .lane{font-weight:bold;
+markerHeight="7" orient="auto"><path class="tip" d="M0,0 L8,4 L0,8 z"/></marker></defs>
+<style>.page{fill:#fff} .band{fill:#f3f5f8} .head{font-weight:bold;fill:#334} .lane{font-weight:bold;
 text-anchor:middle} .task{fill:#fff;stroke:#446} .end{fill:#fdeecf;stroke:#a60} .name{text-anchor:
 middle} .blobs{text-anchor:middle;font-size:10px;fill:#557} .edge{fill:none;stroke:#667;
-stroke-width:1.2;marker-end:url(#tip)}</style>"""
+stroke-width:1.2;marker-end:url(#tip)} .tip{fill:#667}
+@media (prefers-color-scheme:dark){.page{fill:#16191d} .band{fill:#22262c} .task{fill:#2c323a;
+stroke:#9ab} .end{fill:#4a3a17;stroke:#da5} .lane,.name,.ends{fill:#eee} .head{fill:#dde}
+.blobs{fill:#aab} .edge{stroke:#aab} .tip{fill:#aab}}</style>"""
 
 
 def _rows(group: TaskGroup, edges: list[Edge]) -> dict[Task, int]:
@@ -192,28 +198,41 @@ def _to_dot(job: Job) -> str:
 # ---- HTML
 
 
-def to_html(job: Job) -> str:
+def to_html(job: Job) -> Html:
     """Draw the job as an HTML table, for notebooks."""
-    cell = '<td style="text-align:left">'
     rows = []
     for name, group in job.groups.items():
         nodes = [node.name for node in group.used_nodes()]
         blobs = dict.fromkeys(b.name for t in group.tasks() for b in (*t.output_blobs, *t.updates))
-        rows.append(
-            f'<tr><th style="text-align:left">{escape(name + _how_often(job, name))}</th>'
-            f"<td>{len(group.tasks())}</td>{cell}{_some(nodes)}</td>{cell}{_some(list(blobs))}</td></tr>"
-        )
+        rows.append((name + _how_often(job, name), len(group.tasks()), _some(nodes), _some(blobs)))
     saved = _some([node.name for node in job.nodes_to_checkpoint()])
-    return (
-        f"<div><strong>Job {escape(job.name)}</strong>"
-        "<table><thead><tr><th>group</th><th>tasks</th><th>nodes</th><th>writes</th></tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table>"
-        f"<div>{escape(_end_of(job))}</div><div>saved nodes: {saved}</div></div>"
+    return card(
+        "Job",
+        job.name,
+        table(("group", "tasks", "nodes", "writes"), rows, left=(0, 2, 3)),
+        tag("div", _end_of(job)),
+        tag("div", f"saved nodes: {saved}"),
+        folded("Drawing", to_image(job)) if _num_tasks(job) <= MOST_DRAWN else "",
     )
 
 
-def _some(names: list[str]) -> str:
-    return f"{len(names)}: {listed(map(escape, names), 6)}" if names else "none"
+MOST_DRAWN = 500
+"""Tasks of a job that is drawn in a page: others would be a thousand rows."""
+
+
+def to_image(job: Job) -> Html:
+    """The drawing of `Job.visualize`, as an image whose styles and names touch nothing around it."""
+    data = base64.b64encode(_to_svg(job).encode()).decode()
+    what = f"Drawing of job {job.name}: {counted(_num_tasks(job), 'task')}"
+    return tag("img", src=Html(f"data:image/svg+xml;base64,{data}"), alt=what)
+
+
+def _num_tasks(job: Job) -> int:
+    return sum(len(group.tasks()) for group in job.groups.values())
+
+
+def _some(names: Collection[str]) -> str:
+    return f"{len(names)}: {listed(names, 6)}" if names else "none"
 
 
 def _conditions(job: Job) -> set[Task]:

@@ -13,6 +13,7 @@ from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
 from jobrunner.define.orphans import forget_orphan
 from jobrunner.define.task import Task, TaskOutput
 from jobrunner.errors import DefinitionError
+from jobrunner.markup import Html
 from jobrunner.names import check_name
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ class Job(Active):
 
         draw(self, path)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Html:
         from jobrunner.define.drawing import to_html
 
         return to_html(self)

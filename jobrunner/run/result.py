@@ -8,8 +8,9 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from jobrunner.markup import Html, card, folded, pairs, table, tag
 from jobrunner.positions import plain, step_of
-from jobrunner.texts import printable
+from jobrunner.texts import counted, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class SaveReport:
     step: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RunResult:
     """How a run ended.
 
@@ -97,13 +98,37 @@ class RunResult:
         del found["earlier"]
         return found
 
+    def __repr__(self) -> str:
+        about = ", ".join(f"{name} {value}" for name, value in self._about().items())
+        return printable(f"<RunResult: {about}>", kept="")
+
+    def _repr_html_(self) -> Html:
+        last = self.metrics[-10:]
+        names = list(dict.fromkeys(name for row in last for name in row))
+        rows = [[row.get(name, "") for name in names] for row in last]
+        title = f"Metrics of the last {counted(len(last), 'epoch')}"
+        shown = folded(title, table(names, rows, left=())) if len(names) > 1 else ""
+        return card("RunResult", "", pairs(self._about()), shown)
+
+    def _about(self) -> dict[str, object]:
+        about: dict[str, object] = {
+            "epoch": self.epoch,
+            "stopped by": self.stopped_by,
+            "resumed from": self.resumed_from,
+            "restarts": self.restarts,
+            "epochs run": len(self.metrics),
+            "saves": len(self.saves),
+            "failed saves": len(self.failed_saves),
+        }
+        return {name: value for name, value in about.items() if value or name == "epoch"}
+
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process cannot read the log.
         values = [getattr(self, about.name) for about in fields(self)]
         return RunResult, (*values[:-1], partial(list, self.earlier()))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ResumePlan:
     """Where a run would begin, what it would do, and why.
 
@@ -165,26 +190,48 @@ class ResumePlan:
         is_old_form = self.step and self.epoch is not None and not step_of(self.epoch)
         return f"epoch {self.epoch}" + (f", step {self.step}" if is_old_form else "")
 
-    def __str__(self) -> str:
+    @property
+    def _start(self) -> str:
         start = "from the start" if self.epoch is None else f"from {self.name}"
-        lines = [f"{start}: {self.reason}"]
-        lines += [f"warning: {warning}" for warning in self.warnings]
-        lines += [f"epoch {epoch} is damaged: {why}" for epoch, why in self.damaged.items()]
-        aside = (format_ranges(self.sets_aside),) if self.sets_aside else ()
-        for title, items in (
-            ("runs", self.steps),
-            ("loads under another name", self.renames),
-            ("migrates with", (self.migrates,) if self.migrates else ()),
-            ("makes, as it is not recorded", self.makes),
-            ("does not load", self.drops),
-            ("runs again after the load", self.rebuilds),
-            ("sets aside epochs", aside),
-            ("changed since it was recorded", self.changes),
-        ):
-            if items:
-                lines.append(f"{title}:")
-                lines += [f"  {item}" for item in items]
+        return f"{start}: {self.reason}"
+
+    @property
+    def _problems(self) -> list[str]:
+        damaged = [f"epoch {epoch} is damaged: {why}" for epoch, why in self.damaged.items()]
+        return [*(f"warning: {warning}" for warning in self.warnings), *damaged]
+
+    @property
+    def _lists(self) -> dict[str, tuple[str, ...]]:
+        """What it would do, by title; only what there is."""
+        lists = {
+            "runs": self.steps,
+            "loads under another name": self.renames,
+            "migrates with": (self.migrates,) if self.migrates else (),
+            "makes, as it is not recorded": self.makes,
+            "does not load": self.drops,
+            "runs again after the load": self.rebuilds,
+            "sets aside epochs": (format_ranges(self.sets_aside),) if self.sets_aside else (),
+            "changed since it was recorded": self.changes,
+        }
+        return {title: items for title, items in lists.items() if items}
+
+    def __str__(self) -> str:
+        lines = [self._start, *self._problems]
+        for title, items in self._lists.items():
+            lines += [f"{title}:", *(f"  {item}" for item in items)]
         return printable("\n".join(lines))
+
+    def __repr__(self) -> str:
+        return printable(f"<ResumePlan {self._start}>", kept="")
+
+    def _repr_html_(self) -> Html:
+        def items(texts: Sequence[str]) -> Html:
+            return tag("ul", *(tag("li", text) for text in texts[:100]))
+
+        folds = [
+            folded(f"{title} ({len(texts)})", items(texts)) for title, texts in self._lists.items()
+        ]
+        return card("ResumePlan", self._start, items(self._problems), *folds)
 
 
 def format_ranges(numbers: Sequence[int]) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobrunner.cli.formatting import format_metrics, format_seconds
+from jobrunner.cli.formatting import format_metrics
 from jobrunner.cli.progress import Progress, show_progress
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport
+from jobrunner.texts import format_seconds
 from jobrunner.worker.epoch_batch import UnderWay
 
 

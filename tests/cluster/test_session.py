@@ -496,7 +496,7 @@ def test_a_run_needs_a_session():
 def test_a_session_connects_to_a_scheduler(process_cluster):
     with Session.connect(process_cluster.scheduler_address) as session:
         assert session.run(Task(lambda: 1, node=A)) == 1
-        assert "1 nodes" in repr(session)
+        assert "1 node>" in repr(session)
     assert session.client.status == "closed"
     assert "closed" in repr(session)
     with pytest.raises(ExecutionError, match="No Dask scheduler answers at tcp://127.0.0.1:1"):

@@ -8,10 +8,12 @@ import json
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Self
 
 import msgspec
 import numpy as np
+from dask.utils import format_bytes
 
 from jobrunner.checkpoint.encoding import Array
 from jobrunner.checkpoint.storage import Result
@@ -24,8 +26,14 @@ from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointNotFoundError,
+    JobRunnerError,
 )
-from jobrunner.texts import printable
+from jobrunner.markup import Html, card, folded, pairs, table
+from jobrunner.texts import counted, format_seconds, format_time, listed, printable, show
+
+MOST_ROWS = 100
+MOST_LETTERS = 100
+"""Shown in a notebook."""
 
 
 class NodeCheckpoint(Mapping[str, Any]):
@@ -109,6 +117,17 @@ class NodeCheckpoint(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return printable(f"<NodeCheckpoint {self.path}: {', '.join(self)}>", kept="")
+
+    def _repr_html_(self) -> Html:
+        rows = [(blob, self._sketch(blob)) for blob in islice(self, MOST_ROWS)]
+        title = f"{counted(len(self), 'blob')} of node {self.node}"
+        return card("NodeCheckpoint", title, table(("blob", "value"), rows, left=(0, 1)))
+
+    def _sketch(self, blob: str) -> str:
+        try:
+            return show(self.outline(blob))[:MOST_LETTERS]
+        except JobRunnerError as error:  # damaged, or of a later version
+            return f"{type(error).__name__}: {error}"[:MOST_LETTERS]
 
 
 class Checkpoint(Mapping[str, NodeCheckpoint]):
@@ -228,6 +247,24 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         about = f"{name_position(self.record)}: {', '.join(self._readers)}"
         return printable(f"<Checkpoint of {about}>", kept="")
 
+    def _repr_html_(self) -> Html:
+        record, stores = self.record, self.record["stores"]
+        metrics = record["details"].get("metrics", {})
+        about = {
+            "saved": format_time(record["time"]),
+            "size": format_bytes(sum(store["nbytes"] for store in stores.values())),
+            **(
+                {"metrics": listed((f"{k}={v}" for k, v in metrics.items()), 12)} if metrics else {}
+            ),
+        }
+        rows = [
+            (node, format_bytes(stores[node]["nbytes"]), format_seconds(stores[node]["seconds"]))
+            for node in islice(self, MOST_ROWS)
+        ]
+        nodes = table(("node", "written", "in"), rows, left=(0,))
+        fold = folded(counted(len(self), "node"), nodes)
+        return card("Checkpoint", name_position(record), pairs(about), fold)
+
 
 class PartitionedArray:
     """The parts of an array that nodes saved, concatenated along an axis.
@@ -325,6 +362,11 @@ class PartitionedArray:
 
     def __repr__(self) -> str:
         return f"<PartitionedArray {self.name!r} {self.dtype}{list(self.shape)}, {len(self.parts)} parts>"
+
+    def _repr_html_(self) -> Html:
+        parts = f"{len(self.parts)} along axis {self.axis}"
+        about = {"shape": self.shape, "data type": self.dtype, "parts": parts}
+        return card("PartitionedArray", self.name, pairs(about))
 
 
 def _read(part: Any, index: Sequence[range]) -> Array:

@@ -1,0 +1,86 @@
+"""HTML and SVG, for notebooks and reports: every text that is not `Html` is made safe to show."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from jobrunner.texts import clip, printable
+
+LONGEST_TEXT = 2000
+"""Characters of a text that are shown: names and values may come from a stranger's files."""
+
+_VOID = {"img", "meta"}  # these have no end tag
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def escape(text: object) -> Html:
+    """Make a text safe to show in HTML, also as an attribute."""
+    if isinstance(text, Html):
+        return text
+    return Html(html.escape(printable(clip(str(text), LONGEST_TEXT))))
+
+
+def join(parts: Iterable[object]) -> Html:
+    """Put parts together, one after another."""
+    return Html("".join(map(escape, parts)))
+
+
+def tag(name: str, *content: object, **attributes: object) -> Html:
+    """An element. In the names of attributes, ``_`` stands for ``-``, but not at the end (``class_``).
+
+    An attribute that is None is left out.
+    """
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return Html(
+        f"<{name}{given}/>" if name in _VOID else f"<{name}{given}>{join(content)}</{name}>"
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: Collection[int]) -> Html:
+    """A table; the columns whose numbers are in `left` are aligned to the left, others to the right."""
+    styles = [f"text-align: {'left' if i in left else 'right'}" for i in range(len(head))]
+
+    def row(name: str, cells: Sequence[object], **attributes: str) -> Html:
+        made = (
+            tag(name, cell, **attributes, style=style)
+            for cell, style in zip(cells, styles, strict=True)
+        )
+        return tag("tr", *made)
+
+    body = join(row("td", cells) for cells in rows)
+    return tag("table", tag("thead", row("th", head, scope="col")), tag("tbody", body))
+
+
+def pairs(about: Mapping[str, object]) -> Html:
+    """A table of names and values."""
+    left = "text-align: left"
+    return tag(
+        "table",
+        tag(
+            "tbody",
+            *(
+                tag("tr", tag("th", name, scope="row", style=left), tag("td", value, style=left))
+                for name, value in about.items()
+            ),
+        ),
+    )
+
+
+def folded(summary: object, *content: object) -> Html:
+    """What is shown only on a click on its summary."""
+    return tag("details", tag("summary", summary), *content)
+
+
+def card(kind: str, name: object, *content: object) -> Html:
+    """What a notebook shows for an object."""
+    return tag("div", tag("strong", f"{kind} "), tag("span", name), *content)
