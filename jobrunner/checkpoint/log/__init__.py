@@ -5,6 +5,7 @@ from jobrunner.checkpoint.log.entries import (
     BeginEntry,
     Claim,
     CommitEntry,
+    DoneEntry,
     EndEntry,
     Entry,
     GapEntry,
@@ -38,6 +39,7 @@ from jobrunner.checkpoint.log.heartbeat import (
     Patience,
     is_known_dead,
     is_left_behind,
+    last_beat,
     own_process,
     read_process,
 )

@@ -70,6 +70,13 @@ def read_process(data: bytes) -> Process | None:
     return None
 
 
+def last_beat(files: Files, path: str, run: str) -> float:
+    """When a run last showed that it is alive, as a Unix time; 0 if that is not known."""
+    data = files.read_if_there(os.path.join(path, RUNS_DIRECTORY, run, HEARTBEAT)) or b""
+    digits = data.partition(b"\n")[0]
+    return int(digits) / 1e9 if len(digits) == 20 and digits.isdigit() else 0.0
+
+
 def _start_of(pid: int) -> str | None:
     """When the process started, as the kernel writes it; "gone" for a zombie."""
     text = _read(f"/proc/{pid}/stat")
@@ -118,13 +125,13 @@ class Heartbeat:
     def start(self) -> None:
         """Write the first heartbeat, and start the thread; raises OSError if it cannot write."""
         self._files.make_directories(self.directory)
-        self._write(0)
+        self._write()
         self._thread.start()
 
     def restore(self) -> None:
         """Write the heartbeat again if a process removed it as that of a dead run."""
         if not self._files.is_taken(self._path):
-            self._write(0)
+            self._write()
 
     def stop(self) -> None:
         """Stop writing; removes nothing."""
@@ -133,17 +140,15 @@ class Heartbeat:
             self._thread.join(timeout=5)
 
     def _beat(self) -> None:
-        count = 0
         while not self._stopped.wait(self._interval_seconds):
-            count += 1
             try:
-                self._write(count)
+                self._write()
             except OSError as error:
                 logger.warning("Cannot write the heartbeat in %s: %s", self.directory, error)
 
-    def _write(self, count: int) -> None:
-        # Only the count changes, not its length: readers never see a partial file.
-        data = b"%020d\n" % count + self._process
+    def _write(self) -> None:
+        # The length never changes: readers never see a partial file.
+        data = b"%020d\n" % time.time_ns() + self._process
         try:
             self._files.overwrite(self._path, data)
         except FileNotFoundError:

@@ -1,0 +1,12 @@
+"""Say what runs did, from the records of their directory alone."""
+
+from jobrunner.report.ledger import Ledger
+from jobrunner.report.story import (
+    EpochStory,
+    LossStory,
+    RunStory,
+    SaveStory,
+    Span,
+    Story,
+    read_story,
+)
