@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jobrunner.data.sources import Index, Source, joined, rows_of
+from jobrunner.data.order import Indices
+from jobrunner.data.sources import Source, joined, rows_of
 
 _HELD = 2
 """Blocks in memory: a batch ends one and begins the next."""
@@ -48,13 +49,15 @@ class Blocks:
         self._held: OrderedDict[int, _Block] = OrderedDict()
         self._lock = threading.Lock()
 
-    def take(self, index: Index) -> Any:
-        """One record, or a batch of them."""
-        if isinstance(index, int):
-            block = self._number_of(index)
-            return self._block(block).take(index - self._start(block))
+    def get(self, index: int | slice) -> Any:
+        """One record, or a batch of those in a slice."""
         if isinstance(index, slice):
             return self._slice(index.start, index.stop)
+        block = self._number_of(index)
+        return self._block(block).get(index - self._start(block))
+
+    def take(self, index: Indices) -> Any:
+        """A batch of the records of these numbers."""
         numbers = np.searchsorted(self._ends, index, side="right")
         if (numbers == numbers[0]).all():
             block = int(numbers[0])
@@ -77,7 +80,7 @@ class Blocks:
         while start < stop:
             first, until = self._start(block), min(stop, int(self._ends[block]))
             if until > start:
-                pieces.append(self._block(block).take(slice(start - first, until - first)))
+                pieces.append(self._block(block).get(slice(start - first, until - first)))
             start, block = until, block + 1
         return pieces[0] if len(pieces) == 1 else joined(pieces)
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from jobrunner.data.cursors import Setup, reduced
-from jobrunner.data.order import Shuffled
+from jobrunner.data.order import WINDOW, Indices, Shuffled
 from jobrunner.data.position import OPEN, Position, Ranges, cut, end_of
-from jobrunner.data.sources import Index
+from jobrunner.errors import EndOfData
+
+Index = int | slice | Indices
+
+_MOST_READY = 1024
 
 
 class Indexed:
@@ -25,10 +30,9 @@ class Indexed:
         self.position = Position(range(self._total), setup.shard, identity, setup.least)
         self._order = None if seed is None else Shuffled(lengths, seed)
         self._batch, self._size = setup.batch, setup.batch or 1
-        self._span = (
-            self._size + setup.least
-        )  # so many left: neither a range ends here nor the pass
-        self._take, self._lock = source.take, self.position.lock
+        self._lock = self.position.lock
+        is_taken = self._order is not None and self._batch is not None
+        self._read_ready = source.take if is_taken else source.get
 
     __reduce__ = reduced
 
@@ -40,44 +44,73 @@ class Indexed:
 
     def read(self) -> Any:
         """The next record or batch."""
-        position = self.position
+        for index in self.position.ready:
+            return self._read_ready(index)
         with self._lock:
-            start = position.at
-            # As in `_next`: a call less is an eighth of the time of a record in memory.
-            if self._order is None and start + self._span <= position.until:
-                position.at = stop = start + self._size
-                index: Index = start if self._batch is None else slice(start, stop)
-            else:
-                index = self._next()
-        return self._take(index)
+            index = self._next()
+        return self._records(index)
+
+    def loop(self) -> Iterator[Any]:
+        """What is left of the pass."""
+        position, read_ready = self.position, self._read_ready
+        with suppress(EndOfData):
+            while True:
+                for index in position.ready:
+                    yield read_ready(index)
+                yield self.read()
 
     def plan(self) -> Callable[[], tuple[Any, Ranges]]:
         """Reads the next batch in another thread; returns it, and what is left of the pass then."""
         with self._lock:
             index, rest = self._next(), self.position.rest
-        return lambda: (self._take(index), rest)
+        return lambda: (self._records(index), rest)
+
+    def _records(self, index: Index) -> Any:
+        source = self.setup.source
+        return source.take(index) if isinstance(index, np.ndarray) else source.get(index)
 
     def _next(self) -> Index:
         """The numbers of the next record or batch, which count as read from now on."""
-        position, order = self.position, self._order
-        start = position.at
-        if start + self._span <= position.until:
-            position.at = start + self._size
-            if order is None:
-                return start if self._batch is None else slice(start, position.at)
-            numbers = order.at(position.number, start, position.at)
-            return int(numbers[0]) if self._batch is None else numbers
+        position, size = self.position, self._size
+        index: Index
+        for index in position.ready:
+            return index
+        # Of the last records of a range or of the pass, there may be too few for a batch.
+        count = min((position.until - position.at - self.setup.least) // size, _MOST_READY)
+        if count > 0:
+            indices = self._indices(position.at, max(1, min(count, WINDOW // size)))
+            position.at += size
+            position.prepare(indices[1:], size)
+            return indices[0]
         rest = position.rest
         if not rest:
             raise end_of(position.number)
-        taken, position.rest = cut(rest, 0, self._size), cut(rest, self._size, OPEN)
-        if order is not None:
-            found = [order.at(position.number, each.start, each.stop) for each in taken]
-        elif self._batch is not None and len(taken) == 1:
-            return slice(taken[0].start, taken[0].stop)
-        else:
-            found = [np.arange(each.start, each.stop) for each in taken]
-        return int(found[0][0]) if self._batch is None else np.concatenate(found)
+        taken, position.rest = cut(rest, 0, size), cut(rest, size, OPEN)
+        if self._order is None and len(taken) == 1:
+            return taken[0].start if self._batch is None else slice(taken[0].start, taken[0].stop)
+        found = np.concatenate([self._numbers(each.start, each.stop, each.stop) for each in taken])
+        return int(found[0]) if self._batch is None else found
+
+    def _indices(self, start: int, count: int) -> Sequence[Index]:
+        """The numbers of so many records or batches."""
+        size = self._size
+        stop = start + count * size
+        if self._order is None:
+            starts = range(start, stop, size)
+            if self._batch is None:
+                return starts
+            return list(map(slice, starts, range(start + size, stop + size, size)))
+        numbers = self._numbers(start, stop, self.position.until)
+        if self._batch is None:
+            singles: list[int] = numbers.tolist()
+            return singles
+        return list(numbers.reshape(count, size))
+
+    def _numbers(self, start: int, stop: int, limit: int) -> Indices:
+        """The numbers of the records at these positions; those up to `limit` may be next."""
+        if self._order is None:
+            return np.arange(start, stop)
+        return self._order.at(self.position.number, start, stop, limit)
 
 
 def _describe(seed: int | None, lengths: Sequence[int]) -> str:

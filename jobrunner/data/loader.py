@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jobrunner.data.cursors import Setup, reduced
+from jobrunner.data.cursors import Setup, reduced, until_end
 from jobrunner.data.position import check_state, end_of
 from jobrunner.data.reader import DataReader, reader_of
 from jobrunner.define import FLAG, NATURAL, instance
@@ -64,6 +64,10 @@ class Loaded:
         self._items: Iterator[Any] | None = None
 
     __reduce__ = reduced
+
+    def loop(self) -> Iterator[Any]:
+        """What is left of the pass."""
+        return until_end(self.read)
 
     @property
     def position(self) -> Loaded:

@@ -8,7 +8,7 @@ records of some thousand positions at a time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 Key = NDArray[np.uint64]
 
-_WINDOW = 1 << 14  # positions whose records are computed together
+WINDOW = 1 << 16  # positions whose records are computed together
 _FEW = 1 << 12  # records whose order is a sort of random numbers
 _ROUNDS = 6
+_TAIL = 32  # so few numbers are mixed one by one: an array of them takes longer
 
 
 def key_of(*parts: object) -> Key:
@@ -32,45 +33,55 @@ def key_of(*parts: object) -> Key:
 class Permutation:
     """A shuffled order of the numbers below `n`.
 
-    Few numbers are sorted by random keys. Of many, each position is mixed by steps that map the
+    Few numbers are sorted by random keys. Of more, each position is mixed by steps that map the
     numbers below the next power of two one to one (Kensler, "Correlated multi-jittered sampling",
     2013); a result that is too large is mixed again until it is not.
     """
 
     def __init__(self, n: int, key: Key) -> None:
-        self.n = n
-        self._key = key
-        self._sorted: Indices | None = None
-        bits = max(1, n - 1).bit_length()
+        self._last = n - 1
+        bits = self._last.bit_length()
         # The low bits of a product depend on no others, so both types give the same numbers.
-        self._dtype = dtype = np.uint32 if bits <= 32 else np.uint64
-        self._mask, self._shift = dtype((1 << bits) - 1), dtype(bits // 2)
-        self._term = key[0].astype(dtype)
-        self._factors = [each.astype(dtype) | dtype(1) for each in key[1 : 1 + _ROUNDS]]
+        self._dtype = np.uint32 if bits <= 32 else np.uint64
+        self._mask, self._shift = (1 << bits) - 1, bits // 2
+        self._term, *factors = (number & self._mask for number in key[: 1 + _ROUNDS].tolist())
+        self._factors = [factor | 1 for factor in factors]
+        self._all: Indices | None = None
+        if n <= _FEW:
+            self._all = np.argsort(_hashed(n, key))  # no two hashes are the same
+        elif n <= WINDOW:
+            table = self._mixed(np.arange(1 << bits, dtype=self._dtype))
+            self._all = self._again(table[:n].copy(), table.__getitem__)
 
     def at(self, start: int, stop: int) -> Indices:
         """The numbers at positions from `start` to before `stop`."""
-        if self.n <= _FEW:
-            if self._sorted is None:
-                self._sorted = np.argsort(_hashed(self.n, self._key), kind="stable")
-            return self._sorted[start:stop]
-        found = np.arange(start, stop, dtype=self._dtype)
-        self._mix(found)
-        limit = self._dtype(self.n - 1)
-        while len(outside := np.flatnonzero(found > limit)):
-            again = found[outside]
-            self._mix(again)
-            found[outside] = again
-        return found.astype(np.int64)
+        if self._all is not None:
+            return self._all[start:stop]
+        found = self._mixed(np.arange(start, stop, dtype=self._dtype))
+        return self._again(found, self._mixed)
 
-    def _mix(self, x: NDArray[Any]) -> None:
-        shifted = np.empty_like(x)
+    def _mixed(self, x: Any) -> Any:
+        """An int, or an array, which this changes."""
         x += self._term
         for factor in self._factors:
             x *= factor
             x &= self._mask
-            np.right_shift(x, self._shift, out=shifted)
-            x ^= shifted
+            x ^= x >> self._shift
+        return x
+
+    def _again(self, found: NDArray[Any], mixed: Callable[[Any], Any]) -> Indices:
+        """Mix again what is too large, in an array that this changes."""
+        places = np.flatnonzero(found > self._last)
+        left = found[places]
+        while len(places) > _TAIL:
+            found[places] = left = mixed(left)
+            outside = np.flatnonzero(left > self._last)
+            places, left = places[outside], left[outside]
+        for place, number in zip(places.tolist(), left.tolist(), strict=True):
+            while number > self._last:
+                number = mixed(number)
+            found[place] = number
+        return found.astype(np.int64)
 
 
 def _hashed(n: int, key: Key) -> NDArray[np.uint64]:
@@ -96,39 +107,39 @@ class Shuffled:
     def __init__(self, lengths: Sequence[int], seed: int) -> None:
         self._lengths, self._seed = np.asarray(lengths, np.int64), seed
         self._starts = np.cumsum(self._lengths) - self._lengths
-        self._total = int(self._lengths.sum())
         self._begin(0)
 
     def _begin(self, number: int) -> None:
         self._number, self._key = number, (self._seed, number)
-        self._block: tuple[int, Permutation] = (-1, Permutation(0, key_of()))
+        self._block: tuple[int, Permutation] | None = None  # the last one, and its number
         self._from = self._until = 0  # of the records that are computed
         self._window = np.empty(0, np.int64)
         self._blocks = Permutation(len(self._lengths), key_of(*self._key)).at(0, len(self._lengths))
         self._counts = self._lengths[self._blocks]
         self._ends = np.cumsum(self._counts)
 
-    def at(self, number: int, start: int, stop: int) -> Indices:
-        """The records at positions from `start` to before `stop` of pass `number`."""
+    def at(self, number: int, start: int, stop: int, limit: int) -> Indices:
+        """The records at positions from `start` to before `stop` of pass `number`.
+
+        Those up to `limit` are likely to be asked for next.
+        """
         if number != self._number:
             self._begin(number)
         if start < self._from or stop > self._until:
-            self._from, self._until = start, min(self._total, max(stop, start + _WINDOW))
+            self._from, self._until = start, max(stop, min(limit, start + WINDOW))
             self._window = self._compute(start, self._until)
         return self._window[start - self._from : stop - self._from]
 
     def _compute(self, start: int, stop: int) -> Indices:
-        found = []
+        found = [np.empty(0, np.int64)]
         place = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
-            end = int(self._ends[place])
-            first = end - int(self._counts[place])
-            block = int(self._blocks[place])
-            if self._block[0] != block:
-                length = int(self._counts[place])
-                self._block = (block, Permutation(length, key_of(*self._key, block)))
+            end, count = int(self._ends[place]), int(self._counts[place])
+            block, first = int(self._blocks[place]), end - count
+            if self._block is None or self._block[0] != block:
+                self._block = (block, Permutation(count, key_of(*self._key, block)))
             until = min(end, stop)
             rows = self._block[1].at(start - first, until - first)
             found.append(rows + self._starts[block])
             start, place = until, place + 1
-        return found[0] if len(found) == 1 else np.concatenate([*found, np.empty(0, np.int64)])
+        return np.concatenate(found)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from operator import length_hint
 from typing import Any, NamedTuple
 
 from jobrunner.define import NATURAL, Rule
@@ -81,6 +82,8 @@ class Position:
     ) -> None:
         self.lock = threading.Lock()
         self.moves = 0  # how often it went elsewhere than to the next record
+        self.ready: Iterator[Any] = iter(())  # what the next reads take, of so many records each:
+        self._size = 1
         self._whole, self._shard, self._least = whole, shard, least
         self._identity = dict(identity)
         self._go(0, [])
@@ -94,13 +97,16 @@ class Position:
     @property
     def rest(self) -> Ranges:
         """What is left of the pass."""
-        first = range(self.at, self.until, self.step)
+        ready = length_hint(self.ready) * self._size
+        first = range(self.at - ready, self.until, self.step)
         return (first, *self.behind) if first else self.behind
 
     @rest.setter
     def rest(self, ranges: Ranges) -> None:
         if self._least > 1 and sum(map(len, ranges)) < self._least:
             ranges = ()
+        for _ in self.ready:
+            pass  # whoever still holds the iterator finds no more
         first, *behind = ranges or (range(0),)
         self.at, self.until, self.step = first.start, first.stop, first.step
         self.behind = tuple(behind)
@@ -109,6 +115,14 @@ class Position:
     def has_ended(self) -> bool:
         """Whether nothing is left of the pass."""
         return self.at >= self.until
+
+    def prepare(self, items: Sequence[Any], size: int) -> None:
+        """Make ready what the next reads take: `size` records each, from `at` on.
+
+        Threads take from `ready` without the lock.
+        """
+        self.at += len(items) * size
+        self._size, self.ready = size, iter(items)
 
     def begin(self) -> None:
         """Begin the next pass."""

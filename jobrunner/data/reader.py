@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Protocol, Self, runtime_checkable
 
-from jobrunner.data.cursors import Cursor, Setup, opened
+from jobrunner.data.cursors import Cursor, Setup, opened, until_end
 from jobrunner.define import COUNT, FLAG, INTERVAL, NATURAL, checked
 from jobrunner.errors import DefinitionError, EndOfData
 
@@ -182,13 +181,7 @@ class DataReader:
         if self.finished:
             self._cursor.position.begin()
         self._taken, self._started = 0, None
-        return self._loop()
-
-    def _loop(self) -> Iterator[Any]:
-        read = self.read if self._is_limited else self._cursor.read
-        with suppress(EndOfData):
-            while True:
-                yield read()
+        return until_end(self.read) if self._is_limited else self._cursor.loop()
 
     def __next__(self) -> Any:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -11,8 +12,6 @@ import numpy as np
 from jobrunner.data.order import Indices
 from jobrunner.errors import DefinitionError
 
-Index = int | slice | Indices
-
 
 class Source(Protocol):
     """Records by number."""
@@ -20,8 +19,11 @@ class Source(Protocol):
     lengths: Sequence[int]
     """Records of each block that is read as a whole; one block if any records can be read."""
 
-    def take(self, index: Index, /) -> Any:
-        """One record; or a batch of those in a slice or an array of numbers, in its order."""
+    def get(self, index: int | slice, /) -> Any:
+        """One record, or a batch of those in a slice."""
+
+    def take(self, numbers: Indices, /) -> Any:
+        """A batch of the records of these numbers, in their order."""
 
 
 class Rows:
@@ -38,7 +40,10 @@ class Rows:
             rows = rows.view()
             rows.flags.writeable = False
         by = getattr(rows, through) if through else rows
-        self.take: Callable[[Any], Any] = by.__getitem__
+        self.get: Callable[[int | slice], Any] = by.__getitem__
+        self.take: Callable[[Indices], Any] = by.__getitem__
+        if type(rows) in (np.ndarray, np.memmap) and rows.flags.c_contiguous and rows.flags.aligned:
+            self.take = partial(rows.view(np.ndarray).take, axis=0)  # two times as fast
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Rows, (self._rows, self._through))
@@ -51,15 +56,20 @@ class Listed:
         self.lengths: Sequence[int] = (len(items),)
         self._items = items
 
-    def take(self, index: Index) -> Any:
+    def get(self, index: int | slice) -> Any:
         """One record, or a list."""
-        if isinstance(index, int):
+        if isinstance(index, int) or type(self._items) is list:
             return self._items[index]
-        if isinstance(index, slice) and type(self._items) is list:
-            return self._items[index]
-        numbers = range(index.start, index.stop) if isinstance(index, slice) else index.tolist()
+        return self._listed(range(index.start, index.stop))
+
+    def take(self, numbers: Indices) -> list[Any]:
+        """A list of records."""
+        return self._listed(numbers.tolist())
+
+    def _listed(self, numbers: Sequence[int]) -> list[Any]:
         if hasattr(self._items, "__getitems__"):  # a PyTorch data set that reads many at once
-            return self._items.__getitems__(list(numbers))
+            found: list[Any] = self._items.__getitems__(list(numbers))
+            return found
         if len(numbers) == 1:
             return [self._items[numbers[0]]]
         return list(itemgetter(*numbers)(self._items))
@@ -73,15 +83,17 @@ class Columns:
         self._table = table
         self._is_arrow = is_of(table, "pyarrow")
 
-    def take(self, index: Index) -> Any:
+    def get(self, index: int | slice) -> Any:
         """One record as a dict, or a batch."""
         if not self._is_arrow:
-            return self._table[index.tolist() if isinstance(index, np.ndarray) else index]
+            return self._table[index]
         if isinstance(index, int):
             return self._table.slice(index, 1).to_pylist()[0]
-        if isinstance(index, slice):
-            return self._table.slice(index.start, index.stop - index.start)
-        return self._table.take(index)
+        return self._table.slice(index.start, index.stop - index.start)
+
+    def take(self, numbers: Indices) -> Any:
+        """A batch."""
+        return self._table.take(numbers) if self._is_arrow else self._table[numbers.tolist()]
 
 
 class Structure:
@@ -96,11 +108,16 @@ class Structure:
         self._parts, self._kind = dict(parts), kind
         self.lengths: Sequence[int] = max((part.lengths for part in parts.values()), key=len)
 
-    def take(self, index: Index) -> Any:
+    def get(self, index: int | slice) -> Any:
         """One record or batch of each part."""
-        if self._kind is tuple:
-            return tuple(part.take(index) for part in self._parts.values())
-        return {name: part.take(index) for name, part in self._parts.items()}
+        return self._of_each({name: part.get(index) for name, part in self._parts.items()})
+
+    def take(self, numbers: Indices) -> Any:
+        """A batch of each part."""
+        return self._of_each({name: part.take(numbers) for name, part in self._parts.items()})
+
+    def _of_each(self, found: dict[Any, Any]) -> Any:
+        return found if self._kind is dict else tuple(found.values())
 
 
 def rows_of(data: Any) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
@@ -113,6 +114,35 @@ def test_the_order_is_the_same_for_ever() -> None:
 
 
 LARGE = [239751, 498458, 196393, 166186, 216423]
+WHOLE = {4096: 582431116, 4097: 1063962053, 65536: 905533393, 65537: 1447293787}
+
+
+@pytest.mark.parametrize("n", WHOLE)
+def test_a_whole_order_is_the_same_for_ever(n: int) -> None:
+    batches = list(from_records(np.arange(n)).shuffled(7).batched(1000))
+    assert zlib.crc32(np.concatenate(batches).astype("<i8").tobytes()) == WHOLE[n]
+
+
+def test_a_loop_goes_on_from_a_state_that_is_loaded_in_it() -> None:
+    for reader in (
+        from_records(np.arange(100)).batched(10),
+        from_records(np.arange(100)).shuffled(1).batched(10),
+    ):
+        start, found = reader.state_dict(), []
+        for batch in reader:
+            found.append(batch.tolist())
+            if len(found) == 3:
+                reader.load_state_dict(start)
+        assert found[3:6] == found[:3]
+        assert sorted(chain.from_iterable(found[3:])) == list(range(100))
+
+
+def test_the_state_in_a_loop_is_that_of_the_batches_handed_out() -> None:
+    reader = from_records(np.arange(5000)).shuffled(1)
+    for number, _ in enumerate(reader, 1):
+        if number % 700 == 0 or number == 4999:
+            assert reader.state_dict()["rest"] == [[number, 5000, 1]]
+            assert not reader.finished
 
 
 @pytest.mark.parametrize("n", [4, 5, 4100, 8191])
