@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,13 +15,14 @@ from jobrunner.cli.formatting import format_table
 from jobrunner.cli.options import directory_argument, open_directory, take_over_option
 from jobrunner.cli.saving import keep_options
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
-from jobrunner.texts import printable
+from jobrunner.texts import listed, printable
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import KeepAny, MultiNodeCheckpointManager, Repair
 
-_MAX_SIMILAR = 3
-_NUMBER = re.compile(r"[0-9a-f]{8,}|\d+")
+_MAX_SHOWN = 3
+_MASKED = 1000  # characters of a reason that are compared
+_DETAIL = re.compile(r"'[^']*'|/\S+|[0-9a-f]{8,}|\d+")
 
 
 @main.command("prune")
@@ -160,8 +160,14 @@ def _inspect(manager: MultiNodeCheckpointManager, *, is_brief: bool) -> Output:
         "objects": [asdict(finding) for finding in found],
         "repair": None if plan is None else _describe_repair(plan),
     }
-    shown = ("stray", "damaged") if is_brief else ("stray", "damaged", "pending", "aside")
-    rows = _join_similar([(f.status, f.path, f.explanation) for f in found if f.status in shown])
+    shown = ("damaged", "stray") if is_brief else ("damaged", "stray", "pending", "aside")
+    rows = [
+        (status, paths, f"({count} alike) {why}" if count > 1 else why)
+        for status in shown
+        for paths, count, why in _join_alike(
+            (f.path, f.explanation) for f in found if f.status == status
+        )
+    ]
     lines = [format_table(rows)] if rows else []
     summary = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     lines.append(f"{manager.path}: {summary or 'the directory is empty'}.")
@@ -199,10 +205,8 @@ def _format_repair(plan: Repair) -> list[str]:
             f"epochs recorded anew, from stores that were verified byte for byte: "
             f"{format_ranges(plan.rebuilt)}"
         )
-    lines += [
-        f"epoch {epoch} is no longer recorded: {why}"
-        for epoch, why in sorted(plan.given_up.items())
-    ]
+    given_up = ((str(epoch), why) for epoch, why in plan.given_up.items())
+    lines += [f"no longer recorded: {names}: {why}" for names, _, why in _join_alike(given_up)]
     lines += [
         f"entry {number} of the log was found in {name} and is used"
         for number, name in sorted(plan.elsewhere.items())
@@ -212,19 +216,27 @@ def _format_repair(plan: Repair) -> list[str]:
             f"lost entries of the log: {format_ranges(lost)}. Pins in these entries are lost too: "
             f"pin those epochs again."
         )
-    lines += [f"not recorded: {name}: {why}" for name, why in sorted(plan.unproven.items())]
+    unproven = sorted(plan.unproven.items())
+    lines += [f"not recorded: {names}: {why}" for names, _, why in _join_alike(unproven)]
     lines = [printable(line, kept="") for line in lines]
     return [*lines, "Nothing is deleted, moved or overwritten."]
 
 
-def _join_similar(rows: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Join successive rows that differ only in numbers."""
+def _join_alike(reasons: Iterable[tuple[str, str]]) -> list[tuple[str, int, str]]:
+    """Say once what is the reason of several names; if more than a few differ in details, the first.
+
+    Gives names, their number and the reason.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for name, why in reasons:
+        by_reason.setdefault(why, []).append(name)
+    alike: dict[str, list[str]] = {}
+    for why in by_reason:
+        alike.setdefault(_DETAIL.sub("#", why[:_MASKED]), []).append(why)
     joined = []
-    for _, same in groupby(rows, lambda row: (row[0], *(_NUMBER.sub("#", t) for t in row[1:]))):
-        group = list(same)
-        if len(group) <= _MAX_SIMILAR:
-            joined += group
-        else:
-            status, path, why = group[0]
-            joined.append((status, f"{path} ... {group[-1][1]}", f"({len(group)} alike) {why}"))
+    for whys in alike.values():
+        groups = [whys] if len(whys) > _MAX_SHOWN else [[why] for why in whys]
+        for group in groups:
+            names = [name for why in group for name in by_reason[why]]
+            joined.append((listed(names, _MAX_SHOWN), len(names), group[0]))
     return joined

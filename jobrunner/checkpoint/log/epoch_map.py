@@ -45,6 +45,13 @@ class EpochMap(MutableMapping[int, int]):
         found._newest = self._newest
         return found
 
+    def only(self, keys: Iterable[int]) -> EpochMap:
+        """A map of these keys alone, all of which are here."""
+        found = EpochMap()
+        for key in keys:
+            found[key] = self[key]
+        return found
+
     def runs(self) -> list[Run]:
         """The progressions, in order and without overlap; those of positions after all others."""
         return list(self._runs)
@@ -97,10 +104,12 @@ class EpochMap(MutableMapping[int, int]):
         return run[3] + at * run[4]
 
     def __setitem__(self, key: int, value: int) -> None:
-        if self.get(key) == value:
-            return
-        self.pop(key, None)
-        place, _ = self._find(key)
+        place, at = self._find(key)
+        if at is not None:
+            if self[key] == value:
+                return
+            del self[key]
+            place, _ = self._find(key)
         epoch, step = int(key), _step(key)
         self._length += 1
         if self._newest is not None and key > self._newest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
@@ -153,8 +154,17 @@ class State:
 
     def commit_number(self, epoch: int) -> int:
         """Number of the ``commit`` entry of a recorded epoch."""
-        position = self.recorded[epoch]
-        return position + max(0, position - 1) // (STATE_INTERVAL - 1)
+        return _number(self.recorded[epoch])
+
+    def count_by_entry(self) -> Counter[int]:
+        """Number of an entry -> how many epochs it recorded, without a walk over the epochs."""
+        found: Counter[int] = Counter()
+        for _, _, count, value, value_step, *_ in self.recorded.runs():
+            if value_step:
+                found.update(map(_number, range(value, value + count * value_step, value_step)))
+            else:
+                found[_number(value)] += count
+        return found
 
     def after(self, entry: LogEntry) -> State:
         """A copy of this state with `entry` applied."""
@@ -345,6 +355,11 @@ RESTARTS = (StateEntry, RepairEntry)
 def _position(number: int) -> int:
     """Position of an entry among those that are no full states."""
     return number - number // STATE_INTERVAL
+
+
+def _number(position: int) -> int:
+    """Number of the entry at a position among those that are no full states."""
+    return position + max(0, position - 1) // (STATE_INTERVAL - 1)
 
 
 def memory_key(directory: str, claim: Claim) -> str:

@@ -32,7 +32,7 @@ from jobrunner.checkpoint.log import (
     RunEntry,
     State,
     StoreRecord,
-    commit_in,
+    commits_in,
     each_entry,
     given_up_by,
     parse_entry,
@@ -143,10 +143,10 @@ class _Planner:
     def plan(self) -> Repair | None:
         repair = self._repair
         is_exact = self._follow()
+        self._records = self._find_records()
         if not is_exact:
-            for epoch in list(repair.state.recorded):
-                if why := self._given_up(epoch):
-                    self._drop(epoch, why)
+            reasons = {epoch: self._given_up(commit) for epoch, commit in self._records.items()}
+            repair.given_up = {epoch: why for epoch, why in reasons.items() if why}
         self._make_records()
         if not self._holes and not repair.commits and not repair.given_up:
             return None
@@ -204,19 +204,18 @@ class _Planner:
             state.restart(self._repair.entries[self._base])
         return state
 
-    def _record_of(self, epoch: int) -> CommitEntry | None:
-        """The record of an epoch, if its entry remains."""
-        entry = self._repair.entries.get(self._repair.state.commit_number(epoch))
-        try:
-            return None if entry is None else commit_in(entry, epoch)
-        except ValueError:
-            return None
+    def _find_records(self) -> dict[int, CommitEntry]:
+        """The records of the epochs whose entries remain; the state may name very many others."""
+        state = self._repair.state
+        return {
+            commit.epoch: commit
+            for entry in self._repair.entries.values()
+            for commit in commits_in(entry)
+            if commit.epoch in state.recorded and state.commit_number(commit.epoch) == entry.number
+        }
 
-    def _given_up(self, epoch: int) -> str:
+    def _given_up(self, commit: CommitEntry) -> str:
         """Why, judging by its stores, a lost entry gave an epoch up; empty if none did."""
-        commit = self._record_of(epoch)
-        if commit is None:
-            return ""  # `_make_records` decides
         roots = [os.path.join(self._path, about.store) for about in commit.stores.values()]
         for root in roots:
             if self._files.is_taken(os.path.join(root, RETIRED_DOCUMENT)):
@@ -225,20 +224,16 @@ class _Planner:
             return "its stores are gone"
         return ""
 
-    def _drop(self, epoch: int, why: str) -> None:
-        self._repair.given_up[epoch] = why
-        del self._repair.state.recorded[epoch], self._repair.state.retries[epoch]
-
     def _make_records(self) -> None:
         """Rebuild lost records, for each epoch that of its newest whole attempt."""
         repair, state = self._repair, self._repair.state
         failed: dict[Claim, str] = {}
         for claim in sorted(self._stores, reverse=True):
             epoch, retry = claim
-            own = state.retries[epoch] if epoch in state.recorded else -1
+            own = -1 if epoch in repair.given_up else state.retries.get(epoch, -1)
             if epoch in repair.commits or retry < own:
                 continue
-            commit = self._record_of(epoch) if retry == own else None
+            commit = self._records.get(epoch) if retry == own else None
             if commit is not None and commit.number not in repair.lost:
                 continue
             is_claimed = retry < state.claims.get(epoch, 0)
@@ -254,13 +249,19 @@ class _Planner:
                 )
             except CheckpointCorruptError as error:
                 failed[claim] = str(error)
-        for epoch in list(state.recorded):
-            if epoch not in repair.commits and self._record_of(epoch) is None:
-                why = failed.pop(Claim(epoch, state.retries[epoch]), "its stores are gone")
-                self._drop(epoch, f"its record is lost, and {why}")
+        given_up, repair.given_up = repair.given_up, {}
+        for epoch in state.recorded:
+            if epoch in self._records and epoch not in given_up and epoch not in repair.commits:
+                repair.kept.append(epoch)
+            elif epoch not in repair.commits:
+                why = "its record is lost, and its stores are gone"
+                repair.given_up[epoch] = given_up.get(epoch, why)
         for claim, why in failed.items():
-            repair.unproven |= dict.fromkeys(self._stores[claim].values(), why)
-        repair.kept = [epoch for epoch in state.recorded if epoch not in repair.commits]
+            is_last = claim.retry == state.retries.get(claim.epoch)
+            if is_last and claim.epoch in repair.given_up and claim.epoch not in given_up:
+                repair.given_up[claim.epoch] = f"its record is lost, and {why}"
+            else:
+                repair.unproven |= dict.fromkeys(self._stores[claim].values(), why)
 
     def _may_be_committed(self, claim: Claim) -> bool:
         """Whether a lost entry may have recorded a claim."""
@@ -344,13 +345,13 @@ class _Planner:
     def _finish_state(self, *, is_exact: bool) -> None:
         """Make the state of the repair's entry, without the epochs that it rebuilds."""
         repair, state = self._repair, self._repair.state
+        state.recorded = state.recorded.only(repair.kept)
+        state.retries = state.retries.only(repair.kept)
         for epoch, retry in self._stores:
             if retry >= state.claims.get(epoch, 0):
                 state.claims[epoch] = retry + 1
         for epoch, commit in repair.commits.items():
             state.chores.pop(Claim(epoch, commit.retry), None)
-            if epoch in state.recorded:
-                del state.recorded[epoch], state.retries[epoch]
         if not is_exact:
             state.chores = {}  # delete no store that a lost entry may have recorded
         epochs = {*repair.kept, *repair.commits}
