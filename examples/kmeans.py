@@ -61,20 +61,15 @@ def assign(points: Array, centroids: Array) -> tuple[Array, npt.NDArray[np.int64
 
 def recompute(
     centroids: Array, parts: list[tuple[Array, npt.NDArray[np.int64], float]]
-) -> tuple[Array, float]:
-    """Move each centroid to the mean of its points, and measure the longest way."""
+) -> tuple[Array, bool]:
+    """Move each centroid to the mean of its points, and tell whether none has moved."""
     # Always summed in the order of the trainers, so that the bits do not depend on timing.
     sums = np.sum([sums for sums, _, _ in parts], axis=0)
     counts = np.sum([counts for _, counts, _ in parts], axis=0)[:, None]
     moved = np.where(counts > 0, sums / np.maximum(counts, 1), centroids)
     shift = float(np.abs(moved - centroids).max())
     current_task().report(inertia=sum(inertia for _, _, inertia in parts), shift=shift)
-    return moved, shift
-
-
-def stands_still(shift: float) -> bool:
-    """Tell whether no centroid has moved."""
-    return shift < 1e-6
+    return moved, shift < 1e-6
 
 
 def save_centroids(centroids: Array, path: str) -> None:
@@ -88,7 +83,7 @@ def build_job(trainers: int = 4, k: int = 10, output: str = "kmeans-centroids.np
     """Define the job; nothing runs yet."""
     server = Node("server")
     nodes = [Node(f"trainer:{i}") for i in range(trainers)]
-    with Job("kmeans") as made:
+    with Job("kmeans", stop_conditions=[server["is_still"]]) as made:
         with made.init_group:
             Task(first_centroids, outputs="centroids", node=server, kwargs={"k": k})
             Task.on_each(
@@ -98,8 +93,7 @@ def build_job(trainers: int = 4, k: int = 10, output: str = "kmeans-centroids.np
                 kwargs=lambda i: {"index": i, "count": trainers},
             )
         parts = Task.on_each(nodes, assign, inputs={"centroids": server["centroids"]})
-        Task(recompute, inputs={"parts": parts}, outputs=["centroids", "shift"], node=server)
-        made.add_stop_condition(Task(stands_still, name="stands still", node=server))
+        Task(recompute, inputs={"parts": parts}, outputs=["centroids", "is_still"], node=server)
         with made.exit_group:
             # Absolute here, on the client: a worker may have another current directory.
             Task(save_centroids, node=server, kwargs={"path": str(Path(output).absolute())})

@@ -10,6 +10,10 @@ from collections.abc import Iterable
 LONGEST_TEXT = 20_000
 """Characters of a message or a traceback that are shown."""
 
+SCRIPT_PREFIX = "jobrunner_script_"
+"""How the name of the module that a job's file becomes begins; see `cli.script`."""
+
+_SCRIPT = re.compile(rf"\b{SCRIPT_PREFIX}(\w+)(?:[.:](?=\w))?")
 _UNPRINTABLE = re.compile(r"[^ -~]")
 # In a URL: what stands before "@", also if a secret there contains "/"; and what follows "?".
 _USER = re.compile(r"(?<=://)(?:[^/@]+|[^/:@]*:(?!\d{1,5}(?!\w))[^@]+)(?=@)")
@@ -21,10 +25,15 @@ def printable(text: str, kept: str = "\n\t") -> str:
     """Return a text that is safe to show and to log.
 
     Escapes, as `repr` does, what is not printable: control characters but those in `kept`, and
-    those that are invisible or turn the direction of writing. Leaves out credentials.
+    those that are invisible or turn the direction of writing. Leaves out credentials. Names what
+    the job's file defines as ``job.py:Model``.
     """
-    text = without_credentials(text)
+    text = _SCRIPT.sub(_name_in_file, without_credentials(text))
     return text if text.isprintable() else _UNPRINTABLE.sub(lambda it: _escape(it[0], kept), text)
+
+
+def _name_in_file(found: re.Match[str]) -> str:
+    return f"{found[1]}.py" + (":" if found[0][-1] in ".:" else "")
 
 
 def _escape(char: str, kept: str) -> str:

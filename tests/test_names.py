@@ -91,6 +91,19 @@ def test_no_text_makes_the_search_for_credentials_slow(part):
     assert time.process_time() - before < 1
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a jobrunner_script_my_job.Model, whose", "a my_job.py:Model, whose"),
+        ("<jobrunner_script_job:Outer.Inner object>", "<job.py:Outer.Inner object>"),
+        ("of jobrunner_script_job. Define", "of job.py. Define"),
+        ("my_jobrunner_script_job", "my_jobrunner_script_job"),
+    ],
+)
+def test_what_a_jobs_file_defines_is_shown_under_its_own_name(text, shown):
+    assert printable(text) == shown
+
+
 @given(st.text(max_size=50))
 def test_a_printable_text_has_nothing_that_a_terminal_obeys(text):
     shown = printable(text)

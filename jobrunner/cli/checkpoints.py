@@ -93,10 +93,10 @@ def verify_command(
             "--replay EPOCH needs --job FILE_OR_MODULE[:JOB], because a checkpoint contains no "
             "code. It cannot be combined with another EPOCH or with --deep."
         )
-    from jobrunner.cli.script import load_job
+    from jobrunner.cli.script import Script
     from jobrunner.run import Replay
 
-    job = load_job(target, parameters)
+    job = Script(target).job(parameters)
     manager = open_directory(directory, allow_pickle=allow_pickle)
     again = Replay(job, manager.loader, read_epoch(replay, manager))
     again.check()  # before a cluster starts

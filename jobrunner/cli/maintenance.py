@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ _DETAIL = re.compile(r"'[^']*'|/\S+|[0-9a-f]{8,}|\d+")
 def prune_command(
     *,
     directory: str,
-    keep: KeepAny | None,
+    keep: Callable[[], KeepAny | None],
     dry_run: bool,
     take_over: bool,
 ) -> Output:
@@ -45,13 +45,14 @@ def prune_command(
 
     from jobrunner.run import format_ranges
 
-    if keep is None:
+    policy = keep()
+    if policy is None:
         raise DefinitionError(
             "Give at least one of --keep-last N, --keep-every N and --keep-best METRIC. An epoch "
             "stays if any of them keeps it."
         )
-    manager = open_directory(directory, keep=keep, take_over=take_over)
-    _check_records(manager, keep)
+    manager = open_directory(directory, keep=policy, take_over=take_over)
+    _check_records(manager, policy)
     if dry_run or manager.recorded.log.refresh().number < 0:
         retired = manager.retention.retirable()
         sizes = _sizes(manager, retired)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -143,15 +144,17 @@ def run(
     """
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cli.progress import show_progress
-    from jobrunner.cli.script import load_callback, load_job, load_object
+    from jobrunner.cli.script import Script
     from jobrunner.run import JobRunner
 
-    job = load_job(target, parameters)
-    manager = MultiNodeCheckpointManager(checkpoint, **saving)
+    script = Script(target)
+    job = script.job(parameters)
+    keep = saving["keep"](script.find)
+    manager = MultiNodeCheckpointManager(checkpoint, **{**saving, "keep": keep})
     about = {"job": job.name, "checkpoint": manager.path}
     if migrate is not None:
-        options["migrate"] = load_object(target, migrate, "--migrate")
-    called = [*map(_open_log, logs), *(load_callback(target, name) for name in callbacks)]
+        options["migrate"] = script.find(migrate, "--migrate")
+    called = [*_open_logs(logs), *map(script.callback, callbacks)]
     if dry_run:
         plan = JobRunner(job, manager, callbacks=called, **options).plan_resume()
         return Output({**about, "plan": plan.to_dict()}, str(plan))
@@ -180,13 +183,21 @@ def run(
     return Output({**about, **result.to_dict()}, text, code)
 
 
-def _open_log(path: str) -> object:
+def _open_logs(paths: Sequence[str]) -> Iterator[object]:
     from jobrunner.callbacks import CSVLog, JSONLinesLog
 
-    for ending, log in ((".csv", CSVLog), (".jsonl", JSONLinesLog)):
-        if path.endswith(ending):
-            return log(path)
-    raise click.UsageError(f"--log {path}: expected a file whose name ends in .csv or .jsonl.")
+    kinds = {".csv": CSVLog, ".jsonl": JSONLinesLog}
+    taken: set[str] = set()
+    for path in paths:
+        log = kinds.get(os.path.splitext(path)[1])
+        if log is None:
+            raise click.UsageError(
+                f"--log {path}: expected a file whose name ends in .csv or .jsonl."
+            )
+        if os.path.realpath(path) in taken:
+            raise click.UsageError(f"--log {path}: this file was given twice. Name each file once.")
+        taken.add(os.path.realpath(path))
+        yield log(path)
 
 
 def _command_again() -> str:

@@ -24,18 +24,18 @@ _BEST = re.compile(
     r"(?P<metric>(.+/)?[^:]+)(:(?P<mode>min|max))?(:(?P<count>\d{1,18}|all))?"
     r"(:threshold=(?P<threshold>[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d{1,3})?))?"
 )
-_BEST_FORM = "METRIC[:min|max][:N|all][:threshold=X]"
+_BEST_FORM = "[:min|max][:N|all][:threshold=X]"
 _INTERVAL = re.compile(r"(?P<count>\d{1,18})(?P<unit>steps|s|)")
 
 _AS_GIVEN = (
-    *("keep", "asynchronous", "load_path", "delete_on_success", "save_on_failure"),
-    *("allow_pickle", "take_over"),
+    *("asynchronous", "load_path", "delete_on_success", "save_on_failure", "allow_pickle"),
+    "take_over",
 )
 """Options with the names and values of the manager's arguments."""
 
 
 def keep_options(function: Function) -> Function:
-    """Add ``--keep-last``, ``--keep-every`` and ``--keep-best``; pass `keep`: a policy or None."""
+    """Add ``--keep-last`` and the like; pass `keep`, which makes the policy: see `_read_keep`."""
 
     @count_option("--keep-last", help="Keep the newest N epochs.")
     @click.option(
@@ -46,9 +46,15 @@ def keep_options(function: Function) -> Function:
     @click.option(
         "--keep-best",
         multiple=True,
-        metavar=_BEST_FORM,
+        metavar=f"METRIC{_BEST_FORM}",
         help="Keep the N epochs with the lowest value of a metric, or the highest; with a "
         "threshold, only those that reach it. [default: min, 1]",
+    )
+    @click.option(
+        "--keep-partial",
+        is_flag=True,
+        help="Checkpoints in the middle of an epoch count too; without other --keep options, keep "
+        "all. [default: remove them when a newer checkpoint is recorded]",
     )
     @functools.wraps(function)
     def call(
@@ -56,39 +62,60 @@ def keep_options(function: Function) -> Function:
         keep_last: int | None,
         keep_every: str | None,
         keep_best: tuple[str, ...],
+        keep_partial: bool,
         **others: Any,
     ) -> Output:
-        return function(keep=read_keep(keep_last, keep_every, keep_best), **others)
+        keep = functools.partial(_read_keep, keep_last, keep_every, keep_best, keep_partial)
+        return function(keep=keep, **others)
 
     return call
 
 
-def read_keep(last: int | None, every: str | None, best: Sequence[str]) -> KeepAny | None:
-    """The policy that keeps an epoch if one of the options does; None without options."""
-    from jobrunner.checkpoint import KeepAny, KeepBest, KeepEvery, KeepLast
+def _read_keep(
+    last: int | None,
+    every: str | None,
+    best: Sequence[str],
+    partial: bool,
+    best_by: Sequence[str] = (),
+    find: Callable[[str, str], Any] | None = None,
+) -> KeepAny | None:
+    """The policy that keeps an epoch if one of the options does; None without options.
+
+    `find` returns the function of the job's file that `best_by` names.
+    """
+    from jobrunner.checkpoint import KeepAll, KeepAny, KeepBest, KeepEvery, KeepLast
 
     policies: list[RetentionPolicy] = []
     if last is not None:
-        policies.append(KeepLast(last))
+        policies.append(KeepLast(last, partial))
     if every is not None:
         unit, count = _read_interval("--keep-every", every, "epochs or seconds, for example 10")
-        policies.append(KeepEvery(count) if unit == "epochs" else KeepEvery(seconds=count))
-    for text in best:
-        match = _BEST.fullmatch(text)
-        if match is None:
-            raise DefinitionError(
-                f"--keep-best {text}: expected {_BEST_FORM}, for example loss:min:3 or "
-                f"accuracy:max:all:threshold=0.9."
-            )
-        most = None if match["count"] == "all" else int(match["count"] or 1)
-        mode: Literal["min", "max"] = "max" if match["mode"] == "max" else "min"
-        threshold = None if match["threshold"] is None else float(match["threshold"])
-        policies.append(KeepBest(match["metric"], most, mode, threshold=threshold))
+        interval = {"n" if unit == "epochs" else unit: count}
+        policies.append(KeepEvery(**interval, partial=partial))
+    for option, texts in (("--keep-best", best), ("--keep-best-by", best_by)):
+        for text in texts:
+            match = _BEST.fullmatch(text)
+            if match is None:
+                raise DefinitionError(
+                    f"{option} {text}: expected {'NAME' if texts is best_by else 'METRIC'}"
+                    f"{_BEST_FORM}, for example loss:min:3 or accuracy:max:all:threshold=0.9."
+                )
+            most = None if match["count"] == "all" else int(match["count"] or 1)
+            mode: Literal["min", "max"] = "max" if match["mode"] == "max" else "min"
+            threshold = None if match["threshold"] is None else float(match["threshold"])
+            metric = match["metric"]
+            by = metric if texts is best or find is None else find(metric, option)
+            policies.append(KeepBest(by, most, mode, partial, threshold))
+    if partial and not policies:
+        policies.append(KeepAll(partial=True))
     return KeepAny(tuple(policies)) if policies else None
 
 
 def save_options(function: Function) -> Function:
-    """Add the options of a run's manager; pass `saving`: its keywords."""
+    """Add the options of a run's manager; pass `saving`: its keywords.
+
+    ``saving["keep"]`` makes the policy, given what finds a function in the job's file.
+    """
 
     @click.option(
         "--save-every",
@@ -103,6 +130,12 @@ def save_options(function: Function) -> Function:
         help="Save once more before TIME (2030-12-31T18:00), or before the end of the Slurm job.",
     )
     @keep_options
+    @click.option(
+        "--keep-best-by",
+        multiple=True,
+        metavar=f"NAME{_BEST_FORM}",
+        help="As --keep-best, by what a function of FILE_OR_MODULE makes of an epoch's metrics.",
+    )
     @click.option(
         "--async",
         "asynchronous",
@@ -154,6 +187,8 @@ def save_options(function: Function) -> Function:
         *,
         save_every: tuple[str, ...],
         save_before: str | None,
+        keep: Callable[..., KeepAny | None],
+        keep_best_by: tuple[str, ...],
         budget: str | None,
         compress: tuple[str, ...],
         metadata: dict[str, str],
@@ -162,6 +197,7 @@ def save_options(function: Function) -> Function:
         saving = {name: others.pop(name) for name in _AS_GIVEN}
         if budget is not None and not saving["asynchronous"]:
             raise click.UsageError("--budget limits the copies of --async: give both.")
+        saving["keep"] = functools.partial(keep, keep_best_by)
         saving["save"] = _read_save(save_every, save_before)
         saving["budget_bytes"] = None if budget is None else _read_size(budget)
         saving["compressors"] = compress or None

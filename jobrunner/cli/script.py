@@ -19,6 +19,7 @@ import cloudpickle
 
 from jobrunner.define import Job, check_call, is_job_function, read_parameters
 from jobrunner.errors import DefinitionError
+from jobrunner.texts import SCRIPT_PREFIX
 
 
 class Target(NamedTuple):
@@ -44,64 +45,63 @@ def parse_target(text: str) -> Target:
     return Target(source, is_file, name or None)
 
 
-def load_job(text: str, parameters: Mapping[str, str] | None = None) -> Job:
-    """Import ``FILE_OR_MODULE[:NAME]`` and return its job, made with `parameters`.
+class Script:
+    """The file or module that ``FILE_OR_MODULE[:NAME]`` names, imported.
 
     The directory of the file, or for a module the current directory, goes to the front of
     ``sys.path``, as with ``python``. The functions and classes of a file are sent to workers by
     value, so workers do not need the file.
     """
-    target = parse_target(text)
-    module = _import_file(Path(target.source)) if target.is_file else _import(target.source)
-    found = _find(module, target)
-    where = target.source if target.name is None else f"{target.source}:{target.name}"
-    arguments = {}
-    if is_job_function(found):
-        arguments = read_parameters(found, parameters or {})
-    elif parameters:
-        raise DefinitionError(
-            f"{where} takes no --param {next(iter(parameters))}: parameters need a function that "
-            f"has the decorator @jobrunner.job and returns a Job."
-        )
-    if isinstance(found, Job):
-        return found
-    try:
-        made = found(**arguments)
-    except (Exception, SystemExit) as error:
-        raise _explain(error, target.source, getattr(module, "__file__", None), "failed") from error
-    if not isinstance(made, Job):
-        raise DefinitionError(f"{where}() returned {made!r:.80}; expected a Job.")
-    return made
 
+    def __init__(self, text: str) -> None:
+        self._target = parse_target(text)
+        self._source = self._target.source
+        is_file = self._target.is_file
+        self._module = _import_file(Path(self._source)) if is_file else _import(self._source)
 
-def load_object(text: str, name: str, option: str) -> Any:
-    """The object `name` of the file or module of a job that `load_job` has loaded, for an option."""
-    target = parse_target(text)
-    module = sys.modules[_name_of(Path(target.source)) if target.is_file else target.source]
-    if not hasattr(module, name):
-        raise DefinitionError(
-            f"{option} {name}: {target.source} has no {name!r}. Name a variable, function or class of "
-            f"it."
-        )
-    return getattr(module, name)
+    def job(self, parameters: Mapping[str, str] | None = None) -> Job:
+        """The job NAME, or the only one, made with `parameters`."""
+        found = _find(self._module, self._target)
+        name = self._target.name
+        where = self._source if name is None else f"{self._source}:{name}"
+        arguments = {}
+        if is_job_function(found):
+            arguments = read_parameters(found, parameters or {})
+        elif parameters:
+            raise DefinitionError(
+                f"{where} takes no --param {next(iter(parameters))}: parameters need a function "
+                f"that has the decorator @jobrunner.job and returns a Job."
+            )
+        if isinstance(found, Job):
+            return found
+        made = self._call(lambda: found(**arguments), "failed")
+        if not isinstance(made, Job):
+            raise DefinitionError(f"{where}() returned {made!r:.80}; expected a Job.")
+        return made
 
+    def find(self, name: str, option: str) -> Any:
+        """The variable, function or class `name`, for an option."""
+        if not hasattr(self._module, name):
+            raise DefinitionError(
+                f"{option} {name}: {self._source} has no {name!r}. Name a variable, function or "
+                f"class of it."
+            )
+        return getattr(self._module, name)
 
-def load_callback(text: str, name: str) -> Any:
-    """The callback `name`, as `load_object`; a function or class makes it."""
-    found = load_object(text, name, "--callback")
-    if not (isinstance(found, type) or inspect.isroutine(found)):
-        return found
-    check_call(found, 0, (), f"--callback {name}")
-    try:
-        return found()
-    except (Exception, SystemExit) as error:
-        file = getattr(sys.modules.get(found.__module__), "__file__", None)
-        raise _explain(error, file or text, file, f"failed for --callback {name}") from error
+    def callback(self, name: str) -> Any:
+        """The callback `name`; a function or class makes it."""
+        found = self.find(name, "--callback")
+        if not (isinstance(found, type) or inspect.isroutine(found)):
+            return found
+        check_call(found, 0, (), f"--callback {name}")
+        return self._call(found, f"failed for --callback {name}")
 
-
-def _name_of(path: Path) -> str:
-    # A name of its own: the script may import a package with the name of its file.
-    return "jobrunner_script_" + re.sub(r"\W", "_", path.stem)
+    def _call(self, make: Callable[[], Any], what: str) -> Any:
+        try:
+            return make()
+        except (Exception, SystemExit) as error:
+            file = getattr(self._module, "__file__", None)
+            raise _explain(error, self._source, file, what) from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -110,7 +110,8 @@ def _import_file(path: Path) -> ModuleType:
             f"There is no file {str(path)!r} in {os.getcwd()!r}. Name a Python file or an "
             f"importable module that defines a job."
         )
-    name = _name_of(path)
+    # A name of its own: the script may import a package with the name of its file.
+    name = SCRIPT_PREFIX + re.sub(r"\W", "_", path.stem)
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None:
         raise DefinitionError(f"{str(path)!r} is not a Python file: its name must end in '.py'.")

@@ -139,9 +139,7 @@ class Saver:
                 what = str(error)
                 if is_empty:
                     what = what.replace(" Earlier epochs are still recorded.", "")
-                raise CheckpointWriteError(
-                    f"Run refused: the checkpoint directory is not writable: {what}"
-                ) from error
+                raise CheckpointWriteError(f"Run refused: {what}") from error
             if self._on_save_error == "raise" or not is_empty:
                 raise
             self._failures.add(None, error, "The run starts anyway; each save tries again.")

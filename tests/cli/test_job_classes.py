@@ -18,7 +18,7 @@ from jobrunner import (
     Session,
 )
 from jobrunner.checkpoint import SavedObject
-from jobrunner.cli.script import load_job
+from jobrunner.cli.script import Script
 
 JOB = """
 import dataclasses, enum, os, typing
@@ -108,7 +108,7 @@ def write(directory: Path, value: str, check: str, more: str = "") -> None:
 def run_here(directory: Path, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the job's file again, as another process would, and run the job."""
     monkeypatch.setenv("EPOCHS", str(epochs))
-    job = load_job(str(directory / "job.py"))
+    job = Script(str(directory / "job.py")).job()
     manager = MultiNodeCheckpointManager(directory / "runs", allow_pickle=True)
     with Session.local(workers=2, processes=False) as session:
         JobRunner(job, manager).run(session)
@@ -165,7 +165,9 @@ def test_a_class_that_is_gone_is_named_before_anything_runs(
     run_here(tmp_path, 1, monkeypatch)
     job = tmp_path / "job.py"
     job.write_text(job.read_text().replace("Point", "Place"))
-    with pytest.raises(PlanMismatchError, match="_job:Point, which this program does not have"):
+    with pytest.raises(
+        PlanMismatchError, match="values of job.py:Point, which this program does not have"
+    ):
         run_here(tmp_path, 2, monkeypatch)
     assert MultiNodeCheckpointManager(tmp_path / "runs").epochs() == [0, 1]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from jobrunner.cli.script import Target, load_job, parse_target
+from jobrunner.cli.script import Script, Target, parse_target
 from jobrunner.errors import DefinitionError
 
 _IMPORT = "from jobrunner.define.jobs import Job\n"
@@ -60,13 +60,13 @@ def test_any_other_target_is_refused_with_the_valid_forms(text: str) -> None:
 
 def test_the_only_job_needs_no_name(tmp_path: Path) -> None:
     script = _write(tmp_path, "anything = Job('only')\nsame = anything\n")
-    assert load_job(script).name == "only"
+    assert Script(script).job().name == "only"
 
 
 def test_a_name_is_a_variable_or_a_function(tmp_path: Path) -> None:
     script = _write(tmp_path, "a = Job('first')\ndef make(name='made'): return Job(name)\n")
-    assert load_job(f"{script}:a").name == "first"
-    assert load_job(f"{script}:make").name == "made"
+    assert Script(f"{script}:a").job().name == "first"
+    assert Script(f"{script}:make").job().name == "made"
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_a_script_without_the_job_is_refused_with_the_place(
 ) -> None:
     script = _write(tmp_path, text)
     with pytest.raises(DefinitionError, match=f"(?s){message}"):
-        load_job(script + name)
+        Script(script + name).job()
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DefinitionError, match="There is no file"):
-        load_job(str(tmp_path / "absent.py"))
+        Script(str(tmp_path / "absent.py"))
 
 
 def test_a_module_is_found_in_the_current_directory(
@@ -110,16 +110,16 @@ def test_a_module_is_found_in_the_current_directory(
 ) -> None:
     _write(tmp_path, "job = Job('module')\n", "cli_module_for_test.py")
     monkeypatch.chdir(tmp_path)
-    assert load_job("cli_module_for_test").name == "module"
+    assert Script("cli_module_for_test").job().name == "module"
     with pytest.raises(DefinitionError, match="There is no module 'cli_absent_for_test'"):
-        load_job("cli_absent_for_test:job")
+        Script("cli_absent_for_test:job").job()
 
 
 def test_a_module_that_exits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path, "exit()\n", "cli_exit_for_test.py")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DefinitionError, match="cannot be imported.*line 2.*SystemExit"):
-        load_job("cli_exit_for_test")
+        Script("cli_exit_for_test").job()
 
 
 def test_a_module_that_cannot_import_another_is_refused_with_its_name(
@@ -128,12 +128,12 @@ def test_a_module_that_cannot_import_another_is_refused_with_its_name(
     _write(tmp_path, "import no_such_thing\n", "cli_broken_for_test.py")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DefinitionError, match="cannot be imported.*'no_such_thing'"):
-        load_job("cli_broken_for_test")
+        Script("cli_broken_for_test").job()
 
 
 def test_a_script_goes_to_workers_by_value_under_a_name_of_its_own(tmp_path: Path) -> None:
     script = _write(tmp_path, "job = Job('j')\ndef twice(n): return 2 * n\n", "numpy.py")
-    load_job(script)
+    Script(script).job()
     module = sys.modules["jobrunner_script_numpy"]
     text = cloudpickle.dumps(module.twice)
     del sys.modules["jobrunner_script_numpy"]
@@ -146,16 +146,16 @@ def test_a_script_goes_to_workers_by_value_under_a_name_of_its_own(tmp_path: Pat
 def test_a_script_may_import_its_neighbours(tmp_path: Path) -> None:
     _write(tmp_path, "n = 3\n", "cli_neighbour_for_test.py")
     script = _write(tmp_path, "from cli_neighbour_for_test import n\njob = Job(f'j{n}')\n")
-    assert load_job(script).name == "j3"
+    assert Script(script).job().name == "j3"
 
 
 def test_parameters_are_read_by_the_types_of_the_function_that_makes_the_job(
     tmp_path: Path,
 ) -> None:
     script = _write(tmp_path, _MAKE)
-    assert load_job(script).parameters == {"lr": 0.1, "n": 1, "sizes": [], "fast": False}
+    assert Script(script).job().parameters == {"lr": 0.1, "n": 1, "sizes": [], "fast": False}
     given = {"lr": "3e-1", "sizes": "[1, 2]", "fast": "true"}
-    assert load_job(f"{script}:make", given).parameters == {
+    assert Script(f"{script}:make").job(given).parameters == {
         "lr": 0.3,
         "n": 1,
         "sizes": [1, 2],
@@ -187,4 +187,4 @@ def test_parameters_that_do_not_fit_are_named(
     tmp_path: Path, text: str, given: dict[str, str], message: str
 ) -> None:
     with pytest.raises(DefinitionError, match=message):
-        load_job(_write(tmp_path, text), given)
+        Script(_write(tmp_path, text)).job(given)

@@ -71,7 +71,7 @@ def test_kmeans_agrees_with_a_plain_loop(
     result = _run(
         inproc_session, kmeans.build_job(trainers=3, output=str(output)), tmp_path / "runs"
     )
-    assert result.stopped_by == "server/stands still"
+    assert result.stopped_by == "server/is_still"
     centroids = np.load(output)
     assert centroids.shape == (10, 64)
     points = np.concatenate([kmeans.load_shard(i, 3) for i in range(3)])

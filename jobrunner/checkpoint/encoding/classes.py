@@ -29,15 +29,13 @@ from jobrunner.checkpoint.encoding.dtypes import Trail, Tree
 from jobrunner.checkpoint.encoding.numpy_values import encode_dtype
 from jobrunner.checkpoint.encoding.outline import SavedObject
 from jobrunner.errors import CheckpointError, PlanMismatchError
+from jobrunner.texts import SCRIPT_PREFIX
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint.encoding.decode import Decoder
     from jobrunner.checkpoint.encoding.encode import Encoder
 else:
     Decoder = Any
-
-SCRIPT_PREFIX = "jobrunner_script_"
-"""How the name of the module that a job's file becomes begins; see `cli.script`."""
 
 _IS_HEAP_TYPE = 1 << 9  # of `__flags__`: the class was made by a class statement
 
@@ -159,7 +157,7 @@ def _dataclass(encoder: Encoder, value: Any, trail: Trail) -> Tree:
         raise UnsuitableError(why)
     state = _state_of(value)
     name = encoder.name_class(cls)
-    if same := encoder.mutable(value):
+    if same := encoder.mutable(value, trail):
         return same
     fields = _fields_of(cls)
     tree = {

@@ -138,7 +138,7 @@ class Encoder:
         return undo
 
     def _everyday_exactly(self, method: EncodeMethod, value: Any, trail: Trail) -> Tree:
-        if type(value) in _MUTABLE and (same := self.mutable(value)):
+        if type(value) in _MUTABLE and (same := self.mutable(value, trail)):
             return same
         try:
             tree = method(self, value, trail)
@@ -182,10 +182,10 @@ class Encoder:
 
     # --- identity
 
-    def number(self, key: object, value: object) -> Tree | None:
+    def number(self, key: object, value: object, trail: Trail) -> Tree | None:
         """Number an object with an identity; return a ``same`` node if it has a number already."""
         if id(value) in self.inside:
-            raise UnsupportedValueError((), type(value), _LOOP, _NO_LOOP)
+            raise UnsupportedValueError(trail, type(value), _LOOP, _NO_LOOP)
         known = self.numbers.get(key)
         if isinstance(known, tuple):
             return {"$": "row", "of": known[0], "at": known[1]}
@@ -196,9 +196,9 @@ class Encoder:
         self._kept.append(value)
         return None
 
-    def mutable(self, value: object) -> Tree | None:
+    def mutable(self, value: object, trail: Trail) -> Tree | None:
         """Number a mutable object; return a ``same`` node if it has a number already."""
-        same = self.number(id(value), value)
+        same = self.number(id(value), value, trail)
         if same is None and not self.is_value:
             self.identities[id(value)] = value
         return same
@@ -212,12 +212,12 @@ class Encoder:
             if not self.is_value:
                 self.identities[key] = row
 
-    def _object(self, value: object) -> Tree | None:
+    def _object(self, value: object, trail: Trail) -> Tree | None:
         """Number an object of an unknown class, which counts as immutable if it is hashable."""
         can_change = type(value).__hash__ in (None, object.__hash__)
         if can_change and not isinstance(value, type | types.FunctionType):
-            return self.mutable(value)
-        return self.number(id(value), value)
+            return self.mutable(value, trail)
+        return self.number(id(value), value, trail)
 
     # --- plain values
 
@@ -247,7 +247,7 @@ class Encoder:
         self.inside.add(id(value))
 
     def _list(self, value: list[Any], trail: Trail) -> Tree:
-        return self.mutable(value) or self._sequence("list", value, trail)
+        return self.mutable(value, trail) or self._sequence("list", value, trail)
 
     def _sequence(self, kind: str, value: Sequence[Any], trail: Trail) -> Tree:
         if tree := self.columns(kind, value, {"of": value}, trail):
@@ -258,7 +258,7 @@ class Encoder:
         return trees if kind == "list" else {"$": "tuple", "items": trees}
 
     def _dict(self, value: dict[Any, Any], trail: Trail) -> Tree:
-        if same := self.mutable(value):
+        if same := self.mutable(value, trail):
             return same
         kind = "dict" if type(value) is dict else "odict"
         tree = self.columns(kind, value, {"keys": value, "of": value.values()}, trail)
@@ -304,13 +304,13 @@ class Encoder:
     def view(self, value: Array, holds: str, trail: Trail) -> Tree:
         """Number an array; equal views of the same memory count as one array."""
         if self.is_value:
-            return self.number(object(), value)
+            return self.number(object(), value, trail)
         key: object = id(value)
         if value.size and value.itemsize:
             key = (value.__array_interface__["data"][0], value.shape, value.strides, holds)
             if key not in self.numbers:
                 self.memory.append((trail, value))
-        return self.number(key, value)
+        return self.number(key, value, trail)
 
     def part(self, array: Array, trail: Trail, holds: str) -> int:
         """Add an array to the blob's; return its index."""
@@ -322,7 +322,7 @@ class Encoder:
     # --- anything else
 
     def _by_codec(self, value: object, trail: Trail, codec: Codec) -> Tree:
-        if same := self._object(value):
+        if same := self._object(value, trail):
             return same
         with refusing(value, trail, f"the encode function of its codec {codec.name!r}"):
             inner = codec.encode(value)
@@ -333,7 +333,7 @@ class Encoder:
         return {"$": "codec", "name": codec.name, "value": tree}
 
     def _state(self, value: Any, trail: Trail) -> Tree:
-        if same := self.mutable(value):
+        if same := self.mutable(value, trail):
             return same
         if self._holder:
             why = f"it is in {self._holder}, so its state_dict() could not be loaded into it"
@@ -354,7 +354,7 @@ class Encoder:
     def _pickle(self, value: object, trail: Trail, why: str) -> Tree:
         if not self._allow_pickle:
             raise UnsupportedValueError(trail, type(value), why)
-        if same := self._object(value):
+        if same := self._object(value, trail):
             return same
         with refusing(value, trail, "pickling it"):
             data, named = classes.pickle_by_name(value)
@@ -375,7 +375,7 @@ _ENCODERS: dict[type, Callable[[Encoder, Any, Trail], Tree]] = {
     str: Encoder.text,
     bytes: lambda encoder, value, trail: encoder._data("bytes", value, trail),
     bytearray: lambda encoder, value, trail: (
-        encoder.mutable(value) or encoder._data("bytearray", bytes(value), trail)
+        encoder.mutable(value, trail) or encoder._data("bytearray", bytes(value), trail)
     ),
     list: Encoder._list,
     tuple: lambda encoder, value, trail: encoder._sequence("tuple", value, trail),

@@ -148,7 +148,7 @@ def _memoryview(encoder: Encoder, value: memoryview, trail: Trail) -> Tree:
         is_own = False
     if not is_own:
         raise UnsuitableError("NumPy has no array like it; save bytes(...) instead")
-    if same := encoder.number(id(value), value):
+    if same := encoder.number(id(value), value, trail):
         return same
     return {
         "$": "memoryview",

@@ -46,7 +46,11 @@ def encode_value(encoder: Encoder, value: Any, trail: Trail, kind: LibraryType) 
         raise
     except Exception as error:
         raise NotExactError(f"reading it raised {type(error).__name__}: {error}") from error
-    if same := encoder.mutable(value) if kind.is_mutable else encoder.number(id(value), value):
+    if same := (
+        encoder.mutable(value, trail)
+        if kind.is_mutable
+        else encoder.number(id(value), value, trail)
+    ):
         return same
     before, encoder.is_value = encoder.is_value, encoder.is_value or kind.hides_memory()
     tree = encoder.within(kind.name, value, parts, trail)
