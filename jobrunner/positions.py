@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, Self
 
 from jobrunner.errors import DefinitionError
+from jobrunner.texts import without_credentials
 
 _POSITION = re.compile(r"(0|[1-9][0-9]{0,17})(?:\.s([1-9][0-9]{0,17}))?")
 
@@ -139,6 +142,24 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return epoch_to_json(value)
+
+
+def to_json(value: Any) -> Any:
+    """Any value as strict JSON, without credentials; NaN and infinities become null."""
+    if isinstance(value, Mapping):
+        return {to_json(str(key)): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_json(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, str):
+        return without_credentials(value)
+    if isinstance(value, int):
+        return epoch_to_json(value)
+    if value is None:
+        return value
+    unpacked = value.item() if hasattr(value, "item") and getattr(value, "size", 0) == 1 else value
+    return str(value) if unpacked is value else to_json(unpacked)
 
 
 def epoch_from_json(value: int | str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 LONGEST_TEXT = 20_000
 """Characters of a message or a traceback that are shown."""
@@ -95,6 +95,19 @@ def format_seconds(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def format_metrics(metrics: Mapping[str, object], most: int = 4) -> list[str]:
+    """The first numeric metrics, each as ``name=value``."""
+    shown = []
+    for name, value in metrics.items():
+        if name == "epoch":
+            continue
+        try:
+            shown.append(f"{name}={float(value):.4g}")  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
+            continue
+    return shown[:most]
 
 
 def format_time(text: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +17,9 @@ import click
 
 from jobrunner import errors
 from jobrunner._version import __version__
-from jobrunner.positions import epoch_to_json
+from jobrunner.positions import to_json
 from jobrunner.signals import TerminatedError
-from jobrunner.texts import printable, shorten, without_credentials
+from jobrunner.texts import printable, shorten
 
 EXIT_CODES: Mapping[type[BaseException], int] = {
     # The most derived class decides.
@@ -89,7 +88,7 @@ class Command(click.Command):
         with _stdout_to_stderr() if as_json else contextlib.nullcontext():
             output = _attempt(super().invoke, ctx)
         if as_json:
-            _print(json.dumps(_to_json(output.data), indent=2, allow_nan=False))
+            _print(json.dumps(to_json(output.data), indent=2, allow_nan=False))
         if output.is_error or not as_json:
             _print(printable(output.text), err=output.is_error)
         sys.exit(output.exit_code)
@@ -183,24 +182,6 @@ def _print(text: str, *, err: bool = False) -> None:
         # Otherwise, Python flushes again at exit and reports the error.
         stream = sys.stderr if err else sys.stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _to_json(value: Any) -> Any:
-    """Convert to strict JSON; NaN and infinities become null."""
-    if isinstance(value, Mapping):
-        return {_to_json(str(key)): _to_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_to_json(item) for item in value]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, str):
-        return without_credentials(value)
-    if isinstance(value, int):
-        return epoch_to_json(value)
-    if value is None:
-        return value
-    unpacked = value.item() if hasattr(value, "item") and getattr(value, "size", 0) == 1 else value
-    return str(value) if unpacked is value else _to_json(unpacked)
 
 
 @contextlib.contextmanager

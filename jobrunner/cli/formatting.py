@@ -1,25 +1,10 @@
-"""Format metrics and tables for people."""
+"""Format tables for people."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from jobrunner.texts import printable
-
-_SHOWN_METRICS = 4
-
-
-def format_metrics(metrics: Mapping[str, object]) -> list[str]:
-    """Format the first few numeric metrics as ``name=value``."""
-    shown = []
-    for name, value in metrics.items():
-        if name == "epoch":
-            continue
-        try:
-            shown.append(f"{name}={float(value):.4g}")  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):
-            continue
-    return shown[:_SHOWN_METRICS]
 
 
 def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from jobrunner.cli.command import Output, main
-from jobrunner.cli.formatting import format_metrics, format_table
+from jobrunner.cli.formatting import format_table
 from jobrunner.cli.options import (
     count_option,
     directory_argument,
@@ -19,7 +19,7 @@ from jobrunner.cli.options import (
     read_epoch,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
-from jobrunner.texts import clip, format_seconds, format_time, printable, show
+from jobrunner.texts import clip, format_metrics, format_seconds, format_time, printable, show
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager, NodeCheckpoint

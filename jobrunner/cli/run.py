@@ -143,9 +143,9 @@ def run(
     decorator @job.
     """
     from jobrunner.checkpoint import MultiNodeCheckpointManager
-    from jobrunner.cli.progress import show_progress
     from jobrunner.cli.script import Script
     from jobrunner.run import JobRunner
+    from jobrunner.view import show_on
 
     script = Script(target)
     job = script.job(parameters)
@@ -160,9 +160,8 @@ def run(
         return Output({**about, "plan": plan.to_dict()}, str(plan))
 
     again = _command_again()
-    with terminated_as_interrupt(), show_progress(sys.stdout) as progress:
-        runner = JobRunner(job, manager, callbacks=[progress, *called], **options)
-        progress.under_way = runner.under_way
+    with terminated_as_interrupt(), show_on(sys.stdout) as live:
+        runner = JobRunner(job, manager, callbacks=[live.state, *called], **options)
         save_on_usr1 = handled("SIGUSR1", lambda number, frame: runner.save_now())
         runner.plan_resume()  # report mistakes before a cluster starts
         try:

@@ -65,7 +65,7 @@ class Binding:
         self.lost = self._members.lost  # workers that this binding has lost: address -> cause
         self.leaving = self._members.leaving  # workers in use about to leave: address -> cause
         self._groups = ShippedGroups()
-        self._under_way: tuple[str, int | None, float] | None = None
+        self._under_way: tuple[str, int | None, float, int] | None = None
         self._is_released = False
 
     # ---- for runners
@@ -92,9 +92,9 @@ class Binding:
         run = self._under_way
         if run is None:
             return None
-        group, epoch, started = run
+        group, epoch, started, step = run
         tasks = self._members.running_on(list(self._members.running))
-        return UnderWay(group, epoch, time.perf_counter() - started, tasks)
+        return UnderWay(group, epoch, time.perf_counter() - started, tasks, step)
 
     def count_spread(self) -> int:
         """How many workers the nodes would use if they were placed again now."""
@@ -168,7 +168,7 @@ class Binding:
             details["recorded"] = recorded
         details["key"] = group
         request = Request("run", details, group=plan.name, epoch=epoch, **options)
-        self._under_way = (plan.name, epoch, started)
+        self._under_way = (plan.name, epoch, started, details["step"])
         try:
             replies = self._messenger.call(request, addresses)
         except NodeLostError:

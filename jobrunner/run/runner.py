@@ -10,7 +10,7 @@ from typing import get_args
 from msgspec import structs
 
 from jobrunner.checkpoint import Loader, MultiNodeCheckpointManager, resolve_options
-from jobrunner.cluster import Session
+from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
 from jobrunner.define import (
     COUNT,
@@ -218,6 +218,11 @@ class JobRunner:
             finally:
                 self._run = None
 
+    @property
+    def binding(self) -> Binding | None:
+        """The nodes on their workers, for views of the run; None before and after it."""
+        return getattr(self._run, "binding", None)
+
     def under_way(self) -> UnderWay | None:
         """Say what runs on the workers now: the group, its epoch, its tasks, and for how long.
 
@@ -230,8 +235,7 @@ class JobRunner:
         -----
         Runs on the client, in any thread, and returns at once.
         """
-        run = self._run
-        return None if run is None or not hasattr(run, "binding") else run.binding.under_way
+        return None if self.binding is None else self.binding.under_way
 
     @checked(reason=TEXT)
     def stop(self, reason: str = "JobRunner.stop") -> None:

@@ -167,6 +167,7 @@ class UnderWay(NamedTuple):
     epoch: int | None
     seconds: float  # since the client asked for it
     tasks: tuple[str, ...]  # running ones at their workers' last reply, as "node/task"
+    step: int = 0  # of the epoch, from 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,11 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
-from jobrunner.cli.progress import show_progress
 from jobrunner.run.result import ResumePlan
+from jobrunner.view import show_on
 from jobrunner.worker.epoch_batch import UnderWay
 from tests.cli.directories import begin, invoke, save
+from tests.view.test_live import Runner
 
 # All control characters but NUL, and all that are invisible or turn the direction of writing.
 HOSTILE = "[red]" + "".join(
@@ -173,12 +174,13 @@ def test_progress_shows_markup_and_control_characters_as_text() -> None:
             return True
 
     for stream in (io.StringIO(), Terminal()):
-        with show_progress(stream) as progress:
-            progress.under_way = lambda: UnderWay("epoch", 1, 2.0, (HOSTILE,))
-            progress.on_start(ResumePlan(None, HOSTILE, warnings=(HOSTILE,)), 3)
+        with show_on(stream) as live:
+            runner = Runner(UnderWay("epoch", 1, 2.0, (f"a/{HOSTILE}",)), HOSTILE)
+            live.state.on_setup(runner)
+            live.state.on_start(ResumePlan(None, HOSTILE, warnings=(HOSTILE,)), 3)
             logging.getLogger("jobrunner.x").warning("%s", HOSTILE)
-            progress.on_epoch(1, 0.1, {HOSTILE: 1.0})
-            progress.look()
+            live.tell("print", {"node": "a", "task": HOSTILE, "text": HOSTILE})
+            live.state.on_epoch(1, 0.1, {HOSTILE: 1.0})
         told = stream.getvalue()
         assert "[red]\\x01" in told
         if not stream.isatty():

@@ -1,0 +1,89 @@
+"""Views for files and pipes: a line for each event and each drawing."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from jobrunner.positions import to_json
+from jobrunner.texts import printable
+from jobrunner.view import wording
+
+
+class TolerantStream:
+    """A stream that ignores errors: a job continues when the reader of its output is gone."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, if that works."""
+        with contextlib.suppress(OSError, ValueError):  # the latter: it is closed
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, if that works."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Lines:
+    """Lines of text, for people."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = TolerantStream(stream)
+
+    def open(self) -> None:
+        """Nothing to begin."""
+
+    def tell(self, event: str, about: Mapping[str, Any]) -> None:
+        """Write an event that needs words."""
+        text = printable(wording.told(event, about))
+        if event == "stop_asked":  # a user waits for it, wherever the lines go
+            with contextlib.suppress(OSError):  # Ctrl-C may have ended its reader, such as `tee`
+                os.write(2, f"\n{text}\n".encode())
+        elif text:
+            self._write(text)
+
+    def draw(self, known: Mapping[str, Any]) -> None:
+        """Write a state as a line."""
+        self._write(printable(wording.line(known), kept=""))
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+
+class JSONLines:
+    """JSON objects, one a line, for programs: `docs/command-line.md` describes them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = TolerantStream(stream)
+
+    def open(self) -> None:
+        """Nothing to begin."""
+
+    def tell(self, event: str, about: Mapping[str, Any]) -> None:
+        """Write an event."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        about = {"event": event, "time": now, **about}
+        self._stream.write(f"{json.dumps(to_json(about), allow_nan=False)}\n")
+        self._stream.flush()
+
+    def draw(self, known: Mapping[str, Any]) -> None:
+        """Write a state."""
+        self.tell("state", known)
+
+    def close(self) -> None:
+        """Nothing to end."""

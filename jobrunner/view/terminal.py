@@ -1,0 +1,129 @@
+"""A view on a terminal: some lines at its end, which change; what stays is written above them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, TextIO, cast
+
+from rich.cells import cell_len, chop_cells
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from jobrunner.texts import format_seconds, printable
+from jobrunner.view import wording
+from jobrunner.view.lines import TolerantStream
+
+BAR_WIDTH = 20
+GAP = "  "
+
+
+class Terminal:
+    """Draws on the last lines of a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(
+            file=cast("TextIO", TolerantStream(stream)), markup=False, emoji=False, highlight=False
+        )
+        # What this process prints goes above the bar, unless the user has redirected it elsewhere.
+        self._live = Live(
+            console=self._console,
+            auto_refresh=False,
+            redirect_stdout=sys.stdout.isatty(),
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        self._known: Mapping[str, Any] = {"phase": "starting"}
+
+    def open(self) -> None:
+        """Begin to draw."""
+        self._live.start()
+
+    def tell(self, event: str, about: Mapping[str, Any]) -> None:
+        """Write an event that needs words, above the bar."""
+        if text := wording.told(event, about):
+            self._console.print(Text(printable(text)), soft_wrap=True)
+
+    def draw(self, known: Mapping[str, Any]) -> None:
+        """Draw a state in place of the one before."""
+        self._known = known
+        width, height = self._console.size
+        self._live.update(render(known, width, height - 1), refresh=True)
+
+    def close(self) -> None:
+        """End; a run that did not start leaves nothing behind."""
+        self._live.transient = self._known["phase"] == "starting"
+        self._live.stop()
+
+
+def render(known: Mapping[str, Any], width: int, height: int) -> Group:
+    """A state in lines of at most `width` cells, and about as many lines as `height` says.
+
+    No metric and no save is cut: what does not fit a line is continued in the next. Of metrics that
+    do not fit the screen, and of nodes, it is said how many more there are.
+    """
+    is_over = known["phase"] in ("finished", "stopped", "failed")
+    share = wording.share(known)
+    head = [Text(_plain(known["job"]), "bold")] if known["job"] else []
+    started = known["phase"] != "starting"
+    head.append(Text(wording.position(known) if started else "starting"))
+    if share is not None:
+        head += [Text(_bar(share)), Text(f"{share:.0%}")]
+    head.append(Text(format_seconds(known["seconds"])))
+    head += map(Text, wording.times(known))
+    if known["phase"] in ("recovering", "init", "loading"):
+        head.append(Text(known["phase"], "yellow"))
+    about = [Text(text, "green") for text in wording.saves(known)]
+    about += [Text(text, "bold red") for text in wording.troubles(known)]
+    about += map(Text, wording.workers(known))
+    top = [*flow(head, width), *flow(about, width)]
+    rows = [] if is_over else wording.nodes(known)
+    metrics = flow(map(Text, map(_plain, wording.metrics(known, len(known["metrics"])))), width)
+    room = max(1, height - len(top) - min(len(rows), height // 2))
+    most = len(known["metrics"])
+    while len(metrics) > room and most > 1:
+        most = most * 3 // 4
+        metrics = flow(map(Text, map(_plain, wording.metrics(known, most))), width)
+    lines = [*top, *metrics]
+    return Group(*lines, *_nodes(rows, width, max(1, height - len(lines))))
+
+
+def flow(items: Iterable[Text], width: int) -> list[Text]:
+    """Put items into lines, whole; one that is wider than a line continues in the next."""
+    lines: list[Text] = []
+    for item in items:
+        size = item.cell_len
+        if lines and lines[-1].cell_len + len(GAP) + size <= width:
+            lines[-1].append(GAP).append_text(item)
+        elif size <= width:
+            lines.append(item.copy())
+        else:
+            lines += [Text(part, item.style) for part in chop_cells(item.plain, width)]
+    return lines
+
+
+def _nodes(rows: list[wording.Node], width: int, height: int) -> list[Table | Text]:
+    if not rows:
+        return []
+    shown = rows if len(rows) <= height else rows[: max(0, height - 1)]
+    table = Table.grid(padding=(0, 1), expand=False)
+    widest = max((cell_len(_plain(row.name)) for row in shown), default=0)
+    table.add_column(no_wrap=True, overflow="ellipsis", width=min(widest, width // 3))
+    table.add_column(width=10)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    for row in shown:
+        bar = "" if row.share is None else ProgressBar(total=1.0, completed=row.share, width=10)
+        table.add_row(Text(_plain(row.name)), bar, Text(_plain(row.does)))
+    more = len(rows) - len(shown)
+    return [table, *([Text(f"and {more} more nodes")] if more else [])]
+
+
+def _bar(share: float) -> str:
+    done = round(share * BAR_WIDTH)
+    return "━" * done + "─" * (BAR_WIDTH - done)
+
+
+def _plain(text: str) -> str:
+    return printable(text, kept="")

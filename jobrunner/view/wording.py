@@ -1,0 +1,154 @@
+"""What views say, in words: of events, and of a run's state as `RunState.to_dict` gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from dask.utils import format_bytes
+
+from jobrunner.texts import counted, format_metrics, format_seconds, listed, printable
+from jobrunner.view.state import LONG_SECONDS
+
+Known = Mapping[str, Any]
+"""A run's state, as `RunState.to_dict` gives it; or what is known of an event."""
+
+GROUPS_SECONDS = 2.0
+"""Epochs of this length show what each node does, also just after one has begun."""
+
+
+class Node(NamedTuple):
+    """A row of what nodes do."""
+
+    name: str
+    share: float | None  # of its tasks that have ended, in the group that runs
+    does: str
+
+
+def told(event: str, about: Known) -> str:
+    """What stays on the screen of an event; empty: nothing."""
+    if event == "start":
+        return str(about["text"])
+    if event == "warning":
+        return f"{about['level']}: {about['message']}"
+    if event == "print":
+        return printable(f"{about['node']}/{about['task']}: {about['text']}", kept="\t")
+    if event == "recovery":
+        when = format_seconds(about["seconds"])
+        return f"recovered after {when}; continues from {_position(about)}"
+    if event == "stop_asked":
+        return (
+            f"{about['reason']}: the run ends once its epoch is recorded; {about['at_once']} ends "
+            f"it now."
+        )
+    return ""
+
+
+def position(known: Known) -> str:
+    """Which epoch has ended, of how many."""
+    total = known["total_epochs"]
+    step = f", step {known['step']}" if known["step"] else ""
+    steps = known["steps_per_epoch"]
+    of = f"/{steps}" if step and steps else ""
+    return f"epoch {known['epoch']}" + ("" if total is None else f"/{total}") + step + of
+
+
+def share(known: Known) -> float | None:
+    """How much of the job is done, from 0 to 1; None if nobody knows."""
+    total, steps = known["total_epochs"], known["steps_per_epoch"]
+    if not total:
+        return None
+    done = known["epoch"] + (known["step"] / steps if steps else 0)
+    return min(1.0, float(done / total))
+
+
+def under_way(known: Known) -> str:
+    """What has run for long; empty: nothing."""
+    run = known["under_way"]
+    if run is None or run["seconds"] < LONG_SECONDS:
+        return ""
+    what = f"epoch {run['epoch']}" if run["group"] == "epoch" else f"{run['group']} group"
+    tasks = f": {listed(run['tasks'], 3)}" if run["tasks"] else ""
+    return f"[{what} for {format_seconds(run['seconds'])}{tasks}]"
+
+
+def times(known: Known) -> list[str]:
+    """How long an epoch and a save take, and how long all the others will."""
+    found = []
+    if known["epoch_seconds"]:
+        pace = f"{format_seconds(known['epoch_seconds'])} each"
+        if known["saves"] or known["failed_saves"]:
+            pace += f" + {format_seconds(known['save_seconds'])} a save"
+        found.append(pace)
+    if known["eta_seconds"] is not None and known["phase"] == "epochs":
+        found.append(f"{format_seconds(known['eta_seconds'])} left")
+    return found
+
+
+def saves(known: Known) -> list[str]:
+    """The save in flight, and the last one."""
+    found = []
+    if (saving := known["saving"]) is not None:
+        where = f"{saving['epoch']}" + (f".s{saving['step']}" if saving["step"] else "")
+        found.append(f"saving {where} for {format_seconds(saving['seconds'])}")
+    if (saved := known["saved"]) is not None:
+        found.append(f"saved {saved['epoch']} ({format_bytes(saved['nbytes'])})")
+    return found
+
+
+def troubles(known: Known) -> list[str]:
+    """What went wrong."""
+    found = []
+    if known["failed_saves"]:
+        found.append(f"saves failed: {known['failed_saves']}")
+    if known["losses"]:
+        found.append(counted(known["losses"], "loss").replace("losss", "losses"))
+        recovered = known["recoveries"]
+        found.append(f"{recovered} recovered" if known["phase"] != "recovering" else "recovering")
+    if known["stop_asked"]:
+        found.append(f"stops after this epoch ({known['stop_asked']})")
+    return found
+
+
+def workers(known: Known) -> list[str]:
+    """How many nodes are where."""
+    nodes = known["nodes"]
+    there = len({node["worker"] for node in nodes})
+    return [f"{counted(len(nodes), 'node')} on {counted(there, 'worker')}"] if nodes else []
+
+
+def metrics(known: Known, most: int) -> list[str]:
+    """The first numeric metrics, and how many more there are; those of single nodes are no more."""
+    nodes = {node["node"] for node in known["nodes"]}
+    whole = {n: it for n, it in known["metrics"].items() if n.rpartition("/")[0] not in nodes}
+    found = format_metrics(whole, len(whole))
+    more = [f"and {counted(len(found) - most, 'more metric')}"] if len(found) > most else []
+    return found[:most] + more
+
+
+def nodes(known: Known) -> list[Node]:
+    """What each node does, while this takes long enough to be read."""
+    run, saving = known["under_way"], known["saving"]
+    seconds = max((it["seconds"] for it in (run, saving) if it is not None), default=0.0)
+    if seconds < LONG_SECONDS and known["epoch_seconds"] < GROUPS_SECONDS:
+        return []
+    rows = []
+    for node in known["nodes"]:
+        does = node["does"]
+        text = f"runs {node['task']}" if does == "runs" else does
+        if not does and (saved := known["saved"]) is not None and node["saved_bytes"] is not None:
+            text = f"saved {saved['epoch']} ({format_bytes(node['saved_bytes'])})"
+        part = node["ended"] / node["tasks"] if node["tasks"] else None
+        rows.append(Node(node["node"], part, text))
+    return rows
+
+
+def line(known: Known, most_metrics: int = 20) -> str:
+    """A whole state in one line."""
+    parts = [position(known), under_way(known), *times(known), *metrics(known, most_metrics)]
+    parts += [*saves(known), *troubles(known)]
+    return "  ".join(part for part in parts if part)
+
+
+def _position(about: Known) -> str:
+    return f"epoch {about['epoch']}" + (f", step {about['step']}" if about["step"] else "")

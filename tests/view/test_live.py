@@ -1,0 +1,336 @@
+"""What a run shows while it runs, and when."""
+
+from __future__ import annotations
+
+import errno
+import io
+import logging
+import os
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobrunner.run.result import NodeSave, ResumePlan, RunResult, SaveReport
+from jobrunner.texts import format_metrics, format_seconds
+from jobrunner.view import Live, RunState, show_on, wording
+from jobrunner.worker.epoch_batch import UnderWay
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Recorder:
+    """A view that records the calls."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def open(self) -> None:
+        self.events.append("open")
+
+    def tell(self, event: str, about: Mapping[str, Any]) -> None:
+        self.events.append((event, about))
+
+    def draw(self, known: Mapping[str, Any]) -> None:
+        self.events.append(("draw", known["epoch"], known["total_epochs"]))
+
+    def close(self) -> None:
+        self.events.append("close")
+
+    @property
+    def drawn(self) -> list[Any]:
+        return [event for event in self.events if event[0] == "draw"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Runner:
+    """What a state asks a runner."""
+
+    binding: Any = None
+
+    def __init__(self, run: UnderWay | None = None, job: str = "walk") -> None:
+        self.run = run
+        self.job = SimpleNamespace(name=job, steps_per_epoch=1)
+
+    def under_way(self) -> UnderWay | None:
+        return self.run
+
+
+def save(epoch: int, error: str | None = None) -> SaveReport:
+    return SaveReport(epoch, 0.1, 0.1, 3 * 2**20, {"a": NodeSave(0.1, 2**20)}, error)
+
+
+RESULT = RunResult(3, None, "epoch_limiter", 0, [], [], [])
+START = ResumePlan(None, "nothing is recorded")
+
+
+def test_drawing_keeps_its_interval_even_if_epochs_are_short() -> None:
+    clock, view = Clock(), Recorder()
+    live = Live(view, interval_seconds=1.0, patience_seconds=10.0, clock=clock)
+    live.state.on_start(START, 1200)
+    for epoch in range(1, 1201):
+        clock.now += 2**-9
+        live.state.on_epoch(epoch, 2**-9, {})
+        live.look()
+    assert view.drawn == [("draw", 512, 1200), ("draw", 1024, 1200)]
+    with live:
+        live.state.on_finish(RESULT)
+    assert view.drawn[2:] == [("draw", 1200, 1200)]
+    assert (view.events[-1], "open" in view.events) == ("close", True)
+
+
+def test_the_last_epoch_is_shown_when_the_run_fails() -> None:
+    view = Recorder()
+
+    def run() -> None:
+        with Live(view, interval_seconds=1.0, patience_seconds=1.0, clock=Clock()) as live:
+            live.state.on_epoch(1, 0.1, {})
+            raise RuntimeError("the run")
+
+    with pytest.raises(RuntimeError, match="the run"):
+        run()
+    assert view.events == ["open", ("draw", 1, None), "close"]
+
+
+def test_logged_warnings_are_shown_at_once_and_only_during_the_run() -> None:
+    view = Recorder()
+    logger = logging.getLogger("jobrunner.somewhere")
+    with Live(view, interval_seconds=1.0, patience_seconds=1.0, clock=Clock()):
+        logger.info("a detail")
+        logger.warning("epoch %d is damaged", 3)
+    logger.addHandler(logging.NullHandler())
+    logger.warning("afterwards")
+    about = {"level": "warning", "message": "epoch 3 is damaged"}
+    assert view.events == ["open", ("warning", about), "close"]
+    assert wording.told("warning", about) == "warning: epoch 3 is damaged"
+
+
+def test_failed_saves_are_counted_and_the_last_failure_is_known() -> None:
+    state = RunState()
+    state.on_save_start(4, 0)
+    state.on_save(save(4, "the disk is full"))
+    known = state.to_dict()
+    assert (known["saving"], known["failed_saves"]) == (None, 1)
+    assert known["save_error"] == "the disk is full"
+    assert "saves failed: 1" in wording.line(known)
+
+
+def test_a_line_has_epoch_pace_time_left_metrics_and_saves() -> None:
+    clock = Clock()
+    state = RunState(clock=clock)
+    state.on_setup(Runner())
+    state.on_start(START, 10)
+    state.on_group("init", 0, 0.1)
+    clock.now = 1.4
+    state.on_epoch(4, 0.25, {"epoch": 4, "loss": np.float32(0.5)})
+    state.on_save(save(4))
+    state.on_save_start(5, 0)
+    clock.now = 1.9
+    assert wording.line(state.to_dict()) == (
+        "epoch 4/10  250 ms each + 100 ms a save  1.6 s left  loss=0.5  saving 5 for 500 ms  "
+        "saved 4 (3.00 MiB)"
+    )
+
+
+def test_a_resumed_run_shows_where_it_continues_and_counts_its_pace_from_there() -> None:
+    clock = Clock()
+    state = RunState(clock=clock)
+    state.on_start(ResumePlan(2, "it was asked for"), 10)
+    clock.now = 100.0
+    state.on_load(2, 0, 0.5)
+    assert wording.line(state.to_dict()) == "epoch 2/10"
+    clock.now = 102.0
+    state.on_epoch(3, 1.5, {})
+    assert state.to_dict()["eta_seconds"] == 14.0
+
+
+def test_a_loss_is_shown_until_the_run_has_recovered() -> None:
+    told: list[Any] = []
+    state = RunState(lambda event, about: told.append((event, about)), clock=Clock())
+    state.on_start(START, 10)
+    state.on_epoch(3, 1.5, {})
+    state.on_save_start(3, 0)
+    state.on_loss(RuntimeError("worker b is lost"))
+    assert state.to_dict()["phase"] == "recovering"
+    assert "1 loss  recovering" in wording.line(state.to_dict())
+    state.on_recovery(2, 0, 2.5)
+    known = state.to_dict()
+    assert (known["phase"], known["epoch"], known["losses"]) == ("epochs", 2, 1)
+    assert "1 loss  1 recovered" in wording.line(known)
+    assert wording.told(*told[-1]) == "recovered after 2.5 s; continues from epoch 2"
+
+
+def _running(seconds: float, *, group: str = "epoch") -> UnderWay:
+    tasks = tuple(f"node:{i}/step" for i in range(5))
+    return UnderWay(group, 0 if group == "init" else 5, seconds, tasks)
+
+
+def test_a_long_epoch_is_shown_with_its_tasks_and_ever_less_often() -> None:
+    clock, view, runner = Clock(), Recorder(), Runner()
+    live = Live(view, interval_seconds=1.0, patience_seconds=10.0, clock=clock)
+    live.state.on_setup(runner)
+    live.state.on_epoch(4, 0.25, {})
+    clock.now = 1.0
+    live.look()
+    drawn = []
+    for second in range(2, 100):
+        clock.now = float(second)
+        runner.run = _running(clock.now)
+        live.look()
+        if len(view.drawn) > len(drawn) + 1:
+            drawn.append(second)
+    assert drawn == [11, 31, 71]
+    assert "[epoch 5 for 1 min 39 s: node:0/step, node:1/step, node:2/step and 2 more]" in (
+        wording.line(live.state.to_dict())
+    )
+    clock.now += 1
+    live.state.on_epoch(5, 99.0, {})
+    live.look()
+    assert len(view.drawn) == 5
+
+
+def test_a_long_init_group_is_shown_and_a_short_one_is_not() -> None:
+    clock, view, runner = Clock(), Recorder(), Runner(_running(0.5, group="init"))
+    live = Live(view, interval_seconds=1.0, patience_seconds=10.0, clock=clock)
+    live.state.on_setup(runner)
+    clock.now = 20.0
+    live.look()
+    assert view.drawn == []
+    runner.run = _running(2.0, group="init")
+    live.look()
+    assert view.drawn == [("draw", 0, None)]
+    line = wording.line(live.state.to_dict())
+    assert line.startswith("epoch 0  [init group for 2.0 s: node:0/step, ")
+
+
+def test_drawing_that_takes_long_is_done_less_often() -> None:
+    class Slow(Recorder):
+        def draw(self, known: Mapping[str, Any]) -> None:
+            super().draw(known)
+            sum(range(300_000))
+
+    clock, view = Clock(), Slow()
+    live = Live(view, interval_seconds=0.001, clock=clock)
+    for millisecond in range(1, 101):
+        clock.now = millisecond / 1000
+        live.look()
+    assert len(view.drawn) == 1
+
+
+def test_a_refused_run_leaves_no_bar() -> None:
+    stream = Terminal()
+    with show_on(stream):
+        pass
+    assert "starting" not in stream.getvalue().rpartition("\x1b[2K")[2]
+
+
+def test_a_file_gets_plain_lines() -> None:
+    stream = io.StringIO()
+    with show_on(stream) as live:
+        live.state.on_start(ResumePlan(3, "it is the last one recorded"), None)
+        live.state.on_epoch(4, 2.0, {})
+    assert stream.getvalue() == "from epoch 3: it is the last one recorded\nepoch 4  2.0 s each\n"
+
+
+def test_a_closed_pipe_does_not_end_the_run() -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with show_on(Broken()) as live:
+        live.state.on_start(ResumePlan(3, "it is the last one recorded"), None)
+        live.state.on_epoch(4, 2.0, {})
+
+
+def test_a_closed_terminal_does_not_end_the_run() -> None:
+    class Gone(Terminal):
+        is_gone = False
+
+        def write(self, text: str) -> int:
+            if self.is_gone:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().write(text)
+
+    stream = Gone()
+    with show_on(stream) as live:
+        live.state.on_start(ResumePlan(3, "it is the last one recorded"), None)
+        stream.is_gone = True
+        live.state.on_start(ResumePlan(3, "it is the last one recorded"), None)
+        live.state.on_epoch(4, 2.0, {})
+        logging.getLogger("jobrunner").warning("odd")
+    assert stream.closed is False
+
+
+def test_a_signal_is_confirmed_with_what_ends_the_run_at_once() -> None:
+    view = Recorder()
+    with Live(view, interval_seconds=1.0, patience_seconds=1.0) as live:
+        live.state.on_stop_asked("SIGINT", "Ctrl-C again")
+    [asked] = [event for event in view.events if event[0] == "stop_asked"]
+    assert wording.told(*asked) == (
+        "SIGINT: the run ends once its epoch is recorded; Ctrl-C again ends it now."
+    )
+    assert "stops after this epoch (SIGINT)" in wording.line(live.state.to_dict())
+
+
+def test_a_signal_is_confirmed_on_stderr_where_lines_go_to_a_file() -> None:
+    """Ctrl-C also ends a `tee` that reads the output; then the confirmation is lost."""
+    reader, writer = os.pipe()
+    kept, stream = os.dup(2), io.StringIO()
+    try:
+        os.dup2(writer, 2)
+        with show_on(stream) as live:
+            live.state.on_stop_asked("SIGINT", "Ctrl-C again")
+        confirmed = os.read(reader, 1000)
+        os.close(reader)
+        with show_on(stream) as live:
+            live.state.on_stop_asked("SIGINT", "Ctrl-C again")
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(writer)
+    assert b"the run ends once its epoch is recorded" in confirmed
+    assert "epoch is recorded" not in stream.getvalue()
+
+
+def test_a_terminal_gets_a_bar_without_markup_in_names() -> None:
+    stream = Terminal()
+    with show_on(stream) as live:
+        live.state.on_start(ResumePlan(None, "a [bold] reason"), 4)
+        live.state.on_epoch(3, 0.5, {"[red]loss": 1.0})
+        logging.getLogger("jobrunner").warning("[x] is odd")
+    text = stream.getvalue()
+    assert "a [bold] reason" in text
+    assert "epoch 3/4" in text
+    assert "[red]loss=1" in text
+    assert "warning: [x] is odd" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.00123, "1.23 ms"),
+        (0.25, "250 ms"),
+        (12.34, "12.3 s"),
+        (60, "1 min 0 s"),
+        (3599.7, "1 h 0 min"),
+        (7380, "2 h 3 min"),
+    ],
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_only_the_first_few_numbers_among_the_metrics_are_listed() -> None:
+    metrics = {"text": "x", "list": [1, 2], **dict.fromkeys("abcdef", 1.0)}
+    assert format_metrics(metrics) == ["a=1", "b=1", "c=1", "d=1"]
