@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     )
     from jobrunner.pipes import pipe
     from jobrunner.positions import Position
+    from jobrunner.report import write_report
     from jobrunner.run import (
         BlobDifference,
         Callback,
@@ -91,6 +92,7 @@ _PACKAGES = (
     "worker",
     "cluster",
     "checkpoint",
+    "report",
     "run",
     "pipes",
 )
@@ -159,6 +161,7 @@ __all__ = [
     "pipe",
     "register_codec",
     "seeded",
+    "write_report",
 ]
 
 

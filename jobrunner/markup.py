@@ -31,7 +31,7 @@ def join(parts: Iterable[object]) -> Html:
     return Html("".join(map(escape, parts)))
 
 
-def tag(name: str, *content: object, **attributes: object) -> Html:
+def tag(name: str, /, *content: object, **attributes: object) -> Html:
     """An element. In the names of attributes, ``_`` stands for ``-``, but not at the end (``class_``).
 
     An attribute that is None is left out.
@@ -48,12 +48,12 @@ def tag(name: str, *content: object, **attributes: object) -> Html:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: Collection[int]) -> Html:
     """A table; the columns whose numbers are in `left` are aligned to the left, others to the right."""
-    styles = [f"text-align: {'left' if i in left else 'right'}" for i in range(len(head))]
+    ways = ["left" if i in left else "right" for i in range(len(head))]
 
     def row(name: str, cells: Sequence[object], **attributes: str) -> Html:
         made = (
-            tag(name, cell, **attributes, style=style)
-            for cell, style in zip(cells, styles, strict=True)
+            tag(name, cell, **attributes, class_=way, style=f"text-align: {way}")
+            for cell, way in zip(cells, ways, strict=True)
         )
         return tag("tr", *made)
 

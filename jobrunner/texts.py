@@ -85,6 +85,8 @@ def counted(number: int, what: str) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Format a duration in ms, s, min or h."""
+    if not seconds:
+        return "0 s"
     if seconds < 0.01:
         return f"{seconds * 1e3:.2f} ms"
     if seconds < 1:

@@ -1,4 +1,10 @@
 """The command line, ``jobrunner`` and ``dask jobrunner``: reads arguments and prints."""
 
-from jobrunner.cli import checkpoints, listing, maintenance, run  # these add commands to `main`
+from jobrunner.cli import (  # these add commands to `main`
+    checkpoints,
+    history,
+    listing,
+    maintenance,
+    run,
+)
 from jobrunner.cli.command import main

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -21,12 +22,14 @@ from jobrunner.cli.options import (
     read_pairs,
 )
 from jobrunner.cli.saving import save_options
+from jobrunner.environment import COMMAND
 from jobrunner.signals import handled, terminated_as_interrupt
-from jobrunner.texts import counted
+from jobrunner.texts import counted, printable
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cluster import Session
+    from jobrunner.define import Job
     from jobrunner.run import ResumeFrom, RunResult
 
 _NOT_REPEATED = {"resume_from_epoch", "take_over", "as_json"}
@@ -45,6 +48,15 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
         ctx,
         option,
     )
+
+
+def _check_report(ctx: click.Context, option: click.Parameter, path: str | None) -> str | None:
+    """Refuse now what could not be written after the run."""
+    if path is not None and (
+        os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")
+    ):
+        raise click.BadParameter(f"{path!r} is not a file in a directory that exists.", ctx, option)
+    return path
 
 
 @main.command("run")
@@ -110,6 +122,12 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     help="A callback of FILE_OR_MODULE, or a function or class that makes it without arguments. May "
     "be given several times.",
 )
+@click.option(
+    "--report",
+    callback=_check_report,
+    metavar="FILE",
+    help="Write an HTML page of what the runs of DIR did at the end, also if the run fails.",
+)
 @count_option("--epochs", "num_epochs", help="Stop after N epochs in all, counted across resumes.")
 @param_option
 @cluster_options
@@ -131,6 +149,7 @@ def run(
     migrate: str | None,
     logs: tuple[str, ...],
     callbacks: tuple[str, ...],
+    report: str | None,
     parameters: Mapping[str, str],
     cluster: Callable[[], Session],
     dry_run: bool,
@@ -160,12 +179,13 @@ def run(
         return Output({**about, "plan": plan.to_dict()}, str(plan))
 
     again = _command_again()
+    COMMAND.set(again)
     with terminated_as_interrupt(), show_on(sys.stdout) as live:
         runner = JobRunner(job, manager, callbacks=[live.state, *called], **options)
         save_on_usr1 = handled("SIGUSR1", lambda number, frame: runner.save_now())
         runner.plan_resume()  # report mistakes before a cluster starts
         try:
-            with cluster() as session, save_on_usr1:
+            with cluster() as session, _reported(manager, job, report), save_on_usr1:
                 result = runner.run(session)
         except KeyboardInterrupt as interrupt:
             raise type(interrupt)(_advise(manager, again)) from interrupt
@@ -180,6 +200,21 @@ def run(
     text = _summarize(job.name, result, manager.path)
     code = SAVES_FAILED if result.failed_saves else 0
     return Output({**about, **result.to_dict()}, text, code)
+
+
+@contextlib.contextmanager
+def _reported(manager: MultiNodeCheckpointManager, job: Job, path: str | None) -> Iterator[None]:
+    """Write the report when the run has ended, or failed."""
+    from jobrunner.report import write_report
+
+    try:
+        yield
+    finally:
+        if path is not None:
+            try:
+                write_report(manager, path, job=job)
+            except (errors.JobRunnerError, OSError) as error:  # the run's own error matters more
+                click.echo(printable(f"warning: no report in {path}: {error}"), err=True)
 
 
 def _open_logs(paths: Sequence[str]) -> Iterator[object]:

@@ -31,6 +31,7 @@ from jobrunner.define.array_options import (
     Compressor,
     read_compressors,
 )
+from jobrunner.define.drawing import to_image
 from jobrunner.define.group import TaskGroup
 from jobrunner.define.job_functions import is_job_function, job, read_parameters
 from jobrunner.define.jobs import Job, epoch_limiter

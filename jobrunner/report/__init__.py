@@ -1,6 +1,7 @@
 """Say what runs did, from the records of their directory alone."""
 
 from jobrunner.report.ledger import Ledger
+from jobrunner.report.page import to_page, write_report
 from jobrunner.report.story import (
     EpochStory,
     LossStory,

@@ -99,6 +99,10 @@ class RunStory:
     pid : int or None
     parameters : mapping
         What the function that made the job was called with.
+    plan : mapping
+        How it described its tasks; empty if that is not recorded.
+    environment : mapping
+        What it ran on; see `jobrunner.environment`.
     began : float
     ended : float or None
         None if it was lost or still runs.
@@ -127,6 +131,8 @@ class RunStory:
     host: str
     pid: int | None
     parameters: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    environment: Mapping[str, Any]
     began: float
     ended: float | None
     last_seen: float
@@ -275,7 +281,7 @@ class _Reader:
 
     def _tell(self, number: int, run: _Run) -> RunStory:
         process = run.entry.process if run.entry is not None else None
-        plan = self._plan(run)
+        plan, environment = self._about(run)
         state, last_seen = self._end_of(run)
         if not run.has_loaded and not run.is_taken_over:
             run.resumed_from = self._state.latest
@@ -292,6 +298,8 @@ class _Reader:
             host=(process.host if process is not None else None) or "",
             pid=process.pid if process is not None else None,
             parameters=plan.get("parameters", {}),
+            plan=plan,
+            environment=environment,
             began=run.began,
             ended=last_seen if state not in ("running", "lost") else None,
             last_seen=last_seen,
@@ -317,13 +325,16 @@ class _Reader:
         silence = max(_SILENT_SECONDS, _SILENT_BEATS * entry.heartbeat_seconds)
         return "running" if now() - beat < silence else "lost", last_seen
 
-    def _plan(self, run: _Run) -> Mapping[str, Any]:
+    def _about(self, run: _Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The plan of a run, and what it ran on."""
         try:
             info = loose_json(run.entry.info) if run.entry is not None else {}
-            return check_plan(info["plan"]) if info.get("plan") else {}
+            plan = check_plan(info["plan"]) if info.get("plan") else {}
         except (ValueError, RecursionError) as error:
             logger.warning("The plan of run %s cannot be read: %s", run.name, error)
-            return {}
+            return {}, {}
+        environment = info.get("environment")
+        return plan, environment if isinstance(environment, dict) else {}
 
 
 def _epochs(run: _Run, marks: list[Mark]) -> tuple[EpochStory, ...]:

@@ -25,6 +25,7 @@ from jobrunner.cluster import Binding, run_in_thread
 from jobrunner.compile import Plan, describe, find_classes
 from jobrunner.config import get_number
 from jobrunner.define import Job
+from jobrunner.environment import describe_environment
 from jobrunner.errors import CheckpointWriteError, CommitConflictError
 from jobrunner.run.result import NodeSave, SaveReport
 from jobrunner.texts import get_logger
@@ -379,7 +380,8 @@ class Saver:
 
     def _lock_directory(self) -> None:
         if not self._has_lock:
-            self._manager.run.start(self._plan.checkpointed, {"plan": describe(self._plan)})
+            about = {"plan": describe(self._plan), "environment": describe_environment()}
+            self._manager.run.start(self._plan.checkpointed, about)
             self._has_lock = True
             self._pace.begin_save(time.monotonic())
 

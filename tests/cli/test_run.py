@@ -534,6 +534,21 @@ def test_a_failing_task_keeps_the_last_epoch_and_says_how_to_resume(
     assert again in result.stderr
 
 
+def test_a_report_is_written_at_the_end_and_after_a_failure(
+    process_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    script = _write(tmp_path, step="lambda n: n + 1 if n < 2 else 1 // 0")
+    page = tmp_path / "page.html"
+    failed = _run(process_cluster, script, "--report", page)
+    assert failed.exit_code == 3
+    text = page.read_text()
+    assert f"--checkpoint {tmp_path / 'runs'} --report {page}" in text  # how to resume
+    assert "Drawing of job count" in text
+    refused = _run(process_cluster, script, "--report", tmp_path / "none" / "page.html")
+    assert refused.exit_code == 2
+    assert "is not a file in a directory that exists" in refused.stderr
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "nonsense://x", "tcp://host:port"])
 def test_an_invalid_address_is_wrong_usage(script: Path, address: str) -> None:
     result = _invoke("run", script, "--checkpoint", script.parent / "runs", "--scheduler", address)

@@ -1,0 +1,264 @@
+"""Write what the runs of a checkpoint directory did as one HTML page."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from time import time as now
+from typing import Any
+
+from dask.utils import format_bytes
+
+from jobrunner._version import __version__
+from jobrunner.checkpoint import MultiNodeCheckpointManager
+from jobrunner.define import PATH, Job, Rule, checked, instance, to_image
+from jobrunner.markup import Html, join, pairs, table, tag
+from jobrunner.report.parts import (
+    MOST_ROWS,
+    newest,
+    note,
+    scrolled,
+    section,
+    write_time,
+)
+from jobrunner.report.sections import checkpoints_section, metrics_section, time_section
+from jobrunner.report.story import RunStory, Story, read_story
+from jobrunner.report.timeline import timeline_section
+from jobrunner.texts import clip, counted, format_seconds, show
+
+_OUTCOMES = {
+    "running": "is running, or was a moment before this page was written",
+    "finished": "has finished",
+    "stopped": "was stopped",
+    "failed": "failed",
+    "lost": "ended without a word, as after a crash",
+}
+
+
+@checked(
+    source=Rule(
+        "a checkpoint directory or its manager",
+        lambda it: isinstance(it, MultiNodeCheckpointManager) or PATH.fits(it),
+    ),
+    path=PATH,
+    job=instance("a Job", Job),
+)
+def write_report(
+    source: MultiNodeCheckpointManager | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    job: Job | None = None,
+) -> None:
+    """Write what the runs of a checkpoint directory did as one HTML page.
+
+    Parameters
+    ----------
+    source : MultiNodeCheckpointManager, str or os.PathLike
+        The directory, or its manager.
+    path : str or os.PathLike
+        The file to write; it is replaced.
+    job : Job, optional
+        Is drawn, with what each task waits for. Without it, the page lists the tasks that the
+        newest run recorded.
+
+    Raises
+    ------
+    CheckpointError
+        The log cannot be read.
+    OSError
+        The file cannot be written.
+
+    Notes
+    -----
+    Runs on any machine that can read the directory, also during a run and after a crash. The page
+    needs no network and no JavaScript. *Safe to retry*: yes.
+    """
+    Path(path).write_text(to_page(read_story(source), job), encoding="utf-8")
+
+
+def to_page(story: Story, job: Job | None = None) -> Html:
+    """The page."""
+    last = story.runs[-1] if story.runs else None
+    name = job.name if job is not None else last.job if last is not None else ""
+    title = name or os.path.basename(story.path)
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", f"{title}: report"),
+        tag("style", Html(files("jobrunner.report").joinpath("page.css").read_text("utf-8"))),
+    )
+    parts = [] if last is None else _parts(story, last, job)
+    body = tag(
+        "body",
+        tag(
+            "header",
+            tag("h1", title),
+            tag("div", story.path, class_="quiet path"),
+            _tiles(story),
+        ),
+        tag("main", *(parts or [section("Runs", tag("p", "No run has begun in this directory."))])),
+        tag(
+            "footer",
+            tag("p", f"Written by jobrunner {__version__} at {write_time(now())}, in local time."),
+            tag(
+                "p",
+                "Long curves are drawn through the lowest and highest value of each part, and short "
+                "blocks of a timeline as one with the next of their kind.",
+            ),
+        ),
+    )
+    return join([Html("<!doctype html>\n"), tag("html", head, body, lang="en")])
+
+
+def _parts(story: Story, last: RunStory, job: Job | None) -> list[Html]:
+    return [
+        _resume_section(story, last),
+        time_section(story),
+        timeline_section(story),
+        metrics_section(story),
+        checkpoints_section(story),
+        _losses_section(story),
+        _runs_section(story),
+        _job_section(last, job),
+        _environment_section(last),
+    ]
+
+
+def _tiles(story: Story) -> Html:
+    saves = [save for run in story.runs for save in run.saves]
+    whole = story.ledger
+    about: dict[str, object] = {"state": story.runs[-1].state if story.runs else "no run"}
+    if saves:
+        about["last recorded epoch"] = str(saves[-1].epoch)
+    about["runs"] = len(story.runs)
+    about["wall time"] = format_seconds(whole.wall)
+    if whole.wall:
+        about["compute"] = f"{whole.goodput:.1%}"
+    about["losses"] = sum(len(run.losses) for run in story.runs)
+    if saves:
+        about["last save"] = format_bytes(saves[-1].nbytes)
+        about["written in all"] = format_bytes(sum(save.nbytes for save in saves))
+    tiles = [tag("div", tag("dt", name), tag("dd", value)) for name, value in about.items()]
+    return tag("dl", *tiles, class_="tiles")
+
+
+def _resume_section(story: Story, last: RunStory) -> Html:
+    epochs = [save.epoch for save in last.saves]
+    at = f"epoch {epochs[-1]}" if epochs else "what earlier runs recorded"
+    command = last.environment.get("command")
+    again = (
+        str(command)
+        if command
+        else f"jobrunner run FILE_OR_MODULE --checkpoint {shlex.quote(story.path)}"
+    )
+    if last.state == "finished":
+        then = "To go on from there, raise the limit of epochs and run the same command:"
+    elif last.state == "running":
+        then = "If it does not run any more, this command resumes it:"
+    else:
+        then = f"The same command resumes it from {at}:"
+    return section(
+        "How to resume",
+        tag(
+            "p",
+            f"Run {last.number} {_OUTCOMES[last.state]}; it was last seen at {write_time(last.last_seen)}. {then}",
+        ),
+        tag("pre", again),
+        tag("p", "What is recorded: ", tag("code", f"jobrunner ls {shlex.quote(story.path)}")),
+    )
+
+
+def _losses_section(story: Story) -> Html:
+    losses = [(run, loss) for run in story.runs for loss in run.losses]
+    if not losses:
+        return Html("")
+    rows = [
+        (
+            run.number,
+            write_time(loss.time),
+            clip(loss.text, 300),
+            "not" if loss.resumed is None else f"after {format_seconds(loss.resumed - loss.time)}",
+            ""
+            if loss.resumed is None
+            else "the start"
+            if loss.resumed_from is None
+            else f"epoch {loss.resumed_from}",
+        )
+        for run, loss in reversed(losses[-MOST_ROWS:])
+    ]
+    head = ("run", "when", "what was lost", "went on", "from")
+    shown = scrolled("Losses", table(head, rows, left=(1, 2, 3, 4)))
+    return section("Losses", shown, newest(losses, MOST_ROWS, "loss"))
+
+
+def _runs_section(story: Story) -> Html:
+    rows = [
+        (
+            run.number,
+            run.name,
+            run.state,
+            write_time(run.began),
+            format_seconds(max(0.0, run.last_seen - run.began)),
+            "the start" if run.resumed_from is None else f"epoch {run.resumed_from}",
+            len(run.epochs),
+            len(run.saves),
+            len(run.losses),
+            f"{run.host}, process {run.pid}" if run.pid else run.host,
+            _write_parameters(run.parameters),
+        )
+        for run in reversed(story.runs[-MOST_ROWS:])
+    ]
+    head = (
+        "run",
+        "name",
+        "state",
+        "began",
+        "lasted",
+        "from",
+        "epochs",
+        "saves",
+        "losses",
+        "on",
+        "parameters",
+    )
+    shown = scrolled("Runs", table(head, rows, left=(1, 2, 3, 5, 9, 10)))
+    return section("Runs", shown, newest(story.runs, MOST_ROWS, "run"))
+
+
+def _write_parameters(parameters: Mapping[str, Any]) -> str:
+    return clip(" ".join(f"{name}={clip(show(it), 60)}" for name, it in parameters.items()), 300)
+
+
+def _job_section(run: RunStory, job: Job | None) -> Html:
+    if job is not None:
+        return section("Job", tag("div", to_image(job), class_="drawing"))
+    groups: dict[str, dict[str, list[str]]] = {}
+    for name in run.plan.get("structure", {}):
+        group, _, task = name.partition(":")
+        node, _, task = task.rpartition("/")
+        groups.setdefault(group, {}).setdefault(node, []).append(task)
+    if not groups:
+        return Html("")
+    rows = [
+        (group, node, clip(", ".join(tasks), 300), clip(", ".join(saved), 300))
+        for group, nodes in groups.items()
+        for node, tasks in nodes.items()
+        if (saved := run.plan.get("nodes", {}).get(node, ())) is not None
+    ]
+    shown = table(("group", "node", "tasks", "saved blobs"), rows[:MOST_ROWS], left=range(4))
+    more = f"The first {MOST_ROWS} of {counted(len(rows), 'row')}." if len(rows) > MOST_ROWS else ""
+    return section("Job", scrolled("Tasks of the job", shown), note(more))
+
+
+def _environment_section(run: RunStory) -> Html:
+    about = {"host": run.host, "process": run.pid, **run.environment}
+    shown = {
+        name: value
+        for name, value in list(about.items())[:MOST_ROWS]
+        if value and isinstance(value, str | int) and name != "command"
+    }
+    return section("Environment", note(f"Of run {run.number}."), pairs(shown))

@@ -1,0 +1,233 @@
+"""The parts of a report, from what the runs of a directory did. Pure: no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, TypeGuard
+
+from dask.utils import format_bytes
+
+from jobrunner.markup import Html, folded, join, table, tag
+from jobrunner.report.charts import Curve, Mark, bar, curves, range_of
+from jobrunner.report.ledger import Ledger
+from jobrunner.report.parts import (
+    MOST_MARKS,
+    MOST_ROWS,
+    PARTS,
+    first,
+    legend,
+    newest,
+    note,
+    scrolled,
+    section,
+    share,
+    swatch,
+    write_time,
+)
+from jobrunner.report.story import EpochStory, SaveStory, Story
+from jobrunner.texts import counted, format_seconds
+
+MOST_METRICS = 24
+_LARGEST = 1e300  # a number that can be drawn
+
+
+# ---- where time went
+
+
+def time_section(story: Story) -> Html:
+    """The ledger of all runs, and of each."""
+    whole = story.ledger
+    rows = [
+        (
+            join([swatch(key), title]),
+            format_seconds(getattr(whole, key)),
+            share(getattr(whole, key), whole.wall),
+            what,
+        )
+        for key, (title, what) in PARTS.items()
+    ]
+    rows.append((tag("strong", "Wall time"), format_seconds(whole.wall), "", "of all runs"))
+    runs = [
+        (
+            run.number,
+            format_seconds(run.ledger.wall),
+            share(run.ledger.compute, run.ledger.wall),
+            _ledger_bar(run.ledger, f"run {run.number}"),
+        )
+        for run in story.runs[-MOST_ROWS:]
+    ]
+    guessed = [run.number for run in story.runs if run.is_estimated]
+    each = table(("run", "wall time", "compute", "where it went"), runs, left=(3,))
+    return section(
+        "Where time went",
+        _ledger_bar(whole, "all runs"),
+        scrolled(
+            "Where the time of all runs went", table(("", "time", "share", ""), rows, left=(0, 3))
+        ),
+        folded(
+            "Each run",
+            scrolled("Where the time of each run went", each),
+            newest(story.runs, MOST_ROWS, "run"),
+        )
+        if len(story.runs) > 1
+        else "",
+        note(
+            f"{counted(len(guessed), 'run')} recorded no timing; what is shown of "
+            f"{'it' if len(guessed) == 1 else 'them'} is derived from the times of saves."
+            if guessed
+            else ""
+        ),
+    )
+
+
+def _ledger_bar(ledger: Ledger, of: str) -> Html:
+    parts = [
+        (key, f"{title}: {format_seconds(size)}, {share(size, ledger.wall)}", size)
+        for key, (title, _) in PARTS.items()
+        if (size := getattr(ledger, key)) > 0
+    ]
+    return bar(parts, f"Where the time of {of} went: {'; '.join(text for _, text, _ in parts)}")
+
+
+# ---- metrics
+
+
+def metrics_section(story: Story) -> Html:
+    """A chart for each metric that is a number, and the values of the last epochs."""
+    kept = sorted(
+        (epoch for run in story.runs for epoch in run.epochs if not epoch.is_set_aside),
+        key=lambda epoch: epoch.number,
+    )
+    names = list(
+        dict.fromkeys(
+            name for epoch in kept for name, value in epoch.metrics.items() if _is_number(value)
+        )
+    )
+    if not names:
+        return Html("")
+    x = range_of(float(epoch.number) for epoch in kept)
+    marks = [
+        *(
+            Mark(float(it), "resume", f"run {run.number} resumed from epoch {it}")
+            for run in story.runs
+            if (it := run.resumed_from) is not None
+        ),
+        *(
+            Mark(float(it), "loss", f"lost, back to epoch {it}")
+            for run in story.runs
+            for loss in run.losses
+            if (it := loss.resumed_from) is not None
+        ),
+    ]
+    marks = [it for it in marks if x.low <= it.x <= x.high][-MOST_MARKS:]
+    charts = []
+    for name in names[:MOST_METRICS]:
+        lines = [
+            Curve("aside", _points([it for it in run.epochs if it.is_set_aside], name))
+            for run in story.runs
+        ]
+        lines = [line for line in lines if line.points][-MOST_MARKS:]
+        lines.append(Curve("curve", _points(kept, name)))
+        last, at = next((p[1], p[0]) for p in reversed(lines[-1].points) if math.isfinite(p[1]))
+        title = join([tag("strong", name), f" {last:.4g} at epoch {at:.0f}"])
+        label = f"{name} over {counted(len(lines[-1].points), 'epoch')}, {last:.4g} at the end"
+        charts.append(curves(title, label, x, lines, marks))
+    recent = kept[-MOST_ROWS:]
+    shown = names[:8]
+    rows = [
+        (it.number, *(_value(it.metrics.get(name)) for name in shown)) for it in reversed(recent)
+    ]
+    titles = {
+        "curve": "Recorded",
+        "aside": "Set aside: run again, or not continued",
+        "resume": "Resume",
+        "loss": "Loss",
+    }
+    drawn = {"curve", *(line.kind for line in lines), *(mark.kind for mark in marks)}
+    kinds = {kind: title for kind, title in titles.items() if kind in drawn}
+    return section(
+        "Metrics",
+        legend(kinds),
+        tag("div", *charts, class_="charts"),
+        first(names, MOST_METRICS, "metric"),
+        folded(
+            "Values",
+            scrolled("Values of metrics", table(("epoch", *shown), rows, left=())),
+            newest(kept, MOST_ROWS, "epoch"),
+        ),
+    )
+
+
+def _points(epochs: Iterable[EpochStory], name: str) -> list[tuple[float, float]]:
+    """A point for each epoch with that metric; no number where none can be drawn."""
+    values = ((float(it.number), it.metrics[name]) for it in epochs if name in it.metrics)
+    return [(at, float(value) if _is_number(value) else math.nan) for at, value in values]
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and -_LARGEST < value < _LARGEST
+
+
+def _value(value: object) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+# ---- checkpoints
+
+
+def checkpoints_section(story: Story) -> Html:
+    """How large checkpoints were, and how long saves took."""
+    saves = [save for run in story.runs for save in run.saves]
+    if not saves:
+        return section("Checkpoints", tag("p", "No epoch is recorded."))
+    x = range_of(float(save.epoch) for save in saves)
+    largest = max(saves, key=lambda save: save.nbytes).nbytes
+    power = min(4, max(0, math.floor(math.log2(largest) / 10))) if largest else 0
+    unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
+
+    def each(kind: str, value: Any) -> list[Curve]:
+        found = []
+        for run in story.runs[-MOST_ROWS:]:
+            ordered = sorted(run.saves, key=lambda save: save.epoch)
+            found.append(Curve(kind, [(float(it.epoch), value(it)) for it in ordered]))
+        return [curve for curve in found if curve.points]
+
+    sizes = each("curve", lambda save: save.nbytes / 1024**power)
+    times = each("curve", lambda save: save.seconds)
+    waits = each("second", lambda save: save.wait_seconds)
+    rows = [
+        (
+            str(it.epoch),
+            write_time(it.ended),
+            format_bytes(it.nbytes),
+            format_seconds(it.seconds),
+            format_seconds(it.wait_seconds),
+            len(it.nodes),
+            _slowest(it),
+        )
+        for it in reversed(saves[-MOST_ROWS:])
+    ]
+    head = ("epoch", "saved", "written", "took", "epochs waited", "nodes", "slowest node")
+    return section(
+        "Checkpoints",
+        legend({"curve": "Save", "second": "Epochs waited"}),
+        tag(
+            "div",
+            curves(f"Written by each save, in {unit}", "Sizes of saves", x, sizes, least=[0]),
+            curves(
+                "Time of each save, in seconds", "Times of saves", x, [*times, *waits], least=[0]
+            ),
+            class_="charts",
+        ),
+        folded(
+            "Values",
+            scrolled("Checkpoints", table(head, rows, left=(1, 6))),
+            newest(saves, MOST_ROWS, "save"),
+        ),
+    )
+
+
+def _slowest(save: SaveStory) -> str:
+    node = max(save.nodes, key=lambda name: save.nodes[name], default="")
+    return f"{node}, {format_seconds(save.nodes[node])}" if node else ""

@@ -1,0 +1,184 @@
+"""What ran where: a timeline of each run. Pure: no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jobrunner.markup import Html, folded, join, table, tag
+from jobrunner.report.charts import Block, Mark, Range, lanes, merge
+from jobrunner.report.parts import (
+    MOST_MARKS,
+    MOST_ROWS,
+    PARTS,
+    first,
+    legend,
+    name_run,
+    newest,
+    note,
+    scrolled,
+    section,
+)
+from jobrunner.report.story import EpochStory, RunStory, Span, Story
+from jobrunner.texts import format_seconds
+
+MOST_LANES = 40
+MOST_BLOCKS = 2000  # of a timeline
+MOST_TIMELINES = 5
+
+
+def timeline_section(story: Story) -> Html:
+    """A timeline for each of the newest runs, and one of the newest epoch whose tasks are known."""
+    runs = [run for run in story.runs if run.last_seen > run.began]
+    drawn = [
+        tag(
+            "details", tag("summary", name_run(run)), _timeline(run), open="open" if not i else None
+        )
+        for i, run in enumerate(reversed(runs[-MOST_TIMELINES:]))
+    ]
+    if not drawn:
+        return Html("")
+    shown = ("start", "compute", "save_wait", "redone", "recovery", "loss", "task")
+    titles = {"save_wait": "Save", "loss": "Loss", "task": "Tasks, of sampled epochs"}
+    kinds = {kind: titles.get(kind) or PARTS[kind][0] for kind in shown}
+    return section(
+        "What ran where",
+        legend(kinds),
+        *drawn,
+        newest(runs, MOST_TIMELINES, "run"),
+        _last_epoch(runs),
+    )
+
+
+def _timeline(run: RunStory) -> Html:
+    nodes = list(
+        dict.fromkeys(
+            [*(span.node for span in run.spans), *(n for s in run.saves for n in s.nodes)]
+        )
+    )
+    shown = nodes[:MOST_LANES]
+    length = run.last_seen - run.began
+    grain = length * (len(shown) + 1) / MOST_BLOCKS
+    rows = [("run", _phases(run, grain))]
+    kinds = _colours(run.spans)
+    tasks: dict[str, list[Span]] = {}
+    for span in run.spans:
+        tasks.setdefault(span.node, []).append(span)
+    for node in shown:
+        blocks = merge(_saves(run, node), grain) + merge(_tasks(tasks.get(node, ()), kinds), grain)
+        rows.append((node, blocks))
+    marks = [Mark(loss.time, "loss", f"lost: {loss.text}") for loss in run.losses[-MOST_MARKS:]]
+    return join(
+        [lanes(rows, Range(run.began, run.last_seen), marks), first(nodes, MOST_LANES, "node")]
+    )
+
+
+def _phases(run: RunStory, grain: float) -> list[Block]:
+    """What the run as a whole did; later blocks are drawn over earlier ones."""
+    epochs = sorted(run.epochs, key=lambda epoch: epoch.ended)
+    starts = [it.ended - it.seconds for it in epochs[:1]] + [
+        it.ended - it.seconds for it in run.saves[:1]
+    ]
+    blocks = []
+    if starts:
+        blocks.append(Block(run.began, max(run.began, min(starts)), "start", "start"))
+    ran, number, until = [], None, run.began
+    for epoch in epochs:
+        count = 1 if number is None else max(1, epoch.number - number)
+        began = max(until, epoch.ended - count * epoch.seconds)
+        kind = "redone" if epoch.is_set_aside else "compute"
+        ran.append(Block(began, max(began, epoch.ended), kind, _name_epoch(epoch)))
+        number, until = epoch.number, epoch.ended
+    waits = [
+        Block(
+            it.ended - it.wait_seconds,
+            it.ended,
+            "save_wait",
+            f"save of epoch {it.epoch}, {format_seconds(it.wait_seconds)}",
+        )
+        for it in run.saves
+        if it.wait_seconds > 0
+    ]
+    recoveries = [
+        Block(it.time, it.resumed, "recovery", f"recovery: {format_seconds(it.resumed - it.time)}")
+        for it in run.losses
+        if it.resumed is not None
+    ]
+    return [*blocks, *merge(ran, grain), *merge(waits, grain), *merge(recoveries, grain)]
+
+
+def _saves(run: RunStory, node: str) -> list[Block]:
+    saves = []
+    for it in run.saves:
+        if (seconds := it.nodes.get(node)) is not None:
+            began = it.ended - it.seconds
+            saves.append(
+                Block(
+                    began,
+                    began + seconds,
+                    "save_wait",
+                    f"save of epoch {it.epoch}, {format_seconds(seconds)}",
+                )
+            )
+    return saves
+
+
+def _colours(spans: Sequence[Span]) -> dict[str, str]:
+    """The kind of each task's blocks."""
+    return {name: f"task{i % 4}" for i, name in enumerate(dict.fromkeys(it.task for it in spans))}
+
+
+def _tasks(spans: Sequence[Span], kinds: Mapping[str, str]) -> list[Block]:
+    return [
+        Block(
+            it.began,
+            it.began + it.seconds,
+            kinds[it.task],
+            f"{it.task}, epoch {it.epoch}: {format_seconds(it.seconds)}",
+        )
+        for it in sorted(spans, key=lambda span: span.began)
+    ]
+
+
+def _last_epoch(runs: Sequence[RunStory]) -> Html:
+    """The tasks of the newest epoch of which any are known."""
+    spans = next((run.spans for run in reversed(runs) if run.spans), ())
+    if not spans:
+        return note("No task was sampled in these runs.")
+    last = max(spans, key=lambda span: span.began).epoch
+    found = [span for span in spans if span.epoch == last]
+    began, ended = min(it.began for it in found), max(it.began + it.seconds for it in found)
+    nodes = list(dict.fromkeys(it.node for it in found))
+    grain = (ended - began) * (len(nodes) + 1) / MOST_BLOCKS
+    kinds = _colours(found)
+    rows = [
+        (node, merge(_tasks([it for it in found if it.node == node], kinds), grain))
+        for node in nodes[:MOST_LANES]
+    ]
+    drawn = lanes(rows, Range(began, ended), ()) if ended > began else ""
+    times: dict[tuple[str, str], list[float]] = {}
+    for span in spans:
+        times.setdefault((span.node, span.task), []).append(span.seconds)
+    slowest = sorted(times.items(), key=lambda it: -max(it[1]))
+    head = ("node", "task", "samples", "mean", "longest")
+    cells = [
+        (node, task, len(it), format_seconds(sum(it) / len(it)), format_seconds(max(it)))
+        for (node, task), it in slowest[:MOST_ROWS]
+    ]
+    return join(
+        [
+            tag("h3", f"Epoch {last} in detail"),
+            legend({kind: name for name, kind in kinds.items()}) if len(kinds) <= 4 else "",
+            drawn,
+            first(nodes, MOST_LANES, "node"),
+            folded(
+                "Sampled tasks",
+                scrolled("Sampled tasks", table(head, cells, left=(0, 1))),
+                first(slowest, MOST_ROWS, "task"),
+            ),
+        ]
+    )
+
+
+def _name_epoch(epoch: EpochStory) -> str:
+    aside = ", set aside" if epoch.is_set_aside else ""
+    return f"epoch {epoch.number}, {format_seconds(epoch.seconds)}{aside}"

@@ -1,0 +1,79 @@
+"""Stories of runs, as long and as odd as a test wants."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+from jobrunner.report import EpochStory, Ledger, LossStory, RunStory, SaveStory, Span, Story
+
+START = 1_750_000_000.0
+
+
+def make_story(
+    num_epochs: int = 40,
+    *,
+    nodes: Sequence[str] = ("server", "trainer:0", "trainer:1"),
+    metrics: Sequence[str] = ("loss", "accuracy"),
+    num_runs: int = 2,
+    text: str = "",
+) -> Story:
+    """Runs that were lost and resumed, but for the last; `text` is in all of their texts."""
+    random.seed(1)
+    runs, each = [], num_epochs // num_runs
+    for number in range(1, num_runs + 1):
+        first = (number - 1) * each
+        began = START + first * 2.0 + number * 3600
+        at, epochs, saves, spans, losses = began + 4, [], [], [], []
+        for epoch in range(first + 1, first + each + 1):
+            if epoch % 13 == 7:
+                losses.append(
+                    LossStory(at, f"worker tcp://10.0.0.7:4567 is gone {text}", at + 3, epoch - 1)
+                )
+                at += 3
+            for place, node in enumerate(nodes):
+                for task in ("pull", "train", "push"):
+                    length = random.uniform(0.2, 0.5)
+                    offset = place * 0.1 + ("pull", "train", "push").index(task) * 0.5
+                    if epoch % max(1, num_epochs // 20) == 0:
+                        spans.append(Span(node, task + text, epoch, at + offset, length))
+            at += 1.8
+            is_aside = number < num_runs and epoch > first + each - 3
+            values = {name: math.exp(-epoch / 20) + random.random() / 10 for name in metrics}
+            epochs.append(EpochStory(epoch, at, 1.8, values, is_aside))
+            times = {node: 0.1 + 0.05 * place for place, node in enumerate(nodes)}
+            at += 0.2
+            saves.append(SaveStory(epoch, 0, at, 0.2, 0.15, 5 << 20, times))
+        wall = at - began
+        ledger = Ledger(wall, 4, 1.8 * each, 0.15 * each, 0, 3.0 * len(losses), 0)
+        ledger = Ledger(
+            *(wall, 4, 1.8 * each, 0.15 * each, 0, 3.0 * len(losses)),
+            idle=wall - 4 - 1.95 * each - 3 * len(losses),
+        )
+        is_last = number == num_runs
+        structure = {f"epoch:{node}/train{text}": "0" for node in nodes}
+        runs.append(
+            RunStory(
+                number=number,
+                name=f"run{number}{text}",
+                job=f"kmeans{text}",
+                host=f"host-1{text}",
+                pid=4711,
+                parameters={"lr": 0.1, f"text{text}": text},
+                plan={"structure": structure, "nodes": {node: ["w"] for node in nodes}},
+                environment={"python": "3.12.1", "command": f"jobrunner run job.py{text}"},
+                began=began,
+                ended=at if is_last else None,
+                last_seen=at,
+                state="finished" if is_last else "lost",
+                resumed_from=first - 3 if first else None,
+                epochs=tuple(epochs),
+                saves=tuple(saves),
+                losses=tuple(losses),
+                spans=tuple(spans),
+                ledger=ledger,
+                is_estimated=not is_last,
+            )
+        )
+    return Story(f"/data/runs/kmeans{text}", tuple(runs))

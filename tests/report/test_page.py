@@ -1,0 +1,146 @@
+"""The HTML page of what runs did."""
+
+from __future__ import annotations
+
+import re
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from jobrunner import (
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    Session,
+    Task,
+    TaskFailedError,
+    epoch_limiter,
+    write_report,
+)
+from jobrunner.report import Story, to_page
+from tests.report.stories import make_story
+
+ODD = '"></title><script>alert(1)</script><img src="http://x/y" onload=f()>\x1b[31m\u202e&amp;'
+
+
+def parse(page: str) -> ET.Element:
+    """The page's elements: it is XML too, so what a text would break, breaks the parser."""
+    start, _, rest = page.partition("\n")
+    assert start == "<!doctype html>"
+    return ET.fromstring(rest)
+
+
+def text_of(page: str) -> str:
+    return " ".join("".join(parse(page).find("body").itertext()).split())  # type: ignore[union-attr]
+
+
+def step(w: int) -> int:
+    if w == 3 and not Path("mended").exists():
+        raise ValueError("broken on purpose")
+    return w + 1
+
+
+def build() -> Job:
+    with Job("count <b>") as job, Node("a&b"):
+        with job.init_group:
+            Task(int, outputs="w", name="zero")
+        Task(step, inputs="w", outputs="w")
+    epoch_limiter(job, 5)
+    return job
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of a job whose first run failed in its fourth epoch, and was resumed by another."""
+    path = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        with Session.local(workers=1, processes=False) as session:
+            with pytest.raises(TaskFailedError):
+                JobRunner(build(), MultiNodeCheckpointManager(path / "c")).run(session)
+            (path / "mended").touch()
+            JobRunner(build(), MultiNodeCheckpointManager(path / "c")).run(session)
+    write_report(path / "c", path / "r.html")
+    return (path / "r.html").read_text()
+
+
+def test_a_page_tells_what_the_runs_did(page: str) -> None:
+    text = text_of(page)
+    for part in (
+        "count <b>",
+        "finished",
+        "last recorded epoch5",
+        "epoch 3",  # where the second run began
+        "Where time went",
+        "What ran where",
+        "Checkpoints",
+        "epocha&bstepw",  # group, node, task and saved blob
+        "jobrunner ls",
+        "numpy",
+    ):
+        assert part in text, part
+
+
+def test_a_job_is_drawn_if_it_is_given(tmp_path: Path) -> None:
+    write_report(tmp_path, tmp_path / "r.html", job=build())
+    story = make_story(4)
+    assert 'alt="Drawing of job count &lt;b&gt;: 2 tasks"' in to_page(story, build())
+
+
+def test_a_directory_in_which_nothing_ran_has_a_page_that_says_so(tmp_path: Path) -> None:
+    write_report(MultiNodeCheckpointManager(tmp_path / "none"), tmp_path / "r.html")
+    assert "No run has begun" in text_of((tmp_path / "r.html").read_text())
+
+
+def test_no_text_of_a_record_is_more_than_text() -> None:
+    page = to_page(make_story(60, nodes=[ODD, "b"], metrics=[ODD], text=ODD))
+    root = parse(page)
+    assert not {it.tag for it in root.iter()} & {"script", "iframe", "object", "link", "a"}
+    assert not [name for it in root.iter() for name in it.attrib if name.startswith("on")]
+    assert all(it.get("src", "data:").startswith("data:") for it in root.iter())
+    assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", page)
+    assert "alert(1)" in text_of(page)
+
+
+def test_a_page_needs_no_network(page: str) -> None:
+    style = parse(page).find("head/style").text  # type: ignore[union-attr]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert not re.search(r"""(src|href)\s*=\s*["']?(?!data:)""", page)
+
+
+def test_a_page_of_many_epochs_is_small_and_quick() -> None:
+    nodes, metrics = ["a", "b"], ["loss", "accuracy"]
+    story = make_story(10_000, nodes=nodes, metrics=metrics, num_runs=3)
+    before = time.process_time()
+    page = to_page(story)
+    assert time.process_time() - before < 4
+    assert len(page) < 2_000_000
+
+
+def test_many_of_everything_stay_bounded_and_the_page_says_so() -> None:
+    nodes, metrics = [f"n{i}" for i in range(100)], [f"m{i}" for i in range(100)]
+    page = to_page(make_story(120, nodes=nodes, metrics=metrics, num_runs=60, text="x" * 3000))
+    assert len(page) < 5_000_000
+    text = text_of(page)
+    for part in (
+        "The newest 50 of 60 runs",
+        "The newest 5 of 60 runs",
+        "The first 40 of 100 nodes",
+        "The first 24 of 100 metrics",
+        "The newest 50 of 120 saves",
+    ):
+        assert part in text, part
+
+
+def test_a_story_without_anything_is_a_page() -> None:
+    assert "No run has begun" in text_of(to_page(Story("/nowhere", ())))
+
+
+def test_a_report_is_of_a_directory_or_its_manager(tmp_path: Path) -> None:
+    with pytest.raises(DefinitionError, match="checkpoint directory or its manager"):
+        write_report(5, tmp_path / "r.html")  # type: ignore[arg-type]
