@@ -8,7 +8,7 @@ from typing import Any
 
 from jobrunner.checkpoint.commits import Commits, as_json, writing
 from jobrunner.checkpoint.epochs import Epochs
-from jobrunner.checkpoint.log import FileMetadataHandler, Patience, RunLock
+from jobrunner.checkpoint.log import FileMetadataHandler, Patience, RunLock, Status
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.config import get_number
 from jobrunner.errors import CheckpointError, DefinitionError
@@ -29,11 +29,17 @@ class DirectoryRun:
     take_over: bool
     patience: Patience | None
 
-    def start(self, nodes: Sequence[str], info: Mapping[str, Any]) -> None:
+    def start(
+        self,
+        nodes: Sequence[str],
+        info: Mapping[str, Any],
+        status: Callable[[], Status] | None = None,
+    ) -> None:
         """Take the directory, with a ``run`` entry in the log, for a run that saves `nodes`.
 
-        `info` is JSON for that entry; `Epochs.run_info` returns it. Stores that earlier runs did
-        not commit are deleted in the background. Raises CommitConflictError if another run holds
+        `info` is JSON for that entry; `Epochs.run_info` returns it. `status`, which another thread
+        calls, says for the heartbeat how far the run is. Stores that earlier runs did not commit
+        are deleted in the background. Raises CommitConflictError if another run holds
         the directory and is alive, and CheckpointWriteError if it cannot be created or written.
         """
         recorded = self.recorded
@@ -54,7 +60,8 @@ class DirectoryRun:
         recorded.handler.set_params(self.recorded.path, tuple(nodes))
         beat_seconds = _configured_seconds("checkpoint.heartbeat-seconds")
         patience = self.patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
-        lock = RunLock(recorded.files, self.recorded.path, recorded.log, nodes, beat_seconds)
+        path = recorded.path
+        lock = RunLock(recorded.files, path, recorded.log, nodes, beat_seconds, status)
         try:
             with writing(self.recorded.path, "the directory could not be locked"):
                 lock.take(as_json(info, "info"), patience, take_over=self.take_over)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -14,11 +13,11 @@ from jobrunner.cli.options import (
     count_option,
     directory_argument,
     epoch_argument,
-    find_runs,
     open_directory,
     read_epoch,
 )
-from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
+from jobrunner.cli.runs import list_runs, runs_options
+from jobrunner.errors import CheckpointCorruptError, DefinitionError
 from jobrunner.texts import clip, format_metrics, format_seconds, format_time, printable, show
 
 if TYPE_CHECKING:
@@ -29,13 +28,15 @@ _SHOWN_VALUE_LENGTH = 48
 
 @main.command("ls")
 @directory_argument
-@count_option("--last", help="List only the newest N epochs.")
-def list_command(*, directory: str, last: int | None) -> Output:
-    """List the recorded epochs of DIR."""
+@count_option("--last", help="List only the newest N epochs, or the first N runs.")
+@runs_options
+def list_command(*, directory: str, last: int | None, choice: Mapping[str, Any]) -> Output:
+    """List the recorded epochs of DIR, or the runs below it."""
     from jobrunner.compile import gc_paused
 
+    manager = open_directory(directory)
     with gc_paused():  # none of 100,000 records is garbage
-        return list_epochs(open_directory(directory), last)
+        return list_runs(manager, choice, last) or list_epochs(manager, last)
 
 
 def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) -> Output:
@@ -66,7 +67,7 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
         "epochs": epochs,
         "damaged": {str(epoch): why for epoch, why in damaged.items()},
         "unclaimed": unclaimed,
-        "runs": [] if recorded or unclaimed else _describe_runs(manager),
+        "runs": [],  # below it
     }
     notes = [f"Epoch {epoch} is damaged: {why}" for epoch, why in damaged.items()]
     if len(shown) < len(recorded):
@@ -76,8 +77,6 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
             f"The log does not mention stores of epochs {format_ranges(unclaimed)}. "
             f"`jobrunner fsck {manager.path}` explains them."
         )
-    if data["runs"]:
-        return Output(data, _format_runs(manager.path, data["runs"]))
     if not epochs:
         return Output(data, "\n".join((*notes, f"No epoch is recorded in {manager.path}.")))
     partial = [found for found in epochs if found["step"]]
@@ -108,34 +107,6 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     lines += _format_parameters(epochs)
     state = "The job has finished." if is_done else "The job has not finished."
     return Output(data, "\n".join((*lines, *notes, state)))
-
-
-def _describe_runs(manager: MultiNodeCheckpointManager) -> list[dict[str, Any]]:
-    """Describe the checkpoint directories in a directory that is not one itself."""
-    found = []
-    for name in find_runs(manager):
-        about: dict[str, Any] = {"name": name}
-        try:
-            run = open_directory(os.path.join(manager.path, name))
-            epochs, is_done = run.epochs(), run.recorded.is_done()
-            latest = epochs[-1] if epochs else None
-            about |= {"epochs": len(epochs), "latest": latest, "is_done": is_done}
-        except CheckpointError as error:
-            about |= {"epochs": None, "latest": None, "is_done": None, "error": str(error)}
-        found.append(about)
-    return found
-
-
-def _format_runs(path: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    rows = [("DIRECTORY", "EPOCHS", "LATEST", "FINISHED")]
-    for run in runs:
-        latest = "-" if run["latest"] is None else str(run["latest"])
-        state = "damaged" if "error" in run else "yes" if run["is_done"] else "no"
-        rows.append((run["name"], str(run.get("epochs") or 0), latest, state))
-    notes = [f"{run['name']} is damaged: {run['error']}" for run in runs if "error" in run]
-    first = os.path.join(path, runs[0]["name"])
-    advice = f"{path} itself has no recorded epoch. To list one of these: jobrunner ls {first}"
-    return "\n".join([format_table(rows, right=(1, 2)), *notes, advice])
 
 
 @main.command("info")

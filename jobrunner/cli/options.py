@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -135,22 +133,12 @@ def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> int:
     return epoch
 
 
-def find_runs(manager: MultiNodeCheckpointManager) -> list[str]:
-    """The names of the checkpoint directories in a directory that is not one itself."""
-    from jobrunner.checkpoint import LOG_DIRECTORY
-
-    files, path = manager.recorded.files, manager.path
-    names = sorted(files.list_names(path))
-    if LOG_DIRECTORY in names:
-        return []
-    logs = [os.path.join(path, name, LOG_DIRECTORY) for name in names]
-    return list(itertools.compress(names, files.each(files.is_directory, logs)))
-
-
 def nothing_recorded(manager: MultiNodeCheckpointManager) -> errors.CheckpointNotFoundError:
     """The error for a directory without epochs."""
-    names = find_runs(manager)
+    from jobrunner.report import find_runs
+
+    names, _ = find_runs(manager.recorded.files, manager.path)
     hint = f" It contains checkpoint directories: {listed(names)}. Name one of them."
     return errors.CheckpointNotFoundError(
-        f"No epoch is recorded in {manager.path}.{hint if names else ''}"
+        f"No epoch is recorded in {manager.path}.{hint if names not in ([], ['.']) else ''}"
     )

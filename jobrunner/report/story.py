@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from time import time as now
 from typing import Any, Literal
 
 from jobrunner.checkpoint import (
@@ -24,17 +23,14 @@ from jobrunner.checkpoint import (
     commits_in,
     describe_position,
     given_up_by,
-    is_known_dead,
-    last_beat,
     loose_json,
+    may_live,
+    read_beat,
 )
 from jobrunner.report.ledger import Ledger, Mark, close, estimate, go_back, total
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
-
-_SILENT_BEATS, _SILENT_SECONDS = 5, 15.0
-"""A run without a heartbeat for so long, by the reader's clock, counts as lost."""
 
 RunState = Literal["running", "finished", "stopped", "failed", "lost"]
 
@@ -224,7 +220,7 @@ class _Reader:
         return Story(self._manager.path, tuple(self._tell(number, run) for number, run in runs))
 
     def _take_in(self, entry: LogEntry) -> None:
-        time = _unix(entry.time)
+        time = unix_time(entry.time)
         match entry:
             case RunEntry():
                 for run in self._runs.values():
@@ -257,7 +253,7 @@ class _Reader:
         except (ValueError, RecursionError) as error:
             logger.warning("The record of epoch %s cannot be read: %s", commit.epoch, error)
             return
-        ended = _unix(commit.time)
+        ended = unix_time(commit.time)
         run = self._run(commit.run, ended)
         at = describe_position({"epoch": commit.epoch, "details": details})
         self._load(run, None if commit.epoch == 0 else self._state.latest)
@@ -318,12 +314,12 @@ class _Reader:
         if run.has_ended:
             return "finished" if run.is_done else "stopped", run.last_seen
         files, entry = self._manager.recorded.files, run.entry
-        beat = last_beat(files, self._manager.path, run.name)
-        last_seen = max(run.last_seen, beat)
-        if run.is_taken_over or not beat or entry is None or is_known_dead(entry.process, run.name):
+        beat = read_beat(files, self._manager.path, run.name)
+        last_seen = max(run.last_seen, beat.time)
+        if run.is_taken_over or entry is None:
             return "lost", last_seen
-        silence = max(_SILENT_SECONDS, _SILENT_BEATS * entry.heartbeat_seconds)
-        return "running" if now() - beat < silence else "lost", last_seen
+        is_alive = may_live(beat, entry.process, run.name, entry.heartbeat_seconds)
+        return "running" if is_alive else "lost", last_seen
 
     def _about(self, run: _Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """The plan of a run, and what it ran on."""
@@ -351,7 +347,7 @@ def _epochs(run: _Run, marks: list[Mark]) -> tuple[EpochStory, ...]:
     return tuple(found)
 
 
-def _unix(time: str) -> float:
+def unix_time(time: str) -> float:
     """An entry's time; 0 if a stranger wrote another text."""
     try:
         found = datetime.fromisoformat(time)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, Literal
 
+from jobrunner.checkpoint import Status
 from jobrunner.compile import Plan
 from jobrunner.define import Reported
 from jobrunner.positions import Position
@@ -79,6 +81,12 @@ class State:
         if self.fired:
             return self.fired[0]
         return "epoch_limiter" if limit is not None and self.epoch >= limit else ""
+
+    def status(self) -> Status:
+        """How far the run is, for its heartbeat, whose thread calls this."""
+        metrics = self.metrics.get(self.epoch, {}).items()
+        shown = {name: float(value) for name, value in metrics if isinstance(value, Real)}
+        return Status(self.epoch, len(self.metrics), shown)
 
     def details(
         self, metrics: Mapping[str, Any], step: int, callbacks: Mapping[str, Any]

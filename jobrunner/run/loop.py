@@ -68,7 +68,8 @@ class Run:
         self.saver: Saver | NullSaver = NullSaver()
         if (manager := runner.checkpoint_manager) is not None:
             warn, policy = self.callbacks.warn, runner.on_save_error
-            self.saver = Saver(manager, plan, policy, warn, self._saved, runner.save_asked)
+            saved, asked, status = self._saved, runner.save_asked, self.state.status
+            self.saver = Saver(manager, plan, policy, warn, saved, asked, status)
 
     def run(self) -> RunResult:
         """See `JobRunner.run`."""

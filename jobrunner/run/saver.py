@@ -17,6 +17,7 @@ from jobrunner.checkpoint import (
     MultiNodeCheckpointManager,
     Pace,
     Save,
+    Status,
     epochs_until,
     read_metadata,
     read_receipts,
@@ -103,6 +104,7 @@ class Saver:
         warn: Callable[[str], None],
         saved: Callable[[SaveReport], None],
         save_now: threading.Event,
+        status: Callable[[], Status],
     ) -> None:
         self._manager = manager
         self._plan = plan
@@ -110,6 +112,7 @@ class Saver:
         self._failures = _Failures(warn)
         self._saved = saved
         self._save_now = save_now
+        self._status = status
         self._in_flight: _Save | None = None
         self.holds = manager.save_on_failure
         self._held: _Save | None = None
@@ -380,8 +383,10 @@ class Saver:
 
     def _lock_directory(self) -> None:
         if not self._has_lock:
-            about = {"plan": describe(self._plan), "environment": describe_environment()}
-            self._manager.run.start(self._plan.checkpointed, about)
+            plan = self._plan
+            about = {"environment": describe_environment(), "total_epochs": plan.epoch_limit}
+            info = {"plan": describe(plan), **about}
+            self._manager.run.start(plan.checkpointed, info, self._status)
             self._has_lock = True
             self._pace.begin_save(time.monotonic())
 

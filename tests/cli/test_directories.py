@@ -17,35 +17,10 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.run import ResumePlan
-from tests.cli.directories import ask, begin, invoke, save
+from tests.cli.directories import ask, invoke
 
 if TYPE_CHECKING:
     from object_servers import S3Server
-
-
-def test_ls_of_a_directory_of_run_directories_lists_these(runs: Path, tmp_path: Path) -> None:
-    (tmp_path / "notes").mkdir()
-    begin(tmp_path / "begun").run.end()
-    other = begin(tmp_path / "other")
-    save(other, 0)
-    other.run.finish(0)
-    other.run.end()
-    found = ask("ls", tmp_path)
-    assert found["epochs"] == []
-    assert found["runs"] == [
-        {"name": "begun", "epochs": 0, "latest": None, "is_done": False},
-        {"name": "other", "epochs": 1, "latest": 0, "is_done": True},
-        {"name": "runs", "epochs": 4, "latest": 3, "is_done": False},
-    ]
-    lines = invoke("ls", tmp_path).stdout.splitlines()
-    assert lines[0].split() == ["DIRECTORY", "EPOCHS", "LATEST", "FINISHED"]
-    assert [line.split() for line in lines[1:4]] == [
-        ["begun", "0", "-", "no"],
-        ["other", "1", "0", "yes"],
-        ["runs", "4", "3", "no"],
-    ]
-    assert f"jobrunner ls {tmp_path}/begun" in lines[-1]
-    assert ask("ls", runs)["runs"] == []
 
 
 @pytest.mark.parametrize("command", ["info", "verify", "pin", "diff", "copy"])
@@ -57,19 +32,6 @@ def test_other_commands_name_the_run_directories_too(
     assert result.exit_code == 6
     assert "No epoch is recorded in" in result.output
     assert "contains checkpoint directories: runs" in result.output
-
-
-def test_a_damaged_directory_does_not_hide_the_others(runs: Path, tmp_path: Path) -> None:
-    other = begin(tmp_path / "other")
-    save(other, 0)
-    other.run.end()
-    for entry in (tmp_path / "other" / "_log").iterdir():
-        entry.write_bytes(b"torn")
-    result = invoke("ls", tmp_path)
-    assert result.exit_code == 0
-    assert "other" in result.stdout
-    assert "runs" in result.stdout
-    assert "jobrunner fsck" in result.stdout
 
 
 def test_a_directory_without_any_says_so(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from jobrunner.checkpoint.log.entries import (
     GapEntry,
     Holder,
     LogEntry,
+    Process,
     RebuiltRecord,
     RepairEntry,
     RetireEntry,
@@ -37,10 +38,12 @@ from jobrunner.checkpoint.log.heartbeat import (
     HEARTBEAT,
     RUNS_DIRECTORY,
     Patience,
+    Status,
     is_known_dead,
     is_left_behind,
-    last_beat,
+    may_live,
     own_process,
+    read_beat,
     read_process,
 )
 from jobrunner.checkpoint.log.protocol import MetadataHandler

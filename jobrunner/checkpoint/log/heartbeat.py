@@ -8,13 +8,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
 from jobrunner.checkpoint.encoding import described
-from jobrunner.checkpoint.log.entries import Process
+from jobrunner.checkpoint.log.entries import Natural, Process
 from jobrunner.checkpoint.storage import Files
 from jobrunner.texts import get_logger
 
@@ -24,6 +25,9 @@ RUNS_DIRECTORY = "_runs"
 HEARTBEAT = "heartbeat"
 _THREAD_NAME = "jobrunner-heartbeat-{run}"
 SILENT_BEATS = 5
+_SILENCE_SECONDS = 15.0
+_MOST_BYTES = 64 << 10
+_STATUS_BYTES = 1000
 
 
 def own_process() -> Process:
@@ -57,6 +61,48 @@ def is_known_dead(process: Process | None, run: str) -> bool:
     return started is not None and started != process.started
 
 
+class Status(msgspec.Struct, frozen=True):
+    """How far a run is, as its heartbeat says."""
+
+    epoch: Natural  # the last that ended
+    num_ended: Natural  # epochs that this run has ended
+    metrics: Mapping[str, float | None] = {}
+
+
+class Beat(NamedTuple):
+    """What the last heartbeat of a run says."""
+
+    time: float = 0.0
+    """When it was, as a Unix time by the run's clock; 0 if that is not known."""
+    status: Status | None = None
+
+
+def read_beat(files: Files, path: str, run: str) -> Beat:
+    """The last heartbeat of a run in a checkpoint directory."""
+    at = os.path.join(path, RUNS_DIRECTORY, run, HEARTBEAT)
+    data = files.read_if_there(at, _MOST_BYTES) or b""
+    digits, _, text = data.partition(b"\n")[0].partition(b" ")
+    status = None
+    with contextlib.suppress(ValueError, RecursionError):  # those of earlier versions have none
+        status = msgspec.json.decode(text, type=Status)
+    return Beat(int(digits) / 1e9 if len(digits) == 20 and digits.isdigit() else 0.0, status)
+
+
+def may_live(beat: Beat, process: Process | None, run: str, beat_seconds: float) -> bool:
+    """Whether a run that has not ended may be alive, going by this machine's clock."""
+    if not beat.time or is_known_dead(process, run):
+        return False
+    return time.time() - beat.time < max(_SILENCE_SECONDS, SILENT_BEATS * beat_seconds)
+
+
+def _encode(status: Status) -> bytes:
+    """As JSON, always of the same length; without its last metrics if it would be longer."""
+    while len(data := msgspec.json.encode(status)) > _STATUS_BYTES:
+        fewer = dict([*status.metrics.items()][: len(status.metrics) // 2])
+        status = msgspec.structs.replace(status, metrics=fewer)
+    return data.ljust(_STATUS_BYTES)
+
+
 def is_left_behind(files: Files, directory: str) -> bool:
     """Whether the run that made a heartbeat's directory has certainly ended, or never began."""
     data = files.read_if_there(os.path.join(directory, HEARTBEAT))
@@ -68,13 +114,6 @@ def read_process(data: bytes) -> Process | None:
     with contextlib.suppress(ValueError, RecursionError):
         return msgspec.json.decode(data.partition(b"\n")[2], type=described(Process))
     return None
-
-
-def last_beat(files: Files, path: str, run: str) -> float:
-    """When a run last showed that it is alive, as a Unix time; 0 if that is not known."""
-    data = files.read_if_there(os.path.join(path, RUNS_DIRECTORY, run, HEARTBEAT)) or b""
-    digits = data.partition(b"\n")[0]
-    return int(digits) / 1e9 if len(digits) == 20 and digits.isdigit() else 0.0
 
 
 def _start_of(pid: int) -> str | None:
@@ -103,20 +142,33 @@ def _read_link(path: str) -> str | None:
 class Patience:
     """How long to wait for a heartbeat, and by which clock."""
 
-    silence_seconds: float = 15.0  # a run without a heartbeat for this long counts as dead
+    silence_seconds: float = (
+        _SILENCE_SECONDS  # a run without a heartbeat for this long counts as dead
+    )
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], None] = time.sleep
 
 
 class Heartbeat:
-    """Writes a file at an interval, from its own thread, while a run is alive."""
+    """Writes a file at an interval, from its own thread, while a run is alive.
 
-    def __init__(self, files: Files, path: str, run: str, interval_seconds: float) -> None:
+    `status`, which that thread calls, says how far the run is.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        path: str,
+        run: str,
+        interval_seconds: float,
+        status: Callable[[], Status] | None = None,
+    ) -> None:
         self._files = files
         self.directory = os.path.join(path, RUNS_DIRECTORY, run)
         self._path = os.path.join(self.directory, HEARTBEAT)
         self._interval_seconds = interval_seconds
         self._process = json.dumps(msgspec.to_builtins(own_process())).encode()
+        self._status = status
         self._stopped = threading.Event()
         self._thread = threading.Thread(
             target=self._beat, name=_THREAD_NAME.format(run=run), daemon=True
@@ -143,12 +195,14 @@ class Heartbeat:
         while not self._stopped.wait(self._interval_seconds):
             try:
                 self._write()
-            except OSError as error:
+            except Exception as error:  # whatever it is, the run is alive
                 logger.warning("Cannot write the heartbeat in %s: %s", self.directory, error)
 
     def _write(self) -> None:
-        # The length never changes: readers never see a partial file.
-        data = b"%020d\n" % time.time_ns() + self._process
+        # The length never changes: readers never see a partial file. The process has a line of its
+        # own, where all versions look for it.
+        status = b"" if self._status is None else b" " + _encode(self._status())
+        data = b"%020d%s\n%s" % (time.time_ns(), status, self._process)
         try:
             self._files.overwrite(self._path, data)
         except FileNotFoundError:

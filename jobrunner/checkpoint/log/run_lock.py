@@ -22,6 +22,7 @@ from jobrunner.checkpoint.log.heartbeat import (
     SILENT_BEATS,
     Heartbeat,
     Patience,
+    Status,
     is_known_dead,
     is_left_behind,
     own_process,
@@ -39,7 +40,10 @@ _ADVICE = "Use a directory that the client and all workers share."
 
 
 class RunLock:
-    """A run's lock on a checkpoint directory; `beat_seconds` is the interval of its heartbeat."""
+    """A run's lock on a checkpoint directory.
+
+    `beat_seconds` is the interval of its heartbeat, `status` what that says of the run.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class RunLock:
         log: LogWriter,
         nodes: Sequence[str],
         beat_seconds: float,
+        status: Callable[[], Status] | None = None,
     ) -> None:
         self._files = files
         self._path = path
@@ -56,7 +61,7 @@ class RunLock:
         self.nodes = tuple(nodes)
         self.run = uuid.uuid4().hex
         self.number = -1  # of the run's entry, once the lock is taken
-        self._heartbeat = Heartbeat(files, path, self.run, beat_seconds)
+        self._heartbeat = Heartbeat(files, path, self.run, beat_seconds, status)
         self.probe = Probe(files, self._heartbeat.directory, self.run.encode())
 
     def take(self, info: Any, patience: Patience, *, take_over: bool) -> None:

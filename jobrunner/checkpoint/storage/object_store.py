@@ -342,10 +342,12 @@ class ObjectFiles:
             return size, b""
 
     def list_names(self, path: str) -> list[str]:
-        prefix = self._key(path) or None
-        found = self._ask("list", path, lambda store: store.list_with_delimiter(prefix))
+        found = self._list_level(path)
         below = [*found["common_prefixes"], *(about["path"] for about in found["objects"])]
         return [key.rpartition("/")[2] for key in below]
+
+    def list_directories(self, path: str) -> list[str]:
+        return [key.rpartition("/")[2] for key in self._list_level(path)["common_prefixes"]]
 
     def is_taken(self, path: str) -> bool:
         try:
@@ -371,6 +373,10 @@ class ObjectFiles:
 
     def _head(self, path: str) -> Any:
         return self._ask("head", path, lambda store: store.head(self._key(path)))
+
+    def _list_level(self, path: str) -> Any:
+        prefix = self._key(path) or None
+        return self._ask("list", path, lambda store: store.list_with_delimiter(prefix))
 
     def _list(self, path: str, count: int = 1000) -> Iterator[Sequence[Any]]:
         seen: set[str] = set()  # a listing that was cut begins again

@@ -17,6 +17,7 @@ from jobrunner.checkpoint.storage.system import (
     DIRECTORY,
     PASSAGE,
     Opener,
+    directories_in,
     explain_link,
     read_bytes,
     scan,
@@ -115,8 +116,7 @@ class PosixFiles:
     def make_directories(self, path: str) -> None:
         if self.is_directory(path):
             return
-        parent = os.path.dirname(path)
-        if parent != path:
+        if (parent := os.path.dirname(path)) != path:
             self.make_directories(parent)
         with contextlib.suppress(FileExistsError, FileNotFoundError):  # somebody removes it already
             self.make_directory(path)
@@ -362,14 +362,17 @@ class PosixFiles:
         finally:
             os.close(descriptor)
 
-    def list_names(self, path: str) -> list[str]:
+    def list_names(self, path: str, names: Callable[[int], list[str]] = os.listdir) -> list[str]:
         self.before("list", path)
         try:
             descriptor = self.opener.open(path, DIRECTORY)
         except _NOTHING_THERE:
             return []
         with within(descriptor, path):
-            return os.listdir(descriptor)
+            return names(descriptor)
+
+    def list_directories(self, path: str) -> list[str]:
+        return self.list_names(path, directories_in)
 
     def is_taken(self, path: str) -> bool:
         try:

@@ -149,6 +149,9 @@ class Files(Protocol):
     def list_names(self, path: str) -> list[str]:
         """Names in a directory; none if it does not exist."""
 
+    def list_directories(self, path: str) -> list[str]:
+        """Names of the directories in a directory, which are no links; none if it does not exist."""
+
     def is_taken(self, path: str) -> bool:
         """Whether the name exists, even as a dangling link."""
 

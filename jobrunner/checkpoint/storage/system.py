@@ -341,6 +341,12 @@ def explain_link(error: OSError, path: str) -> OSError:
     return error
 
 
+def directories_in(descriptor: int) -> list[str]:
+    """Names of the directories in a directory."""
+    with os.scandir(descriptor) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
 def read_bytes(descriptor: int, nbytes: int) -> bytes:
     """Up to so many bytes, fewer only at the end of the file."""
     data = os.read(descriptor, nbytes)

@@ -26,9 +26,12 @@ from jobrunner.checkpoint.log.heartbeat import (
     RUNS_DIRECTORY,
     Heartbeat,
     Patience,
+    Status,
     is_known_dead,
-    last_beat,
+    may_live,
     own_process,
+    read_beat,
+    read_process,
 )
 from jobrunner.checkpoint.log.run_lock import refuse_if_alive
 from jobrunner.checkpoint.storage.posix import PosixFiles
@@ -295,7 +298,7 @@ def test_a_heartbeat_makes_its_directory_again_if_another_run_removed_it(
     assert beaten.wait(10)
     heartbeat.stop()
     _, _, process = (tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT).read_bytes().partition(b"\n")
-    assert 0 <= time.time() - last_beat(PosixFiles(), str(tmp_path), RUN) < 60
+    assert 0 <= time.time() - read_beat(PosixFiles(), str(tmp_path), RUN).time < 60
     assert msgspec.json.decode(process, type=Process) == own_process()
 
 
@@ -362,3 +365,59 @@ def test_heartbeats_continue_after_failures(
     heartbeat.stop()
     assert beats == sorted(set(beats))
     assert re.search("Cannot write the heartbeat in .*: no room", caplog.text)
+
+
+def test_a_heartbeat_says_how_far_the_run_is(tmp_path: Path) -> None:
+    metrics = {"loss": 0.5, "nan": float("nan"), **{f"metric {i}": 1.0 for i in range(1000)}}
+    heartbeat = Heartbeat(PosixFiles(), str(tmp_path), RUN, 60, lambda: Status(7, 3, metrics))
+    heartbeat.start()
+    status = read_beat(PosixFiles(), str(tmp_path), RUN).status
+    heartbeat.stop()
+    assert status is not None
+    assert (status.epoch, status.num_ended, status.metrics["loss"]) == (7, 3, 0.5)
+    assert status.metrics["nan"] is None
+    content = (tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT).read_bytes()
+    assert len(content) < 2000  # metrics that do not fit are left out
+    assert read_process(content) == own_process()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"x" * 100,
+        b"%020d" % 5,
+        b"-0000000000000000001 {}\n{}",
+        b'%020d {"epoch": -1, "num_ended": 0}\n{}' % 5,
+        b'%020d {"epoch": 1e999, "num_ended": 0}\n{}' % 5,
+        b'%020d {"epoch": 1, "num_ended": 0, "metrics": [1]}\n{}' % 5,
+        b"%020d " % 5 + b"[" * 10_000,
+    ],
+)
+def test_a_forged_heartbeat_says_nothing(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    beat = read_beat(PosixFiles(), str(tmp_path), RUN)
+    assert beat.status is None
+    assert not may_live(beat, None, RUN, 2.0)
+
+
+def test_a_heartbeat_that_cannot_say_how_far_the_run_is_does_not_end(tmp_path: Path) -> None:
+    said = threading.Event()
+
+    def status() -> Status:
+        if said.is_set():
+            return Status(1, 1)
+        said.set()
+        raise ZeroDivisionError
+
+    first = [Status(0, 0)]
+    heartbeat = Heartbeat(
+        PosixFiles(), str(tmp_path), RUN, 0.001, lambda: first.pop() if first else status()
+    )
+    heartbeat.start()
+    deadline = time.monotonic() + 10
+    while read_beat(PosixFiles(), str(tmp_path), RUN).status != Status(1, 1):
+        assert time.monotonic() < deadline
+    heartbeat.stop()

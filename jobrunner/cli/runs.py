@@ -1,0 +1,264 @@
+"""Many runs: ``ls`` of a directory that has some below it, ``compare`` and ``top``."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import math
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from jobrunner.cli.command import Output
+from jobrunner.cli.formatting import fit_items, format_age, format_table
+from jobrunner.cli.options import read_pairs
+from jobrunner.errors import DefinitionError
+from jobrunner.texts import clip, counted, format_metrics, show
+
+if TYPE_CHECKING:
+    from jobrunner.checkpoint import Files, MultiNodeCheckpointManager
+    from jobrunner.report import RunSummary
+
+_STATES = ("running", "finished", "stopped", "failed", "lost", "damaged")
+_BEST = re.compile(r"(?P<metric>.+?)(?::(?P<mode>min|max))?", re.S)
+_LEAST_NAME = 24
+
+Function = Callable[..., Output]
+Row = tuple["RunSummary", tuple[float, int] | None]
+"""A run, and its best value of a metric with its epoch."""
+
+
+def runs_options(function: Function) -> Function:
+    """Add the options for a directory of runs; pass `choice`: those that were given, by name."""
+
+    @click.option(
+        "--best",
+        metavar="METRIC[:min|max]",
+        help="Of the runs below DIR, show the best value of a metric, and sort by it. "
+        "[default: min]",
+    )
+    @click.option("--state", multiple=True, type=click.Choice(_STATES), help="Only such runs.")
+    @click.option("--job", metavar="NAME", help="Only runs of this job.")
+    @click.option(
+        "--param",
+        multiple=True,
+        callback=read_pairs,
+        metavar="NAME=VALUE",
+        help="Only runs whose job got this argument. May be repeated.",
+    )
+    @click.option(
+        "--sort",
+        type=click.Choice(["seen", "name", "epoch"]),
+        help="What to sort runs by. [default: seen]",
+    )
+    @click.option(
+        "--depth",
+        type=click.IntRange(1, 20),
+        metavar="N",
+        help="Look for runs at most N levels below DIR. [default: 4]",
+    )
+    @functools.wraps(function)
+    def call(
+        *, best: Any, state: Any, job: Any, param: Any, sort: Any, depth: Any, **others: Any
+    ) -> Output:
+        given = {
+            "best": best,
+            "state": state,
+            "job": job,
+            "param": param,
+            "sort": sort,
+            "depth": depth,
+        }
+        return function(choice={name: it for name, it in given.items() if it}, **others)
+
+    return call
+
+
+def list_runs(
+    manager: MultiNodeCheckpointManager, choice: Mapping[str, Any], last: int | None = None
+) -> Output | None:
+    """List the runs below a directory, or the first `last`; None if it has no run below it."""
+    from jobrunner.report import DEPTH, find_runs
+
+    files, path = manager.recorded.files, manager.path
+    names, is_whole = find_runs(files, path, choice.get("depth", DEPTH))
+    if names in ([], ["."]):
+        if choice:
+            what = "is the checkpoint directory of one run" if names else "has no run below it"
+            raise DefinitionError(
+                f"{path} {what}. --{next(iter(choice))} is for a directory with runs below it."
+            )
+        return None
+    best = _BEST.fullmatch(choice.get("best", ""))
+    rows = _choose(files, path, names, choice, best)
+    notes = [f"To list the epochs of one: jobrunner ls {os.path.join(path, names[0])}"]
+    if not is_whole:
+        notes.append(f"{path} has too many directories: some were not looked into.")
+    if last is not None and last < len(rows):
+        notes.append(f"The first {last} of {counted(len(rows), 'run')}.")
+    rows = rows[:last]
+    data = {
+        "path": path,
+        "is_done": False,
+        "epochs": [],
+        "damaged": {},
+        "unclaimed": [],  # of `ls` of one run
+        "runs": [_to_json(*row) for row in rows],
+        "is_whole": is_whole,
+    }
+    if not rows:
+        return Output(data, "\n".join([*notes, f"None of the runs below {path} is such a run."]))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return Output(
+        data, "\n".join([format_runs(rows, width, best["metric"] if best else ""), *notes])
+    )
+
+
+def _choose(
+    files: Files,
+    path: str,
+    names: Sequence[str],
+    choice: Mapping[str, Any],
+    best: re.Match[str] | None,
+) -> list[Row]:
+    """The runs that were chosen, in the order that was."""
+    from jobrunner.checkpoint import MultiNodeCheckpointManager
+    from jobrunner.report import best_of, summarize_run
+
+    mode: Literal["min", "max"] = "max" if best and best["mode"] == "max" else "min"
+    rows: list[Row] = []
+    for name in sorted(names):
+        manager = MultiNodeCheckpointManager(os.path.join(path, name), files=files)
+        run = summarize_run(manager, name)
+        if _is_chosen(run, choice):
+            found = best_of(manager, best["metric"], mode) if best and not run.error else None
+            rows.append((run, found))
+    match choice.get("sort", "best" if best else "seen"):
+        case "seen":
+            rows.sort(key=lambda row: row[0].last_seen or 0.0, reverse=True)
+        case "epoch":
+            rows.sort(key=lambda row: -1 if row[0].epoch is None else row[0].epoch, reverse=True)
+        case "best":
+            sign = 1 if mode == "min" else -1
+            rows.sort(key=lambda row: sign * row[1][0] if row[1] else math.inf)
+    return rows
+
+
+def _is_chosen(run: RunSummary, choice: Mapping[str, Any]) -> bool:
+    wanted: Mapping[str, str] = choice.get("param", {})
+    return (
+        run.state in choice.get("state", (run.state,))
+        and run.job == choice.get("job", run.job)
+        and all(
+            name in run.parameters
+            and text in (str(run.parameters[name]), json.dumps(run.parameters[name]))
+            for name, text in wanted.items()
+        )
+    )
+
+
+def _to_json(run: RunSummary, best: tuple[float, int] | None) -> dict[str, Any]:
+    about = {name: it for name, it in asdict(run).items() if name not in ("num_epochs", "error")}
+    value, epoch = best or (None, None)
+    return {
+        **about,
+        "epochs": None if run.error else run.num_epochs,
+        "is_done": None if run.error else run.state == "finished",
+        "saved": _iso(run.saved),
+        "last_seen": _iso(run.last_seen),
+        "best": value,
+        "best_epoch": epoch,
+        **({"error": run.error} if run.error else {}),
+    }
+
+
+def _iso(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def format_runs(rows: Sequence[Row], width: int | None = None, best: str = "") -> str:
+    """A table of runs, at most `width` wide, and below it what they have in common."""
+    runs, now = [run for run, _ in rows], time.time()
+    whole = [run for run in runs if not run.error]
+    jobs = {run.job for run in whole}
+    shared = _shared_parameters(whole)
+    columns = [["RUN", *(_clip_name(run.name, width) for run in runs)]]
+    if len(jobs) > 1:
+        columns.append(["JOB", *(run.job for run in runs)])
+    columns.append(["STATE", *(run.state or "-" for run in runs)])
+    columns.append(["EPOCH", *map(format_progress, runs)])
+    columns.append(["SEEN", *(format_age(run.last_seen, now) for run in runs)])
+    if best:
+        columns.append([f"BEST {best}", *(f"{it[0]:.6g}" if it else "-" for _, it in rows)])
+        columns.append(["AT", *(str(it[1]) if it else "-" for _, it in rows)])
+    metrics = [] if best else [format_metrics(run.metrics) for run in runs]
+    parameters = [_name_parameters(run.parameters, shared) for run in runs]
+    columns += _fit({"METRICS": metrics, "PARAMETERS": parameters}, columns, width)
+    lines = [format_table(list(zip(*columns, strict=True)))]
+    if len(whole) > 1 and len(jobs) == 1:
+        common = " ".join(_name_parameters(shared, {}))
+        lines.append(f"Job of all: {whole[0].job}{common and f', with {common}'}")
+    lines += [f"{run.name} is damaged: {run.error}" for run in runs if run.error]
+    return "\n".join(lines)
+
+
+def _shared_parameters(runs: Sequence[RunSummary]) -> Mapping[str, Any]:
+    """The parameters that all runs have, if there are several."""
+    if len(runs) < 2:
+        return {}
+    first, *others = (run.parameters for run in runs)
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in other and other[name] == value for other in others)
+    }
+
+
+def _name_parameters(parameters: Mapping[str, Any], shared: Mapping[str, Any]) -> list[str]:
+    names = [name for name in parameters if name not in shared]
+    return [f"{name}={clip(show(parameters[name]), 30)}" for name in names]
+
+
+def _fit(
+    named: Mapping[str, Sequence[Sequence[str]]],
+    before: Sequence[Sequence[str]],
+    width: int | None,
+) -> list[list[str]]:
+    """Columns of as many items as fit beside those `before`; each gets what others leave."""
+    named = {title: rows for title, rows in named.items() if any(rows)}
+    widths = [
+        max(len(title), *(len(" ".join(row)) for row in rows)) for title, rows in named.items()
+    ]
+    if width is not None:
+        left = width - sum(2 + max(map(len, column)) for column in before)
+        for i, (title, others) in enumerate(zip(named, (*widths[1:], 0), strict=True)):
+            share = max(left // (len(named) - i) - i, left - others - 2, len(title))
+            widths[i] = min(widths[i], share)
+            left -= widths[i] + 2
+    return [
+        [title, *(fit_items(row, most) for row in rows)]
+        for (title, rows), most in zip(named.items(), widths, strict=True)
+    ]
+
+
+def _clip_name(name: str, width: int | None) -> str:
+    """The end of a long name, which tells more than its start."""
+    most = len(name) if width is None else max(_LEAST_NAME, width // 3)
+    return name if len(name) <= most else f"…{name[1 - most :]}"
+
+
+def format_progress(run: RunSummary) -> str:
+    """``7/100``; the total only if it is known."""
+    if run.epoch is None:
+        return "-"
+    return f"{run.epoch}" if run.total_epochs is None else f"{run.epoch}/{run.total_epochs}"

@@ -1,0 +1,181 @@
+"""The runs below a directory: what each is, how far it is, and whether it is alive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from numbers import Real
+from typing import Any, Literal
+
+from jobrunner.checkpoint import (
+    LOG_DIRECTORY,
+    Files,
+    MultiNodeCheckpointManager,
+    Process,
+    State,
+    may_live,
+    read_beat,
+)
+from jobrunner.errors import CheckpointError
+from jobrunner.report.story import RunState, unix_time
+
+DEPTH = 4
+"""How many levels below a directory its runs are looked for."""
+MOST_DIRECTORIES = 20_000
+"""Directories that are looked into for runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The last run of a checkpoint directory, as the end of its log and its heartbeat tell.
+
+    Attributes
+    ----------
+    name : str
+        The directory, relative to the one that was searched; "." if it is that one.
+    state : str or None
+        As in `RunStory`; ``"damaged"`` if the log cannot be read, None if nothing ran there.
+    error : str
+        Why the log cannot be read.
+    job : str
+        Empty if not recorded.
+    parameters : mapping
+        What the function that made the job was called with.
+    num_epochs : int
+        How many epochs are recorded.
+    latest : int or None
+        The newest of them, which may be a `Position`.
+    epoch : int or None
+        The last that ended, or the `Position` of `latest` if that is later.
+    total_epochs : int or None
+        The last of the job, if it has a limit.
+    pace_seconds : float or None
+        From the end of an epoch to that of the next, on average, of a run that is alive.
+    metrics : mapping
+        Of `epoch`.
+    saved, last_seen : float or None
+        When `latest` was recorded, and when the run was last known to be alive: Unix times in
+        seconds, by the clock of the run.
+    host : str
+    pid : int or None
+    """
+
+    name: str
+    state: RunState | Literal["damaged"] | None = None
+    error: str = ""
+    job: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    num_epochs: int = 0
+    latest: int | None = None
+    epoch: int | None = None
+    total_epochs: int | None = None
+    pace_seconds: float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    saved: float | None = None
+    last_seen: float | None = None
+    host: str = ""
+    pid: int | None = None
+
+
+def find_runs(
+    files: Files, path: str, depth: int = DEPTH, most: int = MOST_DIRECTORIES
+) -> tuple[list[str], bool]:
+    """Find the checkpoint directories in a directory, and below it.
+
+    Returns their names relative to `path`, and whether all directories were looked into: those of
+    `depth` levels, and `most` in all. Follows no link, and looks neither into checkpoint directories
+    nor into directories whose names begin with a dot.
+    """
+    found: list[str] = []
+    level, looked = [""], 0
+    for _ in range(depth + 1):
+        level, left = level[: most - looked], level[most - looked :]
+        looked += len(level)
+        below = []
+        for name, inside in zip(level, files.each(partial(_list, files, path), level), strict=True):
+            if LOG_DIRECTORY in inside:
+                found.append(name or ".")
+            else:
+                below += [os.path.join(name, it) for it in sorted(inside) if it[0] != "."]
+        if left:
+            return found, False
+        level = below
+    return found, True
+
+
+def _list(files: Files, path: str, name: str) -> list[str]:
+    try:
+        return files.list_directories(os.path.join(path, name) if name else path)
+    except OSError:  # of another user
+        return []
+
+
+def summarize_run(manager: MultiNodeCheckpointManager, name: str) -> RunSummary:
+    """Summarize the last run of a directory; reads what was appended since the last call."""
+    try:
+        state = manager.recorded.log.refresh()
+        return RunSummary(name) if state.run is None else _summarize(manager, name, state)
+    except (CheckpointError, OSError) as error:
+        return RunSummary(name, "damaged", str(error))
+
+
+def _summarize(manager: MultiNodeCheckpointManager, name: str, state: State) -> RunSummary:
+    recorded, run, latest = manager.recorded, state.run, state.latest
+    assert run is not None
+    process = run.process or Process()
+    record: Mapping[str, Any] = {}
+    if latest is not None:
+        record = recorded.read_record(latest, state.commit_number(latest))
+    saved = unix_time(record["time"]) if record else None
+    # A command such as `prune` also holds the directory for a while, as a run without a plan.
+    numbers = (run.number, record.get("run_number"))
+    number = next((it for it in numbers if "plan" in recorded.info_of(it)), None)
+    plan, total = recorded.plan_of(number) or {}, recorded.info_of(number).get("total_epochs")
+    summary = RunSummary(
+        name,
+        job=str(plan.get("job") or ""),
+        parameters=plan.get("parameters", {}),
+        num_epochs=len(state.recorded),
+        latest=latest,
+        epoch=latest,
+        total_epochs=total if isinstance(total, int) else None,
+        metrics=record["details"].get("metrics", {}) if record else {},
+        saved=saved,
+        last_seen=unix_time(recorded.log.read_entry(state.number).time),
+        host=process.host or "",
+        pid=process.pid,
+    )
+    if state.is_ended:
+        is_done = state.done is not None and state.done == latest
+        return replace(summary, state="finished" if is_done else "stopped")
+    beat = read_beat(recorded.files, recorded.path, run.run)
+    last_seen = max(summary.last_seen or 0.0, beat.time)
+    if not may_live(beat, run.process, run.run, run.heartbeat_seconds):
+        return replace(summary, state="lost", last_seen=last_seen)
+    summary = replace(summary, state="running", last_seen=last_seen)
+    if beat.status is None or not beat.status.num_ended:
+        return summary
+    status, seconds = beat.status, beat.time - unix_time(run.time)
+    pace, metrics = seconds / status.num_ended, status.metrics or summary.metrics
+    epoch = max(latest or 0, status.epoch)
+    return replace(summary, epoch=epoch, pace_seconds=pace, metrics=metrics)
+
+
+def best_of(
+    manager: MultiNodeCheckpointManager, metric: str, mode: Literal["min", "max"]
+) -> tuple[float, int] | None:
+    """The lowest or highest value of a metric that a directory's runs recorded, and its epoch.
+
+    Epochs removed since also count, those set aside do not. Reads the whole log; None if there is no
+    such value.
+    """
+    sign = 1 if mode == "min" else -1
+    found = [
+        (sign * float(value), row["epoch"])
+        for row in manager.history()
+        if isinstance(value := row["metrics"].get(metric), Real) and value == value
+    ]
+    best = min(found, default=None)
+    return None if best is None else (sign * best[0], best[1])

@@ -1,0 +1,204 @@
+"""`ls` of a directory with runs below it: which it finds, what it says of each, and in which order."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobrunner import MultiNodeCheckpointManager
+from jobrunner.checkpoint import Status
+from jobrunner.cli.formatting import fit_items, format_age
+from jobrunner.cli.runs import format_runs, list_runs
+from jobrunner.report import RunSummary, find_runs
+from jobrunner.testing import FaultyFiles, FaultyObjects
+from tests.cli.directories import ask, invoke
+
+PLAN = {"job": "kmeans", "nodes": {}, "structure": {}, "code": {}}
+
+
+def record(
+    path: Path, losses: list[float], total: int | None = None, **parameters: Any
+) -> MultiNodeCheckpointManager:
+    """A run that has recorded an epoch for each loss, and has not ended."""
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    plan = {**PLAN, "parameters": parameters}
+    status = Status(len(losses) + 3, len(losses) + 4, {"loss": 0.125})
+    manager.run.start([], {"plan": plan, "total_epochs": total}, lambda: status)
+    for epoch, loss in enumerate(losses):
+        details = {"metrics": {"loss": loss, "note": "text"}}
+        manager.commits.commit(manager.commits.begin(epoch), {}, details)
+    return manager
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """Four runs, at several levels: one goes on, one is damaged."""
+    finished = record(tmp_path / "a" / "finished", [3.0, 1.0, 2.0], total=2, k=2, lr=0.1)
+    finished.run.finish(2)
+    finished.run.end()
+    record(tmp_path / "stopped", [4.0, float("nan")], total=9, k=3, lr=0.1).run.end()
+    running = record(tmp_path / "b" / "c" / "d" / "running", [0.5], total=9, k=4, lr=0.1)
+    record(tmp_path / "damaged", [1.0]).run.end()
+    for entry in (tmp_path / "damaged" / "_log").iterdir():
+        entry.write_bytes(b"torn")
+    (tmp_path / "notes").mkdir()
+    yield tmp_path
+    running.run.end()
+
+
+def test_ls_lists_the_runs_below_a_directory(root: Path) -> None:
+    found = ask("ls", root)
+    assert (found["epochs"], found["is_whole"]) == ([], True)
+    runs = {run.pop("name"): run for run in found["runs"]}
+    assert {name: run["state"] for name, run in runs.items()} == {
+        "a/finished": "finished",
+        "b/c/d/running": "running",
+        "damaged": "damaged",
+        "stopped": "stopped",
+    }
+    running = runs["b/c/d/running"]
+    assert (running["epoch"], running["latest"], running["total_epochs"]) == (4, 0, 9)
+    assert running["metrics"] == {"loss": 0.125}
+    assert running["pid"] == os.getpid()
+    done = runs["a/finished"]
+    assert (done["job"], done["parameters"]) == ("kmeans", {"k": 2, "lr": 0.1})
+    assert (done["epochs"], done["latest"], done["is_done"]) == (3, 2, True)
+    assert done["metrics"] == {"loss": 2.0, "note": "text"}
+    assert "fsck" in runs["damaged"]["error"]
+    assert "error" not in done
+
+    head, *lines = invoke("ls", root).stdout.splitlines()
+    assert head.split() == ["RUN", "STATE", "EPOCH", "SEEN", "METRICS", "PARAMETERS"]
+    cells = {line.split()[0]: line.split()[1:3] for line in lines[:4]}
+    assert cells["a/finished"] == ["finished", "2/2"]
+    assert cells["b/c/d/running"] == ["running", "4/9"]
+    assert "Job of all: kmeans, with lr=0.1" in lines
+    assert lines[-1].startswith(f"To list the epochs of one: jobrunner ls {root}/")
+
+
+def names(*args: object) -> list[str]:
+    return [run["name"].rpartition("/")[2] for run in ask("ls", *args)["runs"]]
+
+
+def test_runs_are_sorted_and_chosen(root: Path) -> None:
+    assert names(root)[0] == "running"  # whose heartbeat came last
+    assert names(root, "--sort", "name") == ["finished", "running", "damaged", "stopped"]
+    assert names(root, "--sort", "epoch") == ["running", "finished", "stopped", "damaged"]
+    assert names(root, "--best", "loss") == ["running", "finished", "stopped", "damaged"]
+    assert names(root, "--best", "loss:max") == ["stopped", "finished", "running", "damaged"]
+    assert names(root, "--best", "loss", "--last", "2") == ["running", "finished"]
+    assert names(root, "--state", "stopped", "--state", "finished", "--sort", "name") == [
+        "finished",
+        "stopped",
+    ]
+    assert names(root, "--param", "k=3") == ["stopped"]
+    assert names(root, "--job", "other") == []
+    assert names(root, "--depth", "2", "--job", "kmeans", "--sort", "name") == [
+        "finished",
+        "stopped",
+    ]
+    best = {
+        run["name"]: (run["best"], run["best_epoch"])
+        for run in ask("ls", root, "--best", "loss")["runs"]
+    }
+    assert best["a/finished"] == (1.0, 1)
+    assert best["stopped"] == (4.0, 0)  # the other is NaN
+    assert best["damaged"] == (None, None)
+    assert "BEST loss" in invoke("ls", root, "--best", "loss").stdout
+
+
+def test_a_directory_of_one_run_has_no_use_for_options_of_many(root: Path, tmp_path: Path) -> None:
+    for path, what in ((root / "stopped", "of one run"), (root / "notes", "no run below it")):
+        result = invoke("ls", path, "--best", "loss")
+        assert result.exit_code == 2
+        assert what in result.output
+    assert invoke("ls", root / "stopped").stdout.startswith("EPOCH")
+
+
+def test_a_run_that_is_gone_is_lost(tmp_path: Path) -> None:
+    manager = record(tmp_path / "a", [1.0])
+    assert manager.commits.lock is not None
+    beat = tmp_path / "a" / "_runs" / manager.commits.lock.run / "heartbeat"
+    manager.commits.lock.leave()
+    assert ask("ls", tmp_path)["runs"][0]["state"] == "lost"
+    beat.parent.mkdir()
+    beat.write_bytes(b"%020d\n{}" % (time.time_ns() - 20 * 10**9))
+    assert ask("ls", tmp_path)["runs"][0]["state"] == "lost"
+    beat.write_bytes(b"%020d\n{}" % time.time_ns())
+    run = ask("ls", tmp_path)["runs"][0]
+    assert (run["state"], run["epoch"]) == ("lost", 0)  # its heartbeat's thread has ended
+
+
+def test_neither_links_nor_hidden_directories_nor_runs_are_searched(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    record(outside / "x", [1.0]).run.end()
+    root = tmp_path / "root"
+    record(root / "run", [1.0]).run.end()
+    record(root / "run" / "within", [1.0]).run.end()
+    record(root / ".hidden" / "x", [1.0]).run.end()
+    (root / "link").symlink_to(outside)
+    (root / "file").write_text("")
+    files = MultiNodeCheckpointManager(root).recorded.files
+    assert find_runs(files, str(root)) == (["run"], True)
+    assert find_runs(files, str(root / "run")) == (["."], True)
+    assert find_runs(files, str(root), most=1) == ([], False)
+
+
+def test_runs_in_an_object_store_are_found_by_a_request_for_each_directory(root: Path) -> None:
+    files = FaultyObjects("s3://bucket/all", root)
+    manager = MultiNodeCheckpointManager(files.root, files=files)
+    found, is_whole = find_runs(files, manager.path)
+    assert (sorted(found), is_whole) == (
+        ["a/finished", "b/c/d/running", "damaged", "stopped"],
+        True,
+    )
+    requests = [operation for operation, _ in files.trace]
+    assert set(requests) == {"list"}
+    assert len(requests) <= 10
+    output = list_runs(manager, {"sort": "name"})
+    assert output is not None
+    assert output.data["runs"][0]["state"] == "finished"
+
+
+def test_the_table_fits_the_terminal(root: Path) -> None:
+    metrics = {"loss": 0.123456, "accuracy": 0.9123, "f1": 0.5}
+    runs = [
+        RunSummary(
+            f"sweeps/of/november/{i}",
+            state="running",
+            job="job",
+            parameters={"learning_rate": 0.1 * i, "momentum": 0.9 + i, "name": "x" * 100},
+            epoch=i,
+            total_epochs=1000,
+            metrics=metrics,
+            last_seen=time.time() - 10**i,
+        )
+        for i in range(6)
+    ]
+    for width in (80, 120):
+        text = format_runs([(run, None) for run in runs], width)
+        head, *lines = text.splitlines()
+        assert max(map(len, (head, *lines[:6]))) <= width
+        assert "PARAMETERS" in head
+        assert all("loss=0.1235" in line for line in lines[:6])  # none is cut
+    assert "accuracy=0.9123" in text
+    assert "x" * 20 not in format_runs([(run, None) for run in runs], 80).splitlines()[1]
+
+
+def test_what_does_not_fit_is_left_out_whole() -> None:
+    assert fit_items(["a=1", "b=2"], 7) == "a=1 b=2"
+    assert fit_items(["a=1", "b=2"], 6) == "a=1 …"
+    assert fit_items(["a=1", "b=2"], 2) == "…"
+    assert [format_age(1000.0 - it, 1000.0) for it in (-5, 0, 119, 120, 7200, 86400 * 3)] == [
+        "0 s ago",
+        "0 s ago",
+        "119 s ago",
+        "2 min ago",
+        "2 h ago",
+        "3 d ago",
+    ]
