@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -61,7 +61,9 @@ Exit codes:
   130  interrupted (143: terminated before the run began)
 """
 
-_AS_JSON = "jobrunner.json"
+_AS_JSON, _AS_LINES = "jobrunner.json", "jobrunner.lines"
+STDOUT = "jobrunner.stdout"
+"""Where a command with JSON on stdout finds it: what it prints as usual goes to stderr."""
 
 
 @dataclass(frozen=True)
@@ -84,24 +86,29 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> NoReturn:
         """Run the command and exit."""
-        as_json = ctx.params.pop("as_json")
-        with _stdout_to_stderr() if as_json else contextlib.nullcontext():
+        as_json, as_lines = ctx.params.pop("as_json"), ctx.params.get("log_format") == "json"
+        if as_json and as_lines:
+            raise click.UsageError("Give either --json or --log-format json.", ctx)
+        is_text = not (as_json or as_lines)
+        with contextlib.nullcontext() if is_text else _stdout_to_stderr() as ctx.meta[STDOUT]:
             output = _attempt(super().invoke, ctx)
-        if as_json:
-            _print(json.dumps(to_json(output.data), indent=2, allow_nan=False))
-        if output.is_error or not as_json:
+        if not is_text:
+            _print(_dump(output, as_lines))
+        if output.is_error or is_text:
             _print(printable(output.text), err=output.is_error)
         sys.exit(output.exit_code)
 
 
 class Commands(click.Group):
-    """A group that reports wrong usage as JSON with ``--json``."""
+    """A group that reports wrong usage as JSON with ``--json`` and ``--log-format json``."""
 
     command_class = Command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Look for ``--json`` first: wrong usage may stop click before it reads the option."""
-        ctx.meta[_AS_JSON] = "--json" in args
+        given = " ".join(args).replace("=", " ")
+        ctx.meta[_AS_LINES] = "--log-format json" in given
+        ctx.meta[_AS_JSON] = "--json" in args or ctx.meta[_AS_LINES]
         with _wrong_usage(ctx):
             return super().parse_args(ctx, args)
 
@@ -120,7 +127,7 @@ def _wrong_usage(ctx: click.Context) -> Iterator[None]:
             error.message = printable(error.message, kept="")  # type: ignore[misc]  # click reads it
         if ctx.meta[_AS_JSON]:
             failure = _failure("UsageError", error.format_message(), "", error.exit_code)
-            _print(json.dumps(failure.data, indent=2))
+            _print(_dump(failure, ctx.meta[_AS_LINES]))
         raise
 
 
@@ -175,6 +182,13 @@ def _failure(
     return Output({"error": error, "exit_code": exit_code}, text, exit_code, is_error=True)
 
 
+def _dump(output: Output, as_lines: bool) -> str:
+    if not as_lines:
+        return json.dumps(to_json(output.data), indent=2, allow_nan=False)
+    about = {"event": "end", "exit_code": output.exit_code, **output.data}
+    return json.dumps(to_json(about), allow_nan=False)
+
+
 def _print(text: str, *, err: bool = False) -> None:
     try:
         click.echo(text, err=err)
@@ -185,8 +199,11 @@ def _print(text: str, *, err: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Send all output to stderr, including that of worker processes and C libraries."""
+def _stdout_to_stderr() -> Iterator[TextIO]:
+    """Send all output to stderr, including that of worker processes and C libraries.
+
+    Yields what was stdout.
+    """
     stdout = sys.stdout
     try:
         is_descriptor_1 = stdout.fileno() == 1
@@ -194,13 +211,14 @@ def _stdout_to_stderr() -> Iterator[None]:
         is_descriptor_1 = False
     with contextlib.redirect_stdout(sys.stderr):
         if not is_descriptor_1:
-            yield
+            yield stdout
             return
         stdout.flush()
         original = os.dup(1)
         try:
             os.dup2(2, 1)
-            yield
+            with os.fdopen(original, "w", encoding="utf-8", closefd=False) as stream:
+                yield stream
         finally:
             sys.stderr.flush()
             os.dup2(original, 1)

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from jobrunner import errors
-from jobrunner.cli.command import SAVES_FAILED, Output, main
+from jobrunner.cli.command import SAVES_FAILED, STDOUT, Output, main
 from jobrunner.cli.options import (
     cluster_options,
     count_option,
@@ -139,6 +139,13 @@ def _check_report(ctx: click.Context, option: click.Parameter, path: str | None)
     help="How long after SIGTERM the run may take to end and record its epoch. [default: no limit]",
 )
 @click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="What to print while the job runs. 'json': one JSON object a line, and nothing else on "
+    "stdout.",
+)
+@click.option(
     "--dry-run", is_flag=True, help="Show what would run, from which epoch and why; run nothing."
 )
 def run(
@@ -152,6 +159,7 @@ def run(
     report: str | None,
     parameters: Mapping[str, str],
     cluster: Callable[[], Session],
+    log_format: str,
     dry_run: bool,
     **options: Any,  # of `JobRunner`
 ) -> Output:
@@ -164,7 +172,7 @@ def run(
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cli.script import Script
     from jobrunner.run import JobRunner
-    from jobrunner.view import show_on
+    from jobrunner.view import show_lines, show_on
 
     script = Script(target)
     job = script.job(parameters)
@@ -180,13 +188,15 @@ def run(
 
     again = _command_again()
     COMMAND.set(again)
-    with terminated_as_interrupt(), show_on(sys.stdout) as live:
+    stdout = click.get_current_context().meta[STDOUT] or sys.stdout
+    shown = show_lines(stdout) if log_format == "json" else show_on(sys.stdout)
+    with terminated_as_interrupt(), shown as live:
         runner = JobRunner(job, manager, callbacks=[live.state, *called], **options)
         save_on_usr1 = handled("SIGUSR1", lambda number, frame: runner.save_now())
         runner.plan_resume()  # report mistakes before a cluster starts
         try:
             with cluster() as session, _reported(manager, job, report), save_on_usr1:
-                result = runner.run(session)
+                result = runner.run(session, progress=False)
         except KeyboardInterrupt as interrupt:
             raise type(interrupt)(_advise(manager, again)) from interrupt
         except errors.ExecutionError as error:

@@ -61,12 +61,6 @@ class Connection:
                 f"A session needs a dask.distributed Client; got {type(client).__name__}. Use "
                 f"Session.local() for a cluster on this machine, or Session.connect(address)."
             )
-        if client.asynchronous:
-            raise DefinitionError(
-                "A session needs a synchronous client; this one is asynchronous. Make one with "
-                "Client(..., asynchronous=False). If an event loop is running, run the session in "
-                "another thread: await asyncio.to_thread(...)."
-            )
         self.client = client  # `reconnect` may replace it
         self.scheduler = SchedulerLink(client)
         self._cluster = cluster

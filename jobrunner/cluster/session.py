@@ -10,8 +10,10 @@ from typing import Any, Self
 
 from distributed import Client
 
+from jobrunner.cluster.awaiting import awaited, in_thread
 from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
 from jobrunner.cluster.connection import Connection
+from jobrunner.cluster.drawing import draw_session
 from jobrunner.cluster.shipping import nodes_of
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
 from jobrunner.define import (
@@ -27,7 +29,7 @@ from jobrunner.define import (
     instance,
 )
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
-from jobrunner.markup import Html, card, folded, pairs, table, tag
+from jobrunner.markup import Html
 from jobrunner.texts import counted, listed, printable
 
 DEFAULT_WAIT_SECONDS = 60.0
@@ -41,12 +43,13 @@ class Session:
     Parameters
     ----------
     client : distributed.Client
-        A synchronous client of any cluster. It stays open when the session closes.
+        Of any cluster. It stays open when the session closes. On the event loop of an asynchronous
+        client, `run`, `fetch`, `close` and `JobRunner.run` are awaited, as the client's methods are.
 
     Raises
     ------
     DefinitionError
-        `client` is not a client, or is asynchronous.
+        `client` is not a client.
     ExecutionError
         The client is closed.
 
@@ -136,8 +139,14 @@ class Session:
         """The client; `reconnect` may replace it."""
         return self._connection.client
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether this is the event loop of the client, so that methods are awaited."""
+        return bool(self.client.asynchronous)
+
     # ---- for users
 
+    @awaited
     @checked(
         task_or_group=instance(
             "a Task or a TaskGroup (JobRunner(job).run(session) runs a Job)", Task | TaskGroup
@@ -186,6 +195,7 @@ class Session:
             values = tuple(self._fetch_output(output) for output in outputs)
         return values[0] if len(values) == 1 else values
 
+    @awaited
     def fetch(self, blob_or_output: Blob | TaskOutput) -> Any:
         """Bring a value to the client, as a copy.
 
@@ -210,6 +220,7 @@ class Session:
             node = blob_or_output.node.name
             return self._holder_of(node, blob_or_output.name).fetch(node, blob_or_output.name)
 
+    @awaited
     def close(self) -> None:
         """Free the session's data on the workers; close the client and cluster that it opened."""
         if self._is_closed:
@@ -223,6 +234,12 @@ class Session:
             raise
         finally:
             self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await in_thread(self.close)
 
     def __enter__(self) -> Self:
         return self
@@ -241,15 +258,8 @@ class Session:
 
     def _repr_html_(self) -> Html:
         placement = {} if self._binding is None else self._binding.placement
-        nodes = dict[str, list[str]]()
-        for node, worker in placement.items():
-            nodes.setdefault(worker, []).append(node)
-        rows = [(worker, listed(names, 12)) for worker, names in list(nodes.items())[:200]]
-        title = f"{counted(len(placement), 'node')} on {counted(len(nodes), 'worker')}"
-        shown = folded(title, table(("worker", "nodes"), rows, left=(0, 1))) if nodes else title
         state = "closed" if self._is_closed else "open"
-        about = {"state": state, "dashboard": self.client.dashboard_link or "none"}
-        return card("Session", self._address, pairs(about), tag("div", shown))
+        return draw_session(self._address, state, self.client.dashboard_link, placement)
 
     # ---- for runners
 
@@ -322,9 +332,7 @@ class Session:
     def reconnect(self, wait_seconds: float) -> None:
         """Wait until a lost scheduler is back at its address; its workers return later.
 
-        The session's data on the cluster are gone; bind again.
-
-        Raises `SchedulerLostError` if the scheduler is not back in time, or if the client was closed
+        The session's data on the cluster are gone; bind again. Raises `SchedulerLostError` if the scheduler is not back in time, or if the client was closed
         and the session did not open it.
         """
         if self._binding is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -55,11 +55,13 @@ SPARE_SECONDS = 1.0
 class Run:
     """One run of a job; any thread may ask its runner to stop it or to save."""
 
-    def __init__(self, runner: JobRunner, plan: Plan, session: Session) -> None:
+    def __init__(
+        self, runner: JobRunner, plan: Plan, session: Session, views: Sequence[object] = ()
+    ) -> None:
         self.runner = runner
         self.plan = plan
         self.session = session
-        self.callbacks = Callbacks(runner.callbacks)
+        self.callbacks = Callbacks([*views, *runner.callbacks])
         self.state = State(Losses(runner.max_restarts))
         self.resumption = Resumption(runner, plan)
         self.batch_seconds = get_number("stint-seconds")

@@ -12,12 +12,19 @@ from jobrunner.checkpoint import (
 )
 from jobrunner.compile import Plan, changes, describe
 from jobrunner.define import EPOCH, Rule
-from jobrunner.errors import CheckpointCorruptError, CheckpointError, RunStoppedError
+from jobrunner.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    DefinitionError,
+    RunStoppedError,
+)
 from jobrunner.positions import read_position
+from jobrunner.run.callbacks import check_callbacks
 from jobrunner.run.decisions import remainder
 from jobrunner.run.load import rebuild, recorded_stops, steps_done
 from jobrunner.run.matching import Adaptation, Match, match
 from jobrunner.run.result import ResumePlan, format_ranges
+from jobrunner.run.upload import CopyTo
 from jobrunner.texts import counted
 
 if TYPE_CHECKING:
@@ -37,6 +44,25 @@ RESUME_FROM = Rule(
     lambda it: it is None or _read_resume_from(it) is not None,
     _read_resume_from,
 )
+
+
+def check_options(runner: JobRunner) -> None:
+    """Raise `DefinitionError` for callbacks that are none, and options that need a manager."""
+    where = f"JobRunner of job {runner.job.name!r}"
+    manager, builder = runner.checkpoint_manager, runner.upload_task_group_builder
+    check_callbacks(runner.callbacks, where)
+    if manager is None:
+        for name, is_given in (
+            ("resume_from_epoch", isinstance(runner.resume_from_epoch, int)),
+            ("upload_task_group_builder", builder is not None),
+            ("rename", bool(runner.rename)),
+            ("missing='init'", runner.missing == "init"),
+            ("migrate", runner.migrate is not None),
+        ):
+            if is_given:
+                raise DefinitionError(f"{where}: {name} requires a checkpoint_manager.")
+    elif isinstance(builder, CopyTo):
+        builder.check(manager)
 
 
 def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> ResumePlan:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import get_args
 
 from msgspec import structs
 
 from jobrunner.checkpoint import Loader, MultiNodeCheckpointManager, resolve_options
-from jobrunner.cluster import Binding, Session
+from jobrunner.cluster import Binding, Session, awaited, in_thread
 from jobrunner.compile import Plan
 from jobrunner.define import (
     COUNT,
     EPOCH,
+    FLAG,
     NATURAL,
     SECONDS,
     TEXT,
@@ -27,16 +29,17 @@ from jobrunner.define import (
     some,
 )
 from jobrunner.errors import DefinitionError
-from jobrunner.run.callbacks import check_callbacks, enders
+from jobrunner.run.callbacks import enders
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run
 from jobrunner.run.matching import Migration, Missing, adapt
 from jobrunner.run.replay import Replay, ReplayReport
 from jobrunner.run.result import ResumePlan, RunResult
-from jobrunner.run.resume import RESUME_FROM, ResumeFrom, plan_resume
+from jobrunner.run.resume import RESUME_FROM, ResumeFrom, check_options, plan_resume
 from jobrunner.run.saver import SaveErrorPolicy
-from jobrunner.run.upload import BUILDER, CopyTo, UploadTaskGroupBuilder
+from jobrunner.run.upload import BUILDER, UploadTaskGroupBuilder
 from jobrunner.signals import stop_on_signals
+from jobrunner.view import show_run
 from jobrunner.worker import UnderWay
 
 _SESSION = instance(
@@ -145,7 +148,7 @@ class JobRunner:
     migrate: Migration | None = None
 
     def __post_init__(self) -> None:
-        self._check()
+        check_options(self)
         self.callbacks = tuple(self.callbacks)
         self.adaptation = adapt(self.rename, self.missing, self.migrate, self.job)
         self.stop_reason = ""  # why to stop after the epoch; empty: not asked
@@ -172,14 +175,17 @@ class JobRunner:
         """
         return plan_resume(self, self._compile(), self.resume_from_epoch)
 
-    @checked(session=_SESSION)
-    def run(self, session: Session) -> RunResult:
+    @checked(session=_SESSION, progress=FLAG)
+    def run(self, session: Session, *, progress: bool | None = None) -> RunResult:
         """Run the job to its end.
 
         Parameters
         ----------
         session : Session
             The run replaces its workspaces, which stay for `Session.fetch` after the run.
+        progress : bool, optional
+            Show the run while it runs: in a notebook, on a terminal, or as lines on stderr. By
+            default, only in a notebook and on a terminal.
 
         Returns
         -------
@@ -204,14 +210,18 @@ class JobRunner:
         Runs on the client. *Safe to retry*: run again to resume from the last recorded epoch.
         In the main thread, the first Ctrl-C or SIGTERM ends the run after its epoch. The second,
         or for SIGTERM the end of `grace_seconds`, stops the tasks at once with
-        `KeyboardInterrupt`; the last recorded epoch stays.
+        `KeyboardInterrupt`; the last recorded epoch stays. On the event loop of an asynchronous
+        client, `await` it; to cancel that is the first Ctrl-C, and to cancel it again the second.
         """
+        if session.is_awaited:
+            run = partial(self.run, session, progress=progress)
+            return in_thread(run, self.stop, self._abort)  # type: ignore[return-value]
         plan = self._compile()
         # Its errors come before anything is bound or written.
         plan_resume(self, plan, self.resume_from_epoch)
         self.stop_reason = ""
-        with session.exclusive(f"Job {plan.job!r}"):
-            self._run = Run(self, plan, session)
+        with session.exclusive(f"Job {plan.job!r}"), show_run(progress) as views:
+            self._run = Run(self, plan, session, views)
             try:
                 with stop_on_signals(self._ask_to_stop, self.grace_seconds):
                     return self._run.run()
@@ -264,6 +274,7 @@ class JobRunner:
         """
         self.save_asked.set()
 
+    @awaited
     @checked(session=_SESSION, epoch=EPOCH)
     def replay(self, session: Session, epoch: int) -> ReplayReport:
         """Run a recorded epoch again from the one before it, and compare the result.
@@ -311,6 +322,7 @@ class JobRunner:
         replay.check()
         return replay.run(session)
 
+    @awaited
     @checked(blob_names=_BLOBS, epoch=EPOCH, session=_SESSION)
     def load_blobs_from_checkpoints(
         self, blob_names: Sequence[str | Blob], epoch: int, session: Session
@@ -346,23 +358,6 @@ class JobRunner:
         load_blobs(self.job, loader, epoch, blob_names, session, self.adaptation.rename)
         return True
 
-    def _check(self) -> None:
-        where = f"JobRunner of job {self.job.name!r}"
-        manager, builder = self.checkpoint_manager, self.upload_task_group_builder
-        check_callbacks(self.callbacks, where)
-        if manager is None:
-            for name, is_given in (
-                ("resume_from_epoch", isinstance(self.resume_from_epoch, int)),
-                ("upload_task_group_builder", builder is not None),
-                ("rename", bool(self.rename)),
-                ("missing='init'", self.missing == "init"),
-                ("migrate", self.migrate is not None),
-            ):
-                if is_given:
-                    raise DefinitionError(f"{where}: {name} requires a checkpoint_manager.")
-        elif isinstance(builder, CopyTo):
-            builder.check(manager)
-
     def _loader(self, method: str) -> Loader:
         if self.checkpoint_manager is None:
             raise DefinitionError(
@@ -386,6 +381,10 @@ class JobRunner:
         if self.checkpoint_manager is not None:
             resolve_options(plan.array_options)
         return structs.replace(plan, epoch_limit=min(limits, default=None), enders=ends)
+
+    def _abort(self) -> None:
+        if self.binding is not None:
+            self.binding.abort("the run was cancelled")
 
     def _ask_to_stop(self, signal_name: str) -> None:
         self.stop(signal_name)

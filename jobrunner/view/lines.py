@@ -66,7 +66,7 @@ class Lines:
 
 
 class JSONLines:
-    """JSON objects, one a line, for programs: `docs/command-line.md` describes them."""
+    """JSON objects, one a line, for programs: `docs/watching.md` describes them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = TolerantStream(stream)

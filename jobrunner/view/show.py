@@ -1,11 +1,27 @@
-"""Choose the view for a stream."""
+"""Choose the view."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from jobrunner.view.lines import JSONLines, Lines
 from jobrunner.view.live import Live
+
+
+@contextlib.contextmanager
+def show_run(progress: bool | None) -> Iterator[Sequence[object]]:
+    """Show the run in the block, and yield the callbacks that do; None: where somebody looks."""
+    if progress is None:
+        progress = _is_watched()
+    if not progress:
+        yield ()
+        return
+    with show_on(sys.stderr) as live:
+        yield (live.state,)
 
 
 def show_on(stream: TextIO) -> Live:
@@ -20,3 +36,8 @@ def show_on(stream: TextIO) -> Live:
 def show_lines(stream: TextIO) -> Live:
     """Show a run as JSON objects, one a line."""
     return Live(JSONLines(stream), interval_seconds=1.0, patience_seconds=10.0)
+
+
+def _is_watched() -> bool:
+    """Whether stderr is a terminal or a notebook, and not that of tests."""
+    return sys.stderr.isatty() and "PYTEST_CURRENT_TEST" not in os.environ

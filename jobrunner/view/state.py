@@ -42,7 +42,7 @@ class RunState:
     ----------
     tell : callable, optional
         Called with each event but epochs, in the thread of the run; on_stop_asked in a signal
-        handler. `docs/command-line.md` lists the events and what is told of them.
+        handler. `docs/watching.md` lists the events and what is told of them.
 
     Notes
     -----
@@ -157,14 +157,12 @@ class RunState:
     def on_finish(self, result: Any) -> None:
         """Note that the job has ended."""
         self._phase = "finished"
-        self._tell("finish", {"epoch": result.epoch, "stopped_by": result.stopped_by})
 
     def on_error(self, error: BaseException) -> None:
         """Note that an exception has ended the run."""
         is_stopped = isinstance(error, RunStoppedError | KeyboardInterrupt)
         self._phase = "stopped" if is_stopped else "failed"
         self._error = str(error) or type(error).__name__
-        self._tell("error", {"type": type(error).__name__, "message": str(error)})
 
     def _continue(self, epoch: int, step: int) -> None:
         self._phase, self._epoch, self._step = "epochs", epoch, step
@@ -189,7 +187,7 @@ class RunState:
         return self._phase, self._epoch, saves, self._losses, self._stop_asked
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is known now, for JSON: `docs/command-line.md` describes each key."""
+        """Return what is known now, for JSON: `docs/watching.md` describes each key."""
         now, run = self._clock(), self.under_way()
         saving = self._saving
         step = run.step if run is not None and run.group == "epoch" else self._step
@@ -232,7 +230,7 @@ class RunState:
             self._epoch,
             self._epoch_ended,
         )
-        if total is None or since is None or epoch <= since[1]:
+        if self._phase != "epochs" or total is None or since is None or epoch <= since[1]:
             return None
         pace = (ended - since[0]) / (epoch - since[1])
         return max(0.0, pace * max(0, total - epoch) - (now - ended))

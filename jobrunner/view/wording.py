@@ -80,7 +80,7 @@ def times(known: Known) -> list[str]:
         if known["saves"] or known["failed_saves"]:
             pace += f" + {format_seconds(known['save_seconds'])} a save"
         found.append(pace)
-    if known["eta_seconds"] is not None and known["phase"] == "epochs":
+    if known["eta_seconds"] is not None:
         found.append(f"{format_seconds(known['eta_seconds'])} left")
     return found
 

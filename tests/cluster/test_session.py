@@ -1,6 +1,5 @@
 """Sessions run tasks and groups on workers, in this process and in others."""
 
-import asyncio
 import gc
 import signal
 import subprocess
@@ -501,15 +500,6 @@ def test_a_session_connects_to_a_scheduler(process_cluster):
     assert "closed" in repr(session)
     with pytest.raises(ExecutionError, match="No Dask scheduler answers at tcp://127.0.0.1:1"):
         Session.connect("tcp://127.0.0.1:1", timeout=0.2)
-
-
-def test_an_asynchronous_client_is_refused_by_name(process_cluster):
-    async def open_session(address):
-        async with Client(address, asynchronous=True, set_as_default=False) as client:
-            with pytest.raises(DefinitionError, match="this one is asynchronous"):
-                Session(client)
-
-    asyncio.run(open_session(process_cluster.scheduler_address))
 
 
 def test_a_closed_client_and_other_objects_are_refused(process_cluster):

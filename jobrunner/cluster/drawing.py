@@ -1,0 +1,22 @@
+"""A session as a notebook shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jobrunner.markup import Html, card, folded, pairs, table, tag
+from jobrunner.texts import counted, listed
+
+MOST_WORKERS = 200
+
+
+def draw_session(address: str, state: str, dashboard: str, placement: Mapping[str, str]) -> Html:
+    """Where each node is."""
+    nodes = dict[str, list[str]]()
+    for node, worker in placement.items():
+        nodes.setdefault(worker, []).append(node)
+    rows = [(worker, listed(names, 12)) for worker, names in list(nodes.items())[:MOST_WORKERS]]
+    title = f"{counted(len(placement), 'node')} on {counted(len(nodes), 'worker')}"
+    shown = folded(title, table(("worker", "nodes"), rows, left=(0, 1))) if nodes else title
+    about = {"state": state, "dashboard": dashboard or "none"}
+    return card("Session", address, pairs(about), tag("div", shown))
