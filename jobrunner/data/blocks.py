@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from jobrunner.data.order import Indices
-from jobrunner.data.sources import Source, joined, rows_of
+from jobrunner.data.sources import Part, Source, joined, not_an_end, rows_of
 
 _HELD = 2
 """Blocks in memory: a batch ends one and begins the next."""
@@ -27,9 +28,26 @@ class Load(Protocol):
 
 
 class _Block:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.source: Source | None = None
+    """A block, which the first thread that reads in it loads. Its records have the numbers of all."""
+
+    def __init__(self, start: int, load: Callable[[], Source]) -> None:
+        self._start, self._load = start, load
+        self._lock = threading.Lock()
+        self._source: Source | None = None
+
+    def get(self, index: int | slice) -> Any:
+        source, start = self._source or self._loaded(), self._start
+        if isinstance(index, int):
+            return source.get(index - start)
+        return source.get(slice(index.start - start, index.stop - start))
+
+    def take(self, numbers: Indices) -> Any:
+        return (self._source or self._loaded()).take(numbers - self._start)
+
+    def _loaded(self) -> Source:
+        with self._lock:
+            self._source = self._source or self._load()
+            return self._source
 
 
 class Blocks:
@@ -51,22 +69,25 @@ class Blocks:
 
     def get(self, index: int | slice) -> Any:
         """One record, or a batch of those in a slice."""
-        if isinstance(index, slice):
-            return self._slice(index.start, index.stop)
-        block = self._number_of(index)
-        return self._block(block).get(index - self._start(block))
+        if isinstance(index, int):
+            return self._block(self._number_of(index)).get(index)
+        pieces, start = [], index.start
+        block = self._number_of(start)
+        while start < index.stop:
+            until = min(index.stop, int(self._ends[block]))
+            if until > start:
+                pieces.append(self._block(block).get(slice(start, until)))
+            start, block = until, block + 1
+        return pieces[0] if len(pieces) == 1 else joined(pieces)
 
-    def take(self, index: Indices) -> Any:
+    def take(self, numbers: Indices) -> Any:
         """A batch of the records of these numbers."""
-        numbers = np.searchsorted(self._ends, index, side="right")
-        if (numbers == numbers[0]).all():
-            block = int(numbers[0])
-            return self._block(block).take(index - self._start(block))
-        order = np.argsort(numbers, kind="stable")
-        pieces = []
-        for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-            block = int(numbers[part[0]])
-            pieces.append(self._block(block).take(index[part] - self._start(block)))
+        blocks = np.searchsorted(self._ends, numbers, side="right")
+        order = np.argsort(blocks, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1)
+        pieces = [self._block(int(blocks[part[0]])).take(numbers[part]) for part in parts]
+        if len(pieces) == 1:
+            return pieces[0]
         found = joined(pieces)
         if (order[1:] > order[:-1]).all():
             return found
@@ -74,47 +95,42 @@ class Blocks:
         places[order] = np.arange(len(order))
         return rows_of(found).take(places)
 
-    def _slice(self, start: int, stop: int) -> Any:
-        pieces = []
-        block = self._number_of(start)
-        while start < stop:
-            first, until = self._start(block), min(stop, int(self._ends[block]))
-            if until > start:
-                pieces.append(self._block(block).get(slice(start - first, until - first)))
-            start, block = until, block + 1
-        return pieces[0] if len(pieces) == 1 else joined(pieces)
+    def part(self, start: int, stop: int) -> Part:
+        """The block that has these records, or all if there is none."""
+        number = self._number_of(start)
+        return self._block(number) if stop <= self._ends[number] else self
 
     def _number_of(self, record: int) -> int:
         return int(np.searchsorted(self._ends, record, side="right"))
 
-    def _start(self, block: int) -> int:
-        return int(self._ends[block]) - self.lengths[block]
-
-    def _block(self, number: int) -> Source:
+    def _block(self, number: int) -> _Block:
         with self._lock:
-            block = self._held.setdefault(number, _Block())
+            if number not in self._held:
+                length = self.lengths[number]
+                load = partial(_loaded, self._load, number, length)
+                self._held[number] = _Block(int(self._ends[number]) - length, load)
             self._held.move_to_end(number)
             while len(self._held) > _HELD:
                 self._held.popitem(last=False)
-        with block.lock:  # so that threads that want the same block read it once
-            if block.source is None:
-                block.source = self.load(number)
-            return block.source
-
-    def load(self, number: int) -> Source:
-        """The records of a block; errors name it."""
-        try:
-            source = rows_of(self._load(number))
-        except Exception as error:
-            error.add_note(f"While reading {self._load.where(number)}.")
-            raise
-        found, expected = sum(source.lengths), self.lengths[number]
-        if found != expected:
-            raise ValueError(
-                f"{self._load.where(number)}: expected {expected} records, as counted or given when the reader was made, "
-                f"found {found}. The data must not change while it is read."
-            )
-        return source
+            return self._held[number]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Blocks, (self.lengths, self._load))
+
+
+def _loaded(load: Load, number: int, expected: int) -> Source:
+    """The records of a block; errors name it."""
+    try:
+        source = rows_of(load(number))
+    except StopIteration as error:
+        raise not_an_end(load.where(number)) from error
+    except Exception as error:
+        error.add_note(f"While reading {load.where(number)}.")
+        raise
+    found = sum(source.lengths)
+    if found != expected:
+        raise ValueError(
+            f"{load.where(number)}: expected {expected} records, as counted or given when the reader was made, "
+            f"found {found}. The data must not change while it is read."
+        )
+    return source

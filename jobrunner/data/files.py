@@ -118,7 +118,7 @@ def from_csv(
     lengths = [each.records for each in blocks]
     load = _Rows(blocks, headers[0].names, delimiter, known)
     if blocks:
-        first = Blocks(lengths, load).load(0).get(slice(0, 1))
+        first = Blocks(lengths, load).get(slice(0, 1))
         load = load._replace(types={field.name: field.type for field in first.schema})
     return reader_of(Indexed, Blocks(lengths, load))
 
@@ -170,7 +170,7 @@ class _Rows(NamedTuple):
 
         try:
             return csv.read_csv(
-                io.BytesIO(self.blocks[number].read()),
+                pyarrow.BufferReader(self.blocks[number].read()),
                 csv.ReadOptions(column_names=self.names, use_threads=False),
                 csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
                 csv.ConvertOptions(column_types=self.types),

@@ -12,6 +12,7 @@ import numpy as np
 from jobrunner.data.cursors import Setup, reduced
 from jobrunner.data.order import WINDOW, Indices, Shuffled
 from jobrunner.data.position import OPEN, Position, Ranges, cut, end_of
+from jobrunner.data.sources import Part
 from jobrunner.errors import EndOfData
 
 Index = int | slice | Indices
@@ -25,14 +26,12 @@ class Indexed:
     def __init__(self, setup: Setup) -> None:
         self.setup, source, seed = setup, setup.source, setup.seed
         self._total: int = sum(source.lengths)
-        lengths = source.lengths if setup.by_block else (self._total,)
-        identity = {"length": self._total, "order": _describe(seed, lengths)}
+        self._lengths = source.lengths if setup.by_block or seed is None else (self._total,)
+        self._ends = np.cumsum(self._lengths)
+        identity = {"length": self._total, "order": _describe(seed, self._lengths)}
         self.position = Position(range(self._total), setup.shard, identity, setup.least)
-        self._order = None if seed is None else Shuffled(lengths, seed)
+        self._order = None if seed is None else Shuffled(self._lengths, seed)
         self._batch, self._size = setup.batch, setup.batch or 1
-        self._lock = self.position.lock
-        is_taken = self._order is not None and self._batch is not None
-        self._read_ready = source.take if is_taken else source.get
 
     __reduce__ = reduced
 
@@ -44,67 +43,72 @@ class Indexed:
 
     def read(self) -> Any:
         """The next record or batch."""
-        for index in self.position.ready:
-            return self._read_ready(index)
-        with self._lock:
-            index = self._next()
-        return self._records(index)
+        for item in self.position.ready:
+            return item
+        with self.position.lock:
+            read, index = self._next()
+        return read(index)
 
     def loop(self) -> Iterator[Any]:
         """What is left of the pass."""
-        position, read_ready = self.position, self._read_ready
         with suppress(EndOfData):
             while True:
-                for index in position.ready:
-                    yield read_ready(index)
+                yield from self.position.ready
                 yield self.read()
 
     def plan(self) -> Callable[[], tuple[Any, Ranges]]:
         """Reads the next batch in another thread; returns it, and what is left of the pass then."""
-        with self._lock:
-            index, rest = self._next(), self.position.rest
-        return lambda: (self._records(index), rest)
+        with self.position.lock:
+            (read, index), rest = self._next(), self.position.rest
+        return lambda: (read(index), rest)
 
-    def _records(self, index: Index) -> Any:
-        source = self.setup.source
-        return source.take(index) if isinstance(index, np.ndarray) else source.get(index)
-
-    def _next(self) -> Index:
-        """The numbers of the next record or batch, which count as read from now on."""
-        position, size = self.position, self._size
-        index: Index
-        for index in position.ready:
-            return index
-        # Of the last records of a range or of the pass, there may be too few for a batch.
-        count = min((position.until - position.at - self.setup.least) // size, _MOST_READY)
-        if count > 0:
-            indices = self._indices(position.at, max(1, min(count, WINDOW // size)))
+    def _next(self) -> tuple[Callable[[Any], Any], Index]:
+        """What reads the next record or batch, which counts as read from now on, and its index."""
+        position, source, size = self.position, self.setup.source, self._size
+        for index in position.indices:
+            return position.read, index
+        if ready := self._whole_batches():
+            part, indices = ready
+            is_taken = self._order is not None and self._batch is not None
+            read = part.take if is_taken else part.get
             position.at += size
-            position.prepare(indices[1:], size)
-            return indices[0]
+            position.prepare(indices[1:], size, read)
+            return read, indices[0]
         rest = position.rest
         if not rest:
             raise end_of(position.number)
         taken, position.rest = cut(rest, 0, size), cut(rest, size, OPEN)
         if self._order is None and len(taken) == 1:
-            return taken[0].start if self._batch is None else slice(taken[0].start, taken[0].stop)
+            start, stop = taken[0].start, taken[0].stop
+            return source.get, start if self._batch is None else slice(start, stop)
         found = np.concatenate([self._numbers(each.start, each.stop, each.stop) for each in taken])
-        return int(found[0]) if self._batch is None else found
+        return (source.get, int(found[0])) if self._batch is None else (source.take, found)
 
-    def _indices(self, start: int, count: int) -> Sequence[Index]:
-        """The numbers of so many records or batches."""
-        size = self._size
+    def _whole_batches(self) -> tuple[Part, Sequence[Index]] | None:
+        """What the next reads take, and of what: as much as is in one block, and in this range.
+
+        None if that is less than a batch, or may be the last one.
+        """
+        position, size = self.position, self._size
+        start, stop = position.at, position.until - self.setup.least
+        if start + size > stop:
+            return None
+        first = start if self._order is None else int(self._numbers(start, start + 1, stop)[0])
+        block = int(np.searchsorted(self._ends, first, side="right"))
+        end = int(self._ends[block])
+        part = self.setup.source.part(end - self._lengths[block], end)
+        stop = min(stop, end if self._order is None else self._order.end(start))
+        count = min(stop - start, size * _MOST_READY, max(size, WINDOW)) // size
+        if count == 0:
+            return None
         stop = start + count * size
-        if self._order is None:
-            starts = range(start, stop, size)
-            if self._batch is None:
-                return starts
-            return list(map(slice, starts, range(start + size, stop + size, size)))
-        numbers = self._numbers(start, stop, self.position.until)
+        if self._order is not None:
+            numbers = self._numbers(start, stop, position.until)
+            return part, list(numbers.reshape(-1, size)) if self._batch else numbers.tolist()
+        starts = range(start, stop, size)
         if self._batch is None:
-            singles: list[int] = numbers.tolist()
-            return singles
-        return list(numbers.reshape(count, size))
+            return part, starts
+        return part, list(map(slice, starts, range(start + size, stop + size, size)))
 
     def _numbers(self, start: int, stop: int, limit: int) -> Indices:
         """The numbers of the records at these positions; those up to `limit` may be next."""

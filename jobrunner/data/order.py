@@ -143,3 +143,7 @@ class Shuffled:
             found.append(rows + self._starts[block])
             start, place = until, place + 1
         return np.concatenate(found)
+
+    def end(self, start: int) -> int:
+        """The position after the last one of the block, in the pass that `at` was asked for last."""
+        return int(self._ends[np.searchsorted(self._ends, start, side="right")])

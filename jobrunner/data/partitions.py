@@ -68,8 +68,10 @@ def from_dask(
             f"from_dask: lengths must have one item for each of the {expected} partitions of a "
             f"dataframe or bag, and is not for arrays, which know theirs; got {len(lengths)} items."
         )
-    parts = _Parts(collection, kind, scheduler)
-    return reader_of(Indexed, Blocks([int(each) for each in counts], parts))
+    # Of a bag, each `to_delayed` would optimize the graph of all partitions.
+    parts = collection.to_delayed() if kind == "bag" else collection
+    load = _Parts(parts, kind, scheduler, type(collection).__name__)
+    return reader_of(Indexed, Blocks([int(each) for each in counts], load))
 
 
 def _chunks(array: Any) -> Sequence[Any]:
@@ -104,14 +106,15 @@ def _count(partition: Iterable[Any]) -> list[int]:
 class _Parts(NamedTuple):
     """Computes partitions."""
 
-    collection: Any
+    parts: Any
     kind: str
     scheduler: str
+    name: str  # of the collection's class
 
     def __call__(self, number: int) -> Any:
         if self.kind == "bag":
-            return list(_compute(self.collection.to_delayed()[number], self.scheduler))
-        return _compute(getattr(self.collection, self.kind)[number], self.scheduler)
+            return list(_compute(self.parts[number], self.scheduler))
+        return _compute(getattr(self.parts, self.kind)[number], self.scheduler)
 
     def where(self, number: int) -> str:
-        return f"partition {number} of {type(self.collection).__name__}"
+        return f"partition {number} of {self.name}"

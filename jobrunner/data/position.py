@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -82,10 +82,10 @@ class Position:
     ) -> None:
         self.lock = threading.Lock()
         self.moves = 0  # how often it went elsewhere than to the next record
-        self.ready: Iterator[Any] = iter(())  # what the next reads take, of so many records each:
-        self._size = 1
         self._whole, self._shard, self._least = whole, shard, least
         self._identity = dict(identity)
+        self.at = 0
+        self.prepare((), 1, iter)
         self._go(0, [])
 
     def _go(self, number: int, rests: Sequence[Ranges]) -> None:
@@ -97,7 +97,7 @@ class Position:
     @property
     def rest(self) -> Ranges:
         """What is left of the pass."""
-        ready = length_hint(self.ready) * self._size
+        ready = length_hint(self.indices) * self._size
         first = range(self.at - ready, self.until, self.step)
         return (first, *self.behind) if first else self.behind
 
@@ -105,8 +105,8 @@ class Position:
     def rest(self, ranges: Ranges) -> None:
         if self._least > 1 and sum(map(len, ranges)) < self._least:
             ranges = ()
-        for _ in self.ready:
-            pass  # whoever still holds the iterator finds no more
+        for _ in self.indices:
+            pass  # who still holds `ready` finds no more
         first, *behind = ranges or (range(0),)
         self.at, self.until, self.step = first.start, first.stop, first.step
         self.behind = tuple(behind)
@@ -116,13 +116,14 @@ class Position:
         """Whether nothing is left of the pass."""
         return self.at >= self.until
 
-    def prepare(self, items: Sequence[Any], size: int) -> None:
-        """Make ready what the next reads take: `size` records each, from `at` on.
+    def prepare(self, indices: Sequence[Any], size: int, read: Callable[[Any], Any]) -> None:
+        """Make `ready` what is next: what `read` returns for each of `indices`, `size` records each.
 
-        Threads take from `ready` without the lock.
+        Threads take items from `ready`, and indices in place of items, without the lock.
         """
-        self.at += len(items) * size
-        self._size, self.ready = size, iter(items)
+        self.at += len(indices) * size
+        self.indices, self._size, self.read = iter(indices), size, read
+        self.ready = map(read, self.indices)
 
     def begin(self) -> None:
         """Begin the next pass."""

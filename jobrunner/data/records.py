@@ -41,9 +41,9 @@ def from_records(data: Any) -> DataReader:
 def source_of(data: Any) -> Source:
     """A source of any supported kind. Raises `DefinitionError` if there is none."""
     if type(data) is dict and data:
-        return Structure({name: source_of(part) for name, part in data.items()}, dict)
+        return _structure(data, dict)
     if type(data) is tuple and data:
-        return Structure({i: source_of(part) for i, part in enumerate(data)}, tuple)
+        return _structure(dict(enumerate(data)), tuple)
     if hasattr(type(data), "__dask_graph__"):
         raise DefinitionError(
             f"from_records: data must not be a Dask collection; got {type(data).__name__}. Use "
@@ -59,6 +59,16 @@ def source_of(data: Any) -> Source:
     if hasattr(data, "chunks") and hasattr(data, "shape") and hasattr(data, "dtype"):
         return _chunks_of(data)
     return rows_of(data)
+
+
+def _structure(data: Mapping[Any, Any], kind: type[Any]) -> Structure:
+    parts = {name: source_of(part) for name, part in data.items()}
+    lengths = {name: sum(part.lengths) for name, part in parts.items()}
+    if len(set(lengths.values())) > 1:
+        raise DefinitionError(
+            f"from_records: all parts must have as many records as the first; found {lengths}."
+        )
+    return Structure(parts, kind)
 
 
 def _has_length(data: Any) -> bool:

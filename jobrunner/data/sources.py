@@ -5,25 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from jobrunner.data.order import Indices
-from jobrunner.errors import DefinitionError
+
+
+class Part(Protocol):
+    """Reads records by number; it never raises `StopIteration`."""
+
+    def get(self, index: Any, /) -> Any:
+        """The record of a number, or a batch of those in a slice."""
+
+    def take(self, numbers: Indices, /) -> Any:
+        """A batch of the records of these numbers, in their order."""
 
 
 class Source(Protocol):
     """Records by number."""
 
-    lengths: Sequence[int]
-    """Records of each block that is read as a whole; one block if any records can be read."""
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Records of each block that is read as a whole; one block if any records can be read."""
 
-    def get(self, index: int | slice, /) -> Any:
-        """One record, or a batch of those in a slice."""
+    def get(self, index: Any, /) -> Any:
+        """As a `Part`."""
 
     def take(self, numbers: Indices, /) -> Any:
-        """A batch of the records of these numbers, in their order."""
+        """As a `Part`."""
+
+    def part(self, start: int, stop: int, /) -> Part:
+        """Itself, or what reads faster as long as only these records are asked for."""
 
 
 class Rows:
@@ -40,10 +53,14 @@ class Rows:
             rows = rows.view()
             rows.flags.writeable = False
         by = getattr(rows, through) if through else rows
-        self.get: Callable[[int | slice], Any] = by.__getitem__
+        self.get: Callable[[Any], Any] = by.__getitem__
         self.take: Callable[[Indices], Any] = by.__getitem__
         if type(rows) in (np.ndarray, np.memmap) and rows.flags.c_contiguous and rows.flags.aligned:
             self.take = partial(rows.view(np.ndarray).take, axis=0)  # two times as fast
+
+    def part(self, start: int, stop: int) -> Part:
+        """Itself."""
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Rows, (self._rows, self._through))
@@ -55,24 +72,37 @@ class Listed:
     def __init__(self, items: Any) -> None:
         self.lengths: Sequence[int] = (len(items),)
         self._items = items
-
-    def get(self, index: int | slice) -> Any:
-        """One record, or a list."""
-        if isinstance(index, int) or type(self._items) is list:
-            return self._items[index]
-        return self._listed(range(index.start, index.stop))
+        self.get: Callable[[Any], Any] = items.__getitem__ if type(items) is list else self._get
 
     def take(self, numbers: Indices) -> list[Any]:
         """A list of records."""
         return self._listed(numbers.tolist())
 
+    def part(self, start: int, stop: int) -> Part:
+        """Itself."""
+        return self
+
+    def _get(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self._listed(range(index.start, index.stop))
+        try:
+            return self._items[index]
+        except StopIteration as error:
+            raise not_an_end(f"record {index}") from error
+
     def _listed(self, numbers: Sequence[int]) -> list[Any]:
-        if hasattr(self._items, "__getitems__"):  # a PyTorch data set that reads many at once
-            found: list[Any] = self._items.__getitems__(list(numbers))
-            return found
-        if len(numbers) == 1:
-            return [self._items[numbers[0]]]
-        return list(itemgetter(*numbers)(self._items))
+        try:
+            if hasattr(self._items, "__getitems__"):  # a PyTorch data set that reads many at once
+                found: list[Any] = self._items.__getitems__(list(numbers))
+                return found
+            if len(numbers) == 1:
+                return [self._items[numbers[0]]]
+            return list(itemgetter(*numbers)(self._items))
+        except StopIteration as error:
+            raise not_an_end(f"records {numbers!r:.200}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Listed, (self._items,))
 
 
 class Columns:
@@ -82,42 +112,52 @@ class Columns:
         self.lengths: Sequence[int] = (len(table),)
         self._table = table
         self._is_arrow = is_of(table, "pyarrow")
-
-    def get(self, index: int | slice) -> Any:
-        """One record as a dict, or a batch."""
-        if not self._is_arrow:
-            return self._table[index]
-        if isinstance(index, int):
-            return self._table.slice(index, 1).to_pylist()[0]
-        return self._table.slice(index.start, index.stop - index.start)
+        self.get: Callable[[Any], Any] = self._slice if self._is_arrow else table.__getitem__
 
     def take(self, numbers: Indices) -> Any:
         """A batch."""
         return self._table.take(numbers) if self._is_arrow else self._table[numbers.tolist()]
 
+    def part(self, start: int, stop: int) -> Part:
+        """Itself."""
+        return self
 
-class Structure:
+    def _slice(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self._table.slice(index.start, index.stop - index.start)
+        return self._table.slice(index, 1).to_pylist()[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Columns, (self._table,))
+
+
+class Structure(NamedTuple):
     """Sources of one length, in a dict or a tuple."""
 
-    def __init__(self, parts: Mapping[Any, Source], kind: type[dict[Any, Any] | tuple[Any, ...]]):
-        lengths = {name: sum(part.lengths) for name, part in parts.items()}
-        if len(set(lengths.values())) > 1:
-            raise DefinitionError(
-                f"from_records: all parts must have as many records as the first; found {lengths}."
-            )
-        self._parts, self._kind = dict(parts), kind
-        self.lengths: Sequence[int] = max((part.lengths for part in parts.values()), key=len)
+    parts: Mapping[Any, Any]
+    kind: type[dict[Any, Any] | tuple[Any, ...]]
 
-    def get(self, index: int | slice) -> Any:
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Those of the part of most blocks."""
+        found: Sequence[int] = max((part.lengths for part in self.parts.values()), key=len)
+        return found
+
+    def get(self, index: Any) -> Any:
         """One record or batch of each part."""
-        return self._of_each({name: part.get(index) for name, part in self._parts.items()})
+        return self._of_each({name: part.get(index) for name, part in self.parts.items()})
 
     def take(self, numbers: Indices) -> Any:
         """A batch of each part."""
-        return self._of_each({name: part.take(numbers) for name, part in self._parts.items()})
+        return self._of_each({name: part.take(numbers) for name, part in self.parts.items()})
+
+    def part(self, start: int, stop: int) -> Part:
+        """With what is faster for each part."""
+        parts = {name: part.part(start, stop) for name, part in self.parts.items()}
+        return self._replace(parts=parts)
 
     def _of_each(self, found: dict[Any, Any]) -> Any:
-        return found if self._kind is dict else tuple(found.values())
+        return found if self.kind is dict else tuple(found.values())
 
 
 def rows_of(data: Any) -> Source:
@@ -158,3 +198,10 @@ def joined(pieces: list[Any]) -> Any:
 def is_of(value: object, package: str) -> bool:
     """Whether a value's class is of a library, which need not be imported to tell."""
     return type(value).__module__.partition(".")[0] == package
+
+
+def not_an_end(where: str) -> RuntimeError:
+    """The error of data that raises `StopIteration`, which would end a loop."""
+    return RuntimeError(
+        f"{where}: reading raised StopIteration; expected a record, or an IndexError."
+    )
