@@ -235,7 +235,7 @@ def _write_parameters(parameters: Mapping[str, Any]) -> str:
 
 def _job_section(run: RunStory, job: Job | None) -> Html:
     if job is not None:
-        return section("Job", tag("div", to_image(job), class_="drawing"))
+        return section("Job", scrolled("Drawing of the job", to_image(job)))
     groups: dict[str, dict[str, list[str]]] = {}
     for name in run.plan.get("structure", {}):
         group, _, task = name.partition(":")

@@ -63,7 +63,8 @@ def time_section(story: Story) -> Html:
         "Where time went",
         _ledger_bar(whole, "all runs"),
         scrolled(
-            "Where the time of all runs went", table(("", "time", "share", ""), rows, left=(0, 3))
+            "Where the time of all runs went",
+            table(("part", "time", "share", "meaning"), rows, left=(0, 3)),
         ),
         folded(
             "Each run",

@@ -1,0 +1,63 @@
+"""The report in a browser: on wide and narrow screens, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobrunner import Job, Node, Task, epoch_limiter
+from jobrunner.report import to_page
+from tests.browser.conftest import check_accessible, check_width
+from tests.report.stories import make_story
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    with Job("kmeans") as job:
+        with job.init_group:
+            for i in range(8):
+                Task(int, outputs="w", name="zero", node=f"trainer:{i}")
+        Task(lambda w: w, inputs=Node("trainer:0")["w"], name="read", node="server")
+    epoch_limiter(job, 40)
+    path: Path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(to_page(make_story(40, text=" a-long-word" * 9), job), encoding="utf-8")
+    return path.as_uri()
+
+
+def test_everyone_can_read_the_report_on_every_screen(
+    open_page: Callable[[str], Any], address: str
+) -> None:
+    page = open_page(address)
+    check_width(page)
+    check_accessible(page)
+    page.evaluate("document.querySelectorAll('details').forEach(it => it.open = true)")
+    check_width(page)
+    check_accessible(page)
+
+
+def test_the_report_draws_losses_resumes_and_what_ran(
+    open_page: Callable[[str], Any], address: str
+) -> None:
+    page = open_page(address)
+    for mark in ("svg path.loss", "svg path.resume", "svg rect.recovery", "svg rect.task0"):
+        box = page.locator(mark).first.bounding_box()
+        assert box["height"] > 5, mark
+    first, last = (page.locator(".lane .name").nth(i).bounding_box() for i in (0, 1))
+    assert first["y"] + first["height"] <= last["y"] + 1  # lanes lie below each other
+    chart = page.locator("figure").first
+    assert chart.locator("path.curve").bounding_box()["width"] > 100
+
+
+def test_the_report_has_the_colours_that_its_reader_prefers(
+    open_page: Callable[[str], Any], address: str
+) -> None:
+    page = open_page(address)
+    is_dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    red = int(colour.removeprefix("rgb(").split(",")[0])
+    assert (red < 60) if is_dark else (red > 200)
