@@ -6,5 +6,6 @@ from jobrunner.cli import (  # these add commands to `main`
     listing,
     maintenance,
     run,
+    runs,
 )
 from jobrunner.cli.command import main

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from jobrunner.cli.command import Output
+from jobrunner.cli.command import DIFFERENT, Output, main
 from jobrunner.cli.formatting import fit_items, format_age, format_table
-from jobrunner.cli.options import read_pairs
+from jobrunner.cli.options import open_directory, read_pairs
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import clip, counted, format_metrics, show
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _STATES = ("running", "finished", "stopped", "failed", "lost", "damaged")
 _BEST = re.compile(r"(?P<metric>.+?)(?::(?P<mode>min|max))?", re.S)
 _LEAST_NAME = 24
+_MOST_DIFFERENCES = 10
+_MOST_METRICS = 3
+_MOST_ROWS = 8
 
 Function = Callable[..., Output]
 Row = tuple["RunSummary", tuple[float, int] | None]
@@ -262,3 +265,85 @@ def format_progress(run: RunSummary) -> str:
     if run.epoch is None:
         return "-"
     return f"{run.epoch}" if run.total_epochs is None else f"{run.epoch}/{run.total_epochs}"
+
+
+@main.command("compare")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option(
+    "--allow-pickle",
+    is_flag=True,
+    help="Unpickle blobs to compare their values. Only if you trust everyone who can write to A and B.",
+)
+def compare_command(*, a: str, b: str, allow_pickle: bool) -> Output:
+    """Tell where two runs part: their jobs, their metrics, and the first epoch whose blobs differ.
+
+    A and B are checkpoint directories. Epochs that only one of them has are not compared.
+    """
+    from jobrunner.run import compare_runs
+
+    one, other = (open_directory(it, allow_pickle=allow_pickle) for it in (a, b))
+    data, difference = compare_runs(one, other)
+    is_equal = bool(data["num_compared"]) and data["differ_at"] is None
+    text = "\n".join(_word_comparison(one.path, other.path, data, difference))
+    return Output(
+        {"a": one.path, "b": other.path, "is_equal": is_equal, **data},
+        text,
+        0 if is_equal else DIFFERENT,
+    )
+
+
+def _word_comparison(a: str, b: str, data: Mapping[str, Any], difference: str) -> list[str]:
+    lines = [f"A: {a}", f"B: {b}"]
+    if data["changes"] is None:
+        lines.append("What their jobs were is not recorded.")
+    else:
+        changes = [f"From A to B, {change}" for change in data["changes"]]
+        lines += changes or ["They are of the same job, with the same parameters."]
+    if rows := data["metrics"]:
+        of = f"The metrics of {counted(len(rows), 'common epoch')}"
+        if (parted := data["metrics_differ_at"]) is None:
+            lines.append(f"{of} are equal.")
+        else:
+            lines += ["", *_tabulate_metrics(rows, parted)]
+            lines += [f"{of} first differ at epoch {parted}.", ""]
+    count, at = data["num_compared"], data["differ_at"]
+    if not count:
+        return [*lines, "No epoch is recorded in both now, so no blobs are compared."]
+    if at is None:
+        return [*lines, f"The blobs of {counted(count, 'common epoch')} are equal."]
+    equal = f"The blobs of {counted(count - 1, 'common epoch')} are equal. " if count > 1 else ""
+    *found, summary = difference.splitlines()
+    lines += [f"{equal}The first blobs that differ are those of epoch {at}:"]
+    lines += found[:_MOST_DIFFERENCES]
+    if (left := len(found) - _MOST_DIFFERENCES) > 0:
+        lines.append(f"... and {left} more: jobrunner diff {a}@{at} {b}@{at}")
+    return [*lines, summary]
+
+
+def _tabulate_metrics(rows: Sequence[Mapping[str, Any]], parted: int) -> list[str]:
+    """Some epochs, among them the last and the first that differs, with both values of metrics."""
+    names = [
+        name
+        for name, value in rows[-1]["a"].items()
+        if isinstance(value, int | float) and name in rows[-1]["b"]
+    ][:_MOST_METRICS]
+    step = math.ceil(len(rows) / _MOST_ROWS)
+    shown = [
+        row
+        for i, row in enumerate(rows)
+        if i % step == 0 or row["epoch"] == parted or row is rows[-1]
+    ]
+    head = ["EPOCH", *(f"{name} {which}" for name in names for which in "AB")]
+    cells = [
+        [
+            str(row["epoch"]),
+            *(_format_number(row[which].get(name)) for name in names for which in "ab"),
+        ]
+        for row in shown
+    ]
+    return format_table([head, *cells], range(len(head))).splitlines() if names else []
+
+
+def _format_number(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, int | float) else "-"

@@ -2,7 +2,13 @@
 
 from jobrunner.run.callbacks import Callback
 from jobrunner.run.matching import Missing
-from jobrunner.run.replay import BlobDifference, Replay, ReplayReport, compare_checkpoints
+from jobrunner.run.replay import (
+    BlobDifference,
+    Replay,
+    ReplayReport,
+    compare_checkpoints,
+    compare_runs,
+)
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport, format_ranges
 from jobrunner.run.resume import ResumeFrom
 from jobrunner.run.runner import JobRunner

@@ -30,6 +30,7 @@ def test_the_json_of_every_command_has_the_keys_that_the_guide_names(
         ("info", runs, 2),
         ("verify", runs, "--deep"),
         ("diff", f"{runs}@1", "@2"),
+        ("compare", runs, runs),
         ("pin", runs, 1),
         ("unpin", runs, 1),
         ("restore", runs, 3),

@@ -1,0 +1,97 @@
+"""Compare two runs: their plans, their metrics, and the first epoch whose blobs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobrunner.checkpoint import MultiNodeCheckpointManager
+from jobrunner.compile import changes
+from jobrunner.errors import CheckpointNotFoundError
+from jobrunner.run.replay.compare import compare_checkpoints
+
+_NOT_GIVEN = object()
+_NO_PLAN: Mapping[str, Any] = {"python": None, "nodes": {}, "structure": {}, "code": {}}
+
+
+def compare_runs(
+    one: MultiNodeCheckpointManager, other: MultiNodeCheckpointManager
+) -> tuple[dict[str, Any], str]:
+    """Tell where two runs part; returns data for JSON, and how the blobs differ, as text.
+
+    Of the data, ``changes`` says how the job of `other` differs from that of `one`, or is None if
+    their logs do not say what they were; ``parameters``
+    are those that differ, with both values; ``metrics`` are of each epoch that both have recorded,
+    as ``epoch``, ``a`` and ``b``; ``metrics_differ_at`` and ``differ_at`` are the first epochs whose
+    metrics, or blobs, differ. ``num_compared`` is the number of epochs whose blobs were compared,
+    up to there; ``difference`` is what `compare_checkpoints` says of it.
+
+    Runs may part and meet again, so epochs are compared one after another, from the first. Of those
+    whose digests are equal, nothing but the log and the manifests is read.
+    """
+    plans = [_plan_of(manager) for manager in (one, other)]
+    parameters = [plan.get("parameters", {}) for plan in plans]
+    mine, theirs = (_metrics_of(manager) for manager in (one, other))
+    metrics = [
+        {"epoch": epoch, "a": mine[epoch], "b": theirs[epoch]} for epoch in mine if epoch in theirs
+    ]
+    parted = next((row["epoch"] for row in metrics if not _are_equal(row["a"], row["b"])), None)
+    data: dict[str, Any] = {
+        "changes": changes(plans[0], plans[1]) if all(plans) else None,
+        "parameters": {
+            name: [its.get(name) for its in parameters]
+            for name in dict.fromkeys((*parameters[0], *parameters[1]))
+            if not _are_equal(*(its.get(name, _NOT_GIVEN) for its in parameters))
+        },
+        "metrics": metrics,
+        "metrics_differ_at": parted,
+        "num_compared": 0,
+        "differ_at": None,
+        "difference": None,
+    }
+    there = set(other.epochs())
+    text = ""
+    for epoch in one.epochs():
+        if epoch not in there:
+            continue
+        try:
+            difference, text = _compare_epoch(one, other, epoch)
+        except CheckpointNotFoundError:  # a run has removed it meanwhile
+            continue
+        data["num_compared"] += 1
+        if difference is not None:
+            data |= {"differ_at": epoch, "difference": difference}
+            break
+    return data, text
+
+
+def _plan_of(manager: MultiNodeCheckpointManager) -> Mapping[str, Any]:
+    latest = manager.latest()
+    plan = None if latest is None else manager.recorded.run_plan(latest)
+    return {**_NO_PLAN, **plan} if plan else {}
+
+
+def _metrics_of(manager: MultiNodeCheckpointManager) -> dict[int, Mapping[str, Any]]:
+    return {row["epoch"]: row["metrics"] for row in manager.history() if not row["step"]}
+
+
+def _are_equal(one: object, other: object) -> bool:
+    return one == other or repr(one) == repr(other)  # NaN is equal to NaN
+
+
+def _compare_epoch(
+    one: MultiNodeCheckpointManager, other: MultiNodeCheckpointManager, epoch: int
+) -> tuple[dict[str, Any] | None, str]:
+    """What `compare_checkpoints` says of an epoch, and as text; None if its blobs are equal."""
+    records = [manager.record(epoch)["stores"] for manager in (one, other)]
+    digests = [{node: it["manifest"] for node, it in stores.items()} for stores in records]
+    if digests[0] == digests[1]:
+        return None, ""
+    with (
+        one.recorded.reading(epoch),
+        other.recorded.reading(epoch),
+        one.open(epoch) as a,
+        other.open(epoch) as b,
+    ):
+        data, text, is_equal = compare_checkpoints(a, b)
+    return (None, "") if is_equal else (data, text)
