@@ -27,6 +27,16 @@ def get_number(key: str) -> float:
     return _read(key, "a number >= 0", float)
 
 
+def get_flag(key: str) -> bool:
+    """Read true or false; raises `DefinitionError` for anything else."""
+    value = dask.config.get(f"jobrunner.{key}")
+    if not isinstance(value, bool):
+        raise DefinitionError(
+            f"jobrunner.{key} in Dask's configuration must be true or false; got {value!r}."
+        )
+    return value
+
+
 def get_bytes(key: str, whole: int) -> int:
     """Read an amount of memory; a value up to 1 is a share of `whole` bytes.
 

@@ -28,12 +28,14 @@ _DEFAULTS = _flatten(yaml.safe_load((_PACKAGE / "jobrunner.yaml").read_text())["
 
 @pytest.mark.parametrize(("key", "value"), _DEFAULTS.items())
 def test_each_key_has_its_default_is_documented_and_is_used(key: str, value: float | str) -> None:
-    if isinstance(value, str):
+    if isinstance(value, bool):
+        assert config.get_flag(key) is value
+    elif isinstance(value, str):
         assert config.get_choice(key, value) == value
     else:
         assert config.get_number(key) == value
     guide = (_ROOT / "docs" / "configuration.md").read_text()
-    assert f"| `jobrunner.{key}` | {value} |" in guide
+    assert f"| `jobrunner.{key}` | {str(value).lower() if value is True else value} |" in guide
     readers = [path for path in _PACKAGE.rglob("*.py") if path.name != "config.py"]
     assert any(key.rpartition(".")[2] in path.read_text() for path in readers)
 
@@ -62,6 +64,15 @@ def test_another_value_is_refused_as_a_number(value: Any) -> None:
         pytest.raises(DefinitionError, match=r"jobrunner\.direct-workers .* must be a number >= 0"),
     ):
         config.get_number("direct-workers")
+
+
+@pytest.mark.parametrize("value", [0, 1, "yes", None])
+def test_another_value_is_refused_as_a_flag(value: Any) -> None:
+    with (
+        dask.config.set({"jobrunner.timing": value}),
+        pytest.raises(DefinitionError, match=r"jobrunner\.timing .* must be true or false"),
+    ):
+        config.get_flag("timing")
 
 
 def test_dask_config_overrides_a_default() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from jobrunner.checkpoint.commits import Commits, as_json, writing
 from jobrunner.checkpoint.epochs import Epochs
-from jobrunner.checkpoint.log import FileMetadataHandler, Patience, RunLock, Status
+from jobrunner.checkpoint.log import FileMetadataHandler, Patience, RunLock, Status, read_beat
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.config import get_number
 from jobrunner.errors import CheckpointError, DefinitionError
@@ -63,6 +64,11 @@ class DirectoryRun:
         path = recorded.path
         lock = RunLock(recorded.files, path, recorded.log, nodes, beat_seconds, status)
         try:
+            before = recorded.log.known()
+            if before.run is not None and not before.is_ended:  # its heartbeat is removed below
+                with suppress(OSError, CheckpointError):
+                    seen = read_beat(recorded.files, path, before.run.run).time
+                    info = {**info, "seen": {before.run.run: seen}}
             with writing(self.recorded.path, "the directory could not be locked"):
                 lock.take(as_json(info, "info"), patience, take_over=self.take_over)
             self.commits.lock = lock
@@ -80,19 +86,19 @@ class DirectoryRun:
                 lock.leave()
             raise
 
-    def end(self) -> None:
+    def end(self, about: Mapping[str, Any] | None = None) -> None:
         """Abandon open saves and release the directory, so that another run may take it at once.
 
-        Every run calls this at its end, also after a failure. Raises nothing, and waits half a
+        `about` is what the ``end`` entry says of the run. Every run calls this at its end, also after a failure. Raises nothing, and waits half a
         minute at most for deletions.
         """
         try:
             self.commits.abandon_all()
         finally:
             if self.commits.lock is not None:
-                self._release(self.commits.lock)
+                self._release(self.commits.lock, about or {})
 
-    def _release(self, lock: RunLock) -> None:
+    def _release(self, lock: RunLock, about: Mapping[str, Any]) -> None:
         try:
             if not self.retention.sweeper.drain():
                 logger.warning(
@@ -101,7 +107,7 @@ class DirectoryRun:
                 )
             self.recorded.log.check_held()  # an entry must not follow those of another directory
             self.retention.sweeper.confirm()
-            self.retention.append("end", {})
+            self.retention.append("end", about)
         except CheckpointError as error:
             logger.warning(
                 "%s: the end of the run could not be recorded: %s", self.recorded.path, error

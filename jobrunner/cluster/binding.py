@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from heapq import nlargest
+from operator import itemgetter
 from pickle import UnpicklingError
 from typing import Any
 
@@ -22,9 +24,19 @@ from jobrunner.compile import GroupPlan, Plan, PlannedNode, compile_group
 from jobrunner.config import get_number
 from jobrunner.define import TaskGroup, TaskOutput
 from jobrunner.errors import ExecutionError, NodeLostError
-from jobrunner.worker import FETCH, GroupResult, UnderWay, fetch, merge_runs
+from jobrunner.worker import (
+    FETCH,
+    MOST_SPANS,
+    EndedRun,
+    GroupResult,
+    TaskSpan,
+    UnderWay,
+    fetch,
+    merge_runs,
+)
 from jobrunner.workspace import from_frames
 
+LONGEST_NAME = 200  # of a task, in a sample
 ABORT_SECONDS = 2.0
 RELEASE_SECONDS = 3.0
 
@@ -109,11 +121,13 @@ class Binding:
         deadline_seconds: float | None = None,
         task_deadline_seconds: float | None = None,
         is_careful: bool = False,
+        is_sampled: bool = False,
     ) -> GroupResult:
         """Run a shipped group, given its key, and wait for its end.
 
         A careful run runs one task at a time on each worker, and the client knows of each before it
-        starts: if a worker dies, `NodeLostError.running` is exact. It costs two messages a task.
+        starts: if a worker dies, `NodeLostError.running` is exact. It costs two messages a task. If
+        it `is_sampled`, the result has the longest calls of tasks' functions.
 
         A task's exception is the cause of a `TaskFailedError`; only a `CheckpointError` or
         `DefinitionError` is raised itself. An `ExecutionError` tells of a missing blob, a lost
@@ -122,6 +136,7 @@ class Binding:
         [(_, result)] = self._run(
             group,
             {"epoch": epoch, "step": step, **({"is_careful": True} if is_careful else {})},
+            is_sampled=is_sampled,
             deadline_seconds=deadline_seconds,
             task_deadline_seconds=task_deadline_seconds,
             is_careful=is_careful,
@@ -129,14 +144,20 @@ class Binding:
         return result
 
     def run_epochs(
-        self, first: int, epochs: int, seconds: float, ended: Callable[[int, GroupResult], None]
+        self,
+        first: int,
+        epochs: int,
+        seconds: float,
+        ended: Callable[[int, GroupResult], None],
+        *,
+        is_sampled: bool = False,
     ) -> None:
         """Run the epoch group for up to `epochs` epochs with one message to each worker.
 
         The workers stop after a whole epoch: the last, one with a true stop condition, or one that
         ended after `seconds`. With stop conditions on several workers, only epoch `first` runs:
         these would have to agree after each epoch, and asking the client takes no longer.
-        `ended` gets each epoch and its result in order, even if a later one fails; see `run`.
+        If it `is_sampled`, the first epoch is. `ended` gets each epoch and its result in order, even if a later one fails; see `run`.
         """
         plan, addresses = self._groups.plans["epoch"]
         judges = {self.placement[condition.node] for condition in plan.conditions}
@@ -148,11 +169,11 @@ class Binding:
             "seconds": seconds,
         }
         details = {"epoch": first, "step": 0, "epoch_batch": batch}
-        for epoch, result in self._run("epoch", details):
+        for epoch, result in self._run("epoch", details, is_sampled=is_sampled):
             ended(epoch, result)
 
     def _run(
-        self, group: str, details: dict[str, Any], **options: Any
+        self, group: str, details: dict[str, Any], *, is_sampled: bool, **options: Any
     ) -> Iterator[tuple[int, GroupResult]]:
         """Run epochs, and yield each with its result; raises afterwards what made them fail."""
         plan, addresses = self._groups.plans[group]
@@ -166,6 +187,8 @@ class Binding:
         recorded, self.recorded = self.recorded, ""  # other threads set it, too
         if recorded:
             details["recorded"] = recorded
+        if is_sampled:
+            details["is_sampled"] = True
         details["key"] = group
         request = Request("run", details, group=plan.name, epoch=epoch, **options)
         self._under_way = (plan.name, epoch, started, details["step"])
@@ -188,8 +211,20 @@ class Binding:
             result = merge_runs(rows, [condition.name for condition in plan.conditions])
             if "epoch_batch" not in details:
                 result = dataclasses.replace(result, seconds=wall_seconds)
+            if is_sampled and i == 0:
+                result = dataclasses.replace(result, spans=self._longest_spans(by_worker))
             yield (epoch or 0) + i, result
         request.check(replies, self.plan.job)
+
+    def _longest_spans(self, by_worker: Mapping[str, Sequence[EndedRun]]) -> list[TaskSpan]:
+        """What the first runs took, of the tasks that took longest."""
+        spans = [
+            (node, task[:LONGEST_NAME], began, seconds)
+            for address, runs in by_worker.items()
+            for node, task, began, seconds in runs[0].get("spans", ())
+            if self.placement.get(node) == address
+        ]
+        return nlargest(MOST_SPANS, spans, key=itemgetter(3))
 
     def apply(
         self,

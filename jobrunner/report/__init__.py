@@ -2,6 +2,7 @@
 
 from jobrunner.report.ledger import Ledger
 from jobrunner.report.page import to_page, write_report
+from jobrunner.report.reader import read_story
 from jobrunner.report.runs import DEPTH, RunSummary, best_of, find_runs, summarize_run
 from jobrunner.report.story import (
     EpochStory,
@@ -10,5 +11,4 @@ from jobrunner.report.story import (
     SaveStory,
     Span,
     Story,
-    read_story,
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import NamedTuple
+
+from jobrunner.checkpoint import Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,12 @@ class Ledger:
 
     def __add__(self, other: Ledger) -> Ledger:
         return Ledger(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    @classmethod
+    def of(cls, timing: Timing) -> Ledger:
+        """What a run had spent, as a record says."""
+        parts = {part.name: getattr(timing, part.name) for part in fields(cls)[1:]}
+        return cls(sum(parts.values()), **parts)
 
 
 class Mark(NamedTuple):

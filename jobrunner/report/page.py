@@ -24,8 +24,9 @@ from jobrunner.report.parts import (
     section,
     write_time,
 )
+from jobrunner.report.reader import read_story
 from jobrunner.report.sections import checkpoints_section, metrics_section, time_section
-from jobrunner.report.story import RunStory, Story, read_story
+from jobrunner.report.story import RunStory, Story
 from jobrunner.report.timeline import timeline_section
 from jobrunner.texts import clip, counted, format_seconds, show
 

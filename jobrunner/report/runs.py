@@ -19,7 +19,8 @@ from jobrunner.checkpoint import (
     read_beat,
 )
 from jobrunner.errors import CheckpointError
-from jobrunner.report.story import RunState, unix_time
+from jobrunner.report.reader import unix_time
+from jobrunner.report.story import RunState
 
 DEPTH = 4
 """How many levels below a directory its runs are looked for."""

@@ -1,22 +1,33 @@
-"""The state of a run, and what it does next: pure functions. No I/O, no Dask, no clock."""
+"""The state of a run, where its time goes, and what it does next. No I/O, no Dask."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jobrunner.checkpoint import Status
 from jobrunner.compile import Plan
 from jobrunner.define import Reported
-from jobrunner.positions import Position
+from jobrunner.positions import Position, epoch_to_json
 from jobrunner.run.losses import Losses
 from jobrunner.run.result import RunResult, SaveReport
 from jobrunner.worker import GroupResult
 
 Step = Literal["run an epoch", "finish", "stop", "move"]
+Part = Literal["start", "compute", "save_wait", "redone", "recovery", "idle"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+MOST_MARKS = 100
+"""Saves that a run may go back to without counting all its epochs as lost."""
+MOST_LOSSES, MOST_SPANS = 50, 1_000
+"""What one record says, at most."""
+LEAST_SAMPLE_SECONDS, SAMPLES_IN_ALL, SPAN_SECONDS = 0.1, 50, 0.01
+"""Samples are at least so long apart, or a share of the time so far, or so long for each span."""
 
 
 @dataclass(slots=True)
@@ -114,6 +125,131 @@ class State:
             failed_saves=[report for report in self.saves if report.error is not None],
             earlier=earlier,
         )
+
+
+class Stopwatch:
+    """Adds up where a run's time goes, for its records; see docs/time.md. `began` is by `clock`."""
+
+    def __init__(
+        self, began: float, *, is_on: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._began = self._since = began
+        self._is_on, self._clock = is_on, clock
+        self._part: Part = "start"
+        self._spent = dict.fromkeys(PARTS, 0.0)
+        self._marks: dict[int, float] = {}  # saved epoch -> `compute` when its save began
+        self._captured: dict[int, tuple[float, int]] = {}  # the same, and how many losses it tells
+        self._losses: list[dict[str, Any]] = []
+        self._told = 0  # how many of them are recorded
+        self._from: int | None = None  # the epoch that was loaded last
+        self._spans: list[Sequence[Any]] = []
+        self._next_sample = began
+
+    def enter(self, part: Part) -> Part:
+        """Count the time from now on as `part`; returns what it was before."""
+        now, before = self._clock(), self._part
+        self._spent[before] += now - self._since
+        self._since, self._part = now, part
+        if before == "recovery" and part in ("compute", "idle"):
+            for loss in self._losses:
+                if "resumed" not in loss:
+                    loss["resumed"] = round(now - self._began, 4)
+                    loss["epoch"] = None if self._from is None else epoch_to_json(self._from)
+        return before
+
+    @contextmanager
+    def spending(self, part: Part) -> Iterator[None]:
+        """Count the time of a with block as `part`."""
+        before = self.enter(part)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def lose(self, text: str) -> None:
+        """Note a loss: recovery begins."""
+        self.enter("recovery")
+        self._losses.append({"at": round(self._since - self._began, 4), "text": text})
+
+    @property
+    def seconds_lost(self) -> float:
+        """The time since the last loss."""
+        return self._clock() - self._began - float(self._losses[-1]["at"])
+
+    def go_back(self, epoch: int | None) -> None:
+        """Note that the run goes on from a recorded epoch, or None: from the start."""
+        self.enter(self._part)
+        kept = 0.0 if epoch is None else self._marks.get(epoch, 0.0)
+        self._spent["redone"] += self._spent["compute"] - kept
+        self._spent["compute"], self._from = kept, epoch
+        self._marks = (
+            {} if epoch is None else {at: it for at, it in self._marks.items() if at <= epoch}
+        )
+
+    def capture(self, epoch: int, *, is_held: bool = False) -> dict[str, Any]:
+        """What the record of an epoch says of the time when its save begins; empty if it is off.
+
+        If the state is only held in memory, its record gets no spans: the next save has them.
+        """
+        if not self._is_on:
+            return {}
+        self.enter(self._part)
+        ended = sum("resumed" in loss for loss in self._losses)
+        told = min(ended, self._told + MOST_LOSSES)
+        self._captured[epoch] = self._spent["compute"], told
+        _trim(self._captured)
+        return {"timing": self._timing(told, has_spans=not is_held)}
+
+    def note_save(self, epoch: int, *, is_recorded: bool) -> None:
+        """Note the end of a save."""
+        compute, told = self._captured.pop(epoch, (0.0, 0))
+        if is_recorded:
+            self._marks[epoch] = compute
+            self._told = max(told, self._told)
+            _trim(self._marks)
+
+    def end(self, outcome: str) -> dict[str, Any]:
+        """What the ``end`` entry says of the run; empty if it is off."""
+        if not self._is_on:
+            return {}
+        self.enter(self._part)
+        if outcome != "finished":  # epochs that were not saved run again
+            self.go_back(max(self._marks, default=None))
+        told = min(len(self._losses), self._told + MOST_LOSSES)
+        return {"outcome": outcome, "timing": self._timing(told)}
+
+    def _timing(self, told: int, *, has_spans: bool = True) -> dict[str, Any]:
+        found: dict[str, Any] = {part: round(it, 4) for part, it in self._spent.items() if it}
+        if losses := self._losses[self._told : told]:
+            found["losses"] = losses
+        if self._spans and has_spans:
+            found["spans"], self._spans = self._spans, []
+        return found
+
+    def is_sample_due(self) -> bool:
+        """Whether the workers should note what runs in the next group run."""
+        return self._is_on and self._clock() >= self._next_sample
+
+    def note_spans(
+        self, epoch: int, started: float, spans: Sequence[tuple[str, str, float, float]]
+    ) -> None:
+        """Take spans of a group run that was asked for at `started`: node, task, begin, seconds."""
+        since = started - self._began
+        self._spans += [
+            [node, task, epoch, round(since + begin, 5), round(seconds, 6)]
+            for node, task, begin, seconds in spans
+        ]
+        while len(self._spans) > MOST_SPANS:
+            del self._spans[::2]
+        now = self._clock()
+        self._next_sample = now + max(
+            LEAST_SAMPLE_SECONDS, (now - self._began) / SAMPLES_IN_ALL, SPAN_SECONDS * len(spans)
+        )
+
+
+def _trim(found: dict[int, Any]) -> None:
+    if len(found) > MOST_MARKS:
+        del found[next(iter(found))]
 
 
 def next_step(

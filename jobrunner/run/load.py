@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobrunner.checkpoint import (
     DAMAGE_ADVICE,
     Loader,
     MultiNodeCheckpointManager,
+    is_old_form,
     load_waiting_states,
     name_position,
     steps_in,
+    whole_epochs,
 )
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import GroupPlan, Plan, compile_resume, planned_nodes
@@ -30,6 +34,7 @@ from jobrunner.run.migrate import migrated
 
 if TYPE_CHECKING:
     from jobrunner.run.loop import Run
+    from jobrunner.run.result import ResumePlan
 
 FORMER = "as it was before it was recorded in another shape"
 """The label of the pin that keeps a checkpoint whose epoch is recorded anew; see `record_anew`."""
@@ -86,6 +91,42 @@ def load(
         for node in {**found.blobs, **given}
     }
     return Loaded(group, resume_group, waiting, found, blobs)
+
+
+def load_recorded(run: Run, decision: ResumePlan) -> int | None:
+    """Load the named epoch, or for "latest" the newest whole one; None if there is none."""
+    started, runner, state = time.monotonic(), run.runner, run.state
+    own = runner.checkpoint_manager
+    assert own is not None
+    is_own = (manager := own.source()) is own.loader
+    plan, damaged = run.plan, dict[int, str]()
+    found = load_newest(run, manager, damaged)
+    if found is None:
+        if is_own:
+            run.saver.set_aside(damaged)
+        return None
+    epoch, record, loaded = found
+    run.watch.go_back(epoch)
+    finish_load(run.binding, loaded, run.run_group)
+    state.reported = reported_in(record)
+    state.fired = recorded_stops(plan, record)
+    state.steps_done = steps_done(plan, record, manager.path)
+    state.epoch, steps = whole_epochs(record), state.steps_done
+    state.old_form = epoch if is_own and is_old_form(record) else None
+    run.callbacks.load_states(record["details"].get("callbacks", {}))
+    run.lineage = runner.adaptation.lineage(plan, record["details"])
+    save = partial(run.save, state.epoch + bool(steps), state.reported.metrics, steps)
+    own.commits.name_former(loaded.match.origins.nodes if is_own else {})
+    if is_own:
+        run.saver.set_aside(damaged)
+        run.saver.rewind(epoch, f"resumed from epoch {epoch}")
+        state.recorded = None if steps else epoch
+    run.callbacks.notify("on_load", state.epoch, steps, time.monotonic() - started)
+    if not is_own:
+        save()  # then the run can resume from its own directory alone
+    elif loaded.match.is_reshaped and not (decision.is_finished and epoch == decision.epoch):
+        record_anew(own, epoch, save, run.wait_for_save)
+    return epoch
 
 
 def load_newest(

@@ -8,31 +8,23 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from jobrunner.checkpoint import is_old_form, whole_epochs
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
-from jobrunner.config import get_number
+from jobrunner.config import get_flag, get_number
 from jobrunner.errors import (
     NodeLostError,
     PlacementError,
+    RunStoppedError,
     SchedulerLostError,
     TaskFailedError,
 )
 from jobrunner.run.callbacks import Callbacks
-from jobrunner.run.decisions import State, Step, each_step, next_step
-from jobrunner.run.load import (
-    finish_load,
-    load_newest,
-    record_anew,
-    recorded_metrics,
-    recorded_stops,
-    reported_in,
-    steps_done,
-)
+from jobrunner.run.decisions import State, Step, Stopwatch, each_step, next_step
+from jobrunner.run.load import load_recorded, recorded_metrics
 from jobrunner.run.losses import Loss, Losses, is_transient
 from jobrunner.run.null_saver import NullSaver
 from jobrunner.run.recovery import count_loss
-from jobrunner.run.result import ResumePlan, RunResult, SaveReport
+from jobrunner.run.result import RunResult, SaveReport
 from jobrunner.run.resume import Resumption
 from jobrunner.run.saver import Saver
 from jobrunner.run.upload import finish_job
@@ -56,13 +48,19 @@ class Run:
     """One run of a job; any thread may ask its runner to stop it or to save."""
 
     def __init__(
-        self, runner: JobRunner, plan: Plan, session: Session, views: Sequence[object] = ()
+        self,
+        runner: JobRunner,
+        plan: Plan,
+        session: Session,
+        began: float,  # by the monotonic clock
+        views: Sequence[object] = (),
     ) -> None:
         self.runner = runner
         self.plan = plan
         self.session = session
         self.callbacks = Callbacks([*views, *runner.callbacks])
         self.state = State(Losses(runner.max_restarts))
+        self.watch = Stopwatch(began, is_on=get_flag("timing"))
         self.resumption = Resumption(runner, plan)
         self.batch_seconds = get_number("stint-seconds")
         self.binding: Binding
@@ -71,7 +69,8 @@ class Run:
         if (manager := runner.checkpoint_manager) is not None:
             warn, policy = self.callbacks.warn, runner.on_save_error
             saved, asked, status = self._saved, runner.save_asked, self.state.status
-            self.saver = Saver(manager, plan, policy, warn, saved, asked, status)
+            since = round(time.time() - (time.monotonic() - began), 3)
+            self.saver = Saver(manager, plan, policy, warn, saved, asked, status, since)
 
     def run(self) -> RunResult:
         """See `JobRunner.run`."""
@@ -88,24 +87,29 @@ class Run:
 
     def _run(self) -> RunResult:
         self._bind()
+        outcome = "failed"
         try:
             self._run_to_end()
+            outcome = "finished"
+        except RunStoppedError:
+            outcome = "stopped"
+            raise
         except KeyboardInterrupt as interrupt:
             self.binding.abort()
+            outcome = "stopped"
             if isinstance(interrupt, TerminatedError) and self.runner.stop_reason:
                 raise self.resumption.stopped(
                     None, "it had no more time for the epoch"
                 ) from interrupt
             raise
         finally:
-            self.saver.end()
+            self.saver.end(lambda: self.watch.end(outcome))
         earlier = partial(recorded_metrics, self.runner.checkpoint_manager)
         return self.state.result(self.plan.epoch_limit, earlier)
 
     def _run_to_end(self) -> None:
         """Init or resume, then epochs, then upload, download and exit; again after a loss."""
         loss: Loss | None = None
-        lost_at = 0.0
         while True:
             try:
                 if loss is not None:
@@ -114,10 +118,11 @@ class Run:
                     self._bind_again(stays=True)
                 self._init_or_resume()
                 if loss is not None:
-                    loss, since = None, time.monotonic() - lost_at
-                    state = self.state
-                    self.callbacks.notify("on_recovery", state.epoch, state.steps_done, since)
+                    loss, state = None, self.state
+                    seconds = self.watch.seconds_lost
+                    self.callbacks.notify("on_recovery", state.epoch, state.steps_done, seconds)
                 self._run_epochs()
+                self.watch.enter("idle")
                 if not self.state.is_finished:
                     finish_job(self)
                 return
@@ -126,8 +131,7 @@ class Run:
                     self.saver.save_held(partial(self.callbacks.notify, "on_save_start"))
                     if not is_transient(self.runner.job, error):
                         raise
-                loss, lost_at = error, time.monotonic()
-                self.callbacks.notify("on_loss", error)
+                loss = error
                 count_loss(self, error)
 
     # ---- init or resume
@@ -145,56 +149,22 @@ class Run:
         state.recorded, state.steps_done = None, 0
         # Try epochs known to be damaged too: this reports them and sets them aside.
         tries = decision.epoch is not None or decision.damaged
-        epoch = self._load(decision) if tries else None
+        epoch = load_recorded(self, decision) if tries else None
         if epoch is None:
+            self.watch.go_back(None)
             self.lineage = self.runner.adaptation.lineage(self.plan, {})
             self.saver.refuse_classes(self.runner.job)
             self.run_group("init", 0)
             self.saver.rewind(None, "started afresh")
             state.fired, state.epoch, state.old_form = (), 0, None
             self.callbacks.load_states({})
-            self._save(0, {})
+            self.save(0, {})
         if self.resumption.is_first:
             self.resumption.is_first, state.resumed_from = False, epoch
         # A finished job is unfinished again if its last epoch is damaged.
         state.is_finished = decision.is_finished and epoch == decision.epoch
         if not state.is_finished:
             state.fire(self.callbacks.ended_by())
-
-    def _load(self, decision: ResumePlan) -> int | None:
-        """Load the named epoch, or for "latest" the newest whole one; None if there is none."""
-        started, runner = time.monotonic(), self.runner
-        own = runner.checkpoint_manager
-        assert own is not None
-        is_own = (manager := own.source()) is own.loader
-        plan, damaged = self.plan, dict[int, str]()
-        found = load_newest(self, manager, damaged)
-        if found is None:
-            if is_own:
-                self.saver.set_aside(damaged)
-            return None
-        epoch, record, loaded = found
-        finish_load(self.binding, loaded, self.run_group)
-        state = self.state
-        state.reported = reported_in(record)
-        state.fired = recorded_stops(plan, record)
-        state.steps_done = steps_done(plan, record, manager.path)
-        state.epoch, steps = whole_epochs(record), state.steps_done
-        state.old_form = epoch if is_own and is_old_form(record) else None
-        self.callbacks.load_states(record["details"].get("callbacks", {}))
-        self.lineage = runner.adaptation.lineage(plan, record["details"])
-        save = partial(self._save, state.epoch + bool(steps), state.reported.metrics, steps)
-        own.commits.name_former(loaded.match.origins.nodes if is_own else {})
-        if is_own:
-            self.saver.set_aside(damaged)
-            self.saver.rewind(epoch, f"resumed from epoch {epoch}")
-            state.recorded = None if steps else epoch
-        self.callbacks.notify("on_load", state.epoch, steps, time.monotonic() - started)
-        if not is_own:
-            save()  # then the run can resume from its own directory alone
-        elif loaded.match.is_reshaped and not (decision.is_finished and epoch == decision.epoch):
-            record_anew(own, epoch, save, self.saver.wait)
-        return epoch
 
     # ---- epochs
 
@@ -204,8 +174,7 @@ class Run:
                 self._move()
             elif (count := self._batch_size()) > 1:
                 first = self.state.epoch + 1
-                self.state.begin(range(first, first + count))
-                self.binding.run_epochs(first, count, self.batch_seconds, self._note_whole)
+                self._run_batch(first, count)
                 self._save_if_due()
             else:
                 self._run_epoch()
@@ -213,8 +182,8 @@ class Run:
         if step == "stop":
             if not state.steps_done and state.recorded != state.epoch:
                 # A batch of epochs ended, in which nothing was saved.
-                self._save(state.epoch, state.metrics.get(state.epoch, {}))
-                self.saver.wait()
+                self.save(state.epoch, state.metrics.get(state.epoch, {}))
+                self.wait_for_save()
             raise self.resumption.stopped(state.epoch, "its epoch has ended")
 
     def _batch_size(self) -> int:
@@ -238,10 +207,25 @@ class Run:
         counts = (MAX_BATCH_EPOCHS, until_end, self.saver.epochs_until(epoch))
         return min(count for count in counts if count is not None)
 
+    def _run_batch(self, first: int, count: int) -> None:
+        self.state.begin(range(first, first + count))
+        started, is_sampled = time.monotonic(), self.watch.is_sample_due()
+
+        def note(epoch: int, result: GroupResult) -> None:
+            self._notify("on_epoch_start", epoch)
+            self._note_end(epoch, result)
+            if is_sampled and epoch == first:
+                self.watch.note_spans(epoch, started, result.spans)
+
+        self.watch.enter("compute")
+        self.binding.run_epochs(first, count, self.batch_seconds, note, is_sampled=is_sampled)
+        self.watch.enter("idle")
+
     def _run_epoch(self) -> None:
         started, state = time.monotonic(), self.state
         epoch = state.epoch + 1
         state.begin(range(epoch, epoch + 1))
+        self.watch.enter("compute")
         state.recorded = None
         first_step, state.steps_done = state.steps_done, 0
         reported = state.reported
@@ -256,14 +240,15 @@ class Run:
                 can_stop = self.saver.can_save or self.plan.steps_per_epoch is None
                 stops = bool(self.runner.stop_reason) and can_stop
                 if stops or self.saver.is_due(epoch, done):
-                    self._save(epoch, reported.metrics, done)
+                    self.save(epoch, reported.metrics, done)
                 else:
                     self._hold(epoch, reported.metrics, done)
                 if stops:
-                    self.saver.wait()
+                    self.wait_for_save()
                     why = f"step {done} of epoch {epoch} has ended"
                     raise self.resumption.stopped(epoch - 1, why)
         state.num_steps = done
+        self.watch.enter("idle")
         seconds = time.monotonic() - started
         self._note_end(epoch, replace(outcome, seconds=seconds, reported=reported))
         self._save_if_due()
@@ -281,11 +266,6 @@ class Run:
             self.callbacks.notify("on_group", group, epoch, outcome.seconds)
         return outcome
 
-    def _note_whole(self, epoch: int, result: GroupResult) -> None:
-        """Note that an epoch of a batch has ended."""
-        self._notify("on_epoch_start", epoch)
-        self._note_end(epoch, result)
-
     def _note_end(self, epoch: int, result: GroupResult) -> None:
         self.state.end(epoch, result)
         if self.callbacks.are_any:
@@ -299,11 +279,11 @@ class Run:
         then = self._next_step(is_recorded=True)
         steps = self.plan.steps_per_epoch or self.state.num_steps
         if self.saver.is_due(epoch, steps, has_ended=True) or then != "run an epoch":
-            self._save(epoch, self.state.metrics[epoch])
+            self.save(epoch, self.state.metrics[epoch])
         else:
             self._hold(epoch, self.state.metrics[epoch])
         if then in ("stop", "move"):
-            self.saver.wait()
+            self.wait_for_save()
 
     def _next_step(self, *, is_recorded: bool = False) -> Step:
         return next_step(
@@ -348,26 +328,41 @@ class Run:
         self.callbacks.notify("on_group", group, epoch, self._run_on_workers(group, epoch).seconds)
 
     def _run_on_workers(self, group: str, epoch: int, **options: Any) -> GroupResult:
-        return self.binding.run(
+        started, is_sampled = time.monotonic(), self.watch.is_sample_due()
+        outcome = self.binding.run(
             group,
             epoch=epoch,
             task_deadline_seconds=self.runner.task_deadline_seconds,
             is_careful=self.state.is_careful,
+            is_sampled=is_sampled,
             **options,
         )
+        if is_sampled:
+            self.watch.note_spans(epoch, started, outcome.spans)
+        return outcome
 
-    def _save(self, epoch: int, metrics: Mapping[str, Any], step: int = 0) -> None:
+    def save(self, epoch: int, metrics: Mapping[str, Any], step: int = 0) -> None:
         """Save an epoch that has ended, or one that runs, after `step` steps."""
         at = self.state.position_of(epoch, step)
         if self.saver.can_save:
-            self.saver.wait()  # the save before this one ends first
+            self.wait_for_save()  # of the save before this one
             self._notify("on_save_start", epoch - bool(step), step)
-        self.saver.save(at, self._details(metrics, step), step)
+            about = {**self._details(metrics, step), **self.watch.capture(at)}
+            with self.watch.spending("save_wait"):
+                self.saver.save(at, about, step)
 
     def _hold(self, epoch: int, metrics: Mapping[str, Any], step: int = 0) -> None:
         if self.saver.holds:
             at = self.state.position_of(epoch, step)
-            self.saver.hold(at, self._details(metrics, step), step)
+            timing = self.watch.capture(at, is_held=True)
+            about = {**self._details(metrics, step), **timing}
+            with self.watch.spending("save_wait"):
+                self.saver.hold(at, about, step)
+
+    def wait_for_save(self) -> None:
+        """Wait for a save in the background."""
+        with self.watch.spending("save_wait"):
+            self.saver.wait()
 
     def _details(self, metrics: Mapping[str, Any], step: int) -> dict[str, Any]:
         callbacks = self.callbacks.states() if self.callbacks.are_any else {}
@@ -375,6 +370,7 @@ class Run:
 
     def _saved(self, report: SaveReport) -> None:
         self.state.note_save(report)
+        self.watch.note_save(report.epoch, is_recorded=report.error is None)
         self._notify("on_save", report)
 
     def _bind(self, *, stays: bool = False) -> None:

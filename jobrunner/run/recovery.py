@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from jobrunner.errors import SchedulerLostError
 from jobrunner.run.losses import Loss
+from jobrunner.texts import clip, printable
 
 if TYPE_CHECKING:
     from jobrunner.run.loop import Run
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 def count_loss(run: Run, error: Loss) -> None:
     """Count a loss and wait for a lost scheduler; raise if the run cannot continue."""
+    run.watch.lose(clip(printable(error.without_advice(), kept=""), 500))
+    run.callbacks.notify("on_loss", error)
     run.saver.wait_quietly()
     state = run.state
     losses = state.losses.after_error(error, state.under_way, was_careful=state.is_careful)

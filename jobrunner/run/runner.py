@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -216,12 +217,13 @@ class JobRunner:
         if session.is_awaited:
             run = partial(self.run, session, progress=progress)
             return in_thread(run, self.stop, self._abort)  # type: ignore[return-value]
+        began = time.monotonic()
         plan = self._compile()
         # Its errors come before anything is bound or written.
         plan_resume(self, plan, self.resume_from_epoch)
         self.stop_reason = ""
         with session.exclusive(f"Job {plan.job!r}"), show_run(progress) as views:
-            self._run = Run(self, plan, session, views)
+            self._run = Run(self, plan, session, began, views)
             try:
                 with stop_on_signals(self._ask_to_stop, self.grace_seconds):
                     return self._run.run()

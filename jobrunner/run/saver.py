@@ -90,7 +90,7 @@ class _Failures:
 class Saver:
     """Writes the checkpoints of one run.
 
-    It calls `warn` for a problem that does not end the run, and `saved` after every save that does
+    It began at the Unix time `began`. It calls `warn` for a problem that does not end the run, and `saved` after every save that does
     not end it. `save_now` is the user's request; a save clears it.
     """
 
@@ -105,6 +105,7 @@ class Saver:
         saved: Callable[[SaveReport], None],
         save_now: threading.Event,
         status: Callable[[], Status],
+        began: float,
     ) -> None:
         self._manager = manager
         self._plan = plan
@@ -112,7 +113,7 @@ class Saver:
         self._failures = _Failures(warn)
         self._saved = saved
         self._save_now = save_now
-        self._status = status
+        self._status, self._began = status, began
         self._in_flight: _Save | None = None
         self.holds = manager.save_on_failure
         self._held: _Save | None = None
@@ -156,13 +157,13 @@ class Saver:
             {(node, name): cls for (node, name), cls in made if name in saved.get(node, ())}
         )
 
-    def end(self) -> None:
-        """Unlock the directory, so that another run can lock it at once."""
+    def end(self, about: Callable[[], Mapping[str, Any]]) -> None:
+        """Unlock the directory, so that another run can lock it; `about` says how this one ended."""
         self.wait_quietly()
         self._failures.close()
         if self._has_lock:
             self._has_lock = False
-            self._manager.run.end()
+            self._manager.run.end(about())
 
     def set_aside(self, damaged: Mapping[int, str]) -> None:
         """Set aside epochs that could not be loaded; each has its reason."""
@@ -338,7 +339,7 @@ class Saver:
             save.epoch,
             replicated=self._plan.replicated,
             initial=self._plan.initial,
-            details=save.details,
+            details={name: it for name, it in save.details.items() if name != "timing"},
             array_options=self._plan.array_options,
         )
 
@@ -385,7 +386,7 @@ class Saver:
         if not self._has_lock:
             plan = self._plan
             about = {"environment": describe_environment(), "total_epochs": plan.epoch_limit}
-            info = {"plan": describe(plan), **about}
+            info = {"plan": describe(plan), "began": self._began, **about}
             self._manager.run.start(plan.checkpointed, info, self._status)
             self._has_lock = True
             self._pace.begin_save(time.monotonic())

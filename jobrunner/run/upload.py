@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def finish_job(run: Run) -> None:
     """Run the upload, download and exit groups, and record that the job has ended."""
-    run.saver.wait()
+    run.wait_for_save()
     epoch = run.state.epoch
     is_recorded = run.state.recorded == epoch
     builder, manager = run.runner.upload_task_group_builder, run.runner.checkpoint_manager

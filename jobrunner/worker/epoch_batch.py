@@ -30,6 +30,10 @@ REPORT_RUNS = 16
 Action = Literal["run", "wait", "end", "abort"]
 
 
+TaskSpan = tuple[str, str, Seconds, Seconds]
+"""One call of a task's function: node, task, begin since the run was asked for, seconds."""
+
+
 class EndedRun(TypedDict):
     """One run's result on this worker, as the client gets it."""
 
@@ -37,6 +41,7 @@ class EndedRun(TypedDict):
     metrics: str  # JSON text
     seconds: Seconds  # since the previous run ended or the batch began
     arrays: NotRequired[list[ArrayEntry]]
+    spans: NotRequired[list[TaskSpan]]
 
 
 class BatchOptions(TypedDict, total=False):
@@ -70,6 +75,7 @@ class EpochBatch:
     seconds: float = 0.0  # no epoch is granted after this time
     epoch: int | None = None  # of the first run; None outside a runner
     step: int = 0  # of the first run
+    is_sampled: bool = False  # the first run notes its calls of tasks' functions
     clock: Callable[[], float] = monotonic
     ended: list[EndedRun] = field(default_factory=list)
     abort_reason: str = ""
@@ -96,7 +102,13 @@ class EpochBatch:
         epochs, step = divmod(self.step + len(self.ended), self.steps_per_epoch)
         return self.epoch + epochs, step
 
-    def end_run(self, stopped: list[str], metrics: str, arrays: Sequence[ArrayEntry] = ()) -> None:
+    def end_run(
+        self,
+        stopped: list[str],
+        metrics: str,
+        arrays: Sequence[ArrayEntry] = (),
+        spans: Sequence[TaskSpan] = (),
+    ) -> None:
         """Record the end of a run."""
         now = self.clock()
         ended: EndedRun = {
@@ -106,6 +118,8 @@ class EpochBatch:
         }
         if arrays:
             ended["arrays"] = list(arrays)
+        if spans:
+            ended["spans"] = list(spans)
         self.ended.append(ended)
         self._last_end = now
 
@@ -177,6 +191,7 @@ class GroupResult:
     seconds: float  # that the client waited; for an epoch of a batch, those of the slowest worker
     stopped: tuple[str, ...]  # names of the true stop conditions, in order of definition
     reported: Reported = field(default_factory=Reported)
+    spans: Sequence[TaskSpan] = ()  # of a sampled run
 
     @property
     def metrics(self) -> dict[str, Metric]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from jobrunner.texts import get_logger
 from jobrunner.worker.call import Send, finish, gather, hand_over, set_up
+from jobrunner.worker.epoch_batch import TaskSpan
 from jobrunner.worker.outcome import Outcome, describe_failure, is_true
 from jobrunner.worker.program import InputMissing, Program, Step
 from jobrunner.worker.task_context import FRAME, CurrentTask, Reports
@@ -30,6 +31,7 @@ logger = get_logger(__name__)
 # A tick that sees no progress since the last one marks the running tasks as long.
 FIRST_TICK_SECONDS, SLOWEST_TICK_SECONDS = 0.002, 0.02
 LONG_TASK_SECONDS = 0.001
+MOST_NOTED_SPANS = 1_000  # of one run, so that noting many short calls costs little
 
 
 @dataclass(kw_only=True, eq=False)
@@ -50,6 +52,7 @@ class GroupRun:
     finished: Callable[[Outcome], None]
     drained: Callable[[], None]
     wait_to_start: Callable[[], None] | None = None  # called in a thread before a task's function
+    is_sampled: bool = False  # `spans` notes calls of tasks' functions
 
     def __post_init__(self) -> None:
         program = self.program
@@ -75,6 +78,9 @@ class GroupRun:
         }
         self._reports: Reports | None = None  # what tasks have reported
         self._make_current = self._make_task  # bound once, not at every call
+        self._call = self._call_and_note if self.is_sampled else self._call_function
+        self.spans: list[TaskSpan] = []
+        self._began = perf_counter()
 
     # ---- called on the timer's thread
 
@@ -194,7 +200,16 @@ class GroupRun:
         FRAME.set(None)
         self._end_thread()
 
-    def _call(
+    def _call_and_note(self, step: Step, *rest: Any) -> Any:
+        began = perf_counter()
+        try:
+            return self._call_function(step, *rest)
+        finally:
+            if len(self.spans) < MOST_NOTED_SPANS:
+                times = began - self._began, perf_counter() - began
+                self.spans.append((step.workspace.node, step.name, *times))
+
+    def _call_function(
         self, step: Step, arguments: list[Any], instance: int, made: Mapping[str, Any] | None = None
     ) -> Any:
         FRAME.set([self._make_current, step, instance, None])

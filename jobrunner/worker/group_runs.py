@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from heapq import nlargest
+from operator import itemgetter
 from typing import Any
 
 from jobrunner.worker.epoch_batch import EpochBatch, Grant
@@ -22,6 +24,9 @@ from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import CurrentTask
 from jobrunner.worker.threads import Operation, ThreadPool, call_on_loop
 from jobrunner.workspace import MemoryLimit, Snapshot, crossing_frames, open_frames
+
+MOST_SPANS = 40
+"""Of the calls that a sampled run notes, how many a worker returns: the longest."""
 
 GRANT, REPORT = -1, -2
 """Notes between a batch's lead and its followers travel under these in place of a crossing."""
@@ -267,6 +272,7 @@ class GroupRuns:
             finished=lambda outcome: call_on_loop(self._loop, self._end_run, run, outcome),
             drained=lambda: call_on_loop(self._loop, self._drained.set),
             wait_to_start=None if gate is None else gate.wait,
+            is_sampled=self._batch.is_sampled and not self._batch.ended,
         )
         run.start()
         early = self._early.pop(number, None)
@@ -284,7 +290,8 @@ class GroupRuns:
         if outcome.status == "done":
             self._drained.set()
             metrics = json.dumps(outcome.metrics) if outcome.metrics else ""
-            batch.end_run(outcome.stopped, metrics, outcome.arrays)
+            spans = nlargest(MOST_SPANS, run.spans, key=itemgetter(3)) if run.spans else ()
+            batch.end_run(outcome.stopped, metrics, outcome.arrays, spans)
             done = batch.report()
             if done is not None:
                 self._note(REPORT, [batch.lead], f"{done} {self._context.address}")

@@ -107,10 +107,12 @@ class HostedNodes:
         epoch_batch: BatchOptions | None = None,
         recorded: str = "",
         is_careful: bool = False,
+        is_sampled: bool = False,
     ) -> Message:
         """Run a shipped group, once or for a batch of epochs: see `Binding.run_epochs`.
 
-        Drops states kept for saves before `recorded`. If `is_careful`, tasks run one at a time, and
+        Drops states kept for saves before `recorded`. If `is_sampled`, the reply says when the
+        tasks of the first run began and how long they took. If `is_careful`, tasks run one at a time, and
         each starts once the client knows that it will.
         """
 
@@ -127,7 +129,7 @@ class HostedNodes:
                 )
             if options.get("lead") == self._address:
                 options.update(lead="", followers=program.peers)
-            batch = EpochBatch(number, epoch=epoch, step=step, **options)
+            batch = EpochBatch(number, epoch=epoch, step=step, is_sampled=is_sampled, **options)
             self._runs.start(program, batch, operation)
 
         self._start("run", number, begin, is_careful)

@@ -104,7 +104,7 @@ def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> N
     manager = MultiNodeCheckpointManager(runs)
     manager.verify(3)
     assert manager.record(3)["details"] == {"metrics": {"loss": 2.0}}
-    assert manager.recorded.run_info(3) == {"plan": "p"}
+    assert manager.recorded.run_info(3) == {"plan": "p", "command": "copy"}
     assert_identical(np.arange(6.0), manager.open(3)["a"].load("w"))
     assert invoke("restore", runs, 3).exit_code == 2
     assert invoke("restore", runs, 7).exit_code == 6
@@ -137,7 +137,7 @@ def test_copies_are_complete_checkpoints(runs: Path, tmp_path: Path) -> None:
     one, other = MultiNodeCheckpointManager(runs), MultiNodeCheckpointManager(target)
     assert other.recorded.is_done()
     for epoch in range(4):
-        assert one.recorded.run_info(epoch) == other.recorded.run_info(epoch)
+        assert {**one.recorded.run_info(epoch), "command": "copy"} == other.recorded.run_info(epoch)
         assert one.record(epoch)["details"].keys() == other.record(epoch)["details"].keys()
     shutil.rmtree(runs)
     for epoch in range(4):

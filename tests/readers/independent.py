@@ -22,7 +22,7 @@ def recorded(directory):
         entry = json.loads(text)["entry"]
         assert entry["number"] == number == int(path.stem), path
         assert hashlib.sha256(text[85:-2]).hexdigest() == text[11:75].decode(), path
-        if entry["format"] > 2 or entry["kind"] in ("repair", "gap"):
+        if entry["format"] > 3 or entry["kind"] in ("repair", "gap"):
             raise ValueError(f"this reader does not know {path}")
         match entry:
             case {"kind": "commit", "epoch": epoch}:

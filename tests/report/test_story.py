@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import astuple
+from collections import Counter
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jobrunner import (
     Job,
@@ -20,6 +23,7 @@ from jobrunner import (
 from jobrunner.checkpoint.log.entries import Entry
 from jobrunner.checkpoint.log.state import entry_to_json, make_entry
 from jobrunner.report import Story, read_story
+from jobrunner.run.decisions import Stopwatch
 
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 
@@ -35,8 +39,9 @@ class Log:
         time = NOON + dt.timedelta(seconds=at)
         self.trees.append({**entry, "time": time.isoformat(timespec="milliseconds")})
 
-    def run(self, run: str, at: float) -> None:
-        self.add(run, "run", at, nodes=["a"], info={"plan": {"job": "j", "parameters": {"x": 1}}})
+    def run(self, run: str, at: float, **info: Any) -> None:
+        info |= {"plan": {"job": "j", "parameters": {"x": 1}}}
+        self.add(run, "run", at, nodes=["a"], info=info)
 
     def save(self, run: str, epoch: int, at: float, seconds: float, **details: Any) -> None:
         store = {"store": f"a.{epoch}", "manifest": "0" * 64, "nbytes": 8, "seconds": seconds}
@@ -131,3 +136,128 @@ def test_a_run_that_vanished_is_lost_and_has_lost_what_came_after_its_last_save(
     assert (one.state, one.ended) == ("lost", None)
     assert (one.last_seen - one.began, one.ledger.wall, one.ledger.redone) == (18, 18, 8)
     assert (one.job, one.parameters) == ("j", {"x": 1})
+
+
+@dataclass
+class Piece:
+    """Some seconds that a run spent."""
+
+    run: str
+    part: str
+    seconds: float
+
+
+class Simulation:
+    """Runs by a clock of their own, which count what they spend as real ones do; and the truth."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.log = Log()
+        self.names: list[str] = []
+        self.pieces: list[Piece] = []
+        self.unsaved: list[Piece] = []  # epochs
+        self.saved: dict[int, list[Piece]] = {}  # by epoch, those since the save before
+
+    def run(self, resumed: int | None, events: list[tuple[str, float]], end: str) -> None:
+        began, name = self.now, f"run{len(self.names)}"
+        self.names.append(name)
+        self.watch = Stopwatch(began, clock=lambda: self.now)
+        self.captured = len(self.pieces)
+        phase = "start"  # until the first epoch
+        self.spend(phase, 2)
+        self.log.run(name, self.now, began=NOON.timestamp() + began)
+        epoch = self.go_back(resumed)
+        if resumed is None:
+            self.save(0, 1)
+        for kind, seconds in events:
+            if kind == "epoch":
+                epoch += 1
+                self.watch.enter("compute")
+                self.unsaved.append(self.spend("compute", seconds))
+                self.watch.enter(phase := "idle")
+            elif kind == "save":
+                self.save(epoch, seconds)
+            elif kind == "failing save":
+                self.save(epoch, seconds, fails=True)
+            elif kind == "pause":
+                self.spend(phase, seconds)
+            else:
+                self.watch.enter("compute")
+                self.unsaved.append(self.spend("compute", seconds))
+                self.watch.lose("lost")
+                self.spend(phase := "recovery", 3)
+                epoch = self.go_back(max(self.saved))
+        if end == "finished":
+            self.save(epoch, 1)
+        for piece in self.unsaved:
+            piece.part = "redone"
+        self.unsaved.clear()
+        if end == "lost":  # the log does not tell what came after the last record
+            self.log.add(name, "begin", self.now, epoch=10**6, retry=len(self.names))
+            for piece in self.pieces[self.captured :]:
+                piece.part = "redone"
+        else:
+            self.log.add(name, "end", self.now, **self.watch.end(end))
+        self.now += 1000
+
+    def spend(self, part: str, seconds: float) -> Piece:
+        self.now += seconds
+        self.pieces.append(Piece(self.names[-1], part, seconds))
+        return self.pieces[-1]
+
+    def go_back(self, epoch: int | None) -> int:
+        """All epochs after that one were lost."""
+        later = [it for it in self.saved if epoch is None or it > epoch]
+        if later:
+            self.log.add(self.names[-1], "rewind", self.now, after=epoch)
+        for piece in [*self.unsaved, *(piece for it in later for piece in self.saved.pop(it))]:
+            piece.part = "redone"
+        self.unsaved.clear()
+        self.watch.go_back(epoch)
+        return epoch or 0
+
+    def save(self, epoch: int, seconds: float, *, fails: bool = False) -> None:
+        if epoch in self.saved:
+            return
+        timing = self.watch.capture(epoch)
+        captured = len(self.pieces)
+        with self.watch.spending("save_wait"):
+            self.spend("save_wait", seconds)
+        self.watch.note_save(epoch, is_recorded=not fails)
+        if not fails:
+            self.saved[epoch], self.unsaved, self.captured = self.unsaved, [], captured
+            self.log.save(self.names[-1], epoch, self.now, seconds, **timing)
+
+
+seconds = st.floats(0, 100).map(lambda it: round(it, 2))
+events = st.lists(
+    st.tuples(st.sampled_from(["epoch", "epoch", "save", "failing save", "pause", "loss"]), seconds)
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 9), events, st.sampled_from(["finished", "stopped", "failed", "lost"])
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_the_parts_of_every_ledger_are_what_the_runs_spent(runs):
+    simulation = Simulation()
+    for choice, happens, end in runs:
+        recorded = sorted(simulation.saved)
+        simulation.run(recorded[-choice] if 0 < choice <= len(recorded) else None, happens, end)
+    story = simulation.log.tell()
+    for run in story.runs:
+        truth = Counter({"wall": 0.0})
+        for piece in simulation.pieces:
+            if piece.run == run.name:
+                truth[piece.part] += piece.seconds
+                truth["wall"] += piece.seconds
+        found = asdict(run.ledger)
+        assert found == pytest.approx({part: truth[part] for part in found}, abs=0.02)
+    wall, *parts = astuple(story.ledger)
+    assert sum(parts) == pytest.approx(wall)
+    assert [run.state for run in story.runs] == [end for _, _, end in runs]

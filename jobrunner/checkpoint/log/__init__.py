@@ -1,6 +1,6 @@
 """Which epochs exist."""
 
-from jobrunner.checkpoint.log.details import check_details, check_plan
+from jobrunner.checkpoint.log.details import check_details, check_info, check_plan
 from jobrunner.checkpoint.log.entries import (
     BeginEntry,
     Claim,
@@ -59,4 +59,5 @@ from jobrunner.checkpoint.log.state import (
     parse_entry,
     store_names,
 )
+from jobrunner.checkpoint.log.timing import Timing
 from jobrunner.checkpoint.log.writer import LogWriter, loose_json, strict_json

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from jobrunner.checkpoint.encoding import described
 from jobrunner.checkpoint.log.entries import Natural
+from jobrunner.checkpoint.log.timing import Timing
 
 Nodes = Annotated[list[str], Meta(min_length=1)]
 
@@ -39,6 +40,18 @@ class Details(msgspec.Struct):
     uids: dict[str, str] = {}
     renamed: dict[str, str] = {}
     migrated: list[str] = []
+    timing: Timing | None = None
+
+
+Unix = Annotated[float, Meta(ge=0, le=1e11)]
+
+
+class RunInfo(msgspec.Struct):
+    """What a ``run`` entry says beside its plan."""
+
+    command: str = ""  # of the command line, if it is no run of a job
+    began: Unix = 0.0  # the call of `JobRunner.run`
+    seen: dict[str, Unix] = {}  # the last heartbeat of a run that did not end, by its name
 
 
 class Plan(msgspec.Struct):
@@ -62,6 +75,11 @@ def check_details(details: dict[str, Any]) -> dict[str, Any]:
 def check_plan(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the plan of a run; raises ValueError, which names the field, if it is invalid."""
     return _check(plan, Plan, "plan")
+
+
+def check_info(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the info of a run; raises ValueError, which names the field, if it is invalid."""
+    return _check(info, RunInfo, "info")
 
 
 def _check(tree: dict[str, Any], kind: type[msgspec.Struct], name: str) -> dict[str, Any]:

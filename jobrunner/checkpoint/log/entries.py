@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType, structs
 
 from jobrunner.checkpoint.encoding import EpochKey, described
 from jobrunner.checkpoint.log.epoch_map import EpochMap
+from jobrunner.checkpoint.log.timing import Seconds, Timing
 from jobrunner.positions import epoch_from_json, is_position
 
 _MOST = 1 << 62  # no number of an honest log comes near it
@@ -26,7 +27,6 @@ Natural = Annotated[int, Meta(ge=0, le=_MOST)]
 Positive = Annotated[int, Meta(ge=1, le=_MOST)]
 Value = Annotated[int, Meta(ge=-_MOST, le=_MOST)]
 Text = Annotated[str, Meta(min_length=1)]
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 RunName = Annotated[
     str, Meta(pattern=r"^[^./\x00-\x1f\ud800-\udfff][^/\x00-\x1f\ud800-\udfff]{0,63}\Z")
 ]
@@ -273,6 +273,9 @@ class DoneEntry(LogEntry, tag="done"):
 
 class EndEntry(LogEntry, tag="end"):
     """The run released the directory; another may take it at once."""
+
+    outcome: Literal["finished", "stopped", "failed"] | None = None  # None: not recorded
+    timing: Timing | None = None
 
 
 class PinEntry(LogEntry, tag="pin"):

@@ -41,9 +41,9 @@ from jobrunner.errors import CheckpointCorruptError
 from jobrunner.names import format_store_name
 from jobrunner.positions import Position, epoch_from_json, epoch_to_json, plain
 
-FORMAT = 2
-"""Newest format of entries: 2 if they contain positions in the middle of an epoch, else 1. Readers
-refuse later ones."""
+FORMAT = 3
+"""Newest format of entries: 3 if they say how a run ended, 2 if they contain positions in the middle
+of an epoch, else 1. Readers refuse later ones."""
 
 STATE_INTERVAL = 128
 """The entries whose number is a multiple of it (but not 0) are ``state`` entries."""
@@ -57,7 +57,7 @@ def make_entry(number: int, kind: str, run: str, body: Mapping[str, Any]) -> Log
     """Make an entry to append, with a new ``id``."""
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
     has_position = _has_position(body)
-    version = 2 if has_position else 1
+    version = 3 if "timing" in body else 2 if has_position else 1
     written = EPOCH_FIELDS.intersection(body) if has_position else ()
     epochs = {key: plain(body[key]) for key in written}
     head = (version, number, kind, run, uuid.uuid4().hex, now)

@@ -144,7 +144,10 @@ def _save_again(
     is_done: bool = False,
 ) -> None:
     manager = MultiNodeCheckpointManager(target, take_over=take_over, files=files)
-    manager.run.start(list(commit.stores), source.info_of(commit.run_number))
+    info = {**source.info_of(commit.run_number), "command": "copy"}
+    for name in ("began", "seen"):  # of another run
+        info.pop(name, None)
+    manager.run.start(list(commit.stores), info)
     try:
         save = manager.commits.begin(commit.epoch)
         try:
@@ -159,7 +162,8 @@ def _save_again(
                 ) from error
             raise
         record = source.read_record(commit.epoch, commit.number)
-        manager.commits.commit(save, receipts, record["details"])
+        details = {name: it for name, it in record["details"].items() if name != "timing"}
+        manager.commits.commit(save, receipts, details)
         if is_done:
             manager.run.finish(commit.epoch)
     finally:

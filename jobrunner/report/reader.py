@@ -1,0 +1,320 @@
+"""Read what the runs of a checkpoint directory did from its log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from jobrunner.checkpoint import (
+    CommitEntry,
+    DoneEntry,
+    EndEntry,
+    LogEntry,
+    MultiNodeCheckpointManager,
+    RepairEntry,
+    RewindEntry,
+    RunEntry,
+    State,
+    Timing,
+    check_details,
+    check_info,
+    check_plan,
+    commits_in,
+    describe_position,
+    given_up_by,
+    loose_json,
+    may_live,
+    read_beat,
+)
+from jobrunner.positions import epoch_from_json
+from jobrunner.report.ledger import Ledger, Mark, close, estimate, go_back
+from jobrunner.report.story import EpochStory, LossStory, RunState, RunStory, SaveStory, Span, Story
+from jobrunner.texts import get_logger
+
+logger = get_logger(__name__)
+
+
+def read_story(source: MultiNodeCheckpointManager | str | os.PathLike[str]) -> Story:
+    """Read what the runs of a checkpoint directory did.
+
+    Parameters
+    ----------
+    source : MultiNodeCheckpointManager, str or os.PathLike
+        The directory, or its manager.
+
+    Returns
+    -------
+    Story
+        Without what damaged entries of the log said.
+
+    Raises
+    ------
+    CheckpointError
+        The log cannot be read.
+
+    Notes
+    -----
+    Runs on any machine that can read the directory, also during a run; writes nothing.
+    """
+    manager = source if isinstance(source, MultiNodeCheckpointManager) else None
+    return _Reader(manager or MultiNodeCheckpointManager(source)).read()  # type: ignore[arg-type]
+
+
+class _Save(NamedTuple):
+    story: SaveStory
+    metrics: Mapping[str, Any]
+    epochs: int  # whole ones that it contains
+    timing: Timing | None
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run as far as its entries were read."""
+
+    name: str
+    entry: RunEntry | None
+    began: float
+    last_seen: float
+    has_ended: bool = False
+    is_done: bool = False
+    is_command: bool = False  # not a run of a job
+    is_taken_over: bool = False  # another run followed
+    has_loaded: bool = False  # `resumed_from` is known
+    resumed_from: int | None = None
+    outcome: RunState = "stopped"  # if it has ended
+    saves: list[_Save] = field(default_factory=list)
+    timings: list[Timing] = field(default_factory=list)
+    set_aside: set[int] = field(default_factory=set)  # of `saves`, by index
+    went_back: list[int | None] = field(default_factory=list)  # where later runs began again
+
+
+class _Reader:
+    """Applies the entries of a log one after another."""
+
+    def __init__(self, manager: MultiNodeCheckpointManager) -> None:
+        self._manager = manager
+        self._state = State()
+        self._runs: dict[str, _Run] = {}
+        self._where: dict[int, tuple[_Run, int]] = {}  # recorded epoch -> its run and save there
+
+    def read(self) -> Story:
+        """Read the whole log."""
+        for entry in self._manager.recorded.log.read_entries():
+            self._take_in(entry)
+            self._state.follow(entry, is_sure=True)
+            if isinstance(entry, RewindEntry):
+                self._go_back(entry.run, self._state.latest)
+            if isinstance(entry, RepairEntry):
+                self._set_aside([it for it in self._where if it not in self._state.recorded])
+        runs = enumerate((run for run in self._runs.values() if not run.is_command), 1)
+        return Story(self._manager.path, tuple(self._tell(number, run) for number, run in runs))
+
+    def _take_in(self, entry: LogEntry) -> None:
+        time = unix_time(entry.time)
+        match entry:
+            case RunEntry():
+                for run in self._runs.values():
+                    run.is_taken_over = True
+                self._begin(entry, time)
+            case RewindEntry():
+                self._set_aside(given_up_by(entry, list(self._where)))
+            case DoneEntry():
+                self._run(entry.run, time).is_done = True
+            case EndEntry():
+                run = self._run(entry.run, time)
+                run.has_ended, run.outcome = True, entry.outcome or "stopped"
+                run.timings += [entry.timing] if entry.timing is not None else []
+        for commit in commits_in(entry):
+            self._commit(commit)
+        if (known := self._runs.get(entry.run)) is not None:
+            known.last_seen = max(known.last_seen, time)
+
+    def _begin(self, entry: RunEntry, time: float) -> None:
+        run = self._run(entry.run, time)
+        run.entry = entry
+        try:
+            info = check_info(loose_json(entry.info))
+        except (ValueError, RecursionError) as error:
+            logger.warning("The begin of run %s cannot be read: %s", run.name, error)
+            return
+        run.is_command = bool(info.get("command"))
+        run.began = min(info.get("began") or time, time)
+        for name, seen in info.get("seen", {}).items():
+            if (before := self._runs.get(name)) is not None and seen <= time:
+                before.last_seen = max(before.last_seen, seen)
+
+    def _run(self, name: str, time: float) -> _Run:
+        if name not in self._runs:
+            self._runs[name] = _Run(name, None, time, time)
+        return self._runs[name]
+
+    def _set_aside(self, epochs: list[int]) -> None:
+        for epoch in epochs:
+            run, index = self._where.pop(epoch)
+            run.set_aside.add(index)
+
+    def _commit(self, commit: CommitEntry) -> None:
+        try:
+            details = check_details(loose_json(commit.details))
+        except (ValueError, RecursionError) as error:
+            logger.warning("The record of epoch %s cannot be read: %s", commit.epoch, error)
+            return
+        ended = unix_time(commit.time)
+        run = self._run(commit.run, ended)
+        at = describe_position({"epoch": commit.epoch, "details": details})
+        if not run.has_loaded:
+            self._go_back(commit.run, self._state.latest)
+        nodes = {node: store.seconds for node, store in commit.stores.items()}
+        seconds = max(nodes.values(), default=0.0)
+        nbytes = sum(store.nbytes for store in commit.stores.values())
+        save = SaveStory(commit.epoch, at["step"], ended, seconds, seconds, nbytes, nodes)
+        timing = details.get("timing")
+        timing = None if timing is None else msgspec.convert(timing, Timing)
+        if commit.epoch in self._where:
+            self._set_aside([commit.epoch])
+        self._where[commit.epoch] = (run, len(run.saves))
+        run.saves.append(_Save(save, details.get("metrics", {}), at["whole_epochs"], timing))
+        run.timings += [timing] if timing is not None else []
+
+    def _go_back(self, name: str, epoch: int | None) -> None:
+        """Note that a run went on from an epoch: what earlier runs ran after that is lost."""
+        run = self._runs.get(name)
+        if run is None or run.is_command:
+            return
+        if not run.has_loaded:
+            run.has_loaded, run.resumed_from = True, epoch
+        for other in self._runs.values():
+            if other is not run:
+                other.went_back.append(epoch)
+
+    def _tell(self, number: int, run: _Run) -> RunStory:
+        process = run.entry.process if run.entry is not None else None
+        plan, environment = self._about(run)
+        state, last_seen = self._end_of(run)
+        if not run.has_loaded and not run.is_taken_over:
+            run.resumed_from = self._state.latest
+        marks, ledger = _spent(run)
+        saves = _with_waits([save.story for save in run.saves], marks, ledger)
+        if state != "running":
+            ledger = close(ledger, last_seen - run.began, is_lost=state == "lost")
+        for epoch in run.went_back:
+            ledger = go_back(ledger, marks, epoch)
+        return RunStory(
+            number=number,
+            name=run.name,
+            job=str(plan.get("job") or ""),
+            host=(process.host if process is not None else None) or "",
+            pid=process.pid if process is not None else None,
+            parameters=plan.get("parameters", {}),
+            plan=plan,
+            environment=environment,
+            began=run.began,
+            ended=last_seen if state not in ("running", "lost") else None,
+            last_seen=last_seen,
+            state=state,
+            resumed_from=run.resumed_from,
+            epochs=_epochs(run, marks),
+            saves=saves,
+            losses=_losses(run),
+            spans=_spans(run),
+            ledger=ledger,
+            is_estimated=not run.timings,
+        )
+
+    def _end_of(self, run: _Run) -> tuple[RunState, float]:
+        """How a run ended, and when it was last seen."""
+        if run.has_ended:
+            return "finished" if run.is_done else run.outcome, run.last_seen
+        files, entry = self._manager.recorded.files, run.entry
+        beat = read_beat(files, self._manager.path, run.name)
+        last_seen = max(run.last_seen, beat.time)
+        if run.is_taken_over or entry is None:
+            return "lost", last_seen
+        is_alive = may_live(beat, entry.process, run.name, entry.heartbeat_seconds)
+        return "running" if is_alive else "lost", last_seen
+
+    def _about(self, run: _Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The plan of a run, and what it ran on."""
+        try:
+            info = loose_json(run.entry.info) if run.entry is not None else {}
+            plan = check_plan(info["plan"]) if info.get("plan") else {}
+        except (ValueError, RecursionError) as error:
+            logger.warning("The plan of run %s cannot be read: %s", run.name, error)
+            return {}, {}
+        environment = info.get("environment")
+        return plan, environment if isinstance(environment, dict) else {}
+
+
+def _spent(run: _Run) -> tuple[list[Mark], Ledger]:
+    """What a run had spent at each save, and at its last record."""
+    if not run.timings:
+        saves = [(it.story.epoch, it.story.ended, it.story.seconds) for it in run.saves]
+        return estimate(run.began, saves)
+    marks: list[Mark] = []
+    spent = Ledger()
+    for save in run.saves:
+        spent = Ledger.of(save.timing) if save.timing is not None else spent
+        marks.append(Mark(save.story.epoch, spent))
+    return marks, Ledger.of(run.timings[-1])
+
+
+def _with_waits(
+    saves: list[SaveStory], marks: Sequence[Mark], last: Ledger
+) -> tuple[SaveStory, ...]:
+    after = [*(mark.spent.save_wait for mark in marks[1:]), last.save_wait]
+    return tuple(
+        replace(save, wait_seconds=max(0.0, until - mark.spent.save_wait))
+        for save, mark, until in zip(saves, marks, after, strict=False)  # no save, no mark
+    )
+
+
+def _epochs(run: _Run, marks: Sequence[Mark]) -> tuple[EpochStory, ...]:
+    found: list[EpochStory] = []
+    before = [(-1 if run.resumed_from is None else int(run.resumed_from), 0.0)]
+    for index, ((save, metrics, epoch, _), mark) in enumerate(zip(run.saves, marks, strict=True)):
+        if save.step:
+            continue
+        while len(before) > 1 and before[-1][0] >= epoch:  # the run went back
+            before.pop()
+        last, compute = before[-1]
+        seconds = max(0.0, mark.spent.compute - compute) / max(1, epoch - last)
+        before.append((epoch, mark.spent.compute))
+        ended = run.began + mark.spent.wall
+        found.append(EpochStory(epoch, ended, seconds, metrics, index in run.set_aside))
+    return tuple(found)
+
+
+def _losses(run: _Run) -> tuple[LossStory, ...]:
+    # By time: a record that seemed to fail may tell of the same losses as the next.
+    found = {loss.at: loss for timing in run.timings for loss in timing.losses}
+    return tuple(
+        LossStory(
+            time=run.began + loss.at,
+            text=loss.text,
+            resumed=None if loss.resumed is None else run.began + loss.resumed,
+            resumed_from=None if loss.epoch is None else epoch_from_json(loss.epoch),
+        )
+        for loss in found.values()
+    )
+
+
+def _spans(run: _Run) -> tuple[Span, ...]:
+    return tuple(
+        Span(span.node, span.task, span.epoch, run.began + span.began, span.seconds)
+        for timing in run.timings
+        for span in timing.spans
+    )
+
+
+def unix_time(time: str) -> float:
+    """An entry's time; 0 if a stranger wrote another text."""
+    try:
+        found = datetime.fromisoformat(time)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0

@@ -1,0 +1,41 @@
+"""Made ``log_3/``, which every later version must read. Not to be run again: make log_4.
+
+python -m tests.golden.make_log_3 tests/golden/log_3
+
+What is new against format 2 of the log: where the time of a run went, and how it ended.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from jobrunner import MultiNodeCheckpointManager
+from jobrunner.workspace.workspace import Workspace
+from tests.golden.making import anonymize
+
+LOSS = {"at": 4.5, "text": "Worker w is lost", "resumed": 6.25, "epoch": 0}
+SPANS = [["a", "step", 1, 3.5, 0.75], ["a", "step", 2, 7.5, 0.5]]
+
+
+def make(path: str) -> None:
+    """Save two epochs, as a run that began ten seconds ago."""
+    manager = MultiNodeCheckpointManager(path)
+    began = round(time.time() - 10, 3)
+    manager.run.start(["a"], {"plan": {"job": "golden"}, "began": began})
+    spent = {"start": 3.0}
+    for epoch in (0, 2):
+        claimed = manager.commits.begin(epoch)
+        workspace = Workspace("a")
+        workspace.globals["n"] = epoch
+        manager.commits.commit(claimed, claimed.write({"a": workspace}), {"timing": spent})
+        spent = {"start": 3.0, "compute": 2.0, "redone": 1.5, "recovery": 1.75, "save_wait": 0.25}
+        spent |= {"losses": [LOSS], "spans": SPANS}
+    end = {"start": 3.0, "compute": 2.0, "redone": 1.5, "recovery": 1.75, "save_wait": 0.75}
+    manager.run.finish(2)
+    manager.run.end({"outcome": "finished", "timing": end})
+    anonymize(path)
+
+
+if __name__ == "__main__":
+    make(sys.argv[1])

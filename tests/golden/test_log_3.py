@@ -1,0 +1,36 @@
+"""What format 3 of the log brought is read by every later version: where the time of a run went."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobrunner import MultiNodeCheckpointManager
+from jobrunner.report import read_story
+from tests.golden.make_log_3 import LOSS, SPANS
+
+GOLDEN = Path(__file__).with_name("log_3")
+
+
+def test_the_time_of_the_run_is_what_it_was() -> None:
+    manager = MultiNodeCheckpointManager(GOLDEN)
+    for epoch in manager.epochs():
+        manager.verify(epoch)
+        assert manager.open(epoch)["a"]["n"] == epoch
+    [run] = read_story(manager).runs
+    ledger = run.ledger
+    assert (run.job, run.state, run.is_estimated) == ("golden", "finished", False)
+    assert (ledger.start, ledger.compute, ledger.redone, ledger.recovery) == (3.0, 2.0, 1.5, 1.75)
+    assert ledger.save_wait == 0.75
+    assert 10 <= ledger.wall < 12
+    [loss] = run.losses
+    times = (loss.time - run.began, loss.resumed - run.began)
+    assert times == pytest.approx((LOSS["at"], LOSS["resumed"]))
+    assert (loss.text, loss.resumed_from) == (LOSS["text"], 0)
+    found = [(it.node, it.task, it.epoch, it.began - run.began, it.seconds) for it in run.spans]
+    assert found == [pytest.approx(tuple(span), abs=1e-5) for span in SPANS]
+    assert [it.wait_seconds for it in run.saves] == [0.25, 0.5]
+    last = sorted(GOLDEN.glob("_log/*.json"))[-1]
+    assert json.loads(last.read_text())["entry"]["format"] == 3

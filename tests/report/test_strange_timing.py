@@ -1,0 +1,83 @@
+"""Records of time that no run has written: an error that names the field, or they are left out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import astuple
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobrunner import CheckpointCorruptError, MultiNodeCheckpointManager
+from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
+from jobrunner.report import read_story
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "log_3"
+RUN, FIRST, LAST, END = 0, 2, 4, 6
+
+SPAN = ["a", "step", 1, 0.5, 0.5]
+STRANGE: list[tuple[Any, str]] = [
+    ({"compute": -1}, "compute"),
+    ({"compute": 1e300}, "compute"),
+    ({"compute": {"$float": "nan"}}, "compute"),
+    ({"compute": {"$float": "inf"}}, "compute"),
+    ({"compute": "1"}, "compute"),
+    ({"losses": [{"at": 1, "text": "x" * 1001}]}, r"losses\[0\]\.text"),
+    ({"losses": [{"at": 1, "text": "x", "epoch": "1.s"}]}, r"losses\[0\]\.epoch"),
+    ({"losses": [{"at": 1, "text": "x"}] * 101}, "losses"),
+    ({"spans": [SPAN] * 2001}, "spans"),
+    ({"spans": [SPAN[:4]]}, r"spans\[0\]"),
+    ({"spans": [["a", "step", -1, 0, 0]]}, r"spans\[0\]"),
+    ([], ""),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return shutil.copytree(GOLDEN, tmp_path / "k")
+
+
+def edit(path: Path, number: int, **fields: Any) -> None:
+    file = path / "_log" / f"{number:010d}.json"
+    entry = dict(decode_entry(file.read_bytes(), number, str(file)))
+    file.write_bytes(encode_entry({**entry, **fields}))
+
+
+@pytest.mark.parametrize(("timing", "field"), STRANGE)
+def test_a_record_with_a_strange_time_is_corrupt_and_left_out_of_the_story(path, timing, field):
+    edit(path, LAST, details={"timing": timing})
+    manager = MultiNodeCheckpointManager(path)
+    with pytest.raises(CheckpointCorruptError, match=rf"entry {LAST}.*timing.*{field}"):
+        manager.record(2)
+    [run] = read_story(path).runs
+    assert [save.epoch for save in run.saves] == [0]
+
+
+@pytest.mark.parametrize(("timing", "field"), STRANGE)
+def test_an_end_with_a_strange_time_is_corrupt(path, timing, field):
+    edit(path, END, timing=timing)
+    with pytest.raises(CheckpointCorruptError, match=rf"{END:010d}\.json.*timing.*{field}"):
+        MultiNodeCheckpointManager(path).epochs()
+
+
+@pytest.mark.parametrize(
+    "info", [{"began": -1}, {"began": 1e300}, {"seen": {"x": {}}}, {"seen": 1}]
+)
+def test_a_run_with_strange_times_began_with_its_entry(path, info):
+    edit(path, RUN, info=info)
+    [run] = read_story(path).runs
+    time = json.loads((path / "_log" / f"{RUN:010d}.json").read_text())["entry"]["time"]
+    assert run.began == datetime.fromisoformat(time).timestamp()
+
+
+def test_times_that_contradict_each_other_give_no_negative_part(path):
+    edit(path, FIRST, details={"timing": {"compute": 1e9, "save_wait": 1e9}})
+    edit(path, RUN, time="5000-01-01T00:00:00+00:00")
+    edit(path, LAST, time="yesterday")
+    [run] = read_story(path).runs
+    assert min(astuple(run.ledger)) >= 0
+    assert min(save.wait_seconds for save in run.saves) >= 0
+    assert min(epoch.seconds for epoch in run.epochs) >= 0
