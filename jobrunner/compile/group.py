@@ -59,6 +59,7 @@ class GroupCompiler:
     groups: Collection[TaskGroup] | None = None  # whose outputs may be read; None: any
     loaded: Collection[Key] = ()  # are not written, because a checkpoint has them
     seed_global_rng: bool = False  # of the job
+    has_reports: bool = True  # the group's, besides those of its tasks
 
     def __post_init__(self) -> None:
         self._index = {task: i for i, task in enumerate(self.tasks)}
@@ -317,10 +318,15 @@ class GroupCompiler:
                 )
             )
         reports: dict[str, list[Report]] = {}
-        if self.tasks or self.available is None:
-            for n, (reporter, fn, interval_ms) in enumerate(self.group.reports):
-                name = f"report#{n + 1}"
-                reports.setdefault(reporter.name, []).append(Report(name, fn, interval_ms))
+        for n, (reporter, fn, interval_ms) in enumerate(
+            self.group.reports if self.has_reports else ()
+        ):
+            name = f"report#{n + 1}"
+            reports.setdefault(reporter.name, []).append(Report(name, fn, interval_ms))
+        for i, task in enumerate(self.tasks):
+            for n, (fn, interval_ms) in enumerate(task.reports):
+                name = f"{task.name}/report#{n + 1}"
+                reports.setdefault(task.node.name, []).append(Report(name, fn, interval_ms, i))
         nodes = [*tasks, *reports, *(key[0] for key in self._crossings)]
         return {
             node: Slice(node, tuple(tasks.get(node, ())), tuple(reports.get(node, ())))

@@ -136,14 +136,16 @@ def compile_resume(
     else:
         loaded = available = keys_of(present)
     loaded -= remade
+    tasks = _resumed_tasks(job, loaded, remade, lacking, plan if present is None else None)
     return GroupCompiler(
         job.init_group,
-        _resumed_tasks(job, loaded, remade, lacking, plan if present is None else None),
+        tasks,
         global_blobs,
         available=available - remade,
         updated={blob.key for task in all_tasks(job) for blob in task.updates},
         loaded=loaded,
         seed_global_rng=job.seed_global_rng,
+        has_reports=bool(tasks),
     ).compile()
 
 

@@ -134,11 +134,15 @@ class Crossing(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """`fn()` runs on the node every `interval_ms`, and once more after the node's last task."""
+    """`fn()` runs on the node every `interval_ms`, and once more after the node's last task.
+
+    With `task`, the index of a task of the node: while it runs, and once more after it.
+    """
 
     name: str
     fn: Callable[[], Any]
     interval_ms: int
+    task: int | None = None
 
 
 class Condition(Struct, frozen=True):

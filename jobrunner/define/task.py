@@ -15,6 +15,7 @@ from jobrunner.define.arguments import (
     COUNT,
     NATURAL,
     Rule,
+    check_call,
     check_runs,
     checked,
     constants_of,
@@ -179,6 +180,7 @@ class Task:
         self.session: Any = None
         self.plan: Any = None
         self.fetched_parts: set[int] = set()
+        self.reports: list[tuple[Callable[[], Any], int]] = []
         self.is_final = False  # runs after all others: see `TaskGroup.final_output`
 
         self.kwargs = self._check_call(kwargs or {})
@@ -260,6 +262,22 @@ class Task:
             return {what: value(i) if callable(value) else value for what, value in each.items()}
 
         return [cls(fn, node=node, **of(i), **options) for i, node in enumerate(nodes)]
+
+    @checked(interval_ms=COUNT)
+    def report_step(self, fn: Callable[[], Any], interval_ms: int = 1000) -> None:
+        """Call `fn()` on the task's node periodically while the task runs, and once after it.
+
+        Parameters
+        ----------
+        fn : callable
+            As for `TaskGroup.report_step`.
+        interval_ms : int
+            Milliseconds between the starts of two calls.
+        """
+        if self.group is not None:
+            self.group.check_open("a report step")
+        check_call(fn, 0, (), f"Task {self.full_name!r}: report_step: fn")
+        self.reports.append((fn, interval_ms))
 
     @property
     def full_name(self) -> str:

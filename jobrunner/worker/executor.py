@@ -148,7 +148,12 @@ class GroupRun:
                 # Once its node's tasks have ended, its last run is ready.
                 if self._is_over or self._counts[position] == 0:
                     return
-                is_free = self._is_open and not self._report_locks[position].locked()
+                running = [it.position for it in list(self._running.values())]
+                is_free = (
+                    self._is_open
+                    and not self._report_locks[position].locked()
+                    and (step.watched is None or step.watched in running)
+                )
                 self._threads += is_free
             if is_free:
                 self.submit(partial(self._run_beside, step, partial(self._report, step)))

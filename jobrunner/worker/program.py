@@ -91,6 +91,7 @@ class Step:
     instance_setup: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     is_single: bool = True  # one call, and nothing to set up
     report: Report | None = None
+    watched: int | None = None  # position of the one task that the report accompanies
     needs: int = 0  # how many steps and arrivals it waits for
     successors: list[int] = field(default_factory=list)  # positions of the steps that wait for it
     is_long: bool = False  # its function took long, in this or an earlier run
@@ -242,7 +243,7 @@ class Program:
             self.steps[source].successors.append(step.position)
 
     def _add_reports(self) -> None:
-        """Add each report's last run: after its node's tasks, or after all if its node has none."""
+        """Add each report's last run: after its task, its node's tasks, or all if there are none."""
         num_tasks = len(self.steps)
         for node, part in self._slices.items():
             own = [self._positions[task.index] for task in part.tasks]
@@ -251,7 +252,11 @@ class Program:
                 step = Step(position, REPORT_INDEX + position, workspace, report.name, report.fn)
                 step.report = report
                 self.steps.append(step)
-                self._wait_for(step, own or range(num_tasks))
+                if report.task is not None:
+                    step.watched = self._positions[report.task]
+                    self._wait_for(step, [step.watched])
+                else:
+                    self._wait_for(step, own or range(num_tasks))
 
     def _source(self, node: str, argument: Argument) -> Source:
         match argument:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from jobrunner import (
     ExecutionError,
     Job,
     JobRunner,
+    MultiNodeCheckpointManager,
     Node,
     Session,
     Task,
@@ -50,6 +52,27 @@ def test_a_group_that_a_library_makes_joins_the_active_one(inproc_session: Sessi
     JobRunner(job).run(inproc_session)
     assert inproc_session.fetch(Node("n")["y"]) == 2  # global, as the library's group said
     assert SEEN == ["report#1"]
+
+
+def test_report_steps_run_in_a_group_without_tasks_and_with_their_task_only(
+    inproc_session: Session, tmp_path: Path
+) -> None:
+    def run(epochs: int) -> list[str]:
+        SEEN.clear()
+        with Job("reported", steps_per_epoch=2) as job, Node("n"):
+            with job.init_group:
+                Task(one, outputs="x")
+            job.init_group.report_step(note_name, interval_ms=60_000)
+            job.epoch_group.report_step(note_name, interval_ms=60_000)
+            Task(one, every=2).report_step(note_name, interval_ms=60_000)
+            job.exit_group.report_step(note_name, interval_ms=60_000)
+        epoch_limiter(job, epochs)
+        JobRunner(job, MultiNodeCheckpointManager(tmp_path)).run(inproc_session)
+        return SEEN
+
+    epoch = ["report#1", "one/report#1", "report#1"]
+    assert sorted(run(1)) == sorted(["report#1", *epoch, "report#1"])
+    assert sorted(run(2)) == sorted([*epoch, "report#1"])  # the init group has run
 
 
 def test_a_group_is_added_once_and_takes_no_more_tasks() -> None:
