@@ -72,11 +72,10 @@ class Loader:
         self.path = recorded.path
         self._allow_pickle = allow_pickle
 
-    def blobs(self, epoch: int) -> dict[str, list[str]]:
-        """The names of the blobs of each node at a recorded epoch; verifies the manifests."""
-        record = self.recorded.record(epoch)
+    def blobs(self, record: Mapping[str, Any]) -> dict[str, list[str]]:
+        """The names of the blobs of each node at an epoch with this record; verifies the manifests."""
         readers = self.readers(record)
-        with self.recorded.reading(epoch):
+        with self.recorded.reading(record["epoch"]):
             manifests = self.recorded.files.each(StoreReader.read_manifest, readers.values())
             found = {
                 node: list(manifest.blobs)

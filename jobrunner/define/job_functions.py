@@ -180,7 +180,9 @@ def _read(where: str, text: str, kind: Any) -> Any:
 def _refused(where: str, value: object, kind: Any) -> DefinitionError:
     expected = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
     for each in (kind, *get_args(kind)):
-        if isinstance(each, type) and issubclass(each, Enum):
+        if each is bool:
+            expected += " (true or false)"
+        elif isinstance(each, type) and issubclass(each, Enum):
             expected += f" ({' or '.join(repr(member.value) for member in each)})"
     return DefinitionError(f"{where} cannot be {value!r:.200}; expected {expected}.")
 

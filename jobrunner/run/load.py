@@ -64,9 +64,10 @@ def load(
     """Load an epoch into workspaces; `from_memory`: use states that workers kept in memory."""
     plan = binding.plan
     given = migrated(adaptation, plan, manager, epoch)
-    found = match(plan, manager, epoch, adaptation, given)
+    record = manager.recorded.record(epoch)
+    found = match(plan, manager, record, adaptation, given)
     # Bytes on disk of the nodes that load their whole store.
-    stores = manager.recorded.record(epoch)["stores"]
+    stores = record["stores"]
     saved = (manager.recorded.run_plan(epoch) or {}).get("nodes", {})
     sizes = {}
     for node, names in found.blobs.items():
@@ -284,8 +285,10 @@ def load_blobs(
     """See `JobRunner.load_blobs_from_checkpoints`."""
     nodes = planned_nodes(job.groups.values())
     uids = {node.name: node.uid for node in nodes if node.uid is not None}
+    record = manager.recorded.record(epoch)
     now = name_now(
-        rename, uids, [node.name for node in nodes], manager, epoch, manager.blobs(epoch)
+        *(rename, uids, [node.name for node in nodes]),
+        *(manager.path, record, manager.blobs(record)),
     )
     wanted = _find_blobs(now.blobs, manager, epoch, asked)
     with session.exclusive(f"The load of epoch {epoch} of {manager.path}"):

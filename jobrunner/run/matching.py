@@ -55,6 +55,11 @@ class Adaptation:
             **({"migrated": migrated} if migrated else {}),
         }
 
+    def check_start(self, plan: Plan) -> None:
+        """Raise `PlanMismatchError` if a run without a checkpoint would record a wrong rename."""
+        last = {old: new for old, new in self.rename.items() if new not in self.rename}
+        _check_new_names(plan, last, plan.saved_blobs(1))
+
     @property
     def migration(self) -> str:
         """The name of `migrate`, as records have it; empty if there is none."""
@@ -199,18 +204,18 @@ def name_now(
     rename: Mapping[str, str],
     uids: Mapping[str, str],
     names: Collection[str],
-    manager: Loader,
-    epoch: int,
+    path: str,
+    record: Mapping[str, Any],
     there: Blobs,
 ) -> NamesNow:
     """Name the nodes and blobs of a checkpoint as a job with nodes `names`, some with `uids`, does.
 
-    `there` are its blobs under their recorded names.
+    It is in the directory `path`; `there` are its blobs under their recorded names.
 
     Renames come first, then uids, then equal names. Raises `PlanMismatchError` if a rename names
     nothing that is recorded.
     """
-    details = manager.recorded.record(epoch)["details"]
+    details = record["details"]
     done, then_uids = details.get("renamed", {}), details.get("uids", {})
     renamed = {old: new for old, new in rename.items() if done.get(old) != new}
     for old, new in renamed.items():
@@ -219,7 +224,7 @@ def name_now(
             lacks = _name_blob(node, blob) if blob else f"node {node!r}"
             found = listed(map(repr, there.get(node, there)))
             raise PlanMismatchError(
-                f"rename={{{old!r}: {new!r}}}: epoch {epoch} of {manager.path} has no {lacks}. Its "
+                f"rename={{{old!r}: {new!r}}}: epoch {record['epoch']} of {path} has no {lacks}. Its "
                 f"{'blobs' if node in there else 'nodes'} are {found}. Correct or omit it."
             )
     nodes = {new: old for old, new in renamed.items() if "/" not in old}
@@ -246,7 +251,7 @@ def name_now(
 def match(
     plan: Plan,
     manager: Loader,
-    epoch: int,
+    record: Mapping[str, Any],
     adaptation: Adaptation,
     given: Blobs | None = None,
 ) -> Match:
@@ -255,15 +260,10 @@ def match(
     With `given` None, `migrate` may return all that is missing. Raises `PlanMismatchError` if blobs
     are missing that nothing makes, or if a rename does not fit.
     """
-    record, there = manager.recorded.record(epoch), manager.blobs(epoch)
+    epoch, there = record["epoch"], manager.blobs(record)
     needed = plan.saved_blobs(epoch)
-    now = name_now(adaptation.rename, plan.uids(), needed, manager, epoch, there)
-    for old, new in now.renamed.items():
-        if not _is_there(new, needed):
-            raise PlanMismatchError(
-                f"rename={{{old!r}: {new!r}}}: job {plan.job!r} saves no {new!r}. Its nodes are "
-                f"{listed(map(repr, needed))}. Correct or omit it."
-            )
+    now = name_now(adaptation.rename, plan.uids(), needed, manager.path, record, there)
+    _check_new_names(plan, now.renamed, needed)
     every, shared = now.every, {}
     for names, kind in ((plan.replicated, REPLICATED), (plan.partitions, PARTITIONS)):
         for name in names:
@@ -320,6 +320,16 @@ def match(
         tuple(_describe_dropped(there, used, {now.nodes.get(node) for node in needed})),
         bool(now.renamed or made or migrates),
     )
+
+
+def _check_new_names(plan: Plan, rename: Mapping[str, str], needed: Blobs) -> None:
+    """Raise `PlanMismatchError` if a new name is none of `needed`."""
+    for old, new in rename.items():
+        if not _is_there(new, needed):
+            raise PlanMismatchError(
+                f"rename={{{old!r}: {new!r}}}: job {plan.job!r} saves no {new!r}. Its nodes are "
+                f"{listed(map(repr, needed))}. Correct or omit it."
+            )
 
 
 def _is_there(name: str, there: Blobs) -> bool:

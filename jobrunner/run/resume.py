@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from jobrunner.checkpoint import (
     Loader,
@@ -78,6 +79,7 @@ def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> Resum
         )
         warnings = (in_use,)
     if resume_from is None:
+        adaptation.check_start(plan)
         return ResumePlan(
             None,
             "resume_from_epoch is None",
@@ -93,16 +95,16 @@ def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> Resum
     epochs = manager.recorded.all()
     damaged: dict[int, str] = {}
     if isinstance(resume_from, int):
-        epoch: int | None = resume_from
         reason = "it was asked for"
-        manager.recorded.check_recorded(resume_from, manager.recorded.log.refresh())
-        found: Match | None = match(plan, manager, resume_from, adaptation)
+        record = manager.recorded.record(resume_from)
+        found: Match | None = match(plan, manager, record, adaptation)
     else:
-        epoch, found = _find_newest(plan, manager, epochs, adaptation, damaged)
+        record, found = _find_newest(plan, manager, adaptation, damaged)
         reason = f"it is the last epoch recorded in {manager.path}"
         if damaged:
             reason += " that is not known to be damaged"
-    if epoch is None or found is None:
+    if found is None:
+        adaptation.check_start(plan)
         path = manager.path
         return ResumePlan(
             None,
@@ -112,7 +114,7 @@ def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> Resum
             warnings=warnings,
             damaged=damaged,
         )
-    record = manager.recorded.record(epoch)
+    epoch = record["epoch"]
     before = manager.recorded.run_plan(epoch)
     now = describe(plan)
     step, whole = steps_done(plan, record, manager.path), whole_epochs(record)
@@ -202,24 +204,20 @@ class Resumption:
 
 
 def _find_newest(
-    plan: Plan,
-    manager: Loader,
-    epochs: list[int],
-    adaptation: Adaptation,
-    damaged: dict[int, str],
-) -> tuple[int, Match] | tuple[None, None]:
-    """The newest epoch not known to be damaged; only its load shows whether it is whole.
+    plan: Plan, manager: Loader, adaptation: Adaptation, damaged: dict[int, str]
+) -> tuple[Mapping[str, Any], Match | None]:
+    """The record of the newest epoch not known to be damaged; only its load shows if it is whole.
 
     Adds newer epochs to `damaged`, each with its damage.
     """
-    for epoch in reversed(epochs):
+    log = manager.recorded.log.refresh()
+    for epoch in reversed(list(log.recorded)):
         try:
-            found = match(plan, manager, epoch, adaptation)
+            record = manager.recorded.read_record(epoch, log.commit_number(epoch))
+            return record, match(plan, manager, record, adaptation)
         except CheckpointCorruptError as error:
             damaged[epoch] = str(error)
-        else:
-            return epoch, found
-    return None, None
+    return {}, None
 
 
 def _check_claimed(directory: Loader) -> tuple[str, ...]:

@@ -142,7 +142,7 @@ def test_a_saved_epoch_is_recorded_verified_and_opened(rig: Rig) -> None:
     assert math.isnan(record["details"]["metrics"]["loss"])
     assert record["details"]["metrics"]["best"] == -math.inf
     assert manager.recorded.run_info(0) == {"plan": "p"}
-    assert manager.loader.blobs(0) == {node: ["name", "w"] for node in NODES}
+    assert manager.loader.blobs(manager.record(0)) == {node: ["name", "w"] for node in NODES}
     checkpoint = manager.open(0)
     assert checkpoint.nodes == NODES
     assert list(checkpoint) == list(NODES)

@@ -153,6 +153,15 @@ def test_a_new_node_may_take_the_name_of_a_renamed_one(session, manager):
     assert blobs_in(session, manager, 3) == {"a": {"w": 52}, "b": {"w": 13}}
 
 
+@pytest.mark.parametrize("resume", ["latest", None])
+def test_a_fresh_run_refuses_a_rename_to_what_the_job_lacks(manager, resume):
+    runner = JobRunner(job_of(A10, 1), manager, resume, rename={"old": "typo", "a/v": "a/w"})
+    with pytest.raises(PlanMismatchError, match=r"rename=\{'old': 'typo'\}: job .* no 'typo'"):
+        runner.plan_resume()
+    chain = {"oldest": "old", "old": "a", "*/v": "*/w"}
+    JobRunner(job_of(A10, 1), manager, resume, rename=chain).plan_resume()
+
+
 def test_a_fresh_run_notes_the_renames_it_was_given(session, manager):
     for epochs in (1, 2):
         JobRunner(job_of(A20_B30, epochs), manager, rename={"a": "b"}).run(session)

@@ -154,7 +154,8 @@ class Replay:
         self._from = max((e for e in manager.recorded.all() if e < epoch), default=None)
         self._needed = [epoch] if self._from is None else [epoch, self._from]
         for needed in self._needed:
-            rebuild(job, plan, manager, needed, match(plan, manager, needed, adaptation), {})
+            found = match(plan, manager, manager.recorded.record(needed), adaptation)
+            rebuild(job, plan, manager, needed, found, {})
         self._first = (0, 0) if self._from is None else self._position_of(plan, self._from)
         self._codecs = tuple(REGISTERED_CODECS.values())
         groups = {key: traced(group, self._codecs) for key, group in plan.groups.items()}

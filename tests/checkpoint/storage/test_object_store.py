@@ -478,7 +478,7 @@ def test_requests_for_all_nodes_run_at_once(gate: Gate) -> None:
     assert manager.retention.sweeper.drain()
     assert gate.passed % 8 == 0
     gate.expect("get", "_manifest")
-    manager.loader.blobs(1)
+    manager.loader.blobs(manager.record(1))
     manager.load(1, blobs={node: ["epoch"] for node in NODES})
     assert gate.passed == 16
     manager.run.end()
@@ -523,7 +523,7 @@ def test_the_stores_of_all_nodes_are_copied_at_once(
     bucket.expect("put", "nothing")
     copy = MultiNodeCheckpointManager("s3://bucket/copy", files=bucket)
     copy.verify(0)
-    assert copy.loader.blobs(0) == Loader(source).blobs(0)
+    assert copy.loader.blobs(copy.record(0)) == Loader(source).blobs(source.record(0))
 
 
 @pytest.mark.parametrize("where", ["here", "s3://bucket/copy"])
