@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         TaskFailedError,
     )
     from jobrunner.pipes import pipe
-    from jobrunner.positions import Position
+    from jobrunner.positions import EpochLike, Position
     from jobrunner.report import write_report
     from jobrunner.run import (
         BlobDifference,
@@ -114,6 +114,7 @@ __all__ = [
     "CommitConflictError",
     "CopyTo",
     "DefinitionError",
+    "EpochLike",
     "ExecutionError",
     "FileMetadataHandler",
     "Image",

@@ -97,6 +97,17 @@ def is_whole(value: object, least: int) -> bool:
     return is_int and int(value) >= least  # type: ignore[call-overload]
 
 
+EpochLike = int | tuple[int, int] | str
+"""How callers name a checkpoint: an epoch (4), a `Position`, or its pair (4, 200) or text "4.s200"."""
+
+
+def as_epoch(value: EpochLike) -> int:
+    """The epoch or `Position` that `read_position` finds in a value, which is one."""
+    found = read_position(value)
+    assert found is not None
+    return found
+
+
 def _key(value: Any) -> tuple[Any, int]:
     return (int(value), value.step) if isinstance(value, Position) else (value, 0)
 

@@ -23,6 +23,7 @@ _MADE = {
         "BlobDifference",
         "Callback",
         "Checkpoint",
+        "EpochLike",
         "Moment",
         "Plan",
         "ReplayReport",
@@ -48,11 +49,12 @@ _WRONG: Mapping[str, list[object]] = {
     "PathLike": [b"x", 1, object(), "a\0b", ""],
     "": [object()],
 }
-_NAMES_OF_TYPES = {"ResumeFrom": "int | None", "SaveErrorPolicy": "Literal"}
+_NAMES_OF_TYPES = {"ResumeFrom": "int | None", "EpochLike": "int", "SaveErrorPolicy": "Literal"}
+_NAME_OF_TYPE = re.compile("|".join(_NAMES_OF_TYPES))
 
 
 def _written(annotation: object) -> str:
-    return _NAMES_OF_TYPES.get(str(annotation), str(annotation))
+    return _NAME_OF_TYPE.sub(lambda it: _NAMES_OF_TYPES[it[0]], str(annotation))
 
 
 def _kind(annotation: str) -> str | None:

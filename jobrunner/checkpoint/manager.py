@@ -35,6 +35,7 @@ from jobrunner.define import (
     read_compressors,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
+from jobrunner.positions import EpochLike, as_epoch
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -66,16 +67,14 @@ class MultiNodeCheckpointManager:
     delete_on_success : bool
         Delete all epochs once the job has ended, exit group included.
     load_path : str or os.PathLike, optional
-        Another checkpoint directory to resume from while this one records no epoch. It is only
-        read.
+        Another directory to resume from while this one records no epoch. It is only read.
     compressors : str, codec of Zarr, or a sequence of them, optional
         For all blobs that name none themselves; see `Blob`. By default nothing is compressed.
     allow_pickle : bool
         Pickle blobs that cannot be saved otherwise, and unpickle them: a checkpoint can then run
         any code as you. Use it only if you trust everyone who can write to the directory.
     take_over : bool
-        Take the directory even from a run that is alive. That run ends with
-        `CommitConflictError`.
+        Take the directory even from a run that is alive; it ends with `CommitConflictError`.
     save_on_failure : bool
         If a task fails, save the last state in which an epoch or step had ended, if it is not
         recorded. After each, workers copy what could change, as with `asynchronous`.
@@ -171,7 +170,7 @@ class MultiNodeCheckpointManager:
         return self.recorded.latest()
 
     @checked(epoch=EPOCH)
-    def record(self, epoch: int) -> Mapping[str, Any]:
+    def record(self, epoch: EpochLike) -> Mapping[str, Any]:
         """The record of an epoch in the log.
 
         Returns
@@ -186,17 +185,17 @@ class MultiNodeCheckpointManager:
         CheckpointNotFoundError
             The epoch is not recorded; the message names those that are.
         """
-        return self.recorded.record(epoch)
+        return self.recorded.record(as_epoch(epoch))
 
     @checked(epochs=EPOCHS)
     def records(
-        self, epochs: Collection[int] | None = None
+        self, epochs: Collection[EpochLike] | None = None
     ) -> Iterator[tuple[int, Mapping[str, Any] | CheckpointCorruptError]]:
         """Each epoch with its record, or with the error if its record is damaged.
 
         Parameters
         ----------
-        epochs : collection of int, optional
+        epochs : collection of EpochLike, optional
             By default all recorded ones, in ascending order.
 
         Raises
@@ -206,7 +205,7 @@ class MultiNodeCheckpointManager:
         CheckpointError
             The storage fails.
         """
-        return self.recorded.records(epochs)
+        return self.recorded.records(None if epochs is None else [*map(as_epoch, epochs)])
 
     @checked(set_aside=FLAG)
     def history(self, *, set_aside: bool = False) -> list[dict[str, Any]]:
@@ -232,20 +231,20 @@ class MultiNodeCheckpointManager:
         return frame_of(self.history())
 
     @checked(node=TEXT, epoch=EPOCH)
-    def get_ckpt_db_name(self, node: str, epoch: int) -> str:
+    def get_ckpt_db_name(self, node: str, epoch: EpochLike) -> str:
         """The absolute path of the store of `node` at `epoch`: the recorded one, or else the next.
 
         That is ``path/node.epoch``, with ``.r1``, ``.r2``, ... if earlier attempts to save the
         epoch have claimed that name.
         """
-        return self.recorded.next_store(node, epoch)
+        return self.recorded.next_store(node, as_epoch(epoch))
 
     def pins(self) -> dict[int, list[str]]:
         """The pinned epochs in ascending order, each with its labels."""
         return self.recorded.pins()
 
     @checked(epoch=EPOCH, label=LABEL)
-    def pin(self, epoch: int, label: str = "kept") -> None:
+    def pin(self, epoch: EpochLike, label: str = "kept") -> None:
         """Keep a recorded epoch whatever the retention policy says.
 
         Parameters
@@ -267,21 +266,21 @@ class MultiNodeCheckpointManager:
         the log. An epoch is not deleted if that entry comes before the one that retires it. *Safe
         to retry*: yes. A rewind sets pinned epochs aside too, but deletes nothing.
         """
-        self.recorded.pin(epoch, label)
+        self.recorded.pin(as_epoch(epoch), label)
 
     @checked(epoch=EPOCH, label=TEXT)
-    def unpin(self, epoch: int, label: str | None = None) -> bool:
+    def unpin(self, epoch: EpochLike, label: str | None = None) -> bool:
         """Remove the pin with a label, or by default all pins of an epoch.
 
         Returns whether there was one. Raises, runs and retries as `pin` does. From the next commit
         on, the retention policy may retire the epoch.
         """
-        return self.recorded.unpin(epoch, label)
+        return self.recorded.unpin(as_epoch(epoch), label)
 
     @checked(after=EPOCH, poll_seconds=INTERVAL, timeout_seconds=SECONDS)
     def watch(
         self,
-        after: int | None = None,
+        after: EpochLike | None = None,
         *,
         poll_seconds: float = 1.0,
         timeout_seconds: float | None = None,
@@ -290,7 +289,7 @@ class MultiNodeCheckpointManager:
 
         Parameters
         ----------
-        after : int, optional
+        after : EpochLike, optional
             Yield only what is recorded after this recorded epoch; by default all.
         poll_seconds : float
             Time between two looks at the log.
@@ -300,7 +299,7 @@ class MultiNodeCheckpointManager:
         Yields
         ------
         int
-            An epoch, in ascending order; again if it was set aside and recorded anew.
+            An epoch or a `Position`, in ascending order; again if it was set aside and recorded anew.
 
         Raises
         ------
@@ -314,10 +313,11 @@ class MultiNodeCheckpointManager:
         retire an epoch before you have read it: ``open(epoch, pin=True)`` keeps it, or raises if
         it is gone.
         """
-        return self.recorded.watch(after, poll_seconds, timeout_seconds)
+        last = None if after is None else as_epoch(after)
+        return self.recorded.watch(last, poll_seconds, timeout_seconds)
 
     @checked(epoch=EPOCH)
-    def verify(self, epoch: int) -> None:
+    def verify(self, epoch: EpochLike) -> None:
         """Read every byte of a recorded epoch.
 
         Raises
@@ -325,10 +325,10 @@ class MultiNodeCheckpointManager:
         CheckpointCorruptError
             A file is not what was written; the message names the first such file.
         """
-        self.loader.verify(epoch)
+        self.loader.verify(as_epoch(epoch))
 
     @checked(epoch=EPOCH, pin=FLAG)
-    def open(self, epoch: int, *, pin: bool = False) -> Checkpoint:
+    def open(self, epoch: EpochLike, *, pin: bool = False) -> Checkpoint:
         """Open a recorded epoch for reading: ``checkpoint[node][blob]``.
 
         Parameters
@@ -341,12 +341,12 @@ class MultiNodeCheckpointManager:
         CheckpointNotFoundError
             The epoch is not recorded.
         """
-        return self.loader.open(epoch, pin=pin)
+        return self.loader.open(as_epoch(epoch), pin=pin)
 
     @checked(epoch=EPOCH, nodes=NAMES, blobs=NAMES_BY_NAME, partitions=NAMES_BY_NAME)
     def load(
         self,
-        epoch: int,
+        epoch: EpochLike,
         *,
         nodes: Collection[str] | None = None,
         blobs: Mapping[str, Collection[str]] | None = None,
@@ -385,7 +385,7 @@ class MultiNodeCheckpointManager:
         replaced before all are verified. *Safe to retry*: yes. During a run, the retention policy
         does not retire the epoch that was loaded last.
         """
-        return self.loader.load(epoch, nodes=nodes, blobs=blobs, partitions=partitions)
+        return self.loader.load(as_epoch(epoch), nodes=nodes, blobs=blobs, partitions=partitions)
 
     def source(self) -> Loader:
         """Where a run would resume from: this directory, or `load_path` while this is empty."""

@@ -11,6 +11,7 @@ from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.policies import RetentionPolicy, SavePolicy
 from jobrunner.checkpoint.storage import Files
 from jobrunner.names import check_name
+from jobrunner.positions import EpochLike
 
 
 class ManagerOptions(TypedDict, total=False):
@@ -44,6 +45,6 @@ class CheckpointManager(MultiNodeCheckpointManager):
         super().__init__(path, metadata_handler, **options)
         self.node_name = self.recorded.only_node = check_name(node_name, "node")
 
-    def get_ckpt_db_name(self, node: str | None, epoch: int) -> str:
+    def get_ckpt_db_name(self, node: str | None, epoch: EpochLike) -> str:
         """As `MultiNodeCheckpointManager.get_ckpt_db_name`; None means the manager's node."""
         return super().get_ckpt_db_name(self.node_name if node is None else node, epoch)

@@ -19,7 +19,7 @@ from jobrunner.errors import (
     DefinitionError,
     RunStoppedError,
 )
-from jobrunner.positions import read_position
+from jobrunner.positions import EpochLike, read_position
 from jobrunner.run.callbacks import check_callbacks
 from jobrunner.run.decisions import remainder
 from jobrunner.run.load import rebuild, recorded_stops, steps_done
@@ -31,7 +31,7 @@ from jobrunner.texts import counted
 if TYPE_CHECKING:
     from jobrunner.run.runner import JobRunner
 
-ResumeFrom = int | tuple[int, int] | str | None
+ResumeFrom = EpochLike | None
 """``"latest"``, an epoch, a position, or None."""
 
 

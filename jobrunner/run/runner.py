@@ -30,6 +30,7 @@ from jobrunner.define import (
     some,
 )
 from jobrunner.errors import DefinitionError
+from jobrunner.positions import EpochLike, as_epoch
 from jobrunner.run.callbacks import enders
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run
@@ -83,7 +84,7 @@ class JobRunner:
     job : Job
     checkpoint_manager : MultiNodeCheckpointManager or CheckpointManager, optional
         Without one, nothing is saved.
-    resume_from_epoch : "latest", int, Position or None
+    resume_from_epoch : "latest", EpochLike or None
         ``"latest"``: resume from the last recorded epoch; start if there is none. An int: resume
         from that epoch or fail. A `Position`, which may be written ``(4, 200)`` or ``"4.s200"``:
         resume from that checkpoint in the middle of an epoch. None: start afresh, and set recorded
@@ -278,14 +279,14 @@ class JobRunner:
 
     @awaited
     @checked(session=_SESSION, epoch=EPOCH)
-    def replay(self, session: Session, epoch: int) -> ReplayReport:
+    def replay(self, session: Session, epoch: EpochLike) -> ReplayReport:
         """Run a recorded epoch again from the one before it, and compare the result.
 
         Parameters
         ----------
         session : Session
             The replay replaces its workspaces.
-        epoch : int
+        epoch : EpochLike
 
         Returns
         -------
@@ -315,7 +316,7 @@ class JobRunner:
         replay = Replay(
             self.job,
             self._loader("replay"),
-            epoch,
+            as_epoch(epoch),
             adaptation=self.adaptation,
             wait_seconds=self.worker_wait_seconds,
             deadline_seconds=self.epoch_deadline_seconds,
@@ -327,7 +328,7 @@ class JobRunner:
     @awaited
     @checked(blob_names=_BLOBS, epoch=EPOCH, session=_SESSION)
     def load_blobs_from_checkpoints(
-        self, blob_names: Sequence[str | Blob], epoch: int, session: Session
+        self, blob_names: Sequence[str | Blob], epoch: EpochLike, session: Session
     ) -> bool:
         """Load only some blobs of an epoch into the session's workspaces.
 
@@ -337,7 +338,7 @@ class JobRunner:
             A name stands for that blob of every checkpointed node that has it, a `Blob` for the
             blob of its node. The state of an object is loaded into the object in the workspace;
             if there is none, the job's init tasks make it and what they need for it.
-        epoch : int
+        epoch : EpochLike
         session : Session
 
         Returns
@@ -355,9 +356,10 @@ class JobRunner:
             A store is damaged. No blob was loaded.
         """
         loader = self._loader("load_blobs_from_checkpoints")
-        if epoch not in loader.recorded.all():
+        at = as_epoch(epoch)
+        if at not in loader.recorded.all():
             return False
-        load_blobs(self.job, loader, epoch, blob_names, session, self.adaptation.rename)
+        load_blobs(self.job, loader, at, blob_names, session, self.adaptation.rename)
         return True
 
     def _loader(self, method: str) -> Loader:

@@ -172,6 +172,7 @@ def test_parameters_are_read_by_the_types_of_the_function_that_makes_the_job(
             "make has no parameter 'rate'; its parameters are lr, n, sizes, fast",
         ),
         (_MAKE, {"lr": "high"}, "make: lr cannot be 'high'; expected float"),
+        (_MAKE, {"fast": "yes"}, r"make: fast cannot be 'yes'; expected bool \(true or false\)"),
         (_MAKE, {"n": "1.5"}, "make: n cannot be '1.5'; expected int"),
         (_MAKE, {"sizes": "[1,"}, r"make: sizes cannot be '\[1,'; expected list\[int\]"),
         (
