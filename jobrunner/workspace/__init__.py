@@ -1,7 +1,7 @@
 """One node's values in memory. No Dask, no I/O."""
 
 from jobrunner.workspace.array_pool import ArrayPool
-from jobrunner.workspace.contents import IMMUTABLE, MANY, Form, Known, number_objects
+from jobrunner.workspace.contents import IMMUTABLE, MANY, Form, Known
 from jobrunner.workspace.kept_states import KeptStates
 from jobrunner.workspace.memory_limit import MEMORY_LIMIT, MemoryLimit, largest
 from jobrunner.workspace.pickles import (

@@ -10,15 +10,16 @@ import collections
 import datetime as dt
 import decimal
 import fractions
+import gc
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from itertools import chain, compress, filterfalse, groupby, islice
+from itertools import chain, compress, filterfalse, islice
 from operator import not_
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,6 +64,7 @@ class Known:
     form: Form
     size: int = 0  # how many containers are in it
     row: type | None = None  # of all its items, if nothing else is in it: their `copy()` is enough
+    numbers: np.ndarray | None = None  # of the object that each item is, if they are few
     home: Any = None  # the dictionary that holds the blob
     id: int = 0  # the blob's
     kept: Any = None  # a copy: see `KeptStates`
@@ -78,6 +80,7 @@ class Contents:
 
     form: Form = Form.FLAT
     row: type | None = None
+    numbers: np.ndarray | None = None
     parts: list[Any] = field(default_factory=list)  # each once
     kinds: set[type] = field(default_factory=set)  # of all that is in it
     held: list[Any] = field(default_factory=list)  # parts that more than one place refers to
@@ -98,15 +101,14 @@ class Contents:
         within = survey(reached)
         return set() if within.form is Form.FLAT else set(map(id, within.parts))
 
-    def tie(self, objects: list[Any], numbers: np.ndarray) -> None:
-        """Note how often objects that can change are found again."""
-        for part, count in zip(objects, np.bincount(numbers).tolist(), strict=True):
-            if count > 1 and items_of(type(part)) is not None:
-                self.ties[id(part)] = self.ties.get(id(part), 0) + count - 1
+    def tie(self, part: Any, count: int) -> None:
+        """Note that an object is found again so many times, if it can change."""
+        if count and items_of(type(part)) is not None:
+            self.ties[id(part)] = self.ties.get(id(part), 0) + count
 
     def known(self) -> Known:
         """Return what is worth remembering."""
-        return Known(self.form, len(self.parts), self.row)
+        return Known(self.form, len(self.parts), self.row, self.numbers)
 
     def memory(self) -> list[Any]:
         """The arrays and tensors."""
@@ -120,64 +122,70 @@ def survey(value: Any) -> Contents:
     contents = Contents()
     found = {id(value)}
     levels: list[set[type]] = []  # of the parts that can change
-    level = {type(value): [value]}
+    level = {(type(value), False): [value]}  # by their type, and whether nothing else has them
     while level:
         inside: dict[type, list[Any]] = {}
-        for kind, alike in level.items():
-            for items in _items_and_keys(kind, alike):
-                for each, parts in _grouped(items, contents).items():
+        for (kind, is_sole), alike in level.items():
+            for items in _held_by(kind, alike, is_sole):
+                for each, parts in by_kind(_without_repeats(items, contents)).items():
                     if each in inside:
                         inside[each] += parts
                     else:
                         inside[each] = parts
                     del parts  # it would count
-                del items  # if it has made a list
+                del items
         contents.kinds.update(inside)
         level = {}
         for kind, alike in inside.items():
             if items_of(kind) is None or (is_fixed(kind) and _is_constant(kind, alike, contents)):
                 continue
-            if max(map(sys.getrefcount, alike)) > SOLE_PART:
+            if not (is_sole := max(map(sys.getrefcount, alike)) <= SOLE_PART):
                 alike = _once(contents, alike, found)
             if alike:
                 contents.parts += alike
-                level[kind] = alike
-        levels += [set(level)] if level else []
-    contents.form, row = _form_and_row(value, contents)
-    contents.row = row if levels == [{row}] else None
+                level[kind, is_sole] = alike
+        levels += [{kind for kind, _ in level}] if level else []
+    contents.form = _form(value, contents, levels)
     return contents
 
 
-def _form_and_row(value: Any, contents: Contents) -> tuple[Form, type | None]:
-    """The form; the type of all items, given that they are all parts there are."""
+def _form(value: Any, contents: Contents, levels: list[set[type]]) -> Form:
+    """The form of a value; notes what else makes its copies easy."""
     top, parts = type(value), contents.parts
+    is_easy = top in MARSHALLED or top in SEQUENCES or top in MAPPINGS
+    is_easy = is_easy and not (top in ATTRIBUTED and vars(value))
+    if not is_easy or id(value) in contents.ties:  # it may contain itself
+        contents.numbers = None
     kinds = set(filterfalse(is_fixed, filterfalse(is_immutable, contents.kinds)))
     if issubclass(top, np.ndarray):
-        return Form.OTHER, None
+        return Form.OTHER
     if not kinds:
-        return Form.CONSTANT if is_fixed(top) else Form.FLAT, None
-    is_known = top in MARSHALLED or top in SEQUENCES or top in MAPPINGS
-    is_known = is_known and not (top in ATTRIBUTED and vars(value))
-    is_row = len(kinds) == 1 and kinds <= ROWS and not contents.ties
-    row = next(iter(kinds)) if is_known and is_row and len(parts) == len(value) else None
-    has_few_sets = set not in kinds or 2 * sum(type(part) is set for part in parts) <= len(parts)
-    if is_known and has_few_sets and contents.kinds <= MARSHALLED:
-        return Form.TREE, row
+        return Form.CONSTANT if is_fixed(top) else Form.FLAT
+    is_row = len(kinds) == 1 and kinds <= ROWS and levels == [kinds] and not contents.ties
+    if is_easy and is_row and len(parts) == len(value):
+        (contents.row,) = kinds
+    if is_easy and contents.row is not set and contents.kinds <= MARSHALLED:
+        num_sets = sum(type(part) is set for part in parts) if set in kinds else 0
+        if 2 * num_sets <= len(parts) and len(value) <= _MOST_ITEMS * len(parts):
+            return Form.TREE
     is_plain_too = np.ndarray not in kinds and all(map(is_plain, kinds))
-    return Form.PLAIN if is_plain_too else Form.OTHER, row
+    return Form.PLAIN if is_plain_too else Form.OTHER
 
 
-def _grouped(items: Source, contents: Contents) -> dict[type, list[Any]]:
-    """Group a level's items; if they are a few objects again and again, each once."""
-    if _seem_few(items()) and (numbered := number_few(list(items()))):
-        contents.tie(*numbered)
-        return by_kind(numbered[0].__iter__)
-    groups = by_kind(items)
-    for kind, alike in groups.items():
-        if items_of(kind) and (numbered := number_few(alike)):
-            contents.tie(*numbered)
-            groups[kind] = numbered[0]
-    return groups
+_MOST_ITEMS = 50
+"""For each container: `marshal` is slow if few containers hold all."""
+
+
+def _without_repeats(items: Collection[Any], contents: Contents) -> Collection[Any]:
+    """Return a level's items, those that come again and again only once."""
+    often = number_often(items)
+    if often is None:
+        return items
+    if not (contents.kinds or often.rest):  # they are those of the value
+        contents.numbers = often.numbers
+    for part, again in zip(often.objects, np.bincount(often.numbers).tolist(), strict=False):
+        contents.tie(part, again - 1)
+    return often.objects + often.rest
 
 
 def _once(contents: Contents, alike: list[Any], found: set[int]) -> list[Any]:
@@ -197,119 +205,103 @@ def _once(contents: Contents, alike: list[Any], found: set[int]) -> list[Any]:
     return sole + new
 
 
-Source = Callable[[], Iterator[Any]]
-"""Lists the same items each time it is called."""
+class Often(NamedTuple):
+    """Items of which some are the same few objects again and again."""
+
+    objects: list[Any]
+    numbers: np.ndarray  # of the object that each item is; as many as there are objects: another
+    rest: list[Any]  # the other items
 
 
-def _seem_few(items: Iterator[Any]) -> bool:
-    """Whether items could be a few objects again and again, and something in them can change."""
-    first = list(islice(items, MANY))
-    if len(first) < MANY or all(map(is_immutable, {*map(type, first)})):
-        return False
-    return len({*map(id, first)}) <= _FEW_OBJECTS
-
-
-def number_few(items: list[Any]) -> tuple[list[Any], np.ndarray] | None:
-    """Return what `number_objects` does, if items are a few objects again and again, else None."""
-    return number_objects(items, len(items), _FEW_OBJECTS) if _seem_few(iter(items)) else None
+def number_often(items: Collection[Any]) -> Often | None:
+    """Find what comes again and again from the beginning on; None if nothing that can change does."""
+    if len(items) < MANY:
+        return None
+    first = [item for item in islice(items, MANY) if not is_immutable(type(item))]
+    counts = collections.Counter(map(id, first))
+    often = {id(item): item for item in first if counts[id(item)] >= _OFTEN}
+    if not often:
+        return None
+    objects = np.fromiter(items, object, len(items))
+    addresses = np.frombuffer(objects, np.intp)
+    numbers = np.full(len(items), len(often), np.uint8)
+    for number, address in enumerate(often):
+        numbers[addresses == address] = number
+    return Often(list(often.values()), numbers, objects[numbers == len(often)].tolist())
 
 
 MANY = 256
 """NumPy takes longer for fewer objects."""
-_FEW_OBJECTS = 16
-
-
-def number_objects(
-    items: Iterable[Any], count: int, most: int
-) -> tuple[list[Any], np.ndarray] | None:
-    """Return the different objects among items, the first ones first, and the number of each item's.
-
-    None if there are more than `most`, at most 256. Equal objects may be different.
-    """
-    if count < MANY:
-        ids = list(map(id, few := list(items)))
-        once = dict(zip(ids, few, strict=True))
-        order = dict(zip(once, range(len(once)), strict=True))
-        if len(once) > most:
-            return None
-        return list(once.values()), np.frombuffer(bytes(map(order.__getitem__, ids)), np.uint8)
-    objects = np.fromiter(items, object, count)
-    addresses = np.frombuffer(objects, np.intp)
-    numbers, left = np.zeros(count, np.uint8), np.ones(count, bool)
-    found: list[Any] = []
-    place = 0
-    while left[place]:
-        if len(found) == most:
-            return None
-        is_same = addresses == addresses[place]
-        numbers[is_same] = len(found)
-        found.append(objects[place])
-        left &= ~is_same
-        place = int(left.argmax())
-    return found, numbers
+_OFTEN = MANY // 16
 
 
 def _is_constant(kind: type, alike: list[Any], contents: Contents) -> bool:
     """Whether nothing in tuples or frozensets of one kind can change; notes what is in them."""
     if sum(map(len, alike)) > 10 * len(alike):  # a long one may be there many times
         alike = list(dict(zip(map(id, alike), alike, strict=True)).values())
-    items = items_in(kind, alike)
-    if not all(map(is_immutable, map(type, islice(items(), 8)))):
+    if not all(map(is_immutable, map(type, islice(items_in(kind, alike), 8)))):
         return False
-    kinds = kinds_of(items())
+    (items,) = _held_by(kind, alike, True)
+    kinds = kinds_of(items)
     contents.kinds |= kinds
     return all(map(is_immutable, kinds))
 
 
-def kinds_of(items: Iterator[Any]) -> set[type]:
+def kinds_of(items: Collection[Any]) -> set[type]:
     """The types of items."""
-    # While the types alternate rarely, `groupby` takes two thirds of the time.
-    kinds = {kind for kind, _ in islice(groupby(items, type), _FEW_RUNS)}
-    kinds.update(map(type, items))
-    return kinds
+    kinds = set(map(type, islice(items, MANY)))
+    others = kinds - {type(None)}
+    if len(others) > 1:
+        return kinds.union(map(type, items))
+    if others == kinds:
+        types = list(map(type, items))
+    else:
+        types = [type(item) for item in items if item is not None]
+    is_known = types.count(next(iter(others), None)) == len(types)  # sooner than a set of all
+    return kinds if is_known else kinds.union(types)
 
 
-_FEW_RUNS = 16
-
-
-def by_kind(items: Source) -> dict[type, list[Any]]:
+def by_kind(items: Collection[Any]) -> dict[type, list[Any]]:
     """Group items by their types; without the items of immutable types."""
-    kinds = kinds_of(items())
+    kinds = kinds_of(items)
     groups: dict[type, list[Any]] = {kind: [] for kind in kinds}
     others = set(filterfalse(is_immutable, kinds))
     if len(kinds) == len(others) == 1:
-        return {kinds.pop(): list(items())}
+        return {kinds.pop(): list(items)}
     if len(others) == 1:
         (other,) = others
-        groups[other] = [item for item in items() if type(item) is other]
+        groups[other] = [item for item in items if type(item) is other]
     elif others:
-        for item in items():
+        for item in items:
             if type(item) in others:
                 groups[type(item)].append(item)
     return groups
 
 
-def _items_and_keys(kind: type, alike: list[Any]) -> list[Source]:
-    """List what is in values of one kind, the keys of dicts too."""
+def _held_by(kind: type, alike: list[Any], is_sole: bool) -> list[Collection[Any]]:
+    """List what is in values of one kind, the keys of dicts too, but not if all are strings."""
+    # The garbage collector lists it sooner; but not what is in the `__dict__` of an object, which
+    # refers to it.
+    if kind in _VISITED and is_sole:
+        return [gc.get_referents(*alike)]
     if kind not in MAPPINGS:
-        return [items_in(kind, alike)]
+        return [alike[0] if kind in SEQUENCES and len(alike) == 1 else [*items_in(kind, alike)]]
     attributes = [vars(value) for value in alike if vars(value)] if kind in ATTRIBUTED else []
     return [  # as of dicts: an OrderedDict takes five times as long
-        lambda: chain.from_iterable(map(dict.values, alike)),
-        lambda: chain.from_iterable(alike if kind is dict else map(dict.keys, alike)),
-        attributes.__iter__,
+        list(chain.from_iterable(map(dict.values, alike))),
+        list(chain.from_iterable(alike if kind is dict else map(dict.keys, alike))),
+        attributes,
     ]
 
 
-def items_in(kind: type, alike: list[Any]) -> Source:
+_VISITED: frozenset[type] = frozenset({dict, list, tuple, set, frozenset})
+
+
+def items_in(kind: type, alike: list[Any]) -> Iterable[Any]:
     """List the items of values of one kind, one after another."""
     items = items_of(kind)
     assert items is not None
-    if is_memory(kind):
-        return list(chain.from_iterable(map(items, alike))).__iter__
-    if len(alike) == 1:
-        return lambda: iter(items(alike[0]))
-    return lambda: chain.from_iterable(alike if items is iter else map(items, alike))
+    return chain.from_iterable(alike if items is iter else map(items, alike))
 
 
 def is_fixed(kind: type) -> bool:

@@ -24,6 +24,7 @@ from jobrunner.workspace.contents import (
     SOLE_PART,
     Form,
     Known,
+    Often,
     by_kind,
     fields_with_objects,
     has_objects,
@@ -31,7 +32,7 @@ from jobrunner.workspace.contents import (
     is_memory,
     items_in,
     items_of,
-    number_few,
+    number_often,
 )
 
 Memory = Callable[[Any], Any]
@@ -116,10 +117,18 @@ def copy_containers(value: Any, memory: Memory, known: Known | None = None) -> A
         return value
     if known is not None and known.form is Form.FLAT:
         return value.copy()
-    if known is not None and known.row is not None:
-        items = items_of(type(value))(value)  # type: ignore[misc]  # it is a container
+    if known is not None and (known.row is not None or known.numbers is not None):
+        items: Any = items_of(type(value))(value)  # type: ignore[misc]  # it is a container
+        new: Any
         with gc_paused():
-            return _filled(type(value), [value], map(known.row.copy, items), [])[0]  # type: ignore[attr-defined]
+            if known.row is not None:
+                new = map(known.row.copy, items)  # type: ignore[attr-defined]
+            else:
+                items, numbers = list(items), known.numbers
+                places = (np.argmax(numbers == i) for i in range(int(numbers.max()) + 1))
+                often = Often([items[place] for place in places], numbers, [])
+                new = _spread(items, often, memory, {}, False)
+            return _filled(type(value), [value], new, [])[0]
     if known is not None and known.form is Form.TREE and (packed := pack(value, known)):
         return packed.open()
     with gc_paused():
@@ -168,17 +177,17 @@ def _copied(items: list[Any], memory: Memory, made: dict[int, Any], is_tied: boo
 
     `made` has the copies of what more than one place refers to, and with `is_tied` of all.
     """
-    if numbered := number_few(items):
-        return _spread(items, *numbered, memory, made, is_tied)
-    groups = by_kind(items.__iter__)
+    if (often := number_often(items)) and not often.rest:
+        return _spread(items, often, memory, made, is_tied)
+    groups = by_kind(items)
     copies: dict[type, list[Any]] = {}
     for kind, alike in groups.items():
         if items_of(kind) is None or kind is frozenset:
             continue
         every, new = alike, []
         is_held = is_tied or max(map(sys.getrefcount, alike)) > SOLE_PART + 1
-        if is_held and (numbered := number_few(alike)):
-            copies[kind] = _spread(alike, *numbered, memory, made, is_tied)
+        if is_held and (often := number_often(alike)) and not often.rest:
+            copies[kind] = _spread(alike, often, memory, made, is_tied)
             continue
         if is_held:
             once = dict(zip(map(id, alike), alike, strict=True))
@@ -191,7 +200,7 @@ def _copied(items: list[Any], memory: Memory, made: dict[int, Any], is_tied: boo
             if is_held and not is_fixed(kind):  # it may contain itself
                 new = list(map(_EMPTY[kind], alike))
                 made.update(zip(map(id, alike), new, strict=True))
-            inner = list(items_in(kind, alike)())
+            inner = list(items_in(kind, alike))
             within = _copied(inner, memory, made, is_tied or (is_held and is_fixed(kind)))
             if within is not inner or new:
                 new = _filled(kind, alike, within, new)
@@ -216,18 +225,13 @@ def _copied(items: list[Any], memory: Memory, made: dict[int, Any], is_tied: boo
 
 
 def _spread(
-    items: list[Any],
-    objects: list[Any],
-    numbers: np.ndarray,
-    memory: Memory,
-    made: dict[int, Any],
-    is_tied: bool,
+    items: list[Any], often: Often, memory: Memory, made: dict[int, Any], is_tied: bool
 ) -> list[Any]:
     """Copy a few objects that `items` are again and again."""
-    new = _copied(objects, memory, made, is_tied)
-    if new is objects:
+    new = _copied(often.objects, memory, made, is_tied)
+    if new is often.objects:
         return items
-    return new * len(items) if len(new) == 1 else np.fromiter(new, object)[numbers].tolist()
+    return new * len(items) if len(new) == 1 else np.fromiter(new, object)[often.numbers].tolist()
 
 
 def _filled(kind: type, olds: list[Any], items: Iterable[Any], new: list[Any]) -> list[Any]:

@@ -410,6 +410,62 @@ def test_a_value_that_nothing_else_refers_to_is_not_copied_however_it_is_tied():
     assert [id(adopted), id(adopted["a"]), id(adopted["c"][0])] == before
 
 
+@pytest.mark.parametrize("make", [list, tuple, collections.deque, dict])
+def test_a_few_objects_again_and_again_keep_their_ties_when_they_are_known(make):
+    few = [[1], {"at": [2]}, np.zeros(2)]
+    items = [few[i % 3] for i in range(400)]
+    box = [make(enumerate(items) if make is dict else items)]
+    was = portrait(box[0], {})
+    known = settle(box, 0, tuple)
+    assert known.numbers.tolist() == [0, 1, 2] * 133 + [0]
+    seen = view(box[0], known)
+    assert portrait(seen, {}) == portrait(box[0], {}) == was
+    frozen = freeze(box[0], copy=True, known=known)
+    assert portrait(frozen, {}) == was
+    assert not is_shared(frozen, box[0])
+
+
+def test_a_list_that_is_in_itself_again_and_again_is_copied_as_one():
+    value = []
+    value += [value] * 400
+    box = [value]
+    del value
+    known = settle(box, 0, tuple)
+    seen = view(box[0], known)
+    assert seen[0] is seen is seen[-1] is not box[0]
+
+
+class Key:
+    """Hashable, though it can change."""
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [bytearray(b""), Key(), [], b"NTFNT", np.True_, np.zeros(1)],
+    ids=lambda odd: str(type(odd)),
+)
+@pytest.mark.parametrize("many", [[True, None], [None], [True], [None, 1.5], [1, 1.5], ["a"]])
+def test_one_odd_item_of_many_is_found_wherever_it_is(many, odd):
+    for place in (0, 300, 600):
+        items = many * 300
+        items.insert(place, odd)
+        assert contents.survey(items).kinds == {type(odd), *map(type, many)}
+
+
+def test_what_dicts_hold_is_found_whatever_their_keys_and_owners_are():
+    class Owner:
+        def __init__(self):
+            self.items = [1]
+
+    owners = [Owner() for _ in range(3)]
+    rows = [{"a": [1]}, {(1, Key()): 2.5}, {3: {"b": b""}}, *map(vars, owners)]
+    kinds = contents.survey({"rows": rows}).kinds
+    assert kinds == {list, dict, tuple, str, int, float, bytes, Key}
+    assert contents.survey([{"a": i} for i in range(3)]).kinds == {dict, int}
+    box = [[*map(vars, owners)]]
+    assert not is_shared(adopt(box, ()), [*map(vars, owners)])
+
+
 def test_references_to_few_lists_keep_their_ties_and_nobody_copies_them_in_vain():
     lists = [[i] for i in range(3)]
     box = [[*(lists[i % 3] for i in range(400)), ([5], lists)]]

@@ -33,13 +33,13 @@ from jobrunner.checkpoint.encoding.packing import (
     few_objects,
     number_equal,
     number_many,
+    number_objects,
     pack,
     sort_members,
     sort_numbers,
 )
 from jobrunner.checkpoint.encoding.stateful import has_state
 from jobrunner.names import child_names
-from jobrunner.workspace import number_objects
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint.encoding.encode import Encoder

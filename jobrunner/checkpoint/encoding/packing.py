@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.checkpoint.encoding.dtypes import Array
-from jobrunner.workspace import MANY, number_objects
+from jobrunner.workspace import MANY
 
 SCALARS = (float, int, bool, complex)
 SAMPLE = 128
@@ -112,6 +112,36 @@ def _text(item: object) -> str:
 
 
 # --- what comes again
+
+
+def number_objects(
+    items: Iterable[Any], count: int, most: int
+) -> tuple[list[Any], np.ndarray] | None:
+    """Return the different objects among items, the first ones first, and the number of each item's.
+
+    None if there are more than `most`, at most 256. Equal objects may be different.
+    """
+    if count < MANY:
+        ids = list(map(id, few := list(items)))
+        once = dict(zip(ids, few, strict=True))
+        order = dict(zip(once, range(len(once)), strict=True))
+        if len(once) > most:
+            return None
+        return list(once.values()), np.frombuffer(bytes(map(order.__getitem__, ids)), np.uint8)
+    objects = np.fromiter(items, object, count)
+    addresses = np.frombuffer(objects, np.intp)
+    numbers, left = np.zeros(count, np.uint8), np.ones(count, bool)
+    found: list[Any] = []
+    place = 0
+    while left[place]:
+        if len(found) == most:
+            return None
+        is_same = addresses == addresses[place]
+        numbers[is_same] = len(found)
+        found.append(objects[place])
+        left &= ~is_same
+        place = int(left.argmax())
+    return found, numbers
 
 
 def few_objects(items: Sequence[Any]) -> Numbered | None:
