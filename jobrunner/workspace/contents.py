@@ -257,7 +257,7 @@ def kinds_of(items: Collection[Any]) -> set[type]:
         types = list(map(type, items))
     else:
         types = [type(item) for item in items if item is not None]
-    is_known = types.count(next(iter(others), None)) == len(types)  # sooner than a set of all
+    is_known = sum(map(types.count, others)) == len(types)  # sooner than a set of all
     return kinds if is_known else kinds.union(types)
 
 

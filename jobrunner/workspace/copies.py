@@ -119,16 +119,15 @@ def copy_containers(value: Any, memory: Memory, known: Known | None = None) -> A
         return value.copy()
     if known is not None and (known.row is not None or known.numbers is not None):
         items: Any = items_of(type(value))(value)  # type: ignore[misc]  # it is a container
-        new: Any
         with gc_paused():
-            if known.row is not None:
-                new = map(known.row.copy, items)  # type: ignore[attr-defined]
+            if (numbers := known.numbers) is None:
+                items = map(known.row.copy, items)  # type: ignore[union-attr]
             else:
-                items, numbers = list(items), known.numbers
+                items = list(items)
                 places = (np.argmax(numbers == i) for i in range(int(numbers.max()) + 1))
-                often = Often([items[place] for place in places], numbers, [])
-                new = _spread(items, often, memory, {}, False)
-            return _filled(type(value), [value], new, [])[0]
+                few = Often([items[place] for place in places], numbers, [])
+                items = _spread(items, few, memory, {}, False)
+            return _filled(type(value), [value], items, [])[0]
     if known is not None and known.form is Form.TREE and (packed := pack(value, known)):
         return packed.open()
     with gc_paused():
