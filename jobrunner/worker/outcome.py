@@ -77,7 +77,7 @@ def describe_failure(
     if trace is None and isinstance(error, RecursionError):
         error = _endless(node, task, error.__traceback__)
     # The message of an error that this package raised says everything without a traceback.
-    is_plain = trace is None and isinstance(error, JobRunnerError | NotPicklableError)
+    is_plain = not is_users and isinstance(error, JobRunnerError | NotPicklableError)
     lines: list[str] = []
     if not is_plain or error.__cause__ is not None:
         lines = traceback.format_exception(type(error), error, trace or error.__traceback__)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from jobrunner.checkpoint.storage import PosixFiles
+from jobrunner.checkpoint.store.array_reader import VerifiedFiles
 from jobrunner.compile.job import compile_group
 from jobrunner.compile.plan import (
     BlobArgument,
@@ -27,7 +29,7 @@ from jobrunner.define.group import TaskGroup
 from jobrunner.define.metrics import merge_reports
 from jobrunner.define.node import Node, WorkspaceType
 from jobrunner.define.task import Task
-from jobrunner.errors import BlobNotFoundError, DefinitionError
+from jobrunner.errors import BlobNotFoundError, CheckpointCorruptError, DefinitionError
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import CurrentTask, current_task
@@ -587,6 +589,15 @@ def test_a_value_that_arrives_twice_counts_once(bench):
 
 
 # ---- failures
+
+
+def test_an_error_of_ours_is_told_without_frames_though_a_library_has_one(bench, tmp_path):
+    read = VerifiedFiles(PosixFiles(), str(tmp_path)).read
+    failure = bench(group({"a": [task(0, lambda: read("c.0", [1, 0]))]})).run().failure
+    assert "read_span" in failure.traceback  # what a user's function does is shown
+    failure = bench(group({"a": [task(0, partial(read, "c.0", [1, 0]))]})).run().failure
+    assert isinstance(failure.exception(), CheckpointCorruptError)
+    assert failure.traceback == ""  # `contextlib` has a frame
 
 
 def test_after_a_failed_task_nothing_more_starts(bench):

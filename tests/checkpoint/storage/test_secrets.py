@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import os
 import pickle
 import traceback
 from pathlib import Path
@@ -113,15 +114,22 @@ def test_pickles_of_sessions_managers_and_handlers_have_no_credentials(
     environment: None, inproc_session: Session
 ) -> None:
     """Managers and sessions belong to their process; the error for trying must not tell either."""
-    from obstore.store import from_url
+    from obstore.store import S3Store
 
     def once(root: str) -> Any:
-        return from_url(root, retry_config={"max_retries": 0, "retry_timeout": dt.timedelta(0)})
+        """A store that pickles the credentials which it was given."""
+        return S3Store(
+            "bucket",
+            access_key_id=os.environ["AWS_ACCESS_KEY_ID"],
+            secret_access_key=os.environ["AWS_SECRET_ACCESS_KEY"],
+            retry_config={"max_retries": 0, "retry_timeout": dt.timedelta(0)},
+        )
 
     files = ObjectFiles("s3://bucket/runs", once)
     manager = MultiNodeCheckpointManager("s3://bucket/runs", files=files)
     with pytest.raises(CheckpointError):
         manager.epochs()  # opens the store
+    assert CANARY in str(cloudpickle.dumps(once(files.root)))
     whole, refused = [], []
     for thing in (files, manager.recorded.handler, manager, manager.loader, inproc_session):
         try:
