@@ -8,13 +8,13 @@ import math
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 from jobrunner.checkpoint.epochs import Epochs
-from jobrunner.checkpoint.log import Claim, LogEntry, State, nodes_of, store_names
+from jobrunner.checkpoint.log import Claim, LogEntry, RunEntry, State, commit_in, store_names
 from jobrunner.checkpoint.policies import (
     KeepAll,
     Metrics,
@@ -25,6 +25,7 @@ from jobrunner.checkpoint.policies import (
 from jobrunner.checkpoint.storage import Files, run_all
 from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT, steps_in
 from jobrunner.errors import CheckpointError
+from jobrunner.names import parse_store_name
 from jobrunner.positions import Position
 from jobrunner.texts import get_logger, printable
 
@@ -55,9 +56,20 @@ class Retention:
         """Hide and delete the stores that earlier runs should have."""
         self._has_warned = False
         # `check_held` raises if another run has just taken over: the chores are then its own.
-        for claim, chore in self._recorded.log.check_held().chores.items():
-            stores = self._find_stores(claim, chore.source)
-            if stores is not None:
+        chores = self._recorded.log.check_held().chores
+        # Look for what exists: the log may name more stores than there are files in the world.
+        there: dict[Claim, dict[str, str]] = defaultdict(dict)
+        for name in self._recorded.files.list_names(self._recorded.path) if chores else ():
+            if (store := parse_store_name(name)) is not None:
+                there[Claim(store.epoch, store.retry)][store.node] = name
+        nodes: dict[int, Collection[str]] = {}
+        for claim, chore in chores.items():
+            if claim not in there:
+                self.sweeper.settle_removed(claim)
+                continue
+            own = self._find_nodes(claim, chore.source, nodes)
+            if own is not None:
+                stores = [name for node, name in there[claim].items() if node in own]
                 self.sweeper.add(claim, chore.action, stores)
 
     def append(self, kind: str, body: Mapping[str, Any]) -> LogEntry:
@@ -110,13 +122,23 @@ class Retention:
     def name_stores(self, state: State, epoch: int) -> tuple[Claim, list[str] | None]:
         """The claim of a recorded epoch, and the names of its stores; None if they are unknown."""
         claim = Claim(epoch, state.retries[epoch])
-        return claim, self._find_stores(claim, state.commit_number(epoch))
+        nodes = self._find_nodes(claim, state.commit_number(epoch), {})
+        return claim, None if nodes is None else list(store_names(nodes, *claim).values())
 
-    def _find_stores(self, claim: Claim, source: int) -> list[str] | None:
-        """The names of a claim's stores; None if entry `source` does not name their nodes."""
+    def _find_nodes(
+        self, claim: Claim, source: int, known: dict[int, Collection[str]]
+    ) -> Collection[str] | None:
+        """The nodes of a claim's stores; None if entry `source` does not name them.
+
+        `known` are those of runs.
+        """
         try:
-            entry = self._recorded.log.read_entry(source)
-            return list(store_names(nodes_of(entry, claim.epoch), *claim).values())
+            if source not in known:
+                entry = self._recorded.log.read_entry(source)
+                if not isinstance(entry, RunEntry):
+                    return commit_in(entry, claim.epoch).stores
+                known[source] = frozenset(entry.nodes)
+            return known[source]
         except (CheckpointError, ValueError) as error:
             logger.warning(
                 "%s: stores of epoch %s stay, because entry %d of the log does not name them: %s",
@@ -238,6 +260,11 @@ class Sweeper:
                 )
                 self._thread.start()
 
+    def settle_removed(self, claim: Claim) -> None:
+        """Settle a claim whose stores are gone, once that is durable."""
+        with self._changed:
+            self._removed.append(claim)
+
     def settle(self, claim: Claim) -> None:
         """Settle a claim whose stores were never written."""
         with self._changed:
@@ -333,8 +360,9 @@ class Sweeper:
         )
 
     def _settle_removed(self, removed: Sequence[Claim]) -> None:
+        done = set(removed)
         with self._changed:
-            self._removed = [claim for claim in self._removed if claim not in removed]
+            self._removed = [claim for claim in self._removed if claim not in done]
             self._settled += removed
 
     def _hide(self, stores: Sequence[str], has_removed: bool) -> None:

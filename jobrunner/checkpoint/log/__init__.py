@@ -23,7 +23,6 @@ from jobrunner.checkpoint.log.entries import (
     commits_in,
     given_up_by,
     holder_of,
-    nodes_of,
 )
 from jobrunner.checkpoint.log.handler import (
     ENTRY_NAME,

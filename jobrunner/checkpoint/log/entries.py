@@ -20,8 +20,12 @@ from jobrunner.checkpoint.log.timing import Seconds, Timing
 from jobrunner.positions import epoch_from_json, is_position
 
 _MOST = 1 << 62  # no number of an honest log comes near it
-MOST_REBUILT = 100_000
-"""Records that repairs rebuild, at most."""
+MOST_BYTES = 16 << 20
+"""The size of an entry's file, at most."""
+MOST_VALUES = 1_000_000
+"""The values of an entry, at most; a string counts as three."""
+MOST_REBUILT = MOST_VALUES // 28
+"""Records that repairs rebuild, at most: more than an entry can hold, whose records have 28 values."""
 
 Natural = Annotated[int, Meta(ge=0, le=_MOST)]
 Positive = Annotated[int, Meta(ge=1, le=_MOST)]
@@ -348,11 +352,6 @@ def commit_in(entry: LogEntry, epoch: int) -> CommitEntry:
     raise ValueError(f"it is a {entry.kind} of epoch {getattr(entry, 'epoch', None)}")
 
 
-def nodes_of(entry: LogEntry, epoch: int) -> list[str]:
-    """The nodes of an epoch's stores, from the ``run`` that claimed or the entry that recorded it."""
-    return list(entry.nodes if isinstance(entry, RunEntry) else commit_in(entry, epoch).stores)
-
-
 def given_up_by(entry: RetireEntry | RewindEntry, epochs: Collection[int]) -> list[int]:
     """Which of `epochs`, a fast container, a ``rewind`` or ``retire`` gives up."""
     if isinstance(entry, RewindEntry) and entry.only is UNSET:
@@ -362,8 +361,6 @@ def given_up_by(entry: RetireEntry | RewindEntry, epochs: Collection[int]) -> li
 
 
 _HEAD_BYTES = len('{"sha256":"","entry":') + 64
-MOST_BYTES = 16 << 20
-MOST_VALUES = 1_000_000  # of which a text counts as three
 
 
 def split_file(data: bytes) -> tuple[bytes, bytes]:

@@ -34,7 +34,6 @@ LOG_DIRECTORY = "_log"
 ENTRY_NAME = re.compile(r"([0-9]{10}|[1-9][0-9]{10,})\.json")
 TEMPORARY_NAME = re.compile(r"\.([0-9]{10}|[1-9][0-9]{10,})\.[0-9a-f]+\.tmp")
 _MOST_LOST = 10_000
-_MOST_UNPROVEN = 1000  # epochs recorded by an entry that also records others
 
 
 class FileMetadataHandler:
@@ -264,14 +263,11 @@ def read_state(handler: MetadataHandler) -> State:
 
 
 def _check_shared(handler: MetadataHandler, state: State) -> None:
-    """Raise CheckpointCorruptError if the log records very many epochs by entries that do not."""
-    if len(state.recorded) <= state.number + _MOST_UNPROVEN:
-        return
+    """Raise CheckpointCorruptError if the log records several epochs by an entry that does not."""
     for number, count in state.count_by_entry().items():
         if count > 1:
             entry = read_entry(handler, number)
-            found = len(entry.by_epoch) if isinstance(entry, RepairEntry) else 1
-            if count > found:
+            if not isinstance(entry, RepairEntry) or count > len(entry.by_epoch):
                 raise CheckpointCorruptError(
                     f"`recorded` of the last full state or repair of the log is wrong: it says "
                     f"that entry {number}, a {entry.kind}, records {count:,} epochs. Run "
