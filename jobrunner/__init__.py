@@ -70,7 +70,18 @@ if TYPE_CHECKING:
     )
     from jobrunner.pipes import pipe
     from jobrunner.positions import EpochLike, Position
-    from jobrunner.report import write_report
+    from jobrunner.report import (
+        EpochStory,
+        Ledger,
+        LossStory,
+        RunStory,
+        SaveStory,
+        Span,
+        Story,
+        read_story,
+        write_report,
+        write_trace,
+    )
     from jobrunner.run import (
         BlobDifference,
         Callback,
@@ -115,6 +126,7 @@ __all__ = [
     "CopyTo",
     "DefinitionError",
     "EpochLike",
+    "EpochStory",
     "ExecutionError",
     "FileMetadataHandler",
     "Image",
@@ -125,6 +137,8 @@ __all__ = [
     "KeepBest",
     "KeepEvery",
     "KeepLast",
+    "Ledger",
+    "LossStory",
     "Max",
     "Mean",
     "MetadataHandler",
@@ -142,12 +156,16 @@ __all__ = [
     "RetentionPolicy",
     "RunResult",
     "RunStoppedError",
+    "RunStory",
     "SaveBefore",
     "SaveEvery",
     "SavePolicy",
     "SaveReport",
+    "SaveStory",
     "SchedulerLostError",
     "Session",
+    "Span",
+    "Story",
     "Sum",
     "Task",
     "TaskFailedError",
@@ -160,9 +178,11 @@ __all__ = [
     "epoch_limiter",
     "job",
     "pipe",
+    "read_story",
     "register_codec",
     "seeded",
     "write_report",
+    "write_trace",
 ]
 
 

@@ -30,6 +30,7 @@ _MADE = {
         "ResumePlan",
         "RunResult",
     ),
+    *("EpochStory", "Ledger", "LossStory", "RunStory", "SaveStory", "Span", "Story"),
     *("SaveReport", "TaskOutput", "WorkspaceType", "__version__", "current_task"),
     *("MetadataHandler", "RetentionPolicy", "SavePolicy", "UploadTaskGroupBuilder"),
 }

@@ -28,6 +28,21 @@ def fit_items(items: Sequence[str], width: int) -> str:
     return text
 
 
+def format_briefly(seconds: float) -> str:
+    """Format a duration in at most five characters."""
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.0f}ms" if seconds >= 0.0005 else "0"
+    if seconds < 59.95:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 100:
+        return f"{minutes}m{rest:02}s" if minutes < 10 else f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 100:
+        return f"{hours}h{minutes:02}m" if hours < 10 else f"{hours}h"
+    return f"{hours // 24}d"
+
+
 def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     """Align columns to the left, and those in `right` to the right; a row is a line."""
     rows = [[printable(cell, kept="") for cell in row] for row in rows]

@@ -1,13 +1,20 @@
-"""``report``: tell what runs did."""
+"""``report``, ``stats`` and ``trace``: tell what runs did."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jobrunner.cli.command import Output, main
-from jobrunner.cli.options import directory_argument, open_directory
+from jobrunner.cli.formatting import format_briefly, format_table
+from jobrunner.cli.options import count_option, directory_argument, nothing_recorded, open_directory
+from jobrunner.texts import counted, listed
+
+if TYPE_CHECKING:
+    from jobrunner.report import Ledger
 
 
 @main.command("report")
@@ -32,3 +39,90 @@ def report_command(*, directory: str, output: str) -> Output:
     write_report(manager, output)
     path = os.path.abspath(output)
     return Output({"path": manager.path, "report": path}, f"Wrote {path}")
+
+
+@main.command("stats")
+@directory_argument
+@count_option("--last", help="List only the newest N runs; the last line is of all.")
+def stats_command(*, directory: str, last: int | None) -> Output:
+    """Show where the time of the runs of DIR went.
+
+    GOODPUT is the share of the time in which epochs ran that count: no later run or recovery went
+    back to before them.
+    """
+    from jobrunner.report import read_story
+
+    manager = open_directory(directory)
+    story = read_story(manager)
+    if not story.runs:
+        raise nothing_recorded(manager)
+    runs = story.runs[-last:] if last else story.runs
+    data: dict[str, Any] = {
+        "path": manager.path,
+        "ledger": _ledger(story.ledger),
+        "gap_seconds": story.gap_seconds,
+        "runs": [
+            {
+                "number": run.number,
+                "name": run.name,
+                "job": run.job,
+                "state": run.state,
+                "began": run.began,
+                "last_seen": run.last_seen,
+                "resumed_from": run.resumed_from,
+                "losses": len(run.losses),
+                "is_estimated": run.is_estimated,
+                "ledger": _ledger(run.ledger),
+            }
+            for run in runs
+        ],
+    }
+    parts = ("wall", "compute", "start", "save_wait", "redone", "recovery", "idle")
+    rows = [
+        ("RUN", "STATE", "WALL", "COMPUTE", "START", "SAVES", *map(str.upper, parts[4:]), "GOODPUT")
+    ]
+    for number, state, ledger in (
+        *((str(run.number), run.state, run.ledger) for run in runs),
+        *([("all", "", story.ledger)] if len(story.runs) > 1 else []),
+    ):
+        times = (format_briefly(getattr(ledger, part)) for part in parts)
+        rows.append((number, state, *times, f"{ledger.goodput:.1%}"))
+    lines = [format_table(rows, right=(0, *range(2, 10)))]
+    if gap := story.gap_seconds:
+        lines.append(f"Between the runs: {format_briefly(gap)}, which is in no line.")
+    if losses := sum(len(run.losses) for run in story.runs):
+        lines.append(f"{losses} loss{'es' * (losses > 1)}; `jobrunner report` lists them.")
+    if estimated := [str(run.number) for run in runs if run.is_estimated]:
+        which = "Run" if len(estimated) == 1 else "Runs"
+        lines.append(f"{which} {listed(estimated)}: estimated from the times of the saves.")
+    return Output(data, "\n".join(lines))
+
+
+def _ledger(ledger: Ledger) -> dict[str, float]:
+    return {**asdict(ledger), "goodput": ledger.goodput}
+
+
+@main.command("trace")
+@directory_argument
+@click.option(
+    "-o",
+    "--output",
+    default="trace.json",
+    show_default=True,
+    metavar="FILE",
+    help="The file to write; it is replaced.",
+)
+def trace_command(*, directory: str, output: str) -> Output:
+    """Write what the runs of DIR did as a trace, which https://ui.perfetto.dev shows.
+
+    It has epochs, saves, losses and sampled tasks of each node. chrome://tracing opens it, too.
+    """
+    from jobrunner.report import write_trace
+
+    manager = open_directory(directory)
+    count = write_trace(manager, output)
+    path = os.path.abspath(output)
+    data = {"path": manager.path, "trace": path, "events": count}
+    return Output(
+        data, f"Wrote {path} ({counted(count, 'event')}). Open it in https://ui.perfetto.dev"
+    )

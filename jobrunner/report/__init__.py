@@ -12,3 +12,4 @@ from jobrunner.report.story import (
     Span,
     Story,
 )
+from jobrunner.report.trace import to_trace, write_trace

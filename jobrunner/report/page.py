@@ -14,7 +14,7 @@ from dask.utils import format_bytes
 
 from jobrunner._version import __version__
 from jobrunner.checkpoint import MultiNodeCheckpointManager
-from jobrunner.define import PATH, Job, Rule, checked, instance, to_image
+from jobrunner.define import PATH, Job, checked, instance, to_image
 from jobrunner.markup import Html, join, pairs, table, tag
 from jobrunner.report.parts import (
     MOST_ROWS,
@@ -24,7 +24,7 @@ from jobrunner.report.parts import (
     section,
     write_time,
 )
-from jobrunner.report.reader import read_story
+from jobrunner.report.reader import SOURCE, read_story
 from jobrunner.report.sections import checkpoints_section, metrics_section, time_section
 from jobrunner.report.story import RunStory, Story
 from jobrunner.report.timeline import timeline_section
@@ -40,10 +40,7 @@ _OUTCOMES = {
 
 
 @checked(
-    source=Rule(
-        "a checkpoint directory or its manager",
-        lambda it: isinstance(it, MultiNodeCheckpointManager) or PATH.fits(it),
-    ),
+    source=SOURCE,
     path=PATH,
     job=instance("a Job", Job),
 )

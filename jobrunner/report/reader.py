@@ -31,6 +31,7 @@ from jobrunner.checkpoint import (
     may_live,
     read_beat,
 )
+from jobrunner.define import PATH, Rule, checked
 from jobrunner.positions import epoch_from_json
 from jobrunner.report.ledger import Ledger, Mark, close, estimate, go_back
 from jobrunner.report.story import EpochStory, LossStory, RunState, RunStory, SaveStory, Span, Story
@@ -39,6 +40,13 @@ from jobrunner.texts import get_logger
 logger = get_logger(__name__)
 
 
+SOURCE = Rule(
+    "a checkpoint directory or its manager",
+    lambda it: isinstance(it, MultiNodeCheckpointManager) or PATH.fits(it),
+)
+
+
+@checked(source=SOURCE)
 def read_story(source: MultiNodeCheckpointManager | str | os.PathLike[str]) -> Story:
     """Read what the runs of a checkpoint directory did.
 

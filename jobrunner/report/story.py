@@ -129,3 +129,9 @@ class Story:
     def ledger(self) -> Ledger:
         """The sum of the runs' ledgers; the time between runs is in none of them."""
         return total(run.ledger for run in self.runs)
+
+    @property
+    def gap_seconds(self) -> float:
+        """The time between the runs."""
+        pairs = zip(self.runs, self.runs[1:], strict=False)
+        return sum(max(0.0, later.began - run.last_seen) for run, later in pairs)

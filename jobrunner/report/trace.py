@@ -1,0 +1,123 @@
+"""Write what runs did as a trace, which Perfetto and Chrome show."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from jobrunner.checkpoint import MultiNodeCheckpointManager
+from jobrunner.define import PATH, checked
+from jobrunner.positions import epoch_to_json
+from jobrunner.report.reader import SOURCE, read_story
+from jobrunner.report.story import RunStory, Span, Story
+from jobrunner.texts import printable
+
+_EPOCHS, _SAVES, _LOSSES, _NODES = 1, 2, 3, 10
+"""Threads of the trace; each node has one or more, from the last on."""
+
+Event = dict[str, Any]
+
+
+@checked(source=SOURCE, path=PATH)
+def write_trace(
+    source: MultiNodeCheckpointManager | str | os.PathLike[str], path: str | os.PathLike[str]
+) -> int:
+    """Write what the runs of a checkpoint directory did in the format of Chrome's traces.
+
+    Parameters
+    ----------
+    source : MultiNodeCheckpointManager, str or os.PathLike
+        The directory, or its manager.
+    path : str or os.PathLike
+        The file to write; it is replaced.
+
+    Returns
+    -------
+    int
+        The number of events.
+
+    Raises
+    ------
+    CheckpointError
+        The log cannot be read.
+    OSError
+        The file cannot be written.
+
+    Notes
+    -----
+    Runs on any machine that can read the directory. https://ui.perfetto.dev opens the file. Each
+    run is a process with threads for its epochs, saves and losses, and for the sampled tasks of
+    each node. *Safe to retry*: yes.
+    """
+    trace = to_trace(read_story(source))
+    Path(path).write_text(json.dumps(trace, allow_nan=False), encoding="utf-8")
+    return len(trace["traceEvents"])
+
+
+def to_trace(story: Story) -> dict[str, Any]:
+    """The trace as JSON; its times begin with the first run."""
+    zero = min((run.began for run in story.runs), default=0.0)
+    events = [event for run in story.runs for event in _run_events(run, zero)]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _run_events(run: RunStory, zero: float) -> Iterator[Event]:
+    pid = run.number
+
+    def event(ph: str, tid: int, name: str, began: float, **others: Any) -> Event:
+        ts = round(max(0.0, began - zero) * 1e6)
+        return {"ph": ph, "pid": pid, "tid": tid, "name": printable(name), "ts": ts, **others}
+
+    def lasting(tid: int, name: str, cat: str, began: float, seconds: float, **args: Any) -> Event:
+        dur = round(max(0.0, seconds) * 1e6)
+        return event("X", tid, name, began, cat=cat, dur=dur, args=args)
+
+    def names(tid: int, name: str) -> Event:
+        args = {"name": printable(name)}
+        return {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": args}
+
+    title = f"run {run.number} of {run.job or 'a job'}, {run.state}"
+    yield {**names(0, title), "name": "process_name"}
+    yield from (names(_EPOCHS, "epochs"), names(_SAVES, "saves"), names(_LOSSES, "losses"))
+    for epoch in run.epochs:
+        name, began = f"epoch {epoch.number}", epoch.ended - epoch.seconds
+        aside = {"is_set_aside": epoch.is_set_aside}
+        yield lasting(_EPOCHS, name, "epoch", began, epoch.seconds, **aside)
+    for save in run.saves:
+        name, began = f"save of epoch {save.epoch}", save.ended - save.seconds
+        sizes = {"nbytes": save.nbytes, "wait_seconds": save.wait_seconds}
+        yield lasting(_SAVES, name, "save", began, save.seconds, **sizes)
+    for loss in run.losses:
+        args = {"text": printable(loss.text)}
+        yield event("i", _LOSSES, "loss", loss.time, cat="loss", s="p", args=args)
+        if loss.resumed is not None:
+            at = None if loss.resumed_from is None else epoch_to_json(loss.resumed_from)
+            seconds = loss.resumed - loss.time
+            yield lasting(_LOSSES, "recovery", "loss", loss.time, seconds, resumed_from=at)
+    tid = _NODES
+    by_node: dict[str, list[Span]] = {}
+    for span in run.spans:
+        by_node.setdefault(span.node, []).append(span)
+    for node, spans in by_node.items():
+        for i, lane in enumerate(_lanes(spans)):
+            yield names(tid, f"node {node}" if i == 0 else f"node {node}, thread {i + 1}")
+            for span in lane:
+                yield lasting(
+                    tid, span.task, "task", span.began, span.seconds, node=node, epoch=span.epoch
+                )
+            tid += 1
+
+
+def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
+    """Spans in rows, in none of which two overlap."""
+    lanes: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: span.began):
+        free = (row for row in lanes if row[-1].began + row[-1].seconds <= span.began)
+        lane = next(free, None)
+        if lane is None:
+            lanes.append(lane := [])
+        lane.append(span)
+    return lanes
