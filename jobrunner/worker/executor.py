@@ -20,7 +20,6 @@ from typing import Any
 
 from jobrunner.texts import get_logger
 from jobrunner.worker.call import Send, finish, gather, hand_over, set_up
-from jobrunner.worker.epoch_batch import TaskSpan
 from jobrunner.worker.outcome import Outcome, describe_failure, is_true
 from jobrunner.worker.program import InputMissing, Program, Step
 from jobrunner.worker.task_context import FRAME, CurrentTask, Reports
@@ -31,7 +30,10 @@ logger = get_logger(__name__)
 # A tick that sees no progress since the last one marks the running tasks as long.
 FIRST_TICK_SECONDS, SLOWEST_TICK_SECONDS = 0.002, 0.02
 LONG_TASK_SECONDS = 0.001
-MOST_NOTED_SPANS = 1_000  # of one run, so that noting many short calls costs little
+
+
+def _as_it_is(call: Any) -> Any:
+    return call
 
 
 @dataclass(kw_only=True, eq=False)
@@ -52,7 +54,7 @@ class GroupRun:
     finished: Callable[[Outcome], None]
     drained: Callable[[], None]
     wait_to_start: Callable[[], None] | None = None  # called in a thread before a task's function
-    is_sampled: bool = False  # `spans` notes calls of tasks' functions
+    wrap_call: Callable[[Any], Any] | None = None  # what calls a task's function
 
     def __post_init__(self) -> None:
         program = self.program
@@ -78,9 +80,7 @@ class GroupRun:
         }
         self._reports: Reports | None = None  # what tasks have reported
         self._make_current = self._make_task  # bound once, not at every call
-        self._call = self._call_and_note if self.is_sampled else self._call_function
-        self.spans: list[TaskSpan] = []
-        self._began = perf_counter()
+        self._call = (self.wrap_call or _as_it_is)(self._call_function)
 
     # ---- called on the timer's thread
 
@@ -204,15 +204,6 @@ class GroupRun:
             step = self._next(step if is_done else None, thread)
         FRAME.set(None)
         self._end_thread()
-
-    def _call_and_note(self, step: Step, *rest: Any) -> Any:
-        began = perf_counter()
-        try:
-            return self._call_function(step, *rest)
-        finally:
-            if len(self.spans) < MOST_NOTED_SPANS:
-                times = began - self._began, perf_counter() - began
-                self.spans.append((step.workspace.node, step.name, *times))
 
     def _call_function(
         self, step: Step, arguments: list[Any], instance: int, made: Mapping[str, Any] | None = None

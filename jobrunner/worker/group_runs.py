@@ -14,19 +14,22 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
+from time import perf_counter
 from typing import Any
 
-from jobrunner.worker.epoch_batch import EpochBatch, Grant
+from jobrunner.worker.epoch_batch import EpochBatch, Grant, TaskSpan
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.outbox import Message, Outbox, RunValues, frame_bytes
 from jobrunner.worker.outcome import Failure, Outcome, describe_failure
-from jobrunner.worker.program import Program
+from jobrunner.worker.program import Program, Step
 from jobrunner.worker.task_context import CurrentTask
 from jobrunner.worker.threads import Operation, ThreadPool, call_on_loop
 from jobrunner.workspace import MemoryLimit, Snapshot, crossing_frames, open_frames
 
 MOST_SPANS = 40
 """Of the calls that a sampled run notes, how many a worker returns: the longest."""
+MOST_NOTED = 1_000
+"""How many it notes, so that many short calls cost little."""
 
 GRANT, REPORT = -1, -2
 """Notes between a batch's lead and its followers travel under these in place of a crossing."""
@@ -59,6 +62,32 @@ class _Early:
     abort_reason: str = ""
 
 
+class CallNotes:
+    """Notes when a run called tasks' functions, and how long each call took."""
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+        self._spans: list[TaskSpan] = []
+
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Note the calls of what calls a step's function."""
+
+        def noted(step: Step, *rest: Any) -> Any:
+            began = perf_counter()
+            try:
+                return call(step, *rest)
+            finally:
+                if len(self._spans) < MOST_NOTED:
+                    times = began - self._began, perf_counter() - began
+                    self._spans.append((step.workspace.node, step.name, *times))
+
+        return noted
+
+    def longest(self) -> list[TaskSpan]:
+        """The longest calls."""
+        return nlargest(MOST_SPANS, self._spans, key=itemgetter(3))
+
+
 class GroupRuns:
     """Runs a binding's groups, one after another; none begins while memory is over its limit."""
 
@@ -74,6 +103,7 @@ class GroupRuns:
         self._operation = Operation(0)  # the batch's
         self._run: GroupRun | None = None
         self._run_number = 0
+        self._notes: CallNotes | None = None  # of the run, if it is sampled
         self.is_running = False  # tasks may be running
         self._drained = asyncio.Event()
         self._drained.set()
@@ -260,6 +290,8 @@ class GroupRuns:
         self._run_number = number
         self._drained.clear()
         self.is_running = True
+        is_sampled = self._batch.is_sampled and not self._batch.ended
+        notes = self._notes = CallNotes() if is_sampled else None
         run = self._run = GroupRun(
             program=program,
             current_task=partial(CurrentTask, *shared),
@@ -272,7 +304,7 @@ class GroupRuns:
             finished=lambda outcome: call_on_loop(self._loop, self._end_run, run, outcome),
             drained=lambda: call_on_loop(self._loop, self._drained.set),
             wait_to_start=None if gate is None else gate.wait,
-            is_sampled=self._batch.is_sampled and not self._batch.ended,
+            wrap_call=None if notes is None else notes.wrap,
         )
         run.start()
         early = self._early.pop(number, None)
@@ -290,7 +322,7 @@ class GroupRuns:
         if outcome.status == "done":
             self._drained.set()
             metrics = json.dumps(outcome.metrics) if outcome.metrics else ""
-            spans = nlargest(MOST_SPANS, run.spans, key=itemgetter(3)) if run.spans else ()
+            spans = () if self._notes is None else self._notes.longest()
             batch.end_run(outcome.stopped, metrics, outcome.arrays, spans)
             done = batch.report()
             if done is not None:
