@@ -136,7 +136,19 @@ class _Fragments(NamedTuple):
     names: Sequence[str]
 
     def __call__(self, number: int) -> Any:
+        from pyarrow import dataset, fs, parquet
+
         fragment = self.fragments[number]
+        if (
+            isinstance(fragment, dataset.ParquetFileFragment)
+            and fragment.format == dataset.ParquetFileFormat()
+            and fragment.physical_schema.equals(self.schema, check_metadata=True)
+        ):  # The same, without the 0.3 ms that a scan takes to begin.
+            group = fragment.row_groups[0].id
+            is_far = not isinstance(fragment.filesystem, fs.LocalFileSystem)
+            with fragment.open() as source:
+                file = parquet.ParquetFile(source, metadata=fragment.metadata, pre_buffer=is_far)
+                return file.read_row_group(group, self.names, use_threads=False).select(self.names)
         return fragment.to_table(schema=self.schema, columns=self.names, use_threads=False)
 
     def where(self, number: int) -> str:

@@ -169,13 +169,16 @@ class DataReader:
             raise
 
     def _check_limits(self) -> None:
-        now = time.monotonic()
-        if self._started is None:
-            self._started = now
         if self._batches is not None and self._taken >= self._batches:
             raise EndOfData(f"The loop has read {self._batches} batches; the next loop goes on.")
-        if self._seconds is not None and now - self._started >= self._seconds:
-            raise EndOfData(f"The loop has read for {self._seconds:g} s; the next loop goes on.")
+        if self._seconds is not None:
+            now = time.monotonic()
+            if self._started is None:
+                self._started = now
+            if now - self._started >= self._seconds:
+                raise EndOfData(
+                    f"The loop has read for {self._seconds:g} s; the next loop goes on."
+                )
 
     def __iter__(self) -> Iterator[Any]:
         if self.finished:

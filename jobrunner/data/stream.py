@@ -88,9 +88,11 @@ class Stream:
             if position.has_ended:
                 raise end_of(position.number)
             try:
-                records = self._opened()
-                more = islice(records, max(0, self._size - len(self._ahead)))
-                taken = [*self._ahead, *more]
+                if (records := self._records) is None or self._opened_at != position.moves:
+                    records = self._open()
+                taken = self._ahead
+                if more := self._size - len(taken):
+                    taken += islice(records, more)
                 try:
                     self._ahead = list(islice(records, least))
                     has_more = len(self._ahead) == least
@@ -118,20 +120,19 @@ class Stream:
         self._records = None
         self._ahead = []
 
-    def _opened(self) -> Iterator[Any]:
-        """The records that are left for this shard, except those read ahead."""
+    def _open(self) -> Iterator[Any]:
+        """The records that are left for this shard."""
         position = self.position
-        if self._records is None or self._opened_at != position.moves:
-            self._close()
-            self._opened_at, rest = position.moves, position.rest
-            arguments = (position.number,) if self._takes_number else ()
-            everything = self._iterate(self.setup.source(*arguments))
-            if len(rest) == 1:
-                stop = None if is_open(rest[0]) else rest[0].stop
-                self._records = islice(everything, rest[0].start, stop, rest[0].step)
-            else:
-                self._numbers = _merged(rest)
-                self._records = _selected(everything, _merged(rest))
+        self._close()
+        self._opened_at, rest = position.moves, position.rest
+        arguments = (position.number,) if self._takes_number else ()
+        everything = self._iterate(self.setup.source(*arguments))
+        if len(rest) == 1:
+            stop = None if is_open(rest[0]) else rest[0].stop
+            self._records = islice(everything, rest[0].start, stop, rest[0].step)
+        else:
+            self._numbers = _merged(rest)
+            self._records = _selected(everything, _merged(rest))
         return self._records
 
     def _iterate(self, found: Any) -> Iterator[Any]:

@@ -331,3 +331,56 @@ def test_a_package_that_is_not_installed_is_named(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DefinitionError, match=r"needs pyarrow.*dask-jobrunner\[arrow\]"):
         from_parquet(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("columns", [None, ["a"], ["a.b", "a"], ["nested"], ["kind", "time"]])
+def test_columns_of_any_name_and_type_come_as_pyarrow_reads_them(
+    columns: list[str] | None, tmp_path: Path
+) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import dataset, parquet
+
+    table = arrow.table(
+        {
+            "a": range(9),
+            "a.b": [f"x{i}" for i in range(9)],
+            "nested": [{"a": i, "l": [i] * (i % 3)} for i in range(9)],
+            "kind": arrow.array(["u", "v", None] * 3).dictionary_encode(),
+            "time": arrow.array(range(9), arrow.timestamp("us", "UTC")),
+        }
+    )
+    parquet.write_table(table, tmp_path / "0.parquet", row_group_size=4)
+    parquet.write_table(table.drop(["nested"]), tmp_path / "1.parquet")
+    expected = dataset.dataset(tmp_path, format="parquet").to_table(columns)
+    assert from_parquet(tmp_path, columns=columns).batched(100).read() == expected
+
+
+def test_data_that_raises_stop_iteration_loses_no_record() -> None:
+    class Stopping:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, i: int) -> int:
+            if i == 2:
+                raise StopIteration
+            return i
+
+    for reader in (from_records(Stopping()), from_records(Stopping()).batched(2)):
+        with pytest.raises(RuntimeError, match="2.*reading raised StopIteration"):
+            list(reader)
+
+
+def test_a_bag_is_optimized_once_and_not_for_each_partition() -> None:
+    bag = pytest.importorskip("dask.bag").from_sequence(range(20), npartitions=10)
+    optimized = []
+    optimize = type(bag).__dask_optimize__
+
+    class Counted(type(bag)):  # type: ignore[misc]
+        @staticmethod
+        def __dask_optimize__(*args: Any, **kwargs: Any) -> Any:
+            optimized.append(1)
+            return optimize(*args, **kwargs)
+
+    bag.__class__ = Counted
+    assert list(from_dask(bag, lengths=[2] * 10, scheduler="synchronous")) == list(range(20))
+    assert len(optimized) == 1
