@@ -55,8 +55,11 @@ class Rows:
         by = getattr(rows, through) if through else rows
         self.get: Callable[[Any], Any] = by.__getitem__
         self.take: Callable[[Indices], Any] = by.__getitem__
+        # What gathers rows in half the time, or less:
         if type(rows) in (np.ndarray, np.memmap) and rows.flags.c_contiguous and rows.flags.aligned:
-            self.take = partial(rows.view(np.ndarray).take, axis=0)  # two times as fast
+            self.take = partial(rows.view(np.ndarray).take, axis=0)
+        elif is_of(rows, "torch") and rows.device.type == "cpu":
+            self.take = partial(_selected, rows)
 
     def part(self, start: int, stop: int) -> Part:
         """Itself."""
@@ -64,6 +67,12 @@ class Rows:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Rows, (self._rows, self._through))
+
+
+def _selected(rows: Any, numbers: Indices) -> Any:
+    import torch
+
+    return rows.index_select(0, torch.from_numpy(numbers))
 
 
 class Listed:
