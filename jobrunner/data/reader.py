@@ -154,7 +154,9 @@ class DataReader:
         """The next record or batch.
 
         Raises `EndOfData` at the end of the pass, until the next one has begun, and at the end of a
-        limited loop.
+        limited loop. After another error the next call goes on behind what could not be read; to
+        try it again, load the state from before. Readers that read ahead and those of
+        `from_iterable` try it again by themselves.
         """
         if not self._is_limited:
             return self._cursor.read()
@@ -217,6 +219,9 @@ class DataReader:
         PlanMismatchError
             If the state is not of such a reader, of the same data in the same order.
         """
+        inner = state.get("reader") if isinstance(state, Mapping) else None
+        if isinstance(inner, Mapping):  # of an earlier version's limited reader
+            state = {**inner, "loop": state.get("taken")}
         self._cursor.position.load_state_dict(state)
         self._taken, self._started = state.get("loop", 0), None
 

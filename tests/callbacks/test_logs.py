@@ -153,3 +153,31 @@ def test_a_full_disk_is_an_error_of_the_log_and_tears_no_line(tmp_path, kind):
     assert (tmp_path / "log").read_bytes() == before
     log.on_epoch(2, 0.5, {})
     assert (tmp_path / "log").read_bytes().startswith(before)
+
+
+@KINDS
+def test_what_replaces_the_file_and_rows_before_a_record_are_on_disk(
+    inproc_session, path, manager, kind, monkeypatch
+):
+    on_disk, replaced = {}, []
+    fsync, replace = os.fsync, os.replace
+
+    def look(fd):
+        fsync(fd)
+        on_disk[os.fstat(fd).st_ino] = os.fstat(fd).st_size
+
+    def put(source, target):
+        if str(target) == str(path):
+            replaced.append(on_disk.get(os.stat(source).st_ino) == os.stat(source).st_size)
+        replace(source, target)
+
+    class Saved:
+        def on_save(self, report):
+            now = os.stat(path)
+            replaced.append(report.epoch == 0 or on_disk.get(now.st_ino) == now.st_size)
+
+    monkeypatch.setattr(os, "fsync", look)
+    monkeypatch.setattr(os, "replace", put)
+    JobRunner(build(3), manager, callbacks=[kind(path), Saved()]).run(inproc_session)
+    assert len(replaced) > 3
+    assert all(replaced)

@@ -224,6 +224,23 @@ def test_a_read_that_fails_does_not_count_for_a_limit() -> None:
         limited.read()
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_after_a_read_that_fails_the_next_goes_on_unless_the_state_from_before_is_loaded(
+    size: int,
+) -> None:
+    def reader() -> Any:
+        return from_records(Flaky(range(8))).batched(size)
+
+    skips, again = reader(), reader()
+    before = again.state_dict()
+    for each in (skips, again):
+        with pytest.raises(OSError, match="busy"):
+            each.read()
+    again.load_state_dict(before)
+    assert flat(skips) == list(range(size, 8))
+    assert flat(again) == list(range(8))
+
+
 FORGED = {
     "length": (99, "field 'length': expected 10, found 99. The data has another number of records"),
     "order": ("as stored", "field 'order': expected 'shuffled, seed 1', found 'as stored'"),
