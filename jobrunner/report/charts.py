@@ -12,6 +12,7 @@ from jobrunner.texts import format_seconds
 
 WIDTH, HEIGHT = 1000, 100  # of a drawing, in its own units
 MOST_POINTS = 1000  # of a curve
+_WIDE = 1000  # the highest value is so many times the lowest
 _SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
 
 Point = tuple[float, float]
@@ -100,22 +101,29 @@ def curves(
 ) -> Html:
     """A chart of curves over epochs, with its title, and `label`, which describes it in words.
 
-    The axis has the values in `least` in any case.
+    The axis has the values in `least` in any case. It is logarithmic if it is to show numbers > 0 of
+    very different size.
     """
-    y = range_of([*least, *(value for line in lines for _, value in line.points)])
+    values = [*least, *(v for line in lines for _, v in line.points if math.isfinite(v))]
+    is_log = min(values, default=0) > 0 and max(values) / min(values) > _WIDE
+    measure: Callable[[float], float] = math.log10 if is_log else float
+    y = range_of(map(measure, values))
+    most = max(100, 2 * MOST_POINTS // max(1, len(lines)))
     paths = [
-        tag("path", class_=line.kind, d=Html(_path(thin(part), x, y)))
+        tag("path", class_=line.kind, d=Html(_path(thin(part, most), x, y, measure)))
         for line in lines
         for part in _unbroken(line.points)
     ]
-    lines_up = [_vertical(mark, x) for mark in marks]
-    drawing = _svg(label, *lines_up, *paths)
+    drawing = _svg(label, *(_vertical(mark, x) for mark in marks), *paths)
+    ticks = _numbers(y, 3)
+    if is_log:
+        ticks = [tick for tick in ticks if tick == round(tick)]
     return tag(
         "figure",
-        tag("figcaption", title),
+        tag("figcaption", title, " (logarithmic)" if is_log else ""),
         tag(
             "div",
-            tag("div", *_labels("top", y, _numbers(y, 3), _write), class_="y"),
+            tag("div", *_labels("top", y, ticks, _write_power if is_log else _write), class_="y"),
             drawing,
             tag("div", *_labels("left", x, _whole_numbers(x), _write), class_="x"),
             class_="plot",
@@ -160,9 +168,10 @@ def _svg(label: str, *content: Html) -> Html:
     )
 
 
-def _path(points: Sequence[Point], x: Range, y: Range) -> str:
+def _path(points: Sequence[Point], x: Range, y: Range, measure: Callable[[float], float]) -> str:
     places = [
-        f"{_number(WIDTH * x.place(a))},{_number(HEIGHT * (1 - y.place(b)))}" for a, b in points
+        f"{_number(WIDTH * x.place(a))},{_number(HEIGHT * (1 - y.place(measure(b))))}"
+        for a, b in points
     ]
     # A line of no length draws a single point: its ends are round.
     return f"M{places[0]}L{' '.join(places[1:] or places)}"
@@ -204,6 +213,10 @@ def _labels(
 
 def _write(value: float) -> str:
     return f"{value:.0f}" if value == round(value) and abs(value) < 1e7 else f"{value:.4g}"
+
+
+def _write_power(value: float) -> str:
+    return f"{10**value:.4g}"
 
 
 def _numbers(axis: Range, count: int) -> list[float]:

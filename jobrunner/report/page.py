@@ -138,8 +138,7 @@ def _tiles(story: Story) -> Html:
         about["compute"] = f"{whole.goodput:.1%}"
     about["losses"] = sum(len(run.losses) for run in story.runs)
     if saves:
-        about["last save"] = format_bytes(saves[-1].nbytes)
-        about["written in all"] = format_bytes(sum(save.nbytes for save in saves))
+        about["last checkpoint"] = format_bytes(saves[-1].nbytes)
     tiles = [tag("div", tag("dt", name), tag("dd", value)) for name, value in about.items()]
     return tag("dl", *tiles, class_="tiles")
 
@@ -147,26 +146,21 @@ def _tiles(story: Story) -> Html:
 def _resume_section(story: Story, last: RunStory) -> Html:
     epochs = [save.epoch for save in last.saves]
     at = f"epoch {epochs[-1]}" if epochs else "what earlier runs recorded"
-    command = last.environment.get("command")
-    again = (
-        str(command)
-        if command
-        else f"jobrunner run FILE_OR_MODULE --checkpoint {shlex.quote(story.path)}"
-    )
+    path = shlex.quote(story.path)
+    command, directory = (last.environment.get(key) for key in ("command", "directory"))
     if last.state == "finished":
-        then = "To go on from there, raise the limit of epochs and run the same command:"
+        then = "To go on from there, raise the limit of epochs and run the same command"
     elif last.state == "running":
-        then = "If it does not run any more, this command resumes it:"
+        then = "If it does not run any more, the same command resumes it"
     else:
-        then = f"The same command resumes it from {at}:"
+        then = f"The same command resumes it from {at}"
+    then += f". As it was recorded, in {directory}:" if command else ", such as:"
+    seen = write_time(last.last_seen)
     return section(
         "How to resume",
-        tag(
-            "p",
-            f"Run {last.number} {_OUTCOMES[last.state]}; it was last seen at {write_time(last.last_seen)}. {then}",
-        ),
-        tag("pre", again),
-        tag("p", "What is recorded: ", tag("code", f"jobrunner ls {shlex.quote(story.path)}")),
+        tag("p", f"Run {last.number} {_OUTCOMES[last.state]}; it was last seen at {seen}. {then}"),
+        tag("pre", command or f"jobrunner run FILE_OR_MODULE --checkpoint {path}"),
+        tag("p", "What is recorded: ", tag("code", f"jobrunner ls {path}")),
     )
 
 
@@ -197,7 +191,6 @@ def _runs_section(story: Story) -> Html:
     rows = [
         (
             run.number,
-            run.name,
             run.state,
             write_time(run.began),
             format_seconds(max(0.0, run.last_seen - run.began)),
@@ -212,7 +205,6 @@ def _runs_section(story: Story) -> Html:
     ]
     head = (
         "run",
-        "name",
         "state",
         "began",
         "lasted",
@@ -223,7 +215,7 @@ def _runs_section(story: Story) -> Html:
         "on",
         "parameters",
     )
-    shown = scrolled("Runs", table(head, rows, left=(1, 2, 3, 5, 9, 10)))
+    shown = scrolled("Runs", table(head, rows, left=(1, 2, 4, 8, 9)))
     return section("Runs", shown, newest(story.runs, MOST_ROWS, "run"))
 
 

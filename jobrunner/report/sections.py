@@ -29,6 +29,7 @@ from jobrunner.report.story import EpochStory, SaveStory, Story
 from jobrunner.texts import counted, format_seconds
 
 MOST_METRICS = 24
+MOST_NODES = 20  # whose curves are drawn for a metric
 _LARGEST = 1e300  # a number that can be drawn
 
 
@@ -122,17 +123,28 @@ def metrics_section(story: Story) -> Html:
         ),
     ]
     marks = [it for it in marks if x.low <= it.x <= x.high][-MOST_MARKS:]
-    charts = []
+    nodes: dict[str, list[str]] = {}  # metric -> those that are its values on nodes
+    for name in names:
+        node, _, base = name.rpartition("/")
+        if node and base in names:
+            nodes.setdefault(base, []).append(name)
+    of_nodes = {name for each in nodes.values() for name in each}
+    names = [name for name in names if name not in of_nodes]
+    charts, drawn = [], {mark.kind for mark in marks}
     for name in names[:MOST_METRICS]:
+        whole = _points(kept, name)
+        aside = [[it for it in run.epochs if it.is_set_aside] for run in story.runs]
         lines = [
-            Curve("aside", _points([it for it in run.epochs if it.is_set_aside], name))
-            for run in story.runs
+            *(Curve("node", _points(kept, each)) for each in nodes.get(name, ())[:MOST_NODES]),
+            *[Curve("aside", points) for it in aside if (points := _points(it, name))][
+                -MOST_NODES:
+            ],
+            Curve("curve", whole),
         ]
-        lines = [line for line in lines if line.points][-MOST_MARKS:]
-        lines.append(Curve("curve", _points(kept, name)))
-        last, at = next((p[1], p[0]) for p in reversed(lines[-1].points) if math.isfinite(p[1]))
+        drawn |= {line.kind for line in lines}
+        last, at = next((p[1], p[0]) for p in reversed(whole) if math.isfinite(p[1]))
         title = join([tag("strong", name), f" {last:.4g} at epoch {at:.0f}"])
-        label = f"{name} over {counted(len(lines[-1].points), 'epoch')}, {last:.4g} at the end"
+        label = f"{name} over {counted(len(whole), 'epoch')}, {last:.4g} at the end"
         charts.append(curves(title, label, x, lines, marks))
     recent = kept[-MOST_ROWS:]
     shown = names[:8]
@@ -141,11 +153,11 @@ def metrics_section(story: Story) -> Html:
     ]
     titles = {
         "curve": "Recorded",
+        "node": "Values on nodes",
         "aside": "Set aside: run again, or not continued",
         "resume": "Resume",
         "loss": "Loss",
     }
-    drawn = {"curve", *(line.kind for line in lines), *(mark.kind for mark in marks)}
     kinds = {kind: title for kind, title in titles.items() if kind in drawn}
     return section(
         "Metrics",
@@ -178,7 +190,7 @@ def _value(value: object) -> str:
 
 
 def checkpoints_section(story: Story) -> Html:
-    """How large checkpoints were, and how long saves took."""
+    """How large checkpoints were, and how long their saves took."""
     saves = [save for run in story.runs for save in run.saves]
     if not saves:
         return section("Checkpoints", tag("p", "No epoch is recorded."))
@@ -209,13 +221,15 @@ def checkpoints_section(story: Story) -> Html:
         )
         for it in reversed(saves[-MOST_ROWS:])
     ]
-    head = ("epoch", "saved", "written", "took", "epochs waited", "nodes", "slowest node")
+    head = ("epoch", "saved", "size", "took", "epochs waited", "nodes", "slowest node")
     return section(
         "Checkpoints",
         legend({"curve": "Save", "second": "Epochs waited"}),
         tag(
             "div",
-            curves(f"Written by each save, in {unit}", "Sizes of saves", x, sizes, least=[0]),
+            curves(
+                f"Size of each checkpoint, in {unit}", "Sizes of checkpoints", x, sizes, least=[0]
+            ),
             curves(
                 "Time of each save, in seconds", "Times of saves", x, [*times, *waits], least=[0]
             ),

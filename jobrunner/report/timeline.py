@@ -50,11 +50,8 @@ def timeline_section(story: Story) -> Html:
 
 
 def _timeline(run: RunStory) -> Html:
-    nodes = list(
-        dict.fromkeys(
-            [*(span.node for span in run.spans), *(n for s in run.saves for n in s.nodes)]
-        )
-    )
+    saved = (node for save in run.saves for node in save.nodes)
+    nodes = list(dict.fromkeys([*saved, *(span.node for span in run.spans)]))
     shown = nodes[:MOST_LANES]
     length = run.last_seen - run.began
     grain = length * (len(shown) + 1) / MOST_BLOCKS
@@ -147,7 +144,7 @@ def _last_epoch(runs: Sequence[RunStory]) -> Html:
     last = max(spans, key=lambda span: span.began).epoch
     found = [span for span in spans if span.epoch == last]
     began, ended = min(it.began for it in found), max(it.began + it.seconds for it in found)
-    nodes = list(dict.fromkeys(it.node for it in found))
+    nodes = sorted({it.node for it in found})
     grain = (ended - began) * (len(nodes) + 1) / MOST_BLOCKS
     kinds = _colours(found)
     rows = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import get_args
 
 from msgspec import structs
 
-from jobrunner.checkpoint import Loader, MultiNodeCheckpointManager, resolve_options
+from jobrunner.checkpoint import MultiNodeCheckpointManager, resolve_options
 from jobrunner.cluster import Binding, Session, awaited, in_thread
 from jobrunner.compile import Plan
 from jobrunner.define import (
@@ -19,6 +20,7 @@ from jobrunner.define import (
     EPOCH,
     FLAG,
     NATURAL,
+    PATH,
     SECONDS,
     TEXT,
     Blob,
@@ -31,6 +33,7 @@ from jobrunner.define import (
 )
 from jobrunner.errors import DefinitionError
 from jobrunner.positions import EpochLike, as_epoch
+from jobrunner.report import write_report
 from jobrunner.run.callbacks import enders
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run
@@ -160,10 +163,6 @@ class JobRunner:
     def plan_resume(self) -> ResumePlan:
         """Say what `run` would do and why, without running or writing anything.
 
-        Returns
-        -------
-        ResumePlan
-
         Raises
         ------
         DefinitionError
@@ -231,6 +230,14 @@ class JobRunner:
             finally:
                 self._run = None
 
+    @checked(path=PATH)
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write what all runs of the checkpoint directory did as an HTML page; see `write_report`.
+
+        Raises DefinitionError if there is no checkpoint manager.
+        """
+        write_report(self._manager("report"), path, job=self.job)
+
     @property
     def binding(self) -> Binding | None:
         """The nodes on their workers, for views of the run; None before and after it."""
@@ -239,14 +246,8 @@ class JobRunner:
     def under_way(self) -> UnderWay | None:
         """Say what runs on the workers now: the group, its epoch, its tasks, and for how long.
 
-        Returns
-        -------
-        UnderWay or None
-            None if no group runs. Workers reported the tasks a few seconds ago at most.
-
-        Notes
-        -----
-        Runs on the client, in any thread, and returns at once.
+        None if no group runs. Workers reported the tasks a few seconds ago at most. Runs on the
+        client, in any thread, and returns at once.
         """
         return None if self.binding is None else self.binding.under_way
 
@@ -315,7 +316,7 @@ class JobRunner:
         """
         replay = Replay(
             self.job,
-            self._loader("replay"),
+            self._manager("replay").loader,
             as_epoch(epoch),
             adaptation=self.adaptation,
             wait_seconds=self.worker_wait_seconds,
@@ -355,20 +356,20 @@ class JobRunner:
         CheckpointCorruptError
             A store is damaged. No blob was loaded.
         """
-        loader = self._loader("load_blobs_from_checkpoints")
+        loader = self._manager("load_blobs_from_checkpoints").loader
         at = as_epoch(epoch)
         if at not in loader.recorded.all():
             return False
         load_blobs(self.job, loader, at, blob_names, session, self.adaptation.rename)
         return True
 
-    def _loader(self, method: str) -> Loader:
+    def _manager(self, method: str) -> MultiNodeCheckpointManager:
         if self.checkpoint_manager is None:
             raise DefinitionError(
                 f"JobRunner of job {self.job.name!r} has no checkpoint_manager, so {method} has "
-                f"nothing to load."
+                f"nothing to read."
             )
-        return self.checkpoint_manager.loader
+        return self.checkpoint_manager
 
     def _compile(self) -> Plan:
         job = self.job

@@ -144,3 +144,11 @@ def test_a_story_without_anything_is_a_page() -> None:
 def test_a_report_is_of_a_directory_or_its_manager(tmp_path: Path) -> None:
     with pytest.raises(DefinitionError, match="checkpoint directory or its manager"):
         write_report(5, tmp_path / "r.html")  # type: ignore[arg-type]
+
+
+def test_a_runner_reports_on_its_directory_with_the_job_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "r.html"
+    JobRunner(build(), MultiNodeCheckpointManager(tmp_path)).report(path)
+    assert "count &lt;b&gt;: report" in path.read_text()
+    with pytest.raises(DefinitionError, match="report has nothing to read"):
+        JobRunner(build()).report(path)
