@@ -12,11 +12,12 @@ from jobrunner import JobRunner, KeepLast, MultiNodeCheckpointManager
 from jobrunner.checkpoint import inspect_directory, repair_log, restore_epoch
 from jobrunner.checkpoint.log.heartbeat import Patience
 from jobrunner.cli import checkpoints, listing, maintenance
-from jobrunner.cli.command import Output, _to_json
+from jobrunner.cli.command import Output
 from jobrunner.cli.options import open_directory
 from jobrunner.cli.saving import read_keep
 from jobrunner.define import Job
 from jobrunner.errors import JobRunnerError
+from jobrunner.positions import to_json
 from jobrunner.run import Replay
 from jobrunner.run.replay.compare import compare_checkpoints
 from jobrunner.testing import FaultyFiles
@@ -244,5 +245,5 @@ def operate(case: Case, name: str) -> None:
 
 
 def _print(output: Output) -> None:
-    json.dumps(_to_json(output.data), allow_nan=False)
+    json.dumps(to_json(output.data), allow_nan=False)
     output.text.encode(errors="replace")
