@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 
 from jobrunner import JobRunner, KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint import inspect_directory, repair_log, restore_epoch
+from jobrunner.checkpoint import (
+    KeepAny,
+    KeepBest,
+    inspect_directory,
+    repair_log,
+    restore_epoch,
+)
 from jobrunner.checkpoint.log.heartbeat import Patience
 from jobrunner.cli import checkpoints, listing, maintenance
 from jobrunner.cli.command import Output
 from jobrunner.cli.options import open_directory
-from jobrunner.cli.saving import read_keep
 from jobrunner.define import Job
 from jobrunner.errors import JobRunnerError
 from jobrunner.positions import to_json
@@ -118,8 +123,7 @@ class Case:
             manager.run.end()
 
     def prune_best(self) -> None:
-        policy = read_keep(2, None, ["loss"])
-        assert policy is not None
+        policy = KeepAny((KeepLast(2), KeepBest("loss")))
         manager = self.manager(keep=policy)
         maintenance._check_records(manager, policy)
         maintenance._sizes(manager, manager.retention.retirable())
