@@ -14,7 +14,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 from jobrunner.cluster.leases import Leases
-from jobrunner.cluster.messages import Members, Request, pickle_function
+from jobrunner.cluster.messages import Members, Request, pickle_function, read_reply
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
 from jobrunner.cluster.replies import Reply, malformed
@@ -57,6 +57,7 @@ class Binding:
         can_move: bool = False,  # workers that retire wait until their nodes are bound elsewhere
         stays: bool = False,  # nodes that `before` had placed stay on their workers if they can
     ) -> None:
+        self.name = name
         self.plan = plan
         self.attempt = 0  # number of earlier bindings of this plan
         self.recorded = ""  # the recorded save whose states workers must keep; see `_run`
@@ -107,6 +108,24 @@ class Binding:
         group, epoch, started, step = run
         tasks = self._members.running_on(list(self._members.running))
         return UnderWay(group, epoch, time.perf_counter() - started, tasks, step)
+
+    def ask(self, function: Callable[..., Any], *arguments: Any, patience: float) -> dict[str, Any]:
+        """Call a function on the event loop of each worker; returns by address, also errors."""
+        run, alive = self._scheduler.run_each, self._members.alive
+        answers: dict[str, Any] = self._messenger.sync(
+            run, function, alive, *arguments, patience=patience
+        )
+        return answers
+
+    def look(self, wait_seconds: float, *, is_over: bool = False) -> list[Reply]:
+        """What a view is told: see `HostedNodes.look`. Finds no losses.
+
+        Raises a `TimeoutError` if not all workers answer in time.
+        """
+        message = {"call": "look", "is_over": is_over}
+        answers = self._messenger.sync(self._messenger.try_to_ask, message, wait_seconds)
+        found = [(a, answer) for a, answer in answers.items() if isinstance(answer, Mapping)]
+        return [read_reply(address, answer, self.placement) for address, answer in found]
 
     def count_spread(self) -> int:
         """How many workers the nodes would use if they were placed again now."""

@@ -169,6 +169,10 @@ class Messenger:
         message = {"call": "abort", "number": self.run_number, "reason": reason}
         await self.tell(message, wait_seconds, addresses)
 
+    async def try_to_ask(self, message: Message, wait_seconds: float) -> dict[str, Answer]:
+        """Send all workers a message, and return their answers, whatever they are."""
+        return await asyncio.wait_for(self._send(message, self.members.alive), wait_seconds)
+
     async def tell(
         self, message: Message, wait_seconds: float, addresses: Collection[str] | None = None
     ) -> None:

@@ -21,6 +21,10 @@ class Reply(TypedDict, total=False):
     suspect: str  # address of a worker that this one could not reach
     frames: Frames
     names: Mapping[str, Sequence[str]]  # of blobs, by node
+    # What a view is told: see `HostedNodes.look`.
+    progress: Mapping[str, tuple[int, int, str]]
+    lines: Sequence[tuple[str, str, str]]
+    left_out: int
 
 
 def malformed(address: str, problem: str) -> ExecutionError:

@@ -6,10 +6,12 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, Self
 
+from jobrunner.view.prints import Where
 from jobrunner.view.state import LONG_SECONDS, RunState
+from jobrunner.view.watcher import Watcher
 
 LOOK_SECONDS = 0.5
 """How often to look, at least."""
@@ -38,6 +40,7 @@ class Live:
 
     Draws what is new, at most once per interval. Without anything new, draws a group that runs for
     long again after `patience_seconds`, and after twice that time each time; 0: draws in any case.
+    Of the workers it learns what tasks print: see `prints.listen` for `here` and `where`.
     """
 
     def __init__(
@@ -47,10 +50,13 @@ class Live:
         interval_seconds: float,
         patience_seconds: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        here: Collection[str] = (),
+        where: Where = "leave",
     ) -> None:
         # Signal handlers put events, too, which this kind of queue allows.
         self._events: queue.SimpleQueue[tuple[str, Mapping[str, Any]] | None] = queue.SimpleQueue()
         self.state = RunState(self.tell, clock)
+        self._watcher = Watcher(self.state, self.tell, here, where)
         self._view = view
         self._warnings = _Warnings(self.tell)
         self._interval_seconds = interval_seconds
@@ -62,7 +68,12 @@ class Live:
 
     def tell(self, event: str, about: Mapping[str, Any]) -> None:
         """Let the view show an event, soon."""
+        if event == "over":
+            self._watcher.end()
+            return
         self._events.put((event, about))
+        if event in ("start", "load", "recovery"):  # nodes may be on other workers
+            self._watcher.begin()
 
     def look(self) -> None:
         """Draw if it is time."""
@@ -105,6 +116,7 @@ class Live:
 
     def __exit__(self, *error: object) -> None:
         logging.getLogger("jobrunner").removeHandler(self._warnings)
+        self._watcher.end()
         self._events.put(None)
         self._thread.join()
         try:

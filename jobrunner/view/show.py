@@ -10,6 +10,7 @@ from typing import TextIO
 
 from jobrunner.view.lines import JSONLines, Lines
 from jobrunner.view.live import Live
+from jobrunner.view.prints import names_of
 
 
 @contextlib.contextmanager
@@ -29,13 +30,17 @@ def show_on(stream: TextIO) -> Live:
     if stream.isatty():
         from jobrunner.view.terminal import Terminal
 
-        return Live(Terminal(stream), interval_seconds=0.2)
-    return Live(Lines(stream), interval_seconds=1.0, patience_seconds=10.0)
+        # Workers on this machine would print through the bar.
+        here = names_of(stream)
+        return Live(Terminal(stream), interval_seconds=0.2, here=here, where="take")
+    here = names_of(stream) | names_of(sys.stdout) | names_of(None)
+    return Live(Lines(stream), interval_seconds=1.0, patience_seconds=10.0, here=here)
 
 
 def show_lines(stream: TextIO) -> Live:
     """Show a run as JSON objects, one a line."""
-    return Live(JSONLines(stream), interval_seconds=1.0, patience_seconds=10.0)
+    view = JSONLines(stream)
+    return Live(view, interval_seconds=1.0, patience_seconds=10.0, where="copy")
 
 
 def _is_watched() -> bool:

@@ -74,7 +74,9 @@ class RunState:
         self._num_saves = self._failed_saves = self._losses = self._recoveries = 0
         self._warnings: deque[str] = deque(maxlen=SHOWN_WARNINGS)
         self._stop_asked = self._error = ""
-        self.looked: Mapping[str, tuple[int, int]] = {}  # tasks that ended, and all, by node
+        self._placement: Mapping[str, str] = {}  # node -> worker
+        # By node: how many tasks have ended, of how many, and one that runs; and when that was so.
+        self._counted: tuple[Mapping[str, tuple[int, int, str]], float] = {}, 0.0
 
     # ---- events of the run
 
@@ -157,12 +159,14 @@ class RunState:
     def on_finish(self, result: Any) -> None:
         """Note that the job has ended."""
         self._phase = "finished"
+        self._tell("over", {})
 
     def on_error(self, error: BaseException) -> None:
         """Note that an exception has ended the run."""
         is_stopped = isinstance(error, RunStoppedError | KeyboardInterrupt)
         self._phase = "stopped" if is_stopped else "failed"
         self._error = str(error) or type(error).__name__
+        self._tell("over", {})
 
     def _continue(self, epoch: int, step: int) -> None:
         self._phase, self._epoch, self._step = "epochs", epoch, step
@@ -185,6 +189,10 @@ class RunState:
         """Is another one when there is something new to show."""
         saves = self._num_saves, self._failed_saves
         return self._phase, self._epoch, saves, self._losses, self._stop_asked
+
+    def count(self, tasks: Mapping[str, tuple[int, int, str]]) -> None:
+        """Note for each node how many tasks have ended, of how many, and one that runs."""
+        self._counted = tasks, self._clock()
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is known now, for JSON: `docs/watching.md` describes each key."""
@@ -237,14 +245,18 @@ class RunState:
 
     def _nodes(self, run: UnderWay | None) -> list[dict[str, Any]]:
         binding = self.binding
-        placement = {} if binding is None else dict(binding.placement)
+        if binding is not None:
+            self._placement = dict(binding.placement)
         running = {} if run is None else dict(task.split("/", 1) for task in reversed(run.tasks))
-        looked, is_saving = self.looked, self._saving is not None
+        counted, counted_at = self._counted
+        if run is None or counted_at < self._clock() - run.seconds:  # of the run before
+            counted = {}
+        is_saving = self._saving is not None
         nodes = []
-        for name, worker in placement.items():
-            ended, tasks = looked.get(name, (0, 0))
+        for name, worker in self._placement.items():
+            ended, tasks, task = counted.get(name, (0, 0, running.get(name, "")))
             does = "saves" if is_saving else ""
-            if name in running:
+            if task and run is not None:
                 does = "runs"
             elif run is not None and tasks:
                 does = "waits" if ended < tasks else "ended"
@@ -252,7 +264,7 @@ class RunState:
                 "node": name,
                 "worker": worker,
                 "does": does,
-                "task": running.get(name),
+                "task": task or None,
             }
             node |= {"ended": ended, "tasks": tasks}
             saved = self._saved_nodes.get(name)

@@ -9,7 +9,6 @@ from typing import Any, TextIO, cast
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +16,7 @@ from jobrunner.texts import format_seconds, printable
 from jobrunner.view import wording
 from jobrunner.view.lines import TolerantStream
 
-BAR_WIDTH = 20
+BAR_WIDTH, NODE_BAR_WIDTH = 20, 10
 GAP = "  "
 
 
@@ -44,7 +43,7 @@ class Terminal:
     def tell(self, event: str, about: Mapping[str, Any]) -> None:
         """Write an event that needs words, above the bar."""
         if text := wording.told(event, about):
-            self._console.print(Text(printable(text)), soft_wrap=True)
+            self._console.print(Text(printable(text)), soft_wrap=event == "print")
 
     def draw(self, known: Mapping[str, Any]) -> None:
         """Draw a state in place of the one before."""
@@ -70,7 +69,7 @@ def render(known: Mapping[str, Any], width: int, height: int) -> Group:
     started = known["phase"] != "starting"
     head.append(Text(wording.position(known) if started else "starting"))
     if share is not None:
-        head += [Text(_bar(share)), Text(f"{share:.0%}")]
+        head += [Text(_bar(share, BAR_WIDTH)), Text(f"{share:.0%}")]
     head.append(Text(format_seconds(known["seconds"])))
     head += map(Text, wording.times(known))
     if known["phase"] in ("recovering", "init", "loading"):
@@ -111,18 +110,18 @@ def _nodes(rows: list[wording.Node], width: int, height: int) -> list[Table | Te
     table = Table.grid(padding=(0, 1), expand=False)
     widest = max((cell_len(_plain(row.name)) for row in shown), default=0)
     table.add_column(no_wrap=True, overflow="ellipsis", width=min(widest, width // 3))
-    table.add_column(width=10)
+    table.add_column(width=NODE_BAR_WIDTH)
     table.add_column(no_wrap=True, overflow="ellipsis")
     for row in shown:
-        bar = "" if row.share is None else ProgressBar(total=1.0, completed=row.share, width=10)
+        bar = "" if row.share is None else _bar(row.share, NODE_BAR_WIDTH)
         table.add_row(Text(_plain(row.name)), bar, Text(_plain(row.does)))
     more = len(rows) - len(shown)
     return [table, *([Text(f"and {more} more nodes")] if more else [])]
 
 
-def _bar(share: float) -> str:
-    done = round(share * BAR_WIDTH)
-    return "━" * done + "─" * (BAR_WIDTH - done)
+def _bar(share: float, width: int) -> str:
+    done = int(share * width)
+    return "━" * done + "─" * (width - done)
 
 
 def _plain(text: str) -> str:

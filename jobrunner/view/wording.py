@@ -33,6 +33,8 @@ def told(event: str, about: Known) -> str:
         return f"{about['level']}: {about['message']}"
     if event == "print":
         return printable(f"{about['node']}/{about['task']}: {about['text']}", kept="\t")
+    if event == "prints_left_out":
+        return f"{about['lines']} more lines were printed at once; they are in the output of the workers"
     if event == "recovery":
         when = format_seconds(about["seconds"])
         return f"recovered after {when}; continues from {_position(about)}"
@@ -136,7 +138,12 @@ def nodes(known: Known) -> list[Node]:
     for node in known["nodes"]:
         does = node["does"]
         text = f"runs {node['task']}" if does == "runs" else does
-        if not does and (saved := known["saved"]) is not None and node["saved_bytes"] is not None:
+        if (
+            not does
+            and run is None
+            and (saved := known["saved"]) is not None
+            and node["saved_bytes"] is not None
+        ):
             text = f"saved {saved['epoch']} ({format_bytes(node['saved_bytes'])})"
         part = node["ended"] / node["tasks"] if node["tasks"] else None
         rows.append(Node(node["node"], part, text))

@@ -10,12 +10,13 @@ from jobrunner.worker.plugin import (
     MOST_PINGS,
     OPERATION,
     PLUGIN_NAME,
+    WorkspaceHost,
     find_cut,
     host,
     lease_key,
     run_lease,
 )
 from jobrunner.worker.preload import MemoryOnly
-from jobrunner.worker.task_context import cancellation, current_task, renumber, seeded
+from jobrunner.worker.task_context import FRAME, cancellation, current_task, renumber, seeded
 from jobrunner.worker.unix import SCHEME as UNIX
 from jobrunner.worker.unix import make_socket_directory

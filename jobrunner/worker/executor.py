@@ -123,6 +123,12 @@ class GroupRun:
         """The running tasks, as (node, task)."""
         return [(step.workspace.node, step.name) for step in list(self._running.values())]
 
+    def progress(self) -> dict[str, tuple[int, int, str]]:
+        """By node: how many tasks have ended, of how many, and one that runs, if any."""
+        with self._lock:
+            begun = self._running.values()
+            return self.program.progress(self._counts, self._ready, self._next_first, begun)
+
     def _tick(self) -> None:
         with self._lock:
             if self._is_over:
@@ -362,8 +368,7 @@ class GroupRun:
             self.drained()
 
     def _fail(self, node: str, task: str, error: BaseException) -> None:
-        is_own = isinstance(error, InputMissing)
-        if isinstance(error, InputMissing):
+        if is_own := isinstance(error, InputMissing):
             node, error = error.node, error.reason
         if not self._is_over:
             failure = describe_failure(node, task, error, is_own=is_own)
@@ -384,7 +389,7 @@ class GroupRun:
         return True
 
     def _make_task(self, step: Step, instance: int) -> CurrentTask:
-        node = step.workspace.node
+        node, blobs = step.workspace.node, WorkspaceView(step.workspace)
 
         def record(values: Mapping[str, Any]) -> None:
             with self._lock:
@@ -392,5 +397,4 @@ class GroupRun:
                     self._reports = Reports()
                 self._reports.add(values, node, step.name, step.index, instance)
 
-        blobs = WorkspaceView(step.workspace)
         return self.current_task(node, step.name, instance, blobs, record, lambda: self._is_over)

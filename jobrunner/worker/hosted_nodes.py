@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from jobrunner.compile import GroupPlan, Slice, gc_paused
 from jobrunner.errors import ExecutionError
@@ -36,6 +36,16 @@ FETCH = "fetch"
 """The channel on which the client applies `fetch`."""
 
 
+class Listener(Protocol):
+    """Takes what tasks print, for a view."""
+
+    def take_all(self, *, is_over: bool) -> tuple[Sequence[tuple[str, str, str]], int]:
+        """The node, task and text of each line since the last call; how many had no room."""
+
+    def end(self) -> None:
+        """Take no more."""
+
+
 class HostedNodes:
     """The nodes of one binding on one worker.
 
@@ -50,6 +60,7 @@ class HostedNodes:
         self.can_move = context.can_move
         self.workspaces: dict[str, Workspace] = {}
         self.ended = asyncio.Event()  # set once this is closed and its last thread has ended
+        self.listener: Listener | None = None
         self._address = context.address
         self._loop = asyncio.get_running_loop()
         self._memory_limit = replace(
@@ -174,8 +185,17 @@ class HostedNodes:
         self._runs.abort(number, reason)
         return {"status": "done"}
 
+    async def look(self, is_over: bool = False) -> Message:
+        """Tell a view what tasks have printed, and how many have ended; maybe for the last time."""
+        listener, self.listener = self.listener, None if is_over else self.listener
+        lines, left_out = ([], 0) if listener is None else listener.take_all(is_over=is_over)
+        found = {"progress": self._runs.progress(), "lines": lines, "left_out": left_out}
+        return {"status": "done", **found}
+
     def close(self, reason: str) -> None:
         """Abort what runs and drop everything. Does not wait for running functions."""
+        if self.listener is not None:
+            self.listener.end()
         self._runs.close(reason)
         if self._timer is not None:
             self._timer.cancel()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 # Increase it with every change of the messages: a client then leaves out workers of other versions.
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 LEASE_PREFIX = f"{PLUGIN_NAME}-lease"
@@ -309,6 +309,7 @@ _CALLS = calls(
     HostedNodes.forget,
     HostedNodes.push,
     HostedNodes.abort,
+    HostedNodes.look,
 )
 
 

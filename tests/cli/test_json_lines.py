@@ -64,7 +64,14 @@ def test_each_line_is_an_object_with_the_keys_that_the_guide_names(
     result = invoke("run", f"{script}:make", "--checkpoint", script.parent / "runs", *options)
     events = lines(result.stdout)
     keys = documented("## JSON lines")
-    assert {event["event"] for event in events} == {"start", "group", "save", "state", "end"}
+    assert {event["event"] for event in events} == {
+        "start",
+        "group",
+        "save",
+        "print",
+        "state",
+        "end",
+    }
     for event in events:
         if event["event"] not in ("state", "end"):
             assert set(event) == {"event", "time"} | keys[event["event"]]

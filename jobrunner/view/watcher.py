@@ -1,0 +1,72 @@
+"""Ask the workers what a view shows beside what the run tells: what tasks print, what has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Collection
+
+from jobrunner.errors import ExecutionError
+from jobrunner.view.prints import Where, listen
+from jobrunner.view.state import RunState, Tell
+
+LOOK_SECONDS = 0.5
+LOOKING_SHARE = 20
+"""To look may take one of so many seconds."""
+PATIENCE_SECONDS = 1.0
+"""How long a worker may take to answer; later it is asked again."""
+
+
+class Watcher:
+    """Asks the workers of a run now and then; for `here` and `where` see `prints.listen`."""
+
+    def __init__(self, state: RunState, tell: Tell, here: Collection[str], where: Where) -> None:
+        self._state = state
+        self._tell = tell
+        self._about = sorted(here), where
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="jobrunner-watcher", daemon=True)
+        self._bindings: set[str] = set()  # those asked
+
+    def begin(self) -> None:
+        """Begin to look, or go on with other workers."""
+        binding = self._state.binding
+        if binding is not None and binding.name not in self._bindings:
+            self._bindings.add(binding.name)
+            with contextlib.suppress(ExecutionError, OSError, TimeoutError):
+                binding.ask(listen, binding.name, *self._about, patience=PATIENCE_SECONDS)
+            if not self._thread.ident:
+                self._thread.start()
+
+    def look(self, *, is_over: bool = False) -> None:
+        """Ask all workers once."""
+        binding = self._state.binding
+        if binding is None:
+            return
+        with self._lock, contextlib.suppress(ExecutionError, OSError, TimeoutError):
+            tasks: dict[str, tuple[int, int, str]] = {}
+            left_out = 0
+            for reply in binding.look(PATIENCE_SECONDS, is_over=is_over):
+                tasks.update(reply.get("progress", {}))
+                left_out += reply.get("left_out", 0)
+                for node, task, text in reply.get("lines", ()):
+                    self._tell("print", {"node": node, "task": task, "text": text})
+            self._state.count(tasks)
+            if left_out:
+                self._tell("prints_left_out", {"lines": left_out})
+
+    def end(self) -> None:
+        """Take what was printed last, and look no more."""
+        if self._bindings and not self._is_over.is_set():
+            self._is_over.set()
+            self.look(is_over=True)
+            self._thread.join()
+
+    def _work(self) -> None:
+        seconds = LOOK_SECONDS
+        while not self._is_over.wait(seconds):
+            started = time.monotonic()
+            self.look()
+            seconds = max(LOOK_SECONDS, LOOKING_SHARE * (time.monotonic() - started))

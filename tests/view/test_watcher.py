@@ -1,0 +1,201 @@
+"""What a view learns from the workers: what tasks print, and how many have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from distributed import LocalCluster
+
+from jobrunner import Job, JobRunner, Node, Session, Task, epoch_limiter
+from jobrunner.view import Live, prints
+from jobrunner.worker.program import Program
+
+REACHED, LET_GO = threading.Event(), threading.Event()
+
+
+class View:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Mapping[str, Any]]] = []
+        self.known: Mapping[str, Any] = {}
+
+    def open(self) -> None:
+        REACHED.clear()
+        LET_GO.clear()
+
+    def tell(self, event: str, about: Mapping[str, Any]) -> None:
+        self.told.append((event, about))
+
+    def draw(self, known: Mapping[str, Any]) -> None:
+        self.known = known
+
+    def close(self) -> None:
+        LET_GO.set()
+
+    @property
+    def prints(self) -> list[tuple[str, ...]]:
+        return [tuple(about.values()) for event, about in self.told if event == "print"]
+
+
+def speak(n: int) -> int:
+    print("first", n)
+    print("bar 1\rbar 2", file=sys.stderr)
+    print("no", "end", end="")
+    return n + 1
+
+
+def make(function: Any = speak, epochs: int = 1) -> Job:
+    with Job("talk") as job:
+        with job.init_group:
+            Task(print, kwargs={"end": "made\n"}, node=Node("a"), name="begin")
+            Task(lambda: 1, outputs="n", node=Node("a"))
+        Task(function, inputs="n", outputs="n", node=Node("a"), name="speak")
+    epoch_limiter(job, epochs)
+    return job
+
+
+def run(session: Session, job: Job, **options: Any) -> View:
+    view = View()
+    with Live(view, interval_seconds=0.0, **options) as live:
+        JobRunner(job, callbacks=[live.state]).run(session, progress=False)
+    return view
+
+
+@contextlib.contextmanager
+def streams() -> Iterator[io.StringIO]:
+    """The streams of this process, in which the workers are."""
+    found = io.StringIO()
+    with contextlib.redirect_stdout(found), contextlib.redirect_stderr(io.StringIO()) as errors:
+        yield found
+        assert (sys.stdout, sys.stderr) == (found, errors)
+
+
+SAID = [
+    ("a", "begin", "made"),
+    ("a", "speak", "first 1"),
+    ("a", "speak", "bar 2"),
+    ("a", "speak", "no end"),
+]
+
+
+def test_what_tasks_print_is_told_with_node_and_task(process_cluster: LocalCluster) -> None:
+    with Session.connect(process_cluster.scheduler_address) as session:
+        assert sorted(run(session, make()).prints) == sorted(SAID)
+
+
+@pytest.mark.parametrize(
+    ("here", "where", "is_taken", "is_written"),
+    [
+        (prints.names_of(None), "leave", False, True),
+        (prints.names_of(None), "take", True, False),
+        (prints.names_of(None), "copy", True, True),
+        ((), "take", True, True),
+        ((), "leave", True, True),
+    ],
+)
+def test_prints_get_to_the_user_once(
+    inproc_session: Session, here: Any, where: Any, is_taken: bool, is_written: bool
+) -> None:
+    with streams() as stdout:
+        view = run(inproc_session, make(), here=here, where=where)
+    assert sorted(view.prints) == (sorted(SAID) if is_taken else [])
+    assert stdout.getvalue() == ("made\nfirst 1\nno end" if is_written else "")
+
+
+def test_only_the_session_of_the_view_is_heard(
+    inproc_session: Session,
+) -> None:
+    view = View()
+    job = make()
+    with (
+        streams() as stdout,
+        Session(inproc_session.client) as other,
+        Live(view, interval_seconds=0.0) as live,
+    ):
+
+        class Between:
+            def on_load(self, *args: object) -> None: ...
+
+            def on_epoch(self, *args: object) -> None:
+                print("the client")
+                other.run(Task(print, kwargs={"end": "other\n"}, node=Node("b")))
+
+        JobRunner(job, callbacks=[live.state, Between()]).run(inproc_session, progress=False)
+    assert sorted(view.prints) == sorted(SAID)
+    assert "the client\nother\n" in stdout.getvalue()
+
+
+def shout(n: int) -> int:
+    for i in range(prints.MOST_LINES + 7):
+        print(i)
+    return n
+
+
+def test_of_too_many_lines_the_number_is_told(inproc_session: Session) -> None:
+    with streams() as stdout:
+        view = run(inproc_session, make(shout), here=())
+    assert len(view.prints) <= prints.MOST_LINES + 1
+    left_out = sum(about["lines"] for event, about in view.told if event == "prints_left_out")
+    assert len(view.prints) + left_out == prints.MOST_LINES + 8
+    assert f"{prints.MOST_LINES + 6}\n" in stdout.getvalue()  # the worker's own output
+
+
+def test_lines_without_room_are_written_where_they_would_be_without_a_view(
+    inproc_session: Session,
+) -> None:
+    with streams() as stdout:
+        view = run(inproc_session, make(shout), here=prints.names_of(None), where="take")
+    raw = stdout.getvalue().split()
+    assert len(raw) + len(view.prints) == prints.MOST_LINES + 8
+
+
+def wait(n: int) -> int:
+    REACHED.set()
+    LET_GO.wait(30)
+    return n
+
+
+def test_a_long_group_is_counted_by_node(inproc_session: Session) -> None:
+    with Job("long") as job:
+        with job.init_group:
+            Task.on_each([Node("a"), Node("b")], lambda: 1, outputs="n")
+        Task(lambda n: n, inputs="n", outputs="m", node=Node("a"), name="before")
+        late = Task(wait, inputs="n", outputs="n", node=Node("a"), name="wait")
+        Task(lambda n: n, inputs=[late], node=Node("b"), name="after")
+    epoch_limiter(job, 1)
+    view = View()
+    with Live(view, interval_seconds=0.0) as live:
+        runner = JobRunner(job, callbacks=[live.state])
+        thread = threading.Thread(target=runner.run, args=(inproc_session,))
+        thread.start()
+        assert REACHED.wait(30)
+        live._watcher.look()
+        known = live.state.to_dict()
+        LET_GO.set()
+        thread.join()
+    rows = {it["node"]: (it["does"], it["task"], it["ended"], it["tasks"]) for it in known["nodes"]}
+    assert rows == {"a": ("runs", "wait", 1, 2), "b": ("waits", None, 0, 1)}
+    assert [it["node"] for it in view.known["nodes"]] == ["a", "b"]
+
+
+def test_a_program_counts_what_has_neither_ended_nor_begun() -> None:
+    class Step:
+        def __init__(self, position: int, node: str) -> None:
+            self.position, self.name = position, f"t{position}"
+            self.workspace = type("W", (), {"node": node})
+
+    program = Program.__new__(Program)
+    program.steps = [Step(i, "ab"[i % 2]) for i in range(6)]  # type: ignore[misc]
+    program.first = [0, 1, 2, 4]
+    counts = [0, 0, 0, 1, 0, 0]  # 0 has ended, 1 runs, 2 is ready, 3 waits, 4 is not taken yet
+    assert program.progress(counts, [2], 2, [program.steps[1]]) == {
+        "a": (1, 3, ""),
+        "b": (1, 3, "t1"),
+    }
