@@ -7,5 +7,6 @@ from jobrunner.cli import (  # these add commands to `main`
     maintenance,
     run,
     runs,
+    shell,
 )
 from jobrunner.cli.command import main

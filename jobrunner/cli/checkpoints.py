@@ -12,6 +12,8 @@ import click
 from jobrunner.cli.command import DIFFERENT, Output, exit_code_of, main
 from jobrunner.cli.options import (
     cluster_options,
+    complete_directories,
+    complete_epochs,
     directory_argument,
     epoch_argument,
     nothing_recorded,
@@ -37,9 +39,16 @@ if TYPE_CHECKING:
 _REPLAY_OPTIONS = ("target", "allow_pickle", "parameters", "workers", "threads", "scheduler")
 
 
-@main.command("verify")
+@main.command(
+    "verify",
+    examples=[
+        "jobrunner verify runs/kmeans",
+        "jobrunner verify runs/kmeans latest --deep",
+        "jobrunner verify runs/kmeans --replay 7 --job kmeans.py",
+    ],
+)
 @directory_argument
-@click.argument("epoch", metavar="[EPOCH]", required=False)
+@click.argument("epoch", metavar="[EPOCH]", required=False, shell_complete=complete_epochs)
 @click.option(
     "--deep", "is_deep", is_flag=True, help="Also read the whole log, and decode every blob."
 )
@@ -185,9 +194,15 @@ def _load_all(checkpoint: Checkpoint) -> None:
                 node.load(blob)
 
 
-@main.command("diff")
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
+@main.command(
+    "diff",
+    examples=[
+        "jobrunner diff runs/kmeans@3 @4",
+        "jobrunner diff runs/kmeans runs/other",
+    ],
+)
+@click.argument("a", metavar="A", shell_complete=complete_directories)
+@click.argument("b", metavar="B", shell_complete=complete_directories)
 @click.option("--deep", "is_deep", is_flag=True, help="Also read blobs whose digests are equal.")
 @click.option(
     "--allow-pickle",
@@ -236,7 +251,12 @@ def _open_checkpoint(
         yield manager.open(number)
 
 
-@main.command("pin")
+@main.command(
+    "pin",
+    examples=[
+        "jobrunner pin runs/kmeans 30 --label paper",
+    ],
+)
 @directory_argument
 @epoch_argument
 @click.option("--label", default="kept", show_default=True, help="Who pins it, or why.")
@@ -251,7 +271,12 @@ def pin_command(*, directory: str, epoch: str, label: str) -> Output:
     return Output(data, printable(text, kept=""))
 
 
-@main.command("unpin")
+@main.command(
+    "unpin",
+    examples=[
+        "jobrunner unpin runs/kmeans 30",
+    ],
+)
 @directory_argument
 @epoch_argument
 @click.option("--label", help="Remove only the pin with this label. [default: all]")
@@ -269,7 +294,12 @@ def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
     return Output(data, printable(f"{_name(manager, number)} is {state}.", kept=""))
 
 
-@main.command("restore")
+@main.command(
+    "restore",
+    examples=[
+        "jobrunner restore runs/kmeans 30",
+    ],
+)
 @directory_argument
 @epoch_argument
 @click.option(
@@ -298,10 +328,16 @@ def restore_command(*, directory: str, epoch: str, number: int | None, take_over
     return Output(data, f"{what} is recorded again, as saved at {record.time}.")
 
 
-@main.command("copy")
+@main.command(
+    "copy",
+    examples=[
+        "jobrunner copy runs/kmeans latest runs/backup",
+        "jobrunner copy runs/kmeans all s3://bucket/kmeans",
+    ],
+)
 @directory_argument
 @epoch_argument
-@click.argument("target", metavar="TARGET")
+@click.argument("target", metavar="TARGET", shell_complete=complete_directories)
 @take_over_option
 def copy_command(*, directory: str, epoch: str, target: str, take_over: bool) -> Output:
     """Copy an epoch to the checkpoint directory TARGET.

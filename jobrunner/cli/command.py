@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TextIO
 
@@ -77,10 +77,15 @@ class Output:
 
 
 class Command(click.Command):
-    """A command with ``--json``: prints the `Output` that its function returns, or its error."""
+    """A command with ``--json``: prints the `Output` that its function returns, or its error.
 
-    def __init__(self, name: str, **attributes: Any) -> None:
-        super().__init__(name, epilog=EPILOG, **attributes)
+    Its help shows the `examples`, which are command lines.
+    """
+
+    def __init__(self, name: str, examples: Sequence[str] = (), **attributes: Any) -> None:
+        shown = "\n".join(["\b\nExamples:", *(f"    {example}" for example in examples)])
+        super().__init__(name, epilog=f"{shown}\n\n{EPILOG}", **attributes)
+        self.examples = examples
         help = "Print one JSON object on stdout."
         self.params.append(click.Option(["--json", "as_json"], is_flag=True, help=help))
 

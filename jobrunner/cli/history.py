@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from jobrunner.report import Ledger
 
 
-@main.command("report")
+@main.command(
+    "report",
+    examples=[
+        "jobrunner report runs/kmeans -o report.html",
+    ],
+)
 @directory_argument
 @click.option(
     "-o",
@@ -41,7 +46,7 @@ def report_command(*, directory: str, output: str) -> Output:
     return Output({"path": manager.path, "report": path}, f"Wrote {path}")
 
 
-@main.command("stats")
+@main.command("stats", examples=["jobrunner stats runs/kmeans"])
 @directory_argument
 @count_option("--last", help="List only the newest N runs; the last line is of all.")
 def stats_command(*, directory: str, last: int | None) -> Output:
@@ -102,7 +107,7 @@ def _ledger(ledger: Ledger) -> dict[str, float]:
     return {**asdict(ledger), "goodput": ledger.goodput}
 
 
-@main.command("trace")
+@main.command("trace", examples=["jobrunner trace runs/kmeans"])
 @directory_argument
 @click.option(
     "-o",

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 _SHOWN_VALUE_LENGTH = 48
 
 
-@main.command("ls")
+@main.command(
+    "ls",
+    examples=[
+        "jobrunner ls runs/kmeans --last 5",
+        "jobrunner ls runs",
+        "jobrunner ls runs --best accuracy:max --state finished",
+    ],
+)
 @directory_argument
 @count_option("--last", help="List only the newest N epochs, or the first N runs.")
 @runs_options
@@ -109,7 +116,13 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     return Output(data, "\n".join((*lines, *notes, state)))
 
 
-@main.command("info")
+@main.command(
+    "info",
+    examples=[
+        "jobrunner info runs/kmeans latest",
+        "jobrunner info runs/kmeans 4.s200",
+    ],
+)
 @directory_argument
 @epoch_argument
 def info_command(*, directory: str, epoch: str) -> Output:

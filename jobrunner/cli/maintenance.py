@@ -25,7 +25,13 @@ _MASKED = 1000  # characters of a reason that are compared
 _DETAIL = re.compile(r"'[^']*'|/\S+|[0-9a-f]{8,}|\d+")
 
 
-@main.command("prune")
+@main.command(
+    "prune",
+    examples=[
+        "jobrunner prune runs/kmeans --keep-last 3 --dry-run",
+        "jobrunner prune runs/kmeans --keep-every 10 --keep-best loss",
+    ],
+)
 @directory_argument
 @keep_options
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted; change nothing.")
@@ -126,7 +132,13 @@ def _sizes(manager: MultiNodeCheckpointManager, epochs: Sequence[int]) -> dict[i
     return sizes
 
 
-@main.command("fsck")
+@main.command(
+    "fsck",
+    examples=[
+        "jobrunner fsck runs/kmeans --brief",
+        "jobrunner fsck runs/kmeans --repair",
+    ],
+)
 @directory_argument
 @click.option("--brief", "is_brief", is_flag=True, help="Show only stray and damaged objects.")
 @click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,52 @@ from jobrunner.positions import parse_position
 from jobrunner.texts import listed
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cluster import Session
 
 _MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
 Function = Callable[..., Output]
 
-directory_argument = click.argument("directory", metavar="DIR")
-epoch_argument = click.argument("epoch", metavar="EPOCH")
+
+def complete_directories(
+    ctx: click.Context, option: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Let the shell complete the name of a directory."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def complete_files(
+    ctx: click.Context, option: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Let the shell complete the name of a file."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_epochs(
+    ctx: click.Context, option: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The epochs whose stores are in the directory; reads nothing else, so that it is quick."""
+    from click.shell_completion import CompletionItem
+
+    from jobrunner.names import parse_store_name
+
+    try:
+        names = os.listdir(ctx.params.get("directory") or "")
+    except OSError:  # none, or a URL
+        return []
+    epochs = {store.epoch for name in names if (store := parse_store_name(name)) is not None}
+    texts = ["latest", *map(str, sorted(epochs))]
+    return [CompletionItem(text) for text in texts if text.startswith(incomplete)]
+
+
+directory_argument = click.argument("directory", metavar="DIR", shell_complete=complete_directories)
+epoch_argument = click.argument("epoch", metavar="EPOCH", shell_complete=complete_epochs)
 take_over_option = click.option(
     "--take-over", is_flag=True, help="Take over the directory from a run that may still be alive."
 )

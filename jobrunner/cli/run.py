@@ -16,6 +16,8 @@ from jobrunner import errors
 from jobrunner.cli.command import SAVES_FAILED, STDOUT, Output, main
 from jobrunner.cli.options import (
     cluster_options,
+    complete_directories,
+    complete_files,
     count_option,
     param_option,
     read_number,
@@ -59,11 +61,20 @@ def _check_report(ctx: click.Context, option: click.Parameter, path: str | None)
     return path
 
 
-@main.command("run")
-@click.argument("target", metavar="FILE_OR_MODULE[:JOB]")
+@main.command(
+    "run",
+    examples=[
+        "jobrunner run kmeans.py --checkpoint runs/kmeans --workers 2",
+        "jobrunner run kmeans.py --checkpoint runs/k8 --param k=8 --keep-last 3",
+        "jobrunner run kmeans.py --checkpoint /shared/k --scheduler tcp://host:8786",
+        "jobrunner run package.jobs:train --checkpoint s3://bucket/train --dry-run",
+    ],
+)
+@click.argument("target", metavar="FILE_OR_MODULE[:JOB]", shell_complete=complete_files)
 @click.option(
     "--checkpoint",
     required=True,
+    shell_complete=complete_directories,
     metavar="DIR",
     help="The checkpoint directory, at the same path on all workers; or its URL, s3://...",
 )

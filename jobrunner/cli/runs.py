@@ -19,7 +19,7 @@ import click
 
 from jobrunner.cli.command import DIFFERENT, Output, main
 from jobrunner.cli.formatting import fit_items, format_age, format_table
-from jobrunner.cli.options import open_directory, read_pairs
+from jobrunner.cli.options import complete_directories, open_directory, read_pairs
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import clip, counted, format_metrics, show
 
@@ -267,9 +267,14 @@ def format_progress(run: RunSummary) -> str:
     return f"{run.epoch}" if run.total_epochs is None else f"{run.epoch}/{run.total_epochs}"
 
 
-@main.command("compare")
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
+@main.command(
+    "compare",
+    examples=[
+        "jobrunner compare runs/seed-0 runs/seed-1",
+    ],
+)
+@click.argument("a", metavar="A", shell_complete=complete_directories)
+@click.argument("b", metavar="B", shell_complete=complete_directories)
 @click.option(
     "--allow-pickle",
     is_flag=True,
