@@ -32,6 +32,7 @@ from jobrunner.define import (
     TaskGroup,
     TaskOutput,
     check_orphans,
+    check_seedable,
 )
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_distinct
@@ -44,6 +45,8 @@ def compile_job(job: Job) -> Plan:
     check_orphans(since, f"Job {job.name!r}")
     tasks = {name: group.tasks() for name, group in job.groups.items()}
     every = all_tasks(job)
+    for task in every if job.seed_global_rng else ():
+        check_seedable(task.fn, f"Task {task.full_name!r} of a job with seed_global_rng")
     outputs = [blob for task in every for blob in task.output_blobs]
     updated = {blob.key for task in every for blob in task.updates}
     global_blobs = find_globals(every)

@@ -16,6 +16,7 @@ from jobrunner.define.arguments import (
     Rule,
     check_call,
     check_runs,
+    check_seedable,
     checked,
     instance,
     number,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import numpy as np
 
 from jobrunner.errors import DefinitionError
 from jobrunner.positions import is_whole, read_position
@@ -236,6 +239,18 @@ def check_call(
             f"{where}: {getattr(fn, '__name__', type(fn).__name__)}{signature} cannot be called with "
             f"{count} arguments{keywords}: {error}."
         ) from None
+
+
+def check_seedable(fn: Callable[..., Any], where: str) -> None:
+    """Raise `DefinitionError` if `fn` is a method of a generator, which workers get a copy of."""
+    owner = getattr(without_partials(fn), "__self__", None)
+    if isinstance(owner, random.Random | np.random.RandomState | np.random.Generator):
+        name = getattr(without_partials(fn), "__name__", "draw")
+        raise DefinitionError(
+            f"{where}: {name} is a method of a generator ({type(owner).__name__}), of which workers "
+            f"get a copy that is not seeded. Pass a function that calls it, such as "
+            f"`def draw(): return np.random.{name}()`."
+        )
 
 
 def read_setup(functions: object, where: str) -> Mapping[str, Callable[[], Any]]:

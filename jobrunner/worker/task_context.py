@@ -29,6 +29,7 @@ from jobrunner.define import (
     Min,
     Sum,
     Total,
+    check_seedable,
     pack_array,
     without_partials,
 )
@@ -326,6 +327,11 @@ def seeded(function: Callable[_P, _R]) -> Callable[_P, _R]:
     callable
         Takes and returns the same. Outside a task, it only calls `function`.
 
+    Raises
+    ------
+    DefinitionError
+        `function` is itself a method of a generator, such as ``random.random``.
+
     Notes
     -----
     A process has one set of global generators, so such calls take turns in each worker process, and
@@ -338,6 +344,7 @@ def seeded(function: Callable[_P, _R]) -> Callable[_P, _R]:
     ... def shuffle(rows):
     ...     return list(np.random.permutation(rows))
     """
+    check_seedable(function, "seeded")
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextvars
 import random
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 
 from jobrunner import (
+    DefinitionError,
     Job,
     JobRunner,
     MultiNodeCheckpointManager,
@@ -117,6 +119,25 @@ def test_calls_of_a_task_draw_different_numbers_and_those_outside_of_it_whatever
     state = random.getstate()
     assert shuffle() == random.Random(1).random()
     random.setstate(state)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        random.random,
+        np.random.normal,
+        partial(np.random.normal, 1),
+        np.random.default_rng(1).random,
+    ],
+)
+def test_a_method_of_a_generator_is_refused_because_workers_get_a_copy(method):
+    with pytest.raises(DefinitionError, match="seeded: .* is a method of a generator"):
+        seeded(method)
+    with Job("drawing", seed_global_rng=True) as job:
+        Task(method, inputs=(), outputs="x", node="a", name="draw")
+    epoch_limiter(job, 1)
+    with pytest.raises(DefinitionError, match="'a/draw' of a job with seed_global_rng: .* copy"):
+        job.compile()
 
 
 def test_calls_take_turns_in_a_process():
