@@ -17,7 +17,7 @@ from jobrunner.errors import EndOfData
 
 Index = int | slice | Indices
 
-_MOST_READY = 1024
+_MOST_READY = 1024  # records or batches
 
 
 class Indexed:
@@ -90,10 +90,11 @@ class Indexed:
         None if that is less than a batch, or may be the last one.
         """
         position, size = self.position, self._size
-        start, stop = position.at, position.until - self.setup.least
+        start, until = position.at, position.until
+        stop = until - self.setup.least
         if start + size > stop:
             return None
-        first = start if self._order is None else int(self._numbers(start, start + 1, stop)[0])
+        first = int(self._numbers(start, start + 1, until)[0])
         block = int(np.searchsorted(self._ends, first, side="right"))
         end = int(self._ends[block])
         part = self.setup.source.part(end - self._lengths[block], end)
@@ -103,7 +104,7 @@ class Indexed:
             return None
         stop = start + count * size
         if self._order is not None:
-            numbers = self._numbers(start, stop, position.until)
+            numbers = self._numbers(start, stop, until)
             return part, list(numbers.reshape(-1, size)) if self._batch else numbers.tolist()
         starts = range(start, stop, size)
         if self._batch is None:

@@ -119,7 +119,8 @@ class Position:
     def prepare(self, indices: Sequence[Any], size: int, read: Callable[[Any], Any]) -> None:
         """Make `ready` what is next: what `read` returns for each of `indices`, `size` records each.
 
-        Threads take items from `ready`, and indices in place of items, without the lock.
+        Threads take from `ready` without the lock: each index goes to one of them. It counts as read
+        from then on, since the position is told by how many are left.
         """
         self.at += len(indices) * size
         self.indices, self._size, self.read = iter(indices), size, read
