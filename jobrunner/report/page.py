@@ -135,7 +135,7 @@ def _tiles(story: Story) -> Html:
     about["runs"] = len(story.runs)
     about["wall time"] = format_seconds(whole.wall)
     if whole.wall:
-        about["compute"] = f"{whole.goodput:.1%}"
+        about["goodput"] = f"{whole.goodput:.1%}"
     about["losses"] = sum(len(run.losses) for run in story.runs)
     if saves:
         about["last checkpoint"] = format_bytes(saves[-1].nbytes)

@@ -53,13 +53,13 @@ def time_section(story: Story) -> Html:
         (
             run.number,
             format_seconds(run.ledger.wall),
-            share(run.ledger.compute, run.ledger.wall),
+            f"{run.ledger.goodput:.1%}",
             _ledger_bar(run.ledger, f"run {run.number}"),
         )
         for run in story.runs[-MOST_ROWS:]
     ]
     guessed = [run.number for run in story.runs if run.is_estimated]
-    each = table(("run", "wall time", "compute", "where it went"), runs, left=(3,))
+    each = table(("run", "wall time", "goodput", "where it went"), runs, left=(3,))
     return section(
         "Where time went",
         _ledger_bar(whole, "all runs"),
@@ -74,6 +74,11 @@ def time_section(story: Story) -> Html:
         )
         if len(story.runs) > 1
         else "",
+        note(
+            f"{format_seconds(story.gap_seconds)} passed between the runs, which is not counted."
+            if story.gap_seconds
+            else ""
+        ),
         note(
             f"{counted(len(guessed), 'run')} recorded no timing; what is shown of "
             f"{'it' if len(guessed) == 1 else 'them'} is derived from the times of saves."

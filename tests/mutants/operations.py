@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from jobrunner.cli.options import open_directory
 from jobrunner.define import Job
 from jobrunner.errors import JobRunnerError
 from jobrunner.positions import to_json
+from jobrunner.report import read_story, to_page
 from jobrunner.run import Replay
 from jobrunner.run.replay.compare import compare_checkpoints
 from jobrunner.testing import FaultyFiles
@@ -144,6 +146,10 @@ class Case:
         manager = self.manager()
         _print(checkpoints.copy_epochs(manager, manager.epochs()[-3:], self.copy, is_all=True))
 
+    def report(self) -> None:
+        page = to_page(read_story(self.manager()))
+        ElementTree.fromstring(page.partition("\n")[2])
+
     # ---- Python
 
     def load(self) -> None:
@@ -237,8 +243,8 @@ class Case:
 
 
 READING = (
-    *("ls", "info", "verify", "verify_deep", "diff", "diff_deep", "fsck", "prune_best", "load"),
-    *("look", "look_lazily", "ask", "plan", "plan_epoch", "replay", "load_in_run"),
+    *("ls", "info", "verify", "verify_deep", "diff", "diff_deep", "fsck", "prune_best", "report"),
+    *("load", "look", "look_lazily", "ask", "plan", "plan_epoch", "replay", "load_in_run"),
 )
 WRITING = ("fsck_repair", "prune", "pin", "restore", "copy_all", "resume")
 

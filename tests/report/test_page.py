@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,18 @@ def test_many_of_everything_stay_bounded_and_the_page_says_so() -> None:
         "The newest 50 of 120 saves",
     ):
         assert part in text, part
+
+
+def test_values_that_no_chart_can_draw_do_no_harm() -> None:
+    values = [math.nan, math.inf, 1e308, -1e308, 5e-324, 10**400, True, None, "x", 1.0]
+    story = make_story(10, num_runs=1)
+    [run] = story.runs
+    epochs = tuple(
+        replace(it, metrics={"a/b": value, "b": value, "never": math.nan})
+        for it, value in zip(run.epochs, values, strict=True)
+    )
+    page = to_page(replace(story, runs=(replace(run, epochs=epochs),)))
+    assert "nan" not in "".join(it.get("d", "") for it in parse(page).iter())
 
 
 def test_a_story_without_anything_is_a_page() -> None:

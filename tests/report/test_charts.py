@@ -1,0 +1,62 @@
+"""Curves and timelines of any length are drawn from few points and blocks."""
+
+from __future__ import annotations
+
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from jobrunner.report.charts import Block, Curve, Mark, curves, lanes, merge, range_of, thin
+
+
+def test_a_long_curve_keeps_its_ends_and_every_peak() -> None:
+    points = [(float(i), math.sin(i / 50)) for i in range(20_000)]
+    points[7_777] = (7_777.0, 9.0)
+    points[12_345] = (12_345.0, -9.0)
+    drawn = thin(points)
+    assert len(drawn) <= 1000
+    assert drawn == sorted(drawn)
+    assert {(7_777.0, 9.0), (12_345.0, -9.0)} <= set(drawn)
+
+
+def test_blocks_too_short_to_be_seen_are_drawn_as_one_with_the_next_of_their_kind() -> None:
+    blocks = [Block(i / 10, (i + 1) / 10, "ab"[i % 2], f"number {i}") for i in range(10_000)]
+    drawn = merge(blocks, 5.0)
+    assert len(drawn) <= 2 * (1000 / 5.0 + 1)
+    assert drawn[0] == Block(0.0, pytest.approx(4.9), "a", "number 0 … number 48")
+    assert {block.kind for block in drawn} == {"a", "b"}
+    assert max(block.ended for block in drawn) == 1000.0
+
+
+def test_a_curve_has_a_gap_where_there_is_no_number() -> None:
+    curve = Curve("curve", [(1, 1.0), (2, 2.0), (3, math.nan), (4, 1.0)])
+    chart = ElementTree.fromstring(curves("loss", "", range_of([1, 4]), [curve]))
+    paths = [path.get("d") for path in chart.iter("path")]
+    assert paths == ["M0,100L333.33,0", "M1000,100L1000,100"]
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ((0.01, 100.0), ["0.01", "1", "100"]),  # logarithmic
+        ((0.0, 100.0), ["0", "50", "100"]),
+        ((3.0, 3.0), ["2", "3", "4"]),
+        ((math.nan,), ["0", "0.5", "1"]),
+    ],
+)
+def test_an_axis_has_round_numbers(values: tuple[float, ...], labels: list[str]) -> None:
+    curve = Curve("curve", list(enumerate(values)))
+    chart = ElementTree.fromstring(curves("loss", "", range_of([0, 1]), [curve]))
+    [axis] = [it for it in chart.iter("div") if it.get("class") == "y"]
+    assert ["".join(it.itertext()) for it in axis] == labels
+
+
+def test_a_timeline_says_in_words_what_it_draws() -> None:
+    rows = [("run", [Block(0, 2, "compute", ""), Block(2, 5, "save_wait", "")]), ("<b>", [])]
+    drawn = lanes(rows, range_of([0, 10]), [Mark(3, "loss", "lost: x")])
+    root = ElementTree.fromstring(drawn)
+    said = [it.get("aria-label") for it in root.iter("svg")]
+    assert said == ["run: compute 2.0 s, save wait 3.0 s", "<b>: nothing recorded"]
+    assert re.findall(r"left: (\d+)", drawn) == ["0", "20", "40", "60", "80", "100"]
