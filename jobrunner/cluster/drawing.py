@@ -18,5 +18,5 @@ def draw_session(address: str, state: str, dashboard: str, placement: Mapping[st
     rows = [(worker, listed(names, 12)) for worker, names in list(nodes.items())[:MOST_WORKERS]]
     title = f"{counted(len(placement), 'node')} on {counted(len(nodes), 'worker')}"
     shown = folded(title, table(("worker", "nodes"), rows, left=(0, 1))) if nodes else title
-    about = {"state": state, "dashboard": dashboard or "none"}
+    about = {"state": state, "dashboard": tag("a", dashboard, href=dashboard) if dashboard else ""}
     return card("Session", address, pairs(about), tag("div", shown))
