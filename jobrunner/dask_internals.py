@@ -88,6 +88,13 @@ async def connect_directly(client: Client, address: str, timeout_seconds: float)
     return comm
 
 
+def add_dashboard_pages(pages: Mapping[str, Callable[..., None]]) -> None:
+    """Let dashboards that are made later in this process have more pages, by path."""
+    from distributed.dashboard import scheduler  # slow to import
+
+    scheduler.applications.update(pages)
+
+
 # ---- local clusters
 
 

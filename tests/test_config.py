@@ -35,7 +35,10 @@ def test_each_key_has_its_default_is_documented_and_is_used(key: str, value: flo
     else:
         assert config.get_number(key) == value
     guide = (_ROOT / "docs" / "configuration.md").read_text()
-    assert f"| `jobrunner.{key}` | {str(value).lower() if value is True else value} |" in guide
+    assert (
+        f"| `jobrunner.{key}` | {str(value).lower() if isinstance(value, bool) else value} |"
+        in guide
+    )
     readers = [path for path in _PACKAGE.rglob("*.py") if path.name != "config.py"]
     assert any(key.rpartition(".")[2] in path.read_text() for path in readers)
 

@@ -23,7 +23,7 @@ from distributed import Client, LocalCluster, Nanny, Security
 from distributed.comm.addressing import get_address_host
 
 from jobrunner.cluster.scheduler import SchedulerLink
-from jobrunner.config import get_choice
+from jobrunner.config import get_choice, get_flag
 from jobrunner.dask_internals import OwnClient, count_workers, nanny_class
 from jobrunner.errors import DefinitionError, ExecutionError, SchedulerLostError
 from jobrunner.texts import get_logger
@@ -273,6 +273,9 @@ class OwnCluster:
             settings["distributed.worker.preload"] = [*preload, "jobrunner.worker.preload"]
             resource_tracker.ensure_running()  # starting it later would unblock signals
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        if get_flag("dashboard"):
+            preload = dask.config.get("distributed.scheduler.preload")
+            settings["distributed.scheduler.preload"] = [*preload, "jobrunner.dashboard"]
         with dask.config.set(settings):
             return LocalCluster(**options)
 

@@ -16,7 +16,7 @@ from jobrunner.cluster.placement import WorkerInfo, place, within_reach
 from jobrunner.cluster.scheduler import PING_SECONDS, SILENT, describe_unfit
 from jobrunner.compile import PlannedNode
 from jobrunner.errors import PlacementError
-from jobrunner.texts import get_logger
+from jobrunner.texts import clip, get_logger, listed
 from jobrunner.worker import MOST_PINGS, find_cut, lease_key, run_lease
 
 logger = get_logger(__name__)
@@ -68,7 +68,12 @@ class Leases:
             need = needs[placed[node.name]]
             for resource, amount in (node.resources or {}).items():
                 need[resource] = need.get(resource, 0) + amount
-        late = self._messenger.sync(self._bind, self._submit(needs), deadline, details)
+        hosted: dict[str, list[str]] = {address: [] for address in needs}
+        for name, address in placed.items():
+            hosted[address].append(name)
+        job = details["job"] or "session"
+        titles = {address: f"{job}: {listed(names, 3)}" for address, names in hosted.items()}
+        late = self._messenger.sync(self._bind, self._submit(needs, titles), deadline, details)
         if late:
             workers = self._members.workers
             for address in late:
@@ -212,15 +217,17 @@ class Leases:
 
     # ---- reserving
 
-    def _submit(self, needs: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-        """Submit the lease tasks; returns address -> key."""
+    def _submit(
+        self, needs: Mapping[str, Mapping[str, float]], titles: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Submit the lease tasks, under titles for Dask's pages; returns address -> key."""
         keys: dict[str, str] = {}
         for address, need in needs.items():
             worker = self._members.workers[address]
             if worker.leases and not need:
                 continue  # another lease is needed only for more resources
-            name = self._messenger.name
-            key = keys[address] = lease_key(name, worker.incarnation, len(worker.leases))
+            lease = self._messenger.name, worker.incarnation, len(worker.leases)
+            key = keys[address] = lease_key(*lease, clip(titles[address], 80))
             worker.leases.append(
                 self._scheduler.client.submit(
                     run_lease,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -69,8 +69,7 @@ class Session:
     def __init__(self, client: Client) -> None:
         self._connection = Connection(client)
         self._connection.scheduler.check_open()
-        scheduler: Any = client.scheduler
-        self._address = str(scheduler.address)
+        self._address = str(client.scheduler.address)  # type: ignore[union-attr]  # it is open
         self._id = secrets.token_hex(6)
         self._lock = threading.Lock()
         self._runner: tuple[str, int] | None = None  # what runs, and its thread
@@ -78,6 +77,7 @@ class Session:
         self._last_binding: Binding | None = None  # even if it failed or is released
         self._num_bindings = 0
         self._is_closed = False
+        self.at_close: list[Callable[[], object]] = []  # these return at once and raise nothing
         self._release_seconds = RELEASE_SECONDS
 
     @classmethod
@@ -226,6 +226,8 @@ class Session:
         if self._is_closed:
             return
         self._is_closed = True
+        for call in self.at_close:
+            call()
         try:
             if self._binding is not None:
                 self._binding.release(self._release_seconds)

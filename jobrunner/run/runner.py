@@ -222,7 +222,7 @@ class JobRunner:
         # Its errors come before anything is bound or written.
         plan_resume(self, plan, self.resume_from_epoch)
         self.stop_reason = ""
-        with session.exclusive(f"Job {plan.job!r}"), show_run(progress) as views:
+        with session.exclusive(f"Job {plan.job!r}"), show_run(progress, session) as views:
             self._run = Run(self, plan, session, began, views)
             try:
                 with stop_on_signals(self._ask_to_stop, self.grace_seconds):

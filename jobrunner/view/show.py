@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
+from jobrunner.cluster import Session
+from jobrunner.view.dashboard import OnDashboard, has_dashboard
 from jobrunner.view.lines import JSONLines, Lines
 from jobrunner.view.live import Live
 from jobrunner.view.prints import names_of
 
 
 @contextlib.contextmanager
-def show_run(progress: bool | None) -> Iterator[Sequence[object]]:
-    """Show the run in the block, and yield the callbacks that do; None: where somebody looks."""
-    if progress is None:
-        progress = _is_watched()
-    if not progress:
-        yield ()
-        return
-    with show_on(sys.stderr) as live:
-        yield (live.state,)
+def show_run(progress: bool | None, session: Session) -> Iterator[Sequence[object]]:
+    """Show the run in the block, and yield the callbacks that do; None: where somebody looks.
+
+    It is also shown on the dashboard of the session's scheduler, if that shows runs.
+    """
+    with contextlib.ExitStack() as views:
+        shown = []
+        if _is_watched() if progress is None else progress:
+            shown.append(views.enter_context(show_on(sys.stderr)))
+        if has_dashboard(session.client):
+            view = OnDashboard(session.client, secrets.token_hex(4))
+            session.at_close.append(view.forget)
+            shown.append(views.enter_context(Live(view, interval_seconds=1.0)))
+        yield [live.state for live in shown]
 
 
 def show_on(stream: TextIO) -> Live:

@@ -24,7 +24,7 @@ from jobrunner.cluster.binding import check_runs, read_value
 from jobrunner.cluster.messages import read_reply
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.worker.epoch_batch import merge_runs
-from jobrunner.worker.plugin import LEASE_PREFIX, OPERATION
+from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME
 from tests.sampling import sampled
 
 PATIENCE_SECONDS = 20
@@ -116,7 +116,7 @@ def test_no_message_ends_a_worker_or_leaves_a_run_waiting(process_cluster, round
                     assert last.fetch() == 4
                 except ExecutionError as error:
                     failures.append(str(error))
-            keys = [f"{LEASE_PREFIX}|", f"{LEASE_PREFIX}-{draw.random()}"]
+            keys = [f"{PLUGIN_NAME}|", f"{PLUGIN_NAME}-{draw.random()}"]
             client.gather([client.submit(int, key=key, pure=False) for key in keys])
         assert client.run(os.getpid) == pids
     assert len(failures) < rounds
