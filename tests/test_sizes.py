@@ -8,6 +8,7 @@ import jobrunner
 PACKAGE = Path(jobrunner.__file__).parent
 MOST_MODULES = 14
 MOST_LINES = 400
+MOST_AT_THE_TOP = 8
 
 
 def test_no_package_has_more_modules_than_one_can_keep_in_mind() -> None:
@@ -16,6 +17,11 @@ def test_no_package_has_more_modules_than_one_can_keep_in_mind() -> None:
     for path in modules:
         counts[path.parent] += 1
     assert {it.name: count for it, count in counts.items() if count > MOST_MODULES} == {}
+
+
+def test_few_modules_lie_beside_the_packages() -> None:
+    found = [path.name for path in PACKAGE.glob("*.py") if not path.name.startswith("_")]
+    assert len(found) <= MOST_AT_THE_TOP, found
 
 
 def test_no_file_is_longer_than_one_reads_at_a_time() -> None:

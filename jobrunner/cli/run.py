@@ -24,7 +24,6 @@ from jobrunner.cli.options import (
     read_pairs,
 )
 from jobrunner.cli.saving import save_options
-from jobrunner.environment import COMMAND
 from jobrunner.signals import handled, terminated_as_interrupt
 from jobrunner.texts import counted, printable
 
@@ -182,6 +181,7 @@ def run(
     """
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cli.script import Script
+    from jobrunner.cluster import COMMAND
     from jobrunner.run import JobRunner
     from jobrunner.view import show_lines, show_on
 

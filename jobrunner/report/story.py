@@ -74,7 +74,7 @@ class RunStory:
     plan : mapping
         How it described its tasks; empty if that is not recorded.
     environment : mapping
-        What it ran on; see `jobrunner.environment`.
+        What it ran on; see `jobrunner.cluster.environment`.
     began : float
     ended : float or None
         None if it was lost or still runs.

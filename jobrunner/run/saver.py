@@ -22,11 +22,10 @@ from jobrunner.checkpoint import (
     read_metadata,
     read_receipts,
 )
-from jobrunner.cluster import Binding, run_in_thread
+from jobrunner.cluster import Binding, describe_environment, run_in_thread
 from jobrunner.compile import Plan, describe, find_classes
 from jobrunner.config import get_number
 from jobrunner.define import Job
-from jobrunner.environment import describe_environment
 from jobrunner.errors import CheckpointWriteError, CommitConflictError
 from jobrunner.run.result import NodeSave, SaveReport
 from jobrunner.texts import get_logger
