@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jobrunner.data.order import Indices
-from jobrunner.data.sources import Part, Source, joined, not_an_end, rows_of
+from jobrunner.data.sources import Part, joined, rows_of, without_end
 
 _HELD = 2
 """Blocks in memory: a batch ends one and begins the next."""
@@ -21,7 +21,7 @@ class Load(Protocol):
     """Reads blocks."""
 
     def __call__(self, number: int, /) -> Any:
-        """The block of a number: anything that `rows_of` accepts."""
+        """The block of a number: anything that `rows_of` accepts, with a length."""
 
     def where(self, number: int, /) -> str:
         """Which block that is, for messages."""
@@ -30,24 +30,24 @@ class Load(Protocol):
 class _Block:
     """A block, which the first thread that reads in it loads. Its records have the numbers of all."""
 
-    def __init__(self, start: int, load: Callable[[], Source]) -> None:
+    def __init__(self, start: int, load: Callable[[], Part]) -> None:
         self._start, self._load = start, load
         self._lock = threading.Lock()
-        self._source: Source | None = None
+        self._rows: Part | None = None
 
     def get(self, index: int | slice) -> Any:
-        source, start = self._source or self._loaded(), self._start
+        rows, start = self._rows or self._loaded(), self._start
         if isinstance(index, int):
-            return source.get(index - start)
-        return source.get(slice(index.start - start, index.stop - start))
+            return rows.get(index - start)
+        return rows.get(slice(index.start - start, index.stop - start))
 
     def take(self, numbers: Indices) -> Any:
-        return (self._source or self._loaded()).take(numbers - self._start)
+        return (self._rows or self._loaded()).take(numbers - self._start)
 
-    def _loaded(self) -> Source:
+    def _loaded(self) -> Part:
         with self._lock:
-            self._source = self._source or self._load()
-            return self._source
+            self._rows = self._rows or self._load()
+            return self._rows
 
 
 class Blocks:
@@ -67,8 +67,15 @@ class Blocks:
         self._held: OrderedDict[int, _Block] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, index: int | slice) -> Any:
-        """One record, or a batch of those in a slice."""
+    def part(self, start: int, stop: int) -> Part:
+        """What reads from one block, if all these records are in it."""
+        number = self._number_of(start)
+        if stop <= self._ends[number]:
+            block = self._block(number)
+            return Part(block.get, block.take)
+        return Part(self._get, self._take)
+
+    def _get(self, index: int | slice) -> Any:
         if isinstance(index, int):
             return self._block(self._number_of(index)).get(index)
         pieces, start = [], index.start
@@ -80,8 +87,7 @@ class Blocks:
             start, block = until, block + 1
         return pieces[0] if len(pieces) == 1 else joined(pieces)
 
-    def take(self, numbers: Indices) -> Any:
-        """A batch of the records of these numbers."""
+    def _take(self, numbers: Indices) -> Any:
         blocks = np.searchsorted(self._ends, numbers, side="right")
         order = np.argsort(blocks, kind="stable")
         parts = np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1)
@@ -94,11 +100,6 @@ class Blocks:
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
         return rows_of(found).take(places)
-
-    def part(self, start: int, stop: int) -> Part:
-        """The block that has these records, or all if there is none."""
-        number = self._number_of(start)
-        return self._block(number) if stop <= self._ends[number] else self
 
     def _number_of(self, record: int) -> int:
         return int(np.searchsorted(self._ends, record, side="right"))
@@ -118,19 +119,16 @@ class Blocks:
         return (Blocks, (self.lengths, self._load))
 
 
-def _loaded(load: Load, number: int, expected: int) -> Source:
+def _loaded(load: Load, number: int, expected: int) -> Part:
     """The records of a block; errors name it."""
     try:
-        source = rows_of(load(number))
-    except StopIteration as error:
-        raise not_an_end(load.where(number)) from error
+        data = without_end(load)(number)
     except Exception as error:
         error.add_note(f"While reading {load.where(number)}.")
         raise
-    found = sum(source.lengths)
-    if found != expected:
+    if len(data) != expected:
         raise ValueError(
             f"{load.where(number)}: expected {expected} records, as counted or given when the reader was made, "
-            f"found {found}. The data must not change while it is read."
+            f"found {len(data)}. The data must not change while it is read."
         )
-    return source
+    return rows_of(data)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from jobrunner.data.position import Position, Ranges
@@ -44,9 +43,6 @@ class Cursor(Protocol):
     def read(self) -> Any:
         """The next record or batch; raises `EndOfData` at the end of the pass."""
 
-    def loop(self) -> Iterator[Any]:
-        """What `read` returns, to the end of the pass."""
-
     def count(self) -> int:
         """How many records or batches a whole pass has; raises `TypeError` if that is not known."""
 
@@ -64,13 +60,6 @@ def reduced(cursor: Cursor) -> tuple[Any, ...]:
     return (opened, (cursor.setup, cursor.position.state_dict()))
 
 
-def until_end(read: Callable[[], Any]) -> Iterator[Any]:
-    """What a function returns, until it raises `EndOfData`."""
-    with suppress(EndOfData):
-        while True:
-            yield read()
-
-
 class Ahead:
     """Threads read the next batches ahead. Its position is that of what it has handed out."""
 
@@ -84,10 +73,6 @@ class Ahead:
         self._pool: ThreadPoolExecutor | None = None
 
     __reduce__ = reduced
-
-    def loop(self) -> Iterator[Any]:
-        """What is left of the pass."""
-        return until_end(self.read)
 
     def read(self) -> Any:
         """The next record or batch."""

@@ -118,7 +118,7 @@ def from_csv(
     lengths = [each.records for each in blocks]
     load = _Rows(blocks, headers[0].names, delimiter, known)
     if blocks:
-        first = Blocks(lengths, load).get(slice(0, 1))
+        first = Blocks(lengths, load).part(0, 1).get(slice(0, 1))
         load = load._replace(types={field.name: field.type for field in first.schema})
     return reader_of(Indexed, Blocks(lengths, load))
 

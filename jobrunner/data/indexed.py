@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from jobrunner.data.cursors import Setup, reduced
 from jobrunner.data.order import WINDOW, Indices, Shuffled
 from jobrunner.data.position import OPEN, Position, Ranges, cut, end_of
 from jobrunner.data.sources import Part
-from jobrunner.errors import EndOfData
 
 Index = int | slice | Indices
 
@@ -49,13 +47,6 @@ class Indexed:
             read, index = self._next()
         return read(index)
 
-    def loop(self) -> Iterator[Any]:
-        """What is left of the pass."""
-        with suppress(EndOfData):
-            while True:
-                yield from self.position.ready
-                yield self.read()
-
     def plan(self) -> Callable[[], tuple[Any, Ranges]]:
         """Reads the next batch in another thread; returns it, and what is left of the pass then."""
         with self.position.lock:
@@ -64,7 +55,7 @@ class Indexed:
 
     def _next(self) -> tuple[Callable[[Any], Any], Index]:
         """What reads the next record or batch, which counts as read from now on, and its index."""
-        position, source, size = self.position, self.setup.source, self._size
+        position, size = self.position, self._size
         for index in position.indices:
             return position.read, index
         if ready := self._whole_batches():
@@ -77,12 +68,13 @@ class Indexed:
         rest = position.rest
         if not rest:
             raise end_of(position.number)
+        get, take = self.setup.source.part(0, self._total)
         taken, position.rest = cut(rest, 0, size), cut(rest, size, OPEN)
         if self._order is None and len(taken) == 1:
             start, stop = taken[0].start, taken[0].stop
-            return source.get, start if self._batch is None else slice(start, stop)
+            return get, start if self._batch is None else slice(start, stop)
         found = np.concatenate([self._numbers(each.start, each.stop, each.stop) for each in taken])
-        return (source.get, int(found[0])) if self._batch is None else (source.take, found)
+        return (get, int(found[0])) if self._batch is None else (take, found)
 
     def _whole_batches(self) -> tuple[Part, Sequence[Index]] | None:
         """What the next reads take, and of what: as much as is in one block, and in this range.

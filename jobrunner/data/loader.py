@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jobrunner.data.cursors import Setup, reduced, until_end
+from jobrunner.data.cursors import Setup, reduced
 from jobrunner.data.position import check_state, end_of
 from jobrunner.data.reader import DataReader, reader_of
 from jobrunner.define import FLAG, NATURAL, instance
@@ -52,6 +52,8 @@ def from_loader(loader: Any) -> DataReader:
 class Loaded:
     """The cursor of a loader, and its position."""
 
+    ready = ()  # nothing is, before it is read
+
     def __init__(self, setup: Setup) -> None:
         if setup != Setup(setup.kind, setup.source):
             raise DefinitionError(
@@ -64,10 +66,6 @@ class Loaded:
         self._items: Iterator[Any] | None = None
 
     __reduce__ = reduced
-
-    def loop(self) -> Iterator[Any]:
-        """What is left of the pass."""
-        return until_end(self.read)
 
     @property
     def position(self) -> Loaded:

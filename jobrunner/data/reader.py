@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, Self, runtime_checkable
 
-from jobrunner.data.cursors import Cursor, Setup, opened, until_end
+from jobrunner.data.cursors import Cursor, Setup, opened
 from jobrunner.define import COUNT, FLAG, INTERVAL, NATURAL, checked
 from jobrunner.errors import DefinitionError, EndOfData
 
@@ -186,7 +187,14 @@ class DataReader:
         if self.finished:
             self._cursor.position.begin()
         self._taken, self._started = 0, None
-        return until_end(self.read) if self._is_limited else self._cursor.loop()
+        return self._loop()
+
+    def _loop(self) -> Iterator[Any]:
+        with suppress(EndOfData):
+            while True:
+                if not self._is_limited:
+                    yield from self._cursor.position.ready
+                yield self.read()
 
     def __next__(self) -> Any:
         try:

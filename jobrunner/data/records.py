@@ -10,7 +10,7 @@ import numpy as np
 from jobrunner.data.blocks import Blocks
 from jobrunner.data.indexed import Indexed
 from jobrunner.data.reader import DataReader, reader_of
-from jobrunner.data.sources import Source, Structure, rows_of
+from jobrunner.data.sources import Rows, Source, Structure
 from jobrunner.errors import DefinitionError
 
 
@@ -58,7 +58,7 @@ def source_of(data: Any) -> Source:
         )
     if hasattr(data, "chunks") and hasattr(data, "shape") and hasattr(data, "dtype"):
         return _chunks_of(data)
-    return rows_of(data)
+    return Rows(data)
 
 
 def _structure(data: Mapping[Any, Any], kind: type[Any]) -> Structure:

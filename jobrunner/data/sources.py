@@ -12,14 +12,13 @@ import numpy as np
 from jobrunner.data.order import Indices
 
 
-class Part(Protocol):
-    """Reads records by number; it never raises `StopIteration`."""
+class Part(NamedTuple):
+    """Functions that read records by number. They never raise `StopIteration`, which ends loops."""
 
-    def get(self, index: Any, /) -> Any:
-        """The record of a number, or a batch of those in a slice."""
-
-    def take(self, numbers: Indices, /) -> Any:
-        """A batch of the records of these numbers, in their order."""
+    get: Callable[[Any], Any]
+    """The record of a number, or a batch of those in a slice."""
+    take: Callable[[Indices], Any]
+    """A batch of the records of these numbers, in their order."""
 
 
 class Source(Protocol):
@@ -29,159 +28,112 @@ class Source(Protocol):
     def lengths(self) -> Sequence[int]:
         """Records of each block that is read as a whole; one block if any records can be read."""
 
-    def get(self, index: Any, /) -> Any:
-        """As a `Part`."""
-
-    def take(self, numbers: Indices, /) -> Any:
-        """As a `Part`."""
-
     def part(self, start: int, stop: int, /) -> Part:
-        """Itself, or what reads faster as long as only these records are asked for."""
+        """What reads the records from `start` to before `stop`, by their numbers in the whole."""
 
 
 class Rows:
-    """Rows that are indexed as those of an array are.
+    """Data in memory."""
 
-    Batches of a slice of a NumPy array are views. What is read must not be changed, since it is not
-    saved: so these views cannot be.
-    """
-
-    def __init__(self, rows: Any, through: str = "") -> None:
-        self.lengths: Sequence[int] = (len(rows),)
-        self._rows, self._through = rows, through
-        if isinstance(rows, np.ndarray):
-            rows = rows.view()
-            rows.flags.writeable = False
-        by = getattr(rows, through) if through else rows
-        self.get: Callable[[Any], Any] = by.__getitem__
-        self.take: Callable[[Indices], Any] = by.__getitem__
-        # What gathers rows in half the time, or less:
-        if type(rows) in (np.ndarray, np.memmap) and rows.flags.c_contiguous and rows.flags.aligned:
-            self.take = partial(rows.view(np.ndarray).take, axis=0)
-        elif is_of(rows, "torch") and rows.device.type == "cpu":
-            self.take = partial(_selected, rows)
+    def __init__(self, data: Any) -> None:
+        self.lengths: Sequence[int] = (len(data),)
+        self._data = data
+        self._part = rows_of(data)
 
     def part(self, start: int, stop: int) -> Part:
-        """Itself."""
-        return self
+        """The same for all."""
+        return self._part
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Rows, (self._rows, self._through))
-
-
-def _selected(rows: Any, numbers: Indices) -> Any:
-    import torch
-
-    return rows.index_select(0, torch.from_numpy(numbers))
-
-
-class Listed:
-    """A sequence of records, whose batches are lists."""
-
-    def __init__(self, items: Any) -> None:
-        self.lengths: Sequence[int] = (len(items),)
-        self._items = items
-        self.get: Callable[[Any], Any] = items.__getitem__ if type(items) is list else self._get
-
-    def take(self, numbers: Indices) -> list[Any]:
-        """A list of records."""
-        return self._listed(numbers.tolist())
-
-    def part(self, start: int, stop: int) -> Part:
-        """Itself."""
-        return self
-
-    def _get(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return self._listed(range(index.start, index.stop))
-        try:
-            return self._items[index]
-        except StopIteration as error:
-            raise not_an_end(f"record {index}") from error
-
-    def _listed(self, numbers: Sequence[int]) -> list[Any]:
-        try:
-            if hasattr(self._items, "__getitems__"):  # a PyTorch data set that reads many at once
-                found: list[Any] = self._items.__getitems__(list(numbers))
-                return found
-            if len(numbers) == 1:
-                return [self._items[numbers[0]]]
-            return list(itemgetter(*numbers)(self._items))
-        except StopIteration as error:
-            raise not_an_end(f"records {numbers!r:.200}") from error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Listed, (self._items,))
-
-
-class Columns:
-    """An Arrow table, whose batches are tables, or a Hugging Face data set, whose are dicts."""
-
-    def __init__(self, table: Any) -> None:
-        self.lengths: Sequence[int] = (len(table),)
-        self._table = table
-        self._is_arrow = is_of(table, "pyarrow")
-        self.get: Callable[[Any], Any] = self._slice if self._is_arrow else table.__getitem__
-
-    def take(self, numbers: Indices) -> Any:
-        """A batch."""
-        return self._table.take(numbers) if self._is_arrow else self._table[numbers.tolist()]
-
-    def part(self, start: int, stop: int) -> Part:
-        """Itself."""
-        return self
-
-    def _slice(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return self._table.slice(index.start, index.stop - index.start)
-        return self._table.slice(index, 1).to_pylist()[0]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Columns, (self._table,))
+        return (Rows, (self._data,))
 
 
 class Structure(NamedTuple):
     """Sources of one length, in a dict or a tuple."""
 
-    parts: Mapping[Any, Any]
+    sources: Mapping[Any, Source]
     kind: type[dict[Any, Any] | tuple[Any, ...]]
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Those of the part of most blocks."""
-        found: Sequence[int] = max((part.lengths for part in self.parts.values()), key=len)
-        return found
-
-    def get(self, index: Any) -> Any:
-        """One record or batch of each part."""
-        return self._of_each({name: part.get(index) for name, part in self.parts.items()})
-
-    def take(self, numbers: Indices) -> Any:
-        """A batch of each part."""
-        return self._of_each({name: part.take(numbers) for name, part in self.parts.items()})
+        """Those of the source of most blocks."""
+        return max((source.lengths for source in self.sources.values()), key=len)
 
     def part(self, start: int, stop: int) -> Part:
-        """With what is faster for each part."""
-        parts = {name: part.part(start, stop) for name, part in self.parts.items()}
-        return self._replace(parts=parts)
+        """What reads a record or batch of each."""
+        parts = {name: source.part(start, stop) for name, source in self.sources.items()}
+        if self.kind is tuple:
+            return Part(
+                lambda index: tuple(part.get(index) for part in parts.values()),
+                lambda numbers: tuple(part.take(numbers) for part in parts.values()),
+            )
+        return Part(
+            lambda index: {name: part.get(index) for name, part in parts.items()},
+            lambda numbers: {name: part.take(numbers) for name, part in parts.items()},
+        )
 
-    def _of_each(self, found: dict[Any, Any]) -> Any:
-        return found if self.kind is dict else tuple(found.values())
 
-
-def rows_of(data: Any) -> Source:
-    """A source of an array, a table or a sequence in memory."""
+def rows_of(data: Any) -> Part:
+    """What reads an array, a table or a sequence in memory."""
     if isinstance(data, np.ndarray):
-        return Rows(data)
+        # What is read must not be changed, since it is not saved; batches in order are views.
+        data = data.view()
+        data.flags.writeable = False
+        # `take` gathers rows in half the time, but copies all of other arrays first.
+        is_plain = type(data) in (np.ndarray, np.memmap)
+        if is_plain and data.flags.c_contiguous and data.flags.aligned:
+            return Part(data.__getitem__, partial(data.view(np.ndarray).take, axis=0))
+        return Part(data.__getitem__, data.__getitem__)
     if is_of(data, "pandas") and hasattr(data, "iloc"):
-        return Rows(data, "iloc")
-    if (is_of(data, "datasets") and hasattr(data, "column_names")) or (
-        is_of(data, "pyarrow") and hasattr(data, "num_columns")
-    ):
-        return Columns(data)
+        return Part(data.iloc.__getitem__, data.iloc.__getitem__)
+    if is_of(data, "datasets") and hasattr(data, "column_names"):
+        return Part(data.__getitem__, lambda numbers: data[numbers.tolist()])
+    if is_of(data, "pyarrow") and hasattr(data, "num_columns"):
+        return Part(partial(_of_table, data), data.take)
     if hasattr(data, "shape") and hasattr(data, "dtype"):
-        return Rows(data)
-    return Listed(data)
+        is_tensor = is_of(data, "torch") and data.device.type == "cpu"
+        return Part(data.__getitem__, partial(_of_tensor, data) if is_tensor else data.__getitem__)
+    read = partial(_of_sequence, data)
+    if type(data) is list:
+        return Part(data.__getitem__, read)
+    return Part(without_end(read), without_end(read))
+
+
+def _of_table(table: Any, index: int | slice) -> Any:
+    if isinstance(index, slice):
+        return table.slice(index.start, index.stop - index.start)
+    return table.slice(index, 1).to_pylist()[0]
+
+
+def _of_tensor(tensor: Any, numbers: Indices) -> Any:
+    import torch
+
+    return tensor.index_select(0, torch.from_numpy(numbers))
+
+
+def _of_sequence(items: Any, index: int | slice | Indices) -> Any:
+    if isinstance(index, int):
+        return items[index]
+    if isinstance(index, slice):
+        index = np.arange(index.start, index.stop)
+    numbers = index.tolist()
+    if hasattr(items, "__getitems__"):  # a PyTorch data set that reads many at once
+        return items.__getitems__(numbers)
+    return [items[numbers[0]]] if len(numbers) == 1 else list(itemgetter(*numbers)(items))
+
+
+def without_end(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same function, which raises another error in place of `StopIteration`."""
+
+    def read_safely(index: Any) -> Any:
+        try:
+            return read(index)
+        except StopIteration as error:
+            raise RuntimeError(
+                f"Reading {index!r:.200} raised StopIteration; expected a record, or an IndexError."
+            ) from error
+
+    return read_safely
 
 
 def joined(pieces: list[Any]) -> Any:
@@ -207,10 +159,3 @@ def joined(pieces: list[Any]) -> Any:
 def is_of(value: object, package: str) -> bool:
     """Whether a value's class is of a library, which need not be imported to tell."""
     return type(value).__module__.partition(".")[0] == package
-
-
-def not_an_end(where: str) -> RuntimeError:
-    """The error of data that raises `StopIteration`, which would end a loop."""
-    return RuntimeError(
-        f"{where}: reading raised StopIteration; expected a record, or an IndexError."
-    )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, islice
 from typing import Any
 
-from jobrunner.data.cursors import Setup, reduced, until_end
+from jobrunner.data.cursors import Setup, reduced
 from jobrunner.data.position import OPEN, Position, Ranges, end_of, is_open
 from jobrunner.data.reader import DataReader, reader_of
 from jobrunner.errors import DefinitionError
@@ -72,10 +72,6 @@ class Stream:
         self._last: Any = None  # what the factory has returned, if it was an iterator
 
     __reduce__ = reduced
-
-    def loop(self) -> Iterator[Any]:
-        """What is left of the pass."""
-        return until_end(self.read)
 
     def count(self) -> int:
         """Raise `TypeError`."""

@@ -202,6 +202,7 @@ def test_lines_come_without_their_ends_and_files_in_the_order_of_their_names(
 
 
 def test_long_files_are_read_block_by_block(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     path = tmp_path / "long.txt"
     path.write_text("".join(f"{i:01000d}\n" for i in range(3000)))
     reader = from_lines(path)
@@ -224,6 +225,7 @@ def test_data_that_changes_under_a_reader_is_noticed(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     path = tmp_path / "a.csv"
     for read, what in (
         (from_lines, path),
@@ -285,6 +287,7 @@ def test_csv_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 
 def test_other_things_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     bag = pytest.importorskip("dask.bag").from_sequence([1, 2], npartitions=2)
     array = pytest.importorskip("dask.array").ones(4)
     with pytest.raises(DefinitionError, match="Use from_dask"):
@@ -366,7 +369,7 @@ def test_data_that_raises_stop_iteration_loses_no_record() -> None:
             return i
 
     for reader in (from_records(Stopping()), from_records(Stopping()).batched(2)):
-        with pytest.raises(RuntimeError, match="2.*reading raised StopIteration"):
+        with pytest.raises(RuntimeError, match="Reading .*2.* raised StopIteration"):
             list(reader)
 
 
