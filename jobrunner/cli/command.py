@@ -61,7 +61,7 @@ Exit codes:
   130  interrupted (143: terminated before the run began)
 """
 
-_AS_JSON, _AS_LINES = "jobrunner.json", "jobrunner.lines"
+AS_JSON, _AS_LINES = "jobrunner.json", "jobrunner.lines"
 STDOUT = "jobrunner.stdout"
 """Where a command with JSON on stdout finds it: what it prints as usual goes to stderr."""
 
@@ -113,7 +113,7 @@ class Commands(click.Group):
         """Look for ``--json`` first: wrong usage may stop click before it reads the option."""
         given = " ".join(args).replace("=", " ")
         ctx.meta[_AS_LINES] = "--log-format json" in given
-        ctx.meta[_AS_JSON] = "--json" in args or ctx.meta[_AS_LINES]
+        ctx.meta[AS_JSON] = "--json" in args or ctx.meta[_AS_LINES]
         with _wrong_usage(ctx):
             return super().parse_args(ctx, args)
 
@@ -130,7 +130,7 @@ def _wrong_usage(ctx: click.Context) -> Iterator[None]:
     except click.UsageError as error:
         if not isinstance(error, click.exceptions.NoArgsIsHelpError):  # whose message is the help
             error.message = printable(error.message, kept="")  # type: ignore[misc]  # click reads it
-        if ctx.meta[_AS_JSON]:
+        if ctx.meta[AS_JSON]:
             failure = _failure("UsageError", error.format_message(), "", error.exit_code)
             _print(_dump(failure, ctx.meta[_AS_LINES]))
         raise

@@ -1,4 +1,4 @@
-"""Many runs: ``ls`` of a directory that has some below it, ``compare`` and ``top``."""
+"""Many runs: ``ls`` of a directory that has some below it, and ``compare``."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ def list_runs(
         "epochs": [],
         "damaged": {},
         "unclaimed": [],  # of `ls` of one run
-        "runs": [_to_json(*row) for row in rows],
+        "runs": [run_to_json(*row) for row in rows],
         "is_whole": is_whole,
     }
     if not rows:
         return Output(data, "\n".join([*notes, f"None of the runs below {path} is such a run."]))
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     return Output(
-        data, "\n".join([format_runs(rows, width, best["metric"] if best else ""), *notes])
+        data,
+        "\n".join([format_runs(rows, terminal_width(), best["metric"] if best else ""), *notes]),
     )
 
 
@@ -168,7 +168,8 @@ def _is_chosen(run: RunSummary, choice: Mapping[str, Any]) -> bool:
     )
 
 
-def _to_json(run: RunSummary, best: tuple[float, int] | None) -> dict[str, Any]:
+def run_to_json(run: RunSummary, best: tuple[float, int] | None = None) -> dict[str, Any]:
+    """A run, for ``--json``."""
     about = {name: it for name, it in asdict(run).items() if name not in ("num_epochs", "error")}
     value, epoch = best or (None, None)
     return {
@@ -195,7 +196,7 @@ def format_runs(rows: Sequence[Row], width: int | None = None, best: str = "") -
     whole = [run for run in runs if not run.error]
     jobs = {run.job for run in whole}
     shared = _shared_parameters(whole)
-    columns = [["RUN", *(_clip_name(run.name, width) for run in runs)]]
+    columns = [["RUN", *(clip_name(run.name, width) for run in runs)]]
     if len(jobs) > 1:
         columns.append(["JOB", *(run.job for run in runs)])
     columns.append(["STATE", *(run.state or "-" for run in runs)])
@@ -254,8 +255,13 @@ def _fit(
     ]
 
 
-def _clip_name(name: str, width: int | None) -> str:
-    """The end of a long name, which tells more than its start."""
+def terminal_width() -> int | None:
+    """The width of the terminal; None if stdout is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def clip_name(name: str, width: int | None) -> str:
+    """The end of a name that is long for a terminal; it tells more than the start."""
     most = len(name) if width is None else max(_LEAST_NAME, width // 3)
     return name if len(name) <= most else f"…{name[1 - most :]}"
 

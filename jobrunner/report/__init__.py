@@ -3,7 +3,15 @@
 from jobrunner.report.ledger import Ledger
 from jobrunner.report.page import to_page, write_report
 from jobrunner.report.reader import read_story
-from jobrunner.report.runs import DEPTH, RunSummary, best_of, find_runs, summarize_run
+from jobrunner.report.runs import (
+    DEPTH,
+    LiveRun,
+    LiveRuns,
+    RunSummary,
+    best_of,
+    find_runs,
+    summarize_run,
+)
 from jobrunner.report.story import (
     EpochStory,
     LossStory,

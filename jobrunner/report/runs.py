@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jobrunner.checkpoint import (
     LOG_DIRECTORY,
+    EndEntry,
     Files,
     MultiNodeCheckpointManager,
     Process,
@@ -19,13 +23,20 @@ from jobrunner.checkpoint import (
     read_beat,
 )
 from jobrunner.errors import CheckpointError
+from jobrunner.names import MAX_NAME_LENGTH
 from jobrunner.report.reader import unix_time
 from jobrunner.report.story import RunState
+from jobrunner.texts import clip
 
 DEPTH = 4
 """How many levels below a directory its runs are looked for."""
 MOST_DIRECTORIES = 20_000
 """Directories that are looked into for runs."""
+SEARCH_SECONDS = 2.0
+"""How often `LiveRuns` looks for runs that have begun; less often if this takes long."""
+_PACE_SECONDS = 30.0
+_MOST_EPOCHS = 10**18
+_MOST_AFTER_END = 16  # entries, such as pins
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +147,12 @@ def _summarize(manager: MultiNodeCheckpointManager, name: str, state: State) -> 
     plan, total = recorded.plan_of(number) or {}, recorded.info_of(number).get("total_epochs")
     summary = RunSummary(
         name,
-        job=str(plan.get("job") or ""),
+        job=clip(str(plan.get("job") or ""), MAX_NAME_LENGTH),
         parameters=plan.get("parameters", {}),
         num_epochs=len(state.recorded),
         latest=latest,
         epoch=latest,
-        total_epochs=total if isinstance(total, int) else None,
+        total_epochs=total if isinstance(total, int) and 0 <= total < _MOST_EPOCHS else None,
         metrics=record["details"].get("metrics", {}) if record else {},
         saved=saved,
         last_seen=unix_time(recorded.log.read_entry(state.number).time),
@@ -149,8 +160,7 @@ def _summarize(manager: MultiNodeCheckpointManager, name: str, state: State) -> 
         pid=process.pid,
     )
     if state.is_ended:
-        is_done = state.done is not None and state.done == latest
-        return replace(summary, state="finished" if is_done else "stopped")
+        return replace(summary, state=_outcome(manager, state))
     beat = read_beat(recorded.files, recorded.path, run.run)
     last_seen = max(summary.last_seen or 0.0, beat.time)
     if not may_live(beat, run.process, run.run, run.heartbeat_seconds):
@@ -158,10 +168,20 @@ def _summarize(manager: MultiNodeCheckpointManager, name: str, state: State) -> 
     summary = replace(summary, state="running", last_seen=last_seen)
     if beat.status is None or not beat.status.num_ended:
         return summary
-    status, seconds = beat.status, beat.time - unix_time(run.time)
+    status, seconds = beat.status, max(0.0, beat.time - unix_time(run.time))
     pace, metrics = seconds / status.num_ended, status.metrics or summary.metrics
     epoch = max(latest or 0, status.epoch)
     return replace(summary, epoch=epoch, pace_seconds=pace, metrics=metrics)
+
+
+def _outcome(manager: MultiNodeCheckpointManager, state: State) -> RunState:
+    """How the last run of a directory ended."""
+    for number in range(state.number, max(-1, state.number - _MOST_AFTER_END), -1):
+        entry = manager.recorded.log.read_entry(number)
+        if isinstance(entry, EndEntry) and entry.outcome is not None:
+            return entry.outcome
+    is_done = state.done is not None and state.done == state.latest
+    return "finished" if is_done else "stopped"
 
 
 def best_of(
@@ -180,3 +200,69 @@ def best_of(
     ]
     best = min(found, default=None)
     return None if best is None else (sign * best[0], best[1])
+
+
+class LiveRun(NamedTuple):
+    """A run that is alive, as seen now."""
+
+    run: RunSummary
+    beat_seconds: float
+    """Since its last heartbeat."""
+    pace_seconds: float | None
+    """From the end of an epoch to that of the next, lately."""
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Until its last epoch ends; None if nobody knows."""
+        run, pace = self.run, self.pace_seconds
+        if pace is None or run.total_epochs is None:
+            return None
+        return pace * max(0, run.total_epochs - (run.epoch or 0))
+
+
+class LiveRuns:
+    """The runs below a directory that are alive, for somebody who looks again and again."""
+
+    def __init__(
+        self, files: Files, path: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._files, self._path, self._clock = files, path, clock
+        self._managers: dict[str, MultiNodeCheckpointManager] = {}
+        self._alive: set[str] = set()
+        self._search_at = -math.inf
+        # By run: the last heartbeats that were seen, each with when, the epoch, and when by our clock.
+        self._beats: dict[str, deque[tuple[float, int, float]]] = {}
+
+    def look(self) -> list[LiveRun]:
+        """Read the log and the heartbeat of each run that is alive; now and then, of all."""
+        now = self._clock()
+        if is_search := now >= self._search_at:
+            for name in find_runs(self._files, self._path)[0]:
+                if name not in self._managers:
+                    path = self._path if name == "." else os.path.join(self._path, name)
+                    self._managers[name] = MultiNodeCheckpointManager(path, files=self._files)
+            self._alive = set(self._managers)
+        found = [summarize_run(self._managers[name], name) for name in sorted(self._alive)]
+        if is_search:
+            took = self._clock() - now
+            self._search_at = now + max(SEARCH_SECONDS, 10 * took)
+        found = [run for run in found if run.state == "running"]
+        self._alive = {run.name for run in found}
+        return [self._see(run, now) for run in found]
+
+    def _see(self, run: RunSummary, now: float) -> LiveRun:
+        beats = self._beats.setdefault(run.name, deque())
+        seen, epoch = run.last_seen or 0.0, run.epoch or 0
+        if beats and (seen < beats[-1][0] or epoch < beats[-1][1]):  # another run, or a loss
+            beats.clear()
+        if not beats or seen > beats[-1][0]:
+            beats.append((seen, epoch, now))
+        while len(beats) > 2 and seen - beats[1][0] > _PACE_SECONDS:
+            beats.popleft()
+        first, last = beats[0], beats[-1]
+        pace = run.pace_seconds
+        if last[1] > first[1]:
+            pace = (last[0] - first[0]) / (last[1] - first[1])
+        # The first heartbeat is as old as two clocks say, later ones as our own does.
+        age = now - last[2] if len(beats) > 1 else max(0.0, time.time() - seen)
+        return LiveRun(run, age, pace)

@@ -12,6 +12,7 @@ import pytest
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint import Status
+from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.cli.formatting import fit_items, format_age
 from jobrunner.cli.runs import format_runs, list_runs
 from jobrunner.report import RunSummary, find_runs
@@ -132,6 +133,23 @@ def test_a_run_that_is_gone_is_lost(tmp_path: Path) -> None:
     beat.write_bytes(b"%020d\n{}" % time.time_ns())
     run = ask("ls", tmp_path)["runs"][0]
     assert (run["state"], run["epoch"]) == ("lost", 0)  # its heartbeat's thread has ended
+
+
+def test_what_a_stranger_recorded_is_bounded(tmp_path: Path) -> None:
+    manager = record(tmp_path / "a", [1.0], total=10**40, k=1)  # type: ignore[arg-type]
+    manager.run.end()
+    entry = tmp_path / "a" / "_log" / "0000000000.json"
+    tree = dict(decode_entry(entry.read_bytes(), 0, str(entry)))
+    tree["info"]["plan"] |= {"job": "j" * 10**6, "parameters": {"p": "x" * 10**6}}
+    entry.write_bytes(encode_entry(tree))
+    [run] = ask("ls", tmp_path)["runs"]
+    assert run["total_epochs"] is None
+    assert len(run["job"]) == 128
+    assert len(invoke("ls", tmp_path).stdout) < 1000
+    for info in ({"plan": [1]}, {"plan": {"nodes": 3}}, {"total_epochs": "x"}, {}):
+        entry.write_bytes(encode_entry({**tree, "info": info}))
+        [run] = ask("ls", tmp_path)["runs"]
+        assert (run["state"], run["job"], run["total_epochs"]) == ("stopped", "", None)
 
 
 def test_neither_links_nor_hidden_directories_nor_runs_are_searched(tmp_path: Path) -> None:

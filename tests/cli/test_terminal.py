@@ -98,6 +98,9 @@ def test_every_command_escapes_what_a_directory_contains(hostile: Path, tmp_path
     for command in (
         ("ls", hostile),
         ("ls", tmp_path / "above"),
+        ("ls", hostile.parent, "--best", FILE),
+        ("top", hostile),
+        ("compare", hostile, hostile),
         ("info", hostile, 0),
         ("info", hostile, 3),
         ("info", hostile, FILE),

@@ -1,0 +1,109 @@
+"""``top``: follow the runs that are alive."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobrunner.cli.command import AS_JSON, Output, main
+from jobrunner.cli.formatting import fit_items, format_age, format_table
+from jobrunner.cli.options import complete_directories, open_directory
+from jobrunner.cli.runs import clip_name, format_progress, run_to_json, terminal_width
+from jobrunner.texts import counted, format_metrics, format_seconds, printable
+
+if TYPE_CHECKING:
+    from jobrunner.report import LiveRun, LiveRuns
+
+_MOST_METRICS = 20
+
+
+@main.command("top", examples=["jobrunner top runs", "jobrunner top --once"])
+@click.argument("root", metavar="[ROOT]", default=".", shell_complete=complete_directories)
+@click.option("--once", is_flag=True, help="Show them once. [default: if stdout is no terminal]")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to look.",
+)
+def top_command(*, root: str, once: bool, interval: float) -> Output:
+    """Follow the runs below ROOT that are alive, by their heartbeats, until Ctrl-C.
+
+    ROOT is a directory, the current one by default, or a URL.
+    """
+    from jobrunner.report import LiveRuns
+
+    manager = open_directory(root)
+    runs = LiveRuns(manager.recorded.files, manager.path)
+    as_json = click.get_current_context().meta[AS_JSON]
+    found: Sequence[LiveRun]
+    if once or as_json or not sys.stdout.isatty():
+        found = runs.look()
+    else:
+        found = _follow(runs, manager.path, interval)
+    data = {"path": manager.path, "runs": [_to_json(live) for live in found]}
+    return Output(data, format_live(found, manager.path, terminal_width()))
+
+
+def _follow(runs: LiveRuns, path: str, interval: float) -> Sequence[LiveRun]:
+    """Draw on the whole screen; returns what was drawn last."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    found: Sequence[LiveRun] = []
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as screen:
+            while True:
+                found = runs.look()
+                text = printable(format_live(found, path, *console.size))
+                screen.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
+                threading.Event().wait(interval)
+    except KeyboardInterrupt:
+        return found
+
+
+def _to_json(live: LiveRun) -> dict[str, Any]:
+    about = {"pace_seconds": live.pace_seconds, "eta_seconds": live.eta_seconds}
+    return {**run_to_json(live.run), **about, "beat_seconds": live.beat_seconds}
+
+
+def format_live(
+    found: Sequence[LiveRun], path: str, width: int | None = None, height: int | None = None
+) -> str:
+    """Two lines for each run, below a head; as many as there is room for."""
+    clock = time.strftime("%H:%M:%S")
+    if not found:
+        return f"{clock}  No run is alive below {path}\nTo list all: jobrunner ls {path}"
+    shown = found if height is None else found[: max(1, (height - 3) // 2)]
+    rows = [("RUN", "EPOCH", "PACE", "LEFT", "SAVED", "BEAT")]
+    for live in shown:
+        run, now = live.run, time.time()
+        saved = "-" if run.latest is None else f"{run.latest}, {format_age(run.saved, now)}"
+        rows.append(
+            (
+                clip_name(run.name, width),
+                format_progress(run),
+                "-" if live.pace_seconds is None else format_seconds(live.pace_seconds),
+                "-" if live.eta_seconds is None else format_seconds(live.eta_seconds),
+                saved,
+                f"{live.beat_seconds:.0f} s ago",
+            )
+        )
+    head, *lines = format_table(rows).splitlines()
+    text = [f"{clock}  {counted(len(found), 'run')} alive below {path}", head]
+    for live, line in zip(shown, lines, strict=True):
+        where = f"{live.run.job or 'a job'} on {live.run.host or 'a host'}, pid {live.run.pid}:"
+        items = [where, *format_metrics(live.run.metrics, _MOST_METRICS)]
+        text += [line, f"  {fit_items(items, width - 2) if width else ' '.join(items)}"]
+    if len(shown) < len(found):
+        text.append(f"and {len(found) - len(shown)} more")
+    return "\n".join(text)
