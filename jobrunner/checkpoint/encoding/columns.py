@@ -232,7 +232,7 @@ class _Columns:
 
     def _numbers(self, data: Array, at: _Place) -> dict[str, Tree]:
         self._count(data.size)
-        return {"$": "numbers", "at": self._part(data, at)}
+        return {"$": "numbers" if data.ndim == 1 else "tuples", "at": self._part(data, at)}
 
     def _texts(self, cls: Any, items: Any, at: _Place, few: Numbered | None = None) -> Tree:
         if cls is not bytearray and (few or len(set(items[: 2 * MOST_VALUES])) < MOST_VALUES):

@@ -70,6 +70,17 @@ def sort_numbers(items: list[Any], lengths: Iterable[int]) -> Array | None:
     return data[np.lexsort((data, np.repeat(np.arange(len(counts)), counts)))]
 
 
+def sort_tuples(rows: Collection[Any]) -> Array | None:
+    """Sort tuples of numbers of one type, all of one length; None if there are others."""
+    if set(map(type, rows)) != {tuple} or len(widths := set(map(len, rows))) > 1:
+        return None
+    data = pack(list(chain.from_iterable(rows)))
+    if data is None or data.dtype.kind == "c" or np.isnan(data).any():
+        return None
+    data = data.reshape(-1, *widths)
+    return data[np.lexsort(data.T[::-1])]
+
+
 def sort_members(value: Collection[Any]) -> list[Any]:
     """Sort the members of a set in an order that does not depend on the process."""
     kinds = set(map(type, value))

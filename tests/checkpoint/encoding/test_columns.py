@@ -104,6 +104,8 @@ MANY: dict[str, Callable[[], Any]] = {
     "frozen keys": lambda: {Key((i, "x")): Key(None) for i in range(N)},
     "sets": lambda: [set(map(str, range(i % 4))) for i in range(N)],
     "set of tuples": lambda: {(i, str(i)) for i in range(N)},
+    "set of pairs of numbers": lambda: frozenset((i % 7, -i) for i in range(N)),
+    "set of tuples of any length": lambda: {tuple(range(i % 9, i)) for i in range(N)},
     "sets of numbers": lambda: [{float(-j) for j in range(i % 4)} | {math.inf} for i in range(N)],
     "set of numbers and NaN": lambda: {math.nan, -0.0, *(i + 0.5 for i in range(N))},
     "truths": lambda: [[i % 3 == 0 for i in range(N)], [None, *(i % 3 == 0 for i in range(N))]] * 16,
@@ -542,7 +544,9 @@ def test_a_class_that_is_gone_or_another_is_named() -> None:
 
 def test_sets_of_numbers_and_tuples_are_in_the_same_order_everywhere() -> None:
     rows = [(i % 7, f"{i}", i * 0.5) for i in range(N)]
-    for items in (rows, [row[2] for row in rows], [hash(row[1]) for row in rows]):
+    pairs = [(i % 7, -i) for i in range(N)]
+    assert encode(set(pairs)).parts[0].data.tolist() == [[*pair] for pair in sorted(pairs)]
+    for items in (rows, pairs, [row[2] for row in rows], [hash(row[1]) for row in rows]):
         trees = [encode(set(order)) for order in (items, items[::-1])]
         for one, other in zip(*(blob.parts for blob in trees), strict=True):
             assert one.data.tobytes() == other.data.tobytes()
