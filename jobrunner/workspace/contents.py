@@ -285,13 +285,14 @@ def _held_by(kind: type, alike: list[Any], is_sole: bool) -> list[Collection[Any
     if kind in _VISITED and is_sole:
         return [gc.get_referents(*alike)]
     if kind not in MAPPINGS:
-        return [alike[0] if kind in SEQUENCES and len(alike) == 1 else [*items_in(kind, alike)]]
+        is_one = len(alike) == 1 and items_of(kind) is iter
+        return [alike[0] if is_one else [*items_in(kind, alike)]]
     attributes = [vars(value) for value in alike if vars(value)] if kind in ATTRIBUTED else []
-    return [  # as of dicts: an OrderedDict takes five times as long
-        list(chain.from_iterable(map(dict.values, alike))),
-        list(chain.from_iterable(alike if kind is dict else map(dict.keys, alike))),
-        attributes,
-    ]
+    # As of dicts: an OrderedDict takes five times as long.
+    if len(alike) == 1:
+        return [dict.values(alike[0]), dict.keys(alike[0]), attributes]
+    values, keys = map(dict.values, alike), map(dict.keys, alike)
+    return [list(chain.from_iterable(values)), list(chain.from_iterable(keys)), attributes]
 
 
 _VISITED: frozenset[type] = frozenset({dict, list, tuple, set, frozenset})
