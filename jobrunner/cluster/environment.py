@@ -6,9 +6,11 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from importlib import metadata
+from itertools import islice
 from typing import Any
 
 from jobrunner._version import __version__
@@ -18,8 +20,15 @@ COMMAND: ContextVar[str] = ContextVar("jobrunner_command", default="")
 """The command that resumes the run, if one began it."""
 
 
-def describe_environment() -> dict[str, Any]:
-    """Versions, the machine, and how to resume; of a script no arguments, which may be secrets."""
+MOST_PLACED = 1000
+"""Nodes whose worker is recorded."""
+
+
+def describe_environment(placement: Mapping[str, str]) -> dict[str, Any]:
+    """Versions, the machine, the workers, and how to resume.
+
+    `placement` is the worker of each node. Of a script no arguments are told: they may be secrets.
+    """
     versions = {"python": platform.python_version(), "jobrunner": __version__}
     for name in ("dask", "distributed", "numpy", "zarr"):
         with suppress(metadata.PackageNotFoundError):
@@ -34,4 +43,5 @@ def describe_environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "directory": os.getcwd(),
         "command": without_credentials(command),
+        "placement": dict(islice(placement.items(), MOST_PLACED)),
     }

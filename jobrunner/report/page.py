@@ -18,6 +18,7 @@ from jobrunner.define import PATH, Job, checked, instance, to_image
 from jobrunner.markup import Html, join, pairs, table, tag
 from jobrunner.report.parts import (
     MOST_ROWS,
+    first,
     newest,
     note,
     scrolled,
@@ -28,7 +29,7 @@ from jobrunner.report.reader import SOURCE, read_story
 from jobrunner.report.sections import checkpoints_section, metrics_section, time_section
 from jobrunner.report.story import RunStory, Story
 from jobrunner.report.timeline import timeline_section
-from jobrunner.texts import clip, counted, format_seconds, show
+from jobrunner.texts import clip, counted, format_seconds, listed, show
 
 _OUTCOMES = {
     "running": "is running, or was a moment before this page was written",
@@ -251,4 +252,16 @@ def _environment_section(run: RunStory) -> Html:
         for name, value in list(about.items())[:MOST_ROWS]
         if value and isinstance(value, str | int) and name != "command"
     }
-    return section("Environment", note(f"Of run {run.number}."), pairs(shown))
+    placement = run.environment.get("placement")
+    workers: dict[str, list[str]] = {}
+    for node, worker in placement.items() if isinstance(placement, dict) else ():
+        workers.setdefault(str(worker), []).append(node)
+    rows = [(worker, listed(nodes, 12)) for worker, nodes in list(workers.items())[:MOST_ROWS]]
+    placed = scrolled("Workers", table(("worker", "nodes at the start"), rows, left=(0, 1)))
+    return section(
+        "Environment",
+        note(f"Of run {run.number}."),
+        pairs(shown),
+        placed if rows else "",
+        first(list(workers), MOST_ROWS, "worker"),
+    )

@@ -384,7 +384,8 @@ class Saver:
     def _lock_directory(self) -> None:
         if not self._has_lock:
             plan = self._plan
-            about = {"environment": describe_environment(), "total_epochs": plan.epoch_limit}
+            placed = describe_environment(self._binding.placement)
+            about = {"environment": placed, "total_epochs": plan.epoch_limit}
             info = {"plan": describe(plan), "began": self._began, **about}
             self._manager.run.start(plan.checkpointed, info, self._status)
             self._has_lock = True

@@ -62,7 +62,11 @@ def make_story(
                 pid=4711,
                 parameters={"lr": 0.1, f"text{text}": text},
                 plan={"structure": structure, "nodes": {node: ["w"] for node in nodes}},
-                environment={"python": "3.12.1", "command": f"jobrunner run job.py{text}"},
+                environment={
+                    "python": "3.12.1",
+                    "command": f"jobrunner run job.py{text}",
+                    "placement": dict.fromkeys(nodes, f"tcp://10.0.0.1:1{text}"),
+                },
                 began=began,
                 ended=at if is_last else None,
                 last_seen=at,
