@@ -25,7 +25,7 @@ from jobrunner.report.parts import (
     swatch,
     write_time,
 )
-from jobrunner.report.story import EpochStory, SaveStory, Story
+from jobrunner.report.story import EpochStory, RunStory, SaveStory, Story
 from jobrunner.texts import counted, format_seconds
 
 MOST_METRICS = 24
@@ -199,7 +199,7 @@ def checkpoints_section(story: Story) -> Html:
     saves = [save for run in story.runs for save in run.saves]
     if not saves:
         return section("Checkpoints", tag("p", "No epoch is recorded."))
-    x = range_of(float(save.epoch) for save in saves)
+    x = range_of(_place(save, run) for run in story.runs for save in run.saves)
     largest = max(saves, key=lambda save: save.nbytes).nbytes
     power = min(4, max(0, math.floor(math.log2(largest) / 10))) if largest else 0
     unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
@@ -208,7 +208,7 @@ def checkpoints_section(story: Story) -> Html:
         found = []
         for run in story.runs[-MOST_ROWS:]:
             ordered = sorted(run.saves, key=lambda save: save.epoch)
-            found.append(Curve(kind, [(float(it.epoch), value(it)) for it in ordered]))
+            found.append(Curve(kind, [(_place(it, run), value(it)) for it in ordered]))
         return [curve for curve in found if curve.points]
 
     sizes = each("curve", lambda save: save.nbytes / 1024**power)
@@ -246,6 +246,13 @@ def checkpoints_section(story: Story) -> Html:
             newest(saves, MOST_ROWS, "save"),
         ),
     )
+
+
+def _place(save: SaveStory, run: RunStory) -> float:
+    """Where a checkpoint lies among the epochs."""
+    steps = run.plan.get("steps_per_epoch")
+    part = save.step / steps if isinstance(steps, int) and steps >= max(1, save.step) else 0.5
+    return float(save.epoch) + (part if save.step else 0.0)
 
 
 def _slowest(save: SaveStory) -> str:

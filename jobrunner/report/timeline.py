@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 
 from jobrunner.markup import Html, folded, join, table, tag
@@ -18,7 +19,7 @@ from jobrunner.report.parts import (
     scrolled,
     section,
 )
-from jobrunner.report.story import EpochStory, RunStory, Span, Story
+from jobrunner.report.story import EpochStory, RunStory, SaveStory, Span, Story
 from jobrunner.texts import format_seconds
 
 MOST_LANES = 40
@@ -72,35 +73,39 @@ def _timeline(run: RunStory) -> Html:
 def _phases(run: RunStory, grain: float) -> list[Block]:
     """What the run as a whole did; later blocks are drawn over earlier ones."""
     epochs = sorted(run.epochs, key=lambda epoch: epoch.ended)
-    starts = [it.ended - it.seconds for it in epochs[:1]] + [
-        it.ended - it.seconds for it in run.saves[:1]
-    ]
-    blocks = []
-    if starts:
-        blocks.append(Block(run.began, max(run.began, min(starts)), "start", "start"))
-    ran, number, until = [], None, run.began
+    saves = sorted(run.saves, key=lambda save: save.ended)
+    firsts = [it.ended - it.seconds for it in epochs[:1]]
+    firsts += [it.ended - it.seconds for it in saves[:1]]
+    start = max(run.began, min(firsts, default=run.last_seen))
+    ran, number, until, seen = [], None, start, 0
     for epoch in epochs:
-        count = 1 if number is None else max(1, epoch.number - number)
-        began = max(until, epoch.ended - count * epoch.seconds)
+        seconds = epoch.seconds * (1 if number is None else max(1, epoch.number - number))
+        while seen < len(saves) and saves[seen].ended <= epoch.ended:
+            seconds += saves[seen].wait_seconds if saves[seen].ended > until else 0.0
+            seen += 1
         kind = "redone" if epoch.is_set_aside else "compute"
+        began = max(until, epoch.ended - seconds)
         ran.append(Block(began, max(began, epoch.ended), kind, _name_epoch(epoch)))
         number, until = epoch.number, epoch.ended
     waits = [
-        Block(
-            it.ended - it.wait_seconds,
-            it.ended,
-            "save_wait",
-            f"save of epoch {it.epoch}, {format_seconds(it.wait_seconds)}",
-        )
-        for it in run.saves
+        Block(it.ended - it.wait_seconds, it.ended, "save_wait", _name_save(it, it.wait_seconds))
+        for it in saves
         if it.wait_seconds > 0
     ]
     recoveries = [
-        Block(it.time, it.resumed, "recovery", f"recovery: {format_seconds(it.resumed - it.time)}")
+        Block(it.time, it.resumed, "recovery", f"recovery, {format_seconds(it.resumed - it.time)}")
         for it in run.losses
         if it.resumed is not None
     ]
-    return [*blocks, *merge(ran, grain), *merge(waits, grain), *merge(recoveries, grain)]
+    # What was not recorded when a worker, or the run, was lost.
+    known = sorted([start, *(block.ended for block in (*ran, *waits, *recoveries))])
+    ends = [loss.time for loss in run.losses]
+    ends += [run.last_seen] if run.state in ("lost", "failed") else []
+    vain = [Block(known[max(0, bisect(known, it) - 1)], it, "redone", "lost") for it in ends]
+    shown = [Block(run.began, start, "start", "start")]
+    for blocks in (ran, vain, waits, recoveries):
+        shown += merge(blocks, grain)
+    return shown
 
 
 def _saves(run: RunStory, node: str) -> list[Block]:
@@ -108,14 +113,7 @@ def _saves(run: RunStory, node: str) -> list[Block]:
     for it in run.saves:
         if (seconds := it.nodes.get(node)) is not None:
             began = it.ended - it.seconds
-            saves.append(
-                Block(
-                    began,
-                    began + seconds,
-                    "save_wait",
-                    f"save of epoch {it.epoch}, {format_seconds(seconds)}",
-                )
-            )
+            saves.append(Block(began, began + seconds, "save_wait", _name_save(it, seconds)))
     return saves
 
 
@@ -179,3 +177,7 @@ def _last_epoch(runs: Sequence[RunStory]) -> Html:
 def _name_epoch(epoch: EpochStory) -> str:
     aside = ", set aside" if epoch.is_set_aside else ""
     return f"epoch {epoch.number}, {format_seconds(epoch.seconds)}{aside}"
+
+
+def _name_save(save: SaveStory, seconds: float) -> str:
+    return f"save of epoch {save.epoch}, {format_seconds(seconds)}"

@@ -17,13 +17,14 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
+    Position,
     Session,
     Task,
     TaskFailedError,
     epoch_limiter,
     write_report,
 )
-from jobrunner.report import Story, to_page
+from jobrunner.report import SaveStory, Story, timeline, to_page
 from tests.report.stories import make_story
 
 ODD = '"></title><script>alert(1)</script><img src="http://x/y" onload=f()>\x1b[31m\u202e&amp;'
@@ -168,3 +169,22 @@ def test_a_runner_reports_on_its_directory_with_the_job_drawn(tmp_path: Path) ->
     assert "count &lt;b&gt;: report" in path.read_text()
     with pytest.raises(DefinitionError, match="report has nothing to read"):
         JobRunner(build()).report(path)
+
+
+def test_a_timeline_shows_what_was_lost_and_waits_in_the_middle_of_epochs() -> None:
+    story = make_story(10, num_runs=1, nodes=["a"])
+    [run] = story.runs
+    [loss] = run.losses
+    lost = replace(run, state="lost", last_seen=run.last_seen + 9)
+    blocks = [(it.kind, it.began, it.ended) for it in timeline._phases(lost, 0.0)]
+    before = run.epochs[5], run.saves[5]  # epoch 7 was lost
+    assert ("redone", before[1].ended, loss.time) in blocks
+    assert ("recovery", loss.time, loss.resumed) in blocks
+    assert ("redone", run.last_seen, run.last_seen + 9) in blocks
+    save = SaveStory(Position(3, 1), 1, run.epochs[3].ended - 1, 0.5, 0.5, 9, {"a": 0.5})
+    longer = replace(run.epochs[3], seconds=run.epochs[3].seconds - 0.5)
+    epochs = (*run.epochs[:3], longer, *run.epochs[4:])
+    mid = replace(run, saves=(*run.saves, save), epochs=epochs)
+    same = [it for it in timeline._phases(run, 0.0) if it.kind == "compute"]
+    found = [it for it in timeline._phases(mid, 0.0) if it.kind == "compute"]
+    assert found[3].began == pytest.approx(same[3].began)
