@@ -170,6 +170,10 @@ class RunStoppedError(ExecutionError):
     reason: str = ""
     epoch: int | None = None
 
+    def _render_traceback_(self) -> list[str]:
+        # IPython shows this instead of a traceback: nothing in the code is at fault.
+        return [f"{type(self).__name__}: {self.without_advice()}", self.advice]
+
 
 class CheckpointError(JobRunnerError):
     """A checkpoint could not be saved, loaded or recorded."""

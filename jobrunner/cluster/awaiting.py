@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
@@ -32,7 +33,8 @@ async def in_thread(call: Call, stop: Call | None = None, abort: Call | None = N
     If the waiting task is cancelled, calls `stop`, if there is one, and still waits for the call. If
     it is cancelled again, calls `abort` and waits no longer.
     """
-    work = asyncio.wrap_future(run_in_thread(call, "jobrunner-awaited"))
+    within = partial(contextvars.copy_context().run, call)
+    work = asyncio.wrap_future(run_in_thread(within, "jobrunner-awaited"))
     work.add_done_callback(lambda it: it.cancelled() or it.exception())  # nobody may be left to ask
     try:
         return await asyncio.shield(work)

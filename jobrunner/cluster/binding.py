@@ -117,12 +117,12 @@ class Binding:
         )
         return answers
 
-    def look(self, wait_seconds: float, *, is_over: bool = False) -> list[Reply]:
+    def look(self, wait_seconds: float, *, prints: bool, is_over: bool) -> list[Reply]:
         """What a view is told: see `HostedNodes.look`. Finds no losses.
 
         Raises a `TimeoutError` if not all workers answer in time.
         """
-        message = {"call": "look", "is_over": is_over}
+        message = {"call": "look", "prints": prints, "is_over": is_over}
         answers = self._messenger.sync(self._messenger.try_to_ask, message, wait_seconds)
         found = [(a, answer) for a, answer in answers.items() if isinstance(answer, Mapping)]
         return [read_reply(address, answer, self.placement) for address, answer in found]

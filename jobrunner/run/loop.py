@@ -96,6 +96,7 @@ class Run:
             raise
         except KeyboardInterrupt as interrupt:
             self.binding.abort()
+            self.resumption.explain(interrupt)
             outcome = "stopped"
             if isinstance(interrupt, TerminatedError) and self.runner.stop_reason:
                 raise self.resumption.stopped(

@@ -197,10 +197,16 @@ class Resumption:
         """The error that ends a run on request."""
         reason = self._runner.stop_reason
         return RunStoppedError(
-            f"Job {self._plan.job!r} stopped on request ({reason}): {why}. {self.advice()}",
+            f"Job {self._plan.job!r} stopped on request ({reason}): {why}.",
             reason=reason,
             epoch=epoch,
-        )
+        ).advise(self.advice())
+
+    def explain(self, interrupt: KeyboardInterrupt) -> None:
+        """Let IPython show what is recorded instead of a traceback."""
+        what = f"{type(interrupt).__name__}: Job {self._plan.job!r} was interrupted at once."
+        shown = [what, self.advice()]
+        interrupt._render_traceback_ = lambda: shown  # type: ignore[attr-defined]
 
 
 def _find_newest(

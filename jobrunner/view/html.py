@@ -68,7 +68,9 @@ def _spaced(parts: object) -> list[object]:
 
 def _metrics(known: Known) -> Html | str:
     found = [text.split("=", 1) for text in format_metrics(known["metrics"], MOST_METRICS)]
-    return table(("metric", "value"), found, left={0}) if found else ""
+    more = len(format_metrics(known["metrics"], len(known["metrics"]))) - len(found)
+    rest = tag("div", f"and {counted(more, 'more metric')}") if more else ""
+    return join((table(("metric", "value"), found, left={0}), rest)) if found else ""
 
 
 def _nodes(known: Known) -> Html | str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Protocol, Self
 
 from jobrunner.view.prints import Where
@@ -40,7 +42,7 @@ class Live:
 
     Draws what is new, at most once per interval. Without anything new, draws a group that runs for
     long again after `patience_seconds`, and after twice that time each time; 0: draws in any case.
-    Of the workers it learns what tasks print: see `prints.listen` for `here` and `where`.
+    It shows what tasks print if `where` is given: see `prints.listen` for that and `here`.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Live:
         patience_seconds: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         here: Collection[str] = (),
-        where: Where = "leave",
+        where: Where | None = None,
     ) -> None:
         # Signal handlers put events, too, which this kind of queue allows.
         self._events: queue.SimpleQueue[tuple[str, Mapping[str, Any]] | None] = queue.SimpleQueue()
@@ -64,7 +66,8 @@ class Live:
         self._clock = clock
         self._drawn_at = clock()
         self._drawn = self.state.mark
-        self._thread = threading.Thread(target=self._work, name="jobrunner-view", daemon=True)
+        work = partial(contextvars.copy_context().run, self._work)  # a notebook's cell is in there
+        self._thread = threading.Thread(target=work, name="jobrunner-view", daemon=True)
 
     def tell(self, event: str, about: Mapping[str, Any]) -> None:
         """Let the view show an event, soon."""

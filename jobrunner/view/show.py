@@ -25,7 +25,7 @@ def show_run(progress: bool | None, session: Session) -> Iterator[Sequence[objec
     with contextlib.ExitStack() as views:
         shown = []
         if _is_watched() if progress is None else progress:
-            shown.append(views.enter_context(show_on(sys.stderr)))
+            shown.append(views.enter_context(_show_here()))
         if has_dashboard(session.client):
             view = OnDashboard(session.client, secrets.token_hex(4))
             session.at_close.append(view.forget)
@@ -42,7 +42,9 @@ def show_on(stream: TextIO) -> Live:
         here = names_of(stream)
         return Live(Terminal(stream), interval_seconds=0.2, here=here, where="take")
     here = names_of(stream) | names_of(sys.stdout) | names_of(None)
-    return Live(Lines(stream), interval_seconds=1.0, patience_seconds=10.0, here=here)
+    return Live(
+        Lines(stream), interval_seconds=1.0, patience_seconds=10.0, here=here, where="leave"
+    )
 
 
 def show_lines(stream: TextIO) -> Live:
@@ -51,6 +53,22 @@ def show_lines(stream: TextIO) -> Live:
     return Live(view, interval_seconds=1.0, patience_seconds=10.0, where="copy")
 
 
+def _show_here() -> Live:
+    if not _is_notebook():
+        return show_on(sys.stderr)
+    from jobrunner.view.notebook import Notebook
+
+    # What workers in this process print gets to the cell by itself.
+    view = Notebook(lambda reason: live.state.stop(reason))
+    live = Live(view, interval_seconds=0.5, here=names_of(None), where="leave")
+    return live
+
+
 def _is_watched() -> bool:
-    """Whether stderr is a terminal or a notebook, and not that of tests."""
-    return sys.stderr.isatty() and "PYTEST_CURRENT_TEST" not in os.environ
+    """Whether somebody looks, and not at tests."""
+    return (_is_notebook() or sys.stderr.isatty()) and "PYTEST_CURRENT_TEST" not in os.environ
+
+
+def _is_notebook() -> bool:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")

@@ -34,6 +34,9 @@ class Runner(Protocol):
     def under_way(self) -> UnderWay | None:
         """What runs on the workers now."""
 
+    def stop(self, reason: str) -> None:
+        """Ask the run to end after its epoch."""
+
 
 class RunState:
     """A passive callback of `JobRunner` that keeps what is known of the run now.
@@ -183,6 +186,12 @@ class RunState:
     def under_way(self) -> UnderWay | None:
         """What runs on the workers now."""
         return None if self._runner is None else self._runner.under_way()
+
+    def stop(self, reason: str) -> None:
+        """Ask the run to end after its epoch."""
+        if self._runner is not None:
+            self._stop_asked = reason
+            self._runner.stop(reason)
 
     @property
     def mark(self) -> tuple[Any, ...]:

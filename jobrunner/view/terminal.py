@@ -63,7 +63,7 @@ def render(known: Mapping[str, Any], width: int, height: int) -> Group:
     No metric and no save is cut: what does not fit a line is continued in the next. Of metrics that
     do not fit the screen, and of nodes, it is said how many more there are.
     """
-    is_over = known["phase"] in ("finished", "stopped", "failed")
+    is_over = known["phase"] in wording.ENDS
     share = wording.share(known)
     head = [Text(_plain(known["job"]), "bold")] if known["job"] else []
     started = known["phase"] != "starting"

@@ -21,10 +21,12 @@ PATIENCE_SECONDS = 1.0
 class Watcher:
     """Asks the workers of a run now and then; for `here` and `where` see `prints.listen`."""
 
-    def __init__(self, state: RunState, tell: Tell, here: Collection[str], where: Where) -> None:
+    def __init__(
+        self, state: RunState, tell: Tell, here: Collection[str], where: Where | None
+    ) -> None:
         self._state = state
         self._tell = tell
-        self._about = sorted(here), where
+        self._here, self._where = sorted(here), where
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="jobrunner-watcher", daemon=True)
@@ -35,8 +37,10 @@ class Watcher:
         binding = self._state.binding
         if binding is not None and binding.name not in self._bindings:
             self._bindings.add(binding.name)
-            with contextlib.suppress(ExecutionError, OSError, TimeoutError):
-                binding.ask(listen, binding.name, *self._about, patience=PATIENCE_SECONDS)
+            if self._where is not None:
+                about = binding.name, self._here, self._where
+                with contextlib.suppress(ExecutionError, OSError, TimeoutError):
+                    binding.ask(listen, *about, patience=PATIENCE_SECONDS)
             if not self._thread.ident:
                 self._thread.start()
 
@@ -48,7 +52,8 @@ class Watcher:
         with self._lock, contextlib.suppress(ExecutionError, OSError, TimeoutError):
             tasks: dict[str, tuple[int, int, str]] = {}
             left_out = 0
-            for reply in binding.look(PATIENCE_SECONDS, is_over=is_over):
+            has_prints = self._where is not None
+            for reply in binding.look(PATIENCE_SECONDS, prints=has_prints, is_over=is_over):
                 tasks.update(reply.get("progress", {}))
                 left_out += reply.get("left_out", 0)
                 for node, task, text in reply.get("lines", ()):

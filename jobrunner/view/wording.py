@@ -13,6 +13,8 @@ from jobrunner.view.state import LONG_SECONDS
 Known = Mapping[str, Any]
 """A run's state, as `RunState.to_dict` gives it; or what is known of an event."""
 
+ENDS = ("finished", "stopped", "failed")
+"""The phases after a run."""
 GROUPS_SECONDS = 2.0
 """Epochs of this length show what each node does, also just after one has begun."""
 

@@ -185,9 +185,11 @@ class HostedNodes:
         self._runs.abort(number, reason)
         return {"status": "done"}
 
-    async def look(self, is_over: bool = False) -> Message:
-        """Tell a view what tasks have printed, and how many have ended; maybe for the last time."""
-        listener, self.listener = self.listener, None if is_over else self.listener
+    async def look(self, prints: bool = False, is_over: bool = False) -> Message:
+        """Tell a view what tasks have printed, maybe for the last time, and how many have ended."""
+        listener = self.listener if prints else None
+        if listener is not None and is_over:
+            self.listener = None
         lines, left_out = ([], 0) if listener is None else listener.take_all(is_over=is_over)
         found = {"progress": self._runs.progress(), "lines": lines, "left_out": left_out}
         return {"status": "done", **found}

@@ -66,6 +66,8 @@ class Runner:
     def under_way(self) -> UnderWay | None:
         return self.run
 
+    def stop(self, reason: str) -> None: ...
+
 
 def save(epoch: int, error: str | None = None) -> SaveReport:
     return SaveReport(epoch, 0.1, 0.1, 3 * 2**20, {"a": NodeSave(0.1, 2**20)}, error)

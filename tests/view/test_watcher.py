@@ -63,7 +63,7 @@ def make(function: Any = speak, epochs: int = 1) -> Job:
 
 def run(session: Session, job: Job, **options: Any) -> View:
     view = View()
-    with Live(view, interval_seconds=0.0, **options) as live:
+    with Live(view, interval_seconds=0.0, **{"where": "leave", **options}) as live:
         JobRunner(job, callbacks=[live.state]).run(session, progress=False)
     return view
 
@@ -117,7 +117,8 @@ def test_only_the_session_of_the_view_is_heard(
     with (
         streams() as stdout,
         Session(inproc_session.client) as other,
-        Live(view, interval_seconds=0.0) as live,
+        Live(view, interval_seconds=0.0, where="leave") as live,
+        Live(View(), interval_seconds=0.0) as beside,  # takes nothing from the other view
     ):
 
         class Between:
@@ -127,7 +128,9 @@ def test_only_the_session_of_the_view_is_heard(
                 print("the client")
                 other.run(Task(print, kwargs={"end": "other\n"}, node=Node("b")))
 
-        JobRunner(job, callbacks=[live.state, Between()]).run(inproc_session, progress=False)
+        JobRunner(job, callbacks=[live.state, beside.state, Between()]).run(
+            inproc_session, progress=False
+        )
     assert sorted(view.prints) == sorted(SAID)
     assert "the client\nother\n" in stdout.getvalue()
 

@@ -1,0 +1,182 @@
+"""Runs in a notebook: with a real kernel, and with the part of IPython that a view uses."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobrunner import Session
+from jobrunner.run.result import ResumePlan
+from jobrunner.view import RunState, show_run
+from jobrunner.view.notebook import SHOWN_LINES
+from jobrunner.worker.epoch_batch import UnderWay
+from tests.view.test_live import Runner, save
+
+BEGIN = """
+from jobrunner import (
+    Job, JobRunner, MultiNodeCheckpointManager, Node, Session, Task, current_task, epoch_limiter
+)
+
+def step(n):
+    print("printed by epoch", current_task().epoch)
+    current_task().report(loss=1 / n)
+    return n + 1
+
+def make(epochs=3):
+    with Job("<count>") as job:
+        with job.init_group:
+            Task(lambda: 1, outputs="n", node=Node("a"))
+        Task(step, outputs="n", node=Node("a"))
+    epoch_limiter(job, epochs)
+    return job
+
+session = Session.local(workers=1)
+"""
+
+
+def execute(directory: Path, *cells: str, allow_errors: bool = False) -> list[Any]:
+    """Run cells in a new kernel; returns their outputs."""
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    made = [nbformat.v4.new_code_cell(cell) for cell in (BEGIN, *cells, "session.close()")]
+    book = nbformat.v4.new_notebook(cells=made)
+    environment = {name: text for name, text in os.environ.items() if "PYTEST" not in name}
+    environment["PYTHONPATH"] = os.getcwd()
+    client = nbclient.NotebookClient(
+        book, timeout=60, allow_errors=allow_errors, resources={"metadata": {"path": directory}}
+    )
+    client.execute(env=environment)
+    return [cell["outputs"] for cell in book.cells[1:-1]]
+
+
+class Handle:
+    """What `display` returns; `shown` is what the page contains."""
+
+    shown = ""
+
+    def update(self, html: str) -> None:
+        self.shown = html
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Handle:
+    """The output of the cell that runs."""
+    handle = Handle()
+    shell = types.SimpleNamespace(kernel="a kernel")
+    display = types.SimpleNamespace(HTML=str, display=lambda *args, **options: handle)
+    ipython = types.SimpleNamespace(get_ipython=lambda: shell, display=display)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    return handle
+
+
+def test_a_page_shows_the_state_and_the_last_lines_as_text(
+    page: Handle, inproc_session: Session
+) -> None:
+    with show_run(True, inproc_session) as [state]:
+        assert isinstance(state, RunState)
+        state.on_setup(Runner(UnderWay("epoch", 4, 2.0, ("a/<b>",)), "<job>"))
+        state.on_start(ResumePlan(None, "nothing is recorded"), 8)
+        state.on_epoch(3, 2.5, {"<loss>": 0.5})
+        state.on_save(save(3, "disk <full>"))
+        for i in range(SHOWN_LINES + 1):
+            logging.getLogger("jobrunner.x").warning("<i>%d", i)
+    html = page.shown
+    for text in ("&lt;job&gt;", "epoch 3/8", "&lt;loss&gt;", "saves failed: 1", "2.5 s each"):
+        assert text in html
+    assert f"warning: &lt;i&gt;{SHOWN_LINES}" in html
+    assert f"{SHOWN_LINES + 2} lines of output" in html
+    assert "[2 earlier lines]" in html
+    assert "<b>" not in html
+    assert "<i>" not in html
+
+
+def test_a_run_is_shown_where_somebody_looks_and_not_in_tests(
+    page: Handle, inproc_session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with show_run(None, inproc_session) as callbacks:
+        assert callbacks == []
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    with show_run(None, inproc_session) as callbacks:
+        assert len(callbacks) == 1
+    monkeypatch.delitem(sys.modules, "IPython")
+    with show_run(None, inproc_session) as callbacks:
+        assert callbacks == []  # stderr is no terminal
+    with show_run(True, inproc_session) as callbacks:
+        assert len(callbacks) == 1
+
+
+def html_of(outputs: list[Any]) -> str:
+    return "".join(out["data"].get("text/html", "") for out in outputs if "data" in out)
+
+
+@pytest.mark.nightly
+def test_a_cell_that_runs_a_job_shows_it(tmp_path: Path) -> None:
+    [shown, silent] = execute(
+        tmp_path,
+        "JobRunner(make()).run(session);",
+        "JobRunner(make()).run(session, progress=False);",
+    )
+    html = html_of(shown)
+    assert "&lt;count&gt;" in html
+    assert "epoch 3/3" in html
+    assert "0.3333" in html
+    assert "a/step: printed by epoch 3" in html
+    assert html.count("jobrunner-run") == 1
+    assert not html_of(silent)
+
+
+@pytest.mark.nightly
+def test_an_awaited_run_is_shown_too_with_a_button(tmp_path: Path) -> None:
+    [shown] = execute(
+        tmp_path,
+        """
+from distributed import Client
+async with Client(session.client.scheduler.address, asynchronous=True) as client:
+    async with Session(client) as awaited:
+        result = await JobRunner(make()).run(awaited)
+print(result.epoch)
+""",
+    )
+    assert "epoch 3/3" in html_of(shown)
+    assert any(out.get("text") == "3\n" for out in shown)
+
+
+@pytest.mark.nightly
+def test_an_interrupted_cell_says_in_three_lines_how_to_resume(tmp_path: Path) -> None:
+    outputs = execute(
+        tmp_path,
+        """
+import os, signal
+
+class Interrupt:
+    def __init__(self, times):
+        self.times = times
+    def on_epoch(self, epoch, seconds, metrics):
+        for _ in range(self.times):
+            os.kill(os.getpid(), signal.SIGINT)
+
+def run(times):
+    manager = MultiNodeCheckpointManager(f"runs/{times}")
+    JobRunner(make(9), manager, callbacks=[Interrupt(times)]).run(session)
+""",
+        "run(1)",
+        "run(2)",
+        allow_errors=True,
+    )
+    for cell, name, epoch in (
+        (outputs[1], "RunStoppedError", 1),
+        (outputs[2], "KeyboardInterrupt", 0),
+    ):
+        [error] = [out for out in cell if out["output_type"] == "error"]
+        lines = "\n".join(error["traceback"]).splitlines()
+        assert len(lines) <= 3
+        assert lines[0].startswith(f"{name}: Job '<count>' ")
+        assert f"epoch {epoch}" in lines[1]
