@@ -139,8 +139,7 @@ class DirectoryRun:
         self.commits.held()
         self.recorded.loaded = epoch
         state = self.recorded.log.check_held()
-        later = [e for e in state.recorded if epoch is None or e > epoch]
-        if later:
+        if later := state.recorded.after(-1 if epoch is None else epoch):
             self.retention.give_up(state, later, "rewind", {"after": epoch, "reason": reason})
             self.retention.sweeper.drain()
 

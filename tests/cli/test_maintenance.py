@@ -257,6 +257,7 @@ def test_fsck_looks_up_the_epochs_that_an_entry_removes_and_does_not_walk_all() 
         bodies.append(("begin", claim))
         bodies.append(("commit", {**claim, "run_number": 0, "stores": {}, "details": {}}))
     bodies += [("retire", {"epochs": [0]}), ("rewind", {"only": 2, "reason": "damage"})]
+    bodies += [("rewind", {"after": 1, "reason": "resumed"})]
     for number, (kind, body) in enumerate(bodies):
         history.state.recorded = Recorded(history.state.recorded.runs())
         history.take_in(make_entry(number, kind, "r", body))

@@ -356,6 +356,8 @@ def given_up_by(entry: RetireEntry | RewindEntry, epochs: Collection[int]) -> li
     """Which of `epochs`, a fast container, a ``rewind`` or ``retire`` gives up."""
     if isinstance(entry, RewindEntry) and entry.only is UNSET:
         after = entry.after if isinstance(entry.after, int) else -1
+        if isinstance(epochs, EpochMap):
+            return epochs.after(after)
         return [epoch for epoch in epochs if epoch > after]
     return [epoch for epoch in entry.epochs if epoch in epochs]
 

@@ -96,6 +96,15 @@ class EpochMap(MutableMapping[int, int]):
             self._newest = _key(*max((_last(run), run[5:]) for run in self._runs))
         return self._newest
 
+    def after(self, key: int) -> list[int]:
+        """The keys that come after `key`, in order, without a look at those before it."""
+        found = []
+        for run in self._runs:
+            first = max(0, (int(key) - run[0]) // run[1])
+            found += [(epoch, run[5:]) for epoch in _epochs(run)[first:]]
+        before = int(key), _step(key)
+        return [_key(*it) for it in sorted(found) if it > before]
+
     def __getitem__(self, key: int) -> int:
         place, at = self._find(key)
         if at is None:

@@ -48,6 +48,9 @@ def test_an_epoch_map_is_a_sorted_dict(changes: list[tuple[int, int]]) -> None:
         assert len(epochs) == len(model)
         assert not model or epochs.last == max(model)
     assert dict(EpochMap(epochs.runs())) == model
+    assert dict(epochs.only(list(model)[::2])) == {key: model[key] for key in list(model)[::2]}
+    for before in (-1, 3, Position(3, 2), 99):
+        assert epochs.after(before) == [key for key in sorted(model) if key > before]
     keys = epochs.keys_in_order()
     for part in (
         slice(None),
