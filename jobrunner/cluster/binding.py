@@ -231,19 +231,9 @@ class Binding:
             if "epoch_batch" not in details:
                 result = dataclasses.replace(result, seconds=wall_seconds)
             if is_sampled and i == 0:
-                result = dataclasses.replace(result, spans=self._longest_spans(by_worker))
+                result = dataclasses.replace(result, spans=longest_spans(by_worker, self.placement))
             yield (epoch or 0) + i, result
         request.check(replies, self.plan.job)
-
-    def _longest_spans(self, by_worker: Mapping[str, Sequence[EndedRun]]) -> list[TaskSpan]:
-        """What the first runs took, of the tasks that took longest."""
-        spans = [
-            (node, task[:LONGEST_NAME], began, seconds)
-            for address, runs in by_worker.items()
-            for node, task, began, seconds in runs[0].get("spans", ())
-            if self.placement.get(node) == address
-        ]
-        return nlargest(MOST_SPANS, spans, key=itemgetter(3))
 
     def apply(
         self,
@@ -369,6 +359,19 @@ class Binding:
         replies = self._messenger.call(request, addresses)
         request.check(replies, self.plan.job)
         return replies
+
+
+def longest_spans(
+    by_worker: Mapping[str, Sequence[EndedRun]], placement: Mapping[str, str]
+) -> list[TaskSpan]:
+    """The longest calls in the workers' first runs, each of a node that is there."""
+    spans = [
+        (node, task[:LONGEST_NAME], began, seconds)
+        for address, runs in by_worker.items()
+        for node, task, began, seconds in runs[0].get("spans", ())
+        if placement.get(node) == address
+    ]
+    return nlargest(MOST_SPANS, spans, key=itemgetter(3))
 
 
 def check_runs(replies: Mapping[str, Reply], most: int, width: int) -> None:

@@ -20,7 +20,7 @@ from jobrunner import (
 )
 from jobrunner.checkpoint import read_receipts
 from jobrunner.checkpoint.store.writer import Receipt
-from jobrunner.cluster.binding import check_runs, read_value
+from jobrunner.cluster.binding import check_runs, longest_spans, read_value
 from jobrunner.cluster.messages import read_reply
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.worker.epoch_batch import merge_runs
@@ -263,3 +263,20 @@ def test_a_worker_that_describes_itself_wrongly_gets_no_nodes():
 
     link = SchedulerLink(SimpleNamespace(scheduler=SimpleNamespace(identity=identity)))
     assert [worker.address for worker in asyncio.run(link.workers())] == [HERE]
+
+
+def test_only_the_longest_calls_of_a_workers_own_nodes_are_taken():
+    spans = [("a", "x" * 1000, 0.0, float(i)) for i in range(100)]
+    by_worker = {"w1": [{"spans": spans}], "w2": [{"spans": [("a", "lie", 0.0, 1e9)]}], "w3": [{}]}
+    found = longest_spans(by_worker, {"a": "w1", "b": "w2"})
+    assert [seconds for *_, seconds in found] == [float(i) for i in range(99, 59, -1)]
+    assert {(node, task) for node, task, *_ in found} == {("a", "x" * 200)}
+
+
+@pytest.mark.parametrize(
+    "span", [("a", "t", 0.0), ("a", "t", -1.0, 0.0), ("a", "t", float("nan"), 0.0)]
+)
+def test_a_call_of_another_shape_is_no_answer(span):
+    ended = {"stopped": [], "metrics": "", "seconds": 0.1, "spans": [span]}
+    with pytest.raises(ExecutionError, match="spans"):
+        read_reply("w", {"status": "done", "runs": [ended]}, {})

@@ -1,0 +1,54 @@
+"""Calls of tasks' functions are noted in some epochs, batched or not, and not if timing is off."""
+
+from __future__ import annotations
+
+import time
+
+import dask
+import pytest
+
+from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Node, SaveEvery, Task, read_story
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def build(*, steps: int = 1) -> Job:
+    with Job("naps", steps_per_epoch=steps) as job:
+        for name, seconds in (("a", 0.002), ("b", 0.004)):
+            with Node(name):
+                with job.init_group:
+                    Task(lambda seconds=seconds: seconds, outputs="s", name="begin")
+                Task(nap, inputs="s", outputs="s", name="nap")
+    return job
+
+
+@pytest.mark.parametrize(("steps", "stint"), [(1, 0.05), (1, 0), (3, 0)])
+def test_sampled_calls_lie_in_their_epochs(inproc_session, tmp_path, steps, stint):
+    manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(epochs=5))
+    with dask.config.set({"jobrunner.stint-seconds": stint}):
+        JobRunner(build(steps=steps), manager, num_epochs=60 // steps).run(inproc_session)
+    [run] = read_story(manager).runs
+    naps = [span for span in run.spans if span.task == "nap"]
+    assert {(span.node, span.epoch > 0) for span in naps} == {("a", True), ("b", True)}
+    assert {span.epoch for span in run.spans if span.task == "begin"} == {0}
+    ends = {epoch.number: epoch.ended for epoch in run.epochs}
+    for span in naps:
+        assert span.seconds >= (0.002 if span.node == "a" else 0.004)
+        later = min(number for number in ends if number >= span.epoch)
+        earlier = max(number for number in ends if number < span.epoch)
+        assert ends[earlier] - 0.001 <= span.began
+        assert span.began + span.seconds <= ends[later] + 0.001
+
+
+def test_nothing_is_recorded_if_timing_is_off(inproc_session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path)
+    with dask.config.set({"jobrunner.timing": False}):
+        JobRunner(build(), manager, num_epochs=3).run(inproc_session)
+    assert "timing" not in manager.record(3)["details"]
+    [run] = read_story(manager).runs
+    assert (run.is_estimated, run.spans, run.losses) == (True, (), ())
+    texts = [entry.read_text() for entry in sorted(tmp_path.glob("_log/*.json"))]
+    assert not any('"timing"' in text or '"format":3' in text for text in texts)
