@@ -15,7 +15,7 @@ from jobrunner.cli.options import count_option, read_pairs, take_over_option
 from jobrunner.errors import DefinitionError
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import KeepAny, RetentionPolicy, SavePolicy
+    from jobrunner.checkpoint import KeepAny, KeepBest, RetentionPolicy, SavePolicy
     from jobrunner.cli.command import Output
 
     Function = Callable[..., Output]
@@ -83,7 +83,7 @@ def _read_keep(
 
     `find` returns the function of the job's file that `best_by` names.
     """
-    from jobrunner.checkpoint import KeepAll, KeepAny, KeepBest, KeepEvery, KeepLast
+    from jobrunner.checkpoint import KeepAll, KeepAny, KeepEvery, KeepLast
 
     policies: list[RetentionPolicy] = []
     if last is not None:
@@ -92,23 +92,29 @@ def _read_keep(
         unit, count = _read_interval("--keep-every", every, "epochs or seconds, for example 10")
         interval = {"n" if unit == "epochs" else unit: count}
         policies.append(KeepEvery(**interval, partial=partial))
-    for option, texts in (("--keep-best", best), ("--keep-best-by", best_by)):
-        for text in texts:
-            match = _BEST.fullmatch(text)
-            if match is None:
-                raise DefinitionError(
-                    f"{option} {text}: expected {'NAME' if texts is best_by else 'METRIC'}"
-                    f"{_BEST_FORM}, for example loss:min:3 or accuracy:max:all:threshold=0.9."
-                )
-            most = None if match["count"] == "all" else int(match["count"] or 1)
-            mode: Literal["min", "max"] = "max" if match["mode"] == "max" else "min"
-            threshold = None if match["threshold"] is None else float(match["threshold"])
-            metric = match["metric"]
-            by = metric if texts is best or find is None else find(metric, option)
-            policies.append(KeepBest(by, most, mode, partial, threshold))
+    policies += [_read_best("--keep-best", "METRIC", text, partial) for text in best]
+    policies += [_read_best("--keep-best-by", "NAME", text, partial, find) for text in best_by]
     if partial and not policies:
         policies.append(KeepAll(partial=True))
     return KeepAny(tuple(policies)) if policies else None
+
+
+def _read_best(
+    option: str, what: str, text: str, partial: bool, find: Callable[[str, str], Any] | None = None
+) -> KeepBest:
+    from jobrunner.checkpoint import KeepBest
+
+    match = _BEST.fullmatch(text)
+    if match is None:
+        raise DefinitionError(
+            f"{option} {text}: expected {what}{_BEST_FORM}, for example loss:min:3 or "
+            f"accuracy:max:all:threshold=0.9."
+        )
+    metric = match["metric"] if find is None else find(match["metric"], option)
+    most = None if match["count"] == "all" else int(match["count"] or 1)
+    mode: Literal["min", "max"] = "max" if match["mode"] == "max" else "min"
+    threshold = None if match["threshold"] is None else float(match["threshold"])
+    return KeepBest(metric, most, mode, partial, threshold)
 
 
 def save_options(function: Function) -> Function:
