@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ class Indexed:
         self.setup, source, seed = setup, setup.source, setup.seed
         self._total: int = sum(source.lengths)
         self._lengths = source.lengths if setup.by_block or seed is None else (self._total,)
-        self._ends = np.cumsum(self._lengths)
+        self._ends = list(accumulate(self._lengths))
         identity = {"length": self._total, "order": _describe(seed, self._lengths)}
         self.position = Position(range(self._total), setup.shard, identity, setup.least)
         self._order = None if seed is None else Shuffled(self._lengths, seed)
@@ -86,9 +88,9 @@ class Indexed:
         stop = until - self.setup.least
         if start + size > stop:
             return None
-        first = int(self._numbers(start, start + 1, until)[0])
-        block = int(np.searchsorted(self._ends, first, side="right"))
-        end = int(self._ends[block])
+        first = start if self._order is None else self._numbers(start, start + 1, until)[0]
+        block = bisect_right(self._ends, first)
+        end = self._ends[block]
         part = self.setup.source.part(end - self._lengths[block], end)
         stop = min(stop, end if self._order is None else self._order.end(start))
         count = min(stop - start, size * _MOST_READY, max(size, WINDOW)) // size

@@ -2,7 +2,7 @@
 
 A saved position means nothing in another order, so orders depend on no library's generator: only on
 integer arithmetic and SHA-2. No order holds an entry for every record. A shuffled one computes the
-records of some thousand positions at a time.
+records of some ten thousand positions at a time.
 """
 
 from __future__ import annotations
