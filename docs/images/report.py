@@ -46,7 +46,7 @@ def gradient(data, weights):
     x, y = data
     error = x @ weights - y
     current_task().report(loss=Mean(float(error @ error), len(y)))
-    time.sleep(0.1 + 0.1 * current_task().rng.random())
+    time.sleep(0.3 + 0.2 * current_task().rng.random())
     return x.T @ error / len(y)
 
 

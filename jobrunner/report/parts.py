@@ -15,10 +15,10 @@ MOST_MARKS = 100  # of a chart
 PARTS: Mapping[str, tuple[str, str]] = {
     "compute": ("Compute", "epochs that count"),
     "start": ("Start", "until the first epoch began"),
-    "save_wait": ("Waiting for saves", "epochs waited for a checkpoint"),
-    "redone": ("Redone", "epochs that ran in vain: a loss or a resume went back to before them"),
+    "save_wait": ("Save wait", "the run waited for a save"),
+    "redone": ("Redone", "epochs that were lost, and so ran in vain"),
     "recovery": ("Recovery", "from a loss to the next epoch"),
-    "idle": ("Other", "callbacks, moves, upload, download and exit groups"),
+    "idle": ("Idle", "all else: callbacks, moves, and the upload, download and exit groups"),
 }
 """The parts of a ledger -> their titles and what they mean."""
 
