@@ -212,7 +212,7 @@ def to_html(job: Job) -> Html:
         table(("group", "tasks", "nodes", "writes"), rows, left=(0, 2, 3)),
         tag("div", _end_of(job)),
         tag("div", f"saved nodes: {saved}"),
-        folded("Drawing", to_image(job)) if _num_tasks(job) <= MOST_DRAWN else "",
+        folded("Drawing", drawing) if (drawing := to_image(job)) else "",
     )
 
 
@@ -221,14 +221,16 @@ MOST_DRAWN = 500
 
 
 def to_image(job: Job) -> Html:
-    """The drawing of `Job.visualize`, as an image whose styles and names touch nothing around it."""
+    """The drawing of `Job.visualize`, as an image whose styles and names touch nothing around it.
+
+    Nothing if the job has more than `MOST_DRAWN` tasks.
+    """
+    num_tasks = sum(len(group.tasks()) for group in job.groups.values())
+    if num_tasks > MOST_DRAWN:
+        return Html("")
     data = base64.b64encode(_to_svg(job).encode()).decode()
-    what = f"Drawing of job {job.name}: {counted(_num_tasks(job), 'task')}"
+    what = f"Drawing of job {job.name}: {counted(num_tasks, 'task')}"
     return tag("img", src=Html(f"data:image/svg+xml;base64,{data}"), alt=what)
-
-
-def _num_tasks(job: Job) -> int:
-    return sum(len(group.tasks()) for group in job.groups.values())
 
 
 def _some(names: Collection[str]) -> str:

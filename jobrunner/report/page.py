@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from time import time as now
 from typing import Any
@@ -29,7 +30,7 @@ from jobrunner.report.reader import SOURCE, read_story
 from jobrunner.report.sections import checkpoints_section, metrics_section, time_section
 from jobrunner.report.story import RunStory, Story
 from jobrunner.report.timeline import timeline_section
-from jobrunner.texts import clip, counted, format_seconds, listed, show
+from jobrunner.texts import clip, format_seconds, listed, show
 
 _OUTCOMES = {
     "running": "is running, or was a moment before this page was written",
@@ -40,11 +41,7 @@ _OUTCOMES = {
 }
 
 
-@checked(
-    source=SOURCE,
-    path=PATH,
-    job=instance("a Job", Job),
-)
+@checked(source=SOURCE, path=PATH, job=instance("a Job", Job))
 def write_report(
     source: MultiNodeCheckpointManager | str | os.PathLike[str],
     path: str | os.PathLike[str],
@@ -204,45 +201,34 @@ def _runs_section(story: Story) -> Html:
         )
         for run in reversed(story.runs[-MOST_ROWS:])
     ]
-    head = (
-        "run",
-        "state",
-        "began",
-        "lasted",
-        "from",
-        "epochs",
-        "saves",
-        "losses",
-        "on",
-        "parameters",
-    )
+    head = ["run", "state", "began", "lasted", "from", "epochs", "saves", "losses", "on"]
+    head += ["parameters"]
     shown = scrolled("Runs", table(head, rows, left=(1, 2, 4, 8, 9)))
     return section("Runs", shown, newest(story.runs, MOST_ROWS, "run"))
 
 
 def _write_parameters(parameters: Mapping[str, Any]) -> str:
-    return clip(" ".join(f"{name}={clip(show(it), 60)}" for name, it in parameters.items()), 300)
+    first_ones = islice(parameters.items(), 20)
+    return clip(" ".join(f"{name}={clip(show(it), 60)}" for name, it in first_ones), 300)
 
 
 def _job_section(run: RunStory, job: Job | None) -> Html:
-    if job is not None:
-        return section("Job", scrolled("Drawing of the job", to_image(job)))
-    groups: dict[str, dict[str, list[str]]] = {}
+    if job is not None and (drawing := to_image(job)):
+        return section("Job", scrolled("Drawing of the job", drawing))
+    tasks: dict[tuple[str, str], list[str]] = {}
     for name in run.plan.get("structure", {}):
-        group, _, task = name.partition(":")
-        node, _, task = task.rpartition("/")
-        groups.setdefault(group, {}).setdefault(node, []).append(task)
-    if not groups:
+        group, _, path = name.partition(":")
+        node, _, task = path.rpartition("/")
+        tasks.setdefault((group, node), []).append(task)
+    if not tasks:
         return Html("")
+    saved = run.plan.get("nodes", {})
     rows = [
-        (group, node, clip(", ".join(tasks), 300), clip(", ".join(saved), 300))
-        for group, nodes in groups.items()
-        for node, tasks in nodes.items()
-        if (saved := run.plan.get("nodes", {}).get(node, ())) is not None
+        (group, node, listed(names, 12), listed(saved.get(node, ()), 12))
+        for (group, node), names in islice(tasks.items(), MOST_ROWS)
     ]
-    shown = table(("group", "node", "tasks", "saved blobs"), rows[:MOST_ROWS], left=range(4))
-    more = f"The first {MOST_ROWS} of {counted(len(rows), 'row')}." if len(rows) > MOST_ROWS else ""
-    return section("Job", scrolled("Tasks of the job", shown), note(more))
+    shown = table(("group", "node", "tasks", "saved blobs"), rows, left=range(4))
+    return section("Job", scrolled("Tasks of the job", shown), first(list(tasks), MOST_ROWS, "row"))
 
 
 def _environment_section(run: RunStory) -> Html:

@@ -26,7 +26,7 @@ from jobrunner.report.parts import (
     write_time,
 )
 from jobrunner.report.story import EpochStory, RunStory, SaveStory, Story
-from jobrunner.texts import counted, format_seconds
+from jobrunner.texts import counted, format_seconds, show
 
 MOST_METRICS = 24
 MOST_NODES = 20  # whose curves are drawn for a metric
@@ -128,22 +128,20 @@ def metrics_section(story: Story) -> Html:
         ),
     ]
     marks = [it for it in marks if x.low <= it.x <= x.high][-MOST_MARKS:]
-    nodes: dict[str, list[str]] = {}  # metric -> those that are its values on nodes
+    nodes: dict[str, list[str]] = {name: [] for name in names}  # metric -> its values on nodes
     for name in names:
-        node, _, base = name.rpartition("/")
-        if node and base in names:
-            nodes.setdefault(base, []).append(name)
-    of_nodes = {name for each in nodes.values() for name in each}
-    names = [name for name in names if name not in of_nodes]
+        _, _, base = name.rpartition("/")
+        if base != name and base in nodes:
+            nodes[base].append(name)
+            del nodes[name]
+    names = list(nodes)
     charts, drawn = [], {mark.kind for mark in marks}
     for name in names[:MOST_METRICS]:
         whole = _points(kept, name)
-        aside = [[it for it in run.epochs if it.is_set_aside] for run in story.runs]
+        aside = [[it for it in run.epochs if it.is_set_aside] for run in story.runs[-MOST_NODES:]]
         lines = [
-            *(Curve("node", _points(kept, each)) for each in nodes.get(name, ())[:MOST_NODES]),
-            *[Curve("aside", points) for it in aside if (points := _points(it, name))][
-                -MOST_NODES:
-            ],
+            *(Curve("node", _points(kept, each)) for each in nodes[name][:MOST_NODES]),
+            *(Curve("aside", points) for it in aside if (points := _points(it, name))),
             Curve("curve", whole),
         ]
         drawn |= {line.kind for line in lines}
@@ -188,7 +186,9 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _value(value: object) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:.6g}" if isinstance(value, float) else show(value)
 
 
 # ---- checkpoints

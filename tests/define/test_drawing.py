@@ -104,3 +104,11 @@ def test_another_file_type_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DefinitionError, match=r"ends in \.svg"):
         build().visualize(tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_job_of_very_many_tasks_is_a_table_without_a_drawing() -> None:
+    with Job() as job:
+        for i in range(501):
+            Task(int, name=f"t{i}", node="a")
+    assert "<img" not in job._repr_html_()
+    assert "<td" in job._repr_html_()
