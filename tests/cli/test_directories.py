@@ -98,3 +98,17 @@ def test_nodes_that_a_job_has_dropped_are_not_said_to_be_only_unsaved(
     plan: ResumePlan = JobRunner(make_job("a", "c", saved=["a"]), manager).plan_resume()
     assert "node 'b' is gone; its recorded blobs are not loaded" in plan.changes
     assert "node 'c' is no longer checkpointed" in plan.changes
+
+
+def test_runs_in_a_bucket_are_listed_and_followed(s3: S3Server) -> None:
+    for name in ("a/x", "b"):
+        manager = MultiNodeCheckpointManager(f"{s3.url}/runs/{name}")
+        manager.run.start([], {"plan": {"job": "j"}})
+        manager.commits.commit(manager.commits.begin(0), {}, {"metrics": {"loss": 1.0}})
+        if name == "b":
+            assert [run["name"] for run in ask("top", s3.url)["runs"]] == ["runs/b"]
+        manager.run.end()
+    assert {run["name"] for run in ask("ls", f"{s3.url}/runs", "--best", "loss")["runs"]} == {
+        "a/x",
+        "b",
+    }

@@ -103,18 +103,18 @@ def test_a_new_job_overwrites_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "heat" / "job.py").read_text() == "mine"
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_a_new_job_runs(template: str, tmp_path: Path, inproc_session: Session) -> None:
-    found = ask("new", tmp_path / "heat 2", "--template", template)
-    assert found["name"] == "heat 2"
-    path, readme = map(Path, found["paths"])
-    job = Script(str(path)).job({"epochs": "3"})
-    assert job.name == "heat 2"
-    result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "runs")).run(inproc_session)
-    assert (result.epoch, bool(result.metrics[-1])) == (3, True)
-    for line in re.findall(r"^    jobrunner (.*?)(?: #.*)?$", readme.read_text(), re.M):
-        name, *arguments = shlex.split(line)
-        main.commands[name].make_context(name, arguments)
+def test_new_jobs_run(tmp_path: Path, inproc_session: Session) -> None:
+    for template in TEMPLATES:
+        found = ask("new", tmp_path / f"a {template}", "--template", template)
+        path, readme = map(Path, found["paths"])
+        job = Script(str(path)).job({"epochs": "2"})
+        assert job.name == found["name"] == f"a {template}"
+        manager = MultiNodeCheckpointManager(tmp_path / "runs" / template)
+        result = JobRunner(job, manager).run(inproc_session)
+        assert (result.epoch, bool(result.metrics[-1])) == (2, True)
+        for line in re.findall(r"^    jobrunner (.*?)(?: #.*)?$", readme.read_text(), re.M):
+            name, *arguments = shlex.split(line)
+            main.commands[name].make_context(name, arguments)
 
 
 @pytest.mark.nightly

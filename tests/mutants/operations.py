@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
@@ -24,8 +25,8 @@ from jobrunner.cli.options import open_directory
 from jobrunner.define import Job
 from jobrunner.errors import JobRunnerError
 from jobrunner.positions import to_json
-from jobrunner.report import read_story, to_page
-from jobrunner.run import Replay
+from jobrunner.report import LiveRuns, best_of, read_story, summarize_run, to_page
+from jobrunner.run import Replay, compare_runs
 from jobrunner.run.replay.compare import compare_checkpoints
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
@@ -86,6 +87,15 @@ class Case:
 
     def ls(self) -> None:
         _print(listing.list_epochs(open_directory(self.path), 5))
+
+    def ls_runs(self) -> None:
+        json.dumps(to_json(asdict(summarize_run(self.manager(), "x"))), allow_nan=False)
+        best_of(self.manager(), "loss", "min")
+        LiveRuns(FaultyFiles(), str(self.path)).look()
+
+    def compare(self) -> None:
+        data, text = compare_runs(self.manager(), self.manager())
+        _print(Output(data, text))
 
     def info(self) -> None:
         self.each(lambda manager, epoch: _print(listing.describe_checkpoint(manager, epoch)))
@@ -243,6 +253,7 @@ class Case:
 
 
 READING = (
+    *("ls_runs", "compare"),
     *("ls", "info", "verify", "verify_deep", "diff", "diff_deep", "fsck", "prune_best", "report"),
     *("load", "look", "look_lazily", "ask", "plan", "plan_epoch", "replay", "load_in_run"),
 )
