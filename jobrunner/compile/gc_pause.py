@@ -32,3 +32,22 @@ def gc_paused() -> Iterator[None]:
             _num_pauses -= 1
             if not _num_pauses and _was_enabled:
                 gc.enable()
+
+
+@contextmanager
+def gc_resumed() -> Iterator[None]:
+    """Let the collector run within a pause, while tuples of what cannot change are made.
+
+    It forgets each after one look, while the processor still has it at hand.
+    """
+    _set_running(_was_enabled and _num_pauses == 1)
+    try:
+        yield
+    finally:
+        _set_running(False)
+
+
+def _set_running(is_running: bool) -> None:
+    with _lock:
+        if _num_pauses:  # else it runs
+            (gc.enable if is_running else gc.disable)()

@@ -7,6 +7,7 @@ items than its arrays have bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +18,7 @@ from jobrunner.checkpoint.encoding import classes
 from jobrunner.checkpoint.encoding.dtypes import Array, Tree
 from jobrunner.checkpoint.encoding.outline import outline_columns
 from jobrunner.checkpoint.encoding.schema import Count
-from jobrunner.compile import gc_paused
+from jobrunner.compile import gc_paused, gc_resumed
 
 _MOST_FIELDS = 16
 """In a node of a value without items, together with those of the nodes inside of it."""
@@ -229,6 +230,9 @@ def decode_row(decoder: Decoder, of: Count, at: Count) -> Any:
     return decoder.blocks[of][at]
 
 
+_PLAIN = {"numbers", "texts", "buffers"}
+
+
 def _sequences_of(cls: Callable[[Any], Any]) -> Callable[..., list[Any]]:
     """Return the method of rows of this type."""
 
@@ -242,12 +246,16 @@ def _sequences_of(cls: Callable[[Any], Any]) -> Callable[..., list[Any]]:
         if [at, columns, lengths].count(None) != 2:
             raise ValueError("expected one of `at`, `columns` and `lengths`")
         if columns is not None:
-            rows = list(_join(decoder, columns))
-            return rows if cls is tuple else list(map(cls, rows))
+            joined = _join(decoder, columns)
+            is_plain = cls is tuple and all(it["$"] in _PLAIN for it in columns)
+            with gc_resumed() if is_plain else nullcontext():
+                return list(joined if cls is tuple else map(cls, joined))
         if at is not None:
             data = _data(decoder, at, "bif", 2)
             if cls is tuple and data.shape[1] <= _NARROW:
-                return list(zip(*data.T.tolist(), strict=True))  # faster, without a list for each
+                fields = data.T.tolist()  # faster, without a list for each row
+                with gc_resumed():
+                    return list(zip(*fields, strict=True))
             rows = data.tolist()
             return rows if cls is list else list(map(cls, rows))
         whole: Any = [] if items is None else _items(decoder, items)
