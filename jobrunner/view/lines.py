@@ -23,7 +23,11 @@ class TolerantStream:
     def write(self, text: str) -> int:
         """Write, if that works."""
         with contextlib.suppress(OSError, ValueError):  # the latter: it is closed
-            return self._stream.write(text)
+            try:
+                return self._stream.write(text)
+            except UnicodeEncodeError as error:  # it has no characters for bars, say
+                known = text.encode(error.encoding, "replace").decode(error.encoding)
+                return self._stream.write(known)
         return len(text)
 
     def flush(self) -> None:

@@ -69,11 +69,11 @@ def render(known: Mapping[str, Any], width: int, height: int) -> Group:
     started = known["phase"] != "starting"
     head.append(Text(wording.position(known) if started else "starting"))
     if share is not None:
-        head += [Text(_bar(share, BAR_WIDTH)), Text(f"{share:.0%}")]
+        head += [Text(_bar(share, BAR_WIDTH), "green"), Text(f"{share:.0%}")]
     head.append(Text(format_seconds(known["seconds"])))
     head += map(Text, wording.times(known))
     if known["phase"] in ("recovering", "init", "loading"):
-        head.append(Text(known["phase"], "yellow"))
+        head.append(Text(known["phase"], "bold magenta"))
     about = [Text(text, "green") for text in wording.saves(known)]
     about += [Text(text, "bold red") for text in wording.troubles(known)]
     about += map(Text, wording.workers(known))
@@ -97,7 +97,7 @@ def flow(items: Iterable[Text], width: int) -> list[Text]:
         if lines and lines[-1].cell_len + len(GAP) + size <= width:
             lines[-1].append(GAP).append_text(item)
         elif size <= width:
-            lines.append(item.copy())
+            lines.append(Text().append_text(item))
         else:
             lines += [Text(part, item.style) for part in chop_cells(item.plain, width)]
     return lines

@@ -274,6 +274,21 @@ def test_a_closed_terminal_does_not_end_the_run() -> None:
     assert stream.closed is False
 
 
+def test_a_stream_without_characters_for_bars_gets_all_others() -> None:
+    class Ascii(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Ascii(io.BytesIO(), encoding="ascii")
+    with show_on(stream) as live:
+        live.state.on_start(ResumePlan(None, "nothing is recorded"), 4)
+        live.state.on_epoch(3, 0.5, {"loss": 1.0})
+    stream.flush()
+    shown = stream.buffer.getvalue()  # type: ignore[attr-defined]
+    assert b"epoch 3/4" in shown
+    assert b"????" in shown
+
+
 def test_a_signal_is_confirmed_with_what_ends_the_run_at_once() -> None:
     view = Recorder()
     with Live(view, interval_seconds=1.0, patience_seconds=1.0) as live:

@@ -18,10 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from jobrunner.run.result import NodeSave, ResumePlan, SaveReport
 from jobrunner.view import RunState, wording
-from jobrunner.view.terminal import render
+from jobrunner.view.terminal import flow, render
 from jobrunner.worker.epoch_batch import UnderWay
 from tests.sampling import examples
 from tests.view.test_live import Clock, Runner
@@ -68,7 +69,7 @@ def drawn(known: Any, width: int, height: int = 1000) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.dictionaries(NAMES, st.floats(-1e9, 1e9), max_size=12),
     st.lists(NAMES.map(lambda it: it.replace("/", "")).filter(bool), max_size=10, unique=True),
@@ -91,6 +92,13 @@ def test_no_metric_and_no_save_is_cut_at_any_width(
     ):
         for text in texts:
             assert text.replace(" ", "") in shown
+
+
+def test_only_what_went_wrong_is_red() -> None:
+    lines = flow([Text("saved 3", "green"), Text("1 loss", "red"), Text("2 nodes")], 80)
+    spans = {line.plain[it.start : it.end]: it.style for line in lines for it in line.spans}
+    assert spans == {"saved 3": "green", "1 loss": "red"}
+    assert [line.style for line in lines] == [""]
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from distributed import LocalCluster
 
 from jobrunner import Job, JobRunner, Node, Session, Task, epoch_limiter
 from jobrunner.view import Live, prints
@@ -83,11 +82,6 @@ SAID = [
     ("a", "speak", "bar 2"),
     ("a", "speak", "no end"),
 ]
-
-
-def test_what_tasks_print_is_told_with_node_and_task(process_cluster: LocalCluster) -> None:
-    with Session.connect(process_cluster.scheduler_address) as session:
-        assert sorted(run(session, make()).prints) == sorted(SAID)
 
 
 @pytest.mark.parametrize(
