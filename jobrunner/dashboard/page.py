@@ -19,9 +19,12 @@ NOBODY = "No job runs on this cluster now."
 
 STYLE = """
 :host { width: 100%; font: 15px/1.5 system-ui, sans-serif; color: CanvasText; }
+:host, .bk-clearfix, .jobrunner-run { box-sizing: border-box; max-width: calc(100vw - 20px); }
 .jobrunner-run { border: 1px solid #8888; border-radius: 6px; padding: .8em 1em; margin: 0 0 1em; }
-.jobrunner-run table { border-collapse: collapse; margin: .6em 0; display: block; overflow-x: auto; }
-.jobrunner-run th, .jobrunner-run td { padding: .15em 1em .15em 0; white-space: nowrap; }
+.jobrunner-run { overflow-wrap: anywhere; }
+.jobrunner-run table { border-collapse: collapse; margin: .6em 0; }
+.jobrunner-run th, .jobrunner-run td { padding: .15em 1em .15em 0; }
+h1 { font-size: 1.3em; margin: 0 0 .5em; }
 """
 
 
@@ -53,4 +56,4 @@ def draw(scheduler: Scheduler) -> Html:
     for _, known in running(scheduler):
         ago = age(seconds_since(known)) if known["phase"] not in ENDED else ""
         shown.append(join((draw_html(known), tag("div", ago) if ago else "")))
-    return join(shown) if shown else tag("p", NOBODY)
+    return tag("main", tag("h1", "Jobs"), *(shown or [tag("p", NOBODY)]))

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+_BAD = ("error", "warning")
+_HERE = ("file:", "data:", "blob:", "http://127.0.0.1:")
 SCREENS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 
 
@@ -28,7 +30,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(params=SCREENS, ids=lambda it: f"{it[0]}-{it[1]}")
 def open_page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
-    """Opens an address on each screen; what the page wrote to the console fails the test."""
+    """Opens an address on each screen; warnings, errors and requests elsewhere fail the test."""
     width, colours = request.param
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=colours, offline=False
@@ -37,9 +39,9 @@ def open_page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Callable
 
     def open_page(address: str) -> Any:
         page = context.new_page()
-        page.on("console", lambda message: said.append(message.text))
+        page.on("console", lambda it: said.append(it.text) if it.type in _BAD else None)
         page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: said.append(request.url) if "http" in request.url else 0)
+        page.on("request", lambda it: None if it.url.startswith(_HERE) else said.append(it.url))
         page.goto(address)
         return page
 

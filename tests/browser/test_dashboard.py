@@ -1,0 +1,65 @@
+"""The page on Dask's dashboard in a browser: it is live, and shows a loss."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, LocalCluster
+
+from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Node, Session, Task
+from jobrunner.cluster import run_in_thread
+from tests.browser.conftest import check_accessible, check_width
+
+pytestmark = pytest.mark.browser
+
+
+def fail_once(flag: Path) -> bool:
+    """Raise in the third epoch, and end when asked to."""
+    time.sleep(0.05)  # an epoch that can be seen
+    lines = flag.read_text()
+    flag.write_text(f"{lines}.")
+    if len(lines) == 2:
+        raise OSError("once")
+    return flag.with_suffix(".end").exists()
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    pytest.importorskip("bokeh")
+    with (
+        dask.config.set({"distributed.scheduler.preload": ["jobrunner.dashboard"]}),
+        LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+    ):
+        yield cluster
+
+
+def test_the_page_shows_runs_as_they_go_on(
+    cluster: LocalCluster, open_page: Callable[[str], Any], tmp_path: Path
+) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
+    page = open_page(f"http://127.0.0.1:{cluster.scheduler.http_server.port}/individual-jobrunner")
+    page.get_by_text("No job runs on this cluster now.").wait_for()
+    flag = tmp_path / "flag"
+    flag.write_text("")
+    with Job("<b>walk") as job, Node("n0"):
+        ends = Task(fail_once, kwargs={"flag": flag}, transient_errors=OSError)
+        job.add_stop_condition(ends)
+    runner = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "runs"))
+    with Client(cluster, set_as_default=False) as client, Session(client) as session:
+        running = run_in_thread(lambda: runner.run(session), "run")
+        page.get_by_text("1 loss", exact=True).wait_for()
+        page.get_by_text("<b>walk", exact=True).wait_for()
+        epoch = page.get_by_text(re.compile(r"^epoch \d+$"))
+        expect(epoch).not_to_have_text(epoch.inner_text())
+        check_width(page)
+        check_accessible(page)
+        flag.with_suffix(".end").touch()
+        running.result(30)
+        page.get_by_text("has finished").wait_for()
+    page.get_by_text("No job runs on this cluster now.").wait_for()
