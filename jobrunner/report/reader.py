@@ -40,6 +40,8 @@ from jobrunner.texts import get_logger
 logger = get_logger(__name__)
 
 
+_ALL = 1 << 62  # no epoch comes after it
+
 SOURCE = Rule(
     "a checkpoint directory or its manager",
     lambda it: isinstance(it, MultiNodeCheckpointManager) or PATH.fits(it),
@@ -92,13 +94,13 @@ class _Run:
     is_done: bool = False
     is_command: bool = False  # not a run of a job
     is_taken_over: bool = False  # another run followed
-    has_loaded: bool = False  # `resumed_from` is known
+    has_loaded: bool = False  # `resumed_from` and `first` are known
     resumed_from: int | None = None
     outcome: RunState = "stopped"  # if it has ended
     saves: list[_Save] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
     set_aside: set[int] = field(default_factory=set)  # of `saves`, by index
-    went_back: list[int | None] = field(default_factory=list)  # where later runs began again
+    first: int | None = None  # the earliest that it went on from; None: the start, or unknown
 
 
 class _Reader:
@@ -108,6 +110,7 @@ class _Reader:
         self._manager = manager
         self._state = State()
         self._runs: dict[str, _Run] = {}
+        self._newest: _Run | None = None
         self._where: dict[int, tuple[_Run, int]] = {}  # recorded epoch -> its run and save there
 
     def read(self) -> Story:
@@ -119,18 +122,25 @@ class _Reader:
                 self._go_back(entry.run, self._state.latest)
             if isinstance(entry, RepairEntry):
                 self._set_aside([it for it in self._where if it not in self._state.recorded])
-        runs = enumerate((run for run in self._runs.values() if not run.is_command), 1)
-        return Story(self._manager.path, tuple(self._tell(number, run) for number, run in runs))
+        runs = [run for run in self._runs.values() if not run.is_command]
+        told: list[RunStory] = []
+        kept: int | None = _ALL  # what all later runs have left of this one
+        for number in range(len(runs), 0, -1):
+            run = runs[number - 1]
+            told.append(self._tell(number, run, kept))
+            if run.has_loaded:
+                kept = None if kept is None or run.first is None else min(kept, run.first)
+        return Story(self._manager.path, tuple(reversed(told)))
 
     def _take_in(self, entry: LogEntry) -> None:
         time = unix_time(entry.time)
         match entry:
             case RunEntry():
-                for run in self._runs.values():
-                    run.is_taken_over = True
+                if self._newest is not None:
+                    self._newest.is_taken_over = True
                 self._begin(entry, time)
             case RewindEntry():
-                self._set_aside(given_up_by(entry, list(self._where)))
+                self._set_aside(given_up_by(entry, self._where))
             case DoneEntry():
                 self._run(entry.run, time).is_done = True
             case EndEntry():
@@ -143,7 +153,7 @@ class _Reader:
             known.last_seen = max(known.last_seen, time)
 
     def _begin(self, entry: RunEntry, time: float) -> None:
-        run = self._run(entry.run, time)
+        run = self._newest = self._run(entry.run, time)
         run.entry = entry
         try:
             info = check_info(loose_json(entry.info))
@@ -192,15 +202,14 @@ class _Reader:
     def _go_back(self, name: str, epoch: int | None) -> None:
         """Note that a run went on from an epoch: what earlier runs ran after that is lost."""
         run = self._runs.get(name)
-        if run is None or run.is_command:
+        if run is None:
             return
         if not run.has_loaded:
-            run.has_loaded, run.resumed_from = True, epoch
-        for other in self._runs.values():
-            if other is not run:
-                other.went_back.append(epoch)
+            run.has_loaded, run.resumed_from, run.first = True, epoch, epoch
+        run.first = None if epoch is None or run.first is None else min(epoch, run.first)
 
-    def _tell(self, number: int, run: _Run) -> RunStory:
+    def _tell(self, number: int, run: _Run, kept: int | None) -> RunStory:
+        """A run, of which later ones have left the epochs up to `kept`; None: none."""
         process = run.entry.process if run.entry is not None else None
         plan, environment = self._about(run)
         state, last_seen = self._end_of(run)
@@ -210,8 +219,7 @@ class _Reader:
         saves = _with_waits([save.story for save in run.saves], marks, ledger)
         if state != "running":
             ledger = close(ledger, last_seen - run.began, is_lost=state == "lost")
-        for epoch in run.went_back:
-            ledger = go_back(ledger, marks, epoch)
+        ledger = go_back(ledger, marks, kept)
         return RunStory(
             number=number,
             name=run.name,
@@ -236,7 +244,7 @@ class _Reader:
 
     def _end_of(self, run: _Run) -> tuple[RunState, float]:
         """How a run ended, and when it was last seen."""
-        if run.has_ended:
+        if run.has_ended or run.is_done:
             return "finished" if run.is_done else run.outcome, run.last_seen
         files, entry = self._manager.recorded.files, run.entry
         beat = read_beat(files, self._manager.path, run.name)

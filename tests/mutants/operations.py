@@ -25,7 +25,7 @@ from jobrunner.cli.options import open_directory
 from jobrunner.define import Job
 from jobrunner.errors import JobRunnerError
 from jobrunner.positions import to_json
-from jobrunner.report import LiveRuns, best_of, read_story, summarize_run, to_page
+from jobrunner.report import LiveRuns, best_of, read_story, summarize_run, to_page, to_trace
 from jobrunner.run import Replay, compare_runs
 from jobrunner.run.replay.compare import compare_checkpoints
 from jobrunner.testing import FaultyFiles
@@ -157,8 +157,10 @@ class Case:
         _print(checkpoints.copy_epochs(manager, manager.epochs()[-3:], self.copy, is_all=True))
 
     def report(self) -> None:
-        page = to_page(read_story(self.manager()))
+        story = read_story(self.manager())
+        page = to_page(story)
         ElementTree.fromstring(page.partition("\n")[2])
+        json.dumps(to_trace(story), allow_nan=False)
 
     # ---- Python
 

@@ -235,6 +235,7 @@ GOLDENS = (
     "format_4_libraries",
     "format_5",
     "format_6",
+    "log_3",
 )
 NAMES = (*(make.__name__ for make in MADE), *GOLDENS)
 

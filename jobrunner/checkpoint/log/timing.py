@@ -35,7 +35,7 @@ class SpanRecord(NamedTuple):
 
     node: _Text
     task: _Text
-    epoch: EpochKey
+    epoch: Annotated[int, Meta(ge=0, lt=10**18)]
     began: Seconds  # since the run began
     seconds: Seconds
 
