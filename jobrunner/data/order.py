@@ -41,8 +41,8 @@ class Permutation:
     def __init__(self, n: int, key: Key) -> None:
         self._last = n - 1
         bits = self._last.bit_length()
-        # The low bits of a product depend on no others, so both types give the same numbers.
-        self._dtype = np.uint32 if bits <= 32 else np.uint64
+        # The low bits of a product depend on no others, so all types give the same numbers.
+        self._dtype = np.dtype(f"u{2 if bits <= 16 else 4 if bits <= 32 else 8}")
         self._mask, self._shift = (1 << bits) - 1, bits // 2
         self._term, *factors = (number & self._mask for number in key[: 1 + _ROUNDS].tolist())
         self._factors = [factor | 1 for factor in factors]
@@ -114,7 +114,8 @@ class Shuffled:
         self._block: tuple[int, Permutation] | None = None  # the last one, and its number
         self._from = self._until = 0  # of the records that are computed
         self._window = np.empty(0, np.int64)
-        self._blocks = Permutation(len(self._lengths), key_of(*self._key)).at(0, len(self._lengths))
+        n = len(self._lengths)
+        self._blocks = Permutation(n, key_of(*self._key)).at(0, n) if n > 1 else np.zeros(n, int)
         self._counts = self._lengths[self._blocks]
         self._ends = np.cumsum(self._counts)
 
@@ -131,7 +132,7 @@ class Shuffled:
         return self._window[start - self._from : stop - self._from]
 
     def _compute(self, start: int, stop: int) -> Indices:
-        found = [np.empty(0, np.int64)]
+        found: list[Indices] = []
         place = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
             end, count = int(self._ends[place]), int(self._counts[place])
@@ -140,9 +141,9 @@ class Shuffled:
                 self._block = (block, Permutation(count, key_of(*self._key, block)))
             until = min(end, stop)
             rows = self._block[1].at(start - first, until - first)
-            found.append(rows + self._starts[block])
+            found.append(rows + self._starts[block] if block else rows)
             start, place = until, place + 1
-        return np.concatenate(found)
+        return found[0] if len(found) == 1 else np.concatenate([*found, np.empty(0, np.int64)])
 
     def end(self, start: int) -> int:
         """The position after the last one of the block, in the pass that `at` was asked for last."""
