@@ -129,7 +129,7 @@ def _tiles(story: Story) -> Html:
     whole = story.ledger
     about: dict[str, object] = {"state": story.runs[-1].state if story.runs else "no run"}
     if saves:
-        about["last recorded epoch"] = str(saves[-1].epoch)
+        about["last epoch"] = str(saves[-1].epoch)
     about["runs"] = len(story.runs)
     about["wall time"] = format_seconds(whole.wall)
     if whole.wall:

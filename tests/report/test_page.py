@@ -76,7 +76,7 @@ def test_a_page_tells_what_the_runs_did(page: str) -> None:
     for part in (
         "count <b>",
         "finished",
-        "last recorded epoch5",
+        "last epoch5",
         "epoch 3",  # where the second run began
         "Where time went",
         "What ran where",
