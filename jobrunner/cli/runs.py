@@ -191,11 +191,13 @@ def _iso(seconds: float | None) -> str | None:
 
 
 def format_runs(rows: Sequence[Row], width: int | None = None, best: str = "") -> str:
-    """A table of runs, at most `width` wide, and below it what they have in common."""
+    """A table of runs, and below it what they have in common.
+
+    If it would be wider than `width`, metrics and parameters have lines of their own.
+    """
     runs, now = [run for run, _ in rows], time.time()
-    whole = [run for run in runs if not run.error]
-    jobs = {run.job for run in whole}
-    shared = _shared_parameters(whole)
+    jobs = dict.fromkeys(run.job for run in runs if not run.error)
+    shared = {job: _shared_parameters([run for run in runs if run.job == job]) for job in jobs}
     columns = [["RUN", *(clip_name(run.name, width) for run in runs)]]
     if len(jobs) > 1:
         columns.append(["JOB", *(run.job for run in runs)])
@@ -205,54 +207,43 @@ def format_runs(rows: Sequence[Row], width: int | None = None, best: str = "") -
     if best:
         columns.append([f"BEST {best}", *(f"{it[0]:.6g}" if it else "-" for _, it in rows)])
         columns.append(["AT", *(str(it[1]) if it else "-" for _, it in rows)])
-    metrics = [] if best else [format_metrics(run.metrics) for run in runs]
-    parameters = [_name_parameters(run.parameters, shared) for run in runs]
-    columns += _fit({"METRICS": metrics, "PARAMETERS": parameters}, columns, width)
-    lines = [format_table(list(zip(*columns, strict=True)))]
-    if len(whole) > 1 and len(jobs) == 1:
-        common = " ".join(_name_parameters(shared, {}))
-        lines.append(f"Job of all: {whole[0].job}{common and f', with {common}'}")
+    metrics = [[] if best else format_metrics(run.metrics) for run in runs]
+    parameters = [_name_parameters(run.parameters, shared.get(run.job, {})) for run in runs]
+    items = [
+        [title, *map(" ".join, lists)]
+        for title, lists in (("METRICS", metrics), ("PARAMETERS", parameters))
+        if any(lists)
+    ]
+    lines = format_table([*zip(*columns, *items, strict=True)]).splitlines()
+    if width is not None and max(map(len, lines)) > width:
+        head, *table = format_table([*zip(*columns, strict=True)]).splitlines()
+        lines = [head]
+        for line, *its in zip(table, metrics, parameters, strict=True):
+            text = fit_items([*its[0], *its[1]], width - 2)
+            lines += [line, *([f"  {text}"] if text else [])]
+    for job, common in shared.items():
+        named = " ".join(_name_parameters(common, {}))
+        if len(jobs) == 1 and len(runs) > 1:
+            lines.append(f"All are runs of {job or 'one job'}{named and f' with {named}'}")
+        elif named:
+            lines.append(f"All runs of {job or 'the job'} have {named}")
     lines += [f"{run.name} is damaged: {run.error}" for run in runs if run.error]
     return "\n".join(lines)
 
 
 def _shared_parameters(runs: Sequence[RunSummary]) -> Mapping[str, Any]:
     """The parameters that all runs have, if there are several."""
-    if len(runs) < 2:
-        return {}
-    first, *others = (run.parameters for run in runs)
+    first, *others = (run.parameters for run in runs if not run.error)
     return {
         name: value
         for name, value in first.items()
-        if all(name in other and other[name] == value for other in others)
+        if others and all(name in other and other[name] == value for other in others)
     }
 
 
 def _name_parameters(parameters: Mapping[str, Any], shared: Mapping[str, Any]) -> list[str]:
     names = [name for name in parameters if name not in shared]
     return [f"{name}={clip(show(parameters[name]), 30)}" for name in names]
-
-
-def _fit(
-    named: Mapping[str, Sequence[Sequence[str]]],
-    before: Sequence[Sequence[str]],
-    width: int | None,
-) -> list[list[str]]:
-    """Columns of as many items as fit beside those `before`; each gets what others leave."""
-    named = {title: rows for title, rows in named.items() if any(rows)}
-    widths = [
-        max(len(title), *(len(" ".join(row)) for row in rows)) for title, rows in named.items()
-    ]
-    if width is not None:
-        left = width - sum(2 + max(map(len, column)) for column in before)
-        for i, (title, others) in enumerate(zip(named, (*widths[1:], 0), strict=True)):
-            share = max(left // (len(named) - i) - i, left - others - 2, len(title))
-            widths[i] = min(widths[i], share)
-            left -= widths[i] + 2
-    return [
-        [title, *(fit_items(row, most) for row in rows)]
-        for (title, rows), most in zip(named.items(), widths, strict=True)
-    ]
 
 
 def terminal_width() -> int | None:

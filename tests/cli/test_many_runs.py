@@ -78,7 +78,7 @@ def test_ls_lists_the_runs_below_a_directory(root: Path) -> None:
     cells = {line.split()[0]: line.split()[1:3] for line in lines[:4]}
     assert cells["a/finished"] == ["finished", "2/2"]
     assert cells["b/c/d/running"] == ["running", "4/9"]
-    assert "Job of all: kmeans, with lr=0.1" in lines
+    assert "All are runs of kmeans with lr=0.1" in lines
     assert lines[-1].startswith(f"To list the epochs of one: jobrunner ls {root}/")
 
 
@@ -183,29 +183,35 @@ def test_runs_in_an_object_store_are_found_by_a_request_for_each_directory(root:
     assert output.data["runs"][0]["state"] == "finished"
 
 
-def test_the_table_fits_the_terminal(root: Path) -> None:
+def test_the_table_fits_the_terminal() -> None:
+    now = time.time()
     metrics = {"loss": 0.123456, "accuracy": 0.9123, "f1": 0.5}
     runs = [
         RunSummary(
             f"sweeps/of/november/{i}",
             state="running",
             job="job",
-            parameters={"learning_rate": 0.1 * i, "momentum": 0.9 + i, "name": "x" * 100},
+            parameters={"rate": 0.25 * i, "momentum": 0.5 + i, "name": "x" * 100, "seed": 0},
             epoch=i,
             total_epochs=1000,
             metrics=metrics,
-            last_seen=time.time() - 10**i,
+            last_seen=now - 10**i,
         )
         for i in range(6)
     ]
+    rows: list[Any] = [(run, None) for run in runs]
     for width in (80, 120):
-        text = format_runs([(run, None) for run in runs], width)
-        head, *lines = text.splitlines()
-        assert max(map(len, (head, *lines[:6]))) <= width
-        assert "PARAMETERS" in head
-        assert all("loss=0.1235" in line for line in lines[:6])  # none is cut
-    assert "accuracy=0.9123" in text
-    assert "x" * 20 not in format_runs([(run, None) for run in runs], 80).splitlines()[1]
+        head, *lines, common = format_runs(rows, width).splitlines()
+        assert max(map(len, (head, *lines))) <= width
+        whole = [line for line in lines if "loss=0.1235 accuracy=0.9123 f1=0.5" in line]
+        assert len(whole) == 6
+        assert common.startswith("All are runs of job with name='xxx")
+        assert common.endswith(" seed=0")
+    assert len(lines) == 6  # 120 columns have room for all in one line
+    assert "PARAMETERS" in head
+    assert len(format_runs(rows, 80).splitlines()) == 14
+    other = RunSummary("other", "lost", job="other", parameters={"seed": 1})
+    assert format_runs([*rows, (other, None)]).splitlines()[-1].startswith("All runs of job have")
 
 
 def test_what_does_not_fit_is_left_out_whole() -> None:
