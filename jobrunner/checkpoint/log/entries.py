@@ -31,6 +31,7 @@ Natural = Annotated[int, Meta(ge=0, le=_MOST)]
 Positive = Annotated[int, Meta(ge=1, le=_MOST)]
 Value = Annotated[int, Meta(ge=-_MOST, le=_MOST)]
 Text = Annotated[str, Meta(min_length=1)]
+Short = Annotated[str, Meta(max_length=1000)]
 RunName = Annotated[
     str, Meta(pattern=r"^[^./\x00-\x1f\ud800-\udfff][^/\x00-\x1f\ud800-\udfff]{0,63}\Z")
 ]
@@ -63,11 +64,11 @@ class Claim(NamedTuple):
 class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Identifies a process on any machine, as far as its system tells."""
 
-    host: str | None = None
-    boot: str | None = None
-    namespace: str | None = None
+    host: Short | None = None
+    boot: Short | None = None
+    namespace: Short | None = None
     pid: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)] | None = None
-    started: str | None = None
+    started: Short | None = None
 
 
 class StoreRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -87,7 +88,7 @@ class RebuiltRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retry: Natural
     run: RunName
     run_number: Natural | None
-    time: str
+    time: Short
     stores: dict[str, StoreRecord]
     details: dict[str, Any]
 
@@ -105,8 +106,8 @@ class Holder(
     number: Natural
     kind: Literal["run", "repair"]
     run: RunName
-    id: str
-    time: str
+    id: Short
+    time: Short
     process: Process | None = None
     heartbeat_seconds: Seconds = 0
 
@@ -132,8 +133,8 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
     pins: list[list[int | str]] = []  # states written before there were pins have none
 
     @cached_property
-    def maps(self) -> tuple[EpochMap, EpochMap, EpochMap]:
-        """`recorded`, `retries` and `claims`; raises ValueError."""
+    def parsed(self) -> tuple[EpochMap, EpochMap, EpochMap, dict[Claim, tuple[Any, ...]]]:
+        """`recorded`, `retries`, `claims`, and `chores` by claim; raises ValueError."""
 
         def read(name: str) -> EpochMap:
             try:
@@ -141,7 +142,8 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
             except ValueError as error:
                 raise ValueError(f"`{name}`: {error}") from None
 
-        return read("recorded"), read("retries"), read("claims")
+        chores = {Claim(epoch_from_json(row[0]), row[1]): row[2:] for row in self.chores}
+        return read("recorded"), read("retries"), read("claims"), chores
 
     def check(self, number: int) -> None:
         """Raise ValueError if entry `number` cannot contain it.
@@ -151,7 +153,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
         _check_count("claims", len(self.claims), number + MOST_REBUILT)
         _check_count("chores", len(self.chores), number + MOST_REBUILT)
         _check_count("pins", sum(map(len, self.pins)), 2 * number)
-        recorded, retries, _ = self.maps
+        recorded, retries, *_ = self.parsed
         total = sum(row[2] for row in self.recorded)
         for _, _, count, value, value_step, *_ in self.recorded:
             last = value + (count - 1) * value_step
@@ -165,8 +167,6 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
             is_epoch = bool(row) and (type(row[0]) is int or is_position(row[0]))
             if not is_epoch or not all(isinstance(it, str) for it in row[1:]):
                 raise ValueError("`pins`: expected an epoch and its labels in each row")
-        for chore in self.chores:
-            epoch_from_json(chore[0])
 
 
 EPOCH_FIELDS = {"epoch", "epochs", "after", "only", "settled"}
@@ -194,8 +194,8 @@ class LogEntry(
     format: Positive
     number: Natural
     run: RunName  # which appended it
-    id: str  # unique
-    time: str
+    id: Short  # unique
+    time: Short
     settled: list[Claim] = []  # stores that are now deleted or hidden
 
     def __post_init__(self) -> None:

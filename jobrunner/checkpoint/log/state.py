@@ -332,14 +332,15 @@ class State:
     def from_json(cls, body: Summary) -> State:
         """The state of a ``state`` entry, without its number."""
         pins = {epoch_from_json(epoch): tuple(map(str, labels)) for epoch, *labels in body.pins}
-        recorded, retries, claims = (it.copy() for it in body.maps)
+        *maps, chores = body.parsed
+        recorded, retries, claims = (it.copy() for it in maps)
         return cls(
             run=body.run,
             is_ended=body.is_ended,
             recorded=recorded,
             retries=retries,
             claims=claims,
-            chores={Claim(epoch_from_json(row[0]), row[1]): Chore(*row[2:]) for row in body.chores},
+            chores={claim: Chore(*about) for claim, about in chores.items()},
             done=body.done,
             pins=pins,
         )

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import UNSET
+
 from jobrunner.checkpoint.commits import SAVE_REQUEST
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
@@ -45,9 +47,12 @@ from jobrunner.checkpoint.store import (
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
 from jobrunner.names import StoreName, parse_store_name
+from jobrunner.positions import plain
+from jobrunner.texts import clip
 
 Status = Literal["live", "pending", "aside", "stray", "damaged"]
 
+_LONGEST = 1000  # characters of what an entry says
 _UNKNOWN = "Not a name that jobrunner uses."
 
 
@@ -211,14 +216,12 @@ def _advice(directory: Epochs) -> str:
 
 
 def _explain_entry(entry: LogEntry) -> str:
-    tree = entry_to_json(entry)
     words = [f"{entry.kind} of run {entry.run[:8]}, {entry.time}"]
-    words += [
-        f"{name} {json.dumps(tree[name])}"
-        for name in ("epoch", "retry", "epochs", "after", "only", "reason", "label")
-        if name in tree
-    ]
-    if isinstance(entry, CommitEntry) and (step := steps_in(tree)):
+    for name in ("epoch", "retry", "epochs", "after", "only", "reason", "label"):
+        value = getattr(entry, name, UNSET)
+        if value is not UNSET and value != "":
+            words.append(f"{name} {clip(json.dumps(plain(value)), _LONGEST)}")
+    if isinstance(entry, CommitEntry) and (step := steps_in(entry_to_json(entry))):
         words.append(f"saved after step {step}")
     return ", ".join(words)
 
@@ -287,7 +290,7 @@ def _explain_end(entry: LogEntry | None) -> str:
     if isinstance(entry, RetireEntry):
         return f"Retired by the retention policy (entry {entry.number})."
     reason = getattr(entry, "reason", "") or "no reason given"
-    return f"Set aside by entry {entry.number}: {reason.rstrip('.')}."
+    return f"Set aside by entry {entry.number}: {clip(reason.rstrip('.'), _LONGEST)}."
 
 
 def _inspect_recorded(
