@@ -8,7 +8,7 @@ from operator import itemgetter
 from dask.utils import format_bytes
 
 from jobrunner.markup import Html, join, table, tag
-from jobrunner.texts import counted, format_metrics, format_seconds
+from jobrunner.texts import counted, format_seconds
 from jobrunner.view import wording
 from jobrunner.view.wording import Known
 
@@ -67,10 +67,10 @@ def _spaced(parts: object) -> list[object]:
 
 
 def _metrics(known: Known) -> Html | str:
-    found = [text.split("=", 1) for text in format_metrics(known["metrics"], MOST_METRICS)]
-    more = len(format_metrics(known["metrics"], len(known["metrics"]))) - len(found)
-    rest = tag("div", f"and {counted(more, 'more metric')}") if more else ""
-    return join((table(("metric", "value"), found, left={0}), rest)) if found else ""
+    texts = wording.metrics(known, MOST_METRICS)
+    rest = [tag("div", text) for text in texts[MOST_METRICS:]]
+    found = [text.rsplit("=", 1) for text in texts[:MOST_METRICS]]
+    return join((table(("metric", "value"), found, left={0}), *rest)) if found else ""
 
 
 def _nodes(known: Known) -> Html | str:

@@ -61,7 +61,7 @@ class Live:
         self._watcher = Watcher(self.state, self.tell, here, where)
         self._view = view
         self._warnings = _Warnings(self.tell)
-        self._interval_seconds = interval_seconds
+        self._interval_seconds = self._rest_seconds = interval_seconds
         self._patience_seconds = self._pause_seconds = patience_seconds
         self._clock = clock
         self._drawn_at = clock()
@@ -81,7 +81,7 @@ class Live:
     def look(self) -> None:
         """Draw if it is time."""
         seconds = self._clock() - self._drawn_at
-        if seconds < self._interval_seconds:
+        if seconds < self._rest_seconds:
             return
         if self.state.mark != self._drawn:
             self._pause_seconds = self._patience_seconds
@@ -97,7 +97,7 @@ class Live:
         started = time.thread_time()
         self._view.draw(self.state.to_dict())
         took = time.thread_time() - started
-        self._interval_seconds = max(self._interval_seconds, DRAWING_SHARE * took)
+        self._rest_seconds = max(self._interval_seconds, DRAWING_SHARE * took)
 
     def _work(self) -> None:
         seconds = min(self._interval_seconds, LOOK_SECONDS)

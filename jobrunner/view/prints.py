@@ -49,7 +49,7 @@ class Prints:
     def __init__(self, binding: str, here: Collection[str], where: Where) -> None:
         self.is_over = False
         self._threads = f"jobrunner-{binding}-"  # how the names of its threads begin
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an object that is collected meanwhile may print, too
         self._lines: list[tuple[str, str, str]] = []
         self._begun: dict[
             tuple[int, str, str], str

@@ -106,7 +106,8 @@ class RunState:
         """Note that a group other than the epoch group has ended."""
         if group == "init":
             self._continue(0, 0)
-        self._tell("group", {"group": group, "epoch": epoch, "seconds": seconds})
+        if group != "epoch_end":  # which may end as often as an epoch
+            self._tell("group", {"group": group, "epoch": epoch, "seconds": seconds})
 
     def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:
         """Note that an epoch has ended. It may have taken 0.1 ms, so nothing else is done."""

@@ -109,7 +109,7 @@ def troubles(known: Known) -> list[str]:
         found.append(counted(known["losses"], "loss").replace("losss", "losses"))
         recovered = known["recoveries"]
         found.append(f"{recovered} recovered" if known["phase"] != "recovering" else "recovering")
-    if known["stop_asked"]:
+    if known["stop_asked"] and known["phase"] not in ENDS:
         found.append(f"stops after this epoch ({known['stop_asked']})")
     return found
 
@@ -122,7 +122,7 @@ def workers(known: Known) -> list[str]:
 
 
 def metrics(known: Known, most: int) -> list[str]:
-    """The first numeric metrics, and how many more there are; those of single nodes are no more."""
+    """The first numeric metrics, and how many more there are; those of single nodes do not count."""
     nodes = {node["node"] for node in known["nodes"]}
     whole = {n: it for n, it in known["metrics"].items() if n.rpartition("/")[0] not in nodes}
     found = format_metrics(whole, len(whole))

@@ -228,6 +228,12 @@ def test_drawing_that_takes_long_is_done_less_often() -> None:
         clock.now = millisecond / 1000
         live.look()
     assert len(view.drawn) == 1
+    clock.now += 1000  # and no longer
+    live._view = Recorder()
+    live.look()
+    clock.now += 0.01
+    live.look()
+    assert len(live._view.drawn) == 2
 
 
 def test_a_refused_run_leaves_no_bar() -> None:
