@@ -12,6 +12,7 @@ from jobrunner.texts import format_seconds
 
 WIDTH, HEIGHT = 1000, 100  # of a drawing, in its own units
 MOST_POINTS = 1000  # of a curve
+MOST_GAPS = 50
 _WIDE = 1000  # the highest value is so many times the lowest
 _SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
 
@@ -177,11 +178,11 @@ def _path(points: Sequence[Point], x: Range, y: Range, measure: Callable[[float]
     return f"M{places[0]}L{' '.join(places[1:] or places)}"
 
 
-def _unbroken(points: Sequence[Point]) -> Iterable[list[Point]]:
-    """The parts between points without a number."""
-    for is_number, part in groupby(points, key=lambda point: math.isfinite(point[1])):
-        if is_number:
-            yield list(part)
+def _unbroken(points: Sequence[Point]) -> list[list[Point]]:
+    """The parts between points without a number; all in one if these are too many to be seen."""
+    groups = groupby(points, key=lambda point: math.isfinite(point[1]))
+    parts = [list(part) for is_number, part in groups if is_number]
+    return parts if len(parts) <= MOST_GAPS else [[point for part in parts for point in part]]
 
 
 def _vertical(mark: Mark, x: Range) -> Html:

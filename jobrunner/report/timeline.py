@@ -23,7 +23,7 @@ from jobrunner.report.story import EpochStory, RunStory, SaveStory, Span, Story
 from jobrunner.texts import format_seconds
 
 MOST_LANES = 40
-MOST_BLOCKS = 2000  # of a timeline
+MOST_BLOCKS = 2000  # of a kind, in the newest timeline; others have a quarter
 MOST_TIMELINES = 5
 
 
@@ -31,10 +31,12 @@ def timeline_section(story: Story) -> Html:
     """A timeline for each of the newest runs, and one of the newest epoch whose tasks are known."""
     runs = [run for run in story.runs if run.last_seen > run.began]
     drawn = [
-        tag(
-            "details", tag("summary", name_run(run)), _timeline(run), open="open" if not i else None
-        )
-        for i, run in enumerate(reversed(runs[-MOST_TIMELINES:]))
+        tag("details", tag("summary", name_run(run)), _timeline(run, MOST_BLOCKS), open="open")
+        for run in runs[-1:]
+    ]
+    drawn += [
+        folded(name_run(run), _timeline(run, MOST_BLOCKS // 4))
+        for run in reversed(runs[-MOST_TIMELINES:-1])
     ]
     if not drawn:
         return Html("")
@@ -50,12 +52,12 @@ def timeline_section(story: Story) -> Html:
     )
 
 
-def _timeline(run: RunStory) -> Html:
+def _timeline(run: RunStory, most_blocks: int) -> Html:
     saved = (node for save in run.saves for node in save.nodes)
     nodes = list(dict.fromkeys([*saved, *(span.node for span in run.spans)]))
     shown = nodes[:MOST_LANES]
     length = run.last_seen - run.began
-    grain = length * (len(shown) + 1) / MOST_BLOCKS
+    grain = length * (len(shown) + 1) / most_blocks
     rows = [("run", _phases(run, grain))]
     kinds = _colours(run.spans)
     tasks: dict[str, list[Span]] = {}

@@ -37,6 +37,11 @@ def test_a_curve_has_a_gap_where_there_is_no_number() -> None:
     assert paths == ["M0,100L333.33,0", "M1000,100L1000,100"]
 
 
+def test_a_curve_of_very_many_gaps_is_drawn_through_them() -> None:
+    curve = Curve("curve", [(i, math.nan if i % 2 else i) for i in range(10_000)])
+    assert len(curves("loss", "", range_of([0, 10_000]), [curve])) < 50_000
+
+
 @pytest.mark.parametrize(
     ("values", "labels"),
     [
