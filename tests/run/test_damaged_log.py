@@ -17,6 +17,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.cli.command import main
+from jobrunner.testing import FaultyFiles
 
 
 def counter(limit):
@@ -136,6 +137,18 @@ def test_a_resume_plan_names_damaged_epochs_and_another_run(inproc_session, mana
     finally:
         other.run.end()
     assert JobRunner(counter(5), manager).plan_resume().warnings == ()
+
+
+def test_of_the_log_a_damaged_epoch_costs_its_record_and_a_look_whether_it_was_retired(manager):
+    reads = []
+    for epoch in (3, 2):
+        manifest = Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json")
+        manifest.write_bytes(b"{}")
+        files = FaultyFiles()
+        again = MultiNodeCheckpointManager(manager.path, files=files)
+        assert JobRunner(counter(5), again).plan_resume().epoch == epoch - 1
+        reads.append(sum("/_log/" in path for what, path in files.trace if what == "open"))
+    assert reads[1] - reads[0] == 3
 
 
 def test_a_run_with_no_whole_epoch_starts_afresh_and_says_so(inproc_session, manager):
