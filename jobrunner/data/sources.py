@@ -82,7 +82,8 @@ def rows_of(data: Any) -> Part:
         # `take` gathers rows in half the time, but copies all of other arrays first.
         is_plain = type(data) in (np.ndarray, np.memmap)
         if is_plain and data.flags.c_contiguous and data.flags.aligned:
-            return Part(data.__getitem__, partial(data.view(np.ndarray).take, axis=0))
+            take = data.view(np.ndarray).take
+            return Part(data.__getitem__, lambda numbers: take(numbers, 0))
         return Part(data.__getitem__, data.__getitem__)
     if is_of(data, "pandas") and hasattr(data, "iloc"):
         return Part(data.iloc.__getitem__, data.iloc.__getitem__)
