@@ -23,7 +23,6 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
-    SaveEvery,
     Session,
     Task,
     read_story,
@@ -42,32 +41,21 @@ def step(n: int, seconds: float) -> int:
     return n + 1
 
 
-def build(seconds: float, nodes: int = 1) -> Job:
-    with Job("timed") as job:
-        for i in range(nodes):
-            with Node(f"n{i}"):
-                for k in range(TASKS):
-                    with job.init_group:
-                        Task(lambda: 0, outputs=f"v{k}", name=f"zero{k}")
-                    share = seconds / TASKS
-                    Task(
-                        step,
-                        inputs=f"v{k}",
-                        outputs=f"v{k}",
-                        name=f"t{k}",
-                        kwargs={"seconds": share},
-                    )
+def build(seconds: float) -> Job:
+    """One node, whose tasks take that long together."""
+    with Job("timed") as job, Node("a"):
+        for k in range(TASKS):
+            with job.init_group:
+                Task(lambda: 0, outputs=f"v{k}", name=f"zero{k}")
+            kwargs = {"seconds": seconds / TASKS}
+            Task(step, inputs=f"v{k}", outputs=f"v{k}", name=f"t{k}", kwargs=kwargs)
     return job
 
 
-def lap(
-    client: Client, job: Job, epochs: int, path: Path | None, every: int
-) -> tuple[float, float]:
+def lap(client: Client, job: Job, epochs: int, path: Path | None) -> tuple[float, float]:
     """Milliseconds of an epoch, by the clock and by processors."""
     laps = Laps(is_passive=True)
-    manager = None
-    if path is not None:
-        manager = MultiNodeCheckpointManager(path, save=SaveEvery(epochs=every))
+    manager = None if path is None else MultiNodeCheckpointManager(path)
     before = sum(client.run(cpu_seconds).values()) + time.process_time()
     with Session(client) as session:
         JobRunner(job, manager, num_epochs=epochs, callbacks=[laps]).run(session)
@@ -97,7 +85,7 @@ def main() -> None:
                 for is_on in (True, False) if turn % 2 else (False, True):
                     path = Path(directory) / f"{name}{turn}{is_on}" if saves else None
                     with dask.config.set({"jobrunner.timing": is_on}):
-                        figures = lap(client, job, epochs, path, 1)
+                        figures = lap(client, job, epochs, path)
                     if turn:
                         found[is_on].append(figures)
                         if path is not None and turn == 1:
