@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import types
 from pathlib import Path
@@ -11,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from jobrunner import Session
+from jobrunner import (
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    RunStoppedError,
+    Session,
+    Task,
+    epoch_limiter,
+)
 from jobrunner.run.result import ResumePlan
 from jobrunner.view import RunState, show_run
 from jobrunner.view.notebook import SHOWN_LINES
@@ -111,6 +121,30 @@ def test_a_run_is_shown_where_somebody_looks_and_not_in_tests(
         assert callbacks == []  # stderr is no terminal
     with show_run(True, inproc_session) as callbacks:
         assert len(callbacks) == 1
+
+
+@pytest.mark.parametrize(("times", "name"), [(1, "RunStoppedError"), (2, "KeyboardInterrupt")])
+def test_an_interrupt_has_three_lines_for_ipython(
+    inproc_session: Session, tmp_path: Path, times: int, name: str
+) -> None:
+    class Interrupt:
+        def on_epoch(self, *args: object) -> None:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+
+    with Job("count") as job:
+        with job.init_group:
+            Task(int, outputs="n", node=Node("a"))
+        Task(lambda n: n + 1, outputs="n", node=Node("a"))
+    epoch_limiter(job, 9)
+    runner = JobRunner(job, MultiNodeCheckpointManager(tmp_path), callbacks=[Interrupt()])
+    with pytest.raises((RunStoppedError, KeyboardInterrupt)) as caught:
+        runner.run(inproc_session)
+    error: Any = caught.value
+    lines = "\n".join(error._render_traceback_()).splitlines()
+    assert len(lines) <= 3
+    assert lines[0].startswith(f"{name}: Job 'count' ")
+    assert f"epoch {2 - times}" in lines[1]
 
 
 def html_of(outputs: list[Any]) -> str:
