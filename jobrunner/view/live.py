@@ -11,9 +11,12 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Protocol, Self
 
+from jobrunner.texts import get_logger
 from jobrunner.view.prints import Where
 from jobrunner.view.state import LONG_SECONDS, RunState
 from jobrunner.view.watcher import Watcher
+
+logger = get_logger(__name__)
 
 LOOK_SECONDS = 0.5
 """How often to look, at least."""
@@ -60,6 +63,7 @@ class Live:
         self.state = RunState(self.tell, clock)
         self._watcher = Watcher(self.state, self.tell, here, where)
         self._view = view
+        self._has_failed = False
         self._warnings = _Warnings(self.tell)
         self._interval_seconds = self._rest_seconds = interval_seconds
         self._patience_seconds = self._pause_seconds = patience_seconds
@@ -95,7 +99,7 @@ class Live:
     def _draw(self) -> None:
         self._drawn_at, self._drawn = self._clock(), self.state.mark
         started = time.thread_time()
-        self._view.draw(self.state.to_dict())
+        self._show(self._view.draw, self.state.to_dict())
         took = time.thread_time() - started
         self._rest_seconds = max(self._interval_seconds, DRAWING_SHARE * took)
 
@@ -106,13 +110,13 @@ class Live:
                 event = self._events.get(timeout=seconds)
                 if event is None:
                     return
-                self._view.tell(*event)
+                self._show(self._view.tell, *event)
             except queue.Empty:
                 pass
             self.look()
 
     def __enter__(self) -> Self:
-        self._view.open()
+        self._show(self._view.open)
         logging.getLogger("jobrunner").addHandler(self._warnings)
         self._thread.start()
         return self
@@ -122,11 +126,19 @@ class Live:
         self._watcher.end()
         self._events.put(None)
         self._thread.join()
+        if self.state.mark != self._drawn or not self._patience_seconds:
+            self._draw()
+        self._show(self._view.close)
+
+    def _show(self, call: Callable[..., None], *args: Any) -> None:
+        """Call the view, which must not end the run; after an error, only close it."""
+        if self._has_failed and call != self._view.close:
+            return
         try:
-            if self.state.mark != self._drawn or not self._patience_seconds:
-                self._draw()
-        finally:
-            self._view.close()
+            call(*args)
+        except Exception as error:
+            self._has_failed = True
+            logger.warning("The run is no longer shown: %s: %s", type(error).__name__, error)
 
 
 class _Warnings(logging.Handler):

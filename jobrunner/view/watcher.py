@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
 from collections.abc import Collection
 
-from jobrunner.errors import ExecutionError
 from jobrunner.view.prints import Where, listen
 from jobrunner.view.state import RunState, Tell
 
@@ -16,6 +16,9 @@ LOOKING_SHARE = 20
 """To look may take one of so many seconds."""
 PATIENCE_SECONDS = 1.0
 """How long a worker may take to answer; later it is asked again."""
+
+_ERRORS = Exception, asyncio.CancelledError
+"""Of a look that failed: the run notices itself what is lost, and a view must not end it."""
 
 
 class Watcher:
@@ -39,7 +42,7 @@ class Watcher:
             self._bindings.add(binding.name)
             if self._where is not None:
                 about = binding.name, self._here, self._where
-                with contextlib.suppress(ExecutionError, OSError, TimeoutError):
+                with contextlib.suppress(*_ERRORS):
                     binding.ask(listen, *about, patience=PATIENCE_SECONDS)
             if not self._thread.ident:
                 self._thread.start()
@@ -49,7 +52,7 @@ class Watcher:
         binding = self._state.binding
         if binding is None:
             return
-        with self._lock, contextlib.suppress(ExecutionError, OSError, TimeoutError):
+        with self._lock, contextlib.suppress(*_ERRORS):
             tasks: dict[str, tuple[int, int, str]] = {}
             left_out = 0
             has_prints = self._where is not None

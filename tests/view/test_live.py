@@ -216,6 +216,22 @@ def test_a_long_init_group_is_shown_and_a_short_one_is_not() -> None:
     assert line.startswith("epoch 0  [init group for 2.0 s: node:0/step, ")
 
 
+@pytest.mark.parametrize("broken", ["open", "tell", "draw", "close"])
+def test_a_view_that_fails_ends_no_run(broken: str, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("no display")
+
+    view = Recorder()
+    setattr(view, broken, fail)
+    with Live(view, interval_seconds=0.0) as live:
+        live.state.on_start(START, 3)
+        live.state.on_epoch(1, 0.1, {})
+        live.state.on_finish(RESULT)
+    [record] = caplog.records
+    assert record.getMessage() == "The run is no longer shown: RuntimeError: no display"
+    assert broken == "close" or view.events[-1] == "close"
+
+
 def test_drawing_that_takes_long_is_done_less_often() -> None:
     class Slow(Recorder):
         def draw(self, known: Mapping[str, Any]) -> None:
