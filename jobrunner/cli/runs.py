@@ -21,7 +21,7 @@ from jobrunner.cli.command import DIFFERENT, Output, main
 from jobrunner.cli.formatting import fit_items, format_age, format_table
 from jobrunner.cli.options import complete_directories, open_directory, read_pairs
 from jobrunner.errors import DefinitionError
-from jobrunner.texts import clip, counted, format_metrics, show
+from jobrunner.texts import clip, counted, format_metrics, printable, show
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import Files, MultiNodeCheckpointManager
@@ -102,7 +102,8 @@ def list_runs(
         return None
     best = _BEST.fullmatch(choice.get("best", ""))
     rows = _choose(files, path, names, choice, best)
-    notes = [f"To list the epochs of one: jobrunner ls {os.path.join(path, names[0])}"]
+    first = printable(os.path.join(path, names[0]), kept="")
+    notes = [f"To list the epochs of one: jobrunner ls {first}"]
     if not is_whole:
         notes.append(f"{path} has too many directories: some were not looked into.")
     if last is not None and last < len(rows):
@@ -113,16 +114,14 @@ def list_runs(
         "is_done": False,
         "epochs": [],
         "damaged": {},
-        "unclaimed": [],  # of `ls` of one run
+        "unclaimed": [],  # as of one run
         "runs": [run_to_json(*row) for row in rows],
         "is_whole": is_whole,
     }
     if not rows:
-        return Output(data, "\n".join([*notes, f"None of the runs below {path} is such a run."]))
-    return Output(
-        data,
-        "\n".join([format_runs(rows, terminal_width(), best["metric"] if best else ""), *notes]),
-    )
+        return Output(data, "\n".join([f"None of the runs below {path} is such a run.", *notes]))
+    table = format_runs(rows, terminal_width(), best["metric"] if best else "")
+    return Output(data, "\n".join([table, *notes]))
 
 
 def _choose(
@@ -133,13 +132,12 @@ def _choose(
     best: re.Match[str] | None,
 ) -> list[Row]:
     """The runs that were chosen, in the order that was."""
-    from jobrunner.checkpoint import MultiNodeCheckpointManager
-    from jobrunner.report import best_of, summarize_run
+    from jobrunner.report import best_of, open_run, summarize_run
 
     mode: Literal["min", "max"] = "max" if best and best["mode"] == "max" else "min"
     rows: list[Row] = []
     for name in sorted(names):
-        manager = MultiNodeCheckpointManager(os.path.join(path, name), files=files)
+        manager = open_run(files, path, name)
         run = summarize_run(manager, name)
         if _is_chosen(run, choice):
             found = best_of(manager, best["metric"], mode) if best and not run.error else None
@@ -185,9 +183,11 @@ def run_to_json(run: RunSummary, best: tuple[float, int] | None = None) -> dict[
 
 
 def _iso(seconds: float | None) -> str | None:
-    if seconds is None:
+    try:
+        time = datetime.datetime.fromtimestamp(seconds or 0.0, datetime.UTC)
+    except (ValueError, OverflowError):  # a stranger's
         return None
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")
+    return None if seconds is None else time.isoformat(timespec="milliseconds")
 
 
 def format_runs(rows: Sequence[Row], width: int | None = None, best: str = "") -> str:
@@ -228,7 +228,7 @@ def format_runs(rows: Sequence[Row], width: int | None = None, best: str = "") -
         elif named:
             lines.append(f"All runs of {job or 'the job'} have {named}")
     lines += [f"{run.name} is damaged: {run.error}" for run in runs if run.error]
-    return "\n".join(lines)
+    return "\n".join(printable(line, kept="") for line in lines)
 
 
 def _shared_parameters(runs: Sequence[RunSummary]) -> Mapping[str, Any]:
@@ -287,12 +287,10 @@ def compare_command(*, a: str, b: str, allow_pickle: bool) -> Output:
     one, other = (open_directory(it, allow_pickle=allow_pickle) for it in (a, b))
     data, difference = compare_runs(one, other)
     is_equal = bool(data["num_compared"]) and data["differ_at"] is None
-    text = "\n".join(_word_comparison(one.path, other.path, data, difference))
-    return Output(
-        {"a": one.path, "b": other.path, "is_equal": is_equal, **data},
-        text,
-        0 if is_equal else DIFFERENT,
-    )
+    lines = _word_comparison(one.path, other.path, data, difference)
+    text = "\n".join(printable(line, kept="") for line in lines)
+    about = {"a": one.path, "b": other.path, "is_equal": is_equal}
+    return Output({**about, **data}, text, 0 if is_equal else DIFFERENT)
 
 
 def _word_comparison(a: str, b: str, data: Mapping[str, Any], difference: str) -> list[str]:

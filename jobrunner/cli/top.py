@@ -64,7 +64,7 @@ def _follow(runs: LiveRuns, path: str, interval: float) -> Sequence[LiveRun]:
         with Live(console=console, screen=True, auto_refresh=False) as screen:
             while True:
                 found = runs.look()
-                text = printable(format_live(found, path, *console.size))
+                text = format_live(found, path, *console.size)
                 screen.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
                 threading.Event().wait(interval)
     except KeyboardInterrupt:
@@ -82,6 +82,7 @@ def format_live(
     """Two lines for each run, below a head; as many as there is room for."""
     clock = time.strftime("%H:%M:%S")
     if not found:
+        path = printable(path, kept="")
         return f"{clock}  No run is alive below {path}\nTo list all: jobrunner ls {path}"
     shown = found if height is None else found[: max(1, (height - 3) // 2)]
     rows = [("RUN", "EPOCH", "PACE", "LEFT", "SAVED", "BEAT")]
@@ -106,4 +107,4 @@ def format_live(
         text += [line, f"  {fit_items(items, width - 2) if width else ' '.join(items)}"]
     if len(shown) < len(found):
         text.append(f"and {len(found) - len(shown)} more")
-    return "\n".join(text)
+    return "\n".join(printable(line, kept="") for line in text)

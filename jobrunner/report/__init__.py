@@ -10,6 +10,7 @@ from jobrunner.report.runs import (
     RunSummary,
     best_of,
     find_runs,
+    open_run,
     summarize_run,
 )
 from jobrunner.report.story import (

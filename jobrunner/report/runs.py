@@ -19,6 +19,7 @@ from jobrunner.checkpoint import (
     MultiNodeCheckpointManager,
     Process,
     State,
+    is_url,
     may_live,
     read_beat,
 )
@@ -122,6 +123,13 @@ def _list(files: Files, path: str, name: str) -> list[str]:
         return files.list_directories(os.path.join(path, name) if name else path)
     except OSError:  # of another user
         return []
+
+
+def open_run(files: Files, path: str, name: str) -> MultiNodeCheckpointManager:
+    """The manager of a run that `find_runs` found in `path`; reads nothing."""
+    where = path if name == "." else os.path.join(path, name)
+    # A store has one client for all. Files are quicker if they know few directories.
+    return MultiNodeCheckpointManager(where, files=files if is_url(path) else None)
 
 
 def summarize_run(manager: MultiNodeCheckpointManager, name: str) -> RunSummary:
@@ -239,8 +247,7 @@ class LiveRuns:
         if is_search := now >= self._search_at:
             for name in find_runs(self._files, self._path)[0]:
                 if name not in self._managers:
-                    path = self._path if name == "." else os.path.join(self._path, name)
-                    self._managers[name] = MultiNodeCheckpointManager(path, files=self._files)
+                    self._managers[name] = open_run(self._files, self._path, name)
             self._alive = set(self._managers)
         found = [summarize_run(self._managers[name], name) for name in sorted(self._alive)]
         if is_search:

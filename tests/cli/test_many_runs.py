@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +147,17 @@ def test_what_a_stranger_recorded_is_bounded(tmp_path: Path) -> None:
     assert run["total_epochs"] is None
     assert len(run["job"]) == 128
     assert len(invoke("ls", tmp_path).stdout) < 1000
+    named = {"plan": {"job": "j\nforged", "parameters": {"p\nforged": "x\nforged"}}}
+    entry.write_bytes(encode_entry({**tree, "info": named, "time": "0001-01-01T00:00:00+14:00"}))
+    last = max((tmp_path / "a" / "_log").iterdir())
+    tree_of_last = dict(decode_entry(last.read_bytes(), int(last.stem), str(last)))
+    last.write_bytes(encode_entry({**tree_of_last, "time": "9999-12-31T23:59:59-14:00"}))
+    record(tmp_path / "x\nforged", [1.0], **{"p\nforged": 2}).run.end()
+    assert {run["last_seen"] is None for run in ask("ls", tmp_path)["runs"]} == {True, False}
+    texts = [invoke("ls", tmp_path).stdout, invoke("compare", *tmp_path.iterdir()).stdout]
+    assert not [line for text in texts for line in text.splitlines() if line.startswith("forged")]
+    assert all(r"p\nforged" in text for text in texts)
+    shutil.rmtree(tmp_path / "x\nforged")
     for info in ({"plan": [1]}, {"plan": {"nodes": 3}}, {"total_epochs": "x"}, {}):
         entry.write_bytes(encode_entry({**tree, "info": info}))
         [run] = ask("ls", tmp_path)["runs"]
