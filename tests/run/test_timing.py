@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import time
+from dataclasses import astuple
+from pathlib import Path
 
 import dask
 import pytest
 
-from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Node, SaveEvery, Task, read_story
+from jobrunner import (
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    RunStory,
+    SaveEvery,
+    Task,
+    read_story,
+)
 
 
 def nap(seconds: float) -> float:
@@ -52,3 +63,27 @@ def test_nothing_is_recorded_if_timing_is_off(inproc_session, tmp_path):
     assert (run.is_estimated, run.spans, run.losses) == (True, (), ())
     texts = [entry.read_text() for entry in sorted(tmp_path.glob("_log/*.json"))]
     assert not any('"timing"' in text or '"format":3' in text for text in texts)
+
+
+class Reader:
+    """Reads the story of the run while it runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.found = path, list[RunStory]()
+
+    def on_epoch_start(self, epoch: int) -> None:
+        self.found += read_story(self.path).runs
+
+
+def test_a_run_that_still_runs_is_told_up_to_its_last_save(inproc_session, tmp_path):
+    reader = Reader(tmp_path)
+    manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(epochs=2))
+    JobRunner(build(), manager, num_epochs=4, callbacks=[reader]).run(inproc_session)
+    [run] = read_story(tmp_path).runs
+    assert (run.state, [found.state for found in reader.found]) == ("finished", ["running"] * 4)
+    assert [len(found.saves) for found in reader.found] == [1, 1, 2, 2]
+    for found in reader.found:
+        wall, *parts = astuple(found.ledger)
+        assert sum(parts) == pytest.approx(wall)
+        assert 0 < wall <= found.last_seen - found.began + 0.01
+    assert reader.found[-1].ledger.compute < run.ledger.compute
