@@ -17,9 +17,18 @@ from typing import Any
 import dask
 import pytest
 
-from jobrunner import MultiNodeCheckpointManager
+from jobrunner import (
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    SaveEvery,
+    Session,
+    Task,
+    current_task,
+    epoch_limiter,
+)
 from jobrunner.cli.top import _follow, format_live
-from jobrunner.report import LiveRun, LiveRuns, RunSummary
+from jobrunner.report import LiveRun, LiveRuns, RunSummary, summarize_run
 from tests.cli.directories import ask, invoke
 from tests.cli.test_many_runs import record
 
@@ -60,6 +69,32 @@ def test_top_of_a_directory_where_nothing_runs_says_so(tmp_path: Path) -> None:
     assert "No run is alive below" in invoke("top", tmp_path, "--once").stdout
     assert ask("top", tmp_path)["runs"] == []
     assert invoke("top", tmp_path / "nothing").exit_code == 6
+
+
+def test_a_run_says_its_epoch_and_metrics_between_saves(
+    tmp_path: Path, inproc_session: Session
+) -> None:
+    with Job("walk") as job:
+        Task(lambda: current_task().report(loss=0.5), node="a")
+    epoch_limiter(job, 4)
+    seen: list[RunSummary] = []
+
+    class Look:
+        def on_epoch(self, epoch: int, seconds: float, metrics: object) -> None:
+            deadline = time.monotonic() + 10
+            while epoch == 3 and not seen and time.monotonic() < deadline:
+                run = summarize_run(MultiNodeCheckpointManager(tmp_path), "walk")
+                seen.extend([run] if run.epoch == 3 else [])
+
+    with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 0.01}):
+        manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(epochs=100))
+        JobRunner(job, manager, callbacks=[Look()]).run(inproc_session)
+    [run] = seen
+    assert (run.state, run.job, run.latest, run.total_epochs) == ("running", "walk", 0, 4)
+    assert run.metrics == {"loss": 0.5}
+    assert run.pace_seconds is not None
+    assert run.pace_seconds > 0
+    assert summarize_run(manager, "walk").state == "finished"
 
 
 def test_the_pace_is_that_of_the_last_heartbeats(
