@@ -34,6 +34,7 @@ LOG_DIRECTORY = "_log"
 ENTRY_NAME = re.compile(r"([0-9]{10}|[1-9][0-9]{10,})\.json")
 TEMPORARY_NAME = re.compile(r"\.([0-9]{10}|[1-9][0-9]{10,})\.[0-9a-f]+\.tmp")
 _MOST_LOST = 10_000
+_LONG_BYTES, _MOST_DAMAGED_BYTES = 64 << 10, 64 << 20
 
 
 class FileMetadataHandler:
@@ -62,6 +63,7 @@ class FileMetadataHandler:
         self.stats: dict[str, dict[str, float]] = {}
         self.mended: set[int] = set()  # entries read with one wrong bit, which was corrected
         self._tries = MOST_TRIED_BYTES**2  # of that, so that much damage does not take hours
+        self._damaged_bytes = 0  # of long entries, which can be holes in files
         self._decoded: tuple[bytes, Entry] = (b"", {})  # the last, which is often read again
 
     def set_params(self, path: str, node_names: Sequence[str]) -> None:
@@ -102,7 +104,7 @@ class FileMetadataHandler:
             # Read twice as many at once each time, so that few needless ones are read.
             count = min(2 * count, self._files.lookups)
             paths = [self.path_of(number + i) for i in range(count)]
-            found = [*self._files.each(self._read_if_there, paths)]
+            found = [*self._files.each(self.read_file, paths)]
             for i, data in enumerate(found):
                 if data is None:
                     is_last = not any(found[i + 1 : i + 2])
@@ -113,7 +115,14 @@ class FileMetadataHandler:
                     yield self._decode(data, number)
                 number += 1
 
-    def _read_if_there(self, path: str) -> bytes | CheckpointCorruptError | None:
+    def read_file(self, path: str) -> bytes | CheckpointCorruptError | None:
+        """The content of an entry's file, or why it is damaged; None if there is none."""
+        if self._damaged_bytes > _MOST_DAMAGED_BYTES:
+            return CheckpointCorruptError(
+                f"{path} was not read, because damaged entries of {self._damaged_bytes:,} bytes "
+                f"were read before it. {advise(path)}",
+                path=path,
+            )
         try:
             return self._files.read_if_there(path, MOST_BYTES)
         except CheckpointCorruptError as error:
@@ -127,7 +136,7 @@ class FileMetadataHandler:
         Raises CheckpointCorruptError if it is missing or damaged, OSError if it cannot be read.
         """
         path = self.path_of(number)
-        data = self._read_if_there(path)
+        data = self.read_file(path)
         if data is None:
             raise CheckpointCorruptError(
                 f"Entry {number} of the log is missing: expected {path}{why}. {advise(path)}",
@@ -146,6 +155,8 @@ class FileMetadataHandler:
             self._decoded = (data, decode_entry(data, number, path))
             return self._decoded[1]
         except CheckpointCorruptError:
+            if len(data) > _LONG_BYTES:
+                self._damaged_bytes += len(data)
             mended = mend_bit(data, math.isqrt(self._tries))
             if mended is None:
                 self._tries -= min(self._tries, len(data) ** 2)

@@ -168,12 +168,15 @@ class _Planner:
         if not repair.lost:
             return
         root = os.path.join(self._path, LOG_DIRECTORY)
-        for name in sorted(self._files.list_names(root)):
+        known = {os.path.basename(handler.path_of(number)) for number in repair.entries}
+        for name in sorted(set(self._files.list_names(root)) - known):
             # An entry whose file has another name was moved there after it was written.
             if ENTRY_NAME.fullmatch(name):
-                with contextlib.suppress(CheckpointCorruptError, IsADirectoryError):
-                    data = self._files.read_if_there(os.path.join(root, name))
-                    found = parse_entry(read_content(data or b""), name)
+                data = handler.read_file(os.path.join(root, name))
+                with contextlib.suppress(CheckpointCorruptError):
+                    found = parse_entry(
+                        read_content(data) if isinstance(data, bytes) else None, name
+                    )
                     if found.number in repair.lost and not isinstance(found, GapEntry):
                         repair.entries[found.number] = found
                         repair.elsewhere[found.number] = name

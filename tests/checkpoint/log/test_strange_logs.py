@@ -261,6 +261,24 @@ def test_a_directory_in_the_place_of_an_entry_damages_that_one_alone(path: Path)
     assert (plan.kept, list(plan.lost)) == ([0, 1], [3])
 
 
+@pytest.mark.parametrize("has_ends", [True, False])
+def test_holes_are_not_read_as_entries_for_long(path: Path, has_ends: bool) -> None:
+    begins = b'{"sha256":"' + b"0" * 64 + b'","entry":' if has_ends else b""
+    for number in range(6, 100):
+        with (path / "_log" / f"{number:010d}.json").open("wb") as file:
+            file.write(begins)
+            file.seek(12 << 20)
+            file.write(b"}\n")
+    started = time.process_time()
+    with pytest.raises(CheckpointCorruptError, match="Entry 6 of the log"):
+        manager_of(path).epochs()
+    assert "was not read, because damaged entries" in damaged(path)["_log/0000000099.json"]
+    plan = plan_repair(manager_of(path).recorded)
+    assert plan is not None
+    assert (plan.kept, len(plan.lost)) == ([0, 1], 94)
+    assert time.process_time() - started < 2
+
+
 @pytest.mark.nightly
 def test_wrong_bits_are_not_looked_for_in_more_than_a_few_long_entries(path: Path) -> None:
     """Each takes a second."""
