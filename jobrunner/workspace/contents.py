@@ -217,7 +217,11 @@ def number_often(items: Collection[Any]) -> Often | None:
     """Find what comes again and again from the beginning on; None if nothing that can change does."""
     if len(items) < MANY:
         return None
-    first = [item for item in islice(items, MANY) if not is_immutable(type(item))]
+    first = list(islice(items, MANY))
+    kinds = set(filterfalse(is_immutable, set(map(type, first))))
+    first = [item for item in first if type(item) in kinds] if kinds else []
+    if len({*map(id, first)}) > len(first) - _OFTEN + 1:
+        return None  # sooner than to count each
     counts = collections.Counter(map(id, first))
     often = {id(item): item for item in first if counts[id(item)] >= _OFTEN}
     if not often:
@@ -249,7 +253,7 @@ def _is_constant(kind: type, alike: list[Any], contents: Contents) -> bool:
 
 def kinds_of(items: Collection[Any]) -> set[type]:
     """The types of items."""
-    kinds = set(map(type, islice(items, MANY)))
+    kinds = set(map(type, islice(items, MANY // 4)))
     others = kinds - {type(None)}
     if len(others) > 1:
         return kinds.union(map(type, items))
