@@ -99,7 +99,7 @@ def find_runs(
 
     Returns their names relative to `path`, and whether all directories were looked into: those of
     `depth` levels, and `most` in all. Follows no link, and looks neither into checkpoint directories
-    nor into directories whose names begin with a dot.
+    nor into directories whose names begin with a dot, or that this user may not read.
     """
     found: list[str] = []
     level, looked = [""], 0
@@ -121,8 +121,10 @@ def find_runs(
 def _list(files: Files, path: str, name: str) -> list[str]:
     try:
         return files.list_directories(os.path.join(path, name) if name else path)
-    except OSError:  # of another user
-        return []
+    except PermissionError:
+        if not name:
+            raise
+        return []  # of another user
 
 
 def open_run(files: Files, path: str, name: str) -> MultiNodeCheckpointManager:

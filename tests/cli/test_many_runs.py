@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -14,6 +15,7 @@ import pytest
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint import Status
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
+from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli.formatting import fit_items, format_age
 from jobrunner.cli.runs import format_runs, list_runs
 from jobrunner.report import RunSummary, find_runs
@@ -177,6 +179,24 @@ def test_neither_links_nor_hidden_directories_nor_runs_are_searched(tmp_path: Pa
     assert find_runs(files, str(root)) == (["run"], True)
     assert find_runs(files, str(root / "run")) == (["."], True)
     assert find_runs(files, str(root), most=1) == ([], False)
+
+
+def test_directories_of_other_users_are_skipped_but_failures_are_told(root: Path) -> None:
+    class Failing(PosixFiles):
+        number = errno.EACCES
+
+        def before(self, operation: str, path: str) -> None:
+            if path == str(root / "a"):
+                raise OSError(self.number, "not now", path)
+
+    files = Failing()
+    files.bind(str(root))
+    assert sorted(find_runs(files, str(root))[0]) == ["b/c/d/running", "damaged", "stopped"]
+    with pytest.raises(PermissionError):
+        find_runs(files, str(root / "a"))
+    files.number = errno.EIO
+    with pytest.raises(OSError, match="not now"):
+        find_runs(files, str(root))
 
 
 def test_runs_in_an_object_store_are_found_by_a_request_for_each_directory(root: Path) -> None:
