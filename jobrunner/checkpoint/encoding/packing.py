@@ -125,20 +125,14 @@ def _text(item: object) -> str:
 # --- what comes again
 
 
-def number_objects(
-    items: Iterable[Any], count: int, most: int
-) -> tuple[list[Any], np.ndarray] | None:
+def number_objects(items: Iterable[Any], count: int, most: int) -> Numbered | None:
     """Return the different objects among items, the first ones first, and the number of each item's.
 
     None if there are more than `most`, at most 256. Equal objects may be different.
     """
     if count < MANY:
-        ids = list(map(id, few := list(items)))
-        once = dict(zip(ids, few, strict=True))
-        order = dict(zip(once, range(len(once)), strict=True))
-        if len(once) > most:
-            return None
-        return list(once.values()), np.frombuffer(bytes(map(order.__getitem__, ids)), np.uint8)
+        few, which = number_many(list(items))
+        return None if len(few) > most else (few, which.astype(np.uint8))
     objects = np.fromiter(items, object, count)
     addresses = np.frombuffer(objects, np.intp)
     numbers, left = np.zeros(count, np.uint8), np.ones(count, bool)
