@@ -51,7 +51,6 @@ class LogWriter:
         log cannot be read, or if the directory was replaced while this run holds it. No log is an
         empty log.
         """
-        self._read.cache_clear()
         with self._lock, self._reading():
             if self._state is not None:
                 try:
@@ -61,6 +60,7 @@ class LogWriter:
                         raise self._replaced(self._state, replaced) from None
                     self._state = None
             if self._state is None:
+                self._read.cache_clear()
                 self._state = read_state(self._handler)
             return self._state
 
@@ -79,7 +79,7 @@ class LogWriter:
         return self.refresh() if self._state is None else self._state
 
     def read_entry(self, number: int) -> LogEntry:
-        """Read entry `number`, which must exist; from memory if it was read since `refresh`."""
+        """Read entry `number`, which must exist; from memory if it was one of the last read."""
         with self._reading():
             return self._read(number)
 

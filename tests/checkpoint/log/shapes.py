@@ -116,9 +116,9 @@ SHAPES: dict[str, Callable[[], Log]] = {
     "reason of addresses": lambda: numbered(
         {"kind": "rewind", "after": 0, "reason": "://@" * (CHARS // 4)}
     ),
-    "records": lambda: numbered(repair([rebuilt(f"{n}.s3") for n in range(MOST * 2 // 3)])),
+    "records": lambda: numbered(repair([rebuilt(f"{n}.s3") for n in range(3000)])),
     "records of stores": lambda: numbered(
-        repair([rebuilt(n, a=store(f"a.{n}")) for n in range(15_000)])
+        repair([rebuilt(n, a=store(f"a.{n}")) for n in range(3000)])
     ),
     "stores": lambda: {4: {"stores": {f"n{n}": store(f"n{n}.1") for n in range(30_000)}}},
     "nodes": lambda: {0: {"nodes": [f"n{n}" for n in range(300_000)]}},

@@ -261,6 +261,16 @@ def test_a_directory_in_the_place_of_an_entry_damages_that_one_alone(path: Path)
     assert (plan.kept, list(plan.lost)) == ([0, 1], [3])
 
 
+def test_the_records_of_a_repair_are_read_once(path: Path, edit: Edit) -> None:
+    head = {"retry": 0, "run": "r", "run_number": None, "time": "", "stores": {}, "details": {}}
+    commits = [{"epoch": epoch, **head} for epoch in range(1500)]
+    edit(5, lambda entry: entry.update(kind="repair", state=summary(), commits=commits))
+    manager = manager_of(path)
+    started = time.process_time()
+    assert [manager.record(epoch)["epoch"] for epoch in manager.epochs()] == [*range(1500)]
+    assert time.process_time() - started < 2
+
+
 @pytest.mark.parametrize("has_ends", [True, False])
 def test_holes_are_not_read_as_entries_for_long(path: Path, has_ends: bool) -> None:
     begins = b'{"sha256":"' + b"0" * 64 + b'","entry":' if has_ends else b""
