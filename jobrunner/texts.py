@@ -67,7 +67,8 @@ def shorten(text: str, length: int = LONGEST_TEXT) -> str:
 
 
 def clip(text: str, length: int) -> str:
-    """Leave out the end of a text that is longer than `length`; for one line."""
+    """Leave out the end of a text that is longer than `length`, and credentials; for one line."""
+    text = without_credentials(text)  # now: without the "@" after them, nobody would find them
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
@@ -79,8 +80,9 @@ def listed(items: Iterable[str], most: int = 20, separator: str = ", ") -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """``1 task``, ``2 tasks``."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    """``1 task``, ``2 tasks``, ``2 losses``."""
+    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
+    return f"{number} {what}{ending}"
 
 
 def format_seconds(seconds: float) -> str:

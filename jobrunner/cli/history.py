@@ -96,7 +96,7 @@ def stats_command(*, directory: str, last: int | None) -> Output:
     if gap := story.gap_seconds:
         lines.append(f"Between the runs: {format_briefly(gap)}, which is in no line.")
     if losses := sum(len(run.losses) for run in story.runs):
-        lines.append(f"{losses} loss{'es' * (losses > 1)}; `jobrunner report` lists them.")
+        lines.append(f"{counted(losses, 'loss')}; `jobrunner report` lists them.")
     if estimated := [str(run.number) for run in runs if run.is_estimated]:
         which = "Run" if len(estimated) == 1 else "Runs"
         lines.append(f"{which} {listed(estimated)}: estimated from the times of the saves.")

@@ -346,4 +346,6 @@ def _tabulate_metrics(rows: Sequence[Mapping[str, Any]], parted: int) -> list[st
 
 
 def _format_number(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, int | float) else "-"
+    if isinstance(value, int):
+        return clip(show(value), 20)
+    return f"{value:.6g}" if isinstance(value, float) else "-"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 from jobrunner.checkpoint import (
@@ -38,6 +38,7 @@ SEARCH_SECONDS = 2.0
 _PACE_SECONDS = 30.0
 _MOST_EPOCHS = 10**18
 _MOST_AFTER_END = 16  # entries, such as pins
+_LARGEST = sys.float_info.max  # neither NaN nor an int of 400 digits is at most this
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ def best_of(
     found = [
         (sign * float(value), row["epoch"])
         for row in manager.history()
-        if isinstance(value := row["metrics"].get(metric), Real) and value == value
+        if isinstance(value := row["metrics"].get(metric), int | float) and abs(value) <= _LARGEST
     ]
     best = min(found, default=None)
     return None if best is None else (sign * best[0], best[1])

@@ -106,7 +106,7 @@ def troubles(known: Known) -> list[str]:
     if known["failed_saves"]:
         found.append(f"saves failed: {known['failed_saves']}")
     if known["losses"]:
-        found.append(counted(known["losses"], "loss").replace("losss", "losses"))
+        found.append(counted(known["losses"], "loss"))
         recovered = known["recoveries"]
         found.append(f"{recovered} recovered" if known["phase"] != "recovering" else "recovering")
     if known["stop_asked"] and known["phase"] not in ENDS:

@@ -166,6 +166,23 @@ def test_what_a_stranger_recorded_is_bounded(tmp_path: Path) -> None:
         assert (run["state"], run["job"], run["total_epochs"]) == ("stopped", "", None)
 
 
+def test_metrics_too_large_for_a_float_are_listed_and_compared(tmp_path: Path) -> None:
+    for name, loss in (("a", 2.0), ("b", 3.0)):
+        record(tmp_path / name, [10**400, loss, 10**400]).run.end()
+    rows = ask("ls", tmp_path, "--best", "loss:max")["runs"]
+    assert [(row["best"], row["best_epoch"]) for row in rows] == [(3.0, 1), (2.0, 1)]
+    assert "1" + "0" * 16 + "..." in invoke("compare", tmp_path / "a", tmp_path / "b").stdout
+
+
+def test_a_parameter_that_is_cut_keeps_its_credentials_out(tmp_path: Path) -> None:
+    for k in (1, 2):
+        url = f"postgresql://admin:secret{k}@{'host' * 20}"
+        record(tmp_path / f"{k}", [1.0], database=url).run.end()
+    said = invoke("ls", tmp_path).stdout
+    assert "database='postgresql://" in said
+    assert "secret" not in said
+
+
 def test_neither_links_nor_hidden_directories_nor_runs_are_searched(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     record(outside / "x", [1.0]).run.end()

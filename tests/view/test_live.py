@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jobrunner.run.result import NodeSave, ResumePlan, RunResult, SaveReport
-from jobrunner.texts import format_metrics, format_seconds
+from jobrunner.texts import counted, format_metrics, format_seconds
 from jobrunner.view import Live, RunState, show_on, wording
 from jobrunner.worker.epoch_batch import UnderWay
 
@@ -171,6 +171,7 @@ def test_a_loss_is_shown_until_the_run_has_recovered() -> None:
     assert (known["phase"], known["epoch"], known["losses"]) == ("epochs", 2, 1)
     assert "1 loss  1 recovered" in wording.line(known)
     assert wording.told(*told[-1]) == "recovered after 2.5 s; continues from epoch 2"
+    assert counted(2, "loss") == "2 losses"
 
 
 def _running(seconds: float, *, group: str = "epoch") -> UnderWay:

@@ -95,11 +95,17 @@ def may_live(beat: Beat, process: Process | None, run: str, beat_seconds: float)
     return time.time() - beat.time < max(_SILENCE_SECONDS, SILENT_BEATS * beat_seconds)
 
 
-def _encode(status: Status) -> bytes:
-    """As JSON, always of the same length; without its last metrics if it would be longer."""
-    while len(data := msgspec.json.encode(status)) > _STATUS_BYTES:
-        fewer = dict([*status.metrics.items()][: len(status.metrics) // 2])
-        status = msgspec.structs.replace(status, metrics=fewer)
+def _encode(ask: Callable[[], Status]) -> bytes:
+    """The status as JSON, always of the same length; without its last metrics if it would be longer.
+
+    Empty if a metric is no JSON number, or its name no JSON: the run is alive all the same.
+    """
+    data = b""
+    with contextlib.suppress(ValueError, ArithmeticError):
+        status = ask()
+        while len(data := msgspec.json.encode(status)) > _STATUS_BYTES:
+            fewer = dict([*status.metrics.items()][: len(status.metrics) // 2])
+            status = msgspec.structs.replace(status, metrics=fewer)
     return data.ljust(_STATUS_BYTES)
 
 
@@ -201,7 +207,7 @@ class Heartbeat:
     def _write(self) -> None:
         # The length never changes: readers never see a partial file. The process has a line of its
         # own, where all versions look for it.
-        status = b"" if self._status is None else b" " + _encode(self._status())
+        status = b"" if self._status is None else b" " + _encode(self._status)
         data = b"%020d%s\n%s" % (time.time_ns(), status, self._process)
         try:
             self._files.overwrite(self._path, data)

@@ -35,6 +35,8 @@ from jobrunner.checkpoint.log.heartbeat import (
 )
 from jobrunner.checkpoint.log.run_lock import refuse_if_alive
 from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.run.decisions import State
+from jobrunner.run.losses import Losses
 
 RUN = "0123"
 
@@ -379,6 +381,19 @@ def test_a_heartbeat_says_how_far_the_run_is(tmp_path: Path) -> None:
     content = (tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT).read_bytes()
     assert len(content) < 2000  # metrics that do not fit are left out
     assert read_process(content) == own_process()
+
+
+@pytest.mark.parametrize("metrics", [{"big": 10**400}, {"\ud800": 1.0}])
+def test_a_run_whose_metrics_cannot_be_told_is_alive(
+    tmp_path: Path, metrics: dict[str, object]
+) -> None:
+    state = State(Losses(0), epoch=1, metrics={1: metrics})
+    heartbeat = Heartbeat(PosixFiles(), str(tmp_path), RUN, 60, state.status)
+    heartbeat.start()
+    beat = read_beat(PosixFiles(), str(tmp_path), RUN)
+    heartbeat.stop()
+    assert abs(beat.time - time.time()) < 60
+    assert beat.status is None
 
 
 @pytest.mark.parametrize(
