@@ -22,6 +22,8 @@ LOOK_SECONDS = 0.5
 """How often to look, at least."""
 DRAWING_SHARE = 100
 """Drawing may take one of so many seconds."""
+MOST_WAITING = 10_000
+"""While more events wait for the view, workers keep what tasks print."""
 
 
 class View(Protocol):
@@ -45,7 +47,8 @@ class Live:
 
     Draws what is new, at most once per interval. Without anything new, draws a group that runs for
     long again after `patience_seconds`, and after twice that time each time; 0: draws in any case.
-    It shows what tasks print if `where` is given: see `prints.listen` for that and `here`.
+    It shows what tasks print and what is logged if `where` is given: see `prints.listen` for that
+    and `here`.
     """
 
     def __init__(
@@ -61,10 +64,11 @@ class Live:
         # Signal handlers put events, too, which this kind of queue allows.
         self._events: queue.SimpleQueue[tuple[str, Mapping[str, Any]] | None] = queue.SimpleQueue()
         self.state = RunState(self.tell, clock)
-        self._watcher = Watcher(self.state, self.tell, here, where)
+        self._watcher = Watcher(self.state, self.tell, here, where, self._has_room)
         self._view = view
         self._has_failed = False
         self._warnings = _Warnings(self.tell)
+        self._shows_lines = where is not None
         self._interval_seconds = self._rest_seconds = interval_seconds
         self._patience_seconds = self._pause_seconds = patience_seconds
         self._clock = clock
@@ -99,7 +103,7 @@ class Live:
     def _draw(self) -> None:
         self._drawn_at, self._drawn = self._clock(), self.state.mark
         started = time.thread_time()
-        self._show(self._view.draw, self.state.to_dict())
+        self._show(lambda: self._view.draw(self.state.to_dict()))
         took = time.thread_time() - started
         self._rest_seconds = max(self._interval_seconds, DRAWING_SHARE * took)
 
@@ -115,20 +119,27 @@ class Live:
                 pass
             self.look()
 
+    def _has_room(self) -> bool:
+        return self._events.qsize() < MOST_WAITING
+
     def __enter__(self) -> Self:
+        if self._shows_lines:  # else Python itself writes warnings, to stderr
+            logging.getLogger("jobrunner").addHandler(self._warnings)
         self._show(self._view.open)
-        logging.getLogger("jobrunner").addHandler(self._warnings)
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         logging.getLogger("jobrunner").removeHandler(self._warnings)
-        self._watcher.end()
-        self._events.put(None)
-        self._thread.join()
-        if self.state.mark != self._drawn or not self._patience_seconds:
-            self._draw()
-        self._show(self._view.close)
+        try:
+            self._watcher.end()
+            self._events.put(None)
+            self._thread.join()
+            if self.state.mark != self._drawn or not self._patience_seconds:
+                self._draw()
+        finally:
+            self._events.put(None)  # again: it may have been Ctrl-C
+            self._show(self._view.close)
 
     def _show(self, call: Callable[..., None], *args: Any) -> None:
         """Call the view, which must not end the run; after an error, only close it."""
@@ -138,7 +149,9 @@ class Live:
             call(*args)
         except Exception as error:
             self._has_failed = True
+            logging.getLogger("jobrunner").removeHandler(self._warnings)
             logger.warning("The run is no longer shown: %s: %s", type(error).__name__, error)
+            self._watcher.end()
 
 
 class _Warnings(logging.Handler):

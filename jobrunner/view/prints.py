@@ -57,7 +57,9 @@ class Prints:
         self._characters = self._left_out = 0
         self._streams: dict[str, _Stream] = {}
         for name in ("stdout", "stderr"):
-            stream: TextIO = getattr(sys, name)
+            stream: TextIO | None = getattr(sys, name)
+            if stream is None:  # a process without a console
+                continue
             is_here = bool((names_of(stream) | names_of(None)) & set(here))
             if not is_here or where != "leave":
                 self._streams[name] = _Stream(stream, self, copies=not is_here or where == "copy")
@@ -78,7 +80,8 @@ class Prints:
                 self._left_out += text.count("\n")
                 return False
             self._characters = size
-            *lines, self._begun[key] = f"{self._begun.pop(key, '')}{text}".split("\n")
+            *lines, begun = f"{self._begun.pop(key, '')}{text}".split("\n")
+            self._begun[key] = begun[begun.rstrip("\r").rfind("\r") + 1 :][-MOST_CHARACTERS:]
             # A bar that draws over itself is as it was drawn last.
             self._lines += ((*key[1:], line.rstrip("\r").rpartition("\r")[2]) for line in lines)
         return True

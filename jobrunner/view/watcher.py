@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from jobrunner.view.prints import Where, listen
 from jobrunner.view.state import RunState, Tell
@@ -22,14 +22,23 @@ _ERRORS = Exception, asyncio.CancelledError
 
 
 class Watcher:
-    """Asks the workers of a run now and then; for `here` and `where` see `prints.listen`."""
+    """Asks the workers of a run now and then; for `here` and `where` see `prints.listen`.
+
+    They keep what tasks print while `has_room` is false.
+    """
 
     def __init__(
-        self, state: RunState, tell: Tell, here: Collection[str], where: Where | None
+        self,
+        state: RunState,
+        tell: Tell,
+        here: Collection[str],
+        where: Where | None,
+        has_room: Callable[[], bool],
     ) -> None:
         self._state = state
         self._tell = tell
         self._here, self._where = sorted(here), where
+        self._has_room = has_room
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="jobrunner-watcher", daemon=True)
@@ -38,7 +47,9 @@ class Watcher:
     def begin(self) -> None:
         """Begin to look, or go on with other workers."""
         binding = self._state.binding
-        if binding is not None and binding.name not in self._bindings:
+        if binding is None or self._is_over.is_set():
+            return
+        if binding.name not in self._bindings:
             self._bindings.add(binding.name)
             if self._where is not None:
                 about = binding.name, self._here, self._where
@@ -55,7 +66,7 @@ class Watcher:
         with self._lock, contextlib.suppress(*_ERRORS):
             tasks: dict[str, tuple[int, int, str]] = {}
             left_out = 0
-            has_prints = self._where is not None
+            has_prints = self._where is not None and (is_over or self._has_room())
             for reply in binding.look(PATIENCE_SECONDS, prints=has_prints, is_over=is_over):
                 tasks.update(reply.get("progress", {}))
                 left_out += reply.get("left_out", 0)
@@ -70,7 +81,8 @@ class Watcher:
         if self._bindings and not self._is_over.is_set():
             self._is_over.set()
             self.look(is_over=True)
-            self._thread.join()
+            if self._thread.ident:  # not if Ctrl-C came in `begin`
+                self._thread.join()
 
     def _work(self) -> None:
         seconds = LOOK_SECONDS

@@ -108,7 +108,7 @@ def test_the_last_epoch_is_shown_when_the_run_fails() -> None:
 def test_logged_warnings_are_shown_at_once_and_only_during_the_run() -> None:
     view = Recorder()
     logger = logging.getLogger("jobrunner.somewhere")
-    with Live(view, interval_seconds=1.0, patience_seconds=1.0, clock=Clock()):
+    with Live(view, interval_seconds=1.0, patience_seconds=1.0, clock=Clock(), where="leave"):
         logger.info("a detail")
         logger.warning("epoch %d is damaged", 3)
     logger.addHandler(logging.NullHandler())
@@ -231,6 +231,43 @@ def test_a_view_that_fails_ends_no_run(broken: str, caplog: pytest.LogCaptureFix
     [record] = caplog.records
     assert record.getMessage() == "The run is no longer shown: RuntimeError: no display"
     assert broken == "close" or view.events[-1] == "close"
+
+
+def test_a_state_that_cannot_be_told_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    with Live(Recorder(), interval_seconds=0.0) as live:
+        live.state.on_epoch(1, 0.1, None)  # type: ignore[arg-type]
+    assert "no longer shown" in caplog.text
+
+
+def test_a_view_that_shows_no_lines_or_has_failed_takes_no_warnings() -> None:
+    def fail() -> None:
+        raise RuntimeError("no display")
+
+    view = Recorder()
+    logger = logging.getLogger("jobrunner")
+    before = [*logger.handlers]
+    with Live(view, interval_seconds=0.0):
+        assert logger.handlers == before
+    with Live(view, interval_seconds=0.0, where="leave"):
+        assert logger.handlers != before
+    view.open = fail  # type: ignore[method-assign]
+    with Live(view, interval_seconds=0.0, where="leave"):
+        assert logger.handlers == before
+
+
+def test_a_view_is_closed_if_its_end_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    view = Recorder()
+
+    def run() -> None:
+        with Live(view, interval_seconds=0.0) as live:
+            monkeypatch.setattr(live._watcher, "end", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert view.events[-1] == "close"  # and its thread has ended, see conftest.py
 
 
 def test_drawing_that_takes_long_is_done_less_often() -> None:

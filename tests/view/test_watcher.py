@@ -7,12 +7,14 @@ import io
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jobrunner import Job, JobRunner, Node, Session, Task, epoch_limiter
 from jobrunner.view import Live, prints
+from jobrunner.view.live import MOST_WAITING
 from jobrunner.worker.program import Program
 
 REACHED, LET_GO = threading.Event(), threading.Event()
@@ -151,6 +153,50 @@ def test_lines_without_room_are_written_where_they_would_be_without_a_view(
         view = run(inproc_session, make(shout), here=prints.names_of(None), where="take")
     raw = stdout.getvalue().split()
     assert len(raw) + len(view.prints) == prints.MOST_LINES + 8
+
+
+def draw_over(n: int) -> int:
+    for _ in range(100):
+        print("\r" + "x" * 100, end="")
+    begun = sys.stdout._prints._begun.values()  # type: ignore[attr-defined]
+    return max(map(len, begun))
+
+
+def test_of_a_line_that_is_drawn_again_and_again_only_the_last_is_kept(
+    inproc_session: Session,
+) -> None:
+    job = make(draw_over)
+    with streams():
+        view = run(inproc_session, job)
+    assert ("a", "speak", "x" * 100) in view.prints
+    assert inproc_session.fetch(Node("a")["n"]) < 200
+
+
+def test_workers_keep_prints_while_the_view_is_behind() -> None:
+    asked: list[bool] = []
+
+    class Binding:
+        def look(self, seconds: float, *, prints: bool, is_over: bool) -> list[Any]:
+            asked.append(prints)
+            return []
+
+    view = View()
+    live = Live(view, interval_seconds=0.0, where="take")
+    live.state._runner = SimpleNamespace(binding=Binding())  # type: ignore[assignment]
+    live._watcher.look()
+    for _ in range(MOST_WAITING):
+        live.tell("print", {})
+    live._watcher.look()
+    live._watcher.look(is_over=True)
+    assert asked == [True, False, True]
+
+
+def test_a_process_without_a_console_still_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    taken = prints.Prints("b", (), "take")
+    assert (sys.stdout, sys.stderr) == (None, None)
+    taken.end()
 
 
 def wait(n: int) -> int:
