@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from jobrunner import (
     Job,
@@ -15,7 +16,8 @@ from jobrunner import (
     Task,
     epoch_limiter,
 )
-from jobrunner.testing import assert_identical
+from jobrunner.cli import main
+from jobrunner.testing import FaultyFiles, assert_identical
 from tests.readers.independent import load, recorded
 
 _GOLDEN = sorted(
@@ -33,6 +35,8 @@ def make():
         "nothing": np.zeros((0, 3)),
         "many": {f"p{i}": np.full(5, i) for i in range(70)},  # stacked
         "pairs": [(f"k{i}", i / 2) for i in range(600)],
+        "scalars": list(np.arange(600, dtype="f4")),
+        "records": np.array([(1, [2.0, 3.0])], [("a", "i2"), ("b", "f8", 2)]),
         "tied": [shared, (shared, b"\0"), {"n": None, "inf": float("inf"), 3: -(2**80)}],
     }
 
@@ -52,6 +56,28 @@ def test_a_run_is_read_as_it_was_saved(tmp_path: Path) -> None:
     assert_identical(load(tmp_path, 3)["a"]["cut"], manager.open(3)["a"].load("cut"))
     tied = load(tmp_path)["a"]["values"]["tied"]
     assert tied[0] is tied[1][0]
+
+
+def test_a_long_log_is_read_from_its_last_summary_and_after_a_repair(tmp_path: Path) -> None:
+    with Job("long") as job, Node("a"):
+        with job.init_group:
+            Task(int, outputs="n")
+        Task(lambda n: n + 1, outputs="n")
+    epoch_limiter(job, 66)
+    files = FaultyFiles(sync=False)
+    manager = MultiNodeCheckpointManager(tmp_path, files=files, keep=KeepLast(40))
+    with Session.local(workers=1, processes=False) as session:
+        JobRunner(job, manager).run(session)
+    manager.pin(27, "paper")
+    before = recorded(tmp_path)
+    assert list(before) == list(range(27, 67))
+    assert recorded(tmp_path, is_quick=True) == before
+    (tmp_path / "_log" / f"{before[30]['number']:010}.json").unlink()
+    (tmp_path / "_log" / f"{before[66]['number']:010}.json").write_bytes(b"damaged")
+    assert CliRunner().invoke(main, ["fsck", str(tmp_path), "--repair"]).exit_code == 0
+    assert sorted(recorded(tmp_path)) == MultiNodeCheckpointManager(tmp_path).epochs()
+    assert load(tmp_path, 30) == {"a": {"n": 30}}
+    assert load(tmp_path) == {"a": {"n": 66}}
 
 
 def test_arrays_in_many_files_and_pieces_are_read(
