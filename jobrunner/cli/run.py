@@ -234,7 +234,7 @@ def _reported(manager: MultiNodeCheckpointManager, job: Job, path: str | None) -
         if path is not None:
             try:
                 write_report(manager, path, job=job)
-            except (errors.JobRunnerError, OSError) as error:  # the run's own error matters more
+            except Exception as error:  # the run's own end matters more
                 click.echo(printable(f"warning: no report in {path}: {error}"), err=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,13 @@ def _run_events(run: RunStory, zero: float) -> Iterator[Event]:
 def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
     """Spans in rows, in none of which two overlap."""
     lanes: list[list[Span]] = []
+    free: list[tuple[float, int]] = []  # when each lane is free again, the first one first
     for span in sorted(spans, key=lambda span: span.began):
-        free = (row for row in lanes if row[-1].began + row[-1].seconds <= span.began)
-        lane = next(free, None)
-        if lane is None:
-            lanes.append(lane := [])
-        lane.append(span)
+        if free and free[0][0] <= span.began:
+            lane = heappop(free)[1]
+        else:
+            lane = len(lanes)
+            lanes.append([])
+        lanes[lane].append(span)
+        heappush(free, (span.began + span.seconds, lane))
     return lanes

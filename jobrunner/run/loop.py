@@ -60,7 +60,8 @@ class Run:
         self.session = session
         self.callbacks = Callbacks([*views, *runner.callbacks])
         self.state = State(Losses(runner.max_restarts))
-        self.watch = Stopwatch(began, is_on=get_flag("timing"))
+        is_timed = runner.checkpoint_manager is not None and get_flag("timing")
+        self.watch = Stopwatch(began, is_on=is_timed)
         self.resumption = Resumption(runner, plan)
         self.batch_seconds = get_number("stint-seconds")
         self.binding: Binding

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from jobrunner.texts import printable
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -16,6 +19,7 @@ RUNS, IS_SHOWN = "jobrunner", "jobrunner-dashboard"
 
 ASK_SECONDS = 5.0
 MOST_NODES = 1000  # of which the scheduler is told
+MOST_RUNS = 20  # of a session
 
 
 def has_dashboard(client: Client) -> bool:
@@ -38,6 +42,7 @@ class OnDashboard:
         self._client = client
         self._keys = [RUNS, client.id, run]
         self._is_sending = False
+        self._unsent: deque[Mapping[str, Any] | None] = deque(maxlen=1)
 
     def open(self) -> None:
         """Nothing to begin."""
@@ -46,9 +51,15 @@ class OnDashboard:
         """Events are part of the state."""
 
     def draw(self, known: Mapping[str, Any]) -> None:
-        """Send a state, unless the one before is still on its way."""
-        if not self._is_sending:
-            self._send({**known, "nodes": known["nodes"][:MOST_NODES], "time": time.time()})
+        """Send a state."""
+        # Dask's messages have ints of 64 bits, and no text that is not Unicode.
+        metrics = {
+            printable(name): value
+            for name, value in known["metrics"].items()
+            if not isinstance(value, int) or value.bit_length() < 64
+        }
+        nodes = known["nodes"][:MOST_NODES]
+        self._send({**known, "nodes": nodes, "metrics": metrics, "time": time.time()})
 
     def close(self) -> None:
         """The last state stays until `forget`."""
@@ -58,12 +69,17 @@ class OnDashboard:
         self._send(None)
 
     def _send(self, known: Mapping[str, Any] | None) -> None:
-        self._is_sending = True
+        """Send a state, unless a newer one comes while the one before is on its way."""
+        self._unsent.append(known)
 
         async def send() -> None:
+            if self._is_sending:
+                return
+            self._is_sending = True
             try:
-                with contextlib.suppress(Exception):  # the run notices itself that it is alone
-                    await self._client.set_metadata(self._keys, known)
+                while self._unsent:
+                    with contextlib.suppress(Exception):  # the run notices itself that it is alone
+                        await self._client.set_metadata(self._keys, self._unsent.pop())
             finally:
                 self._is_sending = False
 

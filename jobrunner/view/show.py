@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from jobrunner.cluster import Session
-from jobrunner.view.dashboard import OnDashboard, has_dashboard
+from jobrunner.view.dashboard import MOST_RUNS, OnDashboard, has_dashboard
 from jobrunner.view.lines import JSONLines, Lines
 from jobrunner.view.live import Live
 from jobrunner.view.prints import names_of
@@ -28,6 +28,8 @@ def show_run(progress: bool | None, session: Session) -> Iterator[Sequence[objec
             shown.append(views.enter_context(_show_here()))
         if has_dashboard(session.client):
             view = OnDashboard(session.client, secrets.token_hex(4))
+            if len(session.at_close) >= MOST_RUNS:
+                session.at_close.pop(0)()
             session.at_close.append(view.forget)
             shown.append(views.enter_context(Live(view, interval_seconds=1.0)))
         yield [live.state for live in shown]

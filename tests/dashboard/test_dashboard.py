@@ -1,7 +1,10 @@
 """Runs on a scheduler's dashboard, which has preloaded `jobrunner.dashboard`."""
 
+import asyncio
 import urllib.request
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import dask
 import pytest
@@ -10,7 +13,7 @@ from distributed import Client, LocalCluster
 from prometheus_client import REGISTRY, generate_latest
 
 from jobrunner import Job, JobRunner, Node, Session, Task, current_task, epoch_limiter
-from jobrunner.view import RUNS, RunState, draw_html
+from jobrunner.view import RUNS, OnDashboard, RunState, draw_html, show
 from tests.processes import await_true
 
 
@@ -59,12 +62,57 @@ def test_a_run_is_told_until_its_session_closes(cluster: LocalCluster) -> None:
     await_true(lambda: known_of(cluster) == [], "the client to be forgotten")
 
 
+def test_of_many_runs_of_a_session_the_newest_are_shown(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(show, "MOST_RUNS", 2)
+    with Client(cluster, set_as_default=False) as client, Session(client) as session:
+        for name in "abcd":
+            JobRunner(make_job(name)).run(session)
+        await_true(
+            lambda: [it and it["job"] for it in known_of(cluster)] == [None, None, "c", "d"],
+            "all but two to be forgotten",
+        )
+
+
 def test_a_client_that_dies_is_forgotten(cluster: LocalCluster) -> None:
     client = Client(cluster, set_as_default=False)
     JobRunner(make_job()).run(Session(client))
     await_true(lambda: known_of(cluster), "the run")
     client.close()  # and not its session
     await_true(lambda: known_of(cluster) == [], "the client to be forgotten")
+
+
+def test_the_last_state_is_told_though_one_is_on_its_way() -> None:
+    """And metrics that Dask cannot send are left out."""
+    sent: list[Any] = []
+    calls: list[Any] = []
+
+    async def main() -> None:
+        arrived = asyncio.Event()
+
+        async def set_metadata(keys: object, known: object) -> None:
+            sent.append(known)
+            await arrived.wait()
+
+        loop = SimpleNamespace(add_callback=calls.append)
+        client: Any = SimpleNamespace(id="c", loop=loop, set_metadata=set_metadata)
+        view, state = OnDashboard(client, "r"), RunState()
+        state.on_epoch(1, 0.1, {"loss": 0.5, "big": 2**64, "\ud800": 1})
+        view.draw(state.to_dict())
+        first = asyncio.ensure_future(calls[0]())
+        await asyncio.sleep(0)
+        view.draw(state.to_dict())
+        view.forget()
+        for call in calls[1:]:
+            await call()
+        assert len(sent) == 1
+        arrived.set()
+        await first
+
+    asyncio.run(main())
+    assert sent[0]["metrics"] == {"loss": 0.5, r"\ud800": 1}
+    assert sent[1:] == [None]
 
 
 def test_other_schedulers_are_told_nothing(inproc_client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,13 @@ def test_tasks_of_a_node_that_ran_at_once_have_threads_of_their_own():
     events = check(to_trace(story(*spans, Span("b", "t", 1, 1002.0, 1.0))))
     names = [e["args"]["name"] for e in events if e["name"] == "thread_name" and e["tid"] >= 10]
     assert names == ["node a", "node a, thread 2", "node a, thread 3", "node b"]
+
+
+def test_very_many_tasks_at_once_take_no_square_of_time():
+    spans = [Span("a", "t", 1, 1002.0 + i / 1e6, 100.0) for i in range(5_000)]
+    before = time.process_time()
+    assert len(to_trace(story(*spans))["traceEvents"]) > 5_000
+    assert time.process_time() - before < 1
 
 
 def test_a_name_from_a_strangers_directory_is_printable():

@@ -54,6 +54,17 @@ def test_sampled_calls_lie_in_their_epochs(inproc_session, tmp_path, steps, stin
         assert span.began + span.seconds <= ends[later] + 0.001
 
 
+def test_no_call_is_noted_without_a_record_to_tell_it(inproc_session):
+    found = []
+
+    class Look:
+        def on_setup(self, runner):
+            found.append(runner._run.watch.is_sample_due())
+
+    JobRunner(build(), num_epochs=1, callbacks=[Look()]).run(inproc_session)
+    assert found == [False]
+
+
 def test_nothing_is_recorded_if_timing_is_off(inproc_session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path)
     with dask.config.set({"jobrunner.timing": False}):
