@@ -64,12 +64,12 @@ class DirectoryRun:
         path = recorded.path
         lock = RunLock(recorded.files, path, recorded.log, nodes, beat_seconds, status)
         try:
-            before = recorded.log.known()
-            if before.run is not None and not before.is_ended:  # its heartbeat is removed below
-                with suppress(OSError, CheckpointError):
-                    seen = read_beat(recorded.files, path, before.run.run).time
-                    info = {**info, "seen": {before.run.run: seen}}
             with writing(self.recorded.path, "the directory could not be locked"):
+                before = recorded.log.known()
+                if before.run is not None and not before.is_ended:  # its heartbeat is removed below
+                    with suppress(OSError, CheckpointError):
+                        seen = read_beat(recorded.files, path, before.run.run).time
+                        info = {**info, "seen": {before.run.run: seen}}
                 lock.take(as_json(info, "info"), patience, take_over=self.take_over)
             self.commits.lock = lock
             recorded.mark_run(is_running=True)
@@ -89,8 +89,8 @@ class DirectoryRun:
     def end(self, about: Mapping[str, Any] | None = None) -> None:
         """Abandon open saves and release the directory, so that another run may take it at once.
 
-        `about` is what the ``end`` entry says of the run. Every run calls this at its end, also after a failure. Raises nothing, and waits half a
-        minute at most for deletions.
+        `about` is what the ``end`` entry says of the run. Every run calls this at its end, also
+        after a failure. Raises nothing, and waits half a minute at most for deletions.
         """
         try:
             self.commits.abandon_all()
