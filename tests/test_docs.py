@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,6 +152,14 @@ def test_the_index_of_errors_has_every_error_and_its_exit_code() -> None:
             assert name in named, f"Describe {name} in docs/errors.md."
             (row,) = re.findall(rf"^\| \[`{name}`\].*\| (\d+)[^|]* \|[^|]*\|$", text, re.M)
             assert int(row) == exit_code_of(found(""))
+
+
+def test_the_page_on_installing_has_every_extra() -> None:
+    about = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    for_developers = {"test", "dev", "docs", "browser", "bench"}
+    rows = re.findall(r"^\| (`.*`) \|", (_ROOT / "docs" / "install.md").read_text(), re.M)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row.partition("|")[0])}
+    assert named == set(about["optional-dependencies"]) - for_developers
 
 
 @pytest.mark.nightly
