@@ -14,14 +14,24 @@ from jobrunner.texts import printable
 from jobrunner.view import wording
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal; there may be none, or it is closed."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
 class TolerantStream:
     """A stream that ignores errors: a job continues when the reader of its output is gone."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
         """Write, if that works."""
+        if self._stream is None:
+            return len(text)
         with contextlib.suppress(OSError, ValueError):  # the latter: it is closed
             try:
                 return self._stream.write(text)
@@ -32,8 +42,9 @@ class TolerantStream:
 
     def flush(self) -> None:
         """Flush, if that works."""
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
+        if self._stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -42,7 +53,7 @@ class TolerantStream:
 class Lines:
     """Lines of text, for people."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | None) -> None:
         self._stream = TolerantStream(stream)
 
     def open(self) -> None:

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from jobrunner.cluster import Session
 from jobrunner.view.dashboard import MOST_RUNS, OnDashboard, has_dashboard
-from jobrunner.view.lines import JSONLines, Lines
+from jobrunner.view.lines import JSONLines, Lines, is_terminal
 from jobrunner.view.live import Live
 from jobrunner.view.prints import names_of
 
@@ -35,9 +35,9 @@ def show_run(progress: bool | None, session: Session) -> Iterator[Sequence[objec
         yield [live.state for live in shown]
 
 
-def show_on(stream: TextIO) -> Live:
+def show_on(stream: TextIO | None) -> Live:
     """Show a run on a stream: on a terminal as lines that change, else line by line."""
-    if stream.isatty():
+    if stream is not None and is_terminal(stream):
         from jobrunner.view.terminal import Terminal
 
         # Workers on this machine would print through the bar.
@@ -68,7 +68,7 @@ def _show_here() -> Live:
 
 def _is_watched() -> bool:
     """Whether somebody looks, and not at tests."""
-    return (_is_notebook() or sys.stderr.isatty()) and "PYTEST_CURRENT_TEST" not in os.environ
+    return (_is_notebook() or is_terminal(sys.stderr)) and "PYTEST_CURRENT_TEST" not in os.environ
 
 
 def _is_notebook() -> bool:

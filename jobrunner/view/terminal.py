@@ -14,7 +14,7 @@ from rich.text import Text
 
 from jobrunner.texts import format_seconds, printable
 from jobrunner.view import wording
-from jobrunner.view.lines import TolerantStream
+from jobrunner.view.lines import TolerantStream, is_terminal
 
 BAR_WIDTH, NODE_BAR_WIDTH = 20, 10
 GAP = "  "
@@ -31,8 +31,8 @@ class Terminal:
         self._live = Live(
             console=self._console,
             auto_refresh=False,
-            redirect_stdout=sys.stdout.isatty(),
-            redirect_stderr=sys.stderr.isatty(),
+            redirect_stdout=is_terminal(sys.stdout),
+            redirect_stderr=is_terminal(sys.stderr),
         )
         self._known: Mapping[str, Any] = {"phase": "starting"}
 

@@ -126,7 +126,7 @@ class GroupRun:
     def progress(self) -> dict[str, tuple[int, int, str]]:
         """By node: how many tasks have ended, of how many, and one that runs, if any."""
         with self._lock:
-            begun = self._running.values()
+            begun = list(self._running.values())
             return self.program.progress(self._counts, self._ready, self._next_first, begun)
 
     def _tick(self) -> None:

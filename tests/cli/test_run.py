@@ -22,8 +22,10 @@ import pytest
 from click.testing import CliRunner, Result
 from distributed import LocalCluster
 
+import jobrunner.report
 from jobrunner import MultiNodeCheckpointManager, Position
 from jobrunner.cli.command import main
+from jobrunner.cli.run import _reported
 from tests.processes import await_true, kill
 
 _COMMANDS_OF_DASK = entry_points(group="dask_cli", name="jobrunner")
@@ -532,6 +534,19 @@ def test_a_failing_task_keeps_the_last_epoch_and_says_how_to_resume(
     again = f"run {script} --checkpoint {tmp_path / 'runs'} --epochs 9 --scheduler {address}\n"
     assert "The last recorded epoch is 2. To resume from it: " in result.stderr
     assert again in result.stderr
+
+
+def test_a_report_that_fails_ends_no_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(jobrunner.report, "write_report", fail)
+    manager, job = MultiNodeCheckpointManager(tmp_path), jobrunner.Job("j")
+    with _reported(manager, job, "page.html"):
+        pass
+    assert capsys.readouterr().err == "warning: no report in page.html: too deep\n"
 
 
 def test_a_report_is_written_at_the_end_and_after_a_failure(

@@ -6,6 +6,7 @@ import errno
 import io
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from jobrunner.run.result import NodeSave, ResumePlan, RunResult, SaveReport
 from jobrunner.texts import counted, format_metrics, format_seconds
-from jobrunner.view import Live, RunState, show_on, wording
+from jobrunner.view import Live, RunState, show, show_on, wording
 from jobrunner.worker.epoch_batch import UnderWay
 
 
@@ -51,7 +52,7 @@ class Recorder:
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
-        return True
+        return super().isatty() or True  # ValueError if it is closed
 
 
 class Runner:
@@ -313,6 +314,25 @@ def test_a_closed_pipe_does_not_end_the_run() -> None:
     with show_on(Broken()) as live:
         live.state.on_start(ResumePlan(3, "it is the last one recorded"), None)
         live.state.on_epoch(4, 2.0, {})
+
+
+def test_a_process_without_streams_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = Terminal()
+    closed.close()
+    for stream in (None, closed):
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
+        assert show._is_watched() is False
+        with show_on(stream) as live:
+            live.state.on_start(START, 3)
+            live.state.on_epoch(1, 0.1, {})
+        assert not live._has_failed
+        terminal = Terminal()
+        with show_on(terminal) as live:
+            live.state.on_epoch(1, 0.1, {})
+        assert "starting" in terminal.getvalue()
+        assert not live._has_failed
 
 
 def test_a_closed_terminal_does_not_end_the_run() -> None:
