@@ -92,11 +92,6 @@ class Loader:
         stores = self.recorded.record(epoch)["stores"]
         return {node: frozenset(about.get("states", ())) for node, about in stores.items()}
 
-    def shared_blobs(self, epoch: int) -> frozenset[str]:
-        """The replicated and partitioned blobs, which also nodes that were not saved can load."""
-        details = self.recorded.record(epoch)["details"]
-        return frozenset(details.get(REPLICATED, ())) | frozenset(details.get(PARTITIONS, ()))
-
     def verify(self, epoch: int) -> None:
         """See `MultiNodeCheckpointManager.verify`."""
         with self.recorded.reading(epoch):

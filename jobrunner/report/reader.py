@@ -34,7 +34,15 @@ from jobrunner.checkpoint import (
 from jobrunner.define import PATH, Rule, checked
 from jobrunner.positions import epoch_from_json
 from jobrunner.report.ledger import Ledger, Mark, close, estimate, go_back
-from jobrunner.report.story import EpochStory, LossStory, RunState, RunStory, SaveStory, Span, Story
+from jobrunner.report.story import (
+    EpochStory,
+    LossStory,
+    RunStory,
+    SaveStory,
+    Span,
+    StateName,
+    Story,
+)
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
@@ -96,7 +104,7 @@ class _Run:
     is_taken_over: bool = False  # another run followed
     has_loaded: bool = False  # `resumed_from` and `first` are known
     resumed_from: int | None = None
-    outcome: RunState = "stopped"  # if it has ended
+    outcome: StateName = "stopped"  # if it has ended
     saves: list[_Save] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
     set_aside: set[int] = field(default_factory=set)  # of `saves`, by index
@@ -242,7 +250,7 @@ class _Reader:
             is_estimated=not run.timings,
         )
 
-    def _end_of(self, run: _Run) -> tuple[RunState, float]:
+    def _end_of(self, run: _Run) -> tuple[StateName, float]:
         """How a run ended, and when it was last seen."""
         if run.has_ended or run.is_done:
             return "finished" if run.is_done else run.outcome, run.last_seen

@@ -26,7 +26,7 @@ from jobrunner.checkpoint import (
 from jobrunner.errors import CheckpointError
 from jobrunner.names import MAX_NAME_LENGTH
 from jobrunner.report.reader import unix_time
-from jobrunner.report.story import RunState
+from jobrunner.report.story import StateName
 from jobrunner.texts import clip
 
 DEPTH = 4
@@ -77,7 +77,7 @@ class RunSummary:
     """
 
     name: str
-    state: RunState | Literal["damaged"] | None = None
+    state: StateName | Literal["damaged"] | None = None
     error: str = ""
     job: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -185,7 +185,7 @@ def _summarize(manager: MultiNodeCheckpointManager, name: str, state: State) -> 
     return replace(summary, epoch=epoch, pace_seconds=pace, metrics=metrics)
 
 
-def _outcome(manager: MultiNodeCheckpointManager, state: State) -> RunState:
+def _outcome(manager: MultiNodeCheckpointManager, state: State) -> StateName:
     """How the last run of a directory ended."""
     for number in range(state.number, max(-1, state.number - _MOST_AFTER_END), -1):
         entry = manager.recorded.log.read_entry(number)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from jobrunner.report.ledger import Ledger, total
 
-RunState = Literal["running", "finished", "stopped", "failed", "lost"]
+StateName = Literal["running", "finished", "stopped", "failed", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class RunStory:
     began: float
     ended: float | None
     last_seen: float
-    state: RunState
+    state: StateName
     resumed_from: int | None
     epochs: tuple[EpochStory, ...]
     saves: tuple[SaveStory, ...]

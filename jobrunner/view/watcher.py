@@ -78,8 +78,10 @@ class Watcher:
 
     def end(self) -> None:
         """Take what was printed last, and look no more."""
-        if self._bindings and not self._is_over.is_set():
-            self._is_over.set()
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        if self._bindings:
             self.look(is_over=True)
             if self._thread.ident:  # not if Ctrl-C came in `begin`
                 self._thread.join()

@@ -105,6 +105,18 @@ def test_prints_get_to_the_user_once(
     assert stdout.getvalue() == ("made\nfirst 1\nno end" if is_written else "")
 
 
+def test_a_view_that_fails_takes_no_prints(
+    inproc_session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(view: View) -> None:
+        raise RuntimeError("no display")
+
+    monkeypatch.setattr(View, "open", fail)
+    with streams() as stdout:
+        run(inproc_session, make(), here=prints.names_of(None), where="take")
+    assert stdout.getvalue() == "made\nfirst 1\nno end"
+
+
 def test_only_the_session_of_the_view_is_heard(
     inproc_session: Session,
 ) -> None:
