@@ -127,7 +127,8 @@ class GroupRun:
         """By node: how many tasks have ended, of how many, and one that runs, if any."""
         with self._lock:
             begun = list(self._running.values())
-            return self.program.progress(self._counts, self._ready, self._next_first, begun)
+            seen = list(self._counts), list(self._ready), self._next_first, begun
+        return self.program.progress(*seen)  # which takes a while for many tasks
 
     def _tick(self) -> None:
         with self._lock:
