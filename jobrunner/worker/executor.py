@@ -126,8 +126,7 @@ class GroupRun:
     def progress(self) -> dict[str, tuple[int, int, str]]:
         """By node: how many tasks have ended, of how many, and one that runs, if any."""
         with self._lock:
-            begun = list(self._running.values())
-            seen = list(self._counts), list(self._ready), self._next_first, begun
+            seen = [*self._counts], [*self._ready], self._next_first, [*self._running.values()]
         return self.program.progress(*seen)  # which takes a while for many tasks
 
     def _tick(self) -> None:

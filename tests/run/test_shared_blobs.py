@@ -1,5 +1,6 @@
 """Blobs that several nodes have in common: replicas, and parts of one array."""
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -139,7 +140,7 @@ def test_the_whole_array_is_read_lazily_and_by_numpys_rules(inproc_session, tmp_
     assert np.array_equal(np.asarray(array), whole)
     lazy = array.to_dask()
     assert isinstance(lazy, da.Array)
-    assert np.array_equal(lazy.compute(scheduler="synchronous"), whole)
+    assert np.array_equal(lazy.compute(scheduler=dask.get), whole)
     with pytest.raises(IndexError):
         array[99, 0] if axis == 0 else array[0, 99]
     with pytest.raises(IndexError):
