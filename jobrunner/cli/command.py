@@ -38,6 +38,11 @@ EXIT_CODES: Mapping[type[BaseException], int] = {
     errors.PlanMismatchError: 10,
     OSError: 8,
 }
+EXPLAINED = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.JobRunnerError)
+][1:]  # all but the base class of all
 DIFFERENT = 11
 SAVES_FAILED = 12
 INTERRUPTED, TERMINATED = 130, 143
@@ -163,6 +168,9 @@ def _attempt(invoke: Callable[[click.Context], Output], ctx: click.Context) -> O
         # A run that stopped as requested has not failed.
         text = str(error) if isinstance(error, errors.RunStoppedError) else f"Error: {error}"
         notes = [shorten(note.rstrip()) for note in getattr(error, "__notes__", ())]
+        says_all = errors.DefinitionError, errors.RunStoppedError
+        if type(error) in EXPLAINED and not isinstance(error, says_all):
+            text += f"\n`jobrunner explain {type(error).__name__}` says more."
         text = "\n\n".join([text, *notes])
         details = {
             name: value

@@ -1,4 +1,4 @@
-"""For the shell: ``completion``, ``man``, and ``new``, which writes a first job."""
+"""For the shell: ``completion``, ``man``, ``explain``, and ``new``, which writes a first job."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Iterator
 from inspect import cleandoc
+from io import StringIO
 from pathlib import Path
 
 import click
 
 from jobrunner._version import __version__
-from jobrunner.cli.command import EPILOG, Command, Output, main
+from jobrunner.cli.command import EPILOG, EXPLAINED, Command, Output, main
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
 
@@ -83,6 +84,22 @@ def _write_page() -> Iterator[str]:
 def _as_roff(text: str) -> str:
     text = text.replace("\b\n", "").replace("\\", r"\e").replace("-", r"\-")
     return re.sub(r"(?m)^(?=[.'])", r"\\&", text)
+
+
+@main.command("explain", examples=["jobrunner explain CheckpointCorruptError"])
+@click.argument("error", type=click.Choice([kind.__name__ for kind in EXPLAINED]))
+def explain_command(*, error: str) -> Output:
+    """Tell what ERROR means, what usually causes it, and what to do."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    page = (Path(__file__).parent / "templates" / "errors.md").read_text()
+    section = page.partition(f"\n## {error}\n")[2].partition("\n## ")[0].strip()
+    section = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", section)  # links lead to other pages
+    drawn = StringIO()
+    Console(file=drawn, width=min(100, Console().width)).print(Markdown(section))
+    lines = [line.rstrip() for line in drawn.getvalue().strip("\n").splitlines()]
+    return Output({"error": error, "text": section}, "\n".join(lines))
 
 
 @main.command("new", examples=["jobrunner new heat --template simulation"])

@@ -367,6 +367,7 @@ def test_a_directory_that_is_not_writable_is_refused_or_sets_the_exit_code(
     assert refused.stderr == (
         f"Error: Run refused: {script.parent / 'runs'} cannot be a checkpoint directory: it is a "
         f"file, or in a file. Name another directory.\n"
+        "`jobrunner explain CheckpointWriteError` says more.\n"
     )
     tried = _run(process_cluster, script, "--on-save-error", "warn")
     assert tried.exit_code == 12

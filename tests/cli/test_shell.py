@@ -17,7 +17,7 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from jobrunner import JobRunner, MultiNodeCheckpointManager, Session
-from jobrunner.cli.command import Command, main
+from jobrunner.cli.command import EXPLAINED, Command, main
 from jobrunner.cli.script import Script
 from tests.cli.directories import ask, invoke
 
@@ -136,3 +136,16 @@ def test_a_new_job_that_is_killed_resumes_to_the_same_bits(template: str, tmp_pa
         subprocess.run([*command, name], check=True, **where)  # type: ignore[call-overload]
     result = invoke("compare", tmp_path / "job" / "killed", tmp_path / "job" / "whole")
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("kind", EXPLAINED, ids=lambda kind: kind.__name__)
+def test_every_error_is_explained(kind: type) -> None:
+    done = CliRunner().invoke(main, ["explain", kind.__name__])
+    assert done.exit_code == 0, done.output
+    assert len(done.output) > 80
+    assert "](" not in done.output
+
+
+def test_a_message_names_what_explains_it(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["ls", str(tmp_path / "nowhere")])
+    assert done.stderr.endswith("\n`jobrunner explain CheckpointNotFoundError` says more.\n")
