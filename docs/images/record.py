@@ -24,12 +24,12 @@ import pyte
 
 COLUMNS, LINES = 96, 20
 WIDTH, HEIGHT, MARGIN = 8.4, 18, 14  # of a character, of a line, around all; in pixels
-LONGEST_WAIT, LAST_LOOK = 1.0, 5.0  # seconds
+LONGEST_WAIT, LAST_LOOK, SHORTEST = 0.8, 5.0, 0.1  # seconds
 ROOT = Path(__file__).parents[2]
 
 RUN = "jobrunner run heat.py --checkpoint runs/heat --workers 2"
 STORY = (
-    (f"{RUN} & sleep 7; kill -9 $!", 9.0),
+    (f"{RUN} & sleep 6; kill -9 $!", 8.0),
     ("clear; jobrunner ls runs/heat --last 2", 3.0),
     (RUN, 25.0),
 )
@@ -88,6 +88,14 @@ def play(directory: str) -> Iterator[tuple[float, Screen]]:
     os.write(terminal, b"exit\n")
     os.close(terminal)
     os.waitpid(process, 0)
+
+
+def _move(screen: Screen, directory: str) -> Screen:
+    """The screen, as if the commands had run elsewhere."""
+    return tuple(
+        tuple((text.replace(directory, "/home/you"), *look) for text, *look in line)
+        for line in screen
+    )
 
 
 def _line(screen: pyte.Screen, row: int) -> tuple[Span, ...]:
@@ -154,10 +162,10 @@ def main() -> None:
     """Record the story and write the drawing."""
     with tempfile.TemporaryDirectory() as directory:
         shutil.copy(ROOT / "examples" / "heat.py", directory)
-        frames = list(play(directory))
+        frames = [(at, _move(screen, directory)) for at, screen in play(directory)]
         ends = [at for at, _ in frames[1:]] + [float("inf")]
-        kept = [it for it, until in zip(frames, ends, strict=True) if until - it[0] > 0.05]
-        Path(sys.argv[1]).write_text(draw(kept).replace(directory, "/home/you"))
+        kept = [it for it, until in zip(frames, ends, strict=True) if until - it[0] > SHORTEST]
+        Path(sys.argv[1]).write_text(draw(kept))
 
 
 if __name__ == "__main__":
