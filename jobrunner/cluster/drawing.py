@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jobrunner.markup import Html, card, folded, pairs, table, tag
-from jobrunner.texts import counted, listed
+from jobrunner.texts import Html, card, counted, folded, listed, pairs, table, tag
 
 MOST_WORKERS = 200
 

@@ -29,8 +29,7 @@ from jobrunner.define import (
     instance,
 )
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
-from jobrunner.markup import Html
-from jobrunner.texts import counted, listed, printable
+from jobrunner.texts import Html, counted, listed, printable
 
 DEFAULT_WAIT_SECONDS = 60.0
 HURRIED_RELEASE_SECONDS = 0.3

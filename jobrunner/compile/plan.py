@@ -15,8 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from jobrunner.define import ArrayOptions
-from jobrunner.markup import Html, card, table, tag
-from jobrunner.texts import counted, listed, printable
+from jobrunner.texts import Html, card, counted, listed, printable, table, tag
 
 ENDS_EPOCH = " (ends the epoch)"
 """Ends the names of conditions that end an epoch, not the job."""

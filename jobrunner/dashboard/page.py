@@ -10,7 +10,7 @@ from bokeh.models import Div
 from distributed import Scheduler
 
 from jobrunner.dashboard.runs import running, seconds_since
-from jobrunner.markup import Html, join, tag
+from jobrunner.texts import Html, join, tag
 from jobrunner.view import age, draw_html
 
 INTERVAL_MS = 500

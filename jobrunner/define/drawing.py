@@ -16,8 +16,7 @@ from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import Blob, Node
 from jobrunner.define.task import Task, TaskOutput
 from jobrunner.errors import DefinitionError
-from jobrunner.markup import Html, card, folded, table, tag
-from jobrunner.texts import counted, listed
+from jobrunner.texts import Html, card, counted, folded, listed, table, tag
 
 if TYPE_CHECKING:
     from jobrunner.define.jobs import Job

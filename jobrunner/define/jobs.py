@@ -13,8 +13,8 @@ from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
 from jobrunner.define.orphans import forget_orphan
 from jobrunner.define.task import Task, TaskOutput
 from jobrunner.errors import DefinitionError
-from jobrunner.markup import Html
 from jobrunner.names import check_name
+from jobrunner.texts import Html
 
 if TYPE_CHECKING:
     from jobrunner.compile import Plan

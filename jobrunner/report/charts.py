@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from jobrunner.markup import Html, tag
-from jobrunner.texts import format_seconds
+from jobrunner.texts import Html, format_seconds, tag
 
 WIDTH, HEIGHT = 1000, 100  # of a drawing, in its own units
 MOST_POINTS = 1000  # of a curve

@@ -16,7 +16,6 @@ from dask.utils import format_bytes
 from jobrunner._version import __version__
 from jobrunner.checkpoint import MultiNodeCheckpointManager
 from jobrunner.define import PATH, Job, checked, instance, to_image
-from jobrunner.markup import Html, join, pairs, table, tag
 from jobrunner.report.parts import (
     MOST_ROWS,
     first,
@@ -30,7 +29,7 @@ from jobrunner.report.reader import SOURCE, read_story
 from jobrunner.report.sections import checkpoints_section, metrics_section, time_section
 from jobrunner.report.story import RunStory, Story
 from jobrunner.report.timeline import timeline_section
-from jobrunner.texts import clip, format_seconds, listed, show
+from jobrunner.texts import Html, clip, format_seconds, join, listed, pairs, show, table, tag
 
 _OUTCOMES = {
     "running": "is running, or was a moment before this page was written",

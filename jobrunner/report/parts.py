@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from jobrunner.markup import Html, tag
 from jobrunner.report.story import RunStory
-from jobrunner.texts import counted, format_seconds
+from jobrunner.texts import Html, counted, format_seconds, tag
 
 MOST_ROWS = 50  # of a table
 MOST_MARKS = 100  # of a chart

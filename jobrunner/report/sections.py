@@ -8,7 +8,6 @@ from typing import Any, TypeGuard
 
 from dask.utils import format_bytes
 
-from jobrunner.markup import Html, folded, join, table, tag
 from jobrunner.report.charts import Curve, Mark, bar, curves, range_of
 from jobrunner.report.ledger import Ledger
 from jobrunner.report.parts import (
@@ -26,7 +25,7 @@ from jobrunner.report.parts import (
     write_time,
 )
 from jobrunner.report.story import EpochStory, RunStory, SaveStory, Story
-from jobrunner.texts import counted, format_seconds, show
+from jobrunner.texts import Html, counted, folded, format_seconds, join, show, table, tag
 
 MOST_METRICS = 24
 MOST_NODES = 20  # whose curves are drawn for a metric

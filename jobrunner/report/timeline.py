@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 
-from jobrunner.markup import Html, folded, join, table, tag
 from jobrunner.report.charts import Block, Mark, Range, lanes, merge
 from jobrunner.report.parts import (
     MOST_MARKS,
@@ -20,7 +19,7 @@ from jobrunner.report.parts import (
     section,
 )
 from jobrunner.report.story import EpochStory, RunStory, SaveStory, Span, Story
-from jobrunner.texts import format_seconds
+from jobrunner.texts import Html, folded, format_seconds, join, table, tag
 
 MOST_LANES = 40
 MOST_BLOCKS = 2000  # of a kind, in the newest timeline; others have a quarter

@@ -8,9 +8,8 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from jobrunner.markup import Html, card, folded, pairs, table, tag
 from jobrunner.positions import plain, step_of
-from jobrunner.texts import counted, printable
+from jobrunner.texts import Html, card, counted, folded, pairs, printable, table, tag
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from operator import itemgetter
 
 from dask.utils import format_bytes
 
-from jobrunner.markup import Html, join, table, tag
-from jobrunner.texts import counted, format_seconds
+from jobrunner.texts import Html, counted, format_seconds, join, table, tag
 from jobrunner.view import wording
 from jobrunner.view.wording import Known
 

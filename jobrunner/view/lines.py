@@ -69,8 +69,9 @@ class Lines:
             self._write(text)
 
     def draw(self, known: Mapping[str, Any]) -> None:
-        """Write a state as a line."""
-        self._write(printable(wording.line(known), kept=""))
+        """Write a state as a line, if there is more to say than where it stands."""
+        if (text := wording.line(known)) != wording.position(known):
+            self._write(printable(text, kept=""))
 
     def close(self) -> None:
         """Nothing to end."""

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jobrunner.markup import Html, folded, join, tag
-from jobrunner.texts import counted, printable
+from jobrunner.texts import Html, counted, folded, join, printable, tag
 from jobrunner.view import html, wording
 
 SHOWN_LINES = 200

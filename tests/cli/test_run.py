@@ -369,6 +369,7 @@ def test_a_directory_that_is_not_writable_is_refused_or_sets_the_exit_code(
         f"file, or in a file. Name another directory.\n"
         "`jobrunner explain CheckpointWriteError` says more.\n"
     )
+    assert "epoch" not in refused.stdout  # nothing has run
     tried = _run(process_cluster, script, "--on-save-error", "warn")
     assert tried.exit_code == 12
     assert "done at epoch 4" in tried.stdout

@@ -28,8 +28,19 @@ from jobrunner.errors import (
     CheckpointNotFoundError,
     JobRunnerError,
 )
-from jobrunner.markup import Html, card, folded, pairs, table
-from jobrunner.texts import counted, format_seconds, format_time, listed, printable, show
+from jobrunner.texts import (
+    Html,
+    card,
+    counted,
+    folded,
+    format_seconds,
+    format_time,
+    listed,
+    pairs,
+    printable,
+    show,
+    table,
+)
 
 MOST_ROWS = 100
 MOST_LETTERS = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from jobrunner.texts import clip, printable
+from jobrunner.texts.plain import clip, printable
 
 LONGEST_TEXT = 2000
 """Characters of a text that are shown: names and values may come from a stranger's files."""

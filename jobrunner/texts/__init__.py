@@ -1,0 +1,17 @@
+"""Every text for people, made safe to show: in terminals, logs and errors, or as HTML and SVG."""
+
+from jobrunner.texts.markup import Html, card, escape, folded, join, pairs, table, tag
+from jobrunner.texts.plain import (
+    SCRIPT_PREFIX,
+    clip,
+    counted,
+    format_metrics,
+    format_seconds,
+    format_time,
+    get_logger,
+    listed,
+    printable,
+    shorten,
+    show,
+    without_credentials,
+)
