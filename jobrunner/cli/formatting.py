@@ -18,11 +18,20 @@ def format_age(then: float | None, now: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
+def cells(text: str) -> int:
+    """How many cells of a terminal a text takes: two for 日, none for an accent put on a letter."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
 def fit_items(items: Sequence[str], width: int) -> str:
     """The items in one line; of those that do not fit, "…"."""
     text = " ".join(items)
     count = len(items)
-    while len(text) > width and count:
+    while cells(text) > width and count:
         count -= 1
         text = " ".join([*items[:count], "…"])
     return text
@@ -46,11 +55,12 @@ def format_briefly(seconds: float) -> str:
 def format_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     """Align columns to the left, and those in `right` to the right; a row is a line."""
     rows = [[printable(cell, kept="") for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        line = ""
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            gap = " " * (width - cells(cell))
+            line += f"  {gap}{cell}" if i in right else f"  {cell}{gap}"
+        lines.append(line[2:].rstrip())
+    return "\n".join(lines)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from jobrunner.cli.command import DIFFERENT, Output, main
-from jobrunner.cli.formatting import fit_items, format_age, format_table
+from jobrunner.cli.formatting import cells, fit_items, format_age, format_table
 from jobrunner.cli.options import complete_directories, open_directory, read_pairs
 from jobrunner.errors import DefinitionError
-from jobrunner.texts import clip, counted, format_metrics, printable, show
+from jobrunner.texts import clip, counted, format_metrics, format_value, printable, show
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import Files, MultiNodeCheckpointManager
@@ -215,7 +215,7 @@ def format_runs(rows: Sequence[Row], width: int | None = None, best: str = "") -
         if any(lists)
     ]
     lines = format_table([*zip(*columns, *items, strict=True)]).splitlines()
-    if width is not None and max(map(len, lines)) > width:
+    if width is not None and max(map(cells, lines)) > width:
         head, *table = format_table([*zip(*columns, strict=True)]).splitlines()
         lines = [head]
         for line, *its in zip(table, metrics, parameters, strict=True):
@@ -253,8 +253,12 @@ def terminal_width() -> int | None:
 
 def clip_name(name: str, width: int | None) -> str:
     """The end of a name that is long for a terminal; it tells more than the start."""
-    most = len(name) if width is None else max(_LEAST_NAME, width // 3)
-    return name if len(name) <= most else f"…{name[1 - most :]}"
+    most = cells(name) if width is None else max(_LEAST_NAME, width // 3)
+    if cells(name) <= most:
+        return name
+    while cells(name) >= most:
+        name = name[1:]
+    return f"…{name}"
 
 
 def format_progress(run: RunSummary) -> str:
@@ -338,14 +342,8 @@ def _tabulate_metrics(rows: Sequence[Mapping[str, Any]], parted: int) -> list[st
     cells = [
         [
             str(row["epoch"]),
-            *(_format_number(row[which].get(name)) for name in names for which in "ab"),
+            *(format_value(row[which].get(name)) or "-" for name in names for which in "ab"),
         ]
         for row in shown
     ]
     return format_table([head, *cells], range(len(head))).splitlines() if names else []
-
-
-def _format_number(value: object) -> str:
-    if isinstance(value, int):
-        return clip(show(value), 20)
-    return f"{value:.6g}" if isinstance(value, float) else "-"

@@ -23,13 +23,23 @@ from jobrunner.report.parts import (
     note,
     scrolled,
     section,
-    write_time,
 )
 from jobrunner.report.reader import SOURCE, read_story
 from jobrunner.report.sections import checkpoints_section, metrics_section, time_section
 from jobrunner.report.story import RunStory, Story
 from jobrunner.report.timeline import timeline_section
-from jobrunner.texts import Html, clip, format_seconds, join, listed, pairs, show, table, tag
+from jobrunner.texts import (
+    Html,
+    clip,
+    format_seconds,
+    format_time,
+    join,
+    listed,
+    pairs,
+    show,
+    table,
+    tag,
+)
 
 _OUTCOMES = {
     "running": "is running, or was a moment before this page was written",
@@ -98,7 +108,7 @@ def to_page(story: Story, job: Job | None = None) -> Html:
         tag("main", *(parts or [section("Runs", tag("p", "No run has begun in this directory."))])),
         tag(
             "footer",
-            tag("p", f"Written by jobrunner {__version__} at {write_time(now())}, in local time."),
+            tag("p", f"Written by jobrunner {__version__} at {format_time(now())}, in local time."),
             tag(
                 "p",
                 "Long curves are drawn through the lowest and highest value of each part, and short "
@@ -152,7 +162,7 @@ def _resume_section(story: Story, last: RunStory) -> Html:
     else:
         then = f"The same command resumes it from {at}"
     then += f". As it was recorded, in {directory}:" if command else ", such as:"
-    seen = write_time(last.last_seen)
+    seen = format_time(last.last_seen)
     return section(
         "How to resume",
         tag("p", f"Run {last.number} {_OUTCOMES[last.state]}; it was last seen at {seen}. {then}"),
@@ -168,7 +178,7 @@ def _losses_section(story: Story) -> Html:
     rows = [
         (
             run.number,
-            write_time(loss.time),
+            format_time(loss.time),
             clip(loss.text, 300),
             "not" if loss.resumed is None else f"after {format_seconds(loss.resumed - loss.time)}",
             ""
@@ -189,7 +199,7 @@ def _runs_section(story: Story) -> Html:
         (
             run.number,
             run.state,
-            write_time(run.began),
+            format_time(run.began),
             format_seconds(max(0.0, run.last_seen - run.began)),
             "the start" if run.resumed_from is None else f"epoch {run.resumed_from}",
             len(run.epochs),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 from jobrunner.report.story import RunStory
-from jobrunner.texts import Html, counted, format_seconds, tag
+from jobrunner.texts import Html, counted, format_seconds, format_time, tag
 
 MOST_ROWS = 50  # of a table
 MOST_MARKS = 100  # of a chart
@@ -53,15 +52,7 @@ def name_run(run: RunStory) -> str:
         "from the start" if run.resumed_from is None else f"resumed from epoch {run.resumed_from}"
     )
     length = format_seconds(max(0.0, run.last_seen - run.began))
-    return f"Run {run.number}: {run.state}, {since}, {length}, began {write_time(run.began)}"
-
-
-def write_time(seconds: float) -> str:
-    """A Unix time as local time."""
-    try:
-        return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError):
-        return "unknown"
+    return f"Run {run.number}: {run.state}, {since}, {length}, began {format_time(run.began)}"
 
 
 def share(part: float, whole: float) -> str:

@@ -22,10 +22,19 @@ from jobrunner.report.parts import (
     section,
     share,
     swatch,
-    write_time,
 )
 from jobrunner.report.story import EpochStory, RunStory, SaveStory, Story
-from jobrunner.texts import Html, counted, folded, format_seconds, join, show, table, tag
+from jobrunner.texts import (
+    Html,
+    counted,
+    folded,
+    format_seconds,
+    format_time,
+    format_value,
+    join,
+    table,
+    tag,
+)
 
 MOST_METRICS = 24
 MOST_NODES = 20  # whose curves are drawn for a metric
@@ -151,7 +160,8 @@ def metrics_section(story: Story) -> Html:
     recent = kept[-MOST_ROWS:]
     shown = names[:8]
     rows = [
-        (it.number, *(_value(it.metrics.get(name)) for name in shown)) for it in reversed(recent)
+        (it.number, *(format_value(it.metrics.get(name)) for name in shown))
+        for it in reversed(recent)
     ]
     titles = {
         "curve": "Recorded",
@@ -184,12 +194,6 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and -_LARGEST < value < _LARGEST
 
 
-def _value(value: object) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return f"{value:.6g}" if isinstance(value, float) else show(value)
-
-
 # ---- checkpoints
 
 
@@ -216,7 +220,7 @@ def checkpoints_section(story: Story) -> Html:
     rows = [
         (
             str(it.epoch),
-            write_time(it.ended),
+            format_time(it.ended),
             format_bytes(it.nbytes),
             format_seconds(it.seconds),
             format_seconds(it.wait_seconds),

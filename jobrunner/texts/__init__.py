@@ -8,6 +8,7 @@ from jobrunner.texts.plain import (
     format_metrics,
     format_seconds,
     format_time,
+    format_value,
     get_logger,
     listed,
     printable,

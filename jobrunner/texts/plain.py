@@ -89,12 +89,13 @@ def format_seconds(seconds: float) -> str:
     """Format a duration in ms, s, min or h."""
     if not seconds:
         return "0 s"
-    if seconds < 0.01:
-        return f"{seconds * 1e3:.2f} ms"
-    if seconds < 1:
-        return f"{seconds * 1e3:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
+    # What is shown chooses the unit: 59.96 s is a minute, not "60.0 s".
+    if (shown := round(seconds * 1e3, 2)) < 10:
+        return f"{shown:.2f} ms"
+    if (shown := round(seconds * 1e3)) < 1000:
+        return f"{shown} ms"
+    if (shown := round(seconds, 1)) < 60:
+        return f"{shown:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"
@@ -114,12 +115,25 @@ def format_metrics(metrics: Mapping[str, object], most: int = 4) -> list[str]:
     return shown[:most]
 
 
-def format_time(text: str) -> str:
-    """Format an ISO time as local time; another text stays as it is."""
+def format_time(time: str | float) -> str:
+    """Format an ISO time, or a Unix time in seconds, as local time; another text stays as it is."""
     try:
-        return datetime.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError):
-        return text
+        if isinstance(time, str):
+            found = datetime.datetime.fromisoformat(time)
+        else:
+            found = datetime.datetime.fromtimestamp(time)
+        return found.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return time if isinstance(time, str) else "unknown"
+
+
+def format_value(value: object) -> str:
+    """Format a recorded metric for a table, in at most 20 characters; nothing if there is none."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return clip(value if isinstance(value, str) else show(value), 20)
 
 
 def show(value: object) -> str:

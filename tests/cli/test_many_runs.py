@@ -16,8 +16,8 @@ from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint import Status
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.checkpoint.storage.posix import PosixFiles
-from jobrunner.cli.formatting import fit_items, format_age
-from jobrunner.cli.runs import format_runs, list_runs
+from jobrunner.cli.formatting import cells, fit_items, format_age, format_table
+from jobrunner.cli.runs import clip_name, format_runs, list_runs
 from jobrunner.report import RunSummary, find_runs
 from jobrunner.testing import FaultyFiles, FaultyObjects
 from tests.cli.directories import ask, invoke
@@ -261,6 +261,19 @@ def test_the_table_fits_the_terminal() -> None:
     assert len(format_runs(rows, 80).splitlines()) == 14
     other = RunSummary("other", "lost", job="other", parameters={"seed": 1})
     assert format_runs([*rows, (other, None)]).splitlines()[-1].startswith("All runs of job have")
+
+
+def test_columns_are_straight_whatever_the_letters_are_made_of() -> None:
+    accented = "e\N{COMBINING ACUTE ACCENT}t\N{COMBINING ACUTE ACCENT}"
+    rows = [("日本語", "1", "x"), ("lr=0.1", "12", "x"), (accented, "123", "x")]
+    lines = format_table(rows, right=[1]).splitlines()
+    assert [cells(line) for line in lines] == [14, 14, 14]
+    assert lines[0] == "日本語    1  x"
+    assert fit_items(["損失=1", "b=2"], 8) == "損失=1 …"
+    assert clip_name("日本語" * 9, 30) == f"…{('日本語' * 9)[-11:]}"
+    long = RunSummary("日" * 30, "lost", metrics={"損失": 0.5}, parameters={"名前": "日" * 30})
+    table = format_runs([(long, None)], 80).splitlines()
+    assert [cells(line) <= 80 for line in table] == [True] * 3
 
 
 def test_what_does_not_fit_is_left_out_whole() -> None:

@@ -417,8 +417,11 @@ def test_a_terminal_gets_a_bar_without_markup_in_names() -> None:
     ("seconds", "text"),
     [
         (0.00123, "1.23 ms"),
+        (0.009_996, "10 ms"),
         (0.25, "250 ms"),
+        (0.9999, "1.0 s"),
         (12.34, "12.3 s"),
+        (59.96, "1 min 0 s"),
         (60, "1 min 0 s"),
         (3599.7, "1 h 0 min"),
         (7380, "2 h 3 min"),
