@@ -18,6 +18,7 @@ from jobrunner.checkpoint import (
     Files,
     MultiNodeCheckpointManager,
     Process,
+    RunEntry,
     State,
     is_url,
     may_live,
@@ -37,7 +38,7 @@ SEARCH_SECONDS = 2.0
 """How often `LiveRuns` looks for runs that have begun; less often if this takes long."""
 _PACE_SECONDS = 30.0
 _MOST_EPOCHS = 10**18
-_MOST_AFTER_END = 16  # entries, such as pins
+_MOST_AT_END = 64  # entries that are read to find the end of the last run
 _LARGEST = sys.float_info.max  # neither NaN nor an int of 400 digits is at most this
 
 
@@ -170,8 +171,10 @@ def _summarize(manager: MultiNodeCheckpointManager, name: str, state: State) -> 
         host=process.host or "",
         pid=process.pid,
     )
-    if state.is_ended:
-        return replace(summary, state=_outcome(manager, state))
+    is_command = "command" in recorded.info_of(run.number)
+    if state.is_ended or is_command:
+        ended, seen = _end_of_last_run(manager, state, is_command)
+        return replace(summary, state=ended, last_seen=seen or summary.last_seen)
     beat = read_beat(recorded.files, recorded.path, run.run)
     last_seen = max(summary.last_seen or 0.0, beat.time)
     if not may_live(beat, run.process, run.run, run.heartbeat_seconds):
@@ -185,14 +188,35 @@ def _summarize(manager: MultiNodeCheckpointManager, name: str, state: State) -> 
     return replace(summary, epoch=epoch, pace_seconds=pace, metrics=metrics)
 
 
-def _outcome(manager: MultiNodeCheckpointManager, state: State) -> StateName:
-    """How the last run of a directory ended."""
-    for number in range(state.number, max(-1, state.number - _MOST_AFTER_END), -1):
+def _end_of_last_run(
+    manager: MultiNodeCheckpointManager, state: State, is_command: bool
+) -> tuple[StateName, float | None]:
+    """How the last run ended, and when it was last seen.
+
+    A command such as `prune` is no run, but holds the directory for a while as one does; if
+    `is_command`, the last that held it is such a command.
+    """
+    assert state.run is not None
+    ended = state.run.run if is_command else None  # whose entries come next, from the last one on
+    seen = None
+    for number in range(state.number, max(-1, state.number - _MOST_AT_END), -1):
         entry = manager.recorded.log.read_entry(number)
-        if isinstance(entry, EndEntry) and entry.outcome is not None:
-            return entry.outcome
+        if entry.kind == "repair":
+            break  # entries before it may be lost
+        if entry.kind in ("pin", "unpin", "state"):
+            continue  # anybody may write these
+        if isinstance(entry, RunEntry) and entry.info.get("command"):
+            ended = seen = None
+        elif entry.run != ended:
+            ended, seen = entry.run, unix_time(entry.time)
+            if not isinstance(entry, EndEntry):
+                return "lost", seen
+            if entry.outcome is not None:
+                return entry.outcome, seen
+        elif isinstance(entry, RunEntry):
+            break  # of an earlier version, which recorded no outcome
     is_done = state.done is not None and state.done == state.latest
-    return "finished" if is_done else "stopped"
+    return ("finished" if is_done else "stopped"), seen
 
 
 def best_of(

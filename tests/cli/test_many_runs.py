@@ -18,7 +18,7 @@ from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli.formatting import cells, fit_items, format_age, format_table
 from jobrunner.cli.runs import clip_name, format_runs, list_runs
-from jobrunner.report import RunSummary, find_runs
+from jobrunner.report import RunSummary, find_runs, read_story
 from jobrunner.testing import FaultyFiles, FaultyObjects
 from tests.cli.directories import ask, invoke
 
@@ -136,6 +136,46 @@ def test_a_run_that_is_gone_is_lost(tmp_path: Path) -> None:
     beat.write_bytes(b"%020d\n{}" % time.time_ns())
     run = ask("ls", tmp_path)["runs"][0]
     assert (run["state"], run["epoch"]) == ("lost", 0)  # its heartbeat's thread has ended
+
+
+def state(path: Path) -> str:
+    [run] = [run for run in ask("ls", path.parent)["runs"] if run["name"] == path.name]
+    return str(run["state"])
+
+
+@pytest.mark.parametrize("state_before", ["lost", "failed", "stopped", "finished"])
+def test_commands_on_a_directory_do_not_change_how_its_run_ended(
+    tmp_path: Path, state_before: str
+) -> None:
+    path = tmp_path / "a"
+    record(path, [1.0]).run.end({"outcome": "failed"})
+    manager = record(path, [1.0, 2.0, 3.0])
+    if state_before == "lost":
+        assert manager.commits.lock is not None
+        manager.commits.lock.leave()
+    elif state_before == "finished":
+        manager.run.finish(2)
+        manager.run.end()  # as earlier versions, which recorded no outcome
+    else:
+        manager.run.end({"outcome": state_before} if state_before == "failed" else {})
+    assert state(path) == state_before
+    [before] = ask("ls", tmp_path)["runs"]
+    manager.pin(2)
+    for _ in range(3):
+        assert invoke("prune", path, "--keep-last", 2).exit_code == 0
+        assert state(path) == state_before
+    assert ask("ls", tmp_path)["runs"][0]["last_seen"] == before["last_seen"]
+    assert read_story(path).runs[-1].state == state_before
+    killed = MultiNodeCheckpointManager(path)
+    killed.run.start([], {"command": "prune"})
+    assert killed.commits.lock is not None
+    assert state(path) == state_before
+    assert ask("top", tmp_path)["runs"] == []
+    killed.commits.lock.leave()
+    assert state(path) == state_before
+    assert invoke("copy", path, 2, tmp_path / "copy").exit_code == 0
+    assert state(tmp_path / "copy") == ("finished" if state_before == "finished" else "stopped")
+    assert state(path) == state_before
 
 
 def test_what_a_stranger_recorded_is_bounded(tmp_path: Path) -> None:
