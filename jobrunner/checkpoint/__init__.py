@@ -20,6 +20,7 @@ from jobrunner.checkpoint.loader import PARTITIONS, REPLICATED, Loader, Origins
 from jobrunner.checkpoint.log import (
     LOG_DIRECTORY,
     STATE_INTERVAL,
+    Beat,
     CommitEntry,
     DoneEntry,
     EndEntry,

@@ -16,6 +16,7 @@ from jobrunner.cli.options import (
     complete_epochs,
     directory_argument,
     epoch_argument,
+    job_option,
     nothing_recorded,
     open_directory,
     param_option,
@@ -57,12 +58,7 @@ _REPLAY_OPTIONS = ("target", "allow_pickle", "parameters", "workers", "threads",
     metavar="EPOCH",
     help="Run this epoch again, from the epoch recorded before it, and compare.",
 )
-@click.option(
-    "--job",
-    "target",
-    metavar="FILE_OR_MODULE[:JOB]",
-    help="The job for --replay, as for 'jobrunner run'.",
-)
+@job_option("The job for --replay, as for 'jobrunner run'.")
 @click.option(
     "--allow-pickle",
     is_flag=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -10,40 +11,72 @@ import click
 
 from jobrunner.cli.command import Output, main
 from jobrunner.cli.formatting import format_briefly, format_table
-from jobrunner.cli.options import count_option, directory_argument, nothing_recorded, open_directory
+from jobrunner.cli.options import (
+    Function,
+    count_option,
+    directory_argument,
+    job_option,
+    nothing_recorded,
+    open_directory,
+    param_option,
+)
 from jobrunner.texts import counted, listed
 
 if TYPE_CHECKING:
-    from jobrunner.report import Ledger
+    from jobrunner.report import Ledger, Story
+
+
+def _output_option(default: str) -> Callable[[Function], Function]:
+    return click.option(
+        "-o",
+        "--output",
+        default=default,
+        show_default=True,
+        metavar="FILE",
+        help="The file to write; it is replaced.",
+    )
+
+
+def _read(directory: str) -> Story:
+    """What the runs of a directory did; an error if there is none."""
+    from jobrunner.report import read_story
+
+    manager = open_directory(directory)
+    story = read_story(manager)
+    if not story.runs:
+        raise nothing_recorded(manager, "No run has begun")
+    return story
 
 
 @main.command(
     "report",
     examples=[
         "jobrunner report runs/kmeans -o report.html",
+        "jobrunner report runs/k8 --job kmeans.py --param k=8",
     ],
 )
 @directory_argument
-@click.option(
-    "-o",
-    "--output",
-    default="report.html",
-    show_default=True,
-    metavar="FILE",
-    help="The file to write; it is replaced.",
-)
-def report_command(*, directory: str, output: str) -> Output:
+@_output_option("report.html")
+@job_option("Draw this job, with what each task waits for; named as for 'jobrunner run'.")
+@param_option
+def report_command(
+    *, directory: str, output: str, target: str | None, parameters: Mapping[str, str]
+) -> Output:
     """Write what the runs of DIR did as one HTML page.
 
     It shows what ran where, metrics, checkpoints, losses, where time went, and how to resume. It is
     made from the records alone, so also during a run and after a crash. The page needs no network.
     """
+    from jobrunner.cli.script import Script
     from jobrunner.report import write_report
 
-    manager = open_directory(directory)
-    write_report(manager, output)
+    if parameters and target is None:
+        raise click.UsageError("--param requires --job FILE_OR_MODULE[:JOB].")
+    job = None if target is None else Script(target).job(parameters)
+    story = _read(directory)
+    write_report(story, output, job=job)
     path = os.path.abspath(output)
-    return Output({"path": manager.path, "report": path}, f"Wrote {path}")
+    return Output({"path": story.path, "report": path}, f"Wrote {path}")
 
 
 @main.command("stats", examples=["jobrunner stats runs/kmeans"])
@@ -55,15 +88,10 @@ def stats_command(*, directory: str, last: int | None) -> Output:
     GOODPUT is the share of the time in which epochs ran that count: no later run or recovery went
     back to before them.
     """
-    from jobrunner.report import read_story
-
-    manager = open_directory(directory)
-    story = read_story(manager)
-    if not story.runs:
-        raise nothing_recorded(manager)
+    story = _read(directory)
     runs = story.runs[-last:] if last else story.runs
     data: dict[str, Any] = {
-        "path": manager.path,
+        "path": story.path,
         "ledger": _ledger(story.ledger),
         "gap_seconds": story.gap_seconds,
         "runs": [
@@ -109,14 +137,7 @@ def _ledger(ledger: Ledger) -> dict[str, float]:
 
 @main.command("trace", examples=["jobrunner trace runs/kmeans"])
 @directory_argument
-@click.option(
-    "-o",
-    "--output",
-    default="trace.json",
-    show_default=True,
-    metavar="FILE",
-    help="The file to write; it is replaced.",
-)
+@_output_option("trace.json")
 def trace_command(*, directory: str, output: str) -> Output:
     """Write what the runs of DIR did as a trace, which https://ui.perfetto.dev shows.
 
@@ -124,10 +145,10 @@ def trace_command(*, directory: str, output: str) -> Output:
     """
     from jobrunner.report import write_trace
 
-    manager = open_directory(directory)
-    count = write_trace(manager, output)
+    story = _read(directory)
+    count = write_trace(story, output)
     path = os.path.abspath(output)
-    data = {"path": manager.path, "trace": path, "events": count}
+    data = {"path": story.path, "trace": path, "events": count}
     return Output(
         data, f"Wrote {path} ({counted(count, 'event')}). Open it in https://ui.perfetto.dev"
     )

@@ -140,6 +140,17 @@ def read_pairs(
     return found
 
 
+def job_option(help: str) -> Callable[[Function], Function]:
+    """Make the option ``--job``, which names a job as for ``run``; passes `target`."""
+    return click.option(
+        "--job",
+        "target",
+        metavar="FILE_OR_MODULE[:JOB]",
+        shell_complete=complete_files,
+        help=help,
+    )
+
+
 param_option = click.option(
     "--param",
     "parameters",
@@ -172,12 +183,14 @@ def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> int:
     return epoch
 
 
-def nothing_recorded(manager: MultiNodeCheckpointManager) -> errors.CheckpointNotFoundError:
-    """The error for a directory without epochs."""
+def nothing_recorded(
+    manager: MultiNodeCheckpointManager, what: str = "No epoch is recorded"
+) -> errors.CheckpointNotFoundError:
+    """The error for a directory without epochs, or without something else."""
     from jobrunner.report import find_runs
 
     names, _ = find_runs(manager.recorded.files, manager.path)
     hint = f" It contains checkpoint directories: {listed(names)}. Name one of them."
     return errors.CheckpointNotFoundError(
-        f"No epoch is recorded in {manager.path}.{hint if names not in ([], ['.']) else ''}"
+        f"{what} in {manager.path}.{hint if names not in ([], ['.']) else ''}"
     )

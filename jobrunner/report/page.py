@@ -14,7 +14,6 @@ from typing import Any
 from dask.utils import format_bytes
 
 from jobrunner._version import __version__
-from jobrunner.checkpoint import MultiNodeCheckpointManager
 from jobrunner.define import PATH, Job, checked, instance, to_image
 from jobrunner.report.parts import (
     MOST_ROWS,
@@ -24,7 +23,7 @@ from jobrunner.report.parts import (
     scrolled,
     section,
 )
-from jobrunner.report.reader import SOURCE, read_story
+from jobrunner.report.reader import TOLD, Source, story_of
 from jobrunner.report.sections import checkpoints_section, metrics_section, time_section
 from jobrunner.report.story import RunStory, Story
 from jobrunner.report.timeline import timeline_section
@@ -50,9 +49,9 @@ _OUTCOMES = {
 }
 
 
-@checked(source=SOURCE, path=PATH, job=instance("a Job", Job))
+@checked(source=TOLD, path=PATH, job=instance("a Job", Job))
 def write_report(
-    source: MultiNodeCheckpointManager | str | os.PathLike[str],
+    source: Source | Story,
     path: str | os.PathLike[str],
     *,
     job: Job | None = None,
@@ -61,8 +60,8 @@ def write_report(
 
     Parameters
     ----------
-    source : MultiNodeCheckpointManager, str or os.PathLike
-        The directory, or its manager.
+    source : MultiNodeCheckpointManager, str, os.PathLike or Story
+        The directory, its manager, or what `read_story` returned for it.
     path : str or os.PathLike
         The file to write; it is replaced.
     job : Job, optional
@@ -81,7 +80,7 @@ def write_report(
     Runs on any machine that can read the directory, also during a run and after a crash. The page
     needs no network and no JavaScript. *Safe to retry*: yes.
     """
-    Path(path).write_text(to_page(read_story(source), job), encoding="utf-8")
+    Path(path).write_text(to_page(story_of(source), job), encoding="utf-8")
 
 
 def to_page(story: Story, job: Job | None = None) -> Html:

@@ -50,10 +50,21 @@ logger = get_logger(__name__)
 
 _ALL = 1 << 62  # no epoch comes after it
 
+Source = MultiNodeCheckpointManager | str | os.PathLike[str]
+
 SOURCE = Rule(
     "a checkpoint directory or its manager",
     lambda it: isinstance(it, MultiNodeCheckpointManager) or PATH.fits(it),
 )
+TOLD = Rule(
+    "a checkpoint directory, its manager or its Story",
+    lambda it: isinstance(it, Story) or SOURCE.fits(it),
+)
+
+
+def story_of(source: Source | Story) -> Story:
+    """The story of a checkpoint directory, which may have been read before."""
+    return source if isinstance(source, Story) else read_story(source)
 
 
 @checked(source=SOURCE)
@@ -259,7 +270,7 @@ class _Reader:
         last_seen = max(run.last_seen, beat.time)
         if run.is_taken_over or entry is None:
             return "lost", last_seen
-        is_alive = may_live(beat, entry.process, run.name, entry.heartbeat_seconds)
+        is_alive = may_live(beat.seconds_ago, entry.process, run.name, entry.heartbeat_seconds)
         return "running" if is_alive else "lost", last_seen
 
     def _about(self, run: _Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from jobrunner.checkpoint import (
     LOG_DIRECTORY,
+    Beat,
     EndEntry,
     Files,
     MultiNodeCheckpointManager,
@@ -136,16 +137,30 @@ def open_run(files: Files, path: str, name: str) -> MultiNodeCheckpointManager:
     return MultiNodeCheckpointManager(where, files=files if is_url(path) else None)
 
 
-def summarize_run(manager: MultiNodeCheckpointManager, name: str) -> RunSummary:
-    """Summarize the last run of a directory; reads what was appended since the last call."""
+def summarize_run(
+    manager: MultiNodeCheckpointManager,
+    name: str,
+    silent_seconds: Callable[[str, Beat], float] = lambda run, beat: beat.seconds_ago,
+) -> RunSummary:
+    """Summarize the last run of a directory; reads what was appended since the last call.
+
+    `silent_seconds` says how old the last heartbeat of a run is, given the run's name in the log.
+    """
     try:
         state = manager.recorded.log.refresh()
-        return RunSummary(name) if state.run is None else _summarize(manager, name, state)
+        if state.run is None:
+            return RunSummary(name)
+        return _summarize(manager, name, state, silent_seconds)
     except (CheckpointError, OSError) as error:
         return RunSummary(name, "damaged", str(error))
 
 
-def _summarize(manager: MultiNodeCheckpointManager, name: str, state: State) -> RunSummary:
+def _summarize(
+    manager: MultiNodeCheckpointManager,
+    name: str,
+    state: State,
+    silent_seconds: Callable[[str, Beat], float],
+) -> RunSummary:
     recorded, run, latest = manager.recorded, state.run, state.latest
     assert run is not None
     process = run.process or Process()
@@ -177,7 +192,8 @@ def _summarize(manager: MultiNodeCheckpointManager, name: str, state: State) -> 
         return replace(summary, state=ended, last_seen=seen or summary.last_seen)
     beat = read_beat(recorded.files, recorded.path, run.run)
     last_seen = max(summary.last_seen or 0.0, beat.time)
-    if not may_live(beat, run.process, run.run, run.heartbeat_seconds):
+    silent = silent_seconds(run.run, beat)
+    if not may_live(silent, run.process, run.run, run.heartbeat_seconds):
         return replace(summary, state="lost", last_seen=last_seen)
     summary = replace(summary, state="running", last_seen=last_seen)
     if beat.status is None or not beat.status.num_ended:
@@ -255,8 +271,25 @@ class LiveRun(NamedTuple):
         return pace * max(0, run.total_epochs - (run.epoch or 0))
 
 
+class _Watched(NamedTuple):
+    """The last heartbeat of a run."""
+
+    run: str
+    beat: float
+    since: float  # when it was first seen, by our clock
+    is_first: bool  # that was seen of the run: it may have been there before
+
+    def silent_seconds(self, now: float) -> float:
+        """How old it is; the first one, as two clocks say."""
+        ours = now - self.since
+        return max(ours, time.time() - self.beat) if self.is_first else ours
+
+
 class LiveRuns:
-    """The runs below a directory that are alive, for somebody who looks again and again."""
+    """The runs below a directory that are alive, for somebody who looks again and again.
+
+    Whether one is alive, two clocks say at the first look; from its next heartbeat on, only ours.
+    """
 
     def __init__(
         self, files: Files, path: str, clock: Callable[[], float] = time.monotonic
@@ -265,8 +298,9 @@ class LiveRuns:
         self._managers: dict[str, MultiNodeCheckpointManager] = {}
         self._alive: set[str] = set()
         self._search_at = -math.inf
-        # By run: the last heartbeats that were seen, each with when, the epoch, and when by our clock.
-        self._beats: dict[str, deque[tuple[float, int, float]]] = {}
+        self._watched: dict[str, _Watched] = {}
+        # By run: the last heartbeats that were seen, each with when, and the epoch.
+        self._beats: dict[str, deque[tuple[float, int]]] = {}
 
     def look(self) -> list[LiveRun]:
         """Read the log and the heartbeat of each run that is alive; now and then, of all."""
@@ -276,7 +310,10 @@ class LiveRuns:
                 if name not in self._managers:
                     self._managers[name] = open_run(self._files, self._path, name)
             self._alive = set(self._managers)
-        found = [summarize_run(self._managers[name], name) for name in sorted(self._alive)]
+        found = [
+            summarize_run(self._managers[name], name, partial(self._watch, name, now))
+            for name in sorted(self._alive)
+        ]
         if is_search:
             took = self._clock() - now
             self._search_at = now + max(SEARCH_SECONDS, 10 * took)
@@ -284,19 +321,26 @@ class LiveRuns:
         self._alive = {run.name for run in found}
         return [self._see(run, now) for run in found]
 
+    def _watch(self, name: str, now: float, run: str, beat: Beat) -> float:
+        seen = self._watched.get(name)
+        if seen is None or seen.run != run or not beat.time:
+            seen = _Watched(run, beat.time, now, is_first=True)
+        elif beat.time != seen.beat:
+            seen = _Watched(run, beat.time, now, is_first=False)
+        self._watched[name] = seen
+        return seen.silent_seconds(now)
+
     def _see(self, run: RunSummary, now: float) -> LiveRun:
         beats = self._beats.setdefault(run.name, deque())
         seen, epoch = run.last_seen or 0.0, run.epoch or 0
         if beats and (seen < beats[-1][0] or epoch < beats[-1][1]):  # another run, or a loss
             beats.clear()
         if not beats or seen > beats[-1][0]:
-            beats.append((seen, epoch, now))
+            beats.append((seen, epoch))
         while len(beats) > 2 and seen - beats[1][0] > _PACE_SECONDS:
             beats.popleft()
         first, last = beats[0], beats[-1]
         pace = run.pace_seconds
         if last[1] > first[1]:
             pace = (last[0] - first[0]) / (last[1] - first[1])
-        # The first heartbeat is as old as two clocks say, later ones as our own does.
-        age = now - last[2] if len(beats) > 1 else max(0.0, time.time() - seen)
-        return LiveRun(run, age, pace)
+        return LiveRun(run, self._watched[run.name].silent_seconds(now), pace)

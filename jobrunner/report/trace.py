@@ -9,10 +9,9 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from jobrunner.checkpoint import MultiNodeCheckpointManager
 from jobrunner.define import PATH, checked
 from jobrunner.positions import epoch_to_json
-from jobrunner.report.reader import SOURCE, read_story
+from jobrunner.report.reader import TOLD, Source, story_of
 from jobrunner.report.story import RunStory, Span, Story
 from jobrunner.texts import printable
 
@@ -22,16 +21,14 @@ _EPOCHS, _SAVES, _LOSSES, _NODES = 1, 2, 3, 10
 Event = dict[str, Any]
 
 
-@checked(source=SOURCE, path=PATH)
-def write_trace(
-    source: MultiNodeCheckpointManager | str | os.PathLike[str], path: str | os.PathLike[str]
-) -> int:
+@checked(source=TOLD, path=PATH)
+def write_trace(source: Source | Story, path: str | os.PathLike[str]) -> int:
     """Write what the runs of a checkpoint directory did in the format of Chrome's traces.
 
     Parameters
     ----------
-    source : MultiNodeCheckpointManager, str or os.PathLike
-        The directory, or its manager.
+    source : MultiNodeCheckpointManager, str, os.PathLike or Story
+        The directory, its manager, or what `read_story` returned for it.
     path : str or os.PathLike
         The file to write; it is replaced.
 
@@ -53,7 +50,7 @@ def write_trace(
     run is a process with threads for its epochs, saves and losses, and for the sampled tasks of
     each node. *Safe to retry*: yes.
     """
-    trace = to_trace(read_story(source))
+    trace = to_trace(story_of(source))
     Path(path).write_text(json.dumps(trace, allow_nan=False), encoding="utf-8")
     return len(trace["traceEvents"])
 

@@ -118,6 +118,30 @@ def test_the_pace_is_that_of_the_last_heartbeats(
     assert live.pace_seconds != pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("skew", [-3600, 3600])
+def test_from_its_second_heartbeat_on_a_run_may_have_another_time(
+    alive: MultiNodeCheckpointManager, tmp_path: Path, skew: int
+) -> None:
+    clock = [100.0]
+    runs = LiveRuns(alive.recorded.files, str(tmp_path), lambda: clock[0])
+    began = time.time() + skew
+    beat(alive, began, 10, 1)
+    assert [live.run.name for live in runs.look()] == (["a/alive"] if skew > 0 else [])
+    beat(alive, began + 2, 11, 2)
+    clock[0] += 2
+    [live] = runs.look()
+    assert (live.run.epoch, live.beat_seconds) == (11, 0.0)
+    clock[0] += 299  # its heartbeats come every 60 seconds
+    [live] = runs.look()
+    assert live.beat_seconds == 299
+    clock[0] += 2
+    assert runs.look() == []
+    fresh = LiveRuns(alive.recorded.files, str(tmp_path), lambda: clock[0])
+    fresh.look()
+    clock[0] += 301
+    assert fresh.look() == []
+
+
 def test_runs_that_begin_or_end_are_noticed(
     alive: MultiNodeCheckpointManager, tmp_path: Path
 ) -> None:

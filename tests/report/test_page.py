@@ -159,9 +159,11 @@ def test_a_story_without_anything_is_a_page() -> None:
     assert "No run has begun" in text_of(to_page(Story("/nowhere", ())))
 
 
-def test_a_report_is_of_a_directory_or_its_manager(tmp_path: Path) -> None:
-    with pytest.raises(DefinitionError, match="checkpoint directory or its manager"):
+def test_a_report_is_of_a_directory_its_manager_or_its_story(tmp_path: Path) -> None:
+    with pytest.raises(DefinitionError, match="checkpoint directory, its manager or its Story"):
         write_report(5, tmp_path / "r.html")  # type: ignore[arg-type]
+    write_report(Story("/nowhere", ()), tmp_path / "r.html")
+    assert "No run has begun" in (tmp_path / "r.html").read_text()
 
 
 def test_a_runner_reports_on_its_directory_with_the_job_drawn(tmp_path: Path) -> None:

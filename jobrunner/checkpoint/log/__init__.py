@@ -36,6 +36,7 @@ from jobrunner.checkpoint.log.handler import (
 from jobrunner.checkpoint.log.heartbeat import (
     HEARTBEAT,
     RUNS_DIRECTORY,
+    Beat,
     Patience,
     Status,
     is_known_dead,

@@ -76,6 +76,11 @@ class Beat(NamedTuple):
     """When it was, as a Unix time by the run's clock; 0 if that is not known."""
     status: Status | None = None
 
+    @property
+    def seconds_ago(self) -> float:
+        """How old it is, as the run's clock and this machine's say, which may differ."""
+        return time.time() - self.time
+
 
 def read_beat(files: Files, path: str, run: str) -> Beat:
     """The last heartbeat of a run in a checkpoint directory."""
@@ -88,11 +93,11 @@ def read_beat(files: Files, path: str, run: str) -> Beat:
     return Beat(int(digits) / 1e9 if len(digits) == 20 and digits.isdigit() else 0.0, status)
 
 
-def may_live(beat: Beat, process: Process | None, run: str, beat_seconds: float) -> bool:
-    """Whether a run that has not ended may be alive, going by this machine's clock."""
-    if not beat.time or is_known_dead(process, run):
+def may_live(silent_seconds: float, process: Process | None, run: str, beat_seconds: float) -> bool:
+    """Whether a run that has not ended, and whose last heartbeat is so old, may be alive."""
+    if is_known_dead(process, run):
         return False
-    return time.time() - beat.time < max(_SILENCE_SECONDS, SILENT_BEATS * beat_seconds)
+    return silent_seconds < max(_SILENCE_SECONDS, SILENT_BEATS * beat_seconds)
 
 
 def _encode(ask: Callable[[], Status]) -> bytes:

@@ -415,7 +415,7 @@ def test_a_forged_heartbeat_says_nothing(tmp_path: Path, content: bytes) -> None
     path.write_bytes(content)
     beat = read_beat(PosixFiles(), str(tmp_path), RUN)
     assert beat.status is None
-    assert not may_live(beat, None, RUN, 2.0)
+    assert not may_live(beat.seconds_ago, None, RUN, 2.0)
 
 
 def test_a_heartbeat_that_cannot_say_how_far_the_run_is_does_not_end(tmp_path: Path) -> None:
