@@ -1,8 +1,9 @@
 """One node's values in memory. No Dask, no I/O."""
 
 from jobrunner.workspace.array_pool import ArrayPool
-from jobrunner.workspace.contents import IMMUTABLE, MANY, Form, Known
+from jobrunner.workspace.contents import MANY, Form, Known
 from jobrunner.workspace.kept_states import KeptStates
+from jobrunner.workspace.kinds import IMMUTABLE
 from jobrunner.workspace.memory_limit import MEMORY_LIMIT, MemoryLimit, largest
 from jobrunner.workspace.pickles import (
     NotPicklableError,

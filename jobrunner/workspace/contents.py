@@ -7,43 +7,28 @@ few calls of C functions.
 from __future__ import annotations
 
 import collections
-import datetime as dt
-import decimal
-import fractions
 import gc
+import marshal
 import sys
-import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from itertools import chain, compress, filterfalse, islice
+from itertools import chain, compress, filterfalse, islice, starmap
 from operator import not_
 from typing import Any, NamedTuple
 
 import numpy as np
 
-IMMUTABLE: frozenset[type] = frozenset(
-    {
-        *(type(None), type(...), bool, int, float, complex, str, bytes, range),
-        *(dt.date, dt.time, dt.datetime, dt.timedelta),
-        *(decimal.Decimal, fractions.Fraction, uuid.UUID),
-        *(kind for kind in np.sctypeDict.values() if kind not in (np.void, np.object_)),
-        type(np.ma.masked),
-    }
-)
-"""Exact types whose values cannot change."""
-
-SEQUENCES: frozenset[type] = frozenset({list, collections.deque})
-MAPPINGS: frozenset[type] = frozenset(
-    {dict, collections.OrderedDict, collections.defaultdict, collections.Counter}
-)
-ATTRIBUTED: frozenset[type] = frozenset({collections.OrderedDict, collections.Counter})
-LEAVES: frozenset[type] = frozenset({set, bytearray, np.void, np.record})
-"""Types whose `copy()` is enough: what they hold cannot change, or counts as one value."""
-ROWS: frozenset[type] = SEQUENCES | MAPPINGS | {set, bytearray}
-MARSHALLED: frozenset[type] = frozenset(
-    {list, dict, tuple, set, type(None), bool, int, float, complex, str, bytes}
+from jobrunner.workspace.kinds import (
+    ATTRIBUTED,
+    IMMUTABLE,
+    LEAVES,
+    MAPPINGS,
+    MARSHALLED,
+    ROWS,
+    SEQUENCES,
 )
 
 
@@ -139,7 +124,7 @@ def survey(value: Any) -> Contents:
         for kind, alike in inside.items():
             if items_of(kind) is None or (is_fixed(kind) and _is_constant(kind, alike, contents)):
                 continue
-            if not (is_sole := max(map(sys.getrefcount, alike)) <= SOLE_PART):
+            if not (is_sole := are_sole(alike, SOLE_PART)):
                 alike = _once(contents, alike, found)
             if alike:
                 contents.parts += alike
@@ -245,10 +230,12 @@ def _is_constant(kind: type, alike: list[Any], contents: Contents) -> bool:
         alike = list(dict(zip(map(id, alike), alike, strict=True)).values())
     if not all(map(is_immutable, map(type, islice(items_in(kind, alike), 8)))):
         return False
-    (items,) = _held_by(kind, alike, True)
-    kinds = kinds_of(items)
-    contents.kinds |= kinds
-    return all(map(is_immutable, kinds))
+    for items in _held_by(kind, alike, True):
+        kinds = kinds_of(items)
+        contents.kinds |= kinds
+        if not all(map(is_immutable, kinds)):
+            return False
+    return True
 
 
 def kinds_of(items: Collection[Any]) -> set[type]:
@@ -257,12 +244,22 @@ def kinds_of(items: Collection[Any]) -> set[type]:
     others = kinds - {type(None)}
     if len(others) > 1:
         return kinds.union(map(type, items))
+    if kinds == {bool} and type(items) is list and _are_bools(items):
+        return kinds
     if others == kinds:
         types = list(map(type, items))
     else:
         types = [type(item) for item in items if item is not None]
     is_known = sum(map(types.count, others)) == len(types)  # sooner than a set of all
     return kinds if is_known else kinds.union(types)
+
+
+def _are_bools(items: list[Any]) -> bool:
+    """Whether `marshal`, which is sooner than the type of each, makes the code of a bool of each."""
+    with suppress(ValueError):
+        slices = (items[i : i + AT_ONCE] for i in range(0, len(items), AT_ONCE))
+        return not any(marshal.dumps(it, 2)[5:].translate(None, b"TF") for it in slices)
+    return False
 
 
 def by_kind(items: Collection[Any]) -> dict[type, list[Any]]:
@@ -282,12 +279,13 @@ def by_kind(items: Collection[Any]) -> dict[type, list[Any]]:
     return groups
 
 
-def _held_by(kind: type, alike: list[Any], is_sole: bool) -> list[Collection[Any]]:
+def _held_by(kind: type, alike: list[Any], is_sole: bool) -> Iterable[Collection[Any]]:
     """List what is in values of one kind, the keys of dicts too, but not if all are strings."""
     # The garbage collector lists it sooner; but not what is in the `__dict__` of an object, which
     # refers to it.
     if kind in _VISITED and is_sole:
-        return [gc.get_referents(*alike)]
+        slices = (alike[i : i + AT_ONCE] for i in range(0, len(alike), AT_ONCE))
+        return starmap(gc.get_referents, slices)
     if kind not in MAPPINGS:
         is_one = len(alike) == 1 and items_of(kind) is iter
         return [alike[0] if is_one else [*items_in(kind, alike)]]
@@ -299,6 +297,8 @@ def _held_by(kind: type, alike: list[Any], is_sole: bool) -> list[Collection[Any
     return [list(chain.from_iterable(values)), list(chain.from_iterable(keys)), attributes]
 
 
+AT_ONCE = 4096
+"""Containers; a list of what more of them hold would not stay in the processor's cache."""
 _VISITED: frozenset[type] = frozenset({dict, list, tuple, set, frozenset})
 
 
@@ -307,6 +307,12 @@ def items_in(kind: type, alike: list[Any]) -> Iterable[Any]:
     items = items_of(kind)
     assert items is not None
     return chain.from_iterable(alike if items is iter else map(items, alike))
+
+
+def are_sole(parts: list[Any], references: int) -> bool:
+    """Whether there are only so many references to each part; see `SOLE_PART`."""
+    counts = list(map(sys.getrefcount, parts))
+    return counts.count(references) == len(counts) or max(counts) <= references
 
 
 def is_fixed(kind: type) -> bool:

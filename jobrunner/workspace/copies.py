@@ -15,16 +15,11 @@ import numpy as np
 
 from jobrunner.compile import gc_paused
 from jobrunner.workspace.contents import (
-    ATTRIBUTED,
-    IMMUTABLE,
-    LEAVES,
-    MAPPINGS,
-    MARSHALLED,
-    SEQUENCES,
     SOLE_PART,
     Form,
     Known,
     Often,
+    are_sole,
     by_kind,
     fields_with_objects,
     has_objects,
@@ -34,6 +29,7 @@ from jobrunner.workspace.contents import (
     items_of,
     number_often,
 )
+from jobrunner.workspace.kinds import ATTRIBUTED, IMMUTABLE, LEAVES, MAPPINGS, MARSHALLED, SEQUENCES
 
 Memory = Callable[[Any], Any]
 """Returns what an array or a tensor becomes; gets a copy of an array of objects."""
@@ -184,7 +180,7 @@ def _copied(items: list[Any], memory: Memory, made: dict[int, Any], is_tied: boo
         if items_of(kind) is None or kind is frozenset:
             continue
         every, new = alike, []
-        is_held = is_tied or max(map(sys.getrefcount, alike)) > SOLE_PART + 1
+        is_held = is_tied or not are_sole(alike, SOLE_PART + 1)
         if is_held and (often := number_often(alike)) and not often.rest:
             copies[kind] = _spread(alike, often, memory, made, is_tied)
             continue

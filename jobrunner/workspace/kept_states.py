@@ -17,7 +17,6 @@ import numpy as np
 
 from jobrunner.workspace.array_pool import ArrayPool
 from jobrunner.workspace.contents import (
-    IMMUTABLE,
     Form,
     Known,
     has_objects,
@@ -28,6 +27,7 @@ from jobrunner.workspace.contents import (
     survey,
 )
 from jobrunner.workspace.copies import Packed, copy_containers, copy_tensor, pack
+from jobrunner.workspace.kinds import IMMUTABLE
 from jobrunner.workspace.values import SOLE_ITEM, has_own_memory
 
 _COPIED_BYTES = 1 << 20

@@ -15,8 +15,9 @@ import cloudpickle
 import numpy as np
 
 from jobrunner.compile import gc_paused
-from jobrunner.workspace.contents import IMMUTABLE, items_of, survey
+from jobrunner.workspace.contents import items_of, survey
 from jobrunner.workspace.copies import small_parts
+from jobrunner.workspace.kinds import IMMUTABLE
 
 _PAUSED_BYTES = 100_000
 """Shorter pickles make few objects."""

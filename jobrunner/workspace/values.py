@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from jobrunner.workspace.contents import (
-    IMMUTABLE,
     Contents,
     Form,
     Known,
@@ -41,6 +40,7 @@ from jobrunner.workspace.copies import (
     copy_tensor,
     small_parts,
 )
+from jobrunner.workspace.kinds import IMMUTABLE
 from jobrunner.workspace.memory_limit import copied
 from jobrunner.workspace.pickles import Snapshot, snapshot
 
