@@ -336,8 +336,8 @@ def _check_replicas(save: Save, receipts: Mapping[str, Receipt]) -> None:
 
 def as_json(value: Mapping[str, Any], what: str) -> Any:
     """`value` as strict JSON; raises DefinitionError if that is impossible."""
-    strict = strict_json(value)
     try:
+        strict = strict_json(value)
         json.dumps(strict, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise DefinitionError(

@@ -30,6 +30,7 @@ from jobrunner.checkpoint.log import (
 )
 from jobrunner.checkpoint.storage import Files, absolute_path, files_of
 from jobrunner.checkpoint.store import MANIFEST
+from jobrunner.compile import gc_paused
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import StoreName, format_store_name, parse_store_name
 from jobrunner.positions import Position, parse_position
@@ -109,6 +110,7 @@ class Epochs:
 
         return zip(numbers, self.files.each(read, numbers), strict=True)
 
+    @gc_paused()
     def read_record(self, epoch: int, number: int) -> Mapping[str, Any]:
         """Read the record of an epoch from entry `number` of the log."""
         entry = self.log.read_entry(number)
@@ -138,6 +140,7 @@ class Epochs:
         """The plan of the run that recorded `epoch`, as it described it; None if it is unknown."""
         return self.plan_of(self.record(epoch)["run_number"])
 
+    @gc_paused()
     def plan_of(self, run_number: int | None) -> Mapping[str, Any] | None:
         """The plan of a run, as it described it when it began; None if it is unknown."""
         plan = self.info_of(run_number).get("plan")
@@ -147,6 +150,7 @@ class Epochs:
             logger.warning("%s: the plan of run %s: %s", self.path, run_number, error)
             return None
 
+    @gc_paused()
     def info_of(self, run_number: int | None) -> Mapping[str, Any]:
         """The info that a run logged in its ``run`` entry; empty if the entry is lost."""
         if run_number is None:

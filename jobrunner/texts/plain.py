@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import logging
 import re
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,6 @@ SCRIPT_PREFIX = "jobrunner_script_"
 """How the name of the module that a job's file becomes begins; see `cli.script`."""
 
 _SCRIPT = re.compile(rf"\b{SCRIPT_PREFIX}(\w+)(?:[.:](?=\w))?")
-_UNPRINTABLE = re.compile(r"[^ -~]")
 # In a URL: what stands before "@", also if a secret there contains "/"; and what follows "?".
 _USER = re.compile(r"(?<=://)(?:[^/@]+|[^/:@]*:(?!\d{1,5}(?!\w))[^@]+)(?=@)")
 _QUERY = re.compile(r"(://(?:(?!://)[^?])*[?])[^)>]+")
@@ -29,17 +29,27 @@ def printable(text: str, kept: str = "\n\t") -> str:
     the job's file defines as ``job.py:Model``.
     """
     text = _SCRIPT.sub(_name_in_file, without_credentials(text))
-    return text if text.isprintable() else _UNPRINTABLE.sub(lambda it: _escape(it[0], kept), text)
+    return text if text.isprintable() else text.translate(_escapes_but(kept))
 
 
 def _name_in_file(found: re.Match[str]) -> str:
     return f"{found[1]}.py" + (":" if found[0][-1] in ".:" else "")
 
 
-def _escape(char: str, kept: str) -> str:
-    if char.isprintable() or char in kept:
-        return char
-    return char.encode("unicode_escape").decode()
+class _Escapes(dict[int, str]):
+    """What each character is shown as, found when one is first met: texts can be long."""
+
+    def __init__(self, kept: str) -> None:
+        self._kept = kept
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        is_shown = char.isprintable() or char in self._kept
+        self[code] = shown = char if is_shown else char.encode("unicode_escape").decode()
+        return shown
+
+
+_escapes_but = functools.cache(_Escapes)
 
 
 def without_credentials(text: str) -> str:

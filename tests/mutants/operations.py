@@ -54,12 +54,21 @@ class Clock:
 class Case:
     """One mutant, and all that can be done with it."""
 
-    def __init__(self, path: str, copy: str, job: Job, check: Check) -> None:
+    def __init__(
+        self,
+        path: str,
+        copy: str,
+        job: Job,
+        check: Check,
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
         self.path, self.copy, self.job, self._check = path, copy, job, check
+        self._begin = begin  # called before each command, which makes a manager
 
     # ---- parts
 
     def manager(self, **options: Any) -> MultiNodeCheckpointManager:
+        self._begin()
         clock = Clock()
         return MultiNodeCheckpointManager(
             self.path,
@@ -89,8 +98,12 @@ class Case:
         _print(listing.list_epochs(open_directory(self.path), 5))
 
     def ls_runs(self) -> None:
-        json.dumps(to_json(asdict(summarize_run(self.manager(), "x"))), allow_nan=False)
-        best_of(self.manager(), "loss", "min")
+        manager = self.manager()
+        json.dumps(to_json(asdict(summarize_run(manager, "x"))), allow_nan=False)
+        best_of(manager, "loss", "min")
+
+    def top(self) -> None:
+        self._begin()
         LiveRuns(FaultyFiles(), str(self.path)).look()
 
     def compare(self) -> None:
@@ -109,9 +122,10 @@ class Case:
         _print(checkpoints.verify_epochs(manager, manager.epochs(), is_all=True, is_deep=True))
 
     def diff(self, *, is_deep: bool = False) -> None:
-        epochs = self.epochs()
+        manager = self.manager()
+        epochs = manager.epochs()[-2:]
         if epochs:
-            with self.manager().open(epochs[0]) as one, self.manager().open(epochs[-1]) as other:
+            with manager.open(epochs[0]) as one, manager.open(epochs[-1]) as other:
                 data, text, _ = compare_checkpoints(one, other, is_deep=is_deep)
             _print(Output(data, text))
 
@@ -255,7 +269,7 @@ class Case:
 
 
 READING = (
-    *("ls_runs", "compare"),
+    *("ls_runs", "top", "compare"),
     *("ls", "info", "verify", "verify_deep", "diff", "diff_deep", "fsck", "prune_best", "report"),
     *("load", "look", "look_lazily", "ask", "plan", "plan_epoch", "replay", "load_in_run"),
 )

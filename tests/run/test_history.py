@@ -153,6 +153,7 @@ def test_metadata_is_recorded_and_shown(run):
         ([1], r"a dict of JSON values, or a function"),
         ({1: 2}, r"whose keys are str"),
         ({"a": np.zeros(1)}, r"must be JSON"),
+        ({"a": -(10**1000)}, r"must be JSON .* an int has more than 1,000 digits"),
         ({"a": "x" * 70_000}, r"takes 70\d\d\d bytes, and at most 65536"),
     ],
 )

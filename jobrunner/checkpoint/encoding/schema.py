@@ -23,6 +23,9 @@ else:  # in JSON, a position in an epoch is text; each class makes it a `Positio
 Length = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
 
+MOST_DIGITS = 1000
+"""Of an integer in JSON: the time to read or write one grows with their square."""
+
 
 class Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """A JSON object; subclasses list its fields, with types and limits."""
@@ -50,7 +53,7 @@ def read_document(data: bytes | str, kind: type[T], path: str, *, advice: str) -
     try:
         document = msgspec.json.decode(data, type=described(kind))
         # Much faster than `parse`; what is encoded again has no key twice.
-        if msgspec.json.encode(document) == data:
+        if not _has_many_digits(data) and msgspec.json.encode(document) == data:
             return document
     except msgspec.ValidationError as error:
         raise _invalid(error, path, advice) from None
@@ -62,17 +65,22 @@ def read_document(data: bytes | str, kind: type[T], path: str, *, advice: str) -
 def parse(data: bytes | str, path: str, *, advice: str) -> Any:
     """Read JSON strictly: no key twice, no NaN, no bytes that are not UTF-8; see `read_document`."""
     with contextlib.suppress(ValueError, RecursionError):
-        tree = msgspec.json.decode(data)
-        if msgspec.json.encode(tree) == data:
-            return tree
+        if not _has_many_digits(data):
+            tree = msgspec.json.decode(data)
+            if msgspec.json.encode(tree) == data:
+                return tree
     tree = None  # frees it
     try:
         return json.loads(
-            data, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite
+            data,
+            object_pairs_hook=_unique,
+            parse_constant=_refuse,
+            parse_float=_finite,
+            parse_int=_short,
         )
     except RecursionError:
         what = "it is nested too deep"
-    except ValueError as error:  # also bytes that are not UTF-8, and integers of 4,300 digits
+    except ValueError as error:  # also bytes that are not UTF-8
         what = str(error)
     raise CheckpointCorruptError(f"{path} is not valid JSON: {what}. {advice}", path=path)
 
@@ -96,6 +104,18 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"the key {twice!r} appears twice")
     return found
+
+
+def _has_many_digits(data: bytes | str) -> bool:
+    """Whether there may be more than `MOST_DIGITS` in a row, perhaps in a string."""
+    size = MOST_DIGITS // 2  # of pieces, one of which would be digits only
+    return any(data[at : at + size].isdigit() for at in range(0, len(data) - size + 1, size))
+
+
+def _short(digits: str) -> int:
+    if (count := len(digits.lstrip("-"))) > MOST_DIGITS:
+        raise ValueError(f"an integer has {count:,} digits; expected at most {MOST_DIGITS:,}")
+    return int(digits)
 
 
 def _finite(digits: str) -> float:

@@ -25,6 +25,7 @@ from jobrunner.checkpoint.log.mending import MOST_TRIED_BYTES, mend_bit
 from jobrunner.checkpoint.log.protocol import MetadataHandler
 from jobrunner.checkpoint.log.state import RESTARTS, STATE_INTERVAL, State, parse_entry
 from jobrunner.checkpoint.storage import Files, PosixFiles, files_of
+from jobrunner.compile import gc_paused
 from jobrunner.errors import CheckpointCorruptError, CheckpointWriteError
 from jobrunner.texts import get_logger
 
@@ -257,6 +258,7 @@ def advise(path: str) -> str:
     )
 
 
+@gc_paused()  # nothing that is read is garbage
 def read_state(handler: MetadataHandler) -> State:
     """Read the log from the last full state on; raises CheckpointCorruptError if it cannot."""
     last = handler.last_number()
@@ -349,16 +351,17 @@ def each_entry(
 ) -> Iterator[tuple[int, LogEntry | CheckpointCorruptError]]:
     """Iterate over the entries from `number` on with their numbers; yields errors for damaged ones."""
     last = handler.last_number()
-    while number <= last:
-        try:
-            for entry in _typed(handler, number):
-                yield number, entry
-                number += 1
-            if number <= last:
-                yield number, CheckpointCorruptError(f"Entry {number} of the log is missing.")
-        except CheckpointCorruptError as error:
-            yield number, error
-        number += 1
+    with gc_paused():
+        while number <= last:
+            try:
+                for entry in _typed(handler, number):
+                    yield number, entry
+                    number += 1
+                if number <= last:
+                    yield number, CheckpointCorruptError(f"Entry {number} of the log is missing.")
+            except CheckpointCorruptError as error:
+                yield number, error
+            number += 1
 
 
 def _typed(handler: MetadataHandler, first: int) -> Iterator[LogEntry]:

@@ -6,10 +6,13 @@ import math
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from typing import Any
 
+import msgspec
+
+from jobrunner.checkpoint.encoding import MOST_DIGITS
 from jobrunner.checkpoint.log.entries import CommitEntry, LogEntry
 from jobrunner.checkpoint.log.handler import (
     ReplacedError,
@@ -221,12 +224,17 @@ class LogWriter:
 
 
 _TAGS = {"$float", "$plain"}
+_LARGEST = 10**MOST_DIGITS
 
 
 def strict_json(value: Any) -> Any:
-    """Encode NaN and infinities, which JSON does not have."""
+    """Encode NaN and infinities, which JSON does not have; raises ValueError for very long ints."""
+    if isinstance(value, str):
+        return value
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": repr(value)}
+    if isinstance(value, int) and abs(value) >= _LARGEST:
+        raise ValueError(f"an int has more than {MOST_DIGITS:,} digits")
     if isinstance(value, Mapping):
         plain = {key: strict_json(item) for key, item in value.items()}
         return {"$plain": plain} if len(plain) == 1 and plain.keys() <= _TAGS else plain
@@ -236,11 +244,18 @@ def strict_json(value: Any) -> Any:
 
 
 def loose_json(value: Any) -> Any:
-    """Undo `strict_json`."""
+    """Undo `strict_json`; returns a copy."""
+    with suppress(ValueError, TypeError):  # of lone surrogates, and of what is no JSON
+        if b'"$' not in msgspec.json.encode(value):
+            return msgspec.to_builtins(value)  # much faster
+    return _loosen(value)
+
+
+def _loosen(value: Any) -> Any:
     if isinstance(value, dict):
         if value.keys() == {"$float"}:
             return float(str(value["$float"]))
         if value.keys() == {"$plain"}:
             value = value["$plain"]
-        return {key: loose_json(item) for key, item in value.items()}
-    return [loose_json(item) for item in value] if isinstance(value, list) else value
+        return {key: _loosen(item) for key, item in value.items()}
+    return [_loosen(item) for item in value] if isinstance(value, list) else value

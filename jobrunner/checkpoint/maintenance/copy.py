@@ -38,6 +38,7 @@ from jobrunner.checkpoint.store import (
     Receipt,
     StoreReader,
 )
+from jobrunner.compile import gc_paused
 from jobrunner.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -134,6 +135,7 @@ def _refuse_within_another(path: str, files: Files) -> None:
             )
 
 
+@gc_paused()
 def _save_again(
     source: Epochs,
     commit: CommitEntry,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Annotated
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from jobrunner import CheckpointCorruptError
-from jobrunner.checkpoint.encoding.schema import Document, read_document
+from jobrunner.checkpoint.encoding.schema import Document, parse, read_document
 
 
 class Part(Document):
@@ -48,6 +49,15 @@ def test_an_invalid_document_is_an_error_that_names_file_and_field(text, told):
 
 def test_a_document_is_read_as_its_type_says():
     assert read_document(b'{"part": {"size": 3}}', Whole, "p", advice="") == Whole(Part(3))
+
+
+def test_an_integer_may_have_a_thousand_digits_and_a_string_any():
+    text = json.dumps({"seed": -(10**999), "digits": "1" * 9000}, separators=(",", ":"))
+    assert parse(text.encode(), "p", advice="") == json.loads(text)
+    with pytest.raises(
+        CheckpointCorruptError, match=r"^p is .* 1,001 digits; expected at most 1,000"
+    ):
+        parse(b'{"seed":[%d]}' % 10**1000, "p", advice="")
 
 
 READ_AT_ONCE = """

@@ -1,6 +1,7 @@
 """A program that does everything with logs that a stranger made as costly as an entry may be.
 
-``python -m tests.checkpoint.log.shapes [NAME...]`` prints for each shape what each operation took.
+``python -m tests.checkpoint.log.shapes [NAME...]`` prints for each shape what each operation took:
+an operation is several commands, of which the longest counts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -179,23 +182,30 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def in_child(act: Callable[[], object]) -> dict[str, Any]:
-    """Do something in a process of its own; returns what it told, and what it took."""
+Begin = Callable[[], None]
+
+
+def in_child(act: Callable[[Begin], object]) -> dict[str, Any]:
+    """Do something in a process of its own, which says when each part begins.
+
+    Returns how much processor time the longest part took, and how much memory all together.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         signal.alarm(4 * MOST_SECONDS)
         resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
         resource.setrlimit(resource.RLIMIT_AS, (SPARE_BYTES, SPARE_BYTES))
-        peak, started, bad = _peak_bytes(), time.process_time(), ""
+        times, peak, bad = [time.process_time()], _peak_bytes(), ""
         try:
-            act()
+            act(lambda: times.append(time.process_time()))
         except JobRunnerError:
             pass
         except BaseException as error:
             bad = f"{type(error).__name__}: {error}"[:300]
+        times.append(time.process_time())
         found = {
-            "seconds": round(time.process_time() - started, 2),
+            "seconds": round(max(map(sub, times[1:], times)), 2),
             "bytes": _peak_bytes() - peak,
             "bad": bad,
         }
@@ -214,22 +224,23 @@ def run(names: list[str], operations: list[str]) -> Iterator[tuple[str, dict[str
     whole, made, path = (Path(it).absolute() for it in ("whole", "made", "k"))
     save(whole)
 
-    def do(name: str) -> None:
-        operate(Case(str(path), str(path.parent / "copied"), make_job(), lambda *_: None), name)
+    def do(name: str, begin: Begin) -> None:
+        copied = str(path.parent / "copied")
+        operate(Case(str(path), copied, make_job(), lambda *_: None, begin), name)
 
     for name in operations:  # imports everything
         shutil.copytree(whole, path)
         with suppress(JobRunnerError):
-            do(name)
+            do(name, lambda: None)
         for it in (path, path.parent / "copied"):
             shutil.rmtree(it, ignore_errors=True)
     for shape in names:
         shutil.copytree(whole, made)
-        in_child(lambda shape=shape: write(made, SHAPES[shape]()))  # type: ignore[misc]
+        in_child(lambda _, shape=shape: write(made, SHAPES[shape]()))  # type: ignore[misc]
         found = {}
         for name in operations:
             shutil.copytree(made, path)
-            found[name] = in_child(lambda name=name: do(name))  # type: ignore[misc]
+            found[name] = in_child(partial(do, name))
             for it in (path, path.parent / "copied"):
                 shutil.rmtree(it, ignore_errors=True)
         shutil.rmtree(made)

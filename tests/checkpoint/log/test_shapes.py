@@ -11,8 +11,8 @@ import pytest
 
 from tests.checkpoint.log.shapes import SHAPES
 
-MOST_SECONDS, MOST_BYTES = 6, 256 << 20
-"""An operation is up to five commands, each of which opens the directory."""
+MOST_SECONDS, MOST_BYTES = 2, 256 << 20
+"""Of processor time of each command, and of memory."""
 
 
 @pytest.mark.nightly
