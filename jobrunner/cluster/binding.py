@@ -14,7 +14,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 from jobrunner.cluster.leases import Leases
-from jobrunner.cluster.messages import Members, Request, pickle_function, read_reply
+from jobrunner.cluster.messages import Members, Request, pickle_function
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
 from jobrunner.cluster.replies import Reply, malformed
@@ -117,15 +117,16 @@ class Binding:
         )
         return answers
 
-    def look(self, wait_seconds: float, *, prints: bool, is_over: bool) -> list[Reply]:
-        """What a view is told: see `HostedNodes.look`. Finds no losses.
+    def look(
+        self, wait_seconds: float, *, prints: bool, is_over: bool
+    ) -> tuple[list[Reply], float]:
+        """What workers that answer in time tell a view (see `HostedNodes.look`). Finds no losses.
 
-        Raises a `TimeoutError` if not all workers answer in time.
+        Returns also how long this kept a processor busy, here or on a worker.
         """
-        message = {"call": "look", "prints": prints, "is_over": is_over}
-        answers = self._messenger.sync(self._messenger.try_to_ask, message, wait_seconds)
-        found = [(a, answer) for a, answer in answers.items() if isinstance(answer, Mapping)]
-        return [read_reply(address, answer, self.placement) for address, answer in found]
+        look = self._messenger.look
+        replies, seconds = self._messenger.sync(look, wait_seconds, prints=prints, is_over=is_over)
+        return replies, max([seconds, *(float(it.get("seconds", 0.0)) for it in replies)])
 
     def count_spread(self) -> int:
         """How many workers the nodes would use if they were placed again now."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import starmap
 from typing import Any, ParamSpec, TypeVar
 
 from jobrunner.cluster.direct import DirectLines
@@ -61,6 +62,7 @@ class Messenger:
     def __init__(self, scheduler: SchedulerLink, name: str, members: Members) -> None:
         self.run_number = 0  # of the latest run; 0 before the first
         self._number = 0
+        self._got: dict[str, int] = {}  # the last answer to a view, by worker
         self._numbering = threading.Lock()
         self.scheduler = scheduler
         self._client = scheduler.client
@@ -169,9 +171,30 @@ class Messenger:
         message = {"call": "abort", "number": self.run_number, "reason": reason}
         await self.tell(message, wait_seconds, addresses)
 
-    async def try_to_ask(self, message: Message, wait_seconds: float) -> dict[str, Answer]:
-        """Send all workers a message, and return their answers, whatever they are."""
-        return await asyncio.wait_for(self._send(message, self.members.alive), wait_seconds)
+    async def look(
+        self, wait_seconds: float, *, prints: bool, is_over: bool
+    ) -> tuple[list[Reply], float]:
+        """Ask all workers what a view shows; returns the answers, and the time of this thread."""
+        started = time.thread_time()
+        message = {"call": "look", "prints": prints, "is_over": is_over}
+        found: dict[str, Answer] = {}
+
+        async def ask(got: int, addresses: Sequence[str]) -> None:
+            try:
+                sending = self._send({**message, "got": got}, addresses)
+                found.update(await asyncio.wait_for(sending, wait_seconds / 2))
+            except TimeoutError:  # one is late, and keeps the others' answers back
+                if len(addresses) > 1:
+                    await asyncio.gather(*(ask(got, [address]) for address in addresses))
+
+        by_got: dict[int, list[str]] = {}
+        for address in self.members.alive:
+            by_got.setdefault(self._got.get(address, 0), []).append(address)
+        await asyncio.gather(*starmap(ask, by_got.items()))
+        answers = [(a, answer) for a, answer in found.items() if isinstance(answer, Mapping)]
+        replies = {a: read_reply(a, answer, self.members.placement) for a, answer in answers}
+        self._got.update((a, it["number"]) for a, it in replies.items() if "number" in it)
+        return list(replies.values()), time.thread_time() - started
 
     async def tell(
         self, message: Message, wait_seconds: float, addresses: Collection[str] | None = None

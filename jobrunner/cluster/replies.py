@@ -25,6 +25,8 @@ class Reply(TypedDict, total=False):
     progress: Mapping[str, tuple[int, int, str]]
     lines: Sequence[tuple[str, str, str]]
     left_out: int
+    number: int
+    seconds: float
 
 
 def malformed(address: str, problem: str) -> ExecutionError:

@@ -249,7 +249,8 @@ class JobRunner:
         None if no group runs. Workers reported the tasks a few seconds ago at most. Runs on the
         client, in any thread, and returns at once.
         """
-        return None if self.binding is None else self.binding.under_way
+        binding = self.binding  # which another thread may drop
+        return None if binding is None else binding.under_way
 
     @checked(reason=TEXT)
     def stop(self, reason: str = "JobRunner.stop") -> None:

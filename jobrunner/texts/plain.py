@@ -114,15 +114,17 @@ def format_seconds(seconds: float) -> str:
 
 def format_metrics(metrics: Mapping[str, object], most: int = 4) -> list[str]:
     """The first numeric metrics, each as ``name=value``."""
-    shown = []
+    shown: list[str] = []
     for name, value in metrics.items():
         if name == "epoch":
             continue
+        if len(shown) == most:
+            break
         try:
             shown.append(f"{name}={float(value):.4g}")  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):
             continue
-    return shown[:most]
+    return shown
 
 
 def format_time(time: str | float) -> str:

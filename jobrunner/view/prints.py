@@ -6,11 +6,12 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 from jobrunner.dask_internals import find_plugin
 from jobrunner.worker import FRAME, PLUGIN_NAME, WorkspaceHost
+from jobrunner.workspace import Workspace
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -27,8 +28,8 @@ def listen(binding: str, here: Collection[str], where: Where, dask_worker: Worke
     """Begin to take what the tasks of a binding print; `names_of` its user's stream are `here`."""
     host = find_plugin(dask_worker, PLUGIN_NAME)
     hosted = host.bindings.get(binding) if isinstance(host, WorkspaceHost) else None
-    if hosted is not None and hosted.listener is None:
-        hosted.listener = Prints(binding, here, where)
+    if hosted is not None and (hosted.listener is None or hosted.listener.is_over):
+        hosted.listener = Prints(binding, hosted.workspaces, here, where)
 
 
 def names_of(stream: TextIO | None) -> set[str]:
@@ -43,11 +44,25 @@ def names_of(stream: TextIO | None) -> set[str]:
     return {f"{host}/file {about.st_dev}:{about.st_ino}"}
 
 
-class Prints:
-    """Takes what the tasks of one binding print, in place of both streams of this process."""
+class Given(NamedTuple):
+    """An answer to a view, kept until the view has got it."""
 
-    def __init__(self, binding: str, here: Collection[str], where: Where) -> None:
+    number: int
+    lines: list[tuple[str, str, str]]  # the node, the task and the text of each
+    left_out: int  # how many had no room
+
+
+class Prints:
+    """Takes what the tasks of one binding print, in place of both streams of this process.
+
+    Of these, only tasks on `spaces`, by node: another worker of the process has a listener, too.
+    """
+
+    def __init__(
+        self, binding: str, spaces: Mapping[str, Workspace], here: Collection[str], where: Where
+    ) -> None:
         self.is_over = False
+        self._spaces = spaces
         self._threads = f"jobrunner-{binding}-"  # how the names of its threads begin
         self._lock = threading.RLock()  # an object that is collected meanwhile may print, too
         self._lines: list[tuple[str, str, str]] = []
@@ -55,6 +70,7 @@ class Prints:
             tuple[int, str, str], str
         ] = {}  # lines without an end, by thread and task
         self._characters = self._left_out = 0
+        self._given = Given(0, [], 0)
         self._streams: dict[str, _Stream] = {}
         for name in ("stdout", "stderr"):
             stream: TextIO | None = getattr(sys, name)
@@ -71,9 +87,11 @@ class Prints:
         if frame is None or self.is_over:
             return False
         thread = threading.current_thread()
-        if not thread.name.startswith(self._threads):
+        space = frame[1].workspace
+        is_ours = thread.name.startswith(self._threads) and self._spaces.get(space.node) is space
+        if not is_ours:
             return False
-        key = thread.ident or 0, frame[1].workspace.node, frame[1].name
+        key = thread.ident or 0, space.node, frame[1].name
         with self._lock:
             size = self._characters + len(text)
             if size > MOST_CHARACTERS or len(self._lines) >= MOST_LINES:
@@ -86,20 +104,26 @@ class Prints:
             self._lines += ((*key[1:], line.rstrip("\r").rpartition("\r")[2]) for line in lines)
         return True
 
-    def take_all(self, *, is_over: bool) -> tuple[list[tuple[str, str, str]], int]:
-        """The node, the task and the text of each line since the last call; how many had no room.
+    def give(self, got: int, *, is_over: bool) -> Given:
+        """All lines since what the view has got, the number of an earlier answer.
 
         If it is over, lines without an end too; tasks then print as they do without a view.
         """
         with self._lock:
-            lines, self._lines = self._lines, []
-            left_out, self._left_out, self._characters = self._left_out, 0, 0
+            number, given, left_out = self._given
+            if got == number:
+                given, left_out = [], 0
             if is_over:
-                lines += ((*key[1:], text) for key, text in self._begun.items())
+                self._lines += ((*key[1:], text) for key, text in self._begun.items())
                 self._begun.clear()
+            if is_over or len(given) < MOST_LINES:
+                given = [*given, *(line for line in self._lines if line[2])]
+                left_out += self._left_out
+                self._lines, self._left_out, self._characters = [], 0, 0
+            self._given = Given(number + 1, given, left_out)
         if is_over:
             self.end()
-        return [line for line in lines if line[2]], left_out
+        return self._given
 
     def end(self) -> None:
         """Let tasks print as they do without a view."""

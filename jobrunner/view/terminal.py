@@ -18,6 +18,7 @@ from jobrunner.view.lines import TolerantStream, is_terminal
 
 BAR_WIDTH, NODE_BAR_WIDTH = 20, 10
 GAP = "  "
+SHORTEST_METRIC = len(f"a=1{GAP}")
 
 
 class Terminal:
@@ -79,12 +80,13 @@ def render(known: Mapping[str, Any], width: int, height: int) -> Group:
     about += map(Text, wording.workers(known))
     top = [*flow(head, width), *flow(about, width)]
     rows = [] if is_over else wording.nodes(known)
-    metrics = flow(map(Text, map(_plain, wording.metrics(known, len(known["metrics"])))), width)
     room = max(1, height - len(top) - min(len(rows), height // 2))
-    most = len(known["metrics"])
-    while len(metrics) > room and most > 1:
-        most = most * 3 // 4
+    most = min(len(known["metrics"]), room * width // SHORTEST_METRIC)
+    while True:
         metrics = flow(map(Text, map(_plain, wording.metrics(known, most))), width)
+        if len(metrics) <= room or most <= 1:
+            break
+        most = most * 3 // 4
     lines = [*top, *metrics]
     return Group(*lines, *_nodes(rows, width, max(1, height - len(lines))))
 

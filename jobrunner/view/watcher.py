@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Collection
 
 from jobrunner.view.prints import Where, listen
 from jobrunner.view.state import RunState, Tell
 
-LOOK_SECONDS = 0.5
-LOOKING_SHARE = 20
-"""To look may take one of so many seconds."""
+LOOK_SECONDS = 1.0
+LOOKING_SHARE = 400
+"""To look may keep a processor busy for one of so many seconds."""
 PATIENCE_SECONDS = 1.0
-"""How long a worker may take to answer; later it is asked again."""
+"""How long a worker may take to answer; what it says later it says again."""
 
 _ERRORS = Exception, asyncio.CancelledError
 """Of a look that failed: the run notices itself what is lost, and a view must not end it."""
@@ -58,16 +57,18 @@ class Watcher:
             if not self._thread.ident:
                 self._thread.start()
 
-    def look(self, *, is_over: bool = False) -> None:
-        """Ask all workers once."""
+    def look(self, *, is_over: bool = False) -> float:
+        """Ask all workers once; returns how long this kept a processor busy."""
         binding = self._state.binding
+        seconds = 0.0
         if binding is None:
-            return
+            return seconds
         with self._lock, contextlib.suppress(*_ERRORS):
             tasks: dict[str, tuple[int, int, str]] = {}
             left_out = 0
             has_prints = self._where is not None and (is_over or self._has_room())
-            for reply in binding.look(PATIENCE_SECONDS, prints=has_prints, is_over=is_over):
+            replies, seconds = binding.look(PATIENCE_SECONDS, prints=has_prints, is_over=is_over)
+            for reply in replies:
                 tasks.update(reply.get("progress", {}))
                 left_out += reply.get("left_out", 0)
                 for node, task, text in reply.get("lines", ()):
@@ -75,6 +76,7 @@ class Watcher:
             self._state.count(tasks)
             if left_out:
                 self._tell("prints_left_out", {"lines": left_out})
+        return seconds
 
     def end(self) -> None:
         """Take what was printed last, and look no more."""
@@ -87,8 +89,6 @@ class Watcher:
                 self._thread.join()
 
     def _work(self) -> None:
-        seconds = LOOK_SECONDS
-        while not self._is_over.wait(seconds):
-            started = time.monotonic()
-            self.look()
-            seconds = max(LOOK_SECONDS, LOOKING_SHARE * (time.monotonic() - started))
+        seconds = 0.0
+        while not self._is_over.wait(max(LOOK_SECONDS, LOOKING_SHARE * seconds)):
+            seconds = self.look()

@@ -124,10 +124,13 @@ def workers(known: Known) -> list[str]:
 def metrics(known: Known, most: int) -> list[str]:
     """The first numeric metrics, and how many more there are; those of single nodes do not count."""
     nodes = {node["node"] for node in known["nodes"]}
-    whole = {n: it for n, it in known["metrics"].items() if n.rpartition("/")[0] not in nodes}
-    found = format_metrics(whole, len(whole))
-    more = [f"and {counted(len(found) - most, 'more metric')}"] if len(found) > most else []
-    return found[:most] + more
+    whole = {
+        name: value
+        for name, value in known["metrics"].items()
+        if isinstance(value, int | float) and name.rpartition("/")[0] not in nodes
+    }
+    more = [f"and {counted(len(whole) - most, 'more metric')}"] if len(whole) > most else []
+    return format_metrics(whole, most) + more
 
 
 def nodes(known: Known) -> list[Node]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import pickle
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -39,8 +40,10 @@ FETCH = "fetch"
 class Listener(Protocol):
     """Takes what tasks print, for a view."""
 
-    def take_all(self, *, is_over: bool) -> tuple[Sequence[tuple[str, str, str]], int]:
-        """The node, task and text of each line since the last call; how many had no room."""
+    is_over: bool
+
+    def give(self, got: int, *, is_over: bool) -> tuple[int, Sequence[tuple[str, str, str]], int]:
+        """The answer's number, the lines since answer `got`, and how many had no room."""
 
     def end(self) -> None:
         """Take no more."""
@@ -185,14 +188,17 @@ class HostedNodes:
         self._runs.abort(number, reason)
         return {"status": "done"}
 
-    async def look(self, prints: bool = False, is_over: bool = False) -> Message:
-        """Tell a view what tasks have printed, maybe for the last time, and how many have ended."""
-        listener = self.listener if prints else None
-        if listener is not None and is_over:
-            self.listener = None
-        lines, left_out = ([], 0) if listener is None else listener.take_all(is_over=is_over)
-        found = {"progress": self._runs.progress(), "lines": lines, "left_out": left_out}
-        return {"status": "done", **found}
+    async def look(self, got: int = 0, prints: bool = False, is_over: bool = False) -> Message:
+        """Tell a view how many tasks have ended, and what they have printed since answer `got`.
+
+        If it is over, this is the last time. `seconds` is the processor time that it took.
+        """
+        started = time.thread_time()
+        answer: Message = {"status": "done", "progress": self._runs.progress()}
+        if prints and self.listener is not None:
+            number, lines, left_out = self.listener.give(got, is_over=is_over)
+            answer |= {"number": number, "lines": lines, "left_out": left_out}
+        return {**answer, "seconds": time.thread_time() - started}
 
     def close(self, reason: str) -> None:
         """Abort what runs and drop everything. Does not wait for running functions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from jobrunner import Job, JobRunner, Node, Session, Task, epoch_limiter
-from jobrunner.view import Live, prints
+from jobrunner.view import Live, prints, watcher
 from jobrunner.view.live import MOST_WAITING
 from jobrunner.worker.program import Program
 
@@ -188,9 +189,9 @@ def test_workers_keep_prints_while_the_view_is_behind() -> None:
     asked: list[bool] = []
 
     class Binding:
-        def look(self, seconds: float, *, prints: bool, is_over: bool) -> list[Any]:
+        def look(self, seconds: float, *, prints: bool, is_over: bool) -> tuple[list[Any], float]:
             asked.append(prints)
-            return []
+            return [], 0.0
 
     view = View()
     live = Live(view, interval_seconds=0.0, where="take")
@@ -206,9 +207,45 @@ def test_workers_keep_prints_while_the_view_is_behind() -> None:
 def test_a_process_without_a_console_still_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, None)
-    taken = prints.Prints("b", (), "take")
+    taken = prints.Prints("b", {}, (), "take")
     assert (sys.stdout, sys.stderr) == (None, None)
     taken.end()
+
+
+def test_no_line_is_lost_if_a_worker_answers_late(
+    inproc_session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "PATIENCE_SECONDS", 0.1)
+    with Job("talk") as job:
+        for name in ("a", "b"):
+            with Node(name):
+                with job.init_group:
+                    Task(print, kwargs={"end": f"{name} 0\n"}, name="begin")
+                Task(print, kwargs={"end": f"{name} 1\n"}, name="go on")
+    epoch_limiter(job, 1)
+    view = View()
+
+    class Late:
+        def on_group(self, group: str, *args: object) -> None:
+            """Node b's worker hears what it is asked, but its answer does not arrive in time."""
+            if group != "init":
+                return
+            messenger = live.state.binding._messenger  # type: ignore[union-attr]
+            send, late = messenger._broadcast, live.state.binding.placement["b"]  # type: ignore[union-attr]
+
+            async def broadcast(msg: Mapping[str, Any], workers: list[str]) -> dict[str, Any]:
+                answers = await send(msg=msg, workers=workers)
+                if late in workers:
+                    await asyncio.Event().wait()
+                return answers
+
+            messenger._broadcast = broadcast
+            live._watcher.look()
+            messenger._broadcast = send
+
+    with streams(), Live(view, interval_seconds=0.0, where="take") as live:
+        JobRunner(job, callbacks=[live.state, Late()]).run(inproc_session, progress=False)
+    assert sorted(text for _, _, text in view.prints) == ["a 0", "a 1", "b 0", "b 1"]
 
 
 def wait(n: int) -> int:
