@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jobrunner
@@ -36,9 +37,12 @@ copybutton_prompt_is_regexp = True
 
 
 def _link_within(app: Any, name: str, source: list[str]) -> None:
-    """Link to the page that includes SECURITY.md, which lies outside of `docs`."""
-    source[0] = source[0].replace("](../SECURITY.md", "](security.md")
-    source[0] = source[0].replace("](../../SECURITY.md", "](../security.md")
+    """Link to the pages that include files which lie outside of `docs`."""
+    source[0] = re.sub(
+        r"\]\(((?:\.\./)*)\.\./(SECURITY|CONTRIBUTING|CHANGELOG)\.md",
+        lambda found: f"]({found[1]}{found[2].lower()}.md",
+        source[0],
+    )
 
 
 def setup(app: Any) -> None:

@@ -38,6 +38,7 @@ def test_the_tutorial_kills_a_run_and_resumes_it_to_the_same_bits(tmp_path: Path
         assert done.returncode == 0 or "kill -9" in command, (
             f"{command}\n{done.stdout}{done.stderr}"
         )
+        assert "leaked" not in done.stderr
         return done.stdout
 
     run(killed)
@@ -46,3 +47,5 @@ def test_the_tutorial_kills_a_run_and_resumes_it_to_the_same_bits(tmp_path: Path
     assert re.match(r"from epoch \d+: it is the last epoch recorded", resumed), resumed
     (differences,) = (text for command, text in said.items() if " diff " in command)
     assert differences == "4 blobs are equal, 0 differ.\n"
+    (look,) = re.findall(r"^```py\n(.*?)^```$", text, re.M | re.S)
+    run(f"python - <<'END'\n{look}END")

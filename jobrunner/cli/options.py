@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -98,11 +99,27 @@ def _open_session(workers: int | None, threads: int | None, scheduler: str | Non
     from jobrunner.cluster import Session
 
     if scheduler is None:
+        _start_resource_tracker()
         return Session.local(workers=workers, threads_per_worker=threads)
     try:
         return Session.connect(scheduler)
     except errors.ExecutionError as error:  # for the exit code
         raise errors.PlacementError(str(error)) from error
+
+
+def _start_resource_tracker() -> None:
+    """Start Python's process that frees the semaphores of processes, so that it does so in silence.
+
+    If this process is killed, those of Dask's nannies are left, and it would warn of a leak.
+    """
+    from multiprocessing import resource_tracker
+
+    quiet = "ignore:resource_tracker:UserWarning"
+    sys.warnoptions.append(quiet)
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.remove(quiet)
 
 
 def open_directory(directory: str, **options: Any) -> MultiNodeCheckpointManager:

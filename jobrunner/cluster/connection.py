@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import signal
+import ssl
 import sys
 import threading
 import time
@@ -97,7 +98,15 @@ class Connection:
         connect = partial(OwnClient, address, **{"set_as_default": False, **client_kwargs})
         try:
             return cls(connect(), connect=connect)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TypeError, RuntimeError) as error:
+            if _is_about_tls(error, address):
+                raise ExecutionError(
+                    f"Cannot connect to {address} with the TLS configured here: {error}. Check "
+                    f"require-encryption, tls.ca-file and tls.client.cert below distributed.comm in "
+                    f"Dask's configuration, or pass security=."
+                ) from error
+            if not isinstance(error, OSError):
+                raise
             raise ExecutionError(
                 f"No Dask scheduler answers at {address}: {error}. Check the address, and that "
                 f"the scheduler is running and reachable from here."
@@ -171,6 +180,14 @@ class Connection:
         self.client.close()
         if self._cluster is not None:
             self._cluster.close()
+
+
+def _is_about_tls(error: Exception, address: str) -> bool:
+    """Whether a connection failed because of certificates; Dask has no class of errors for it."""
+    if isinstance(error, RuntimeError):
+        return "encryption" in str(error)
+    its_files = ssl.SSLError | FileNotFoundError | PermissionError | TypeError
+    return address.startswith("tls:") and isinstance(error, its_files)
 
 
 class OwnCluster:

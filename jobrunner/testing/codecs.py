@@ -25,7 +25,9 @@ class CodecContract:
     """What every `Codec` must do, shown with `values`; they must support ``==``."""
 
     codec: Codec
+    """What is tested."""
     values: Sequence[Any] = ()
+    """Of exactly its type."""
 
     def test_values_have_exactly_its_type(self) -> None:
         """A codec is chosen by the exact type; by a base class only with ``subclasses=True``."""

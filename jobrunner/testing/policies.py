@@ -47,6 +47,7 @@ class SavePolicyContract:
     """What every `SavePolicy` must do."""
 
     policy: SavePolicy
+    """What is tested."""
 
     def test_it_is_a_save_policy(self) -> None:
         """The manager refuses an object without the method."""
@@ -69,6 +70,7 @@ class RetentionPolicyContract:
     """What every `RetentionPolicy` must do."""
 
     policy: RetentionPolicy
+    """What is tested."""
     metrics: dict[str, Any] = {"loss": 0.5}  # noqa: RUF012  # users set it on their class
     """What every epoch but the first reports."""
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client, get_client, get_worker
@@ -500,6 +501,25 @@ def test_a_session_connects_to_a_scheduler(process_cluster):
     assert "closed" in repr(session)
     with pytest.raises(ExecutionError, match="No Dask scheduler answers at tcp://127.0.0.1:1"):
         Session.connect("tcp://127.0.0.1:1", timeout=0.2)
+
+
+@pytest.mark.parametrize(
+    ("address", "config"),
+    [
+        ("tls://127.0.0.1:1", {}),
+        ("tls://127.0.0.1:1", {"tls.ca-file": "/nowhere", "tls.client.cert": "/nowhere"}),
+        ("tls://127.0.0.1:1", {"tls.ca-file": __file__, "tls.client.cert": __file__}),
+        ("tcp://127.0.0.1:1", {"require-encryption": True}),
+    ],
+    ids=["none", "missing", "no certificate", "required"],
+)
+def test_certificates_that_are_missing_or_wrong_are_named(address, config):
+    config = {f"distributed.comm.{name}": value for name, value in config.items()}
+    with (
+        dask.config.set(config),
+        pytest.raises(ExecutionError, match=r"TLS configured here.*distributed\.comm"),
+    ):
+        Session.connect(address, timeout=0.2)
 
 
 def test_a_closed_client_and_other_objects_are_refused(process_cluster):

@@ -1,0 +1,355 @@
+"""What the how-to pages show, as a reader would use it: scripts, configurations and clusters."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jobrunner import MultiNodeCheckpointManager
+from tests.processes import await_file, await_true, dask_process, kill
+
+_ROOT = Path(__file__).parents[1]
+_HOW_TO = _ROOT / "docs" / "how-to"
+
+_JOB = """\
+import time
+
+from jobrunner import Job, Node, Task, epoch_limiter
+
+
+def add(n):
+    time.sleep(0.05)
+    return n + 1
+
+
+with Job("train") as job, Node("a"):
+    with job.init_group:
+        Task(int, outputs="n")
+    Task(add, inputs="n", outputs="n")
+epoch_limiter(job, 60)
+"""
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.M | re.S)
+
+
+_NOT_RUN = [
+    pytest.param(code, id=f"{path.name}-{number}")
+    for path in sorted((_ROOT / "docs").rglob("*.md"))
+    for number, code in enumerate(blocks(path, "py"))
+]
+
+
+@pytest.mark.parametrize("code", _NOT_RUN)
+def test_what_python_does_not_run_it_can_read_and_our_names_are_right(code: str) -> None:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jobrunner"):
+            module = importlib.import_module(node.module or "")
+            assert all(hasattr(module, name.name) for name in node.names)
+
+
+_LIBRARIES = {
+    "TensorBoard": "tensorboard",
+    "MLflow": "mlflow",
+    "Trackio": "trackio",
+    "OpenTelemetry": "opentelemetry.sdk",
+    "Prometheus": "prometheus_client",
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", _LIBRARIES)
+def test_what_the_page_on_callbacks_does_with_libraries_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(_LIBRARIES[name])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = (_ROOT / "docs" / "callbacks.md").read_text()
+    fence = r"^(?:<!-- file: ([\w.]+) -->\n)?```(python|py)\n(.*?)^```$"
+    module: dict[str, Any] = {"__name__": "__main__"}
+    for file, kind, code in re.findall(fence, text, re.M | re.S):
+        if file:
+            (tmp_path / file).write_text(code)
+        if kind == "python" or f"import {name}\n" in code:
+            exec(compile(code, name, "exec"), module)
+    assert name in module
+
+
+# ---- TLS
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_with_the_certificates_of_the_page_a_job_runs_over_tls(tmp_path: Path) -> None:
+    page = _HOW_TO / "tls.md"
+    (script,), (config,) = blocks(page, "sh"), blocks(page, "yaml")
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    subprocess.run(["bash", "-ec", script], cwd=keys, check=True, capture_output=True)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in keys.glob("*.pem"))
+    (tmp_path / "dask").mkdir()
+    (tmp_path / "dask" / "distributed.yaml").write_text(config.replace("/etc/dask", str(keys)))
+    (tmp_path / "train.py").write_text(_JOB)
+    where = tmp_path / "scheduler.json"
+    with_keys = {"DASK_CONFIG": str(tmp_path / "dask")}
+    own = ["env", f"DASK_CONFIG={tmp_path / 'dask'}"]
+    local = ["--host", "127.0.0.1", "--no-dashboard"]
+    with dask_process(
+        *("scheduler", "--port", "0", "--scheduler-file", where), *local, cwd=tmp_path, prefix=own
+    ):
+        address = yaml.safe_load(await_file(where))["address"]
+        assert address.startswith("tls://")
+        with dask_process(
+            *("worker", address, "--nworkers", "1", *local), cwd=tmp_path, prefix=own
+        ):
+            await_true(lambda: "Registered" in (tmp_path / "dask.log").read_text(), "a worker")
+            command = ["run", "train.py", "--checkpoint", "runs/train", "--epochs", "2"]
+            command += ["--scheduler", address, "--json"]
+            done = jobrunner(command, tmp_path, with_keys)
+            assert done.returncode == 0, done.stderr
+            assert yaml.safe_load(done.stdout)["epoch"] == 2
+            refused = jobrunner(
+                command, tmp_path, {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"}
+            )
+            assert refused.returncode == 5, refused.stderr
+
+
+def jobrunner(
+    command: list[str], directory: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "jobrunner", *command],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": os.getcwd(), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+# ---- Slurm
+
+_SCRIPTS = blocks(_HOW_TO / "slurm.md", "bash")
+_REQUEUED = "requeue 7\n"
+
+
+@pytest.mark.parametrize("script", _SCRIPTS, ids=["one", "several"])
+def test_the_scripts_for_slurm_are_scripts(script: str) -> None:
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+class Slurm:
+    """Runs batch scripts as Slurm would on one machine; its commands are scripts on the `PATH`."""
+
+    def __init__(self, directory: Path, script: str) -> None:
+        self.directory, self.runs = directory, directory / "scratch" / "runs" / "train"
+        self._log = directory / "scontrol.log"
+        self._srun = directory / "srun.pid"
+        self._bin = directory / "bin"
+        self._bin.mkdir()
+        (directory / "train.py").write_text(_JOB)
+        self._script = directory / "batch.sh"
+        self._script.write_text(script)
+        self.add("srun", f'echo $$ > {self._srun}; exec "$@"')
+        self.add("scontrol", f'echo "$@" >> {self._log}')
+        self.add("jobrunner", f'exec {sys.executable} -m jobrunner "$@"')
+        self.add("dask", f'exec {sys.executable} -m dask "$@"')
+        self.add("python", f'exec {sys.executable} "$@"')
+
+    def add(self, name: str, text: str) -> None:
+        """Put a command on the `PATH`."""
+        path = self._bin / name
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+
+    @contextmanager
+    def batch(self) -> Iterator[subprocess.Popen[bytes]]:
+        """The script, for a block; whatever it has started ends with it, as in Slurm."""
+        environment = {
+            **os.environ,
+            "PATH": f"{self._bin}:{os.environ['PATH']}",
+            "PYTHONPATH": os.getcwd(),
+            "SCRATCH": str(self.directory / "scratch"),
+            "TMPDIR": str(self.directory),
+            "SLURM_JOB_ID": "7",
+            "SLURM_CPUS_PER_TASK": "1",
+            "SLURM_JOB_END_TIME": "4000000000",
+        }
+        with (self.directory / "slurm.out").open("ab") as log:
+            script = subprocess.Popen(
+                ["bash", self._script],
+                cwd=self.directory,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            yield script
+        finally:
+            kill(script)
+
+    def await_epochs(self, more: int) -> None:
+        """Wait until so many more epochs are recorded."""
+        before = self.epochs()
+        await_true(lambda: self.epochs() >= before + more, self._said())
+
+    def epochs(self) -> int:
+        return len(MultiNodeCheckpointManager(self.runs).epochs())
+
+    def signal_step(self) -> None:
+        """What `--signal=TERM@300` does: SIGTERM for what `srun` has started."""
+        os.kill(int(self._srun.read_text()), signal.SIGTERM)
+
+    def end(self, script: subprocess.Popen[bytes]) -> int:
+        code = script.wait(60)
+        assert code in (0, 75), self._said()
+        return code
+
+    def requeued(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+    def _said(self) -> str:
+        return (self.directory / "slurm.out").read_text()
+
+
+def small(script: str, **numbers: int) -> str:
+    """The script with other numbers of what a machine has."""
+    for option, number in numbers.items():
+        name = option.replace("_", "-")
+        script, count = re.subn(rf"(--{name}) \d+", rf"\1 {number}", script)
+        assert count == 1, option
+    return script
+
+
+@pytest.mark.nightly
+def test_a_job_of_slurm_is_requeued_and_ends(tmp_path: Path) -> None:
+    slurm = Slurm(tmp_path, small(_SCRIPTS[0], workers=1, threads=1))
+    with slurm.batch() as script:
+        slurm.await_epochs(3)
+        slurm.signal_step()  # the time limit comes near
+        assert slurm.end(script) == 75
+    assert slurm.requeued() == _REQUEUED
+    with slurm.batch():
+        slurm.await_epochs(3)  # then the machine is lost, and Slurm requeues by itself
+    before = slurm.epochs()
+    with slurm.batch() as script:
+        assert slurm.end(script) == 0
+    assert slurm.epochs() == 61 > before
+    assert slurm.requeued() == _REQUEUED
+
+
+@pytest.mark.nightly
+def test_a_job_of_slurm_on_several_machines_is_requeued_and_ends(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    script = (
+        _SCRIPTS[1].replace("8786", str(port)).replace("wait_for_workers(16", "wait_for_workers(1")
+    )
+    slurm = Slurm(tmp_path, small(script, nworkers=1, nthreads=1))
+    with slurm.batch() as script:
+        slurm.await_epochs(3)
+        script.send_signal(signal.SIGTERM)  # B: only the script
+        assert slurm.end(script) == 75
+    assert slurm.requeued() == _REQUEUED
+    with slurm.batch() as script:
+        assert slurm.end(script) == 0
+    assert slurm.epochs() == 61
+
+
+@pytest.mark.nightly
+def test_workers_that_dask_jobqueue_submits_run_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("dask_jobqueue")
+    slurm = Slurm(tmp_path, "")
+    begin = 'setsid bash "$copy" > worker.log 2>&1 & echo Submitted batch job $!'
+    slurm.add("sbatch", f'copy=$(mktemp -p {tmp_path}); cp "$1" "$copy"; {begin}')
+    slurm.add("scancel", 'kill -KILL -- "-$1"')
+    (code,) = blocks(_HOW_TO / "slurm.md", "py")
+    code = code.replace("/scratch/runs", str(tmp_path / "runs"))
+    code = code.replace("cores=32", "cores=1").replace('"128GB"', '"1GB"')
+    monkeypatch.setenv("PATH", f"{slurm.directory / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    module: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(_JOB.replace("60", "3"), "train.py", "exec"), module)
+    try:
+        exec(compile(code, "slurm.md", "exec"), module)
+        text = module["cluster"].job_script()
+        assert "#SBATCH -t 04:00:00" in text
+        assert "--lifetime 230m" in text
+    finally:
+        module["cluster"].close()
+    assert MultiNodeCheckpointManager(tmp_path / "runs" / "train").epochs() == [0, 1, 2, 3]
+
+
+# ---- Kubernetes
+
+_MANIFESTS = {
+    it["kind"]: it for it in map(yaml.safe_load, blocks(_HOW_TO / "kubernetes.md", "yaml"))
+}
+
+
+def test_the_manifests_for_kubernetes_fit_each_other() -> None:
+    cluster, run = _MANIFESTS["DaskCluster"], _MANIFESTS["Job"]
+    (client,) = run["spec"]["template"]["spec"]["containers"]
+    options = dict(zip(client["command"][3::2], client["command"][4::2], strict=True))
+    assert options["--scheduler"] == f"tcp://{cluster['metadata']['name']}-scheduler:8786"
+    assert (
+        int(options["--grace"]) < run["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    )
+    images = {
+        part["spec"]["containers"][0]["image"]
+        for part in (cluster["spec"]["worker"], cluster["spec"]["scheduler"])
+    }
+    assert images == {client["image"]}
+
+
+@pytest.mark.nightly
+def test_kubernetes_knows_every_field_of_the_run() -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    validator.validate(_MANIFESTS["Job"], validator.latest_version(), strict=True)
+
+
+@pytest.mark.nightly
+def test_dasks_operator_knows_every_field_of_the_cluster() -> None:
+    pytest.importorskip("dask_kubernetes")
+    jsonschema = pytest.importorskip("jsonschema")
+    folder = files("dask_kubernetes") / "operator/deployment/helm/dask-kubernetes-operator/crds"
+    (version,) = yaml.safe_load((folder / "daskcluster.yaml").read_text())["spec"]["versions"]
+    schema = strict(version["schema"]["openAPIV3Schema"])
+    schema["properties"] |= {"apiVersion": {}, "kind": {}, "metadata": {}}
+    jsonschema.validate(_MANIFESTS["DaskCluster"], schema)
+    _MANIFESTS["DaskCluster"]["spec"]["worker"]["replica"] = 4
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(_MANIFESTS["DaskCluster"], schema)
+
+
+def strict(schema: Any) -> Any:
+    """A schema that refuses unknown fields, which Kubernetes drops."""
+    if isinstance(schema, list):
+        return [strict(it) for it in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: strict(it) for name, it in schema.items()}
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
+        found.setdefault("additionalProperties", False)
+    return found
