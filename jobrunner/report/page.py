@@ -110,8 +110,8 @@ def to_page(story: Story, job: Job | None = None) -> Html:
             tag("p", f"Written by jobrunner {__version__} at {format_time(now())}, in local time."),
             tag(
                 "p",
-                "Long curves are drawn through the lowest and highest value of each part, and short "
-                "blocks of a timeline as one with the next of their kind.",
+                "A long curve shows the lowest and the highest value of each stretch. Short blocks of "
+                "a timeline that follow each other are drawn as one.",
             ),
         ),
     )
@@ -155,12 +155,12 @@ def _resume_section(story: Story, last: RunStory) -> Html:
     path = shlex.quote(story.path)
     command, directory = (last.environment.get(key) for key in ("command", "directory"))
     if last.state == "finished":
-        then = "To go on from there, raise the limit of epochs and run the same command"
+        then = "To continue, raise the limit of epochs and run the same command again"
     elif last.state == "running":
-        then = "If it does not run any more, the same command resumes it"
+        then = "If it does not run any more, run the same command again to resume it"
     else:
-        then = f"The same command resumes it from {at}"
-    then += f". As it was recorded, in {directory}:" if command else ", such as:"
+        then = f"Run the same command again to resume it from {at}"
+    then += f", in {directory}:" if command else ", such as:"
     seen = format_time(last.last_seen)
     return section(
         "How to resume",

@@ -82,6 +82,7 @@ def time_section(story: Story) -> Html:
         )
         if len(story.runs) > 1
         else "",
+        note("Goodput is the share of Compute: time in epochs that did not have to run again."),
         note(
             f"{format_seconds(story.gap_seconds)} passed between the runs, which is not counted."
             if story.gap_seconds
@@ -216,14 +217,16 @@ def checkpoints_section(story: Story) -> Html:
 
     sizes = each("curve", lambda save: save.nbytes / 1024**power)
     times = each("curve", lambda save: save.seconds)
-    waits = each("second", lambda save: save.wait_seconds)
+    # How long epochs waited for a save is recorded with what comes after it.
+    unknown = {id(run.saves[-1]) for run in story.runs if run.ended is None and run.saves}
+    waits = each("second", lambda it: math.nan if id(it) in unknown else it.wait_seconds)
     rows = [
         (
             str(it.epoch),
             format_time(it.ended),
             format_bytes(it.nbytes),
             format_seconds(it.seconds),
-            format_seconds(it.wait_seconds),
+            "unknown" if id(it) in unknown else format_seconds(it.wait_seconds),
             len(it.nodes),
             _slowest(it),
         )

@@ -30,7 +30,7 @@ class SaveStory:
     step: int  # 0: it contains whole epochs
     ended: float
     seconds: float  # until the slowest node's store was durable
-    wait_seconds: float  # that epochs waited for it
+    wait_seconds: float  # that epochs waited for it; 0 if the run was lost before it told
     nbytes: int
     nodes: Mapping[str, float]  # how long each took, in seconds
 

@@ -39,7 +39,7 @@ def timeline_section(story: Story) -> Html:
     ]
     if not drawn:
         return Html("")
-    shown = ("start", "compute", "save_wait", "redone", "recovery", "loss", "task")
+    shown = ("start", "compute", "save_wait", "redone", "recovery", "idle", "loss", "task")
     titles = {"save_wait": "Save", "loss": "Loss", "task": "Tasks, of sampled epochs"}
     kinds = {kind: titles.get(kind) or PARTS[kind][0] for kind in shown}
     return section(
@@ -103,7 +103,10 @@ def _phases(run: RunStory, grain: float) -> list[Block]:
     ends = [loss.time for loss in run.losses]
     ends += [run.last_seen] if run.state in ("lost", "failed") else []
     vain = [Block(known[max(0, bisect(known, it) - 1)], it, "redone", "lost") for it in ends]
-    shown = [Block(run.began, start, "start", "start")]
+    shown = [
+        Block(run.began, run.last_seen, "idle", "idle"),
+        Block(run.began, start, "start", "start"),
+    ]
     for blocks in (ran, vain, waits, recoveries):
         shown += merge(blocks, grain)
     return shown

@@ -174,6 +174,14 @@ def test_a_runner_reports_on_its_directory_with_the_job_drawn(tmp_path: Path) ->
         JobRunner(build()).report(path)
 
 
+def test_the_wait_for_the_last_save_of_a_lost_run_is_unknown() -> None:
+    story = make_story(10, num_runs=1, nodes=["a"])
+    [run] = story.runs
+    lost = replace(story, runs=(replace(run, state="lost", ended=None),))
+    assert "unknown" not in text_of(to_page(story))
+    assert text_of(to_page(lost)).count("unknown") == 1
+
+
 def test_a_timeline_shows_what_was_lost_and_waits_in_the_middle_of_epochs() -> None:
     story = make_story(10, num_runs=1, nodes=["a"])
     [run] = story.runs
@@ -184,6 +192,7 @@ def test_a_timeline_shows_what_was_lost_and_waits_in_the_middle_of_epochs() -> N
     assert ("redone", before[1].ended, loss.time) in blocks
     assert ("recovery", loss.time, loss.resumed) in blocks
     assert ("redone", run.last_seen, run.last_seen + 9) in blocks
+    assert blocks[0] == ("idle", run.began, run.last_seen + 9)  # where nothing is drawn over it
     save = SaveStory(Position(3, 1), 1, run.epochs[3].ended - 1, 0.5, 0.5, 9, {"a": 0.5})
     longer = replace(run.epochs[3], seconds=run.epochs[3].seconds - 0.5)
     epochs = (*run.epochs[:3], longer, *run.epochs[4:])
