@@ -19,6 +19,7 @@ import importlib.util
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,12 @@ def slices(data: Any, batch: int) -> Iterable[Any]:
         yield data[start : start + batch]
 
 
-def gathered(data: np.ndarray, batch: int, seed: int = 1) -> Iterable[Any]:
-    order = np.random.default_rng(seed).permutation(len(data))
+PASSES = count()
+
+
+def gathered(data: np.ndarray, batch: int) -> Iterable[Any]:
+    """In an order that the number of the pass restores: another one in each, as readers have."""
+    order = np.random.default_rng((1, next(PASSES))).permutation(len(data))
     for start in range(0, len(data), batch):
         yield data.take(order[start : start + batch], axis=0)
 

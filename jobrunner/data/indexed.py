@@ -13,7 +13,6 @@ import numpy as np
 from jobrunner.data.cursors import Setup, reduced
 from jobrunner.data.order import WINDOW, Indices, Shuffled
 from jobrunner.data.position import OPEN, Position, Ranges, cut, end_of
-from jobrunner.data.sources import Part
 
 Index = int | slice | Indices
 
@@ -46,70 +45,81 @@ class Indexed:
         for item in self.position.ready:
             return item
         with self.position.lock:
-            read, index = self._next()
-        return read(index)
+            read = self._next()
+        return read()
 
     def plan(self) -> Callable[[], tuple[Any, Ranges]]:
         """Reads the next batch in another thread; returns it, and what is left of the pass then."""
         with self.position.lock:
-            (read, index), rest = self._next(), self.position.rest
-        return lambda: (read(index), rest)
+            read, rest = self._next(), self.position.rest
+        return lambda: (read(), rest)
 
-    def _next(self) -> tuple[Callable[[Any], Any], Index]:
-        """What reads the next record or batch, which counts as read from now on, and its index."""
+    def _next(self) -> Callable[[], Any]:
+        """What reads the next record or batch, which counts as read from now on."""
         position, size = self.position, self._size
-        for index in position.indices:
-            return position.read, index
-        if ready := self._whole_batches():
-            part, indices = ready
-            is_taken = self._order is not None and self._batch is not None
-            read = part.take if is_taken else part.get
-            position.at += size
-            position.prepare(indices[1:], size, read)
-            return read, indices[0]
+        while (ready := position.take()) is None:
+            if position.has_ended:
+                raise end_of(position.number)
+            if not self._prepare():
+                break
+        else:
+            return ready
+        get, take, _ = self.setup.source.part(0, self._total)
         rest = position.rest
-        if not rest:
-            raise end_of(position.number)
-        get, take = self.setup.source.part(0, self._total)
         taken, position.rest = cut(rest, 0, size), cut(rest, size, OPEN)
+        given_back = rest if position.has_ended else taken  # with what `drop_last` leaves out
         if self._order is None and len(taken) == 1:
             start, stop = taken[0].start, taken[0].stop
-            return get, start if self._batch is None else slice(start, stop)
+            index: Index = start if self._batch is None else slice(start, stop)
+            return position.reading(get, index, given_back)
         found = np.concatenate([self._numbers(each.start, each.stop, each.stop) for each in taken])
-        return (get, int(found[0])) if self._batch is None else (take, found)
-
-    def _whole_batches(self) -> tuple[Part, Sequence[Index]] | None:
-        """What the next reads take, and of what: as much as is in one block, and in this range.
-
-        None if that is less than a batch, or may be the last one.
-        """
-        position, size = self.position, self._size
-        start, until = position.at, position.until
-        stop = until - self.setup.least
-        if start + size > stop:
-            return None
-        first = start if self._order is None else self._numbers(start, start + 1, until)[0]
-        block = bisect_right(self._ends, first)
-        end = self._ends[block]
-        part = self.setup.source.part(end - self._lengths[block], end)
-        stop = min(stop, end if self._order is None else self._order.end(start))
-        count = min(stop - start, size * _MOST_READY, max(size, WINDOW)) // size
-        if count == 0:
-            return None
-        stop = start + count * size
-        if self._order is not None:
-            numbers = self._numbers(start, stop, until)
-            return part, list(numbers.reshape(-1, size)) if self._batch else numbers.tolist()
-        starts = range(start, stop, size)
         if self._batch is None:
-            return part, starts
-        return part, list(map(slice, starts, range(start + size, stop + size, size)))
+            return position.reading(get, int(found[0]), given_back)
+        return position.reading(take, found, given_back)
+
+    def _prepare(self) -> bool:
+        """Prepare what the next reads take: as much as is in one block and range, if it is a batch."""
+        position, size, order = self.position, self._size, self._order
+        start, until = position.at, position.until
+        if len(self._lengths) == 1:
+            stop, part = until, self.setup.source.part(0, self._total)
+        else:
+            first = start if order is None else self._numbers(start, start + 1, until)[0]
+            block = bisect_right(self._ends, first)
+            end = self._ends[block]
+            stop = min(until, end if order is None else order.end(start))
+            part = self.setup.source.part(end - self._lengths[block], end)
+        stop = min(stop, start + max(size, min(size * _MOST_READY, WINDOW)))
+        if stop < until or position.behind or self.setup.drop_last:
+            # The last batch may be filled up from behind, or left out: leave it to `_next`.
+            stop = min(stop, until - self.setup.least)
+            stop -= (stop - start) % size
+        if stop <= start:
+            return False
+        starts = range(start, stop, size)
+        stops = [*range(start + size, stop, size), stop]
+        if order is None:
+            indices = starts if self._batch is None else list(map(slice, starts, stops))
+            position.prepare(part.get, indices, starts, None if part.gets_views else stop)
+            return True
+        numbers = self._numbers(start, stop, until)
+        if self._batch is None:
+            position.prepare(part.get, numbers.tolist(), starts, stop)
+        else:
+            position.prepare(part.take, _batches(numbers, size), starts, stop)
+        return True
 
     def _numbers(self, start: int, stop: int, limit: int) -> Indices:
         """The numbers of the records at these positions; those up to `limit` may be next."""
         if self._order is None:
             return np.arange(start, stop)
         return self._order.at(self.position.number, start, stop, limit)
+
+
+def _batches(numbers: Indices, size: int) -> list[Indices]:
+    whole = len(numbers) - len(numbers) % size
+    found = list(numbers[:whole].reshape(-1, size))
+    return found if whole == len(numbers) else [*found, numbers[whole:]]
 
 
 def _describe(seed: int | None, lengths: Sequence[int]) -> str:

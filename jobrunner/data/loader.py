@@ -64,6 +64,7 @@ class Loaded:
         self._lock = threading.Lock()
         self._number, self._taken, self.has_ended = 0, 0, False
         self._items: Iterator[Any] | None = None
+        self._start: dict[str, Any] | None = None  # a state from before what is read
 
     __reduce__ = reduced
 
@@ -77,22 +78,37 @@ class Loaded:
         with self._lock:
             if self.has_ended:
                 raise end_of(self._number)
-            if self._items is None:
-                self._items = iter(self._loader)
-            item = next(self._items, _END)
+            try:
+                items = self._items or self._open()
+                item = next(items, _END)
+                # The loader's state says that it was the last one only when asked for more.
+                is_last = item is _END or self._taken + 1 == self._length()
+                if is_last and next(items, _END) is not _END:
+                    raise DefinitionError(
+                        f"Pass {self._number}: expected {self._taken + 1} items of the loader, which "
+                        f"is its length; found more. Make its __len__ right, or raise TypeError there."
+                    )
+            except BaseException:
+                self._items = None  # the next read tries again
+                raise
+            if is_last:
+                self.has_ended, self._items, self._start = True, None, None
             if item is _END:
-                self.has_ended, self._items = True, None
                 raise end_of(self._number)
             self._taken += 1
-            if self._taken == self._length():
-                # The loader's state says so too only when it was asked for more.
-                if next(self._items, _END) is not _END:
-                    raise DefinitionError(
-                        f"Pass {self._number}: expected {self._taken} items of the loader, which is "
-                        f"its length; found more. Make its __len__ right, or raise TypeError there."
-                    )
-                self.has_ended, self._items = True, None
             return item
+
+    def _open(self) -> Iterator[Any]:
+        """Begin the pass, or again after an error: from the last known state on, without what was read."""
+        taken = self._taken
+        if self._start is not None:
+            self._load(self._start)
+        self._items = items = self._items or iter(self._loader)
+        self._start = self._start or self._state()
+        to_skip, self._taken = taken - self._taken, taken
+        for _ in range(to_skip):
+            next(items, None)
+        return items
 
     def _length(self) -> int | None:
         try:
@@ -118,14 +134,17 @@ class Loaded:
     def state_dict(self) -> dict[str, Any]:
         """The number of the pass, how many items of it were read, and the loader's state."""
         with self._lock:
-            return {
-                "pass": self._number,
-                "taken": self._taken,
-                "finished": self.has_ended,
-                # Its state first: the loader may draw numbers to make one.
-                "loader": self._loader.state_dict(),
-                "generator": None if (own := self._generator()) is None else own.get_state(),
-            }
+            return self._state()
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "pass": self._number,
+            "taken": self._taken,
+            "finished": self.has_ended,
+            # Its state first: the loader may draw numbers to make one.
+            "loader": self._loader.state_dict(),
+            "generator": None if (own := self._generator()) is None else own.get_state(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved position."""
@@ -141,16 +160,20 @@ class Loaded:
             "the state",
         )
         with self._lock:
-            self._loader.load_state_dict(state["loader"])
-            self._number, self._taken = state["pass"], state["taken"]
-            self.has_ended = state["finished"]
-            # This takes the loader to its state, or to the next pass if the state is an end.
-            self._items = iter(self._loader)
-            if (own := self._generator()) is not None and state["generator"] is not None:
-                # PyTorch's loaders draw from it between passes, which their states do not tell.
-                own.set_state(state["generator"])
-                if self.has_ended:
-                    self._items = None  # it came from another state of the generator
+            self._load(state)
+            self._start = None if self.has_ended else state
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self._loader.load_state_dict(state["loader"])
+        self._number, self._taken = state["pass"], state["taken"]
+        self.has_ended = state["finished"]
+        # This takes the loader to its state, or to the next pass if the state is an end.
+        self._items = iter(self._loader)
+        if (own := self._generator()) is not None and state["generator"] is not None:
+            # PyTorch's loaders draw from it between passes, which their states do not tell.
+            own.set_state(state["generator"])
+            if self.has_ended:
+                self._items = None  # it came from another state of the generator
 
     def merge_state_dicts(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Raise `PlanMismatchError`."""

@@ -19,15 +19,19 @@ Key = NDArray[np.uint64]
 
 WINDOW = 1 << 16  # positions whose records are computed together
 _FEW = 1 << 12  # records whose order is a sort of random numbers
+_AT_ONCE = 1 << 13  # records of several passes that are sorted together
 _ROUNDS = 6
 _TAIL = 32  # so few numbers are mixed one by one: an array of them takes longer
 
 
 def key_of(*parts: object) -> Key:
     """64-bit numbers that look random and depend only on `parts`."""
-    digest = hashlib.sha512(repr(("jobrunner.data", *parts)).encode()).digest()
-    more = hashlib.sha512(digest).digest()
-    return np.frombuffer(digest + more, "<u8")
+    digest = _digest(parts)
+    return np.frombuffer(digest + hashlib.sha512(digest).digest(), "<u8")
+
+
+def _digest(parts: tuple[object, ...]) -> bytes:
+    return hashlib.sha512(repr(("jobrunner.data", *parts)).encode()).digest()
 
 
 class Permutation:
@@ -48,7 +52,7 @@ class Permutation:
         self._factors = [factor | 1 for factor in factors]
         self._all: Indices | None = None
         if n <= _FEW:
-            self._all = np.argsort(_hashed(n, key))  # no two hashes are the same
+            self._all = _sorted(n, key[:1])[0]
         elif n <= WINDOW:
             table = self._mixed(np.arange(1 << bits, dtype=self._dtype))
             self._all = self._again(table[:n].copy(), table.__getitem__)
@@ -84,14 +88,51 @@ class Permutation:
         return found.astype(np.int64)
 
 
-def _hashed(n: int, key: Key) -> NDArray[np.uint64]:
-    """A 64-bit hash of each number below `n` (SplitMix64's finalizer)."""
-    x: NDArray[np.uint64] = np.arange(n, dtype=np.uint64)
-    x = x * np.uint64(0x9E3779B97F4A7C15) + key[0]
+_NUMBERS = np.arange(_FEW, dtype=np.uint64)
+_STEPS = _NUMBERS * np.uint64(0x9E3779B97F4A7C15)
+
+
+def _sorted(n: int, keys: Key) -> Indices:
+    """For each key, the numbers below `n` in the order of their 64-bit hashes (SplitMix64's)."""
+    x: NDArray[np.uint64] = _STEPS[:n] + keys[:, None]
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    hashed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
-    return hashed
+        x ^= x >> shift
+        x *= factor
+    x ^= x >> 31
+    return sorted_numbers(x)
+
+
+def sorted_numbers(rows: NDArray[np.uint64]) -> Indices:
+    """As `argsort` of each row, of at most `_FEW` different items, in a third of the time.
+
+    The low bits of the items make room for their numbers, which are then sorted with them.
+    """
+    n = rows.shape[1]
+    mask = np.uint64((1 << n.bit_length()) - 1)
+    found = rows & ~mask | _NUMBERS[:n]
+    found.sort(axis=1)
+    if ((found[:, 1:] ^ found[:, :-1]) <= mask).any():  # the low bits decide
+        return np.argsort(rows, axis=1)
+    found &= mask
+    return found.view(np.int64)
+
+
+class _FewShuffled:
+    """The shuffled orders of few records, of several passes at once."""
+
+    def __init__(self, n: int, seed: int) -> None:
+        self._n, self._seed = n, seed
+        self._first, self._orders = 0, np.empty((0, n), np.int64)
+
+    def at(self, number: int) -> Indices:
+        """The order of pass `number`."""
+        if not 0 <= number - self._first < len(self._orders):
+            passes = range(number, number + max(1, _AT_ONCE // (self._n + 1)))
+            self._first = number
+            digests = b"".join(_digest((self._seed, i, 0))[:8] for i in passes)
+            self._orders = _sorted(self._n, np.frombuffer(digests, "<u8"))
+        order: Indices = self._orders[number - self._first]
+        return order
 
 
 class Shuffled:
@@ -107,6 +148,8 @@ class Shuffled:
     def __init__(self, lengths: Sequence[int], seed: int) -> None:
         self._lengths, self._seed = np.asarray(lengths, np.int64), seed
         self._starts = np.cumsum(self._lengths) - self._lengths
+        n = sum(lengths)
+        self._few = _FewShuffled(n, seed) if len(lengths) == 1 and n <= _FEW else None
         self._begin(0)
 
     def _begin(self, number: int) -> None:
@@ -124,6 +167,8 @@ class Shuffled:
 
         Those up to `limit` are likely to be asked for next.
         """
+        if self._few is not None:
+            return self._few.at(number)[start:stop]
         if number != self._number:
             self._begin(number)
         if start < self._from or stop > self._until:

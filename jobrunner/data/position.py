@@ -84,20 +84,21 @@ class Position:
         self.moves = 0  # how often it went elsewhere than to the next record
         self._whole, self._shard, self._least = whole, shard, least
         self._identity = dict(identity)
+        self._own = self._share((whole,))
         self.at = 0
-        self.prepare((), 1, iter)
+        self.prepare(iter, (), range(0), None)
         self._go(0, [])
 
     def _go(self, number: int, rests: Sequence[Ranges]) -> None:
         self.number = number
-        self.rest, *later = rests or [self._share((self._whole,))]
+        self.rest, *later = rests or [self._own]
         self._later = later
         self.moves += 1
 
     @property
     def rest(self) -> Ranges:
         """What is left of the pass."""
-        ready = length_hint(self.indices) * self._size
+        ready = length_hint(self._items[0]) * self._size
         first = range(self.at - ready, self.until, self.step)
         return (first, *self.behind) if first else self.behind
 
@@ -105,8 +106,7 @@ class Position:
     def rest(self, ranges: Ranges) -> None:
         if self._least > 1 and sum(map(len, ranges)) < self._least:
             ranges = ()
-        for _ in self.indices:
-            pass  # who still holds `ready` finds no more
+        self._drop()  # who still holds `ready` finds no more
         first, *behind = ranges or (range(0),)
         self.at, self.until, self.step = first.start, first.stop, first.step
         self.behind = tuple(behind)
@@ -114,17 +114,55 @@ class Position:
     @property
     def has_ended(self) -> bool:
         """Whether nothing is left of the pass."""
-        return self.at >= self.until
+        return self.at >= self.until and not length_hint(self._items[0])
 
-    def prepare(self, indices: Sequence[Any], size: int, read: Callable[[Any], Any]) -> None:
-        """Make `ready` what is next: what `read` returns for each of `indices`, `size` records each.
+    def prepare(
+        self, read: Callable[[Any], Any], indices: Sequence[Any], starts: range, stop: int | None
+    ) -> None:
+        """Make `ready` what is next: what `read` returns for each of `indices`.
 
-        Threads take from `ready` without the lock: each index goes to one of them. It counts as read
-        from then on, since the position is told by how many are left.
+        Each reads the records from one of `starts` to before the next, or `stop`; None: reading
+        cannot fail. Threads take from `ready` without the lock: each index goes to one of them. It
+        counts as read from then on, since the position is told by how many are left.
         """
-        self.at += len(indices) * size
-        self.indices, self._size, self.read = iter(indices), size, read
-        self.ready = map(read, self.indices)
+        self._size = starts.step
+        self._reads: Callable[..., Any] = read if stop is None else self._attempt(read, stop)
+        self._items = (iter(indices),) if stop is None else (iter(indices), iter(starts))
+        self.ready = map(self._reads, *self._items)
+        self.at += len(starts) * starts.step  # last: until then, `has_ended` is false
+
+    def take(self) -> Callable[[], Any] | None:
+        """What reads the first of `ready`, which counts as read from now on; None if there is none."""
+        for item in zip(*self._items, strict=False):
+            return partial(self._reads, *item)
+        return None
+
+    def reading(self, read: Callable[[Any], Any], index: Any, taken: Ranges) -> Callable[[], Any]:
+        """The same for what counts as read already."""
+        return partial(self._attempt(read, 0), index, taken)
+
+    def _attempt(self, read: Callable[[Any], Any], stop: int) -> Callable[[Any, int | Ranges], Any]:
+        """The same function, after whose errors the next read tries again."""
+        moves, size = self.moves, self._size
+
+        def attempt(index: Any, taken: int | Ranges) -> Any:
+            try:
+                return read(index)
+            except BaseException:
+                if isinstance(taken, int):
+                    taken = (range(taken, min(taken + size, stop)),)
+                with self.lock:
+                    if moves == self.moves:
+                        self.at -= self._drop() * self._size
+                        ranges = sorted((*taken, *self.rest), key=lambda each: each.start)
+                        self.rest = _joined(ranges)
+                raise
+
+        return attempt
+
+    def _drop(self) -> int:
+        """Empty `ready`; return how much it was."""
+        return sum(1 for _ in zip(*self._items, strict=False))
 
     def begin(self) -> None:
         """Begin the next pass."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Protocol, Self, runtime_checkable
 
 from jobrunner.data.cursors import Cursor, Setup, opened
@@ -29,7 +30,10 @@ class Reader(Protocol):
         """Whether the pass has ended and the next has not begun."""
 
     def read(self) -> Any:
-        """The next record or batch. Raises `EndOfData` at the end of the pass, until the next one."""
+        """The next record or batch. Raises `EndOfData` at the end of the pass, until the next one.
+
+        After another error the next call tries the same again.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain values."""
@@ -114,8 +118,8 @@ class DataReader:
         """Return a reader whose threads read ahead, in the same order, while tasks compute.
 
         The position is that of what was handed out, not of what was read ahead. An error arrives at
-        the `read` of its batch, which the next `read` tries again. The threads start with the first
-        `read` and end when the reader is dropped.
+        the `read` of its batch. The threads start with the first `read` and end when the reader is
+        dropped.
 
         Parameters
         ----------
@@ -155,9 +159,7 @@ class DataReader:
         """The next record or batch.
 
         Raises `EndOfData` at the end of the pass, until the next one has begun, and at the end of a
-        limited loop. After another error the next call goes on behind what could not be read; to
-        try it again, load the state from before. Readers that read ahead and those of
-        `from_iterable` try it again by themselves.
+        limited loop. After another error the next call tries the same again, in any thread.
         """
         if not self._is_limited:
             return self._cursor.read()
@@ -187,14 +189,17 @@ class DataReader:
         if self.finished:
             self._cursor.position.begin()
         self._taken, self._started = 0, None
-        return self._loop()
+        return chain.from_iterable(self._loop())
 
-    def _loop(self) -> Iterator[Any]:
+    def _loop(self) -> Iterator[Iterable[Any]]:
+        position = self._cursor.position
         with suppress(EndOfData):
             while True:
                 if not self._is_limited:
-                    yield from self._cursor.position.ready
-                yield self.read()
+                    yield position.ready
+                if position.has_ended:
+                    return
+                yield (self.read(),)
 
     def __next__(self) -> Any:
         try:

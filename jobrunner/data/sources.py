@@ -19,6 +19,8 @@ class Part(NamedTuple):
     """The record of a number, or a batch of those in a slice."""
     take: Callable[[Indices], Any]
     """A batch of the records of these numbers, in their order."""
+    gets_views: bool = False
+    """Whether `get` reads nothing, so that it cannot fail."""
 
 
 class Source(Protocol):
@@ -83,8 +85,8 @@ def rows_of(data: Any) -> Part:
         is_plain = type(data) in (np.ndarray, np.memmap)
         if is_plain and data.flags.c_contiguous and data.flags.aligned:
             take = data.view(np.ndarray).take
-            return Part(data.__getitem__, lambda numbers: take(numbers, 0))
-        return Part(data.__getitem__, data.__getitem__)
+            return Part(data.__getitem__, lambda numbers: take(numbers, 0), gets_views=True)
+        return Part(data.__getitem__, data.__getitem__, gets_views=True)
     if is_of(data, "pandas") and hasattr(data, "iloc"):
         return Part(data.iloc.__getitem__, data.iloc.__getitem__)
     if is_of(data, "datasets") and hasattr(data, "column_names"):

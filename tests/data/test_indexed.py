@@ -13,6 +13,7 @@ import pytest
 
 from jobrunner import DefinitionError, JobRunnerError, PlanMismatchError
 from jobrunner.data import EndOfData, Reader, from_records
+from jobrunner.data.order import sorted_numbers
 
 
 def flat(reader: Any) -> list[int]:
@@ -224,23 +225,6 @@ def test_a_read_that_fails_does_not_count_for_a_limit() -> None:
         limited.read()
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_after_a_read_that_fails_the_next_goes_on_unless_the_state_from_before_is_loaded(
-    size: int,
-) -> None:
-    def reader() -> Any:
-        return from_records(Flaky(range(8))).batched(size)
-
-    skips, again = reader(), reader()
-    before = again.state_dict()
-    for each in (skips, again):
-        with pytest.raises(OSError, match="busy"):
-            each.read()
-    again.load_state_dict(before)
-    assert flat(skips) == list(range(size, 8))
-    assert flat(again) == list(range(8))
-
-
 FORGED = {
     "length": (99, "field 'length': expected 10, found 99. The data has another number of records"),
     "order": ("as stored", "field 'order': expected 'shuffled, seed 1', found 'as stored'"),
@@ -295,6 +279,30 @@ def test_a_state_of_something_else_is_refused() -> None:
     for state in ({}, {"position": 3}, [1], None):
         with pytest.raises(PlanMismatchError, match="expected the fields"):
             reader.load_state_dict(state)  # type: ignore[arg-type]
+
+
+def test_rows_are_sorted_as_argsort_does_even_if_only_low_bits_differ() -> None:
+    rows = np.random.default_rng(1).permuted(
+        np.tile(np.arange(50, dtype=np.uint64), (3, 1)), axis=1
+    )
+    for shift in (0, 3, 30, 58):
+        assert (sorted_numbers(rows << shift) == np.argsort(rows, axis=1)).all()
+
+
+@pytest.mark.parametrize("n", [1, 3, 5000])
+def test_each_pass_has_its_order_whichever_was_read_before(n: int) -> None:
+    def order_of(*passes: int) -> list[int]:
+        reader = from_records(np.arange(n)).shuffled(1).batched(7)
+        start = reader.state_dict()
+        for number in passes:
+            reader.load_state_dict({**start, "pass": number})
+            order = flat(reader)
+        return order
+
+    orders = {number: order_of(number) for number in (0, 1, 4000, 10**9)}
+    assert order_of(1, 0) == orders[0]
+    assert order_of(0, 10**9, 4000, 3999, 1) == orders[1]
+    assert order_of(3999, 4000) == orders[4000]
 
 
 def test_threads_share_a_reader() -> None:

@@ -1,0 +1,263 @@
+"""A record whose read fails counts as not read, whatever reads it: the next read tries it again."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import dask.bag
+import numpy as np
+import pytest
+
+from jobrunner.data import (
+    EndOfData,
+    from_dask,
+    from_iterable,
+    from_lines,
+    from_loader,
+    from_records,
+)
+from tests.data.test_iterables import Loader
+
+N = 24
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Tracebacks refer to readers, whose threads end when nothing does."""
+    yield
+    gc.collect()
+
+
+class Fault:
+    """Fails at some calls."""
+
+    def __init__(self) -> None:
+        self.calls, self.bad = 0, frozenset[int]()
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.calls in self.bad:
+            raise OSError("busy")
+
+
+class Rows(list[int]):
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(range(N))
+        self.fault = fault
+
+    def __getitem__(self, index: Any) -> Any:
+        self.fault()
+        return super().__getitem__(index)
+
+
+class Chunked:
+    """As an array in chunks."""
+
+    shape, dtype, chunks = (N,), np.dtype("V3000000"), (2,)
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+
+    def __getitem__(self, index: slice) -> Any:
+        self.fault()
+        return np.arange(N)[index]
+
+
+class FaultyLoader(Loader):
+    def __init__(self, fault: Fault, *, has_length: bool) -> None:
+        super().__init__(N, has_length=has_length)
+        self.fault = fault
+
+    def __iter__(self) -> Iterator[int]:
+        for item in super().__iter__():
+            self.fault()
+            yield item
+
+
+def computed(fault: Fault) -> Any:
+    def record(i: int) -> int:
+        fault()
+        return i
+
+    return dask.bag.from_sequence(range(N), npartitions=5).map(record)
+
+
+def iterated(fault: Fault) -> Iterator[int]:
+    for i in range(N):
+        fault()
+        yield i
+
+
+READERS: dict[str, Callable[[Fault], Any]] = {
+    "sequence": lambda fault: from_records(Rows(fault)),
+    "dict": lambda fault: from_records({"a": Rows(fault), "b": list(range(N))}),
+    "chunks": lambda fault: from_records(Chunked(fault)),
+    "partitions": lambda fault: from_dask(
+        computed(fault), lengths=[5, 5, 5, 5, 4], scheduler="synchronous"
+    ),
+    "iterable": lambda fault: from_iterable(lambda: iterated(fault)),
+    "loader": lambda fault: from_loader(FaultyLoader(fault, has_length=True)),
+    "loader without a length": lambda fault: from_loader(FaultyLoader(fault, has_length=False)),
+}
+OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "": lambda it: it,
+    "batched": lambda it: it.batched(3),
+    "shuffled": lambda it: it.shuffled(1).batched(3),
+    "mixed": lambda it: it.shuffled(1, by_block=False).batched(5),
+    "shard": lambda it: it.sharded(1, 2).batched(5),
+    "drop_last": lambda it: it.batched(7, drop_last=True),
+    "prefetched": lambda it: it.batched(2).prefetched(3),
+    "limited": lambda it: it.batched(2).limited(batches=100),
+}
+CASES = [
+    (kind, how)
+    for kind in READERS
+    for how in OPTIONS
+    if (kind != "iterable" or how not in ("shuffled", "mixed"))
+    and (not kind.startswith("loader") or how in ("", "limited"))
+]
+
+
+def made(kind: str, how: str, fault: Fault) -> Any:
+    if kind.startswith("loader"):
+        return READERS[kind](fault).limited(batches=100) if how else READERS[kind](fault)
+    return OPTIONS[how](READERS[kind](fault))
+
+
+def plain(items: list[Any]) -> list[Any]:
+    return [np.asarray(it["a"] if isinstance(it, dict) else it).tolist() for it in items]
+
+
+def read_on(reader: Any, *, is_alone: bool = True) -> list[Any]:
+    """The rest of the pass, through all errors."""
+    found: list[Any] = []
+    while not reader.finished:
+        before = reader.state_dict()
+        try:
+            found.append(reader.read())
+        except OSError:
+            if is_alone and "rest" in before:
+                assert reader.state_dict() == before
+        except EndOfData:  # another thread has read the last one, or a loader has no length
+            assert not is_alone or reader.finished
+    return plain(found)
+
+
+@pytest.mark.parametrize(("kind", "how"), CASES)
+def test_the_next_read_tries_again(kind: str, how: str) -> None:
+    fault = Fault()
+    reader = made(kind, how, fault)
+    fault.calls = 0
+    passes = [plain(list(reader)) for _ in range(2)]
+    count = fault.calls
+    for bad in ({1}, {2, 3}, {count // 2}, set(range(1, count, 4))):
+        fault = Fault()
+        reader = made(kind, how, fault)
+        fault.calls, fault.bad = 0, frozenset(bad)
+        found = read_on(reader)
+        assert found == passes[0]
+        iter(reader)
+        assert read_on(reader) == passes[1]
+        assert fault.calls > max(bad)
+
+
+@pytest.mark.parametrize("how", ["", "batched", "shuffled"])
+def test_what_one_thread_failed_to_read_another_one_reads(how: str) -> None:
+    fault = Fault()
+    reader = made("sequence", how, fault)
+    fault.calls, fault.bad = 0, frozenset(range(1, 200, 3))
+
+    def read(_: int) -> list[Any]:
+        return read_on(reader, is_alone=False)
+
+    with ThreadPoolExecutor(3) as pool:
+        items = [item for part in pool.map(read, range(3)) for item in part]
+    assert sorted(np.concatenate([np.atleast_1d(it) for it in items]).tolist()) == list(range(N))
+
+
+def test_a_pass_that_went_elsewhere_meanwhile_gets_nothing_back() -> None:
+    class Moving(list[int]):
+        reader: Any = None
+
+        def __getitem__(self, index: Any) -> Any:
+            if self.reader is not None:
+                moved, self.reader = self.reader, None
+                moved.load_state_dict(start)
+                raise OSError("busy")
+            return super().__getitem__(index)
+
+    data = Moving(range(6))
+    reader = from_records(data)
+    start = reader.state_dict()
+    assert reader.read() == 0
+    data.reader = reader
+    with pytest.raises(OSError, match="busy"):
+        reader.read()
+    assert list(reader) == list(range(6))
+
+
+def test_a_file_that_comes_back_is_read_on(tmp_path: Path) -> None:
+    path, away = tmp_path / "lines", tmp_path / "away"
+    path.write_text("a\nb\nc\n")
+    reader = from_lines(path).batched(2)
+    path.rename(away)
+    with pytest.raises(FileNotFoundError):
+        reader.read()
+    away.rename(path)
+    assert list(reader) == [["a", "b"], ["c"]]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_loader_of_torchdata_tries_again(is_given: bool) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    loaders = pytest.importorskip(
+        "torchdata.stateful_dataloader", reason="pip install 'dask-jobrunner[torchdata]'"
+    )
+
+    def make(data: Any) -> Any:
+        own = torch.Generator().manual_seed(3) if is_given else None
+        torch.manual_seed(4)
+        return from_loader(loaders.StatefulDataLoader(data, shuffle=True, generator=own))
+
+    def two_passes(reader: Any) -> list[Any]:
+        found = [read_on(reader)]
+        iter(reader)
+        return [*found, read_on(reader)]
+
+    whole = two_passes(make(list(range(N))))
+    assert whole[0] != whole[1]
+    fault = Fault()
+    fault.bad = frozenset({1, 4, 9, 14})
+    assert two_passes(make(Rows(fault))) == whole
+    assert fault.calls > 14
+
+
+@pytest.mark.filterwarnings("ignore")  # of its pickler
+def test_a_stream_of_hugging_face_tries_again() -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    fault = Fault()
+    fault.bad = frozenset({1, 4, 9, 14})
+
+    def rows() -> Iterator[dict[str, int]]:
+        for i in range(8):
+            fault()
+            yield {"n": i}
+
+    reader = from_loader(datasets.IterableDataset.from_generator(rows))
+    for _ in range(2):
+        found = []
+        while not reader.finished:
+            try:
+                found.append(reader.read()["n"])
+            except EndOfData:
+                assert reader.finished
+            except Exception:  # which the library wraps
+                assert fault.calls in fault.bad
+        assert found == list(range(8))
+        iter(reader)
+    assert fault.calls > 16
