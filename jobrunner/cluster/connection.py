@@ -190,6 +190,17 @@ def _is_about_tls(error: Exception, address: str) -> bool:
     return address.startswith("tls:") and isinstance(error, its_files)
 
 
+class _LoopbackCluster(LocalCluster):
+    """Links to the dashboard at the address where it listens, also without processes."""
+
+    @property
+    def dashboard_link(self) -> str:
+        """Dask takes the host from the scheduler's address: "inproc://192.0.2.1/123/1"."""
+        link: str = super().dashboard_link
+        host = self.scheduler_address.partition("://")[2].partition("/")[0]
+        return link.replace(f"//{host}:", "//127.0.0.1:", 1)
+
+
 class OwnCluster:
     """A `LocalCluster` for one session; no worker is left if it is interrupted while it starts.
 
@@ -221,6 +232,7 @@ class OwnCluster:
             "threads_per_worker": threads_per_worker,
             "processes": processes,
             "dashboard_address": "127.0.0.1:0",  # any free port
+            "worker_dashboard_address": None if processes else "127.0.0.1:0",
         }
         if self._sockets is not None:
             options |= {"protocol": UNIX, "host": f"127.0.0.1{self._sockets.name}"}
@@ -294,7 +306,7 @@ class OwnCluster:
             preload = dask.config.get("distributed.scheduler.preload")
             settings["distributed.scheduler.preload"] = [*preload, "jobrunner.dashboard"]
         with dask.config.set(settings):
-            return LocalCluster(**options)
+            return _LoopbackCluster(**options)  # type: ignore[no-untyped-call]
 
 
 def run_in_thread(fn: Callable[[], _T], name: str) -> Future[_T]:

@@ -62,6 +62,15 @@ def test_only_its_owner_can_reach_a_local_cluster():
     assert not paths[0].parent.exists()
 
 
+def test_a_cluster_without_processes_is_open_to_no_other_machine():
+    before = listening(os.getpid())
+    with Session.local(workers=1, threads_per_worker=1, processes=False) as session:
+        hosts = {address.partition(":")[0] for address in listening(os.getpid()) - before}
+        assert hosts <= LOOPBACK
+        host, port = session.client.dashboard_link.split("/")[2].split(":")
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
 def test_a_socket_fits_into_a_long_temporary_directory(monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         for length in range(70, 90):
