@@ -16,6 +16,9 @@ from jobrunner.positions import parse_position
 MAX_NAME_LENGTH = 128
 """In characters. An escaped name with its suffix must fit into 255 bytes on every file system."""
 
+LOG_DIRECTORY = "_log"
+"""The log's directory in a checkpoint directory, by which one is known."""
+
 _MAX_NAME_BYTES = 200
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

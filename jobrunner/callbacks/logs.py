@@ -13,6 +13,7 @@ from typing import Any
 
 from jobrunner.callbacks.metrics import plain_metrics
 from jobrunner.define import PATH, checked
+from jobrunner.outputs import open_output, write_output
 from jobrunner.run import Callback
 from jobrunner.texts import printable
 
@@ -31,8 +32,10 @@ class _Lines:
     def read(self) -> list[str]:
         """The whole lines, without their ends; raises ValueError for a file of somebody else."""
         try:
-            with open(self.path, encoding="utf-8", errors="replace", newline="") as file:
-                text = file.read()
+            with open_output(
+                self.path, "r", encoding="utf-8", errors="replace", newline=""
+            ) as file:
+                text: str = file.read()
         except FileNotFoundError:
             text = ""
         *lines, torn = text.split("\n")
@@ -59,18 +62,14 @@ class _Lines:
     def replace(self, lines: list[str]) -> None:
         """Replace the file by one with these lines, at once."""
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        with open(f"{self.path}.new", "wb") as file:
-            file.writelines(_encode(line) for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{self.path}.new", self.path)
+        write_output(self.path, b"".join(map(_encode, lines)))
 
     def append(self, line: str) -> None:
         """Add a line, which others can read at once."""
         if not self._is_own:
             self.read()
         data = _encode(line)
-        with open(self.path, "ab", buffering=0) as file:
+        with open_output(self.path, "ab", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if file.write(data) < len(data):
                 file.truncate(size)
@@ -79,7 +78,7 @@ class _Lines:
     def sync(self) -> None:
         """Return once the lines are on disk."""
         if self._is_own:
-            with open(self.path, "rb") as file:
+            with open_output(self.path, "rb") as file:
                 os.fsync(file.fileno())
 
 

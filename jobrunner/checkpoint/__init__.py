@@ -18,7 +18,6 @@ from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.history import read_metadata
 from jobrunner.checkpoint.loader import PARTITIONS, REPLICATED, Loader, Origins
 from jobrunner.checkpoint.log import (
-    LOG_DIRECTORY,
     STATE_INTERVAL,
     Beat,
     CommitEntry,

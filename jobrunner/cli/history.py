@@ -13,6 +13,7 @@ from jobrunner.cli.command import Output, main
 from jobrunner.cli.formatting import format_briefly, format_table
 from jobrunner.cli.options import (
     Function,
+    check_file,
     count_option,
     directory_argument,
     job_option,
@@ -33,7 +34,8 @@ def _output_option(default: str) -> Callable[[Function], Function]:
         default=default,
         show_default=True,
         metavar="FILE",
-        help="The file to write; it is replaced.",
+        callback=check_file,
+        help="The file to write, outside of checkpoint directories; it is replaced.",
     )
 
 

@@ -12,6 +12,7 @@ import click
 
 from jobrunner import errors
 from jobrunner.cli.command import Output
+from jobrunner.outputs import check_output
 from jobrunner.positions import parse_position
 from jobrunner.texts import listed
 
@@ -140,6 +141,16 @@ def open_directory(directory: str, **options: Any) -> MultiNodeCheckpointManager
         f"There is no directory {manager.path!r}{found}. Give the --checkpoint directory of "
         f"`jobrunner run`."
     )
+
+
+def check_file(ctx: click.Context, option: click.Parameter, path: str | None) -> str | None:
+    """Refuse now what could not be written in the end."""
+    try:
+        if path is not None:
+            check_output(path)
+    except (errors.DefinitionError, OSError) as error:
+        raise click.BadParameter(str(error), ctx, option) from None
+    return path
 
 
 def read_pairs(

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from jobrunner import errors
 from jobrunner.cli.command import SAVES_FAILED, STDOUT, Output, main
 from jobrunner.cli.options import (
+    check_file,
     cluster_options,
     complete_directories,
     complete_files,
@@ -49,15 +50,6 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
         ctx,
         option,
     )
-
-
-def _check_report(ctx: click.Context, option: click.Parameter, path: str | None) -> str | None:
-    """Refuse now what could not be written after the run."""
-    if path is not None and (
-        os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")
-    ):
-        raise click.BadParameter(f"{path!r} is not a file in a directory that exists.", ctx, option)
-    return path
 
 
 @main.command(
@@ -134,7 +126,7 @@ def _check_report(ctx: click.Context, option: click.Parameter, path: str | None)
 )
 @click.option(
     "--report",
-    callback=_check_report,
+    callback=check_file,
     metavar="FILE",
     help="Write an HTML page of what the runs of DIR did at the end, also if the run fails.",
 )

@@ -15,6 +15,7 @@ from jobrunner._version import __version__
 from jobrunner.cli.command import EPILOG, EXPLAINED, Command, Output, main
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
+from jobrunner.outputs import refuse_within_checkpoint
 
 _OF_ALL = "All commands take --help, and --json, which prints one JSON object on stdout."
 _TEMPLATES = ("kmeans", "training", "simulation")
@@ -116,6 +117,7 @@ def new_command(*, name: str, template: str) -> Output:
 
     Nothing is overwritten.
     """
+    refuse_within_checkpoint(name)
     directory = Path(name)
     job = check_name(directory.absolute().name, "job")
     source = Path(__file__).parent / "templates"

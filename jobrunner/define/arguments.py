@@ -14,6 +14,7 @@ import numpy as np
 
 from jobrunner.errors import DefinitionError
 from jobrunner.positions import is_whole, read_position
+from jobrunner.texts import clip, show
 
 _Callee = TypeVar("_Callee", bound=Callable[..., Any])
 
@@ -86,10 +87,18 @@ NAMES_BY_NAME = Rule(
     "a mapping of names to collections of names (str)",
     lambda it: isinstance(it, Mapping) and NAMES.fits(it) and all(map(NAMES.fits, it.values())),
 )
-PATH = Rule(
-    "a path (str or os.PathLike)",
-    lambda it: isinstance(it, str | os.PathLike) and str(it) != "" and "\0" not in str(it),
-)
+
+
+def _is_path(value: object) -> bool:
+    if not isinstance(value, str | os.PathLike) or not isinstance(text := os.fspath(value), str):
+        return False
+    try:
+        return text != "" and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+PATH = Rule("a path (str or os.PathLike)", _is_path)
 
 
 def checked(**rules: Rule) -> Callable[[_Callee], _Callee]:
@@ -164,11 +173,9 @@ def _refuse(
     names = (getattr(given.get("job"), "name", None), getattr(given.get("fn"), "__name__", None))
     name = next((it for it in (given.get("name"), *names) if isinstance(it, str)), None)
     what = where if name is None or parameter == "name" else f"{where} {name!r}"
-    try:
-        found = f"{value!r:.200}"
-    except Exception:  # a broken `__repr__`, or an int of thousands of digits
-        found = type(value).__name__
-    raise DefinitionError(f"{what}: {parameter} must be {rule.expected}; got {found}.")
+    raise DefinitionError(
+        f"{what}: {parameter} must be {rule.expected}; got {clip(show(value), 200)}."
+    )
 
 
 def dask_hint(value: object) -> str | None:

@@ -16,6 +16,7 @@ from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import Blob, Node
 from jobrunner.define.task import Task, TaskOutput
 from jobrunner.errors import DefinitionError
+from jobrunner.outputs import write_output
 from jobrunner.texts import Html, card, counted, folded, listed, table, tag
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def draw(job: Job, path: str | os.PathLike[str]) -> None:
             f"Cannot draw job {job.name!r} to {os.fspath(path)!r}: expected a name that ends in .svg "
             f"(for browsers) or .dot (for Graphviz)."
         )
-    target.write_text(to_text(job), encoding="utf-8")
+    write_output(target, to_text(job))
 
 
 # ---- SVG: a lane for each node, a band for each group, each task below those it waits for

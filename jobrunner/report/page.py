@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping
 from importlib.resources import files
 from itertools import islice
-from pathlib import Path
 from time import time as now
 from typing import Any
 
@@ -15,6 +14,7 @@ from dask.utils import format_bytes
 
 from jobrunner._version import __version__
 from jobrunner.define import PATH, Job, checked, instance, to_image
+from jobrunner.outputs import check_output, write_output
 from jobrunner.report.parts import (
     MOST_ROWS,
     first,
@@ -63,7 +63,7 @@ def write_report(
     source : MultiNodeCheckpointManager, str, os.PathLike or Story
         The directory, its manager, or what `read_story` returned for it.
     path : str or os.PathLike
-        The file to write; it is replaced.
+        The file to write; it is replaced. It cannot be in a checkpoint directory.
     job : Job, optional
         Is drawn, with what each task waits for. Without it, the page lists the tasks that the
         newest run recorded.
@@ -72,6 +72,8 @@ def write_report(
     ------
     CheckpointError
         The log cannot be read.
+    DefinitionError
+        `path` is in a checkpoint directory, or names a link or another thing that is no file.
     OSError
         The file cannot be written.
 
@@ -80,7 +82,8 @@ def write_report(
     Runs on any machine that can read the directory, also during a run and after a crash. The page
     needs no network and no JavaScript. *Safe to retry*: yes.
     """
-    Path(path).write_text(to_page(story_of(source), job), encoding="utf-8")
+    check_output(path)
+    write_output(path, to_page(story_of(source), job))
 
 
 def to_page(story: Story, job: Job | None = None) -> Html:

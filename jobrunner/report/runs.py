@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from jobrunner.checkpoint import (
-    LOG_DIRECTORY,
     Beat,
     EndEntry,
     Files,
@@ -26,7 +25,7 @@ from jobrunner.checkpoint import (
     read_beat,
 )
 from jobrunner.errors import CheckpointError
-from jobrunner.names import MAX_NAME_LENGTH
+from jobrunner.names import LOG_DIRECTORY, MAX_NAME_LENGTH
 from jobrunner.report.reader import unix_time
 from jobrunner.report.story import StateName
 from jobrunner.texts import clip

@@ -6,10 +6,10 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from pathlib import Path
 from typing import Any
 
 from jobrunner.define import PATH, checked
+from jobrunner.outputs import check_output, write_output
 from jobrunner.positions import epoch_to_json
 from jobrunner.report.reader import TOLD, Source, story_of
 from jobrunner.report.story import RunStory, Span, Story
@@ -30,7 +30,7 @@ def write_trace(source: Source | Story, path: str | os.PathLike[str]) -> int:
     source : MultiNodeCheckpointManager, str, os.PathLike or Story
         The directory, its manager, or what `read_story` returned for it.
     path : str or os.PathLike
-        The file to write; it is replaced.
+        The file to write; it is replaced. It cannot be in a checkpoint directory.
 
     Returns
     -------
@@ -41,6 +41,8 @@ def write_trace(source: Source | Story, path: str | os.PathLike[str]) -> int:
     ------
     CheckpointError
         The log cannot be read.
+    DefinitionError
+        `path` is in a checkpoint directory, or names a link or another thing that is no file.
     OSError
         The file cannot be written.
 
@@ -50,8 +52,9 @@ def write_trace(source: Source | Story, path: str | os.PathLike[str]) -> int:
     run is a process with threads for its epochs, saves and losses, and for the sampled tasks of
     each node. *Safe to retry*: yes.
     """
+    check_output(path)
     trace = to_trace(story_of(source))
-    Path(path).write_text(json.dumps(trace, allow_nan=False), encoding="utf-8")
+    write_output(path, json.dumps(trace, allow_nan=False))
     return len(trace["traceEvents"])
 
 

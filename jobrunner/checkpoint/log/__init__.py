@@ -26,7 +26,6 @@ from jobrunner.checkpoint.log.entries import (
 )
 from jobrunner.checkpoint.log.handler import (
     ENTRY_NAME,
-    LOG_DIRECTORY,
     TEMPORARY_NAME,
     FileMetadataHandler,
     each_entry,

@@ -27,11 +27,11 @@ from jobrunner.checkpoint.log.state import RESTARTS, STATE_INTERVAL, State, pars
 from jobrunner.checkpoint.storage import Files, PosixFiles, files_of
 from jobrunner.compile import gc_paused
 from jobrunner.errors import CheckpointCorruptError, CheckpointWriteError
+from jobrunner.names import LOG_DIRECTORY
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
 
-LOG_DIRECTORY = "_log"
 ENTRY_NAME = re.compile(r"([0-9]{10}|[1-9][0-9]{10,})\.json")
 TEMPORARY_NAME = re.compile(r"\.([0-9]{10}|[1-9][0-9]{10,})\.[0-9a-f]+\.tmp")
 _MOST_LOST = 10_000

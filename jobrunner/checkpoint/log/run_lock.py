@@ -15,7 +15,6 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from jobrunner.checkpoint.log.entries import Holder, RunEntry
-from jobrunner.checkpoint.log.handler import LOG_DIRECTORY
 from jobrunner.checkpoint.log.heartbeat import (
     HEARTBEAT,
     RUNS_DIRECTORY,
@@ -31,6 +30,7 @@ from jobrunner.checkpoint.log.state import State
 from jobrunner.checkpoint.log.writer import LogWriter
 from jobrunner.checkpoint.storage import Files, join_path
 from jobrunner.errors import CheckpointError, CheckpointWriteError, CommitConflictError
+from jobrunner.names import LOG_DIRECTORY
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)

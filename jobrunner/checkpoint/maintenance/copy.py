@@ -14,7 +14,6 @@ from pathlib import PurePosixPath
 
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
-    LOG_DIRECTORY,
     Claim,
     CommitEntry,
     commit_in,
@@ -45,6 +44,7 @@ from jobrunner.errors import (
     CheckpointWriteError,
     DefinitionError,
 )
+from jobrunner.names import LOG_DIRECTORY
 
 
 def restore_epoch(

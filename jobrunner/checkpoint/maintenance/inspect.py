@@ -15,7 +15,6 @@ from jobrunner.checkpoint.commits import SAVE_REQUEST
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
     ENTRY_NAME,
-    LOG_DIRECTORY,
     RUNS_DIRECTORY,
     TEMPORARY_NAME,
     BeginEntry,
@@ -46,7 +45,7 @@ from jobrunner.checkpoint.store import (
     steps_in,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
-from jobrunner.names import StoreName, parse_store_name
+from jobrunner.names import LOG_DIRECTORY, StoreName, parse_store_name
 from jobrunner.positions import plain
 from jobrunner.texts import clip
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
     ENTRY_NAME,
-    LOG_DIRECTORY,
     RESTARTS,
     BeginEntry,
     Claim,
@@ -50,6 +49,7 @@ from jobrunner.checkpoint.store import (
     read_manifest,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
+from jobrunner.names import LOG_DIRECTORY
 
 
 @dataclass(slots=True)
