@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
-from itertools import chain, compress
+from itertools import chain
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,8 +35,9 @@ from jobrunner.checkpoint.encoding.packing import (
     number_many,
     number_objects,
     pack,
-    sort_members,
-    sort_numbers,
+    pack_dict,
+    sort_sets,
+    split,
 )
 from jobrunner.checkpoint.encoding.stateful import has_state
 from jobrunner.names import child_names
@@ -89,7 +90,8 @@ def encode_columns(
     if len(value) < _LEAST_ROWS:
         return None
     is_list = {type(items) in (list, tuple, np.ndarray) for items in content.values()} == {True}
-    lists: Any = content if is_list else {name: list(items) for name, items in content.items()}
+    lists: Any = content if is_list else pack_dict(value)
+    lists = lists or {name: list(items) for name, items in content.items()}
     if len(value) < _LEAST_ITEMS:
         kinds = set(map(type, chain.from_iterable(lists.values())))
         if kinds <= _FLAT or np.ndarray in kinds:
@@ -160,11 +162,9 @@ class _Columns:
         if type(None) in kinds:
             return self._partly_none(items, at)
         columns, codes = [], codes[few[1]] if few else codes
-        for code, cls in enumerate(kinds):
-            alike = list(compress(items, (codes == code).tobytes()))
+        for code, alike in enumerate(split(items, kinds, codes)):
             place = at.inside(str(code))._replace(holders=at.holders and at.holders + 1)
-            columns.append(self._encode_kind(cls, alike, place))
-            del alike
+            columns.append(self._encode_kind(kinds[code], alike, place))
         return self._mixed(codes, [], columns, at)
 
     def _partly_none(self, items: Sequence[Any], at: _Place) -> Tree:
@@ -350,10 +350,10 @@ class _Columns:
 
     def _sets(self, cls: Any, rows: Sequence[Any], at: _Place) -> Tree:
         holders = 2 if cls is set else self._frozen(rows, at)
-        flat: Any = sort_numbers(list(chain.from_iterable(rows)), map(len, rows))
-        if flat is None:
-            flat = list(chain.from_iterable(map(sort_members, rows)))
-        return {"$": _KINDS[cls], **self._ragged(rows, {"items": flat}, at.below(holders))}
+        return {
+            "$": _KINDS[cls],
+            **self._ragged(rows, {"items": sort_sets(rows)}, at.below(holders)),
+        }
 
     def _dicts(self, _: Any, rows: Sequence[Any], at: _Place) -> Tree:
         below = at.below(2)
@@ -388,7 +388,7 @@ class _Columns:
         ]
 
     def _ragged(
-        self, rows: Sequence[Any], content: Mapping[str, list[Any]], at: _Place
+        self, rows: Sequence[Any], content: Mapping[str, Any], at: _Place
     ) -> dict[str, Tree]:
         """Return the fields of rows of any lengths: these, and columns of all that they hold."""
         if any(len(flat) > _LONG_ROW * len(rows) for flat in content.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import marshal
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, compress, islice
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ SAMPLE = 128
 MOST_VALUES = 200
 """More different values are not worth an index."""
 _FEW_OBJECTS = 16
+_EXACT = 1 << 53
+"""Floats hold all smaller integers exactly."""
 _MARSHAL_HEAD = 5
 Numbered = tuple[list[Any], Array]
 """Different objects, and which of them each item is."""
@@ -45,18 +47,59 @@ def pack(items: Any) -> Array | None:
                 codes = np.frombuffer(data, np.uint8, offset=_MARSHAL_HEAD)  # one for each item
                 found = codes == ord("T")
                 return found if (found | (codes == ord("F"))).all() else None
-            if cls in _MARSHALLED:
-                # If all of them begin with this byte, all of them have this form and nothing else
-                # is between them.
-                code, form = _MARSHALLED[cls]
-                if len(data) == _MARSHAL_HEAD + form.itemsize * len(items):
-                    values = np.frombuffer(data, form, offset=_MARSHAL_HEAD)
-                    if (values["code"] == code).all():
-                        return values["value"].astype(cls)
+            if cls in _MARSHALLED and (
+                found := _take(memoryview(data)[_MARSHAL_HEAD:], len(items), [cls])
+            ):
+                return found[0]
         if set(map(type, items)) == {cls}:
             with contextlib.suppress(OverflowError):
                 return np.array(items, cls)
     return None
+
+
+def pack_dict(value: Collection[Any]) -> dict[str, Array] | None:
+    """Return keys and values of a long dict as arrays, if they are floats or integers of 32 bits.
+
+    `marshal` goes through both at once; None if they are not alike, or it is no such dict.
+    """
+    if type(value) is not dict or len(value) < MANY:
+        return None
+    first = [set(map(type, islice(it, SAMPLE))) for it in (value, value.values())]
+    kinds = [cls for kinds in first for cls in kinds if cls in _MARSHALLED]
+    if [{cls} for cls in kinds] == first:
+        with contextlib.suppress(ValueError):
+            data = memoryview(marshal.dumps(value, 2))[1:-1]
+            if found := _take(data, len(value), kinds):
+                return dict(zip(("keys", "of"), found, strict=True))
+    return None
+
+
+def _take(data: memoryview, count: int, kinds: Sequence[type]) -> list[Array] | None:
+    """Take values of these types in turn from where `marshal` puts them; None if others are there.
+
+    If each begins with the code of its type, all have the forms of these and nothing is between them.
+    """
+    codes, forms = zip(*map(_MARSHALLED.__getitem__, kinds), strict=True)
+    row = np.dtype([(str(i), form) for i, form in enumerate(forms)])
+    if len(data) != count * row.itemsize:
+        return None
+    fields = [np.frombuffer(data, row)[str(i)] for i in range(len(kinds))]
+    if any((it["code"] != code).any() for it, code in zip(fields, codes, strict=True)):
+        return None
+    return [it["value"].astype(cls) for it, cls in zip(fields, kinds, strict=True)]
+
+
+def split(items: Sequence[Any], kinds: list[type], codes: Array) -> list[Any]:
+    """Return the items of each kind; `codes` are the places of their types in `kinds`.
+
+    Floats and integers, if these are no larger than floats hold exactly, are arrays.
+    """
+    if {*kinds} == {int, float}:
+        with contextlib.suppress(OverflowError):
+            whole = np.fromiter(items, np.float64, len(items))
+            if np.abs(whole[codes == kinds.index(int)]).max() < _EXACT:
+                return [whole[codes == code].astype(cls) for code, cls in enumerate(kinds)]
+    return [list(compress(items, (codes == code).tobytes())) for code in range(len(kinds))]
 
 
 def sort_numbers(items: list[Any], lengths: Iterable[int]) -> Array | None:
@@ -70,9 +113,17 @@ def sort_numbers(items: list[Any], lengths: Iterable[int]) -> Array | None:
     return data[np.lexsort((data, np.repeat(np.arange(len(counts)), counts)))]
 
 
+def sort_sets(sets: Sequence[Any]) -> Any:
+    """Sort what each of several sets holds; return all together."""
+    flat = sort_numbers(list(chain.from_iterable(sets)), map(len, sets))
+    return list(chain.from_iterable(map(sort_members, sets))) if flat is None else flat
+
+
 def sort_tuples(rows: Collection[Any]) -> Array | None:
     """Sort tuples of numbers of one type, all of one length; None if there are others."""
-    if set(map(type, rows)) != {tuple} or len(widths := set(map(len, rows))) > 1:
+    if type(next(iter(rows))) is not tuple or set(map(type, rows)) != {tuple}:
+        return None
+    if len(widths := set(map(len, rows))) > 1:
         return None
     data = pack(list(chain.from_iterable(rows)))
     if data is None or data.dtype.kind == "c" or np.isnan(data).any():
@@ -142,9 +193,9 @@ def number_objects(items: Iterable[Any], count: int, most: int) -> Numbered | No
         if len(found) == most:
             return None
         is_same = addresses == addresses[place]
-        numbers[is_same] = len(found)
+        numbers += is_same.view(np.uint8) * np.uint8(len(found))  # sooner than by a mask
         found.append(objects[place])
-        left &= ~is_same
+        left ^= is_same
         place = int(left.argmax())
     return found, numbers
 
@@ -172,6 +223,8 @@ def number_equal(items: Sequence[Any], few: Numbered | None) -> Numbered:
     """
     objects = few[0] if few else items
     values = list(dict.fromkeys(objects))
+    if few and len(values) == len(objects):
+        return few
     if len(values) > MOST_VALUES:
         return values, np.empty(0, np.uint8)
     order = dict(zip(values, range(len(values)), strict=True))
