@@ -10,14 +10,22 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from jobrunner.dashboard.runs import running, seconds_since
+from jobrunner.positions import read_position
 from jobrunner.texts import printable
+
+
+def _saved_epoch(known: Mapping[str, Any]) -> int | None:
+    """The whole epochs of the last save."""
+    epoch = read_position((known["saved"] or {}).get("epoch"))
+    return None if epoch is None else int(epoch)
+
 
 _SERIES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
     "epoch": ("Epochs that have ended", lambda known: known["epoch"]),
     "total_epochs": ("Epochs until the limit", lambda known: known["total_epochs"]),
     "epoch_seconds": ("How long an epoch takes", lambda known: known["epoch_seconds"]),
     "save_seconds": ("How long epochs wait for a save", lambda known: known["save_seconds"]),
-    "saved_epoch": ("The last recorded epoch", lambda known: (known["saved"] or {}).get("epoch")),
+    "saved_epoch": ("The last recorded epoch", _saved_epoch),
     "saved_bytes": ("Bytes of the last save", lambda known: (known["saved"] or {}).get("nbytes")),
     "failed_saves": ("Saves that failed", lambda known: known["failed_saves"]),
     "losses": ("Losses of workers or the scheduler", lambda known: known["losses"]),

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Any
 
+from dask.utils import natural_sort_key
+
 from jobrunner.define import PATH, checked
 from jobrunner.outputs import check_output, write_output
 from jobrunner.positions import epoch_to_json
@@ -15,8 +17,8 @@ from jobrunner.report.reader import TOLD, Source, story_of
 from jobrunner.report.story import RunStory, Span, Story
 from jobrunner.texts import printable
 
-_EPOCHS, _SAVES, _LOSSES, _NODES = 1, 2, 3, 10
-"""Threads of the trace; each node has one or more, from the last on."""
+_EPOCHS, _SAVES, _LOSSES, _NODES = range(1, 5)
+"""Threads of a run; each node has one or more, from the last on."""
 
 Event = dict[str, Any]
 
@@ -61,16 +63,19 @@ def write_trace(source: Source | Story, path: str | os.PathLike[str]) -> int:
 def to_trace(story: Story) -> dict[str, Any]:
     """The trace as JSON; its times begin with the first run."""
     zero = min((run.began for run in story.runs), default=0.0)
-    events = [event for run in story.runs for event in _run_events(run, zero)]
+    # No thread has the number of a run: Perfetto would take it for the main one.
+    before = max((run.number for run in story.runs), default=0)
+    events = [event for run in story.runs for event in _run_events(run, zero, before)]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _run_events(run: RunStory, zero: float) -> Iterator[Event]:
+def _run_events(run: RunStory, zero: float, before: int) -> Iterator[Event]:
     pid = run.number
 
     def event(ph: str, tid: int, name: str, began: float, **others: Any) -> Event:
         ts = round(max(0.0, began - zero) * 1e6)
-        return {"ph": ph, "pid": pid, "tid": tid, "name": printable(name), "ts": ts, **others}
+        about = {"name": printable(name), "ts": ts, **others}
+        return {"ph": ph, "pid": pid, "tid": before + tid, **about}
 
     def lasting(tid: int, name: str, cat: str, began: float, seconds: float, **args: Any) -> Event:
         dur = round(max(0.0, seconds) * 1e6)
@@ -78,11 +83,12 @@ def _run_events(run: RunStory, zero: float) -> Iterator[Event]:
 
     def names(tid: int, name: str) -> Event:
         args = {"name": printable(name)}
-        return {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": args}
+        return {"ph": "M", "pid": pid, "tid": before + tid, "name": "thread_name", "args": args}
 
     title = f"run {run.number} of {run.job or 'a job'}, {run.state}"
-    yield {**names(0, title), "name": "process_name"}
-    yield from (names(_EPOCHS, "epochs"), names(_SAVES, "saves"), names(_LOSSES, "losses"))
+    yield {**names(_EPOCHS, title), "name": "process_name"}
+    yield names(_EPOCHS, "recorded epochs")
+    yield from (names(_SAVES, "saves"), names(_LOSSES, "losses"))
     for epoch in run.epochs:
         name, began = f"epoch {epoch.number}", epoch.ended - epoch.seconds
         aside = {"is_set_aside": epoch.is_set_aside}
@@ -93,7 +99,7 @@ def _run_events(run: RunStory, zero: float) -> Iterator[Event]:
         yield lasting(_SAVES, name, "save", began, save.seconds, **sizes)
     for loss in run.losses:
         args = {"text": printable(loss.text)}
-        yield event("i", _LOSSES, "loss", loss.time, cat="loss", s="p", args=args)
+        yield event("i", _LOSSES, "loss", loss.time, cat="loss", s="t", args=args)
         if loss.resumed is not None:
             at = None if loss.resumed_from is None else epoch_to_json(loss.resumed_from)
             seconds = loss.resumed - loss.time
@@ -102,7 +108,7 @@ def _run_events(run: RunStory, zero: float) -> Iterator[Event]:
     by_node: dict[str, list[Span]] = {}
     for span in run.spans:
         by_node.setdefault(span.node, []).append(span)
-    for node, spans in by_node.items():
+    for node, spans in sorted(by_node.items(), key=lambda item: natural_sort_key(item[0])):
         for i, lane in enumerate(_lanes(spans)):
             yield names(tid, f"node {node}" if i == 0 else f"node {node}, thread {i + 1}")
             for span in lane:

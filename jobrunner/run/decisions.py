@@ -138,7 +138,8 @@ class Stopwatch:
         self._part: Part = "start"
         self._spent = dict.fromkeys(PARTS, 0.0)
         self._marks: dict[int, float] = {}  # saved epoch -> `compute` when its save began
-        self._captured: dict[int, tuple[float, int]] = {}  # the same, and how many losses it tells
+        # The same, how many losses its record tells, and the spans in it.
+        self._captured: dict[int, tuple[float, int, list[Sequence[Any]]]] = {}
         self._losses: list[dict[str, Any]] = []
         self._told = 0  # how many of them are recorded
         self._from: int | None = None  # the epoch that was loaded last
@@ -196,14 +197,17 @@ class Stopwatch:
         self.enter(self._part)
         ended = sum("resumed" in loss for loss in self._losses)
         told = min(ended, self._told + MOST_LOSSES)
-        self._captured[epoch] = self._spent["compute"], told
+        timing = self._timing(told, has_spans=not is_held)
+        self._captured[epoch] = self._spent["compute"], told, timing.get("spans", [])
         _trim(self._captured)
-        return {"timing": self._timing(told, has_spans=not is_held)}
+        return {"timing": timing}
 
     def note_save(self, epoch: int, *, is_recorded: bool) -> None:
         """Note the end of a save."""
-        compute, told = self._captured.pop(epoch, (0.0, 0))
-        if is_recorded:
+        compute, told, spans = self._captured.pop(epoch, (0.0, 0, []))
+        if not is_recorded:
+            self._spans = [*spans, *self._spans]
+        else:
             self._marks[epoch] = compute
             self._told = max(told, self._told)
             _trim(self._marks)

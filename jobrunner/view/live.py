@@ -20,7 +20,7 @@ logger = get_logger(__name__)
 
 LOOK_SECONDS = 0.5
 """How often to look, at least."""
-DRAWING_SHARE = 400
+DRAWING_SHARE = 200
 """Drawing may take one of so many seconds."""
 MOST_WAITING = 10_000
 """While more events wait for the view, workers keep what tasks print."""

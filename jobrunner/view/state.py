@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobrunner.errors import RunStoppedError
+from jobrunner.positions import epoch_to_json
 from jobrunner.texts import printable
 
 if TYPE_CHECKING:
@@ -78,8 +79,9 @@ class RunState:
         self._warnings: deque[str] = deque(maxlen=SHOWN_WARNINGS)
         self._stop_asked = self._error = ""
         self._placement: Mapping[str, str] = {}  # node -> worker
-        # By node: how many tasks have ended, of how many, and one that runs; and when that was so.
-        self._counted: tuple[Mapping[str, tuple[int, int, str]], float] = {}, 0.0
+        # By node: how many tasks have ended, of how many, and one that runs; when that was so, and
+        # in which group.
+        self._counted: tuple[Mapping[str, tuple[int, int, str]], float, str] = {}, 0.0, ""
 
     # ---- events of the run
 
@@ -126,7 +128,7 @@ class RunState:
         self._save_seconds = 0.9 * mean + 0.1 * stall if mean else stall
         self._saving = None
         about = {
-            "epoch": report.epoch,
+            "epoch": epoch_to_json(report.epoch),
             "seconds": report.seconds,
             "stall_seconds": stall,
             "nbytes": report.nbytes,
@@ -202,7 +204,8 @@ class RunState:
 
     def count(self, tasks: Mapping[str, tuple[int, int, str]]) -> None:
         """Note for each node how many tasks have ended, of how many, and one that runs."""
-        self._counted = tasks, self._clock()
+        run = self.under_way()
+        self._counted = tasks, self._clock(), "" if run is None else run.group
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is known now, for JSON: `docs/watching.md` describes each key."""
@@ -258,9 +261,14 @@ class RunState:
         if binding is not None:
             self._placement = dict(binding.placement)
         running = {} if run is None else dict(task.split("/", 1) for task in reversed(run.tasks))
-        counted, counted_at = self._counted
-        if run is None or counted_at < self._clock() - run.seconds:  # of the run before
+        counted, counted_at, group = self._counted
+        is_new = run is not None and counted_at >= self._clock() - run.seconds
+        if run is None or run.group != group:
             counted = {}
+        elif not is_new:  # of the group's run before
+            counted = {
+                name: (0, tasks, running.get(name, "")) for name, (_, tasks, _) in counted.items()
+            }
         is_saving = self._saving is not None
         nodes = []
         for name, worker in self._placement.items():
@@ -268,7 +276,7 @@ class RunState:
             does = "saves" if is_saving else ""
             if task and run is not None:
                 does = "runs"
-            elif run is not None and tasks:
+            elif is_new and tasks:
                 does = "waits" if ended < tasks else "ended"
             node: dict[str, Any] = {
                 "node": name,

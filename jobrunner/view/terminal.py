@@ -6,10 +6,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO, cast
 
-from rich.cells import cell_len, chop_cells
+from rich.cells import chop_cells
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from jobrunner.texts import format_seconds, printable
@@ -105,20 +104,17 @@ def flow(items: Iterable[Text], width: int) -> list[Text]:
     return lines
 
 
-def _nodes(rows: list[wording.Node], width: int, height: int) -> list[Table | Text]:
-    if not rows:
-        return []
+def _nodes(rows: list[wording.Node], width: int, height: int) -> list[Text]:
     shown = rows if len(rows) <= height else rows[: max(0, height - 1)]
-    table = Table.grid(padding=(0, 1), expand=False)
-    widest = max((cell_len(_plain(row.name)) for row in shown), default=0)
-    table.add_column(no_wrap=True, overflow="ellipsis", width=min(widest, width // 3))
-    table.add_column(width=NODE_BAR_WIDTH)
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    for row in shown:
-        bar = "" if row.share is None else _bar(row.share, NODE_BAR_WIDTH)
-        table.add_row(Text(_plain(row.name)), bar, Text(_plain(row.does)))
+    names = [Text(_plain(row.name)) for row in shown]
+    widest = max((name.cell_len for name in names), default=0)
+    for name, row in zip(names, shown, strict=True):
+        name.truncate(min(widest, width // 3), overflow="ellipsis", pad=True)
+        bar = " " * NODE_BAR_WIDTH if row.share is None else _bar(row.share, NODE_BAR_WIDTH)
+        name.append(f" {bar} {_plain(row.does)}")
+        name.truncate(width, overflow="ellipsis")
     more = len(rows) - len(shown)
-    return [table, *([Text(f"and {more} more nodes")] if more else [])]
+    return [*names, *([Text(f"and {more} more nodes")] if more else [])]
 
 
 def _bar(share: float, width: int) -> str:

@@ -80,7 +80,7 @@ def times(known: Known) -> list[str]:
     """How long an epoch and a save take, and how long all the others will."""
     found = []
     if known["epoch_seconds"]:
-        pace = f"{format_seconds(known['epoch_seconds'])} each"
+        pace = f"{format_seconds(known['epoch_seconds'])} an epoch"
         if known["saves"] or known["failed_saves"]:
             pace += f" + {format_seconds(known['save_seconds'])} a save"
         found.append(pace)
@@ -94,9 +94,9 @@ def saves(known: Known) -> list[str]:
     found = []
     if (saving := known["saving"]) is not None:
         where = f"{saving['epoch']}" + (f".s{saving['step']}" if saving["step"] else "")
-        found.append(f"saving {where} for {format_seconds(saving['seconds'])}")
+        found.append(f"saving epoch {where} for {format_seconds(saving['seconds'])}")
     if (saved := known["saved"]) is not None:
-        found.append(f"saved {saved['epoch']} ({format_bytes(saved['nbytes'])})")
+        found.append(f"saved epoch {saved['epoch']} ({format_bytes(saved['nbytes'])})")
     return found
 
 

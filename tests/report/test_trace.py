@@ -51,7 +51,7 @@ def check(trace: dict[str, Any]) -> list[dict[str, Any]]:
             where = (event["pid"], event["tid"])
             threads.setdefault(where, []).append((event["ts"], event["ts"] + event["dur"]))
         else:
-            assert (event["ph"], event["s"]) == ("i", "p")
+            assert (event["ph"], event["s"]) == ("i", "t")
     assert threads.keys() <= named
     for lasting in threads.values():
         assert all(before[1] <= after[0] for before, after in pairwise(sorted(lasting)))
@@ -74,8 +74,11 @@ def test_a_trace_has_epochs_saves_losses_and_tasks_since_the_first_run_began():
 def test_tasks_of_a_node_that_ran_at_once_have_threads_of_their_own():
     spans = [Span("a", f"t{i}", 1, 1002.0 + i / 10, 0.25) for i in range(4)]
     events = check(to_trace(story(*spans, Span("b", "t", 1, 1002.0, 1.0))))
-    names = [e["args"]["name"] for e in events if e["name"] == "thread_name" and e["tid"] >= 10]
+    names = [e["args"]["name"] for e in events if e["name"] == "thread_name" and e["tid"] >= 5]
     assert names == ["node a", "node a, thread 2", "node a, thread 3", "node b"]
+    assert not {e["pid"] for e in events} & {
+        e["tid"] for e in events
+    }  # that would be a main thread
 
 
 def test_very_many_tasks_at_once_take_no_square_of_time():

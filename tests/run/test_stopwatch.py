@@ -89,6 +89,13 @@ def test_epochs_of_an_unfinished_run_that_were_not_saved_are_lost(watch, clock, 
     assert timing.get("redone", 0) == 5 - kept
 
 
+def test_the_spans_of_a_failed_save_are_in_the_next_record(watch, clock):
+    watch.note_spans(3, clock(), [("a", "step", 0.5, 0.25)])
+    save(watch, 3, fails=True)
+    assert save(watch, 4)["spans"] == [["a", "step", 3, 0.5, 0.25]]
+    assert "spans" not in save(watch, 5)
+
+
 def test_a_state_that_is_only_held_leaves_the_spans_to_the_next_save(watch, clock):
     watch.note_spans(3, clock(), [("a", "step", 0.5, 0.25)])
     assert "spans" not in watch.capture(3, is_held=True)["timing"]

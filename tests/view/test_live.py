@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
+from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, ResumePlan, RunResult, SaveReport
 from jobrunner.texts import counted, format_metrics, format_seconds
 from jobrunner.view import Live, RunState, show, show_on, wording
@@ -141,9 +143,31 @@ def test_a_line_has_epoch_pace_time_left_metrics_and_saves() -> None:
     state.on_save_start(5, 0)
     clock.now = 1.9
     assert wording.line(state.to_dict()) == (
-        "epoch 4/10  250 ms each + 100 ms a save  1.6 s left  loss=0.5  saving 5 for 500 ms  "
-        "saved 4 (3.00 MiB)"
+        "epoch 4/10  250 ms an epoch + 100 ms a save  1.6 s left  loss=0.5  "
+        "saving epoch 5 for 500 ms  saved epoch 4 (3.00 MiB)"
     )
+
+
+def test_a_save_in_the_middle_of_an_epoch_keeps_its_name_in_dasks_messages() -> None:
+    state = RunState()
+    state.on_save(save(Position(4, 200)))
+    known = msgpack.unpackb(msgpack.packb(state.to_dict()["saved"]))
+    assert known["epoch"] == "4.s200"
+    assert "saved epoch 4.s200 (3.00 MiB)" in wording.line(state.to_dict())
+
+
+def test_until_the_workers_are_asked_a_group_begins_with_no_task_ended() -> None:
+    clock = Clock()
+    runner = Runner(UnderWay("epoch", 5, 1.0, ("a/fit",)))
+    runner.binding = SimpleNamespace(placement={"a": "tcp://1", "b": "tcp://2"})
+    state = RunState(clock=clock)
+    state.on_setup(runner)
+    state.count({"a": (2, 2, ""), "b": (3, 3, "")})
+    clock.now = 2.0  # another run of the group has begun, 1 s ago
+    nodes = [(it["does"], it["task"], it["ended"], it["tasks"]) for it in state.to_dict()["nodes"]]
+    assert nodes == [("runs", "fit", 0, 2), ("", None, 0, 3)]
+    runner.run = UnderWay("exit", None, 1.0, ())
+    assert {it["tasks"] for it in state.to_dict()["nodes"]} == {0}
 
 
 def test_a_resumed_run_shows_where_it_continues_and_counts_its_pace_from_there() -> None:
@@ -303,7 +327,9 @@ def test_a_file_gets_plain_lines() -> None:
     with show_on(stream) as live:
         live.state.on_start(ResumePlan(3, "it is the last one recorded"), None)
         live.state.on_epoch(4, 2.0, {})
-    assert stream.getvalue() == "from epoch 3: it is the last one recorded\nepoch 4  2.0 s each\n"
+    assert (
+        stream.getvalue() == "from epoch 3: it is the last one recorded\nepoch 4  2.0 s an epoch\n"
+    )
 
 
 def test_a_closed_pipe_does_not_end_the_run() -> None:

@@ -99,7 +99,7 @@ def test_a_page_shows_the_state_and_the_last_lines_as_text(
         for i in range(SHOWN_LINES + 1):
             logging.getLogger("jobrunner.x").warning("<i>%d", i)
     html = page.shown
-    for text in ("&lt;job&gt;", "epoch 3/8", "&lt;loss&gt;", "saves failed: 1", "2.5 s each"):
+    for text in ("&lt;job&gt;", "epoch 3/8", "&lt;loss&gt;", "saves failed: 1", "2.5 s an epoch"):
         assert text in html
     assert f"warning: &lt;i&gt;{SHOWN_LINES}" in html
     assert f"{SHOWN_LINES + 2} lines of output" in html

@@ -95,9 +95,9 @@ def test_no_metric_and_no_save_is_cut_at_any_width(
 
 
 def test_only_what_went_wrong_is_red() -> None:
-    lines = flow([Text("saved 3", "green"), Text("1 loss", "red"), Text("2 nodes")], 80)
+    lines = flow([Text("saved epoch 3", "green"), Text("1 loss", "red"), Text("2 nodes")], 80)
     spans = {line.plain[it.start : it.end]: it.style for line in lines for it in line.spans}
-    assert spans == {"saved 3": "green", "1 loss": "red"}
+    assert spans == {"saved epoch 3": "green", "1 loss": "red"}
     assert [line.style for line in lines] == [""]
 
 
@@ -112,8 +112,8 @@ def test_what_the_screen_does_not_hold_is_counted(width: int, height: int) -> No
     assert shown.count("a_metric_of_some_length_") + left_out == 200
     left_out = int(re.search(r"and (\d+) more nodes", shown)[1])  # type: ignore[index]
     assert len(re.findall(r"^trainer:", shown, re.M)) + left_out == 64
-    assert "saved 3 (117.74 MiB)" in shown
-    assert "saving 4 for" in shown
+    assert "saved epoch 3 (117.74 MiB)" in shown
+    assert "saving epoch 4 for" in shown
 
 
 def test_nodes_have_a_line_only_while_something_takes_long() -> None:
