@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any
 
 from jobrunner.data.cursors import Setup, reduced
 from jobrunner.data.position import check_state, end_of
 from jobrunner.data.reader import DataReader, reader_of
+from jobrunner.data.sources import is_of
 from jobrunner.define import FLAG, NATURAL, instance
 from jobrunner.errors import DefinitionError, PlanMismatchError
 
@@ -33,6 +35,10 @@ def from_loader(loader: Any) -> DataReader:
     The loader makes the batches, shuffles, divides the data and reads ahead: give each node a loader
     of its own part. Its state is of no use to another number of nodes. If it has no length,
     `finished` is true only after a `read` that found no more.
+
+    A stream of Hugging Face (`datasets.IterableDataset`) gets the number of each pass by its
+    ``set_epoch``, so that ``shuffle`` has another order in each. What its shuffle buffer held is
+    lost when a run resumes in mid-pass.
     """
     missing = [
         name
@@ -61,6 +67,7 @@ class Loaded:
                 "prefetched. Let the loader do so."
             )
         self.setup, self._loader = setup, setup.source
+        self._is_stream = is_of(setup.source, "datasets")
         self._lock = threading.Lock()
         self._number, self._taken, self.has_ended = 0, 0, False
         self._items: Iterator[Any] | None = None
@@ -130,6 +137,13 @@ class Loaded:
         """Begin the next pass."""
         with self._lock:
             self._number, self._taken, self.has_ended = self._number + 1, 0, False
+            if self._is_stream:
+                self._begin_stream()
+
+    def _begin_stream(self) -> None:
+        # A copy, because a stream begins each pass with the state that it has once loaded.
+        self._loader, self._items = copy(self.setup.source), None
+        self._loader.set_epoch(self._number)
 
     def state_dict(self) -> dict[str, Any]:
         """The number of the pass, how many items of it were read, and the loader's state."""
@@ -137,12 +151,15 @@ class Loaded:
             return self._state()
 
     def _state(self) -> dict[str, Any]:
+        start = self._start or {"taken": None}
+        # Until it is read from, a stream does not tell the state that it has loaded.
+        is_read = start["taken"] != self._taken
         return {
             "pass": self._number,
             "taken": self._taken,
             "finished": self.has_ended,
             # Its state first: the loader may draw numbers to make one.
-            "loader": self._loader.state_dict(),
+            "loader": self._loader.state_dict() if is_read else start["loader"],
             "generator": None if (own := self._generator()) is None else own.get_state(),
         }
 
@@ -164,9 +181,14 @@ class Loaded:
             self._start = None if self.has_ended else state
 
     def _load(self, state: dict[str, Any]) -> None:
-        self._loader.load_state_dict(state["loader"])
         self._number, self._taken = state["pass"], state["taken"]
         self.has_ended = state["finished"]
+        if self._is_stream:
+            self._begin_stream()
+            if self._taken:  # of earlier versions of jobrunner, all passes are epoch 0
+                self._loader.set_epoch(state["loader"].get("epoch", self._number))
+        if not self._is_stream or self._taken:
+            self._loader.load_state_dict(state["loader"])
         # This takes the loader to its state, or to the next pass if the state is an end.
         self._items = iter(self._loader)
         if (own := self._generator()) is not None and state["generator"] is not None:

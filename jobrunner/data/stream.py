@@ -6,13 +6,13 @@ import heapq
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby, islice
+from itertools import count, groupby, islice
 from typing import Any
 
 from jobrunner.data.cursors import Setup, reduced
 from jobrunner.data.position import OPEN, Position, Ranges, end_of, is_open
 from jobrunner.data.reader import DataReader, reader_of
-from jobrunner.errors import DefinitionError
+from jobrunner.errors import DefinitionError, PlanMismatchError
 
 Factory = Callable[..., Iterable[Any]]
 
@@ -34,6 +34,7 @@ def from_iterable(factory: Factory) -> DataReader:
 
     Notes
     -----
+    A `read` raises `PlanMismatchError` if the function returns fewer records than were read before.
     A resumed reader skips what was read, so what came before is computed again. Records come in the
     iterable's order. All shards go through the whole iterable; each keeps every n-th record. The
     reader is one record (with ``drop_last``, one batch) ahead of what it hands out, so that
@@ -123,13 +124,39 @@ class Stream:
         self._opened_at, rest = position.moves, position.rest
         arguments = (position.number,) if self._takes_number else ()
         everything = self._iterate(self.setup.source(*arguments))
-        if len(rest) == 1:
-            stop = None if is_open(rest[0]) else rest[0].stop
-            self._records = islice(everything, rest[0].start, stop, rest[0].step)
+        # At least this many were read, or seen ahead.
+        least = max(each.start - each.step if is_open(each) else each[-1] for each in rest) + 1
+        if len(rest) == 1 and is_open(rest[0]):
+            seen = count()
+            deque(zip(islice(everything, max(0, least)), seen, strict=False), maxlen=0)
+            self._check_found(found := next(seen), least)
+            self._records = islice(everything, rest[0].start - found, None, rest[0].step)
         else:
             self._numbers = _merged(rest)
-            self._records = _selected(everything, _merged(rest))
+            self._records = self._selected(everything, _merged(rest), least)
         return self._records
+
+    def _selected(
+        self, everything: Iterator[Any], numbers: Iterator[int], least: int
+    ) -> Iterator[Any]:
+        """The records of these numbers, which ascend."""
+        at, seen = 0, count()
+        numbered = zip(everything, seen, strict=False)
+        for number in numbers:
+            for record, _ in islice(numbered, number - at, number - at + 1):
+                yield record
+                at = number + 1
+            if at <= number:
+                self._check_found(next(seen), least)
+                return
+
+    def _check_found(self, found: int, least: int) -> None:
+        if found < least:
+            raise PlanMismatchError(
+                f"from_iterable: pass {self.position.number} has been read before: expected at least "
+                f"{least} records of the function, found {found}. It must return the same records each "
+                f"time it is called for a pass. To read other data, start afresh."
+            )
 
     def _iterate(self, found: Any) -> Iterator[Any]:
         is_iterable = hasattr(found, "__iter__") or hasattr(found, "__getitem__")
@@ -163,17 +190,6 @@ def _after(ranges: Ranges, last: int) -> Ranges:
 def _merged(ranges: Ranges) -> Iterator[int]:
     """The numbers in ranges, in ascending order, each once."""
     return (number for number, _ in groupby(heapq.merge(*ranges)))
-
-
-def _selected(everything: Iterator[Any], numbers: Iterator[int]) -> Iterator[Any]:
-    """The records of these numbers, which ascend."""
-    at = 0
-    for number in numbers:
-        for record in islice(everything, number - at, number - at + 1):
-            yield record
-            at = number + 1
-        if at <= number:
-            return
 
 
 def _takes_number(factory: object) -> bool:

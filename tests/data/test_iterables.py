@@ -101,6 +101,46 @@ def test_what_a_reader_cannot_do_is_refused_with_what_to_do() -> None:
         assert reader
 
 
+def test_data_that_shrank_below_the_position_is_refused() -> None:
+    """A job would end as if all had been read."""
+    for made in (lambda it: it, lambda it: it.batched(4), lambda it: it.prefetched()):
+        reader = made(from_iterable(lambda: range(40)))
+        list(reader.limited(batches=5))
+        at = reader.state_dict()["rest"][0][0]
+        for length in (0, at - 1):
+            restored = made(from_iterable(lambda length=length: range(length)))
+            restored.load_state_dict(reader.state_dict())
+            expected = f"pass 0 .* at least {at} records of the function, found {length}"
+            with pytest.raises(PlanMismatchError, match=expected):
+                restored.read()
+        restored = made(from_iterable(lambda at=at: range(at)))
+        restored.load_state_dict(reader.state_dict())
+        assert list(restored) == []
+
+
+@pytest.mark.parametrize("to", [1, 2, 3, 5])
+def test_shards_refuse_data_that_shrank_and_no_other(to: int) -> None:
+    states, whole = [], from_iterable(lambda: range(40))
+    for i, count in ((0, 2), (1, 6), (2, 4)):
+        shard = whole.sharded(i, 3)
+        list(shard.limited(batches=count))
+        states.append(shard.state_dict())
+    merged = whole.merge_state_dicts(states)  # all before 17 was read, or seen
+    for length, is_refused in ((16, True), (20, False), (40, False)):
+        read, refused = 0, 0
+        for i in range(to):
+            shard = from_iterable(lambda length=length: range(length)).sharded(i, to)
+            shard.load_state_dict(merged)
+            try:
+                read += len(list(shard))
+            except PlanMismatchError:
+                refused += 1
+        if is_refused:
+            assert refused
+        else:
+            assert (read, refused) == (length - 12, 0)
+
+
 def test_a_forged_state_repeats_no_record() -> None:
     reader = from_iterable(lambda: range(20))
     state = {**reader.state_dict(), "rest": [[2, 20, 3], [5, None, 1]]}
@@ -210,6 +250,72 @@ def test_tensors_and_data_sets_of_pytorch_are_records() -> None:
         assert batch["x"][:, 0].tolist() == [2 * y for y in batch["y"]]
     pairs = from_records(torch.utils.data.TensorDataset(data["x"])).batched(10).read()
     assert [one[0].tolist() for one in pairs] == data["x"].tolist()
+
+
+class Stream:
+    """As Hugging Face's: begins each pass with the state that it has loaded, if that is of its epoch."""
+
+    __module__ = "datasets.iterable_dataset"
+
+    def __init__(self) -> None:
+        self.epoch, self.loaded, self.state = 0, None, {"at": 0, "epoch": 0}
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        self.state = {"at": 0, "epoch": self.epoch}
+        if self.loaded and self.loaded["epoch"] == self.epoch:
+            self.state = dict(self.loaded)
+        while (at := self.state["at"]) < 6:
+            self.state["at"] += 1
+            yield {"n": (at * 5 + self.epoch) % 6}
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.loaded = state
+
+
+def _shuffled_stream() -> Any:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    data = datasets.Dataset.from_dict({"n": list(range(6))})
+    return data.to_iterable_dataset(num_shards=6).shuffle(seed=3, buffer_size=1)
+
+
+@pytest.mark.filterwarnings("ignore")  # of its pickler
+@pytest.mark.parametrize("make", [Stream, _shuffled_stream])
+@pytest.mark.parametrize("taken", range(15))
+def test_a_stream_resumes_in_any_pass_and_reads_whole_passes_then(make: Any, taken: int) -> None:
+    def passes(reader: Any, count: int) -> list[list[int]]:
+        return [[int(one["n"]) for one in reader] for _ in range(count)]
+
+    whole = passes(from_loader(make()), 5)
+    assert all(sorted(each) == list(range(6)) for each in whole)
+    assert len(set(map(tuple, whole))) > 1  # each pass has another order
+    number, count = divmod(taken, 6)
+    saved = from_loader(make())
+    passes(saved, number)
+    for _ in range(count):
+        next(iter(saved))
+    first = from_loader(make())
+    first.load_state_dict(saved.state_dict())
+    restored = from_loader(make())
+    restored.load_state_dict(first.state_dict())  # saved again before anything was read
+    assert restored.finished == saved.finished
+    rest = [whole[number][count:]] if count else []
+    assert (
+        passes(restored, len(rest) + 2) == [*rest, *whole[number + (count > 0) :]][: len(rest) + 2]
+    )
+
+
+def test_a_stream_goes_on_from_a_state_of_before_passes_were_its_epochs() -> None:
+    reader = from_loader(Stream())
+    state = {**reader.state_dict(), "pass": 2, "taken": 4, "loader": {"at": 4, "epoch": 0}}
+    reader.load_state_dict(state)
+    assert [one["n"] for one in reader] == [2, 1]
+    assert [one["n"] for one in reader] == [3, 2, 1, 0, 5, 4]
 
 
 @pytest.mark.filterwarnings("ignore")  # of its pickler
