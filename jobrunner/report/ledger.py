@@ -26,9 +26,9 @@ class Ledger:
     redone : float
         Epochs that were lost, and so ran in vain.
     recovery : float
-        From each loss to the first epoch after it.
+        From each loss to the first epoch after it; and moves to other workers.
     idle : float
-        The rest: callbacks, moves to other workers, the upload, download and exit groups.
+        The rest: callbacks, the upload, download and exit groups.
     """
 
     wall: float = 0.0

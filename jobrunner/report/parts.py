@@ -15,8 +15,8 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "start": ("Start", "until the first epoch began"),
     "save_wait": ("Save wait", "the run waited for a save"),
     "redone": ("Redone", "epochs that were lost, and so ran in vain"),
-    "recovery": ("Recovery", "from a loss to the next epoch"),
-    "idle": ("Idle", "all else: callbacks, moves, and the upload, download and exit groups"),
+    "recovery": ("Recovery", "from a loss to the next epoch; moves to other workers"),
+    "idle": ("Idle", "all else: callbacks, and the upload, download and exit groups"),
 }
 """The parts of a ledger -> their titles and what they mean."""
 

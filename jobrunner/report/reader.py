@@ -256,6 +256,11 @@ class _Reader:
             epochs=_epochs(run, marks),
             saves=saves,
             losses=_losses(run),
+            moves=tuple(
+                (run.began + began, run.began + max(began, ended))
+                for timing in run.timings
+                for began, ended in timing.moves
+            ),
             spans=_spans(run),
             ledger=ledger,
             is_estimated=not run.timings,

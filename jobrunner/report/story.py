@@ -90,6 +90,8 @@ class RunStory:
         The whole epochs that it recorded, also those removed since.
     saves : tuple of SaveStory
     losses : tuple of LossStory
+    moves : tuple of (float, float)
+        From when to when nodes moved to other workers, without a loss.
     spans : tuple of Span
     ledger : Ledger
         Of a run that is still running: up to its last save.
@@ -113,6 +115,7 @@ class RunStory:
     epochs: tuple[EpochStory, ...]
     saves: tuple[SaveStory, ...]
     losses: tuple[LossStory, ...]
+    moves: tuple[tuple[float, float], ...]
     spans: tuple[Span, ...]
     ledger: Ledger
     is_estimated: bool

@@ -40,7 +40,12 @@ def timeline_section(story: Story) -> Html:
     if not drawn:
         return Html("")
     shown = ("start", "compute", "save_wait", "redone", "recovery", "idle", "loss", "task")
-    titles = {"save_wait": "Save", "loss": "Loss", "task": "Tasks, of sampled epochs"}
+    titles = {
+        "recovery": "Recovery, move",
+        "save_wait": "Save",
+        "loss": "Loss",
+        "task": "Tasks, of sampled epochs",
+    }
     kinds = {kind: titles.get(kind) or PARTS[kind][0] for kind in shown}
     return section(
         "What ran where",
@@ -98,6 +103,11 @@ def _phases(run: RunStory, grain: float) -> list[Block]:
         for it in run.losses
         if it.resumed is not None
     ]
+    recoveries += [
+        Block(began, ended, "recovery", f"move to other workers, {format_seconds(ended - began)}")
+        for began, ended in run.moves
+    ]
+    recoveries.sort()
     # What was not recorded when a worker, or the run, was lost.
     known = sorted([start, *(block.ended for block in (*ran, *waits, *recoveries))])
     ends = [loss.time for loss in run.losses]

@@ -88,7 +88,7 @@ def _run_events(run: RunStory, zero: float, before: int) -> Iterator[Event]:
     title = f"run {run.number} of {run.job or 'a job'}, {run.state}"
     yield {**names(_EPOCHS, title), "name": "process_name"}
     yield names(_EPOCHS, "recorded epochs")
-    yield from (names(_SAVES, "saves"), names(_LOSSES, "losses"))
+    yield from (names(_SAVES, "saves"), names(_LOSSES, "losses and moves"))
     for epoch in run.epochs:
         name, began = f"epoch {epoch.number}", epoch.ended - epoch.seconds
         aside = {"is_set_aside": epoch.is_set_aside}
@@ -104,6 +104,8 @@ def _run_events(run: RunStory, zero: float, before: int) -> Iterator[Event]:
             at = None if loss.resumed_from is None else epoch_to_json(loss.resumed_from)
             seconds = loss.resumed - loss.time
             yield lasting(_LOSSES, "recovery", "loss", loss.time, seconds, resumed_from=at)
+    for began, ended in run.moves:
+        yield lasting(_LOSSES, "move to other workers", "move", began, ended - began)
     tid = _NODES
     by_node: dict[str, list[Span]] = {}
     for span in run.spans:

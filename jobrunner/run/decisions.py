@@ -138,11 +138,12 @@ class Stopwatch:
         self._part: Part = "start"
         self._spent = dict.fromkeys(PARTS, 0.0)
         self._marks: dict[int, float] = {}  # saved epoch -> `compute` when its save began
-        # The same, how many losses its record tells, and the spans in it.
-        self._captured: dict[int, tuple[float, int, list[Sequence[Any]]]] = {}
+        # The same, how many losses its record tells, and what it says.
+        self._captured: dict[int, tuple[float, int, dict[str, Any]]] = {}
         self._losses: list[dict[str, Any]] = []
         self._told = 0  # how many of them are recorded
         self._from: int | None = None  # the epoch that was loaded last
+        self._moves: list[list[float]] = []  # from when to when nodes moved, since the last record
         self._spans: list[Sequence[Any]] = []
         self._next_sample = began
 
@@ -167,6 +168,14 @@ class Stopwatch:
         finally:
             self.enter(before)
 
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Count the time of a with block, in which nodes move to other workers, as recovery."""
+        with self.spending("recovery"):
+            began = self._since
+            yield
+        self._moves.append([round(it - self._began, 4) for it in (began, self._since)])
+
     def lose(self, text: str) -> None:
         """Note a loss: recovery begins."""
         self.enter("recovery")
@@ -190,23 +199,24 @@ class Stopwatch:
     def capture(self, epoch: int, *, is_held: bool = False) -> dict[str, Any]:
         """What the record of an epoch says of the time when its save begins; empty if it is off.
 
-        If the state is only held in memory, its record gets no spans: the next save has them.
+        If the state is only held in memory, its record has no moves and no spans: the next save has them.
         """
         if not self._is_on:
             return {}
         self.enter(self._part)
         ended = sum("resumed" in loss for loss in self._losses)
         told = min(ended, self._told + MOST_LOSSES)
-        timing = self._timing(told, has_spans=not is_held)
-        self._captured[epoch] = self._spent["compute"], told, timing.get("spans", [])
+        timing = self._timing(told, is_held=is_held)
+        self._captured[epoch] = self._spent["compute"], told, timing
         _trim(self._captured)
         return {"timing": timing}
 
     def note_save(self, epoch: int, *, is_recorded: bool) -> None:
         """Note the end of a save."""
-        compute, told, spans = self._captured.pop(epoch, (0.0, 0, []))
+        compute, told, timing = self._captured.pop(epoch, (0.0, 0, {}))
         if not is_recorded:
-            self._spans = [*spans, *self._spans]
+            self._moves = [*timing.get("moves", ()), *self._moves]
+            self._spans = [*timing.get("spans", ()), *self._spans]
         else:
             self._marks[epoch] = compute
             self._told = max(told, self._told)
@@ -222,12 +232,14 @@ class Stopwatch:
         told = min(len(self._losses), self._told + MOST_LOSSES)
         return {"outcome": outcome, "timing": self._timing(told)}
 
-    def _timing(self, told: int, *, has_spans: bool = True) -> dict[str, Any]:
+    def _timing(self, told: int, *, is_held: bool = False) -> dict[str, Any]:
         found: dict[str, Any] = {part: round(it, 4) for part, it in self._spent.items() if it}
         if losses := self._losses[self._told : told]:
             found["losses"] = losses
-        if self._spans and has_spans:
-            found["spans"], self._spans = self._spans, []
+        if not is_held:
+            found |= {"moves": self._moves[-MOST_LOSSES:]} if self._moves else {}
+            found |= {"spans": self._spans} if self._spans else {}
+            self._moves, self._spans = [], []
         return found
 
     def is_sample_due(self) -> bool:

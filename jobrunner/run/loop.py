@@ -314,9 +314,10 @@ class Run:
         logger.info(
             "Nodes move after epoch %d; workers retiring: %s", self.state.epoch, who or "none"
         )
-        self._bind_again(stays=bool(who))  # otherwise nodes spread over the new workers
-        self.state.next_look = time.monotonic() + SPARE_SECONDS
-        self._init_or_resume()
+        with self.watch.moving():
+            self._bind_again(stays=bool(who))  # otherwise nodes spread over the new workers
+            self.state.next_look = time.monotonic() + SPARE_SECONDS
+            self._init_or_resume()
 
     # ---- for all phases
 

@@ -17,6 +17,7 @@ from jobrunner import (
     Task,
     current_task,
     epoch_limiter,
+    read_story,
 )
 
 NODES, EPOCHS = 3, 10
@@ -118,3 +119,6 @@ def test_nodes_of_a_worker_that_leaves_move_and_no_epoch_runs_twice(tmp_path, un
         assert epochs_run(flag) == [[str(e) for e in range(1, EPOCHS + 1)]] * NODES
         assert len(set(session._binding.placement.values())) == 2
         assert state(session) == undisturbed
+        [run] = read_story(tmp_path / "ckpt").runs
+        [(began, ended)] = run.moves
+        assert run.ledger.recovery == pytest.approx(ended - began, abs=0.01)

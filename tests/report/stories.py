@@ -75,6 +75,7 @@ def make_story(
                 epochs=tuple(epochs),
                 saves=tuple(saves),
                 losses=tuple(losses),
+                moves=(),
                 spans=tuple(spans),
                 ledger=ledger,
                 is_estimated=not is_last,

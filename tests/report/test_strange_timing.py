@@ -28,6 +28,8 @@ STRANGE: list[tuple[Any, str]] = [
     ({"losses": [{"at": 1, "text": "x" * 1001}]}, r"losses\[0\]\.text"),
     ({"losses": [{"at": 1, "text": "x", "epoch": "1.s"}]}, r"losses\[0\]\.epoch"),
     ({"losses": [{"at": 1, "text": "x"}] * 101}, "losses"),
+    ({"moves": [[1, 2]] * 101}, "moves"),
+    ({"moves": [[1, -2]]}, r"moves\[0\]"),
     ({"spans": [SPAN] * 2001}, "spans"),
     ({"spans": [SPAN[:4]]}, r"spans\[0\]"),
     ({"spans": [["a", "step", -1, 0, 0]]}, r"spans\[0\]"),

@@ -24,7 +24,7 @@ def story(*spans: Span, losses: tuple[LossStory, ...] = (), name: str = "job") -
         began=1000.0, ended=1010.0, last_seen=1010.0, state="finished", resumed_from=None,
         epochs=(EpochStory(1, 1004.0, 2.0, {}, False),),
         saves=(SaveStory(1, 0, 1005.0, 1.0, 0.5, 80, {"a": 1.0}),),
-        losses=losses, spans=spans, ledger=Ledger(), is_estimated=False,
+        losses=losses, moves=((1009.0, 1009.5),), spans=spans, ledger=Ledger(), is_estimated=False,
     )  # fmt: skip
     return Story("/k", (run,))
 
@@ -67,6 +67,7 @@ def test_a_trace_has_epochs_saves_losses_and_tasks_since_the_first_run_began():
         ("X", "save of epoch 1", 4_000_000, 1_000_000),
         ("i", "loss", 6_000_000, None),
         ("X", "recovery", 6_000_000, 2_000_000),
+        ("X", "move to other workers", 9_000_000, 500_000),
         ("X", "step", 2_500_000, 250_000),
     }
 

@@ -64,6 +64,19 @@ def test_epochs_that_ran_after_the_one_that_a_run_goes_on_from_were_lost(watch, 
     assert "losses" not in save(watch, 4)
 
 
+def test_moves_to_other_workers_are_recovery_and_told_once(watch, clock):
+    spend(watch, clock, "compute", 3)
+    watch.enter("idle")
+    assert "moves" not in save(watch, 1)
+    with watch.moving():
+        clock.now += 2
+    held = watch.capture(2, is_held=True)["timing"]
+    assert (held["recovery"], "idle" in held, "moves" in held) == (2, False, False)
+    assert save(watch, 2, fails=True)["moves"] == [[3, 5]]
+    assert save(watch, 2)["moves"] == [[3, 5]]
+    assert "moves" not in save(watch, 3)
+
+
 def test_a_loss_is_told_again_if_its_record_failed_and_at_the_end_though_nothing_went_on(
     watch, clock
 ):

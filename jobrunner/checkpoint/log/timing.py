@@ -1,7 +1,8 @@
 """What entries say of a run's time, as it is read. Pure: no I/O.
 
 A `Timing` has all that the run has spent since it began, so that a lost entry makes no hole; the
-losses and spans are those since the entry before.
+losses, moves and spans are those since the entry before. A move is from when to when nodes moved to
+other workers, in seconds since the run began.
 """
 
 from __future__ import annotations
@@ -50,4 +51,5 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     recovery: Seconds = 0
     idle: Seconds = 0
     losses: Annotated[list[LossRecord], Meta(max_length=MOST_LOSSES)] = []
+    moves: Annotated[list[tuple[Seconds, Seconds]], Meta(max_length=MOST_LOSSES)] = []
     spans: Annotated[list[SpanRecord], Meta(max_length=MOST_SPANS)] = []
