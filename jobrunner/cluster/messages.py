@@ -14,7 +14,7 @@ import cloudpickle
 import msgspec
 
 from jobrunner.cluster.placement import WorkerInfo
-from jobrunner.cluster.replies import Reply, malformed
+from jobrunner.cluster.replies import MOST_PRINTED, Reply, malformed
 from jobrunner.errors import (
     BlobNotFoundError,
     DefinitionError,
@@ -348,6 +348,12 @@ def read_reply(address: str, answer: object, placement: Mapping[str, str]) -> Re
     except msgspec.ValidationError as error:
         raise malformed(address, str(error)) from error
     nodes = [node for node, _ in reply.get("tasks", ())]
+    if "lines" in reply:
+        nodes += {node for node, _, _ in reply["lines"]}
+        size = sum(len(text) for line in reply["lines"] for text in line)
+        if size > MOST_PRINTED:
+            raise malformed(address, f"{size} printed characters are more than {MOST_PRINTED}")
+    nodes += reply.get("progress", ())
     if "failure" in reply and reply["failure"].node:
         nodes.append(reply["failure"].node)
     for node in nodes:

@@ -33,7 +33,7 @@ from jobrunner.cluster.replies import Reply
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.config import get_number
 from jobrunner.dask_internals import broadcaster
-from jobrunner.errors import SchedulerLostError
+from jobrunner.errors import ExecutionError, SchedulerLostError
 from jobrunner.texts import get_logger
 from jobrunner.worker import OPERATION, Message, host
 
@@ -191,8 +191,11 @@ class Messenger:
         for address in self.members.alive:
             by_got.setdefault(self._got.get(address, 0), []).append(address)
         await asyncio.gather(*starmap(ask, by_got.items()))
-        answers = [(a, answer) for a, answer in found.items() if isinstance(answer, Mapping)]
-        replies = {a: read_reply(a, answer, self.members.placement) for a, answer in answers}
+        replies = {}
+        for address, answer in found.items():
+            if isinstance(answer, Mapping):
+                with suppress(ExecutionError):  # the others may have said what can be shown
+                    replies[address] = read_reply(address, answer, self.members.placement)
         self._got.update((a, it["number"]) for a, it in replies.items() if "number" in it)
         return list(replies.values()), time.thread_time() - started
 

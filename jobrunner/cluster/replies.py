@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Required, TypedDict
+from typing import Annotated, Literal, Required, TypedDict
+
+from msgspec import Meta
 
 from jobrunner.errors import ExecutionError
 from jobrunner.worker import EndedRun, Failure, Frames
+
+Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
+MOST_PRINTED = 1 << 20
+"""Characters that a worker may say were printed. It keeps far fewer between two looks of a view."""
 
 
 class Reply(TypedDict, total=False):
@@ -22,10 +28,10 @@ class Reply(TypedDict, total=False):
     frames: Frames
     names: Mapping[str, Sequence[str]]  # of blobs, by node
     # What a view is told: see `HostedNodes.look`.
-    progress: Mapping[str, tuple[int, int, str]]
+    progress: Mapping[str, tuple[Count, Count, str]]
     lines: Sequence[tuple[str, str, str]]
-    left_out: int
-    number: int
+    left_out: Count
+    number: Count
     seconds: float
 
 

@@ -52,6 +52,7 @@ MESSAGES = {
     "forget": {"keys": ["a"]},
     "push": {"values": [[9, [[0, [b"x"]]]]]},
     "abort": {"number": 9, "reason": "r"},
+    "look": {"got": 0, "prints": True, "is_over": False},
     "release": {"heir": ""},
     # Not meant for messages.
     **{name: {} for name in ("close", "workspaces", "_poll", "__init__", "threads", "")},
@@ -146,6 +147,8 @@ ANSWER = {
     "suspect": THERE,
     "frames": [b"x"],
     "names": {"a": ["x"]},
+    "progress": {"a": [1, 2, "t"]},
+    "lines": [["a", "t", "printed"]],
 }
 FORGED = [
     {"status": "finished"},
@@ -169,6 +172,11 @@ FORGED = [
     {"status": "failed", "failure": {**FAILURE, "node": "b"}},
     {"status": "running", "tasks": [["elsewhere", "t"]]},
     {"status": "aborted", "reason": "r", "suspect": "tcp://nowhere:1"},
+    {"status": "done", "progress": {"b": [1, 2, "t"]}},
+    {"status": "done", "progress": {"a": [2**62, -3, "t"]}},
+    {"status": "done", "lines": [["b", "t", "printed by another worker's node"]]},
+    {"status": "done", "lines": [["a", "t", "x" * 100]] * 20_000},
+    {"status": "done", "lines": [], "left_out": 10**18},
 ]
 
 
@@ -234,11 +242,11 @@ def test_a_receipt_that_does_not_fit_is_not_recorded(reply):
         read_receipts({HERE: reply}, order, PLACEMENT)
 
 
-def forge(forged, lied_to, dask_worker):
+def forge(forged, lied_to, dask_worker, about="run"):
     honest = dask_worker.handlers[OPERATION]
 
     async def answer(call, binding="", **details):
-        is_lie = call == "run" and binding == lied_to
+        is_lie = call == about and binding == lied_to
         return forged if is_lie else await honest(call, binding, **details)
 
     dask_worker.handlers[OPERATION] = answer
@@ -251,6 +259,16 @@ def test_a_worker_that_lies_ends_the_run_and_not_the_client(process_cluster, for
         client.run(forge, forged, session._binding._messenger.name)
         with pytest.raises(ExecutionError, match="tcp://127"):
             session.run(pass_on()[0])
+
+
+def test_a_view_takes_what_honest_workers_tell(process_cluster):
+    with Client(process_cluster, set_as_default=False) as client, Session(client) as session:
+        session.run(pass_on()[0])
+        binding = session._binding
+        liar, *honest = binding._messenger.members.alive
+        client.run(forge, FORGED[-1], binding.name, about="look", workers=[liar])
+        replies, _ = binding.look(PATIENCE_SECONDS, prints=False, is_over=False)
+        assert len(replies) == len(honest) == 1
 
 
 def test_a_worker_that_describes_itself_wrongly_gets_no_nodes():
