@@ -17,7 +17,7 @@ from typing import Any
 
 from jobrunner.compile.plan import Plan
 from jobrunner.define import Task, TaskOutput
-from jobrunner.texts import clip, show
+from jobrunner.texts import clip, printable, show
 
 DESCRIPTION_VERSION = 1
 
@@ -49,7 +49,10 @@ def fingerprint(plan: Plan) -> str:
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """List the differences between a recorded plan's description and the current one's."""
+    """List the differences between the descriptions of two plans, each in a line.
+
+    Both may be recorded, and lack fields.
+    """
     labels = {"job": "the job's name", "seed": "the seed", "steps_per_epoch": "steps_per_epoch"}
     found = [
         f"{what} was {then.get(key)!r} and is {now.get(key)!r}"
@@ -59,7 +62,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if then.get("seed_global_rng", False) != now.get("seed_global_rng", False):
         found.append(f"seed_global_rng is now {now.get('seed_global_rng', False)}")
     found += _changed_parameters(then.get("parameters", {}), now.get("parameters", {}))
-    old_nodes, new_nodes = then.get("nodes", {}), now["nodes"]
+    old_nodes, new_nodes = then.get("nodes", {}), now.get("nodes", {})
     before, used = (_nodes_of(plan) for plan in (then, now))
     found += [
         f"node {name!r} is no longer checkpointed"
@@ -78,7 +81,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         found += [f"blob {blob!r} of node {name!r} is new" for blob in made]
     found.sort()
 
-    old, new = then.get("structure", {}), now["structure"]
+    old, new = then.get("structure", {}), now.get("structure", {})
     found += [f"task {name} is gone" for name in old if name not in new]
     found += [f"task {name} is new" for name in new if name not in old]
     shared = [name for name in new if name in old]
@@ -89,12 +92,14 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
     if [name for name in old if name in new] != shared:
         found.append("the tasks are defined in another order")
-    if then.get("python") == now["python"]:
-        old_code, new_code = then.get("code", {}), now["code"]
+    if then.get("python") == now.get("python"):
+        old_code, new_code = then.get("code", {}), now.get("code", {})
         found += [
-            f"task {name} has other code" for name in shared if old_code.get(name) != new_code[name]
+            f"task {name} has other code"
+            for name in shared
+            if old_code.get(name) != new_code.get(name)
         ]
-    return found
+    return [printable(it, kept="") for it in found]
 
 
 def _changed_parameters(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from jobrunner import MultiNodeCheckpointManager
+from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.cli.directories import ask, invoke
@@ -103,3 +105,19 @@ def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
     result = invoke("compare", tmp_path / "a", tmp_path / "b")
     assert result.exit_code == 6
     assert str(tmp_path / "b") in result.output
+
+
+@pytest.mark.parametrize("field", ["code", "structure", "nodes", "python", "parameters"])
+def test_runs_are_compared_whatever_their_plans_lack(field: str, tmp_path: Path) -> None:
+    for name in "ab":
+        record(tmp_path / name, [1.0])
+    forged = tmp_path / "b" / "_log" / "0000000000.json"
+    entry = dict(decode_entry(forged.read_bytes(), 0, str(forged)))
+    del entry["info"]["plan"][field]
+    entry["info"]["plan"]["fingerprint"] = "0" * 32
+    forged.write_bytes(encode_entry(entry))
+    for pair in (("a", "b"), ("b", "a")):
+        result = invoke("compare", *(tmp_path / name for name in pair))
+        assert result.exit_code == 0, (result.output, result.exception)
+    found = compare(tmp_path)["changes"]
+    assert (not found) == (field in ("python", "parameters")), found

@@ -144,6 +144,7 @@ class Lab:
         if mutant is None:
             return []
         path, copy = str(self.root / "mutant"), str(self.root / "copied")
+        whole = str(self.root / "whole" / mutant.seed.name)
         found: list[Bad] = []
         write_tree(mutant.tree, path)
         job = mutant.seed.job()
@@ -158,9 +159,9 @@ class Lab:
             wrong: list[str] = []
             error: BaseException | None = None
             is_over = False
-            with self.watch.during(f"{path}/", path, copy) as seen:
+            with self.watch.during(f"{path}/", path, copy, whole) as seen:
                 try:
-                    operate(Case(path, copy, job, check), name)
+                    operate(Case(path, copy, job, check, whole=whole), name)
                 except BaseException as caught:
                     error = caught
                     if is_over := isinstance(caught, TimeIsUpError | MemoryError):

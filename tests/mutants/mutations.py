@@ -18,7 +18,7 @@ _NUMBERS = (
     *(10**15, 10**30, 10**400, 0.5, -0.0, 1e308, 1e-308, float("nan"), float("inf")),
 )
 _TEXTS = (
-    *("", "x", "\0", "\ud800", "\u202e\x1b[31m", "é" * 300, "a" * 5000, "%d%s{}", "-1", "latest"),
+    *("", "x", "\0", "a\nforged", "\ud800", "\u202e\x1b[31m", "é" * 300, "a" * 5000, "%d%s{}", "-1", "latest"),
     *("..", ".", "/", "../../canary/file", "../canary", "/etc/passwd", "_log", "_runs", "zarr.json"),
     *("0" * 64, "g" * 64, "f" * 32, f"{CANARY}:Thing", f"{CANARY}.Thing", "os:system", "builtins:eval"),
     *("antigravity:x", "subprocess:Popen", "pickle", "<f8", ">U3", "|O", "O", "object", "StringDType"),

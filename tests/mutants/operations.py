@@ -22,6 +22,7 @@ from jobrunner.checkpoint.log.heartbeat import Patience
 from jobrunner.cli import checkpoints, listing, maintenance
 from jobrunner.cli.command import Output
 from jobrunner.cli.options import open_directory
+from jobrunner.cli.runs import _word_comparison
 from jobrunner.define import Job
 from jobrunner.errors import JobRunnerError
 from jobrunner.positions import to_json
@@ -61,17 +62,19 @@ class Case:
         job: Job,
         check: Check,
         begin: Callable[[], None] = lambda: None,
+        whole: str = "",
     ) -> None:
         self.path, self.copy, self.job, self._check = path, copy, job, check
         self._begin = begin  # called before each command, which makes a manager
+        self._whole = whole or path  # what the mutant was before
 
     # ---- parts
 
-    def manager(self, **options: Any) -> MultiNodeCheckpointManager:
+    def manager(self, path: str = "", **options: Any) -> MultiNodeCheckpointManager:
         self._begin()
         clock = Clock()
         return MultiNodeCheckpointManager(
-            self.path,
+            path or self.path,
             files=FaultyFiles(sync=False),
             patience=Patience(15, clock, clock.wait),
             **options,
@@ -106,9 +109,13 @@ class Case:
         self._begin()
         LiveRuns(FaultyFiles(), str(self.path)).look()
 
-    def compare(self) -> None:
-        data, text = compare_runs(self.manager(), self.manager())
-        _print(Output(data, text))
+    def compare(self, one: str = "", other: str = "") -> None:
+        one, other = one or self.path, other or self._whole
+        data, difference = compare_runs(self.manager(one), self.manager(other))
+        _print(Output(data, "\n".join(_word_comparison(one, other, data, difference))))
+
+    def compare_from(self) -> None:
+        self.compare(self._whole, self.path)
 
     def info(self) -> None:
         self.each(lambda manager, epoch: _print(listing.describe_checkpoint(manager, epoch)))
@@ -269,7 +276,7 @@ class Case:
 
 
 READING = (
-    *("ls_runs", "top", "compare"),
+    *("ls_runs", "top", "compare", "compare_from"),
     *("ls", "info", "verify", "verify_deep", "diff", "diff_deep", "fsck", "prune_best", "report"),
     *("load", "look", "look_lazily", "ask", "plan", "plan_epoch", "replay", "load_in_run"),
 )

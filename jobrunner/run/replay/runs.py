@@ -11,7 +11,6 @@ from jobrunner.errors import CheckpointNotFoundError
 from jobrunner.run.replay.compare import compare_checkpoints
 
 _NOT_GIVEN = object()
-_NO_PLAN: Mapping[str, Any] = {"python": None, "nodes": {}, "structure": {}, "code": {}}
 
 
 def compare_runs(
@@ -67,8 +66,7 @@ def compare_runs(
 
 def _plan_of(manager: MultiNodeCheckpointManager) -> Mapping[str, Any]:
     latest = manager.latest()
-    plan = None if latest is None else manager.recorded.run_plan(latest)
-    return {**_NO_PLAN, **plan} if plan else {}
+    return (None if latest is None else manager.recorded.run_plan(latest)) or {}
 
 
 def _metrics_of(manager: MultiNodeCheckpointManager) -> dict[int, Mapping[str, Any]]:
