@@ -14,7 +14,7 @@ from jobrunner.checkpoint.loader import Loader, open_origin
 from jobrunner.checkpoint.log import MetadataHandler, Patience
 from jobrunner.checkpoint.policies import RetentionPolicy, SaveEvery, SavePolicy
 from jobrunner.checkpoint.retention import Retention
-from jobrunner.checkpoint.storage import Files
+from jobrunner.checkpoint.storage import FILES, Files
 from jobrunner.checkpoint.store import Checkpoint, check_compressors
 from jobrunner.define import (
     EPOCH,
@@ -112,6 +112,8 @@ class MultiNodeCheckpointManager:
         take_over=FLAG,
         save_on_failure=FLAG,
         metadata=METADATA,
+        files=FILES,
+        patience=instance("a Patience", Patience),
     )
     def __init__(
         self,
@@ -143,9 +145,8 @@ class MultiNodeCheckpointManager:
         if load_path is not None:
             self._origin = open_origin(load_path, self.path, files, allow_pickle=allow_pickle)
         if compressors is not None:
-            compressors = check_compressors(
-                read_compressors(compressors, "compressors"), "compressors"
-            )
+            read = read_compressors(compressors, "compressors")
+            compressors = check_compressors(read, "compressors")
         self.save_on_failure, self.metadata = save_on_failure, metadata
         self.retention = Retention(self.recorded, keep)
         self.commits = Commits(

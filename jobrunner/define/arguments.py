@@ -249,7 +249,9 @@ def check_call(
 
 
 def check_seedable(fn: Callable[..., Any], where: str) -> None:
-    """Raise `DefinitionError` if `fn` is a method of a generator, which workers get a copy of."""
+    """Raise `DefinitionError` if `fn` is no function, or one of a generator, which is copied."""
+    if not callable(fn):
+        raise DefinitionError(f"{where} takes a function; got {clip(show(fn), 200)}.")
     owner = getattr(without_partials(fn), "__self__", None)
     if isinstance(owner, random.Random | np.random.RandomState | np.random.Generator):
         name = getattr(without_partials(fn), "__name__", "draw")

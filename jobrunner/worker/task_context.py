@@ -330,7 +330,7 @@ def seeded(function: Callable[_P, _R]) -> Callable[_P, _R]:
     Raises
     ------
     DefinitionError
-        `function` is itself a method of a generator, such as ``random.random``.
+        `function` is none, or a method of a generator, such as ``random.random``.
 
     Notes
     -----

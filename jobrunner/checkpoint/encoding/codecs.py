@@ -156,6 +156,10 @@ def register_codec(
     Runs on the client, before a checkpoint is saved or read. *Safe to retry*: registering a type
     again replaces its codec.
     """
+    if cls is object:
+        raise DefinitionError(
+            "register_codec: cls must be a class whose values are alike; all values are an object."
+        )
     if not subclasses and needs_no_codec(cls):
         raise DefinitionError(f"register_codec: {cls.__name__} is saved exactly without a codec.")
     full_name = name or f"{cls.__module__}.{cls.__qualname__}"

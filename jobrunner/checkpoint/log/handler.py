@@ -24,8 +24,9 @@ from jobrunner.checkpoint.log.entries import (
 from jobrunner.checkpoint.log.mending import MOST_TRIED_BYTES, mend_bit
 from jobrunner.checkpoint.log.protocol import MetadataHandler
 from jobrunner.checkpoint.log.state import RESTARTS, STATE_INTERVAL, State, parse_entry
-from jobrunner.checkpoint.storage import Files, PosixFiles, files_of
+from jobrunner.checkpoint.storage import FILES, Files, PosixFiles, files_of
 from jobrunner.compile import gc_paused
+from jobrunner.define import checked
 from jobrunner.errors import CheckpointCorruptError, CheckpointWriteError
 from jobrunner.names import LOG_DIRECTORY
 from jobrunner.texts import get_logger
@@ -57,6 +58,7 @@ class FileMetadataHandler:
     returns, and contains the digest of its entry.
     """
 
+    @checked(files=FILES)
     def __init__(self, files: Files | None = None) -> None:
         self._given = files
         self._files = files if files is not None else PosixFiles()

@@ -1,6 +1,7 @@
 """Bytes under names, in a file system or an object store."""
 
 from jobrunner.checkpoint.storage.backends import (
+    FILES,
     absolute_path,
     files_beside,
     files_of,

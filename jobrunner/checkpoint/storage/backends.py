@@ -14,8 +14,10 @@ from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.storage.protocol import Files
 from jobrunner.checkpoint.storage.system import real_path
 from jobrunner.config import get_rights
+from jobrunner.define import instance
 from jobrunner.errors import DefinitionError
 
+FILES = instance("a storage with the methods of `Files`", Files)
 _OBJECT_SCHEMES = ("s3", "gs", "az", "memory")
 
 # In the place of a bucket or a host, or in a query; also if a slash is missing.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -24,6 +24,7 @@ class Rights(NamedTuple):
     """Whether everybody may write, and remove what others wrote."""
 
 
+@runtime_checkable
 class Files(Protocol):
     """Bytes under paths. `PosixFiles` and `ObjectFiles` implement it.
 
