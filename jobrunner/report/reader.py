@@ -79,12 +79,12 @@ def read_story(source: MultiNodeCheckpointManager | str | os.PathLike[str]) -> S
     Returns
     -------
     Story
-        Without what damaged entries of the log said.
+        Without what damaged entries of the log said, which a warning tells.
 
     Raises
     ------
     CheckpointError
-        The log cannot be read.
+        The log cannot be read, or all its entries are damaged.
 
     Notes
     -----

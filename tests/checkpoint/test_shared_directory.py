@@ -75,7 +75,7 @@ def test_other_rights_are_refused(mode: object, tmp_path: Path) -> None:
         MultiNodeCheckpointManager(tmp_path / "runs")
 
 
-@pytest.mark.parametrize(("mode", "is_public"), [(0o777, True), (0o1777, False), (0o775, False)])
+@pytest.mark.parametrize(("mode", "is_public"), [(0o777, True), (0o1777, True), (0o775, False)])
 def test_a_directory_that_everybody_may_write_to_is_warned_of(
     mode: int, is_public: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -87,6 +87,22 @@ def test_a_directory_that_everybody_may_write_to_is_warned_of(
     ]
     assert len(warnings) == is_public
     assert all(f"{tmp_path}/runs/_log (owner " in text for text in warnings)
+
+
+def test_a_directory_of_another_user_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "runs"
+    write(path)
+    assert "Another user" not in caplog.text
+    if os.geteuid() == 0:
+        os.chown(path / "_log", 54321, -1)
+        owner = "54321"
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 54321)
+        owner = path.owner()
+    write(path)
+    assert re.search(rf"Another user owns .*{path}/_log \(owner {owner}, ", caplog.text)
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections import Counter
 from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobrunner import (
+    CheckpointCorruptError,
     Job,
     JobRunner,
     MultiNodeCheckpointManager,
@@ -24,6 +27,7 @@ from jobrunner.checkpoint.log.entries import Entry
 from jobrunner.checkpoint.log.state import entry_to_json, make_entry
 from jobrunner.report import Story, read_story
 from jobrunner.run.decisions import Stopwatch
+from tests.cli.directories import begin, invoke, save
 
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 
@@ -261,3 +265,36 @@ def test_the_parts_of_every_ledger_are_what_the_runs_spent(runs):
     wall, *parts = astuple(story.ledger)
     assert sum(parts) == pytest.approx(wall)
     assert [run.state for run in story.runs] == [end for _, _, end in runs]
+
+
+@pytest.mark.parametrize("kind", ["link", "hole", "file"])
+def test_a_log_of_which_nothing_can_be_read_has_no_story(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "_log" / "0000000000.json"
+    path.parent.mkdir(parents=True)
+    if kind == "link":
+        path.symlink_to("/dev/tty")
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40 if kind == "hole" else 0)
+    with pytest.raises(CheckpointCorruptError, match="0000000000.json"):
+        read_story(tmp_path / "runs")
+    with pytest.raises(CheckpointCorruptError, match="0000000000.json"):
+        MultiNodeCheckpointManager(tmp_path / "runs").history()
+    for command in ("stats", "report", "trace"):
+        output = [] if command == "stats" else ["-o", tmp_path / "out"]
+        result = invoke(command, tmp_path / "runs", *output)
+        assert (result.exit_code, "0000000000.json" in result.output) == (7, True), result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_damaged_entry_said_is_told_to_be_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = begin(tmp_path / "runs")
+    save(manager, 0)
+    manager.run.end()
+    (tmp_path / "runs" / "_log" / "0000000002.json").write_bytes(b"")
+    [run] = read_story(tmp_path / "runs").runs
+    assert not run.saves
+    assert "what damaged entries of the log said is missing" in caplog.text
+    assert "0000000002.json" in caplog.text

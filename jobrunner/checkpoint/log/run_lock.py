@@ -109,16 +109,21 @@ class RunLock:
         weakref.finalize(self, self._heartbeat.stop)
 
     def _check_rights(self) -> None:
-        """Warn of a directory that everybody may write to; refuse one that this user may not."""
+        """Warn of a directory that others may change; refuse one that this user may not write to."""
         paths = [self._path, *(join_path(self._path, it) for it in (LOG_DIRECTORY, RUNS_DIRECTORY))]
         found = {path: its for path in paths if (its := self._files.rights(path)) is not None}
-        public = [f"{path} ({its.text})" for path, its in found.items() if its.is_public]
-        if public:
+        if public := [f"{path} ({its.text})" for path, its in found.items() if its.is_public]:
             logger.warning(
                 "Everybody may write to %s, and so change what the next run loads. Take the right "
                 "away: chmod -R o-w %s",
                 " and ".join(public),
                 self._path,
+            )
+        if foreign := [f"{path} ({its.text})" for path, its in found.items() if its.is_foreign]:
+            logger.warning(
+                "Another user owns %s, and so can change what this run loads. Resume only if you "
+                "trust them.",
+                " and ".join(foreign),
             )
         for path, its in found.items():
             if not its.may_write:

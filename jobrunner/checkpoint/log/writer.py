@@ -29,6 +29,9 @@ from jobrunner.errors import (
     CheckpointWriteError,
     CommitConflictError,
 )
+from jobrunner.texts import get_logger
+
+logger = get_logger(__name__)
 
 
 class LogWriter:
@@ -87,11 +90,25 @@ class LogWriter:
             return self._read(number)
 
     def read_entries(self) -> Iterator[LogEntry]:
-        """Iterate over all entries that are not damaged, in order."""
+        """Iterate over all entries that are not damaged, in order; warns of others.
+
+        Raises CheckpointCorruptError if all are damaged.
+        """
+        damaged: CheckpointCorruptError | None = None
+        is_empty = True
         with self._reading():
             for _, entry in each_entry(self._handler):
-                if not isinstance(entry, CheckpointCorruptError):
+                if isinstance(entry, CheckpointCorruptError):
+                    damaged = damaged or entry
+                else:
+                    is_empty = False
                     yield entry
+            if damaged and is_empty:
+                raise damaged
+        if damaged:
+            logger.warning(
+                "%s: what damaged entries of the log said is missing: %s", self._path, damaged
+            )
 
     def take(self, run: str, body: Mapping[str, Any], judge: Callable[[State], None]) -> int:
         """Append a ``run`` entry and return its number.

@@ -21,7 +21,9 @@ class Rights(NamedTuple):
     may_write: bool
     """Whether this process may."""
     is_public: bool
-    """Whether everybody may write, and remove what others wrote."""
+    """Whether everybody may write."""
+    is_foreign: bool
+    """Whether it belongs to another user, who is not root."""
 
 
 @runtime_checkable

@@ -284,8 +284,12 @@ class Opener:
         with contextlib.suppress(KeyError):
             group = grp.getgrgid(about.st_gid).gr_name
         text = f"owner {owner}, group {group}, rights {stat.filemode(about.st_mode)}"
-        public = about.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
-        return Rights(text, may_write=may_write, is_public=public)
+        return Rights(
+            text,
+            may_write=may_write,
+            is_public=bool(about.st_mode & stat.S_IWOTH),
+            is_foreign=about.st_uid not in (0, os.geteuid()),
+        )
 
     def walk(self, path: str) -> Iterator[tuple[str, os.stat_result | None]]:
         """What is below a directory, with its attributes; None for directories."""
