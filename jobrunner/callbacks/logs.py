@@ -108,6 +108,7 @@ class CSVLog(Callback):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._lines = _Lines(path, "epoch,seconds", _epoch_of_row)
+        self.path = self._lines.path
         self._columns: list[str] = []
 
     def on_group(self, group: str, epoch: int, seconds: float) -> None:
@@ -162,6 +163,7 @@ class JSONLinesLog(Callback):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._lines = _Lines(path, '{"epoch": ', _epoch_of_object)
+        self.path = self._lines.path
 
     def on_group(self, group: str, epoch: int, seconds: float) -> None:
         """Begin an empty file after the init group."""

@@ -30,6 +30,7 @@ from jobrunner.texts import counted, printable
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
+    from jobrunner.cli.script import Script
     from jobrunner.cluster import Session
     from jobrunner.define import Job
     from jobrunner.run import ResumeFrom, RunResult
@@ -184,7 +185,7 @@ def run(
     about = {"job": job.name, "checkpoint": manager.path}
     if migrate is not None:
         options["migrate"] = script.find(migrate, "--migrate")
-    called = [*_open_logs(logs), *map(script.callback, callbacks)]
+    called = list(_make_callbacks(script, logs, callbacks))
     if dry_run:
         plan = JobRunner(job, manager, callbacks=called, **options).plan_resume()
         return Output({**about, "plan": plan.to_dict()}, str(plan))
@@ -230,21 +231,30 @@ def _reported(manager: MultiNodeCheckpointManager, job: Job, path: str | None) -
                 click.echo(printable(f"warning: no report in {path}: {error}"), err=True)
 
 
-def _open_logs(paths: Sequence[str]) -> Iterator[object]:
+def _make_callbacks(script: Script, logs: Sequence[str], names: Sequence[str]) -> Iterator[object]:
     from jobrunner.callbacks import CSVLog, JSONLinesLog
 
     kinds = {".csv": CSVLog, ".jsonl": JSONLinesLog}
-    taken: set[str] = set()
-    for path in paths:
-        log = kinds.get(os.path.splitext(path)[1])
-        if log is None:
+    options = [*(("--log", path) for path in logs), *(("--callback", name) for name in names)]
+    writers: dict[str, str] = {}
+    for option, text in options:
+        if option == "--callback":
+            made = script.callback(text)
+        elif kind := kinds.get(os.path.splitext(text)[1]):
+            made = kind(text)
+        else:
             raise click.UsageError(
-                f"--log {path}: expected a file whose name ends in .csv or .jsonl."
+                f"--log {text}: expected a file whose name ends in .csv or .jsonl."
             )
-        if os.path.realpath(path) in taken:
-            raise click.UsageError(f"--log {path}: this file was given twice. Name each file once.")
-        taken.add(os.path.realpath(path))
-        yield log(path)
+        if isinstance(made, CSVLog | JSONLinesLog):
+            path = os.path.realpath(made.path)
+            if path in writers:
+                raise click.UsageError(
+                    f"{option} {text}: {writers[path]} writes to the same file, {made.path}. Give "
+                    f"each log a file of its own."
+                )
+            writers[path] = f"{option} {text}"
+        yield made
 
 
 def _command_again() -> str:

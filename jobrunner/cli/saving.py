@@ -25,6 +25,7 @@ _BEST = re.compile(
     r"(:threshold=(?P<threshold>[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d{1,3})?))?"
 )
 _BEST_FORM = "[:min|max][:N|all][:threshold=X]"
+_AUTO = re.compile(r"auto(:(?P<percent>\d{1,3}(\.\d{1,9})?)%)?")
 _INTERVAL = re.compile(r"(?P<count>\d{1,18})(?P<unit>steps|s|)")
 
 _AS_GIVEN = (
@@ -126,9 +127,9 @@ def save_options(function: Function) -> Function:
     @click.option(
         "--save-every",
         multiple=True,
-        metavar="N|Nsteps|Ns|auto",
+        metavar="N|Nsteps|Ns|auto[:P%]",
         help="Save every N epochs, N steps or N seconds; 'auto': as saves and losses cost least "
-        "time. May be repeated. [default: 1]",
+        "time, at most P % of it. May be repeated. [default: 1; auto:2%]",
     )
     @click.option(
         "--save-before",
@@ -218,11 +219,12 @@ def _read_save(texts: Sequence[str], before: str | None) -> SavePolicy | None:
 
     policies: list[Any] = []
     for text in texts:
-        if text == "auto":
-            policies.append(SaveEvery("auto"))
+        match = _AUTO.fullmatch(text)
+        if match and 0 < (percent := float(match["percent"] or 2)) < 100:
+            policies.append(SaveEvery("auto", max_overhead=percent / 100))
             continue
         unit, count = _read_interval(
-            "--save-every", text, "epochs, steps or seconds, for example 5, 100steps"
+            "--save-every", text, "epochs, steps or seconds, for example 5, 100steps, auto:5%"
         )
         policies.append(SaveEvery(**{unit: count}))
     if before is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import functools
 import logging
+import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 
 LONGEST_TEXT = 20_000
@@ -33,7 +35,9 @@ def printable(text: str, kept: str = "\n\t") -> str:
 
 
 def _name_in_file(found: re.Match[str]) -> str:
-    return f"{found[1]}.py" + (":" if found[0][-1] in ".:" else "")
+    module = sys.modules.get(SCRIPT_PREFIX + found[1])  # whose file may be "my-job.py"
+    file = getattr(module, "__file__", None) or f"{found[1]}.py"
+    return os.path.basename(file) + (":" if found[0][-1] in ".:" else "")
 
 
 class _Escapes(dict[int, str]):

@@ -23,9 +23,10 @@ from click.testing import CliRunner, Result
 from distributed import LocalCluster
 
 import jobrunner.report
-from jobrunner import MultiNodeCheckpointManager, Position
+from jobrunner import MultiNodeCheckpointManager, Position, SaveEvery
 from jobrunner.cli.command import main
 from jobrunner.cli.run import _reported
+from jobrunner.cli.saving import _read_save
 from tests.processes import await_true, kill
 
 _COMMANDS_OF_DASK = entry_points(group="dask_cli", name="jobrunner")
@@ -50,7 +51,7 @@ epoch_limiter(job, {limit})
 
 _MADE = """
 from jobrunner import Job, Task, current_task, epoch_limiter, job
-from jobrunner.callbacks import EarlyStopping
+from jobrunner.callbacks import CSVLog, EarlyStopping
 
 class Told:
     def on_epoch(self, epoch, seconds, metrics):
@@ -68,7 +69,7 @@ def halve(checkpoint):
 def near(metrics):
     return -abs(metrics["loss"] - 0.5)
 
-told, settings = Told(), {"lr": 1}
+told, settings, log = Told(), {"lr": 1}, CSVLog("own.csv")
 
 def step(w, rate, fail_at):
     if current_task().epoch == fail_at:
@@ -485,7 +486,11 @@ def test_callbacks_logs_metadata_and_a_migration_are_named_as_options(
     ("options", "says"),
     [
         (["--log", "log.txt"], "--log log.txt: expected a file whose name ends in .csv or .jsonl"),
-        (["--log", "log.csv", "--log", "./log.csv"], "--log ./log.csv: this file was given twice"),
+        (["--log", "log.csv", "--log", "./log.csv"], "--log ./log.csv: --log log.csv writes to"),
+        (["--log", "own.csv", "--callback", "log"], "--callback log: --log own.csv writes to"),
+        (["--save-every", "auto:5"], "--save-every auto:5: expected a number of epochs"),
+        (["--save-every", "auto:100%"], "--save-every auto:100%: expected a number of epochs"),
+        (["--save-every", "auto:0%"], "--save-every auto:0%: expected a number of epochs"),
         (["--callback", "tell"], "made.py has no 'tell'"),
         (["--keep-best-by", "far:max"], "--keep-best-by far: "),
         (["--keep-best-by", "near:2:max"], "--keep-best-by near:2:max: expected NAME[:min|max]"),
@@ -525,6 +530,13 @@ def test_wrong_options_exit_with_2(tmp_path: Path, options: list[str], says: str
         result = _invoke("run", path, "--checkpoint", "runs", "--dry-run", *options)
     assert result.exit_code == 2
     assert says in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("auto", 0.02), ("auto:5%", 0.05), ("auto:0.5%", 0.005)]
+)
+def test_the_share_of_automatic_saves_is_a_percentage(text: str, share: float) -> None:
+    assert _read_save([text], None) == SaveEvery("auto", max_overhead=share)
 
 
 def test_a_failing_task_keeps_the_last_epoch_and_says_how_to_resume(

@@ -11,6 +11,7 @@ import pytest
 
 from jobrunner.cli.script import Script, Target, parse_target
 from jobrunner.errors import DefinitionError
+from jobrunner.texts import printable
 
 _IMPORT = "from jobrunner.define.jobs import Job\n"
 _MAKE = """from jobrunner import job
@@ -141,6 +142,12 @@ def test_a_script_goes_to_workers_by_value_under_a_name_of_its_own(tmp_path: Pat
         assert cloudpickle.loads(text)(4) == 8
     finally:
         sys.modules["jobrunner_script_numpy"] = module
+
+
+def test_what_a_script_defines_is_shown_under_the_name_of_its_file(tmp_path: Path) -> None:
+    Script(_write(tmp_path, "class Model: pass\njob = Job('j')\n", "my-own job.py"))
+    assert printable("jobrunner_script_my_own_job.Model") == "my-own job.py:Model"
+    assert printable("no jobrunner_script_gone.Model") == "no gone.py:Model"
 
 
 def test_a_script_may_import_its_neighbours(tmp_path: Path) -> None:
