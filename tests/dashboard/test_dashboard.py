@@ -2,7 +2,7 @@
 
 import asyncio
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ from distributed import Client, LocalCluster
 from prometheus_client import REGISTRY, generate_latest
 
 from jobrunner import Job, JobRunner, Node, Session, Task, current_task, epoch_limiter
+from jobrunner.dashboard.runs import MOST_METRICS, running
 from jobrunner.view import RUNS, OnDashboard, RunState, draw_html, show
 from tests.processes import await_true
 
@@ -73,6 +74,43 @@ def test_of_many_runs_of_a_session_the_newest_are_shown(
             lambda: [it and it["job"] for it in known_of(cluster)] == [None, None, "c", "d"],
             "all but two to be forgotten",
         )
+
+
+FORGED: list[dict[str, Any]] = [
+    {"job": 3},
+    {"time": "now"},
+    {"epoch": 2**64},
+    {"epoch_seconds": float("inf")},
+    {"losses": "\ud800"},
+    {"metrics": {"loss": [1]}},
+    {"metrics": [1]},
+    {"nodes": ["n0"]},
+    {"saved": {"epoch": 1}},
+    {"saving": 1},
+    {"under_way": {"group": "epoch"}},
+    {"warnings": "one"},
+]
+
+
+def test_what_a_client_makes_up_is_left_out(cluster: LocalCluster) -> None:
+    told: list[Mapping[str, Any]] = []
+    client: Any = SimpleNamespace(id="c", loop=SimpleNamespace(add_callback=lambda send: None))
+    view = OnDashboard(client, "r")
+    view._unsent = told  # type: ignore[assignment]
+    view.draw(RunState().to_dict())
+    (honest,) = told
+    many = {**honest, "metrics": {f"m{i}": i for i in range(5000)}}
+    forged = [{**honest, **it} for it in FORGED]
+    forged += [{name: it for name, it in honest.items() if name != "job"}]
+    said = {str(i): it for i, it in enumerate([*forged, "text", 1, [], None])}
+    scheduler = cluster.scheduler
+    for runs in ({"c": {**said, "r": honest, "many": many}, "d": [1]}, {}, "text", [said]):
+        scheduler.set_metadata([RUNS], runs)
+        found = dict(running(scheduler))
+        assert set(found) == ({"r", "many"} if runs and isinstance(runs, dict) else set())
+        assert all(len(known["metrics"]) <= MOST_METRICS for known in found.values())
+        assert "jobrunner_nodes" in generate_latest(REGISTRY).decode()
+    scheduler.set_metadata([RUNS], {})
 
 
 def test_a_client_that_dies_is_forgotten(cluster: LocalCluster) -> None:
