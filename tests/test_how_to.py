@@ -64,34 +64,6 @@ def test_what_python_does_not_run_it_can_read_and_our_names_are_right(code: str)
             assert all(hasattr(module, name.name) for name in node.names)
 
 
-_LIBRARIES = {
-    "TensorBoard": "tensorboard",
-    "MLflow": "mlflow",
-    "Trackio": "trackio",
-    "OpenTelemetry": "opentelemetry.sdk",
-    "Prometheus": "prometheus_client",
-}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", _LIBRARIES)
-def test_what_the_page_on_callbacks_does_with_libraries_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip(_LIBRARIES[name])
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    text = (_ROOT / "docs" / "callbacks.md").read_text()
-    fence = r"^(?:<!-- file: ([\w.]+) -->\n)?```(python|py)\n(.*?)^```$"
-    module: dict[str, Any] = {"__name__": "__main__"}
-    for file, kind, code in re.findall(fence, text, re.M | re.S):
-        if file:
-            (tmp_path / file).write_text(code)
-        if kind == "python" or f"import {name}\n" in code:
-            exec(compile(code, name, "exec"), module)
-    assert name in module
-
-
 # ---- TLS
 
 
