@@ -39,6 +39,7 @@ def draw(known: Known) -> Html:
     )
     facts = (
         wording.position(known),
+        f"{format_seconds(known['seconds'])} elapsed",
         *wording.times(known),
         *wording.saves(known),
         *wording.workers(known),
@@ -87,9 +88,14 @@ def _nodes(known: Known) -> Html | str:
         return ""
     more = len(known["nodes"]) - len(rows)
     head = ("worker", "node", "does", "tasks", "saved")
+    used = [0, 1, *((2, 3) if wording.takes_long(known) else ()), *((4,) if known["saved"] else ())]
     return join(
         (
-            table(head, rows, left={0, 1, 2}),
+            table(
+                [head[i] for i in used],
+                [[row[i] for i in used] for row in rows],
+                left={at for at, i in enumerate(used) if i < 3},
+            ),
             tag("div", f"and {counted(more, 'more node')}") if more else "",
         )
     )

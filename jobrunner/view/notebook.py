@@ -35,7 +35,9 @@ class Notebook:
                 import ipywidgets
             except ImportError:
                 return
-            self._button = ipywidgets.Button(description="Stop after this epoch")
+            self._button = ipywidgets.Button(
+                description="Stop after this epoch", layout={"width": "auto"}
+            )
             self._button.on_click(lambda _: self._stop("the button"))
             display(self._button)
 

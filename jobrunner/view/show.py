@@ -60,9 +60,10 @@ def _show_here() -> Live:
         return show_on(sys.stderr)
     from jobrunner.view.notebook import Notebook
 
-    # What workers in this process print gets to the cell by itself.
+    # What workers print in this process, or to its console, would get to the cell once more.
+    here = names_of(None) | names_of(sys.__stdout__) | names_of(sys.__stderr__)
     view = Notebook(lambda reason: live.state.stop(reason))
-    live = Live(view, interval_seconds=0.5, here=names_of(None), where="leave")
+    live = Live(view, interval_seconds=0.5, here=here, where="take")
     return live
 
 

@@ -63,7 +63,6 @@ def render(known: Mapping[str, Any], width: int, height: int) -> Group:
     No metric and no save is cut: what does not fit a line is continued in the next. Of metrics that
     do not fit the screen, and of nodes, it is said how many more there are.
     """
-    is_over = known["phase"] in wording.ENDS
     share = wording.share(known)
     head = [Text(_plain(known["job"]), "bold")] if known["job"] else []
     started = known["phase"] != "starting"
@@ -78,7 +77,7 @@ def render(known: Mapping[str, Any], width: int, height: int) -> Group:
     about += [Text(text, "bold red") for text in wording.troubles(known)]
     about += map(Text, wording.workers(known))
     top = [*flow(head, width), *flow(about, width)]
-    rows = [] if is_over else wording.nodes(known)
+    rows = wording.nodes(known)
     room = max(1, height - len(top) - min(len(rows), height // 2))
     most = min(len(known["metrics"]), room * width // SHORTEST_METRIC)
     while True:

@@ -133,12 +133,19 @@ def metrics(known: Known, most: int) -> list[str]:
     return format_metrics(whole, most) + more
 
 
+def takes_long(known: Known) -> bool:
+    """Whether what nodes do takes long enough to be read."""
+    if known["phase"] in ENDS:
+        return False
+    doing = (it["seconds"] for it in (known["under_way"], known["saving"]) if it is not None)
+    return max(doing, default=0.0) >= LONG_SECONDS or known["epoch_seconds"] >= GROUPS_SECONDS
+
+
 def nodes(known: Known) -> list[Node]:
-    """What each node does, while this takes long enough to be read."""
-    run, saving = known["under_way"], known["saving"]
-    seconds = max((it["seconds"] for it in (run, saving) if it is not None), default=0.0)
-    if seconds < LONG_SECONDS and known["epoch_seconds"] < GROUPS_SECONDS:
+    """What each node does, while this takes long."""
+    if not takes_long(known):
         return []
+    run = known["under_way"]
     rows = []
     for node in known["nodes"]:
         does = node["does"]

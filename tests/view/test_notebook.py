@@ -163,6 +163,7 @@ def test_a_cell_that_runs_a_job_shows_it(tmp_path: Path) -> None:
     assert "epoch 3/3" in html
     assert "0.3333" in html
     assert "a/step: printed by epoch 3" in html
+    assert not any("printed" in out.get("text", "") for out in shown)  # not once more
     assert html.count("jobrunner-run") == 1
     assert not html_of(silent)
 
