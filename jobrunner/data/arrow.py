@@ -55,19 +55,21 @@ def from_parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> DataR
     Parameters
     ----------
     paths : path or list of paths
-        Files, or a directory of files, as for `pyarrow.dataset.dataset`.
+        Files, read in this order, or a directory of files, read in the order of their paths.
     columns : sequence of str, optional
         Read only these.
 
     Raises
     ------
     DefinitionError
-        If there is no such column, or pyarrow is not installed.
+        If there is no such column, the files have other columns, or columns of types that Arrow
+        cannot promote to one, or pyarrow is not installed.
     OSError
         If a file cannot be read.
 
     Notes
     -----
+    For files of different columns, use `from_arrow` with a data set whose schema names them all.
     One row group at a time is read. A shuffled reader takes the row groups in a shuffled order, and
     the rows of each. Only the files' footers are read when the reader is made.
     """
@@ -78,7 +80,12 @@ def from_parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> DataR
         dataset = arrow.dataset.dataset(where, format="parquet")
     except FileNotFoundError as error:
         raise missing("from_parquet", str(error)) from None
-    return from_arrow(dataset, columns=columns)
+    _check_columns(dataset, columns)
+    fragments = list(dataset.get_fragments())
+    dataset = dataset.replace_schema(_promoted(arrow, dataset.schema, fragments, columns))
+    if isinstance(where, str):
+        fragments.sort(key=_path_of)
+    return _reader(arrow, dataset, columns, fragments)
 
 
 @checked(columns=NAMES)
@@ -109,13 +116,61 @@ def from_arrow(dataset: Any, *, columns: Sequence[str] | None = None) -> DataRea
             f"from_arrow: dataset must be a pyarrow.dataset.Dataset; got {dataset!r:.200}. For a "
             f"table use from_records, for Parquet files from_parquet."
         )
-    names = dataset.schema.names if columns is None else list(columns)
-    if unknown := sorted(set(names) - set(dataset.schema.names)):
+    _check_columns(dataset, columns)
+    return _reader(arrow, dataset, columns, sorted(dataset.get_fragments(), key=_path_of))
+
+
+def _path_of(fragment: Any) -> str:
+    path: str = getattr(fragment, "path", "")
+    return path
+
+
+def _check_columns(dataset: Any, columns: Sequence[str] | None) -> None:
+    if unknown := sorted(set(columns or ()) - set(dataset.schema.names)):
         raise DefinitionError(
             f"columns must name columns of the data; found {unknown}, expected some of "
             f"{dataset.schema.names}."
         )
-    whole = sorted(dataset.get_fragments(), key=lambda it: getattr(it, "path", ""))
+
+
+def _promoted(
+    arrow: Any, schema: Any, fragments: Sequence[Any], columns: Sequence[str] | None
+) -> Any:
+    """The schema of the first file, with types that hold those of all; only `columns` must agree."""
+    promoted, names = schema, sorted(schema.names if columns is None else columns)
+    for fragment in fragments:
+        its = fragment.physical_schema
+        if its.equals(schema):
+            continue
+        found = sorted(its.names if columns is None else {*its.names} & {*names})
+        if found != names:
+            raise DefinitionError(
+                f"from_parquet: all files must have the same columns; expected {names} as in "
+                f"{_path_of(fragments[0])}, found {found} in {_path_of(fragment)}. Name some that all "
+                f"have (columns=), or use from_arrow with a data set whose schema names all."
+            )
+        for name in names:
+            at = promoted.get_field_index(name)
+            try:
+                both = [arrow.schema([each.field(name)]) for each in (promoted, its)]
+                field = arrow.unify_schemas(both, promote_options="permissive").field(0)
+            except arrow.ArrowException as error:
+                raise DefinitionError(
+                    f"from_parquet: column {name!r} must have types that Arrow can promote to one; "
+                    f"expected {promoted.field(at).type} as in files before, found "
+                    f"{its.field(name).type} in {_path_of(fragment)}."
+                ) from error
+            if field != promoted.field(at):
+                promoted = promoted.set(at, field)
+    return promoted
+
+
+def _reader(
+    arrow: Any, dataset: Any, columns: Sequence[str] | None, whole: Sequence[Any]
+) -> DataReader:
+    names = dataset.schema.names if columns is None else list(columns)
+    paths = [_path_of(each) for each in whole]
+    order = "" if paths == sorted(paths) else "files as listed"
     fragments, lengths = [], []
     for fragment in whole:
         if isinstance(fragment, arrow.dataset.ParquetFileFragment):
@@ -125,7 +180,8 @@ def from_arrow(dataset: Any, *, columns: Sequence[str] | None = None) -> DataRea
         else:
             fragments.append(fragment)
             lengths.append(fragment.count_rows())
-    return reader_of(Indexed, Blocks(lengths, _Fragments(fragments, dataset.schema, names)))
+    load = _Fragments(fragments, dataset.schema, names)
+    return reader_of(Indexed, Blocks(lengths, load, order))
 
 
 class _Fragments(NamedTuple):

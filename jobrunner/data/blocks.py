@@ -58,11 +58,13 @@ class Blocks:
     lengths : sequence of int
         Records of each block.
     load : Load
+    order : str
+        How they are ordered, if it must be told from how earlier versions ordered them.
     """
 
-    def __init__(self, lengths: Sequence[int], load: Load) -> None:
+    def __init__(self, lengths: Sequence[int], load: Load, order: str = "") -> None:
         self.lengths: Sequence[int] = tuple(lengths) or (0,)
-        self._load = load
+        self._load, self.order = load, order
         self._ends = np.cumsum(self.lengths)
         self._held: OrderedDict[int, _Block] = OrderedDict()
         self._lock = threading.Lock()
@@ -116,7 +118,7 @@ class Blocks:
             return self._held[number]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Blocks, (self.lengths, self._load))
+        return (Blocks, (self.lengths, self._load, self.order))
 
 
 def _loaded(load: Load, number: int, expected: int) -> Part:

@@ -220,7 +220,30 @@ def _listed(paths: Paths, needed_by: str) -> list[str]:
     for path in found:
         if not os.path.isfile(path):
             raise missing(needed_by, path)
+        _check_is_text(needed_by, path)
     return found
+
+
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ\0": "xz",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"PK\x03\x04": "zip",
+    **{b"BZh%d1AY" % level: "bzip2" for level in range(1, 10)},
+}
+
+
+def _check_is_text(needed_by: str, path: str) -> None:
+    with open(path, "rb") as file:
+        start = file.read(max(map(len, _COMPRESSED)))
+    for magic, kind in _COMPRESSED.items():
+        if start.startswith(magic):
+            raise DefinitionError(
+                f"{needed_by}: files must not be compressed, because a resumed run goes on in the "
+                f"middle of one; found {kind} in {path}. Decompress it first, or use from_iterable "
+                f"with a function that opens it, such as lambda: gzip.open(path, 'rt')."
+            )
 
 
 def _split(path: str, records: Callable[[bytes], int], start: int = 0) -> Iterator[_Part]:

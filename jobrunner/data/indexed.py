@@ -27,7 +27,8 @@ class Indexed:
         self._total: int = sum(source.lengths)
         self._lengths = source.lengths if setup.by_block or seed is None else (self._total,)
         self._ends = list(accumulate(self._lengths))
-        identity = {"length": self._total, "order": _describe(seed, self._lengths)}
+        order = ", ".join(filter(None, (_describe(seed, self._lengths), source.order)))
+        identity = {"length": self._total, "order": order}
         self.position = Position(range(self._total), setup.shard, identity, setup.least)
         self._order = None if seed is None else Shuffled(self._lengths, seed)
         self._batch, self._size = setup.batch, setup.batch or 1

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jobrunner.data.blocks import Blocks
 from jobrunner.data.indexed import Indexed
 from jobrunner.data.reader import DataReader, reader_of
+from jobrunner.data.sources import is_of
 from jobrunner.define import Rule, checked, one_of
 from jobrunner.errors import DefinitionError
 
@@ -40,16 +41,19 @@ def from_dask(
     Raises
     ------
     DefinitionError
-        If it is no such collection, or `lengths` has not one item for each partition.
+        If it is no such collection, is persisted on a cluster, or `lengths` has not one item for
+        each partition.
 
     Notes
     -----
     Tasks run on Dask workers, and one that waits for others there could block its worker. So
     partitions are computed in the process that reads. The last two stay in memory. Each partition is
-    computed again in each pass: persist what is expensive, or save it to files first.
+    computed again in each pass: save what is expensive to files first, or, if it fits the memory of
+    that process, persist it there: ``from_dask(collection.persist(scheduler="threads"))``.
     """
     if not hasattr(type(collection), "__dask_graph__"):
         raise _refusal(collection)
+    _check_is_local(collection)
     if hasattr(collection, "blocks"):
         kind, counts = "blocks", _chunks(collection)
     elif hasattr(collection, "partitions"):
@@ -90,6 +94,20 @@ def _refusal(collection: object) -> DefinitionError:
         f"from_dask: collection must be a Dask array, dataframe, series or bag; got "
         f"{collection!r:.200}."
     )
+
+
+def _check_is_local(collection: Any) -> None:
+    if hasattr(collection, "expr"):  # a dataframe
+        graphs = [collection.partitions[0].optimize().__dask_graph__()]
+    else:
+        layers = getattr(collection.__dask_graph__(), "layers", {}).values()
+        graphs = [layer for layer in layers if layer.is_materialized()]
+    if any(is_of(value, "distributed") for graph in graphs for value in graph.values()):
+        raise DefinitionError(
+            f"from_dask: the {type(collection).__name__} is persisted on a cluster, or made of "
+            f"futures; expected one that can be computed in the process that reads. Persist it "
+            f"there, collection.persist(scheduler='threads'), or save it to files and read these."
+        )
 
 
 def _compute(collection: Any, scheduler: str) -> Any:

@@ -284,7 +284,8 @@ class Position:
 _ADVICE = {
     "length": "The data has another number of records than when the state was saved: read the same "
     "data, or start afresh.",
-    "order": "Shuffle as when the state was saved, or start afresh.",
+    "order": "Shuffle and list the files as when the state was saved (earlier versions sorted a list of "
+    "Parquet files by path), or start afresh.",
     "shard": "If the number of nodes has changed, name the blob Blob(..., partition=0), or pass the "
     "states of all shards to merge_state_dicts.",
 }

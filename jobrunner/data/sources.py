@@ -30,12 +30,18 @@ class Source(Protocol):
     def lengths(self) -> Sequence[int]:
         """Records of each block that is read as a whole; one block if any records can be read."""
 
+    @property
+    def order(self) -> str:
+        """How the blocks are ordered, if not by default."""
+
     def part(self, start: int, stop: int, /) -> Part:
         """What reads the records from `start` to before `stop`, by their numbers in the whole."""
 
 
 class Rows:
     """Data in memory."""
+
+    order = ""
 
     def __init__(self, data: Any) -> None:
         self.lengths: Sequence[int] = (len(data),)
@@ -55,6 +61,7 @@ class Structure(NamedTuple):
 
     sources: Mapping[Any, Source]
     kind: type[dict[Any, Any] | tuple[Any, ...]]
+    order: str = ""
 
     @property
     def lengths(self) -> Sequence[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from distributed import Client
 
 from jobrunner import DefinitionError, PlanMismatchError
 from jobrunner.data import (
@@ -194,11 +196,107 @@ def test_lines_come_without_their_ends_and_files_in_the_order_of_their_names(
     tmp_path: Path,
 ) -> None:
     parquet(tmp_path)
+    assert from_parquet(tmp_path, columns=["n"]).read() == {"n": 0}
     path = tmp_path / "a.txt"
     path.write_bytes(b"a\r\n\nb \n\rc")
     assert list(from_lines(path)) == ["a", "", "b ", "\rc"]
-    listed = [tmp_path / "b.parquet", tmp_path / "a.parquet"]
-    assert from_parquet(listed, columns=["n"]).read() == {"n": 0}
+
+
+def test_files_of_a_list_are_read_in_its_order(tmp_path: Path) -> None:
+    parquet(tmp_path)
+    b, a = listed = [tmp_path / "b.parquet", tmp_path / "a.parquet"]
+    assert from_parquet(listed).read() == {"n": 25, "unused": 25}
+    for shuffled in (lambda it: it, lambda it: it.shuffled(1)):
+        # As earlier versions saved it, which sorted the files.
+        state = {**shuffled(from_parquet([a, b])).state_dict(), "rest": [[10, N, 1]]}
+        assert "listed" not in state["order"]
+        with pytest.raises(
+            PlanMismatchError, match="field 'order'.*files as listed.*sorted a list"
+        ):
+            shuffled(from_parquet(listed)).load_state_dict(state)
+        for same in (
+            from_parquet([a, b]),
+            from_parquet(tmp_path),
+            pickle.loads(pickle.dumps(from_parquet([a, b]))),
+        ):
+            shuffled(same).load_state_dict(state)
+        as_listed = shuffled(pickle.loads(pickle.dumps(from_parquet(listed))))
+        as_listed.load_state_dict(shuffled(from_parquet(listed)).state_dict())
+    for name in "ba":
+        (tmp_path / name).write_text(f"n\n{ord(name)}\n")
+    for read in (from_lines, from_csv):
+        last = list(read([tmp_path / "b", tmp_path / "a"]))[-1]
+        assert last in ("97", {"n": 97})
+
+
+@pytest.mark.parametrize("columns", [None, ["x", "y"]])
+def test_parquet_files_of_other_columns_are_refused_and_lose_no_data(
+    columns: list[str] | None, tmp_path: Path
+) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import dataset, parquet
+
+    def write(name: str, **columns: Any) -> Path:
+        path = tmp_path / f"{name}.parquet"
+        parquet.write_table(arrow.table(columns), path)
+        return path
+
+    first = write("0", x=[1, 2], y=[1, 2])
+    for name, table in (("1", {"x": [3], "z": [3]}), ("2", {"x": [3]}), ("3", {"z": [3]})):
+        other = write(name, **table)
+        with pytest.raises(
+            DefinitionError, match=rf"\['x', 'y'\] as in .*0.parquet, found .*{name}.pa"
+        ):
+            from_parquet([first, other], columns=columns)
+    assert len(from_parquet([first, tmp_path / "1.parquet"], columns=["x"])) == 3
+    more = write("4", y=[3], x=[3], z=[3])
+    if columns:
+        assert from_parquet([first, more], columns=columns).batched(3).read().num_rows == 3
+    else:
+        with pytest.raises(DefinitionError, match=r"found \['x', 'y', 'z'\]"):
+            from_parquet([first, more])
+    schema = dataset.dataset(tmp_path / "1.parquet").schema
+    with_nulls = from_arrow(dataset.dataset([first, tmp_path / "1.parquet"], schema=schema))
+    assert with_nulls.read() == {"x": 1, "z": None}
+
+
+def test_types_of_parquet_files_are_promoted_as_arrow_does(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    kinds = {
+        "0": [None, None],
+        "1": arrow.array([1, 2], "int8"),
+        "2": [3, 1 << 40],
+        "3": ["a", "b"],
+    }
+    files = {name: tmp_path / name for name in kinds}
+    for name, values in kinds.items():
+        parquet.write_table(arrow.table({"x": values}), files[name])
+    reader = from_parquet([files["0"], files["1"], files["2"]])
+    assert [row["x"] for row in reader] == [None, None, 1, 2, 3, 1 << 40]
+    for batch in reader.batched(2):
+        assert batch.schema.field("x").type == arrow.int64()
+    with pytest.raises(
+        DefinitionError, match="'x' must.* expected int64 as .*, found string in .*3"
+    ):
+        from_parquet([files["2"], files["3"]])
+
+
+@pytest.mark.parametrize("kind", ["gzip", "bz2", "lzma", "zipfile"])
+def test_compressed_files_are_refused(kind: str, tmp_path: Path) -> None:
+    module, path = importlib.import_module(kind), tmp_path / "a.csv"
+    if kind == "zipfile":
+        with module.ZipFile(path, "w") as file:
+            file.writestr("a", "n\n1\n")
+    else:
+        with module.open(path, "wt") as file:
+            file.write("n\n1\n")
+    for read in (from_lines, from_csv):
+        with pytest.raises(
+            DefinitionError, match=rf"{read.__name__}: .* not be compressed.*a\.csv"
+        ):
+            read(path)
 
 
 def test_long_files_are_read_block_by_block(tmp_path: Path) -> None:
@@ -313,6 +411,29 @@ def test_other_things_are_refused(tmp_path: Path) -> None:
         from_parquet(tmp_path, columns=["x"])
 
 
+def test_what_is_persisted_on_a_cluster_is_refused_at_once() -> None:
+    """Only its futures would be there, which a local scheduler cannot compute."""
+    array = pytest.importorskip("dask.array").arange(20, chunks=7)
+    bag = pytest.importorskip("dask.bag").from_sequence(range(20), npartitions=3)
+    pandas = pytest.importorskip("pandas")
+    frame = pytest.importorskip("dask.dataframe").from_pandas(
+        pandas.DataFrame({"n": range(20)}), npartitions=3
+    )
+    here = [each.persist(scheduler="synchronous") for each in (array, bag, frame)]
+    with Client(
+        processes=False, n_workers=1, dashboard_address=None, set_as_default=False
+    ) as client:
+        there = [client.persist(each) for each in (array, bag, frame)]
+        for collection in (*there, there[0] + 1, there[1].map(str), there[2].n + 1):
+            with pytest.raises(
+                DefinitionError, match="persisted on a cluster.*scheduler='threads'"
+            ):
+                from_dask(collection, lengths=None)
+        client.cancel(there)
+    for collection in here:
+        assert len(from_dask(collection, scheduler="synchronous").batched(20).read()) == 20
+
+
 def test_lengths_save_counting() -> None:
     bag = pytest.importorskip("dask.bag")
     computed = []
@@ -355,7 +476,8 @@ def test_columns_of_any_name_and_type_come_as_pyarrow_reads_them(
     parquet.write_table(table, tmp_path / "0.parquet", row_group_size=4)
     parquet.write_table(table.drop(["nested"]), tmp_path / "1.parquet")
     expected = dataset.dataset(tmp_path, format="parquet").to_table(columns)
-    assert from_parquet(tmp_path, columns=columns).batched(100).read() == expected
+    whole = dataset.dataset(tmp_path, format="parquet")
+    assert from_arrow(whole, columns=columns).batched(100).read() == expected
 
 
 def test_data_that_raises_stop_iteration_loses_no_record() -> None:
