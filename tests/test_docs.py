@@ -12,9 +12,11 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from jobrunner import errors
+from jobrunner.cli import main
 from jobrunner.cli.command import exit_code_of
 
 _ROOT = Path(__file__).parents[1]
@@ -152,6 +154,17 @@ def test_the_index_of_errors_has_every_error_and_its_exit_code() -> None:
             assert name in named, f"Describe {name} in docs/errors.md."
             (row,) = re.findall(rf"^\| \[`{name}`\].*\| (\d+)[^|]* \|[^|]*\|$", text, re.M)
             assert int(row) == exit_code_of(found(""))
+
+
+def test_the_page_on_the_command_line_has_every_command_its_options_and_its_json() -> None:
+    text = (_ROOT / "docs" / "command-line.md").read_text()
+    keys = re.findall(r"^\| `(\w+)` \|", text.partition("## What `--json` holds")[2], re.M)
+    assert set(keys) == set(main.commands)
+    for name, command in main.commands.items():
+        assert f"`jobrunner {name} " in text or f"`jobrunner {name}`" in text, name
+        for param in command.params:
+            if isinstance(param, click.Option):
+                assert any(option in text for option in param.opts), f"{name} {param.opts}"
 
 
 def test_the_page_on_installing_has_every_extra() -> None:
