@@ -17,7 +17,7 @@ from jobrunner.define.node import Blob, Node
 from jobrunner.define.task import Task, TaskOutput
 from jobrunner.errors import DefinitionError
 from jobrunner.outputs import write_output
-from jobrunner.texts import Html, card, counted, folded, listed, table, tag
+from jobrunner.texts import Html, abbreviate, card, counted, folded, listed, table, tag
 
 if TYPE_CHECKING:
     from jobrunner.define.jobs import Job
@@ -74,11 +74,10 @@ def draw(job: Job, path: str | os.PathLike[str]) -> None:
 
 
 def _to_svg(job: Job) -> str:
-    nodes = dict.fromkeys(t.node.name for g in job.groups.values() for t in g.tasks())
-    lane = {name: i for i, name in enumerate(nodes)}
+    lane = {name: i for i, name in enumerate(_drawn_nodes(job))}
     ends = _conditions(job)
     top = MARGIN + HEAD
-    width = 2 * MARGIN + max(1, len(nodes)) * LANE
+    width = 2 * MARGIN + max(1, len(lane)) * LANE
     shapes = [
         f'<text class="lane" x="{MARGIN + i * LANE + LANE / 2}" y="{MARGIN + 16}">'
         f"{_text(name)}</text>"
@@ -126,6 +125,10 @@ stroke:#9ab} .end{fill:#4a3a17;stroke:#da5} .lane,.name,.ends{fill:#eee} .head{f
 .blobs{fill:#aab} .edge{stroke:#aab} .tip{fill:#aab}}</style>"""
 
 
+def _drawn_nodes(job: Job) -> Collection[str]:
+    return dict.fromkeys(t.node.name for g in job.groups.values() for t in g.tasks())
+
+
 def _rows(group: TaskGroup, edges: list[Edge]) -> dict[Task, int]:
     waits = defaultdict[Task, list[Task]](list)
     for edge in edges:
@@ -170,7 +173,7 @@ def _arrow(edge: Edge, place: dict[Task, tuple[int, int]]) -> str:
 
 
 def _text(name: str) -> str:
-    return escape(name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…")
+    return escape(abbreviate(name, _LETTERS))
 
 
 # ---- Graphviz
@@ -230,7 +233,11 @@ def to_image(job: Job) -> Html:
         return Html("")
     data = base64.b64encode(_to_svg(job).encode()).decode()
     what = f"Drawing of job {job.name}: {counted(num_tasks, 'task')}"
-    return tag("img", src=Html(f"data:image/svg+xml;base64,{data}"), alt=what)
+    least = (
+        0.75 * LANE * len(_drawn_nodes(job))
+    )  # pixels in which it can be read; else it is scrolled
+    style = f"max-width: 100%; min-width: {least:.0f}px; height: auto"
+    return tag("img", src=Html(f"data:image/svg+xml;base64,{data}"), alt=what, style=style)
 
 
 def _some(names: Collection[str]) -> str:

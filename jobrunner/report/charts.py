@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from jobrunner.texts import Html, format_seconds, tag
+from jobrunner.texts import Html, abbreviate, format_seconds, tag
 
 WIDTH, HEIGHT = 1000, 100  # of a drawing, in its own units
 MOST_POINTS = 1000  # of a curve
 MOST_GAPS = 50
+_LETTERS = 24  # of a lane's name
 _WIDE = 1000  # the highest value is so many times the lowest
 _SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
 
@@ -138,7 +139,7 @@ def lanes(rows: Sequence[tuple[str, Sequence[Block]]], x: Range, marks: Sequence
     for name, blocks in rows:
         boxes = [_box(block, x) for block in blocks]
         drawing = _svg(f"{name}: {_count(blocks)}", *boxes, *lines)
-        title = tag("div", name, class_="name", title=name)
+        title = tag("div", abbreviate(name, _LETTERS), class_="name", title=name)
         drawn.append(tag("div", title, drawing, class_="lane"))
         lines = []
     length = Range(0, x.high - x.low)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, TypeGuard
 
 from dask.utils import format_bytes
@@ -32,11 +32,13 @@ from jobrunner.texts import (
     format_time,
     format_value,
     join,
+    listed,
     table,
     tag,
 )
 
 MOST_METRICS = 24
+MOST_COLUMNS = 8  # of metrics in a table
 MOST_NODES = 20  # whose curves are drawn for a metric
 _LARGEST = 1e300  # a number that can be drawn
 
@@ -110,7 +112,7 @@ def _ledger_bar(ledger: Ledger, of: str) -> Html:
 
 
 def metrics_section(story: Story) -> Html:
-    """A chart for each metric that is a number, and the values of the last epochs."""
+    """A chart for each metric that was a number once, and the last values of the others, too."""
     kept = sorted(
         (epoch for run in story.runs for epoch in run.epochs if not epoch.is_set_aside),
         key=lambda epoch: epoch.number,
@@ -120,7 +122,9 @@ def metrics_section(story: Story) -> Html:
             name for epoch in kept for name, value in epoch.metrics.items() if _is_number(value)
         )
     )
-    if not names:
+    found = dict.fromkeys(name for epoch in kept for name in epoch.metrics)
+    others = [it for it in found if it not in names and not _is_of_node(it, found)]
+    if not found:
         return Html("")
     x = range_of(float(epoch.number) for epoch in kept)
     marks = [
@@ -139,9 +143,8 @@ def metrics_section(story: Story) -> Html:
     marks = [it for it in marks if x.low <= it.x <= x.high][-MOST_MARKS:]
     nodes: dict[str, list[str]] = {name: [] for name in names}  # metric -> its values on nodes
     for name in names:
-        _, _, base = name.rpartition("/")
-        if base != name and base in nodes:
-            nodes[base].append(name)
+        if _is_of_node(name, nodes):
+            nodes[name.rpartition("/")[2]].append(name)
             del nodes[name]
     names = list(nodes)
     charts, drawn = [], {mark.kind for mark in marks}
@@ -159,7 +162,7 @@ def metrics_section(story: Story) -> Html:
         label = f"{name} over {counted(len(whole), 'epoch')}, {last:.4g} at the end"
         charts.append(curves(title, label, x, lines, marks))
     recent = kept[-MOST_ROWS:]
-    shown = names[:8]
+    shown = [*names[: MOST_COLUMNS - len(others[:2])], *others][:MOST_COLUMNS]
     rows = [
         (it.number, *(format_value(it.metrics.get(name)) for name in shown))
         for it in reversed(recent)
@@ -177,12 +180,19 @@ def metrics_section(story: Story) -> Html:
         legend(kinds),
         tag("div", *charts, class_="charts"),
         first(names, MOST_METRICS, "metric"),
+        note(f"Not drawn, because they were no numbers: {listed(others, 12)}." if others else ""),
         folded(
             "Values",
             scrolled("Values of metrics", table(("epoch", *shown), rows, left=())),
             newest(kept, MOST_ROWS, "epoch"),
         ),
     )
+
+
+def _is_of_node(name: str, names: Container[str]) -> bool:
+    """Whether a metric is a value of one node, and not of the whole job."""
+    _, slash, base = name.rpartition("/")
+    return bool(slash) and base in names
 
 
 def _points(epochs: Iterable[EpochStory], name: str) -> list[tuple[float, float]]:

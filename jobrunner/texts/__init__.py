@@ -3,6 +3,7 @@
 from jobrunner.texts.markup import Html, card, escape, folded, join, pairs, table, tag
 from jobrunner.texts.plain import (
     SCRIPT_PREFIX,
+    abbreviate,
     clip,
     counted,
     format_metrics,
@@ -11,6 +12,7 @@ from jobrunner.texts.plain import (
     format_value,
     get_logger,
     listed,
+    metric_texts,
     printable,
     shorten,
     show,

@@ -8,10 +8,15 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 
 LONGEST_TEXT = 20_000
 """Characters of a message or a traceback that are shown."""
+
+LONGEST_METRIC = 30
+"""Characters of a string that a task reported, where it stands among other metrics."""
 
 SCRIPT_PREFIX = "jobrunner_script_"
 """How the name of the module that a job's file becomes begins; see `cli.script`."""
@@ -86,6 +91,16 @@ def clip(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
+def abbreviate(name: str, most: int, size: Callable[[str], int] = len) -> str:
+    """Leave out the middle of a name of more than `most` characters: alike ones differ at their ends."""
+    if size(name) <= most:
+        return name
+    start, end = name[: len(name) // 2], name[len(name) // 2 :]
+    while size(start) + size(end) >= max(2, most):
+        start, end = (start[:-1], end) if size(start) >= size(end) else (start, end[1:])
+    return f"{start}…{end}"
+
+
 def listed(items: Iterable[str], most: int = 20, separator: str = ", ") -> str:
     """The first `most` items, and how many more there are; "none" if there are none."""
     texts = list(items)
@@ -117,18 +132,22 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_metrics(metrics: Mapping[str, object], most: int = 4) -> list[str]:
-    """The first numeric metrics, each as ``name=value``."""
-    shown: list[str] = []
+    """The first metrics that are a number, a flag or a string, each as ``name=value``."""
+    return [f"{name}={text}" for name, text in islice(metric_texts(metrics), most)]
+
+
+def metric_texts(metrics: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """The metrics that are a number, a flag or a string, and what is shown of each."""
     for name, value in metrics.items():
         if name == "epoch":
             continue
-        if len(shown) == most:
-            break
-        try:
-            shown.append(f"{name}={float(value):.4g}")  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):
-            continue
-    return shown
+        if isinstance(value, bool):
+            yield name, str(value)
+        elif isinstance(value, str):
+            yield name, repr(clip(value, LONGEST_METRIC))
+        else:
+            with suppress(TypeError, ValueError, OverflowError):
+                yield name, f"{float(value):.4g}"  # type: ignore[arg-type]
 
 
 def format_time(time: str | float) -> str:

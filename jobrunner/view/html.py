@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 
 from dask.utils import format_bytes
 
-from jobrunner.texts import Html, counted, format_seconds, join, table, tag
+from jobrunner.texts import Html, counted, format_seconds, join, metric_texts, table, tag
 from jobrunner.view import wording
 from jobrunner.view.wording import Known
 
@@ -67,10 +67,11 @@ def _spaced(parts: object) -> list[object]:
 
 
 def _metrics(known: Known) -> Html | str:
-    texts = wording.metrics(known, MOST_METRICS)
-    rest = [tag("div", text) for text in texts[MOST_METRICS:]]
-    found = [text.rsplit("=", 1) for text in texts[:MOST_METRICS]]
-    return join((table(("metric", "value"), found, left={0}), *rest)) if found else ""
+    whole = wording.whole_metrics(known)
+    rows = list(islice(metric_texts(whole), MOST_METRICS))
+    more = len(whole) - len(rows)
+    rest = tag("div", f"and {counted(more, 'more metric')}") if more else ""
+    return join((table(("metric", "value"), rows, left={0}), rest)) if rows else ""
 
 
 def _nodes(known: Known) -> Html | str:

@@ -265,9 +265,10 @@ class RunState:
         is_new = run is not None and counted_at >= self._clock() - run.seconds
         if run is None or run.group != group:
             counted = {}
-        elif not is_new:  # of the group's run before
+        elif not is_new:  # of the group's run before; what ran then probably runs again
             counted = {
-                name: (0, tasks, running.get(name, "")) for name, (_, tasks, _) in counted.items()
+                name: (0, tasks, running.get(name, task))
+                for name, (_, tasks, task) in counted.items()
             }
         is_saving = self._saving is not None
         nodes = []

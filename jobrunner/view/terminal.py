@@ -6,16 +6,16 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO, cast
 
-from rich.cells import chop_cells
+from rich.cells import cell_len, chop_cells
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from jobrunner.texts import format_seconds, printable
+from jobrunner.texts import abbreviate, format_seconds, printable
 from jobrunner.view import wording
 from jobrunner.view.lines import TolerantStream, is_terminal
 
-BAR_WIDTH, NODE_BAR_WIDTH = 20, 10
+BAR_WIDTH, NODE_BAR_WIDTH, DOES_WIDTH = 20, 10, 26
 GAP = "  "
 SHORTEST_METRIC = len(f"a=1{GAP}")
 
@@ -105,15 +105,18 @@ def flow(items: Iterable[Text], width: int) -> list[Text]:
 
 def _nodes(rows: list[wording.Node], width: int, height: int) -> list[Text]:
     shown = rows if len(rows) <= height else rows[: max(0, height - 1)]
-    names = [Text(_plain(row.name)) for row in shown]
-    widest = max((name.cell_len for name in names), default=0)
+    names, lines = [_plain(row.name) for row in shown], []
+    widest = max(map(cell_len, names), default=0)
+    room = min(widest, max(width // 3, width - NODE_BAR_WIDTH - DOES_WIDTH))
     for name, row in zip(names, shown, strict=True):
-        name.truncate(min(widest, width // 3), overflow="ellipsis", pad=True)
+        line = Text(abbreviate(name, room, cell_len))
+        line.pad_right(room - line.cell_len)
         bar = " " * NODE_BAR_WIDTH if row.share is None else _bar(row.share, NODE_BAR_WIDTH)
-        name.append(f" {bar} {_plain(row.does)}")
-        name.truncate(width, overflow="ellipsis")
+        line.append(f" {bar} {_plain(row.does)}")
+        line.truncate(width, overflow="ellipsis")
+        lines.append(line)
     more = len(rows) - len(shown)
-    return [*names, *([Text(f"and {more} more nodes")] if more else [])]
+    return [*lines, *([Text(f"and {more} more nodes")] if more else [])]
 
 
 def _bar(share: float, width: int) -> str:

@@ -23,7 +23,7 @@ class Node(NamedTuple):
     """A row of what nodes do."""
 
     name: str
-    share: float | None  # of its tasks that have ended, in the group that runs
+    share: float | None  # of its tasks that have ended, in the epoch or group that runs
     does: str
 
 
@@ -121,14 +121,16 @@ def workers(known: Known) -> list[str]:
     return [f"{counted(len(nodes), 'node')} on {counted(there, 'worker')}"] if nodes else []
 
 
-def metrics(known: Known, most: int) -> list[str]:
-    """The first numeric metrics, and how many more there are; those of single nodes do not count."""
+def whole_metrics(known: Known) -> dict[str, Any]:
+    """The metrics that are not of single nodes."""
     nodes = {node["node"] for node in known["nodes"]}
-    whole = {
-        name: value
-        for name, value in known["metrics"].items()
-        if isinstance(value, int | float) and name.rpartition("/")[0] not in nodes
-    }
+    found = known["metrics"].items()
+    return {name: value for name, value in found if name.rpartition("/")[0] not in nodes}
+
+
+def metrics(known: Known, most: int) -> list[str]:
+    """The first metrics, and how many more there are."""
+    whole = whole_metrics(known)
     more = [f"and {counted(len(whole) - most, 'more metric')}"] if len(whole) > most else []
     return format_metrics(whole, most) + more
 
@@ -158,6 +160,8 @@ def nodes(known: Known) -> list[Node]:
         ):
             text = f"saved {saved['epoch']} ({format_bytes(node['saved_bytes'])})"
         part = node["ended"] / node["tasks"] if node["tasks"] else None
+        if run is not None and run["group"] == "epoch" and (steps := known["steps_per_epoch"]):
+            part = (known["step"] + (part or 0.0)) / steps
         rows.append(Node(node["node"], part, text))
     return rows
 

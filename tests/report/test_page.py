@@ -202,3 +202,13 @@ def test_a_timeline_shows_what_was_lost_and_waits_in_the_middle_of_epochs() -> N
     same = [it for it in timeline._phases(run, 0.0) if it.kind == "compute"]
     found = [it for it in timeline._phases(mid, 0.0) if it.kind == "compute"]
     assert found[3].began == pytest.approx(same[3].began)
+
+
+def test_metrics_that_are_no_numbers_are_named_and_listed() -> None:
+    story = make_story(10, num_runs=1, nodes=["a"])
+    [run] = story.runs
+    metrics = {"a/mood": "well", "mood": "well", "gone": math.nan}
+    epochs = tuple(replace(it, metrics=metrics) for it in run.epochs)
+    page = text_of(to_page(replace(story, runs=(replace(run, epochs=epochs),))))
+    assert "no numbers: mood, gone." in page
+    assert "well" in page

@@ -159,13 +159,13 @@ def test_a_save_in_the_middle_of_an_epoch_keeps_its_name_in_dasks_messages() -> 
 def test_until_the_workers_are_asked_a_group_begins_with_no_task_ended() -> None:
     clock = Clock()
     runner = Runner(UnderWay("epoch", 5, 1.0, ("a/fit",)))
-    runner.binding = SimpleNamespace(placement={"a": "tcp://1", "b": "tcp://2"})
+    runner.binding = SimpleNamespace(placement={"a": "tcp://1", "b": "tcp://2", "c": "tcp://3"})
     state = RunState(clock=clock)
     state.on_setup(runner)
-    state.count({"a": (2, 2, ""), "b": (3, 3, "")})
+    state.count({"a": (2, 2, ""), "b": (3, 3, ""), "c": (0, 1, "score")})
     clock.now = 2.0  # another run of the group has begun, 1 s ago
     nodes = [(it["does"], it["task"], it["ended"], it["tasks"]) for it in state.to_dict()["nodes"]]
-    assert nodes == [("runs", "fit", 0, 2), ("", None, 0, 3)]
+    assert nodes == [("runs", "fit", 0, 2), ("", None, 0, 3), ("runs", "score", 0, 1)]
     runner.run = UnderWay("exit", None, 1.0, ())
     assert {it["tasks"] for it in state.to_dict()["nodes"]} == {0}
 
@@ -457,6 +457,7 @@ def test_durations_read_well(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
 
-def test_only_the_first_few_numbers_among_the_metrics_are_listed() -> None:
-    metrics = {"text": "x", "list": [1, 2], **dict.fromkeys("abcdef", 1.0)}
-    assert format_metrics(metrics) == ["a=1", "b=1", "c=1", "d=1"]
+def test_only_the_first_few_metrics_that_are_short_are_listed() -> None:
+    metrics = {"list": [1, 2], "ok": True, "text": "x" * 99, **dict.fromkeys("abcdef", 1.0)}
+    text = "text='" + "x" * 27 + "...'"
+    assert format_metrics(metrics) == ["ok=True", text, "a=1", "b=1"]

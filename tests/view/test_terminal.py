@@ -175,3 +175,15 @@ def test_a_script_on_a_real_terminal_shows_its_run_and_its_prints_once(
         assert f"a/step: said by {epoch}" in text
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "\n").split("\n")
     assert max(map(cell_len, lines)) <= width
+
+
+def test_the_bar_of_a_node_is_of_the_epoch_and_long_names_differ() -> None:
+    names = [f"a-trainer-with-a-name-that-is-longer-than-most-are:{i}" for i in range(3)]
+    known = state({}, names).to_dict()
+    known |= {"step": 1, "steps_per_epoch": 2}
+    known["nodes"][0] |= {"ended": 1, "tasks": 2}
+    rows = [line for line in drawn(known, 80) if line.startswith("a-trainer")]
+    assert [row.count("━") for row in rows] == [7, 5, 5]
+    assert [row.split(" ")[0][-2:] for row in rows] == [":0", ":1", ":2"]
+    assert len({cell_len(row.partition("━")[0]) for row in rows}) == 1
+    assert drawn(known, 140)[-1].startswith(names[-1])
