@@ -94,12 +94,14 @@ if TYPE_CHECKING:
         UploadTaskGroupBuilder,
     )
     from jobrunner.worker import current_task, seeded
+    from jobrunner.workspace import GlobalRNG
 
 _PACKAGES = (
     "errors",
     "positions",
     "define",
     "compile",
+    "workspace",
     "worker",
     "cluster",
     "checkpoint",
@@ -129,6 +131,7 @@ __all__ = [
     "EpochStory",
     "ExecutionError",
     "FileMetadataHandler",
+    "GlobalRNG",
     "Image",
     "Job",
     "JobRunner",

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
-import importlib.util
-import random
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,7 +30,7 @@ from jobrunner.define import (
     without_partials,
 )
 from jobrunner.errors import DefinitionError, ExecutionError
-from jobrunner.workspace import WorkspaceView
+from jobrunner.workspace import WorkspaceView, seeded_generators
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -79,34 +75,12 @@ class CurrentTask:
         task = (self.group, self.workspace.identity, self.name)
         return make_rng(self._seed, *task, self.epoch, self.step, self.instance)
 
-    @contextmanager
-    def _global_generators(self) -> Iterator[None]:
+    def _global_generators(self) -> AbstractContextManager[None]:
         """Seed the global generators for one call; afterwards they are as they were before it."""
-        with _TURN:
-            self._num_seeded += 1
-            task = (self.group, self.workspace.identity, self.name)
-            parts = (self._seed, *task, self.epoch, self.step, self.instance)
-            key = _digest((*parts, "global", self._num_seeded))
-            torch = _torch()
-            has_cuda = torch is not None and torch.cuda.is_initialized()
-            state, numpy_state = random.getstate(), np.random.get_state()
-            torch_state = None if torch is None else torch.get_rng_state()
-            cuda_states = torch.cuda.get_rng_state_all() if has_cuda else []
-            random.seed(key)
-            np.random.seed(np.frombuffer(key, "<u4"))
-            if torch is not None:
-                torch.default_generator.manual_seed(int.from_bytes(key[:8], "little"))
-                if _has_cuda():
-                    torch.cuda.manual_seed_all(int.from_bytes(key[:8], "little"))
-            try:
-                yield
-            finally:
-                random.setstate(state)
-                np.random.set_state(numpy_state)
-                if torch is not None:
-                    torch.set_rng_state(torch_state)
-                if has_cuda:
-                    torch.cuda.set_rng_state_all(cuda_states)
+        self._num_seeded += 1
+        task = (self.group, self.workspace.identity, self.name)
+        parts = (self._seed, *task, self.epoch, self.step, self.instance)
+        return seeded_generators(_digest((*parts, "global", self._num_seeded)))
 
     @property
     def is_cancelled(self) -> bool:
@@ -303,10 +277,6 @@ def _digest(parts: tuple[object, ...]) -> bytes:
 # ---- global generators
 
 
-_TURN = threading.RLock()
-"""Held by the one call of a `seeded` function that runs in this process."""
-
-
 def seeded(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Make a function of a task draw the same numbers from global generators in every run.
 
@@ -376,14 +346,3 @@ def seed_calls(function: Callable[..., Any]) -> Callable[..., Any]:
 def _go_on(first: Any, rest: Generator[Any, Any, Any]) -> Iterator[Any]:
     yield first
     yield from rest
-
-
-@functools.cache
-def _torch() -> Any:
-    # Also if no task has imported it yet: a task that does so while it runs finds it seeded.
-    return importlib.import_module("torch") if importlib.util.find_spec("torch") else None
-
-
-@functools.cache
-def _has_cuda() -> bool:
-    return bool(_torch().cuda.is_available())
