@@ -14,21 +14,10 @@ from jobrunner.view.wording import Known
 MOST_NODES, MOST_METRICS = 200, 40
 """Rows that are drawn."""
 
-_PHASES = {
-    "starting": "starts",
-    "init": "runs its init group",
-    "loading": "loads a checkpoint",
-    "epochs": "runs",
-    "recovering": "recovers from a loss",
-    "finished": "has finished",
-    "stopped": "was stopped",
-    "failed": "has failed",
-}
-
 
 def draw(known: Known) -> Html:
     """Draw a state, as `RunState.to_dict` gives it."""
-    phase = _PHASES.get(str(known["phase"]), str(known["phase"]))
+    phase = wording.PHASES.get(str(known["phase"]), str(known["phase"]))
     done = wording.share(known)
     bar = tag(
         "progress",

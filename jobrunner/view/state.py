@@ -204,8 +204,8 @@ class RunState:
 
     def count(self, tasks: Mapping[str, tuple[int, int, str]]) -> None:
         """Note for each node how many tasks have ended, of how many, and one that runs."""
-        run = self.under_way()
-        self._counted = tasks, self._clock(), "" if run is None else run.group
+        if (run := self.under_way()) is not None:
+            self._counted = tasks, self._clock(), run.group
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is known now, for JSON: `docs/watching.md` describes each key."""

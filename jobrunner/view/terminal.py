@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO, cast
 
@@ -11,13 +12,21 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from jobrunner.texts import abbreviate, format_seconds, printable
+from jobrunner.texts import abbreviate, counted, format_seconds, printable
 from jobrunner.view import wording
 from jobrunner.view.lines import TolerantStream, is_terminal
 
 BAR_WIDTH, NODE_BAR_WIDTH, DOES_WIDTH = 20, 10, 26
 GAP = "  "
 SHORTEST_METRIC = len(f"a=1{GAP}")
+DOING = {
+    "runs": "running",
+    "saves": "saving",
+    "waits": "waiting",
+    "ended": "ended",
+    "saved": "saved",
+}
+"""What nodes do, the most telling first; and how that is said of many."""
 
 
 class Terminal:
@@ -71,8 +80,8 @@ def render(known: Mapping[str, Any], width: int, height: int) -> Group:
         head += [Text(_bar(share, BAR_WIDTH), "green"), Text(f"{share:.0%}")]
     head.append(Text(format_seconds(known["seconds"])))
     head += map(Text, wording.times(known))
-    if known["phase"] in ("recovering", "init", "loading"):
-        head.append(Text(known["phase"], "bold magenta"))
+    if known["phase"] in ("init", "loading"):  # a recovery is among the troubles
+        head.append(Text(wording.PHASES[known["phase"]], "bold magenta"))
     about = [Text(text, "green") for text in wording.saves(known)]
     about += [Text(text, "bold red") for text in wording.troubles(known)]
     about += map(Text, wording.workers(known))
@@ -86,7 +95,8 @@ def render(known: Mapping[str, Any], width: int, height: int) -> Group:
             break
         most = most * 3 // 4
     lines = [*top, *metrics]
-    return Group(*lines, *_nodes(rows, width, max(1, height - len(lines))))
+    # What is printed above needs half of the screen.
+    return Group(*lines, *_nodes(rows, width, max(1, min(height // 2, height - len(lines)))))
 
 
 def flow(items: Iterable[Text], width: int) -> list[Text]:
@@ -104,7 +114,11 @@ def flow(items: Iterable[Text], width: int) -> list[Text]:
 
 
 def _nodes(rows: list[wording.Node], width: int, height: int) -> list[Text]:
-    shown = rows if len(rows) <= height else rows[: max(0, height - 1)]
+    if len(rows) <= height:
+        shown, others = rows, []
+    else:
+        rows = sorted(rows, key=lambda row: [*DOING, ""].index(_verb(row)))
+        shown, others = rows[: height - 1], rows[height - 1 :]
     names, lines = [_plain(row.name) for row in shown], []
     widest = max(map(cell_len, names), default=0)
     room = min(widest, max(width // 3, width - NODE_BAR_WIDTH - DOES_WIDTH))
@@ -115,8 +129,16 @@ def _nodes(rows: list[wording.Node], width: int, height: int) -> list[Text]:
         line.append(f" {bar} {_plain(row.does)}")
         line.truncate(width, overflow="ellipsis")
         lines.append(line)
-    more = len(rows) - len(shown)
-    return [*lines, *([Text(f"and {more} more nodes")] if more else [])]
+    if others:
+        verbs = Counter(DOING[verb] for verb in map(_verb, others) if verb)
+        does = ", ".join(f"{count} {verb}" for verb, count in verbs.items())
+        text = f"and {counted(len(others), 'more node')}" + (f": {does}" if does else "")
+        lines.append(Text(text, overflow="ellipsis", no_wrap=True))
+    return lines
+
+
+def _verb(row: wording.Node) -> str:
+    return row.does.partition(" ")[0]
 
 
 def _bar(share: float, width: int) -> str:

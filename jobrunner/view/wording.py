@@ -13,6 +13,17 @@ from jobrunner.view.state import LONG_SECONDS
 Known = Mapping[str, Any]
 """A run's state, as `RunState.to_dict` gives it; or what is known of an event."""
 
+PHASES = {
+    "starting": "starts",
+    "init": "runs its init group",
+    "loading": "loads a checkpoint",
+    "epochs": "runs",
+    "recovering": "recovers from a loss",
+    "finished": "has finished",
+    "stopped": "was stopped",
+    "failed": "has failed",
+}
+"""What the job does in a phase."""
 ENDS = ("finished", "stopped", "failed")
 """The phases after a run."""
 GROUPS_SECONDS = 2.0
@@ -137,7 +148,7 @@ def metrics(known: Known, most: int) -> list[str]:
 
 def takes_long(known: Known) -> bool:
     """Whether what nodes do takes long enough to be read."""
-    if known["phase"] in ENDS:
+    if known["phase"] in ENDS or (known["phase"] == "recovering" and known["under_way"] is None):
         return False
     doing = (it["seconds"] for it in (known["under_way"], known["saving"]) if it is not None)
     return max(doing, default=0.0) >= LONG_SECONDS or known["epoch_seconds"] >= GROUPS_SECONDS
@@ -158,7 +169,7 @@ def nodes(known: Known) -> list[Node]:
             and (saved := known["saved"]) is not None
             and node["saved_bytes"] is not None
         ):
-            text = f"saved {saved['epoch']} ({format_bytes(node['saved_bytes'])})"
+            text = f"saved epoch {saved['epoch']} ({format_bytes(node['saved_bytes'])})"
         part = node["ended"] / node["tasks"] if node["tasks"] else None
         if run is not None and run["group"] == "epoch" and (steps := known["steps_per_epoch"]):
             part = (known["step"] + (part or 0.0)) / steps

@@ -112,8 +112,18 @@ def test_what_the_screen_does_not_hold_is_counted(width: int, height: int) -> No
     assert shown.count("a_metric_of_some_length_") + left_out == 200
     left_out = int(re.search(r"and (\d+) more nodes", shown)[1])  # type: ignore[index]
     assert len(re.findall(r"^trainer:", shown, re.M)) + left_out == 64
+    assert len(re.findall(r"^trainer:", shown, re.M)) <= max(1, height // 2)  # prints need room
     assert "saved epoch 3 (117.74 MiB)" in shown
     assert "saving epoch 4 for" in shown
+
+
+def test_of_many_nodes_those_are_shown_that_run() -> None:
+    found = state({}, [f"trainer:{i}" for i in range(64)])
+    found.count({f"trainer:{i}": (2, 2, "") for i in range(60)} | {"trainer:62": (0, 2, "fit")})
+    shown = drawn(found.to_dict(), 80, 16)
+    first = next(i for i, line in enumerate(shown) if line.startswith("trainer:"))
+    assert " runs " in shown[first]  # not those that have ended
+    assert re.search(r"^and \d+ more nodes: .*\d+ ended", shown[-1])
 
 
 def test_nodes_have_a_line_only_while_something_takes_long() -> None:
