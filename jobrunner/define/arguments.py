@@ -248,6 +248,20 @@ def check_call(
         ) from None
 
 
+def value_at(value: Any, i: int, where: str) -> Any:
+    """What a function returns for an index, or what is given for all."""
+    if not callable(value):
+        return value
+    try:
+        return value(i)
+    except Exception as error:
+        raise DefinitionError(
+            f"{where}: {getattr(value, '__name__', type(value).__name__)}({i}) raised "
+            f"{type(error).__name__}: {error}. Such a function gets the index of a node, and returns "
+            f"what its task gets."
+        ) from error
+
+
 def check_seedable(fn: Callable[..., Any], where: str) -> None:
     """Raise `DefinitionError` if `fn` is no function, or one of a generator, which is copied."""
     if not callable(fn):

@@ -22,6 +22,7 @@ from jobrunner.define.arguments import (
     dask_hint,
     instance,
     read_setup,
+    value_at,
 )
 from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import (
@@ -259,7 +260,8 @@ class Task:
         each |= {"kwargs": kwargs, "after": after}
 
         def of(i: int) -> dict[str, Any]:
-            return {what: value(i) if callable(value) else value for what, value in each.items()}
+            at = f"{where}, node {i} ({getattr(nodes[i], 'name', nodes[i])!r})"
+            return {what: value_at(value, i, f"{at}: {what}") for what, value in each.items()}
 
         return [cls(fn, node=node, **of(i), **options) for i, node in enumerate(nodes)]
 
@@ -324,9 +326,10 @@ class Task:
                 )
             return TaskOutput(value, 0)
         expected = "inputs must be blobs' names, Blobs, TaskOutputs or Tasks"
-        raise self._wrong_type(
-            expected, value, "pass constants in kwargs= or with functools.partial"
-        )
+        advice = "pass constants in kwargs= or with functools.partial"
+        if isinstance(value, list | tuple):
+            advice = "name the parameter that gets a list of inputs: inputs={'parts': [...]}"
+        raise self._wrong_type(expected, value, advice)
 
     def _wrong_type(self, expected: str, value: object, advice: str = "") -> DefinitionError:
         hint = dask_hint(value) or advice

@@ -162,7 +162,7 @@ def pipe(
     if isinstance(reader, Task | TaskOutput):
         if nodes is not None:
             raise DefinitionError(f"{where}: with nodes, reader must be a blob; got {reader!r}.")
-        fn = _named(label, call, options=how)
+        fn = _named(label, call, options=how._replace(reads_list=True))
         return Task(fn, [*read, reader], updates=updated, **final)
     source = Blob(reader) if isinstance(reader, str) else reader
     source = source.on(source.node or node)
@@ -216,7 +216,9 @@ def _make_parts(
             node=source.node,
             **{**options, "after": after},
         )
-        fn = _named(f"{label}.part", call, options=how._replace(first=first, limit=None))
+        fn = _named(
+            f"{label}.part", call, options=how._replace(first=first, limit=None, reads_list=True)
+        )
         place = nodes[i % len(nodes)]
         # `drain` gets what the reading has taken in place of the reader.
         parts.append(

@@ -22,6 +22,7 @@ class Options(NamedTuple):
     limit: int | None = None
     first: int = 0  # the number of the first item
     begins: bool = True  # begin the next pass if the last one has ended
+    reads_list: bool = False  # that a task returned, in place of a reader
 
 
 class _Item(NamedTuple):
@@ -40,10 +41,11 @@ def drain(
     """Read items, process them and pass them on; return what the last function returned."""
     count = options.num_inputs
     inputs, reader, updates = arguments[:count], arguments[count], arguments[count + 1 :]
-    if not hasattr(reader, "__iter__"):
+    if not (hasattr(reader, "__iter__") and (options.reads_list or hasattr(reader, "__next__"))):
         raise TypeError(
-            f"A pipe reads from {type(reader).__qualname__}; expected a reader of jobrunner.data, or "
-            f"another iterator."
+            f"A pipe reads from {type(reader).__qualname__}; expected a reader of jobrunner.data, such "
+            f"as from_records(data), or another iterator. It must have a position, or each run would "
+            f"read all of it again."
         )
     items = iter(reader) if options.begins else reader
     line = _Line(items, processor, inputs, instance_setup, options)

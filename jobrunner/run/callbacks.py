@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jobrunner.define import check_runs
+from jobrunner.define import check_call
 from jobrunner.errors import DefinitionError
 from jobrunner.run.result import ResumePlan, RunResult, SaveReport
 from jobrunner.texts import get_logger, printable, shorten
@@ -123,9 +125,25 @@ def check_callbacks(callbacks: Sequence[object], where: str) -> None:
                 f"{where}: a callback must have a method of Callback, such as on_epoch; got "
                 f"{callback!r:.200}."
             )
+        of = f"of {type(callback).__name__}"
         for name in _METHODS:
-            if (method := getattr(callback, name, None)) is not None:
-                check_runs(method, f"{where}: {name} of {type(callback).__name__}")
+            method, own = getattr(callback, name, None), getattr(Callback, name)
+            if method is not None and getattr(method, "__func__", None) is not own:
+                count = len(inspect.signature(own).parameters) - 1  # without self
+                check_call(method, count, (), f"{where}: {name} {of}")
+        if isinstance(callback, Callback):
+            for name in dir(callback):
+                if (
+                    name.startswith("on_")
+                    and name not in EVENTS
+                    and callable(getattr(callback, name))
+                ):
+                    meant = difflib.get_close_matches(name, EVENTS, 1)
+                    raise DefinitionError(
+                        f"{where}: a run never calls {name} {of}. "
+                        f"{f'Did you mean {meant[0]}?' if meant else ''} Names that begin with on_ are "
+                        f"for the methods of Callback."
+                    )
 
 
 def enders(callbacks: Sequence[object]) -> frozenset[str]:

@@ -290,9 +290,14 @@ def match(
             words.append(f"node {node!r}")
     migrates = adaptation.migrates(record)
     if words and adaptation.missing == "error" and not (migrates and given is None):
+        taken = "".join(
+            f" rename={{{old!r}: {new!r}}} takes a name that is taken: the checkpoint has {new!r}, too."
+            for old, new in now.renamed.items()
+            if new not in now.renamed and _is_there(new, there)
+        )
         raise PlanMismatchError(
             f"Job {plan.job!r} cannot resume from epoch {epoch} of {manager.path}, which lacks "
-            f"{listed(words, _MOST_NAMES)}; its nodes are {listed(map(repr, there))}. Say under which "
+            f"{listed(words, _MOST_NAMES)}; its nodes are {listed(map(repr, there))}.{taken} Say under which "
             f"names it has them (rename=..., --rename OLD=NEW), let init tasks make them "
             f"(missing='init', --missing init) or a function (migrate=..., --migrate NAME), run the "
             f"job that wrote it, or {START_AFRESH}."

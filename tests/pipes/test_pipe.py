@@ -232,6 +232,16 @@ def scale(x: int, by: Any, offset: int) -> int:
     return x * int(by[0]) + offset
 
 
+@pytest.mark.parametrize("place", [None, FAR])
+def test_what_has_no_position_is_refused(inproc_session: Session, place: Any) -> None:
+    """Each run would read all of a list again."""
+    with TaskGroup() as group, Node("here"):
+        made = Task(lambda: [1, 2, 3], outputs="reader")
+        pipe("reader", operator.neg, name="negate", nodes=place, limit=2, after=made)
+    with pytest.raises(TaskFailedError, match="negate.*reads from list; expected a reader"):
+        inproc_session.run(group)
+
+
 def test_inputs_are_shared_by_all_calls(inproc_session: Session) -> None:
     with TaskGroup() as group, Node("here"):
         Task(Numbers, (), "reader", kwargs={"n": 5})

@@ -289,3 +289,30 @@ def test_a_failure_to_say_whether_the_job_ends_is_a_warning(session, caplog, end
     Broken.ends_job = ends_job
     assert JobRunner(counter(2), callbacks=[Broken()]).run(session).epoch == 2
     assert "Callback Broken: ends_job raised ZeroDivisionError" in caplog.text
+
+
+class Typo(Callback):
+    def on_epochs(self, epoch, seconds, metrics):
+        pass
+
+
+class TooFew:
+    def on_epoch(self, epoch):
+        pass
+
+
+class Wider(Callback):
+    def on_epoch(self, *everything, more=None):
+        self.onward = everything
+
+
+@pytest.mark.parametrize(
+    ("callback", "says"),
+    [
+        (Typo(), r"a run never calls on_epochs of Typo. Did you mean on_epoch\?"),
+        (TooFew(), r"on_epoch of TooFew: on_epoch\(epoch\) cannot be called with 3 arguments"),
+    ],
+)
+def test_a_method_that_no_run_can_call_is_refused_before_anything_runs(callback, says):
+    with pytest.raises(DefinitionError, match=says):
+        JobRunner(counter(), callbacks=[Wider(), callback]).plan_resume()

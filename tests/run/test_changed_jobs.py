@@ -162,6 +162,14 @@ def test_a_fresh_run_refuses_a_rename_to_what_the_job_lacks(manager, resume):
     JobRunner(job_of(A10, 1), manager, resume, rename=chain).plan_resume()
 
 
+def test_a_rename_to_a_name_that_is_taken_is_told(session, manager):
+    JobRunner(job_of({"a": {"w": 0}, "b": {"w": 0}}, 1), manager).run(session)
+    same = job_of({"a": {"w": 0}, "b": {"w": 0}}, 2)
+    expected = r"lacks node 'a'; .*rename=\{'a': 'b'\} takes a name that is taken: .* has 'b', too"
+    with pytest.raises(PlanMismatchError, match=expected):
+        JobRunner(same, manager, rename={"a": "b"}).plan_resume()
+
+
 def test_a_fresh_run_notes_the_renames_it_was_given(session, manager):
     for epochs in (1, 2):
         JobRunner(job_of(A20_B30, epochs), manager, rename={"a": "b"}).run(session)
