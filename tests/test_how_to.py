@@ -57,7 +57,7 @@ _NOT_RUN = [
 
 
 @pytest.mark.parametrize("code", _NOT_RUN)
-def test_what_python_does_not_run_it_can_read_and_our_names_are_right(code: str) -> None:
+def test_blocks_that_no_test_runs_are_python_and_use_names_that_exist(code: str) -> None:
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jobrunner"):
             module = importlib.import_module(node.module or "")
@@ -80,7 +80,6 @@ def test_with_the_certificates_of_the_page_a_job_runs_over_tls(tmp_path: Path) -
     (tmp_path / "dask" / "distributed.yaml").write_text(config.replace("/etc/dask", str(keys)))
     (tmp_path / "train.py").write_text(_JOB)
     where = tmp_path / "scheduler.json"
-    with_keys = {"DASK_CONFIG": str(tmp_path / "dask")}
     own = ["env", f"DASK_CONFIG={tmp_path / 'dask'}"]
     local = ["--host", "127.0.0.1", "--no-dashboard"]
     with dask_process(
@@ -94,16 +93,16 @@ def test_with_the_certificates_of_the_page_a_job_runs_over_tls(tmp_path: Path) -
             await_true(lambda: "Registered" in (tmp_path / "dask.log").read_text(), "a worker")
             command = ["run", "train.py", "--checkpoint", "runs/train", "--epochs", "2"]
             command += ["--scheduler", address, "--json"]
-            done = jobrunner(command, tmp_path, with_keys)
+            done = run_command(command, tmp_path, {"DASK_CONFIG": str(tmp_path / "dask")})
             assert done.returncode == 0, done.stderr
             assert yaml.safe_load(done.stdout)["epoch"] == 2
-            refused = jobrunner(
+            refused = run_command(
                 command, tmp_path, {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"}
             )
             assert refused.returncode == 5, refused.stderr
 
 
-def jobrunner(
+def run_command(
     command: list[str], directory: Path, environment: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

@@ -185,7 +185,7 @@ def _summarize(
         host=process.host or "",
         pid=process.pid,
     )
-    is_command = "command" in recorded.info_of(run.number)
+    is_command = bool(recorded.info_of(run.number).get("command"))
     if state.is_ended or is_command:
         ended, seen = _end_of_last_run(manager, state, is_command)
         return replace(summary, state=ended, last_seen=seen or summary.last_seen)
