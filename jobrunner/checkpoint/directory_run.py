@@ -10,6 +10,7 @@ from typing import Any
 from jobrunner.checkpoint.commits import Commits, as_json, writing
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import FileMetadataHandler, Patience, RunLock, Status, read_beat
+from jobrunner.checkpoint.policies import find_best
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.config import get_number
 from jobrunner.errors import CheckpointError, DefinitionError
@@ -70,6 +71,8 @@ class DirectoryRun:
                     with suppress(OSError, CheckpointError):
                         seen = read_beat(recorded.files, path, before.run.run).time
                         info = {**info, "seen": {before.run.run: seen}}
+                if (best := find_best(self.retention.policy)) is not None:
+                    info = {**info, "keeps_best": best}
                 lock.take(as_json(info, "info"), patience, take_over=self.take_over)
             self.commits.lock = lock
             recorded.mark_run(is_running=True)

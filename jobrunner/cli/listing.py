@@ -18,7 +18,15 @@ from jobrunner.cli.options import (
 )
 from jobrunner.cli.runs import list_runs, runs_options
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
-from jobrunner.texts import clip, format_metrics, format_seconds, format_time, printable, show
+from jobrunner.texts import (
+    clip,
+    format_metrics,
+    format_seconds,
+    format_time,
+    printable,
+    show,
+    whole_metrics,
+)
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager, NodeCheckpoint
@@ -96,7 +104,7 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
             str(len(found["nodes"])),
             format_bytes(found["nbytes"]),
             format_seconds(found["seconds"]),
-            " ".join(format_metrics(found["metrics"])),
+            " ".join(format_metrics(whole_metrics(found["metrics"], found["nodes"]))),
         )
         for found in epochs
     ]

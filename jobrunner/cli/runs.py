@@ -21,7 +21,15 @@ from jobrunner.cli.command import DIFFERENT, Output, main
 from jobrunner.cli.formatting import cells, fit_items, format_age, format_table
 from jobrunner.cli.options import complete_directories, open_directory, read_pairs
 from jobrunner.errors import DefinitionError
-from jobrunner.texts import clip, counted, format_metrics, format_value, printable, show
+from jobrunner.texts import (
+    clip,
+    counted,
+    format_metrics,
+    format_value,
+    printable,
+    show,
+    whole_metrics,
+)
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import Files, MultiNodeCheckpointManager
@@ -101,7 +109,7 @@ def list_runs(
             )
         return None
     best = _BEST.fullmatch(choice.get("best", ""))
-    rows = _choose(files, path, names, choice, best)
+    rows, metric = _choose(files, path, names, choice, best)
     first = printable(os.path.join(path, names[0]), kept="")
     notes = [f"To list the epochs of one: jobrunner ls {first}"]
     if not is_whole:
@@ -120,7 +128,7 @@ def list_runs(
     }
     if not rows:
         return Output(data, "\n".join([f"None of the runs below {path} is such a run.", *notes]))
-    table = format_runs(rows, terminal_width(), best["metric"] if best else "")
+    table = format_runs(rows, terminal_width(), metric)
     return Output(data, "\n".join([table, *notes]))
 
 
@@ -130,18 +138,25 @@ def _choose(
     names: Sequence[str],
     choice: Mapping[str, Any],
     best: re.Match[str] | None,
-) -> list[Row]:
-    """The runs that were chosen, in the order that was."""
+) -> tuple[list[Row], str]:
+    """The runs that were chosen, in the order that was, and the metric whose best value each has."""
     from jobrunner.report import best_of, open_run, summarize_run
 
     mode: Literal["min", "max"] = "max" if best and best["mode"] == "max" else "min"
-    rows: list[Row] = []
+    found: list[tuple[RunSummary, MultiNodeCheckpointManager | None]] = []
     for name in sorted(names):
         manager = open_run(files, path, name)
         run = summarize_run(manager, name)
         if _is_chosen(run, choice):
-            found = best_of(manager, best["metric"], mode) if best and not run.error else None
-            rows.append((run, found))
+            found.append((run, manager if (best or run.keeps_best) and not run.error else None))
+    metric = best["metric"] if best else ""
+    if best is None and len(kept := {run.keeps_best for run, _ in found if run.keeps_best}) == 1:
+        metric, mode = kept.pop() or ("", mode)
+    is_kept = best is None
+    rows: list[Row] = [
+        (run, best_of(manager, metric, mode, is_kept=is_kept) if metric and manager else None)
+        for run, manager in found
+    ]
     match choice.get("sort", "best" if best else "seen"):
         case "seen":
             rows.sort(key=lambda row: row[0].last_seen or 0.0, reverse=True)
@@ -150,7 +165,7 @@ def _choose(
         case "best":
             sign = 1 if mode == "min" else -1
             rows.sort(key=lambda row: sign * row[1][0] if row[1] else math.inf)
-    return rows
+    return rows, metric
 
 
 def _is_chosen(run: RunSummary, choice: Mapping[str, Any]) -> bool:
@@ -168,7 +183,8 @@ def _is_chosen(run: RunSummary, choice: Mapping[str, Any]) -> bool:
 
 def run_to_json(run: RunSummary, best: tuple[float, int] | None = None) -> dict[str, Any]:
     """A run, for ``--json``."""
-    about = {name: it for name, it in asdict(run).items() if name not in ("num_epochs", "error")}
+    hidden = ("num_epochs", "error", "nodes", "keeps_best")
+    about = {name: it for name, it in asdict(run).items() if name not in hidden}
     value, epoch = best or (None, None)
     return {
         **about,
@@ -207,7 +223,9 @@ def format_runs(rows: Sequence[Row], width: int | None = None, best: str = "") -
     if best:
         columns.append([f"BEST {best}", *(f"{it[0]:.6g}" if it else "-" for _, it in rows)])
         columns.append(["AT", *(str(it[1]) if it else "-" for _, it in rows)])
-    metrics = [[] if best else format_metrics(run.metrics) for run in runs]
+    metrics = [
+        [] if best else format_metrics(whole_metrics(run.metrics, run.nodes)) for run in runs
+    ]
     parameters = [_name_parameters(run.parameters, shared.get(run.job, {})) for run in runs]
     items = [
         [title, *map(" ".join, lists)]

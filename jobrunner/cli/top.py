@@ -14,7 +14,7 @@ from jobrunner.cli.command import AS_JSON, Output, main
 from jobrunner.cli.formatting import fit_items, format_age, format_table
 from jobrunner.cli.options import complete_directories, open_directory
 from jobrunner.cli.runs import clip_name, format_progress, run_to_json, terminal_width
-from jobrunner.texts import counted, format_metrics, format_seconds, printable
+from jobrunner.texts import counted, format_metrics, format_seconds, printable, whole_metrics
 
 if TYPE_CHECKING:
     from jobrunner.report import LiveRun, LiveRuns
@@ -103,7 +103,10 @@ def format_live(
     text = [f"{clock}  {counted(len(found), 'run')} alive below {path}", head]
     for live, line in zip(shown, lines, strict=True):
         where = f"{live.run.job or 'a job'} on {live.run.host or 'a host'}, pid {live.run.pid}:"
-        items = [where, *format_metrics(live.run.metrics, _MOST_METRICS)]
+        items = [
+            where,
+            *format_metrics(whole_metrics(live.run.metrics, live.run.nodes), _MOST_METRICS),
+        ]
         text += [line, f"  {fit_items(items, width - 2) if width else ' '.join(items)}"]
     if len(shown) < len(found):
         text.append(f"and {len(found) - len(shown)} more")

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -20,8 +20,10 @@ from jobrunner.checkpoint import (
     Process,
     RunEntry,
     State,
+    check_info,
     is_url,
     may_live,
+    nodes_of,
     read_beat,
 )
 from jobrunner.errors import CheckpointError
@@ -75,6 +77,10 @@ class RunSummary:
         seconds, by the clock of the run.
     host : str
     pid : int or None
+    nodes : collection of str
+        Of the job.
+    keeps_best : tuple of str or None
+        The metric by which the run keeps the best epochs, and ``"min"`` or ``"max"``.
     """
 
     name: str
@@ -92,6 +98,8 @@ class RunSummary:
     last_seen: float | None = None
     host: str = ""
     pid: int | None = None
+    nodes: Collection[str] = ()
+    keeps_best: tuple[str, Literal["min", "max"]] | None = None
 
 
 def find_runs(
@@ -170,7 +178,12 @@ def _summarize(
     # A command such as `prune` also holds the directory for a while, as a run without a plan.
     numbers = (run.number, record.get("run_number"))
     number = next((it for it in numbers if "plan" in recorded.info_of(it)), None)
-    plan, total = recorded.plan_of(number) or {}, recorded.info_of(number).get("total_epochs")
+    plan, info = recorded.plan_of(number) or {}, recorded.info_of(number)
+    total = info.get("total_epochs")
+    try:
+        best = check_info(dict(info)).get("keeps_best")
+    except ValueError:  # a stranger's
+        best = None
     summary = RunSummary(
         name,
         job=clip(str(plan.get("job") or ""), MAX_NAME_LENGTH),
@@ -184,6 +197,8 @@ def _summarize(
         last_seen=unix_time(recorded.log.read_entry(state.number).time),
         host=process.host or "",
         pid=process.pid,
+        nodes=nodes_of(plan),
+        keeps_best=best and (best[0], best[1]),
     )
     is_command = bool(recorded.info_of(run.number).get("command"))
     if state.is_ended or is_command:
@@ -235,18 +250,27 @@ def _end_of_last_run(
 
 
 def best_of(
-    manager: MultiNodeCheckpointManager, metric: str, mode: Literal["min", "max"]
+    manager: MultiNodeCheckpointManager,
+    metric: str,
+    mode: Literal["min", "max"],
+    *,
+    is_kept: bool = False,
 ) -> tuple[float, int] | None:
     """The lowest or highest value of a metric that a directory's runs recorded, and its epoch.
 
-    Epochs removed since also count, those set aside do not. Reads the whole log; None if there is no
-    such value.
+    Epochs removed since also count, those set aside do not. Reads the whole log; or only the recorded
+    epochs, if a policy keeps the best. None if there is no such value.
     """
     sign = 1 if mode == "min" else -1
+    if is_kept:
+        records = ((at, it) for at, it in manager.records() if not isinstance(it, Exception))
+        rows = [(epoch, record["details"].get("metrics", {})) for epoch, record in records]
+    else:
+        rows = [(row["epoch"], row["metrics"]) for row in manager.history()]
     found = [
-        (sign * float(value), row["epoch"])
-        for row in manager.history()
-        if isinstance(value := row["metrics"].get(metric), int | float) and abs(value) <= _LARGEST
+        (sign * float(value), epoch)
+        for epoch, metrics in rows
+        if isinstance(value := metrics.get(metric), int | float) and abs(value) <= _LARGEST
     ]
     best = min(found, default=None)
     return None if best is None else (sign * best[0], best[1])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 from dask.utils import format_bytes
 
+from jobrunner.checkpoint import nodes_of
 from jobrunner.report.charts import Curve, Mark, bar, curves, range_of
 from jobrunner.report.ledger import Ledger
 from jobrunner.report.parts import (
@@ -35,6 +36,7 @@ from jobrunner.texts import (
     listed,
     table,
     tag,
+    whole_metrics,
 )
 
 MOST_METRICS = 24
@@ -123,7 +125,8 @@ def metrics_section(story: Story) -> Html:
         )
     )
     found = dict.fromkeys(name for epoch in kept for name in epoch.metrics)
-    others = [it for it in found if it not in names and not _is_of_node(it, found)]
+    plain = whole_metrics(found, {node for run in story.runs for node in nodes_of(run.plan)})
+    others = [name for name in plain if name not in names]
     if not found:
         return Html("")
     x = range_of(float(epoch.number) for epoch in kept)
@@ -143,8 +146,9 @@ def metrics_section(story: Story) -> Html:
     marks = [it for it in marks if x.low <= it.x <= x.high][-MOST_MARKS:]
     nodes: dict[str, list[str]] = {name: [] for name in names}  # metric -> its values on nodes
     for name in names:
-        if _is_of_node(name, nodes):
-            nodes[name.rpartition("/")[2]].append(name)
+        _, _, base = name.partition("/")
+        if name not in plain and base in nodes:
+            nodes[base].append(name)
             del nodes[name]
     names = list(nodes)
     charts, drawn = [], {mark.kind for mark in marks}
@@ -187,12 +191,6 @@ def metrics_section(story: Story) -> Html:
             newest(kept, MOST_ROWS, "epoch"),
         ),
     )
-
-
-def _is_of_node(name: str, names: Container[str]) -> bool:
-    """Whether a metric is a value of one node, and not of the whole job."""
-    _, slash, base = name.rpartition("/")
-    return bool(slash) and base in names
 
 
 def _points(epochs: Iterable[EpochStory], name: str) -> list[tuple[float, float]]:

@@ -16,5 +16,6 @@ from jobrunner.texts.plain import (
     printable,
     shorten,
     show,
+    whole_metrics,
     without_credentials,
 )

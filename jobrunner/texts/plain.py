@@ -8,9 +8,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
+from typing import Any
 
 LONGEST_TEXT = 20_000
 """Characters of a message or a traceback that are shown."""
@@ -134,6 +135,11 @@ def format_seconds(seconds: float) -> str:
 def format_metrics(metrics: Mapping[str, object], most: int = 4) -> list[str]:
     """The first metrics that are a number, a flag or a string, each as ``name=value``."""
     return [f"{name}={text}" for name, text in islice(metric_texts(metrics), most)]
+
+
+def whole_metrics(metrics: Mapping[str, Any], nodes: Collection[str]) -> dict[str, Any]:
+    """The metrics that are not the value of one of these nodes."""
+    return {name: it for name, it in metrics.items() if name.partition("/")[0] not in nodes}
 
 
 def metric_texts(metrics: Mapping[str, object]) -> Iterator[tuple[str, str]]:

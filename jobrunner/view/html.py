@@ -56,7 +56,7 @@ def _spaced(parts: object) -> list[object]:
 
 
 def _metrics(known: Known) -> Html | str:
-    whole = wording.whole_metrics(known)
+    whole = wording.shown_metrics(known)
     rows = list(islice(metric_texts(whole), MOST_METRICS))
     more = len(whole) - len(rows)
     rest = tag("div", f"and {counted(more, 'more metric')}") if more else ""

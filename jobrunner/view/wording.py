@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 
 from dask.utils import format_bytes
 
-from jobrunner.texts import counted, format_metrics, format_seconds, listed, printable
+from jobrunner.texts import (
+    counted,
+    format_metrics,
+    format_seconds,
+    listed,
+    printable,
+    whole_metrics,
+)
 from jobrunner.view.state import LONG_SECONDS
 
 Known = Mapping[str, Any]
@@ -132,16 +139,14 @@ def workers(known: Known) -> list[str]:
     return [f"{counted(len(nodes), 'node')} on {counted(there, 'worker')}"] if nodes else []
 
 
-def whole_metrics(known: Known) -> dict[str, Any]:
+def shown_metrics(known: Known) -> dict[str, Any]:
     """The metrics that are not of single nodes."""
-    nodes = {node["node"] for node in known["nodes"]}
-    found = known["metrics"].items()
-    return {name: value for name, value in found if name.rpartition("/")[0] not in nodes}
+    return whole_metrics(known["metrics"], {node["node"] for node in known["nodes"]})
 
 
 def metrics(known: Known, most: int) -> list[str]:
     """The first metrics, and how many more there are."""
-    whole = whole_metrics(known)
+    whole = shown_metrics(known)
     more = [f"and {counted(len(whole) - most, 'more metric')}"] if len(whole) > most else []
     return format_metrics(whole, most) + more
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from jobrunner import MultiNodeCheckpointManager
-from jobrunner.checkpoint import Status
+from jobrunner import KeepBest, KeepLast, MultiNodeCheckpointManager
+from jobrunner.checkpoint import RetentionPolicy, Status
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli.formatting import cells, fit_items, format_age, format_table
@@ -26,15 +26,19 @@ PLAN = {"job": "kmeans", "nodes": {}, "structure": {}, "code": {}}
 
 
 def record(
-    path: Path, losses: list[float], total: int | None = None, **parameters: Any
+    path: Path,
+    losses: list[float],
+    total: int | None = None,
+    keep: RetentionPolicy | None = None,
+    **parameters: Any,
 ) -> MultiNodeCheckpointManager:
     """A run that has recorded an epoch for each loss, and has not ended."""
-    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
-    plan = {**PLAN, "parameters": parameters}
+    manager = MultiNodeCheckpointManager(path, keep=keep, files=FaultyFiles(sync=False))
+    plan = {**PLAN, "structure": {"epoch:a/fit": ""}, "parameters": parameters}
     status = Status(len(losses) + 3, len(losses) + 4, {"loss": 0.125})
     manager.run.start([], {"plan": plan, "total_epochs": total}, lambda: status)
     for epoch, loss in enumerate(losses):
-        details = {"metrics": {"loss": loss, "note": "text"}}
+        details = {"metrics": {"loss": loss, "a/loss": loss, "note": "text"}}
         manager.commits.commit(manager.commits.begin(epoch), {}, details)
     return manager
 
@@ -72,7 +76,7 @@ def test_ls_lists_the_runs_below_a_directory(root: Path) -> None:
     done = runs["a/finished"]
     assert (done["job"], done["parameters"]) == ("kmeans", {"k": 2, "lr": 0.1})
     assert (done["epochs"], done["latest"], done["is_done"]) == (3, 2, True)
-    assert done["metrics"] == {"loss": 2.0, "note": "text"}
+    assert done["metrics"] == {"loss": 2.0, "a/loss": 2.0, "note": "text"}
     assert "fsck" in runs["damaged"]["error"]
     assert "error" not in done
 
@@ -81,6 +85,7 @@ def test_ls_lists_the_runs_below_a_directory(root: Path) -> None:
     cells = {line.split()[0]: line.split()[1:3] for line in lines[:4]}
     assert cells["a/finished"] == ["finished", "2/2"]
     assert cells["b/c/d/running"] == ["running", "4/9"]
+    assert "a/loss" not in "".join(lines)
     assert "All are runs of kmeans with lr=0.1" in lines
     assert lines[-1].startswith(f"To list the epochs of one: jobrunner ls {root}/")
 
@@ -114,6 +119,26 @@ def test_runs_are_sorted_and_chosen(root: Path) -> None:
     assert best["stopped"] == (4.0, 0)  # the other is NaN
     assert best["damaged"] == (None, None)
     assert "BEST loss" in invoke("ls", root, "--best", "loss").stdout
+
+
+def test_the_best_value_of_the_metric_that_runs_keep_epochs_by_is_listed(tmp_path: Path) -> None:
+    policy = KeepLast(1) | KeepBest("loss", mode="max")
+    for name, losses in (("a", [3.0, 4.0, 2.0]), ("b", [1.0, 0.5])):
+        record(tmp_path / name, losses, keep=policy).run.end()
+    record(tmp_path / "c", [7.0]).run.end()
+    head, *rows = invoke("ls", tmp_path, "--sort", "name").stdout.splitlines()[:4]
+    assert head.split()[-3:] == ["BEST", "loss", "AT"]
+    assert [row.split()[-2:] for row in rows] == [["4", "1"], ["1", "0"], ["-", "-"]]
+    record(tmp_path / "d", [3.0], keep=KeepBest("other")).run.end()
+    assert "METRICS" in invoke("ls", tmp_path).stdout
+
+
+@pytest.mark.parametrize("forged", [7, ["loss"], ["loss", "most"], [[], "min"], {"a": "min"}])
+def test_what_a_stranger_says_of_the_best_epochs_is_left_out(tmp_path: Path, forged: Any) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path / "a")
+    manager.run.start([], {"plan": PLAN, "keeps_best": forged}, None)
+    manager.run.end()
+    assert "BEST" not in invoke("ls", tmp_path).stdout
 
 
 def test_a_directory_of_one_run_has_no_use_for_options_of_many(root: Path, tmp_path: Path) -> None:

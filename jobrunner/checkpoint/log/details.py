@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -51,6 +52,7 @@ class RunInfo(msgspec.Struct):
 
     command: str = ""  # of the command line, if it is no run of a job
     began: Unix = 0.0  # the call of `JobRunner.run`
+    keeps_best: tuple[str, Literal["min", "max"]] | None = None  # the metric of its `KeepBest`
     seen: dict[str, Unix] = {}  # the last heartbeat of a run that did not end, by its name
 
 
@@ -80,6 +82,12 @@ def check_plan(plan: dict[str, Any]) -> dict[str, Any]:
 def check_info(info: dict[str, Any]) -> dict[str, Any]:
     """Return the info of a run; raises ValueError, which names the field, if it is invalid."""
     return _check(info, RunInfo, "info")
+
+
+def nodes_of(plan: Mapping[str, Any]) -> frozenset[str]:
+    """The nodes of a checked plan."""
+    tasks = (key.partition(":")[2] for key in plan.get("structure", {}))
+    return frozenset((*plan.get("nodes", {}), *(task.partition("/")[0] for task in tasks)))
 
 
 def _check(tree: dict[str, Any], kind: type[msgspec.Struct], name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from jobrunner.checkpoint.policies.retention import (
     KeepLast,
     Metrics,
     RetentionPolicy,
+    find_best,
     find_unreported,
     retired_by,
 )

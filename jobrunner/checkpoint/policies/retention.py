@@ -321,6 +321,14 @@ def find_unreported(policy: RetentionPolicy, metrics: Metrics) -> list[str]:
     return []
 
 
+def find_best(policy: RetentionPolicy) -> tuple[str, str] | None:
+    """The metric by which a policy keeps the best epochs, and its mode; None if there is none."""
+    if isinstance(policy, KeepBest):
+        return (policy.metric, policy.mode) if isinstance(policy.metric, str) else None
+    parts = policy.policies if isinstance(policy, KeepAny) else ()
+    return next(filter(None, map(find_best, parts)), None)
+
+
 def _ranked(epochs: Sequence[int], partial: bool, unfinished: Unfinished | None) -> Sequence[int]:
     left_out = () if partial or unfinished is None else unfinished(epochs)
     return [epoch for epoch in epochs if epoch not in left_out] if left_out else epochs
