@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import stat
@@ -16,15 +15,15 @@ _TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def check_output(path: str | os.PathLike[str]) -> None:
-    """Raise `DefinitionError` or FileNotFoundError unless `write_output` may write there.
-
-    Nor may it write into a checkpoint directory.
-    """
+    """Raise `DefinitionError` unless `write_output` may write there, outside of checkpoint directories."""
     _find(path)
     refuse_within_checkpoint(path)
     directory = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(directory):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
+        raise DefinitionError(
+            f"Cannot write {os.fspath(path)}: there is no directory {directory}. Make it first, or name "
+            f"another one."
+        )
 
 
 def refuse_within_checkpoint(path: str | os.PathLike[str]) -> None:

@@ -73,7 +73,7 @@ def write_report(
     CheckpointError
         The log cannot be read.
     DefinitionError
-        `path` is in a checkpoint directory, or names a link or another thing that is no file.
+        `path` is in a checkpoint directory or in none that exists, or is something else than a file.
     OSError
         The file cannot be written.
 

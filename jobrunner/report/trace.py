@@ -44,7 +44,7 @@ def write_trace(source: Source | Story, path: str | os.PathLike[str]) -> int:
     CheckpointError
         The log cannot be read.
     DefinitionError
-        `path` is in a checkpoint directory, or names a link or another thing that is no file.
+        `path` is in a checkpoint directory or in none that exists, or is something else than a file.
     OSError
         The file cannot be written.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobrunner import read_story, write_trace
+from jobrunner import DefinitionError, read_story, write_trace
 from jobrunner.report import Span, Story, to_trace
 from jobrunner.report.ledger import Ledger
 from jobrunner.report.story import EpochStory, LossStory, RunStory, SaveStory
@@ -106,5 +106,5 @@ def test_the_trace_of_a_directory_is_written(tmp_path):
 
 def test_a_directory_without_runs_gives_an_empty_trace(tmp_path):
     assert write_trace(tmp_path / "none", tmp_path / "trace.json") == 0
-    with pytest.raises(OSError, match="missing"):
+    with pytest.raises(DefinitionError, match="no directory .*missing"):
         write_trace(tmp_path / "none", tmp_path / "missing" / "trace.json")
