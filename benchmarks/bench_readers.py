@@ -209,14 +209,15 @@ def parquet_rows(report: Report, path: Path, args: Any) -> None:
     for rows in (1 << 15, 1 << 20):
         file = path / f"{rows}.parquet"
         parquet.write_table(table, file, row_group_size=rows)
-        reader = from_parquet(file).batched(BATCH)
-        contenders: dict[str, Batches] = {
-            OURS: lambda reader=reader: reader,
-            "iter_batches": lambda file=file: parquet.ParquetFile(file).iter_batches(
-                BATCH, use_threads=False
-            ),
-        }
-        add(report, f"Parquet, {rows:,} rows a group", args.rounds, contenders)
+        for batch in (BATCH, 4096):
+            reader = from_parquet(file).batched(batch)
+            contenders: dict[str, Batches] = {
+                OURS: lambda reader=reader: reader,
+                "iter_batches": lambda file=file, batch=batch: parquet.ParquetFile(
+                    file
+                ).iter_batches(batch, use_threads=False),
+            }
+            add(report, f"Parquet, {rows:,} rows a group × {batch}", args.rounds, contenders)
 
 
 def main() -> None:
