@@ -321,7 +321,14 @@ def _word_comparison(a: str, b: str, data: Mapping[str, Any], difference: str) -
         lines.append("What their jobs were is not recorded.")
     else:
         changes = [f"From A to B, {change}" for change in data["changes"]]
-        lines += changes or ["They are of the same job, with the same parameters."]
+        before = data["parameters_differ_at"]
+        same = "the same parameters" if before is None else "the same parameters at last"
+        lines += changes or [f"They are of the same job, with {same}."]
+        if before is not None and before["parameters"] != data["parameters"]:
+            its = (
+                f"{name}={show(a)} and {show(b)}" for name, (a, b) in before["parameters"].items()
+            )
+            lines.append(f"Epoch {before['epoch']} was recorded with {', '.join(its)} (A and B).")
     if rows := data["metrics"]:
         of = f"The metrics of {counted(len(rows), 'common epoch')}"
         if (parted := data["metrics_differ_at"]) is None:

@@ -76,6 +76,22 @@ def test_runs_that_part_and_meet_again_differ_first_where_they_part(tmp_path: Pa
     assert [(it["node"], it["blob"]) for it in found["difference"]["differences"]] == [("b", "x")]
 
 
+def test_parameters_of_earlier_runs_are_compared_too(tmp_path: Path) -> None:
+    """The last run of each may have the same, and yet epochs differ because one began with others."""
+    record(tmp_path / "a", [1, 2, 3, 4], rate=0.5)
+    record(tmp_path / "b", [1, 2], rate=0.5)
+    record(tmp_path / "b", [7], first=2, rate=0.1)
+    record(tmp_path / "b", [8], first=3, rate=0.5)
+    found = compare(tmp_path)
+    assert (found["changes"], found["parameters"], found["differ_at"]) == ([], {}, 2)
+    differing = {"rate": [0.5, 0.1]}
+    assert found["parameters_differ_at"] == {"epoch": 2, "parameters": differing}
+    lines = invoke("compare", tmp_path / "a", tmp_path / "b").stdout.splitlines()
+    assert "They are of the same job, with the same parameters at last." in lines
+    expected = "Epoch 2 was recorded with rate=0.5 and 0.1 (A and B)."
+    assert expected in lines
+
+
 def test_runs_without_a_common_epoch_are_not_equal(tmp_path: Path) -> None:
     record(tmp_path / "a", [1.0, 2.0])
     record(tmp_path / "b", [1.0], first=2)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobrunner.checkpoint import MultiNodeCheckpointManager
@@ -20,7 +21,8 @@ def compare_runs(
 
     Of the data, ``changes`` says how the job of `other` differs from that of `one`, or is None if
     their logs do not say what they were; ``parameters``
-    are those that differ, with both values; ``metrics`` are of each epoch that both have recorded,
+    are those that differ, with both values; ``parameters_differ_at`` is the first compared epoch that
+    runs with other parameters recorded, with these, or None; ``metrics`` are of each epoch that both have recorded,
     as ``epoch``, ``a`` and ``b``; ``metrics_differ_at`` and ``differ_at`` are the first epochs whose
     metrics, or blobs, differ. ``num_compared`` is the number of epochs whose blobs were compared,
     up to there; ``difference`` is what `compare_checkpoints` says of it.
@@ -29,7 +31,6 @@ def compare_runs(
     whose digests are equal, nothing but the log and the manifests is read.
     """
     plans = [_plan_of(manager) for manager in (one, other)]
-    parameters = [plan.get("parameters", {}) for plan in plans]
     mine, theirs = (_metrics_of(manager) for manager in (one, other))
     metrics = [
         {"epoch": epoch, "a": mine[epoch], "b": theirs[epoch]} for epoch in mine if epoch in theirs
@@ -37,11 +38,8 @@ def compare_runs(
     parted = next((row["epoch"] for row in metrics if not _are_equal(row["a"], row["b"])), None)
     data: dict[str, Any] = {
         "changes": changes(plans[0], plans[1]) if all(plans) else None,
-        "parameters": {
-            name: [its.get(name) for its in parameters]
-            for name in dict.fromkeys((*parameters[0], *parameters[1]))
-            if not _are_equal(*(its.get(name, _NOT_GIVEN) for its in parameters))
-        },
+        "parameters": _differing_parameters(plans),
+        "parameters_differ_at": None,
         "metrics": metrics,
         "metrics_differ_at": parted,
         "num_compared": 0,
@@ -50,18 +48,34 @@ def compare_runs(
     }
     there = set(other.epochs())
     text = ""
+    plan_of = [functools.cache(manager.recorded.plan_of) for manager in (one, other)]
     for epoch in one.epochs():
         if epoch not in there:
             continue
         try:
+            numbers = [manager.record(epoch)["run_number"] for manager in (one, other)]
             difference, text = _compare_epoch(one, other, epoch)
         except CheckpointNotFoundError:  # a run has removed it meanwhile
             continue
         data["num_compared"] += 1
+        if data["parameters_differ_at"] is None:
+            then = [of(number) or {} for of, number in zip(plan_of, numbers, strict=True)]
+            if found := _differing_parameters(then):
+                data["parameters_differ_at"] = {"epoch": epoch, "parameters": found}
         if difference is not None:
             data |= {"differ_at": epoch, "difference": difference}
             break
     return data, text
+
+
+def _differing_parameters(plans: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Those that differ, with both values."""
+    parameters = [plan.get("parameters", {}) for plan in plans]
+    return {
+        name: [its.get(name) for its in parameters]
+        for name in dict.fromkeys((*parameters[0], *parameters[1]))
+        if not _are_equal(*(its.get(name, _NOT_GIVEN) for its in parameters))
+    }
 
 
 def _plan_of(manager: MultiNodeCheckpointManager) -> Mapping[str, Any]:
