@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import KW_ONLY, InitVar, dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from jobrunner.texts import printable, shorten
 
@@ -45,6 +45,7 @@ class JobRunnerError(Exception):
     """
 
     advice: str = ""
+    _kept: ClassVar[str] = "\n\t"
 
     def __post_init__(self, message: str) -> None:
         self.args = (message,)
@@ -52,7 +53,7 @@ class JobRunnerError(Exception):
     def __str__(self) -> str:
         # KeyError would print its repr, and OSError its errno.
         text = _TWO_ENDS.sub(".", str(self.args[0])) if self.args else ""
-        return printable(shorten(text))
+        return printable(shorten(text), self._kept)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
@@ -177,6 +178,8 @@ class RunStoppedError(ExecutionError):
 
 class CheckpointError(JobRunnerError):
     """A checkpoint could not be saved, loaded or recorded."""
+
+    _kept = ""  # one line: it may name what a stranger wrote
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):

@@ -321,7 +321,8 @@ def restore_command(*, directory: str, epoch: str, number: int | None, take_over
     stores = {node: about["store"] for node, about in manager.record(at)["stores"].items()}
     data = {"path": manager.path, "epoch": at, "commit": record.number, "stores": stores}
     what = f"{_name(manager, at)} of {manager.path}"
-    return Output(data, f"{what} is recorded again, as saved at {record.time}.")
+    text = f"{what} is recorded again, as saved at {record.time}."
+    return Output(data, printable(text, kept=""))
 
 
 @main.command(

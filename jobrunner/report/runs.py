@@ -130,7 +130,8 @@ def find_runs(
 
 def _list(files: Files, path: str, name: str) -> list[str]:
     try:
-        return files.list_directories(os.path.join(path, name) if name else path)
+        inside = files.list_directories(os.path.join(path, name) if name else path)
+        return [it for it in inside if "\n" not in it]  # no checkpoint directory is named so
     except PermissionError:
         if not name:
             raise

@@ -219,12 +219,16 @@ def test_what_a_stranger_recorded_is_bounded(tmp_path: Path) -> None:
     last = max((tmp_path / "a" / "_log").iterdir())
     tree_of_last = dict(decode_entry(last.read_bytes(), int(last.stem), str(last)))
     last.write_bytes(encode_entry({**tree_of_last, "time": "9999-12-31T23:59:59-14:00"}))
-    record(tmp_path / "x\nforged", [1.0], **{"p\nforged": 2}).run.end()
+    record(tmp_path / "x", [1.0], **{"p\nforged": 2}).run.end()
+    (tmp_path / "y\nforged" / "_log").mkdir(parents=True)
     assert {run["last_seen"] is None for run in ask("ls", tmp_path)["runs"]} == {True, False}
-    texts = [invoke("ls", tmp_path).stdout, invoke("compare", *tmp_path.iterdir()).stdout]
+    texts = [
+        invoke("ls", tmp_path).stdout,
+        invoke("compare", tmp_path / "a", tmp_path / "x").stdout,
+    ]
     assert not [line for text in texts for line in text.splitlines() if line.startswith("forged")]
     assert all(r"p\nforged" in text for text in texts)
-    shutil.rmtree(tmp_path / "x\nforged")
+    shutil.rmtree(tmp_path / "x")
     for info in ({"plan": [1]}, {"plan": {"nodes": 3}}, {"total_epochs": "x"}, {}):
         entry.write_bytes(encode_entry({**tree, "info": info}))
         [run] = ask("ls", tmp_path)["runs"]

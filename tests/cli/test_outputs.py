@@ -90,7 +90,7 @@ def test_a_file_is_replaced_whole_and_keeps_its_rights(
         ("runs/_log/0000000001.json", "within the checkpoint directory"),
         ("link/report.html", "within the checkpoint directory"),
         ("here", "is no file"),
-        ("none/report.html", "No such file or directory"),
+        ("none/report.html", "there is no directory"),
         ("x" * 300, "File name too long"),
         ("s3://KEY:CANARY/x@bucket/dir", "it is a URL"),
     ],
@@ -103,7 +103,7 @@ def test_what_cannot_be_written_is_refused_first(
     Path("link").symlink_to(runs)
     before = sorted(tmp_path.rglob("*"))
     for write in (write_report, write_trace):
-        with pytest.raises((DefinitionError, OSError), match=why):
+        with pytest.raises(DefinitionError, match=why):
             write(runs, path)
     for command in (
         *(("report", runs, "-o", path), ("trace", runs, "-o", path)),

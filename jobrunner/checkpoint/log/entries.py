@@ -18,6 +18,7 @@ from jobrunner.checkpoint.encoding import EpochKey, described
 from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.checkpoint.log.timing import Seconds, Timing
 from jobrunner.positions import epoch_from_json, is_position
+from jobrunner.texts import printable
 
 _MOST = 1 << 62  # no number of an honest log comes near it
 MOST_BYTES = 16 << 20
@@ -113,7 +114,8 @@ class Holder(
 
     def __str__(self) -> str:
         process = self.process or Process()
-        return f"process {process.pid} on {process.host}, since {self.time}"
+        text = f"process {process.pid} on {process.host}, since {self.time}"
+        return printable(text, kept="")
 
 
 Progression = Annotated[tuple[Value, ...], Meta(min_length=5, max_length=6)]

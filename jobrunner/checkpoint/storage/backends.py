@@ -39,6 +39,8 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
         text = None
     if not isinstance(text, str) or not text:
         raise DefinitionError(f"path must be a directory (a str or os.PathLike); got {path!r}.")
+    if "\n" in text:  # messages name it, and a stranger may have chosen it
+        raise DefinitionError(f"path must be one line; got {text!r}. Rename the directory.")
     scheme, separator, rest = text.partition("://")
     if _CREDENTIALS.match(text):
         raise DefinitionError(
