@@ -3,9 +3,13 @@
 One process, processor time, medians. As a task's input; returned by a task, updated in place, and
 returned while something else refers to it; kept in memory for recovery and saved by an epoch that
 has changed it, and loaded, beside `pickle.loads`. A star marks what takes more than twice as long.
-The first lines say what a save and a load take whatever the value is, and what short arrays add.
+The first lines say what a save and a load take whatever the value is, and what short arrays add;
+`beyond` is what the save takes beyond one of a workspace without an array, made beside it.
 
-    python benchmarks/bench_kinds.py [--rounds 5] [--items 100000] [--only NAME,NAME]
+    python benchmarks/bench_kinds.py [--rounds 5] [--items 100000] [--only NAME,NAME] [--floors 1]
+
+`--floors 1` also measures the shortest loops that do what a step cannot do without
+(`floors_of_kinds.py`), and prints their sum for each step that takes long.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from floors_of_kinds import print_floors
 from harness import arguments
 
 from jobrunner.checkpoint import encode_blobs
@@ -34,7 +39,7 @@ from jobrunner.testing import FaultyFiles
 from jobrunner.workspace import Form, is_own, own, settle, view
 from jobrunner.workspace.kept_states import KeptStates
 
-STEPS = ("input", "returned", "held", "updated", "kept", "saved", "loaded")
+STEPS = ("input", "returned", "held", "updated", "kept", "saved", "beyond", "loaded")
 
 
 class Point(NamedTuple):
@@ -119,8 +124,14 @@ class Clock:
     def take(self, step: str, call: Callable[[], Any]) -> Any:
         started = time.process_time()
         result = call()
-        self.found.setdefault(step, []).append(time.process_time() - started)
+        self.note(step, time.process_time() - started)
         return result
+
+    def note(self, step: str, seconds: float) -> None:
+        self.found.setdefault(step, []).append(seconds)
+
+    def last(self, step: str) -> float:
+        return self.found[step][-1]
 
     def milliseconds(self, step: str) -> float:
         return statistics.median(self.found.get(step, [0])) * 1e3
@@ -128,6 +139,7 @@ class Clock:
 
 def save(value: Any, directory: str) -> StoreReader:
     files = FaultyFiles(sync=False)
+    files.bind(directory)  # as managers do
     blobs = encode_blobs("n", {"x": value})
     batch = StoreBatch(files, directory, {"n.0": ({"node": "n", "epoch": 0, "run": "r"}, blobs)})
     batch.write()
@@ -157,6 +169,9 @@ def measure(make: Callable[[], Any], clock: Clock) -> None:
     states, blobs = KeptStates(1 << 40), {"x": box.pop()}
     clock.take("kept", lambda: states.keep("s", "n", blobs, ["x"], "s", lambda name: known))
     assert save_and_load(blobs["x"], clock) == blobs["x"]
+    empty = Clock()
+    save_and_load([], empty)
+    clock.note("beyond", clock.last("saved") - empty.last("saved"))
 
 
 def save_and_load(value: Any, clock: Clock) -> Any:
@@ -168,7 +183,7 @@ def save_and_load(value: Any, clock: Clock) -> Any:
 
 
 def main() -> None:
-    args = arguments(__doc__, rounds=5, items=100_000, only="")
+    args = arguments(__doc__, rounds=5, items=100_000, only="", floors=0)
     for num_arrays in range(3):
         clock = Clock()
         for _ in range(20):
@@ -188,6 +203,8 @@ def main() -> None:
             ratio = clock.milliseconds(step) / (loads if step == "loaded" else dumps)
             line += f"{ratio:8.1f} {'*' if ratio > 2 else '×'}"
         print(line, flush=True)
+        if args.floors:
+            print_floors(lambda make=make: make(args.items), name, Clock, args.rounds)  # type: ignore[misc]  # its default
 
 
 if __name__ == "__main__":

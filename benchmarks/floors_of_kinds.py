@@ -1,0 +1,157 @@
+"""The shortest loops that do what a step of `bench_kinds.py` cannot do without, by kind and step.
+
+Each is a call or two of C code that goes through all items once. What a step takes beyond the sum of
+its loops is what jobrunner adds: checks, the file, other passes.
+"""
+
+from __future__ import annotations
+
+import gc
+import marshal
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate, chain, pairwise, repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Loop(NamedTuple):
+    """A loop over `prepare(value)`; the collector rests, unless the loop is its own."""
+
+    does: str
+    run: Callable[[Any], Any]
+    prepare: Callable[[Any], Any] = lambda value: value
+
+
+def _rows(value: Any) -> Any:
+    return list(value.values()) if isinstance(value, dict) else value
+
+
+def _copies(value: Any) -> list[Any]:
+    rows = _rows(value)
+    return list(map(type(rows[0]).copy, rows))
+
+
+def _parts(rows: Iterable[Any]) -> list[Any]:
+    return list(chain.from_iterable(rows))
+
+
+def _is_held(value: Any) -> Any:
+    return np.array([item is not None for item in value])
+
+
+def _pieces(join: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: (join(value), [0, *accumulate(map(len, value))])
+
+
+def _cut(given: Any) -> list[Any]:
+    whole, bounds = given
+    return [whole[start:end] for start, end in pairwise(bounds)]
+
+
+def _codes(value: Any) -> Any:
+    return np.array([value[0], value[1]], object), np.arange(len(value)) % 2
+
+
+TYPES = Loop("the type of each item", lambda items: list(map(type, items)))
+TYPES_OF_PARTS = TYPES._replace(prepare=lambda value: _parts(_rows(value)))
+COPIES = Loop("copy() of each row", lambda rows: list(map(type(rows[0]).copy, rows)), _rows)
+COLLECTOR = Loop("a look of the collector at the copies", lambda rows: gc.collect(0), _copies)
+ADDRESSES = Loop("the address of each item", lambda items: np.fromiter(items, object, len(items)))
+MARSHAL = Loop("marshal", lambda items: marshal.dumps(items, 2))
+SELECT = Loop("items by their codes", lambda it: it[0][it[1]].tolist(), _codes)
+
+FLOORS: Mapping[tuple[str, str], tuple[Loop, ...]] = {
+    ("sets", "held"): (TYPES_OF_PARTS, COPIES, COLLECTOR),
+    ("sets", "kept"): (COPIES, COLLECTOR),
+    ("dict of lists", "held"): (TYPES_OF_PARTS, COPIES, COLLECTOR),
+    ("defaultdict of lists", "held"): (TYPES_OF_PARTS, COPIES, COLLECTOR),
+    ("ragged lists", "held"): (TYPES_OF_PARTS, COPIES, COLLECTOR),
+    ("integer keys", "held"): (
+        TYPES,
+        TYPES._replace(prepare=lambda value: value.values()),
+        Loop("copy()", dict.copy),
+    ),
+    ("bools", "returned"): (MARSHAL,),
+    ("integers", "saved"): (MARSHAL, Loop("the array", lambda it: it.astype(np.int64), np.array)),
+    ("few strings", "saved"): (ADDRESSES,),
+    ("enumerations", "saved"): (ADDRESSES,),
+    ("one list again and again", "saved"): (ADDRESSES,),
+    ("floats or None", "saved"): (
+        ADDRESSES,
+        Loop(
+            "those that are not None",
+            lambda it: it[0][it[1]].tolist(),
+            lambda value: (np.fromiter(value, object, len(value)), _is_held(value)),
+        ),
+        MARSHAL._replace(prepare=lambda value: [item for item in value if item is not None]),
+    ),
+    ("integers and floats", "saved"): (
+        Loop("the type of each item", lambda it: np.fromiter(map(type, it), object, len(it))),
+        Loop("each as a float", lambda items: np.fromiter(items, np.float64, len(items))),
+    ),
+    ("set of integers", "saved"): (
+        Loop("a list", list),
+        MARSHAL._replace(prepare=list),
+        Loop("sort", np.sort, lambda value: np.array(list(value))),
+    ),
+    ("set of floats", "saved"): (
+        Loop("a list", list),
+        MARSHAL._replace(prepare=list),
+        Loop("sort", np.sort, lambda value: np.array(list(value))),
+    ),
+    ("set of strings", "saved"): (
+        Loop("the type of each item", lambda value: set(map(type, value))),
+        Loop("sorted", sorted),
+        Loop("join", "\0".join, sorted),
+    ),
+    ("integer keys", "saved"): (MARSHAL,),
+    ("defaultdict", "saved"): (Loop("a dict", dict), MARSHAL._replace(prepare=dict)),
+    ("ragged lists", "saved"): (Loop("all items", _parts), MARSHAL._replace(prepare=_parts)),
+    ("bytearrays", "loaded"): (Loop("a slice for each", _cut, _pieces(b"".join)),),
+    ("ragged tuples", "loaded"): (
+        Loop("a slice for each", _cut, _pieces(lambda rows: tuple(_parts(rows)))),
+    ),
+    ("set of tuples", "loaded"): (
+        Loop(
+            "tuples", lambda it: [*zip(*it, strict=True)], lambda v: [*zip(*sorted(v), strict=True)]
+        ),
+        Loop("hashed in their order", set, sorted),
+    ),
+    ("small dicts", "loaded"): (
+        Loop(
+            "a dict for each",
+            lambda it: list(map(dict, map(zip, repeat(it[0]), it[1]))),
+            lambda value: (list(value[0]), [tuple(row.values()) for row in value]),
+        ),
+    ),
+    ("few strings", "loaded"): (SELECT,),
+    ("one list again and again", "loaded"): (SELECT,),
+    ("floats or None", "loaded"): (SELECT,),
+}
+
+
+def print_floors(
+    make: Callable[[], Any], name: str, clock_of: Callable[[], Any], rounds: int
+) -> None:
+    """Print what the loops of a kind take beside pickle, for each step that has some."""
+    for (kind, step), loops in FLOORS.items():
+        if kind != name:
+            continue
+        clock = clock_of()
+        for _ in range(rounds):
+            value = make()
+            pickled = clock.take("dumps", lambda value=value: pickle.dumps(value, 5))
+            clock.take("loads", lambda pickled=pickled: pickle.loads(pickled))
+            for i, loop in enumerate(loops):
+                gc.collect()
+                gc.disable()
+                given = loop.prepare(value)
+                clock.take(str(i), lambda loop=loop, given=given: loop.run(given))
+                del given
+                gc.enable()
+        unit = clock.milliseconds("loads" if step == "loaded" else "dumps")
+        ratios = [clock.milliseconds(str(i)) / unit for i in range(len(loops))]
+        parts = ", ".join(f"{it.does} {x:.1f}" for it, x in zip(loops, ratios, strict=True))
+        print(f"  {name}, {step}: at least {sum(ratios):.1f} × ({parts})", flush=True)
