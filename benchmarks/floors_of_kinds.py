@@ -9,11 +9,14 @@ from __future__ import annotations
 import gc
 import marshal
 import pickle
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate, chain, pairwise, repeat
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 
 
 class Loop(NamedTuple):
@@ -51,7 +54,13 @@ def _cut(given: Any) -> list[Any]:
 
 
 def _codes(value: Any) -> Any:
-    return np.array([value[0], value[1]], object), np.arange(len(value)) % 2
+    return np.fromiter(value[:2], object, 2), np.arange(len(value)) % 2
+
+
+def _write(data: bytes) -> None:
+    with tempfile.TemporaryFile(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as file:
+        file.write(data)
+        crc32c(data)
 
 
 TYPES = Loop("the type of each item", lambda items: list(map(type, items)))
@@ -61,6 +70,8 @@ COLLECTOR = Loop("a look of the collector at the copies", lambda rows: gc.collec
 ADDRESSES = Loop("the address of each item", lambda items: np.fromiter(items, object, len(items)))
 MARSHAL = Loop("marshal", lambda items: marshal.dumps(items, 2))
 SELECT = Loop("items by their codes", lambda it: it[0][it[1]].tolist(), _codes)
+
+FILE = Loop("8 bytes each, written and digested", _write, lambda value: bytes(8 * len(value)))
 
 FLOORS: Mapping[tuple[str, str], tuple[Loop, ...]] = {
     ("sets", "held"): (TYPES_OF_PARTS, COPIES, COLLECTOR),
@@ -74,7 +85,8 @@ FLOORS: Mapping[tuple[str, str], tuple[Loop, ...]] = {
         Loop("copy()", dict.copy),
     ),
     ("bools", "returned"): (MARSHAL,),
-    ("integers", "saved"): (MARSHAL, Loop("the array", lambda it: it.astype(np.int64), np.array)),
+    ("integers", "saved"): (MARSHAL, FILE),
+    ("floats", "saved"): (MARSHAL, FILE),
     ("few strings", "saved"): (ADDRESSES,),
     ("enumerations", "saved"): (ADDRESSES,),
     ("one list again and again", "saved"): (ADDRESSES,),
@@ -90,24 +102,27 @@ FLOORS: Mapping[tuple[str, str], tuple[Loop, ...]] = {
     ("integers and floats", "saved"): (
         Loop("the type of each item", lambda it: np.fromiter(map(type, it), object, len(it))),
         Loop("each as a float", lambda items: np.fromiter(items, np.float64, len(items))),
+        FILE,
     ),
     ("set of integers", "saved"): (
         Loop("a list", list),
         MARSHAL._replace(prepare=list),
         Loop("sort", np.sort, lambda value: np.array(list(value))),
+        FILE,
     ),
     ("set of floats", "saved"): (
         Loop("a list", list),
         MARSHAL._replace(prepare=list),
         Loop("sort", np.sort, lambda value: np.array(list(value))),
+        FILE,
     ),
     ("set of strings", "saved"): (
         Loop("the type of each item", lambda value: set(map(type, value))),
         Loop("sorted", sorted),
         Loop("join", "\0".join, sorted),
     ),
-    ("integer keys", "saved"): (MARSHAL,),
-    ("defaultdict", "saved"): (Loop("a dict", dict), MARSHAL._replace(prepare=dict)),
+    ("integer keys", "saved"): (MARSHAL, FILE, FILE),
+    ("defaultdict", "saved"): (Loop("a dict", dict), MARSHAL._replace(prepare=dict), FILE, FILE),
     ("ragged lists", "saved"): (Loop("all items", _parts), MARSHAL._replace(prepare=_parts)),
     ("bytearrays", "loaded"): (Loop("a slice for each", _cut, _pieces(b"".join)),),
     ("ragged tuples", "loaded"): (
