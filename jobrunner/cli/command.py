@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from jobrunner import errors
 from jobrunner._version import __version__
 from jobrunner.positions import to_json
 from jobrunner.signals import TerminatedError
-from jobrunner.texts import printable, shorten
+from jobrunner.texts import printable, shorten, without_credentials
 
 EXIT_CODES: Mapping[type[BaseException], int] = {
     # The most derived class decides.
@@ -67,6 +68,9 @@ Exit codes:
 """
 
 AS_JSON, _AS_LINES = "jobrunner.json", "jobrunner.lines"
+_PATHS = {"DIR", "FILE", "FILE_OR_MODULE[:JOB]"}
+"""What options that take a path call it."""
+_AT_EPOCH = re.compile(r"@(latest|\d+(\.s\d+)?)$")
 STDOUT = "jobrunner.stdout"
 """Where a command with JSON on stdout finds it: what it prints as usual goes to stderr."""
 
@@ -101,12 +105,27 @@ class Command(click.Command):
             raise click.UsageError("Give either --json or --log-format json.", ctx)
         is_text = not (as_json or as_lines)
         with contextlib.nullcontext() if is_text else _stdout_to_stderr() as ctx.meta[STDOUT]:
+            self._refuse_credentials(ctx)
             output = _attempt(super().invoke, ctx)
         if not is_text:
             _print(_dump(output, as_lines))
         if output.is_error or is_text:
             _print(printable(output.text), err=output.is_error)
         sys.exit(output.exit_code)
+
+    def _refuse_credentials(self, ctx: click.Context) -> None:
+        """Raise UsageError if a directory, file or name is a URL with credentials, or has a query."""
+        for param in self.params:
+            found = ctx.params.get(param.name or "")
+            is_path = isinstance(param, click.Argument) or param.metavar in _PATHS
+            for text in (found if isinstance(found, tuple) else (found,)) if is_path else ():
+                url = _AT_EPOCH.sub("", text) if isinstance(text, str) else ""
+                if without_credentials(url) != url:
+                    raise click.UsageError(
+                        f"{param.human_readable_name} is a URL that may contain credentials, so it "
+                        f"is not repeated here. Pass credentials in the environment.",
+                        ctx,
+                    )
 
 
 class Commands(click.Group):

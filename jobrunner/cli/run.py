@@ -26,7 +26,7 @@ from jobrunner.cli.options import (
 )
 from jobrunner.cli.saving import save_options
 from jobrunner.signals import handled, terminated_as_interrupt
-from jobrunner.texts import counted, printable
+from jobrunner.texts import counted, printable, show
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
@@ -190,7 +190,7 @@ def run(
         plan = JobRunner(job, manager, callbacks=called, **options).plan_resume()
         return Output({**about, "plan": plan.to_dict()}, str(plan))
 
-    again = _command_again()
+    again = _command_again(job)
     COMMAND.set(again)
     stdout = click.get_current_context().meta[STDOUT] or sys.stdout
     shown = show_lines(stdout) if log_format == "json" else show_on(sys.stdout)
@@ -257,8 +257,8 @@ def _make_callbacks(script: Script, logs: Sequence[str], names: Sequence[str]) -
         yield made
 
 
-def _command_again() -> str:
-    """The command that resumes this run, with the same options."""
+def _command_again(job: Job) -> str:
+    """The command that resumes this run, with the same options, but no secrets."""
     ctx = click.get_current_context()
     words = ctx.command_path.split()
     for param in ctx.command.params:
@@ -267,7 +267,13 @@ def _command_again() -> str:
             continue
         value = ctx.params[name]
         if isinstance(value, Mapping):
-            value = tuple(f"{key}={text}" for key, text in value.items())
+            from jobrunner.define import HIDDEN
+
+            known = job.parameters if name == "parameters" else {}
+            hidden = {key for key, recorded in known.items() if HIDDEN in show(recorded)}
+            value = tuple(
+                f"{key}={HIDDEN if key in hidden else text}" for key, text in value.items()
+            )
         for each in value if isinstance(value, tuple) else (value,):
             words += param.opts[:1] if isinstance(param, click.Option) else []
             words += [] if each is True else [str(each)]

@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Any
 
 from jobrunner.compile.plan import Plan
-from jobrunner.define import Task, TaskOutput
+from jobrunner.define import HIDDEN, Task, TaskOutput
 from jobrunner.texts import clip, printable, show
 
 DESCRIPTION_VERSION = 1
@@ -109,7 +109,9 @@ def _changed_parameters(then: Mapping[str, Any], now: Mapping[str, Any]) -> list
     return [
         f"parameter {name!r} was {of(then, name)} and is {of(now, name)}"
         for name in dict.fromkeys((*now, *then))
-        if name not in then or name not in now or then[name] != now[name]
+        if name not in then
+        or name not in now
+        or (then[name] != now[name] and HIDDEN not in (then[name], now[name]))
     ]
 
 

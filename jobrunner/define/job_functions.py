@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from enum import Enum
 from inspect import Parameter
@@ -15,9 +16,16 @@ import msgspec
 
 from jobrunner.define.jobs import Job
 from jobrunner.errors import DefinitionError
+from jobrunner.texts import without_credentials
 
 _P = ParamSpec("_P")
 _PARAMETERS = "_jobrunner_parameters"
+HIDDEN = "…"
+"""What is recorded of a secret."""
+_SECRET = re.compile(
+    r"(?:.*_)?(?:password|passwd|passphrase|secret|token|credentials?|(?:api|access|secret|private)_?key)",
+    re.I,
+)
 _PLAIN = (bool, int, float, str)
 _INFOS = (
     *(msgspec.inspect.BoolType, msgspec.inspect.IntType, msgspec.inspect.FloatType),
@@ -41,7 +49,9 @@ def job(function: Callable[_P, Job]) -> Callable[_P, Job]:
     callable
         Takes the same arguments. `Job.parameters` of the job that it returns has all of them,
         defaults too: they are recorded in checkpoints, compared at a resume, and shown by
-        ``jobrunner ls`` and ``info``. ``jobrunner run FILE --param lr=0.3`` calls it.
+        ``jobrunner ls`` and ``info``. ``jobrunner run FILE --param lr=0.3`` calls it. Only ``…`` is
+        recorded of a str whose parameter is called or ends in ``_`` and ``password``, ``secret``,
+        ``token``, ``credential``, ``api_key`` or the like, and of the credentials in a URL.
 
     Raises
     ------
@@ -79,7 +89,8 @@ def job(function: Callable[_P, Job]) -> Callable[_P, Job]:
         if not isinstance(made, Job):
             raise DefinitionError(f"{name}() returned {made!r:.80}; expected a Job.")
         made.parameters = {
-            each: _recorded(f"{name}: {each}", value) for each, value in bound.arguments.items()
+            each: _recorded(f"{name}: {each}", each, value)
+            for each, value in bound.arguments.items()
         }
         return made
 
@@ -187,11 +198,23 @@ def _refused(where: str, value: object, kind: Any) -> DefinitionError:
     return DefinitionError(f"{where} cannot be {value!r:.200}; expected {expected}.")
 
 
-def _recorded(where: str, value: Any) -> Any:
-    """The value as JSON has it."""
+def _recorded(where: str, name: str, value: Any) -> Any:
+    """The value as JSON has it, without secrets."""
+    if value and isinstance(value, str) and _SECRET.fullmatch(name):
+        return HIDDEN
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     try:
-        return msgspec.json.decode(msgspec.json.encode(value))
+        return _without_credentials(msgspec.json.decode(msgspec.json.encode(value)))
     except (msgspec.MsgspecError, OverflowError, UnicodeError) as error:
         raise DefinitionError(f"{where} cannot be recorded: {error}.") from None
+
+
+def _without_credentials(value: Any) -> Any:
+    if isinstance(value, str):
+        return without_credentials(value)
+    if isinstance(value, list):
+        return [_without_credentials(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_credentials(key): _without_credentials(it) for key, it in value.items()}
+    return value

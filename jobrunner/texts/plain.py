@@ -23,8 +23,10 @@ SCRIPT_PREFIX = "jobrunner_script_"
 """How the name of the module that a job's file becomes begins; see `cli.script`."""
 
 _SCRIPT = re.compile(rf"\b{SCRIPT_PREFIX}(\w+)(?:[.:](?=\w))?")
-# In a URL: what stands before "@", also if a secret there contains "/"; and what follows "?".
-_USER = re.compile(r"(?<=://)(?:[^/@]+|[^/:@]*:(?!\d{1,5}(?!\w))[^@]+)(?=@)")
+# In a URL: what stands before "@", also if a secret there contains "/"; and what follows "?". A path
+# that was made of a URL has one "/" after its scheme.
+_URL = re.compile(r"\w\w:/")
+_USER = re.compile(r"(?:(?<=://)|(?<=\w\w:/)(?!/))(?:[^/@]+|[^/:@]*:(?!\d{1,5}(?!\w))[^@]+)(?=@)")
 _QUERY = re.compile(r"(://(?:(?!://)[^?])*[?])[^)>]+")
 _WORD = re.compile(r"""[^\s'"]+""")
 
@@ -64,16 +66,16 @@ _escapes_but = functools.cache(_Escapes)
 
 def without_credentials(text: str) -> str:
     """Leave out of each URL in a text what stands before its host, and its query."""
-    if "://" not in text:
+    if not _URL.search(text):
         return text
     return _WORD.sub(_without_credentials, text)
 
 
 def _without_credentials(word: re.Match[str]) -> str:
-    if "://" not in word[0]:
+    if not _URL.search(word[0]):
         return word[0]
     # Each URL before the last "@" has one after it: no search runs to the end of the word in vain.
-    before, at, rest = word[0].rpartition("@")
+    before, at, rest = word[0].replace("%40", "@").rpartition("@")
     return _QUERY.sub(r"\1…", _USER.sub("…", before + at) + rest)
 
 

@@ -613,3 +613,30 @@ def _start(script: Path, *options: str, **settings: str) -> Iterator[subprocess.
 @pytest.mark.skipif(not _COMMANDS_OF_DASK, reason="jobrunner is not installed")
 def test_dask_jobrunner_is_the_same_command() -> None:
     assert {command.load() for command in _COMMANDS_OF_DASK} == {main}
+
+
+def test_the_command_that_resumes_a_run_has_no_secrets(
+    process_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        """
+from jobrunner import Job, Node, Task, epoch_limiter, job
+
+@job
+def build(token: str = "", db: str = "", rate: float = 1.0):
+    with Job("j") as made, Node("a"):
+        Task(float, outputs="x")
+    epoch_limiter(made, 1)
+    return made
+"""
+    )
+    values = ("token=cAnArY", "db=postgres://u:cAnArY@h/x", "rate=0.5")
+    given = [it for value in values for it in ("--param", value)]
+    told = [_run(process_cluster, script, *given, "--report", tmp_path / "page.html").output]
+    runs = tmp_path / "runs"
+    told += [_invoke(*command).output for command in (("ls", runs), ("info", runs, 1))]
+    told += [it.read_text("latin-1") for it in tmp_path.rglob("*") if it.is_file()]
+    assert not [text for text in told if "cAnArY" in text]
+    assert "--param rate=0.5" in (tmp_path / "page.html").read_text()
+    assert "token=&#x27;…&#x27;" in (tmp_path / "page.html").read_text()

@@ -16,6 +16,7 @@ from jobrunner.checkpoint.storage.system import real_path
 from jobrunner.config import get_rights
 from jobrunner.define import instance
 from jobrunner.errors import DefinitionError
+from jobrunner.texts import without_credentials
 
 FILES = instance("a storage with the methods of `Files`", Files)
 _OBJECT_SCHEMES = ("s3", "gs", "az", "memory")
@@ -42,7 +43,7 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
     if "\n" in text:  # messages name it, and a stranger may have chosen it
         raise DefinitionError(f"path must be one line; got {text!r}. Rename the directory.")
     scheme, separator, rest = text.partition("://")
-    if _CREDENTIALS.match(text):
+    if _CREDENTIALS.match(text) or without_credentials(text) != text:
         raise DefinitionError(
             "path is a URL that may contain credentials, so it is not repeated here: it has '@' or "
             "':' in its first part, or '?' or '#'. Pass credentials in the environment, and a URL "

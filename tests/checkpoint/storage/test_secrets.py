@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import click
 import cloudpickle
 import numpy as np
 import pytest
@@ -26,9 +27,13 @@ from jobrunner import (
     Session,
     Task,
     epoch_limiter,
+    job,
+    write_report,
+    write_trace,
 )
 from jobrunner.checkpoint import ObjectFiles
 from jobrunner.cli import main
+from jobrunner.compile import changes, describe
 
 CANARY = "cAnArY"
 
@@ -55,6 +60,9 @@ URLS = [
     f"https://account.blob.core.windows.net/c/runs?sig={CANARY}",
     f"file://user:{CANARY}@localhost/runs",
     f"memory://a:{CANARY}",
+    f" s3://AKIA:{CANARY}@bucket",
+    f"simplecache::s3://AKIA:{CANARY}@bucket/runs",
+    f"s3://AKIA%3A{CANARY}%40bucket/runs",
 ]
 
 
@@ -87,6 +95,73 @@ def test_a_url_with_credentials_is_refused_and_not_repeated(url: str, tmp_path: 
             result = CliRunner().invoke(main, [*args, *more])
             assert result.exit_code in (2, 6)
             assert CANARY not in result.output
+
+
+@pytest.mark.parametrize("url", URLS[1:2])
+def test_no_command_repeats_the_credentials_of_a_url(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever takes a path, a file, a module or a name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.py").write_text("")
+    runs = ["--checkpoint", "runs"]
+    tried = 0
+    for name, command in main.commands.items():
+        arguments = [it for it in command.params if isinstance(it, click.Argument)]
+        calls = [[url] * len(arguments)]
+        calls += [
+            [*["x"] * len(arguments), it.opts[0], url]
+            for it in command.params
+            if isinstance(it, click.Option) and not it.is_flag
+        ]
+        calls += [[f"job.py:{url}", *runs]] if name == "run" else []
+        for call in calls:
+            for more in ([], ["--json"]):
+                result = CliRunner().invoke(main, [name, *call, *more])
+                assert CANARY not in result.output, (name, call, result.output)
+                assert result.exit_code != 1 or not arguments, (name, call, result.exception)
+                tried += 1
+    assert tried > 100
+    assert os.listdir(tmp_path) == ["job.py"]
+    for call in (write_report, write_trace):
+        for path in (url, Path(url)):
+            with pytest.raises((DefinitionError, OSError)) as caught:
+                call(tmp_path, path)
+            assert CANARY not in str(caught.value)
+
+
+def test_no_secret_among_parameters_is_recorded_or_repeated() -> None:
+    got = []
+
+    @job
+    def build(
+        token: str = "",
+        hf_token: str | None = None,
+        api_key: str = "",
+        num_tokens: int = 3,
+        tokenizer: str = "bpe",
+        db: str = "",
+        urls: list[str] = [],  # noqa: B006 - not changed
+    ) -> Job:
+        got.append((token, db))
+        with Job("j") as made, Node("a"):
+            Task(int, outputs="x")
+        epoch_limiter(made, 1)
+        return made
+
+    url = f"postgres://u:{CANARY}@h/x"
+    first = build(token=CANARY, hf_token=CANARY, api_key=CANARY, db=url, urls=[url])
+    assert got == [(CANARY, url)]
+    assert CANARY not in str(first.parameters)
+    assert first.parameters["token"] == "…"
+    assert (first.parameters["num_tokens"], first.parameters["tokenizer"]) == (3, "bpe")
+    assert first.parameters["db"] == "postgres://…@h/x"
+    # A secret may change; that it was recorded by an earlier version is not repeated.
+    then = describe(first.compile())
+    now = describe(build(token="another", db=url, urls=[url]).compile())
+    assert changes(then, now) == []
+    then["parameters"]["token"] = CANARY
+    assert CANARY not in str(changes(then, now))
 
 
 def test_an_endpoint_with_a_password_is_not_shown_by_errors(
