@@ -265,7 +265,7 @@ class Loader:
                 is_joined = len(nodes) != len(before)
                 for i, node in enumerate(nodes):
                     ours = stores if is_joined else [stores[i]]
-                    parts[node][name] = States(then, ours, is_joined)
+                    parts[node][name] = States(then, ours, len(nodes) if is_joined else None)
                 continue
             measure = partial(StoreReader.axis_length, blob=then, axis=axis)
             lengths = list(self.recorded.files.each(measure, stores))

@@ -73,15 +73,16 @@ class States:
     blob: str
     """Its name in these stores."""
     stores: Sequence[StoreReader]
-    is_joined: bool
-    """Another number of nodes saved it: the object gets the states of all, in their order."""
+    new_parts: int | None
+    """If another number of nodes saved it, how many have it now: it gets the states of all, in order."""
 
     def load(self) -> Any:
         """Read the states."""
         parts = [store.load([self.blob], keeps_states=True)[self.blob] for store in self.stores]
-        if not self.is_joined:
+        if self.new_parts is None:
             return parts[0]
-        return join_states(parts, f"Blob {self.blob!r} in {', '.join(s.root for s in self.stores)}")
+        where = f"Blob {self.blob!r} in {', '.join(s.root for s in self.stores)}"
+        return join_states(parts, self.new_parts, where)
 
 
 def _common_dtype(arrays: Sequence[np.ndarray[Any, Any]]) -> np.dtype[Any] | None:

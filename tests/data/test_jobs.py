@@ -16,6 +16,7 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
+    PlanMismatchError,
     SaveEvery,
     Session,
     Task,
@@ -125,6 +126,34 @@ def test_another_number_of_nodes_reads_the_rest_of_a_pass(
             passes = {number for number, _ in seen}
             for number in range(max(passes)):
                 assert Counter(r for p, r in seen if p == number) == Counter(range(N)), number
+
+
+def test_shards_of_another_number_than_the_nodes_are_refused_at_a_resume(
+    inproc_session: Session, tmp_path: Path
+) -> None:
+    """With `i % 2` of 2 on three nodes, two would read the same records."""
+
+    def sharing(nodes: int, epochs: int) -> Job:
+        names = [f"n:{i}" for i in range(nodes)]
+        with Job("sharing") as job:
+            with job.init_group:
+                Task.on_each(
+                    names,
+                    lambda i: from_records(range(60)).sharded(i % 2, 2),
+                    outputs=Blob("reader", partition=0),
+                    kwargs=lambda i: {"i": i},
+                    name="open",
+                )
+            Task.on_each(names, lambda reader: reader.read(), updates="reader", name="read")
+        epoch_limiter(job, epochs)
+        return job
+
+    manager = MultiNodeCheckpointManager(tmp_path)
+    JobRunner(sharing(2, 1), manager).run(inproc_session)
+    with pytest.raises(
+        PlanMismatchError, match=r"expected a shard of 3, .* found one of 2.*\(i, 3\)"
+    ):
+        JobRunner(sharing(3, 2), manager).run(inproc_session)
 
 
 def test_batches_limits_and_reading_ahead_may_change_between_runs(

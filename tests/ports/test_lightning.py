@@ -4,6 +4,7 @@ import math
 import pickle
 
 import pytest
+from click.testing import CliRunner
 
 from jobrunner import (
     DefinitionError,
@@ -24,6 +25,7 @@ from jobrunner import (
     epoch_limiter,
     job,
 )
+from jobrunner.cli import main
 from tests.ports.counting import N, counter, due, kept, manager_of
 
 NAN = math.nan
@@ -221,3 +223,15 @@ def test_two_nodes_are_saved_once_an_epoch(inproc_session, tmp_path):
     epoch_limiter(two, 4)
     result = JobRunner(two, manager_of(tmp_path)).run(inproc_session)
     assert [report.epoch for report in result.saves] == [0, 1, 2, 3, 4]
+
+
+def test_an_epoch_is_found_by_its_metrics_and_copied_under_a_name_with_them(
+    inproc_session, tmp_path
+):
+    manager = manager_of(tmp_path)
+    JobRunner(counter(3, losses={1: 0.5, 2: 0.25, 3: 1.0}), manager).run(inproc_session)
+    best = min(manager.history()[1:], key=lambda row: row["metrics"]["loss"])
+    copied = tmp_path / f"epoch={best['epoch']}-loss={best['metrics']['loss']:.2f}"
+    CliRunner().invoke(main, ["copy", manager.path, str(best["epoch"]), str(copied)])
+    assert copied.name == "epoch=2-loss=0.25"
+    assert MultiNodeCheckpointManager(copied).open(2)["a"].load("n") == 2

@@ -110,3 +110,17 @@ def test_all_nodes_begin_with_the_latest_checkpoint(inproc_session, tmp_path):
     assert JobRunner(build(3), manager).run(inproc_session).resumed_from == 2
     for i in range(4):
         np.testing.assert_array_equal(inproc_session.fetch(Node(f"trainer:{i}")["w"]), [3, 3])
+
+
+def test_an_epoch_whose_score_arrives_later_is_pinned_then(inproc_session, tmp_path):
+    manager = manager_of(tmp_path, keep=KeepLast(2))
+    scores, best = {1: 3.0, 2: 1.0, 3: 2.0, 4: 4.0}, 0
+    for epoch, score in scores.items():
+        JobRunner(counter(epoch + 1), manager).run(inproc_session)  # the run is one epoch ahead
+        if score < scores.get(best, np.inf):
+            other = manager_of(tmp_path)  # of the validation, in another process
+            other.pin(epoch, "best")
+            if best:
+                other.unpin(best, "best")
+            best = epoch
+    assert (best, manager.epochs()) == (2, [2, 4, 5])

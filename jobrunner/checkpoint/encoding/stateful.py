@@ -39,6 +39,7 @@ class JoinedStates:
     """The states of objects that another number of nodes saved, in the order of these nodes."""
 
     states: list[Any]
+    new_parts: int  # of how many the object is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +64,30 @@ def given_state(state: object, where: str) -> StatefulBlob:
     return StatefulBlob(SavedState("", state), where)
 
 
-def join_states(parts: Sequence[object], where: str) -> StatefulBlob:
-    """Join the parts of a partitioned blob of objects, as they were read, for another number of nodes.
+def join_states(parts: Sequence[object], new_parts: int, where: str) -> StatefulBlob:
+    """Join the parts of a partitioned blob of objects, as they were read, for `new_parts` nodes.
 
     Raises `PlanMismatchError` if a part contains anything but objects, in lists, tuples and dicts, or
     if the parts do not contain them at the same places.
     """
     values = [part.value if isinstance(part, StatefulBlob) else part for part in parts]
-    return StatefulBlob(_join(values, where, ""), where)
+    return StatefulBlob(_join(values, new_parts, where, ""), where)
 
 
-def _join(parts: Sequence[Any], where: str, place: str) -> Any:
+def _join(parts: Sequence[Any], new_parts: int, where: str, place: str) -> Any:
     first = parts[0]
     kind = type(first)
     if all(type(part) is kind for part in parts):
         if kind is SavedState and all(part.cls == first.cls for part in parts):
-            return SavedState(first.cls, JoinedStates([part.state for part in parts]))
+            return SavedState(first.cls, JoinedStates([part.state for part in parts], new_parts))
         if kind in (list, tuple) and all(len(part) == len(first) for part in parts):
             items = zip(*parts, strict=True)
-            return kind(_join(its, where, f"{place}[{i}]") for i, its in enumerate(items))
+            return kind(
+                _join(its, new_parts, where, f"{place}[{i}]") for i, its in enumerate(items)
+            )
         if kind is dict and all(part.keys() == first.keys() for part in parts):
             return {
-                key: _join([part[key] for part in parts], where, f"{place}[{key!r}]")
+                key: _join([part[key] for part in parts], new_parts, where, f"{place}[{key!r}]")
                 for key in first
             }
     found = ", ".join(dict.fromkeys(map(_name_part, parts)))
@@ -153,6 +156,14 @@ class _Merge:
                 f"raised {type(error).__name__}: {error}. Make the object in the init task as it was "
                 f"when it was saved, or start afresh (resume_from_epoch=None, --resume none)."
             ) from error
+        if are_readers and isinstance(saved.state, JoinedStates):
+            # Else two nodes read the same records, or none reads some.
+            (_, count), expected = made.state_dict()["shard"], saved.state.new_parts
+            if count != expected:
+                raise PlanMismatchError(
+                    f"{where}: expected a shard of {expected}, one for each node that has this "
+                    f"partitioned blob, found one of {count}. Make it with sharded(i, {expected})."
+                )
         return made
 
     def _joined(self, states: list[Any], made: Any, where: str) -> Any:
