@@ -90,7 +90,7 @@ class Loaded:
                 item = next(items, _END)
                 # The loader's state says that it was the last one only when asked for more.
                 is_last = item is _END or self._taken + 1 == self._length()
-                if is_last and next(items, _END) is not _END:
+                if is_last and item is not _END and next(items, _END) is not _END:
                     raise DefinitionError(
                         f"Pass {self._number}: expected {self._taken + 1} items of the loader, which "
                         f"is its length; found more. Make its __len__ right, or raise TypeError there."
@@ -108,13 +108,15 @@ class Loaded:
     def _open(self) -> Iterator[Any]:
         """Begin the pass, or again after an error: from the last known state on, without what was read."""
         taken = self._taken
-        if self._start is not None:
-            self._load(self._start)
-        self._items = items = self._items or iter(self._loader)
-        self._start = self._start or self._state()
-        to_skip, self._taken = taken - self._taken, taken
-        for _ in range(to_skip):
-            next(items, None)
+        try:
+            if self._start is not None:
+                self._load(self._start)
+            self._items = items = self._items or iter(self._loader)
+            self._start = self._start or self._state()
+            for _ in range(taken - self._taken):
+                next(items, None)
+        finally:
+            self._taken = taken
         return items
 
     def _length(self) -> int | None:

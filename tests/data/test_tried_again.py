@@ -200,6 +200,26 @@ def test_a_pass_that_went_elsewhere_meanwhile_gets_nothing_back() -> None:
     assert list(reader) == list(range(6))
 
 
+def test_a_loader_that_cannot_begin_again_at_once_loses_no_place() -> None:
+    class Stuck(Loader):
+        opens = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.opens += 1
+            if self.opens == 2:
+                raise OSError("busy")
+            return self._records(self.opens == 1)
+
+        def _records(self, is_first: bool) -> Iterator[int]:
+            for item in super().__iter__():
+                if is_first and item == 3:
+                    raise OSError("busy")
+                yield item
+
+    reader = from_loader(Stuck(6))
+    assert read_on(reader) == list(range(6))
+
+
 def test_a_file_that_comes_back_is_read_on(tmp_path: Path) -> None:
     path, away = tmp_path / "lines", tmp_path / "away"
     path.write_text("a\nb\nc\n")
