@@ -71,6 +71,9 @@ def test_a_map_of_epochs_and_positions_is_a_sorted_dict() -> None:
         else:
             found[key] = expected[key] = number
         assert len(found) == len(expected)
+        assert not expected or found.last == max(expected)
+        if not number % 50:
+            assert found.after(AT) == sorted(it for it in expected if it > AT)
     assert list(found.items()) == sorted(expected.items())
     keys = found.keys_in_order()
     assert (list(keys), keys[-1], keys[3:5]) == (
@@ -99,6 +102,9 @@ def test_many_positions_of_different_steps_are_listed_fast() -> None:
     started = time.process_time()
     found = EpochMap(rows)
     assert (found.last, list(found)[-1]) == (Position(99, 100_000), Position(99, 100_000))
+    for step in range(100_000, 99_000, -100):  # each rewind of a log asks for both
+        assert found.after(Position(99, step - 100)) == [found.last]
+        del found[found.last]
     assert time.process_time() - started < 2
 
 

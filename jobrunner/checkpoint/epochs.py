@@ -86,6 +86,11 @@ class Epochs:
         state = self.log.refresh()
         return state.done is not None and state.done == state.latest
 
+    def numbers(self) -> dict[int, int]:
+        """The recorded epochs, in ascending order, each with the number of its entry in the log."""
+        state = self.log.refresh()
+        return {epoch: state.commit_number(epoch) for epoch in state.recorded}
+
     def record(self, epoch: int) -> Mapping[str, Any]:
         """See `MultiNodeCheckpointManager.record`."""
         state = self.log.refresh()

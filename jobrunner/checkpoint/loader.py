@@ -94,9 +94,17 @@ class Loader:
 
     def verify(self, epoch: int) -> None:
         """See `MultiNodeCheckpointManager.verify`."""
-        with self.recorded.reading(epoch):
-            readers = self.readers(self.recorded.record(epoch)).values()
+        self.verify_record(self.recorded.record(epoch))
+
+    def verify_record(self, record: Mapping[str, Any]) -> None:
+        """Read every byte of the epoch of a record."""
+        with self.recorded.reading(record["epoch"]):
+            readers = self.readers(record).values()
             list(self.recorded.files.each(StoreReader.verify, readers, _VERIFIED_AT_ONCE))
+
+    def open_record(self, record: Mapping[str, Any]) -> Checkpoint:
+        """Open the epoch of a record."""
+        return Checkpoint(record["epoch"], record, self.readers(record))
 
     def open(self, epoch: int, *, pin: bool = False) -> Checkpoint:
         """See `MultiNodeCheckpointManager.open`."""

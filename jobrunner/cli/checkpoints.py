@@ -128,12 +128,18 @@ def verify_epochs(
     if is_deep:
         log, line, failure = _verify_log(manager)
         lines.append(f"log: {line}")
+    numbers = manager.recorded.numbers() if is_all else {}
     for epoch in epochs:
         error: CheckpointError | None = None
+        record = None
         try:
-            manager.verify(epoch)
+            if epoch in numbers:
+                record = manager.recorded.read_record(epoch, numbers[epoch])
+            else:
+                record = manager.record(epoch)
+            manager.loader.verify_record(record)
             if is_deep:
-                _load_all(manager.open(epoch))
+                _load_all(manager.loader.open_record(record))
         except CheckpointNotFoundError:
             if not is_all:
                 raise
@@ -142,7 +148,7 @@ def verify_epochs(
         except CheckpointError as caught:
             error = caught
             failure = failure or caught
-        what, at = _locate(manager, epoch)
+        what, at = _locate(record, epoch)
         found.append({**at, "is_whole": error is None, "error": error and str(error)})
         lines.append(f"{what}: {'whole' if error is None else error}")
     if not epochs:
@@ -153,20 +159,20 @@ def verify_epochs(
     return Output(data, "\n".join(lines), exit_code_of(failure))
 
 
-def _locate(manager: MultiNodeCheckpointManager, epoch: int) -> tuple[str, dict[str, object]]:
+def _locate(record: Mapping[str, Any] | None, epoch: int) -> tuple[str, dict[str, object]]:
     """An epoch in words and as JSON, with the step if its checkpoint is mid-epoch."""
     from jobrunner.checkpoint import describe_position, name_position
 
-    try:
-        record = manager.record(epoch)
-    except CheckpointError:  # the caller reports it
+    if record is None:  # it cannot be read
         return f"epoch {epoch}", {"epoch": epoch}
     return name_position(record), describe_position(record)
 
 
 def _name(manager: MultiNodeCheckpointManager, epoch: int) -> str:
-    what, _ = _locate(manager, epoch)
-    return what.capitalize()
+    record = None
+    with contextlib.suppress(CheckpointError):
+        record = manager.record(epoch)
+    return _locate(record, epoch)[0].capitalize()
 
 
 def _verify_log(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
+from operator import add, attrgetter
 from typing import NamedTuple
 
 from jobrunner.checkpoint import Timing
@@ -45,13 +46,16 @@ class Ledger:
         return self.compute / self.wall if self.wall else 0.0
 
     def __add__(self, other: Ledger) -> Ledger:
-        return Ledger(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+        return Ledger(*map(add, _values(self), _values(other)))
 
     @classmethod
     def of(cls, timing: Timing) -> Ledger:
         """What a run had spent, as a record says."""
         parts = {part.name: getattr(timing, part.name) for part in fields(cls)[1:]}
         return cls(sum(parts.values()), **parts)
+
+
+_values = attrgetter(*(part.name for part in fields(Ledger)))
 
 
 class Mark(NamedTuple):

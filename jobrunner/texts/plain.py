@@ -38,7 +38,9 @@ def printable(text: str, kept: str = "\n\t") -> str:
     those that are invisible or turn the direction of writing. Leaves out credentials. Names what
     the job's file defines as ``job.py:Model``.
     """
-    text = _SCRIPT.sub(_name_in_file, without_credentials(text))
+    text = without_credentials(text)
+    if SCRIPT_PREFIX in text:
+        text = _SCRIPT.sub(_name_in_file, text)
     return text if text.isprintable() else text.translate(_escapes_but(kept))
 
 

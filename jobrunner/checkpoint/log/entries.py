@@ -364,13 +364,14 @@ def given_up_by(entry: RetireEntry | RewindEntry, epochs: Collection[int]) -> li
     return [epoch for epoch in entry.epochs if epoch in epochs]
 
 
-_HEAD_BYTES = len('{"sha256":"","entry":') + 64
+HEAD_BYTES = len('{"sha256":"","entry":') + 64
+"""Of an entry's file, before its text: its digest."""
 
 
 def split_file(data: bytes) -> tuple[bytes, bytes]:
     """Split an entry's file: what is around the entry's text, and the text."""
-    text = data[_HEAD_BYTES:-2]
-    return data[:_HEAD_BYTES] + data[_HEAD_BYTES + len(text) :], text
+    text = data[HEAD_BYTES:-2]
+    return data[:HEAD_BYTES] + data[HEAD_BYTES + len(text) :], text
 
 
 def frame(text: bytes, digest: str) -> bytes:
@@ -380,7 +381,7 @@ def frame(text: bytes, digest: str) -> bytes:
 
 def too_large(text: bytes) -> str:
     """Why no entry has this text, found before anything is made of it; empty if one may."""
-    if len(text) + _HEAD_BYTES + 2 > MOST_BYTES:
+    if len(text) + HEAD_BYTES + 2 > MOST_BYTES:
         return f"it has more than {MOST_BYTES:,} bytes"
     count = sum(map(text.count, (b",", b"[", b"{", b'"')))
     return f"it has more than {MOST_VALUES:,} values" if count > MOST_VALUES else ""

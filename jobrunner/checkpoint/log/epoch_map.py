@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import overload
 
 from jobrunner.positions import Position
@@ -36,13 +36,13 @@ class EpochMap(MutableMapping[int, int]):
                 raise ValueError(f"the progression {[*run]} and the one before overlap")
             before = step, _last(run)
             self._length += count
-        self._newest: int | None = None  # the last key, once it was looked for
+        self._positions: list[int] | None = None  # in order, once they were asked for
 
     def copy(self) -> EpochMap:
         """A map that changes independently."""
         found = EpochMap()
         found._runs, found._length = list(self._runs), self._length
-        found._newest = self._newest
+        found._positions = None if self._positions is None else list(self._positions)
         return found
 
     def only(self, keys: Iterable[int]) -> EpochMap:
@@ -92,18 +92,24 @@ class EpochMap(MutableMapping[int, int]):
     @property
     def last(self) -> int:
         """The last key; raises ValueError if there is none."""
-        if self._newest is None:
-            self._newest = _key(*max((_last(run), run[5:]) for run in self._runs))
-        return self._newest
+        place, _ = self._find(_MOST)  # that of the last epochs, before all positions
+        epochs = [_last(run) for run in self._runs[place : place + 1] if place >= 0]
+        return max(epochs + self._positions_in_order()[-1:])
 
     def after(self, key: int) -> list[int]:
         """The keys that come after `key`, in order, without a look at those before it."""
-        found = []
-        for run in self._runs:
-            first = max(0, (int(key) - run[0]) // run[1])
-            found += [(epoch, run[5:]) for epoch in _epochs(run)[first:]]
-        before = int(key), _step(key)
-        return [_key(*it) for it in sorted(found) if it > before]
+        place, _ = self._find(int(key))
+        epochs: list[int] = []
+        for run in takewhile(lambda run: len(run) == 5, self._runs[max(0, place) :]):
+            epochs += _epochs(run)[max(0, (int(key) - run[0]) // run[1] + 1) :]
+        positions = self._positions_in_order()
+        return sorted(epochs + positions[bisect_right(positions, key) :])
+
+    def _positions_in_order(self) -> list[int]:
+        if self._positions is None:
+            keys = [(it, run[5:]) for run in self._runs if len(run) > 5 for it in _epochs(run)]
+            self._positions = [_key(*key) for key in sorted(keys)]
+        return self._positions
 
     def __getitem__(self, key: int) -> int:
         place, at = self._find(key)
@@ -121,8 +127,8 @@ class EpochMap(MutableMapping[int, int]):
             place, _ = self._find(key)
         epoch, step = int(key), _step(key)
         self._length += 1
-        if self._newest is not None and key > self._newest:
-            self._newest = key
+        if step and self._positions is not None:
+            insort(self._positions, key)
         if place >= 0 and (run := self._runs[place])[5:] == step:
             first, key_step, count, start, value_step = run[:5]
             if epoch < _last(run):
@@ -144,8 +150,8 @@ class EpochMap(MutableMapping[int, int]):
         parts = (_cut(run, 0, at), _cut(run, at + 1, run[2]))
         self._runs[place : place + 1] = [part for part in parts if part[2]]
         self._length -= 1
-        if key == self._newest:
-            self._newest = None
+        if self._positions is not None and isinstance(key, Position):
+            del self._positions[bisect_left(self._positions, key)]
 
     def __iter__(self) -> Iterator[int]:
         if not self.has_positions:

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobrunner.checkpoint import MultiNodeCheckpointManager
-from jobrunner.compile import changes
+from jobrunner.compile import changes, gc_paused
 from jobrunner.errors import CheckpointNotFoundError
 from jobrunner.run.replay.compare import compare_checkpoints
 
 _NOT_GIVEN = object()
 
 
+@gc_paused()  # none of 100,000 records is garbage
 def compare_runs(
     one: MultiNodeCheckpointManager, other: MultiNodeCheckpointManager
 ) -> tuple[dict[str, Any], str]:
@@ -46,21 +47,28 @@ def compare_runs(
         "differ_at": None,
         "difference": None,
     }
-    there = set(other.epochs())
+    here, there = (manager.recorded.numbers() for manager in (one, other))
     text = ""
-    plan_of = [functools.cache(manager.recorded.plan_of) for manager in (one, other)]
-    for epoch in one.epochs():
+
+    @functools.cache  # most epochs were recorded by the same two runs
+    def parameters_at(*runs: int | None) -> dict[str, list[Any]]:
+        plans = [it.recorded.plan_of(run) for it, run in zip((one, other), runs, strict=True)]
+        return _differing_parameters([plan or {} for plan in plans])
+
+    for epoch in here:
         if epoch not in there:
             continue
+        records = [
+            one.recorded.read_record(epoch, here[epoch]),
+            other.recorded.read_record(epoch, there[epoch]),
+        ]
         try:
-            numbers = [manager.record(epoch)["run_number"] for manager in (one, other)]
-            difference, text = _compare_epoch(one, other, epoch)
+            difference, text = _compare_epoch(one, other, epoch, records)
         except CheckpointNotFoundError:  # a run has removed it meanwhile
             continue
         data["num_compared"] += 1
         if data["parameters_differ_at"] is None:
-            then = [of(number) or {} for of, number in zip(plan_of, numbers, strict=True)]
-            if found := _differing_parameters(then):
+            if found := parameters_at(*(record["run_number"] for record in records)):
                 data["parameters_differ_at"] = {"epoch": epoch, "parameters": found}
         if difference is not None:
             data |= {"differ_at": epoch, "difference": difference}
@@ -92,11 +100,15 @@ def _are_equal(one: object, other: object) -> bool:
 
 
 def _compare_epoch(
-    one: MultiNodeCheckpointManager, other: MultiNodeCheckpointManager, epoch: int
+    one: MultiNodeCheckpointManager,
+    other: MultiNodeCheckpointManager,
+    epoch: int,
+    records: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any] | None, str]:
     """What `compare_checkpoints` says of an epoch, and as text; None if its blobs are equal."""
-    records = [manager.record(epoch)["stores"] for manager in (one, other)]
-    digests = [{node: it["manifest"] for node, it in stores.items()} for stores in records]
+    digests = [
+        {node: it["manifest"] for node, it in record["stores"].items()} for record in records
+    ]
     if digests[0] == digests[1]:
         return None, ""
     with (

@@ -37,6 +37,7 @@ MOST_SECONDS = 30
 SPARE_BYTES = 4 << 30
 MOST = MOST_REBUILT
 CHARS = 15_000_000
+RECORDS = 12_000  # an entry has room for 19,000 with a store: 3 s
 
 Log = dict[int, dict[str, Any]]
 """The entries to write, by number."""
@@ -115,13 +116,19 @@ SHAPES: dict[str, Callable[[], Log]] = {
         RUN,
         *({"kind": "rewind", "run": "r2", "after": f"{MOST - n}.s7"} for n in range(2, 200)),
     ),
+    "steps set aside": lambda: numbered(
+        repair(recorded=rows(MOST, 4), retries=rows(MOST, 0)),
+        RUN,
+        *({"kind": "rewind", "run": "r2", "after": f"0.s{MOST - n}"} for n in range(120)),
+    ),
     "reason": lambda: numbered({"kind": "rewind", "after": 0, "reason": "\x1b" * (CHARS // 6)}),
     "reason of addresses": lambda: numbered(
         {"kind": "rewind", "after": 0, "reason": "://@" * (CHARS // 4)}
     ),
-    "records": lambda: numbered(repair([rebuilt(f"{n}.s3") for n in range(3000)])),
+    "records": lambda: numbered(repair([rebuilt(n) for n in range(RECORDS)])),
+    "records of steps": lambda: numbered(repair([rebuilt(f"{n}.s3") for n in range(RECORDS)])),
     "records of stores": lambda: numbered(
-        repair([rebuilt(n, a=store(f"a.{n}")) for n in range(3000)])
+        repair([rebuilt(n, a=store(f"a.{n}")) for n in range(RECORDS)])
     ),
     "stores": lambda: {4: {"stores": {f"n{n}": store(f"n{n}.1") for n in range(30_000)}}},
     "nodes": lambda: {0: {"nodes": [f"n{n}" for n in range(300_000)]}},
@@ -143,7 +150,7 @@ SHAPES: dict[str, Callable[[], Log]] = {
     },
     "lost": lambda: numbered({**repair(**WHOLE), "lost": list(range(900_000))}),
     "label": lambda: numbered({"kind": "pin", "epoch": 1, "label": "\x1b" * (CHARS // 6)}),
-    "number": lambda: {10_060: repair(**recorded(MOST, 10_000))},
+    "number": lambda: {4_060: repair(**recorded(MOST, 4_000))},
 }
 
 
