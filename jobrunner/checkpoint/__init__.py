@@ -31,6 +31,7 @@ from jobrunner.checkpoint.log import (
     RepairEntry,
     RewindEntry,
     RunEntry,
+    SpanRecord,
     State,
     Status,
     Timing,

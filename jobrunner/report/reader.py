@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from jobrunner.checkpoint import (
     RepairEntry,
     RewindEntry,
     RunEntry,
+    SpanRecord,
     State,
     Timing,
     check_details,
@@ -49,6 +51,8 @@ logger = get_logger(__name__)
 
 
 _ALL = 1 << 62  # no epoch comes after it
+MOST_SPANS = 100_000
+"""Samples that are kept, of all runs: the newest."""
 
 Source = MultiNodeCheckpointManager | str | os.PathLike[str]
 
@@ -131,6 +135,7 @@ class _Reader:
         self._runs: dict[str, _Run] = {}
         self._newest: _Run | None = None
         self._where: dict[int, tuple[_Run, int]] = {}  # recorded epoch -> its run and save there
+        self._spans: deque[tuple[str, SpanRecord]] = deque(maxlen=MOST_SPANS)  # with their runs
 
     def read(self) -> Story:
         """Read the whole log."""
@@ -142,11 +147,14 @@ class _Reader:
             if isinstance(entry, RepairEntry):
                 self._set_aside([it for it in self._where if it not in self._state.recorded])
         runs = [run for run in self._runs.values() if not run.is_command]
+        spans: dict[str, list[SpanRecord]] = {run.name: [] for run in runs}
+        for name, span in self._spans:
+            spans.get(name, []).append(span)
         told: list[RunStory] = []
         kept: int | None = _ALL  # what all later runs have left of this one
         for number in range(len(runs), 0, -1):
             run = runs[number - 1]
-            told.append(self._tell(number, run, kept))
+            told.append(self._tell(number, run, kept, spans[run.name]))
             if run.has_loaded:
                 kept = None if kept is None or run.first is None else min(kept, run.first)
         return Story(self._manager.path, tuple(reversed(told)))
@@ -165,7 +173,7 @@ class _Reader:
             case EndEntry():
                 run = self._run(entry.run, time)
                 run.has_ended, run.outcome = True, entry.outcome or "stopped"
-                run.timings += [entry.timing] if entry.timing is not None else []
+                self._note(run, entry.timing)
         for commit in commits_in(entry):
             self._commit(commit)
         if (known := self._runs.get(entry.run)) is not None:
@@ -210,13 +218,20 @@ class _Reader:
         seconds = max(nodes.values(), default=0.0)
         nbytes = sum(store.nbytes for store in commit.stores.values())
         save = SaveStory(commit.epoch, at["step"], ended, seconds, seconds, nbytes, nodes)
-        timing = details.get("timing")
-        timing = None if timing is None else msgspec.convert(timing, Timing)
+        found = details.get("timing")
+        timing = self._note(run, None if found is None else msgspec.convert(found, Timing))
         if commit.epoch in self._where:
             self._set_aside([commit.epoch])
         self._where[commit.epoch] = (run, len(run.saves))
         run.saves.append(_Save(save, details.get("metrics", {}), at["whole_epochs"], timing))
-        run.timings += [timing] if timing is not None else []
+
+    def _note(self, run: _Run, timing: Timing | None) -> Timing | None:
+        """Note what a run had spent; returns it without the samples, which may be very many."""
+        if timing is None:
+            return None
+        self._spans += ((run.name, span) for span in timing.spans)
+        run.timings.append(msgspec.structs.replace(timing, spans=[]))
+        return run.timings[-1]
 
     def _go_back(self, name: str, epoch: int | None) -> None:
         """Note that a run went on from an epoch: what earlier runs ran after that is lost."""
@@ -227,7 +242,9 @@ class _Reader:
             run.has_loaded, run.resumed_from, run.first = True, epoch, epoch
         run.first = None if epoch is None or run.first is None else min(epoch, run.first)
 
-    def _tell(self, number: int, run: _Run, kept: int | None) -> RunStory:
+    def _tell(
+        self, number: int, run: _Run, kept: int | None, spans: Sequence[SpanRecord]
+    ) -> RunStory:
         """A run, of which later ones have left the epochs up to `kept`; None: none."""
         process = run.entry.process if run.entry is not None else None
         plan, environment = self._about(run)
@@ -261,7 +278,9 @@ class _Reader:
                 for timing in run.timings
                 for began, ended in timing.moves
             ),
-            spans=_spans(run),
+            spans=tuple(
+                Span(it.node, it.task, it.epoch, run.began + it.began, it.seconds) for it in spans
+            ),
             ledger=ledger,
             is_estimated=not run.timings,
         )
@@ -340,14 +359,6 @@ def _losses(run: _Run) -> tuple[LossStory, ...]:
             resumed_from=None if loss.epoch is None else epoch_from_json(loss.epoch),
         )
         for loss in found.values()
-    )
-
-
-def _spans(run: _Run) -> tuple[Span, ...]:
-    return tuple(
-        Span(span.node, span.task, span.epoch, run.began + span.began, span.seconds)
-        for timing in run.timings
-        for span in timing.spans
     )
 
 

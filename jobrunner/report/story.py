@@ -93,6 +93,7 @@ class RunStory:
     moves : tuple of (float, float)
         From when to when nodes moved to other workers, without a loss.
     spans : tuple of Span
+        Of the newest 100,000 samples of all runs, those of this one.
     ledger : Ledger
         Of a run that is still running: up to its last save.
     is_estimated : bool

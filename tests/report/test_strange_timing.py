@@ -13,7 +13,7 @@ import pytest
 
 from jobrunner import CheckpointCorruptError, MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
-from jobrunner.report import read_story
+from jobrunner.report import read_story, reader
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "log_3"
 RUN, FIRST, LAST, END = 0, 2, 4, 6
@@ -73,6 +73,15 @@ def test_a_run_with_strange_times_began_with_its_entry(path, info):
     [run] = read_story(path).runs
     time = json.loads((path / "_log" / f"{RUN:010d}.json").read_text())["entry"]["time"]
     assert run.began == datetime.fromisoformat(time).timestamp()
+
+
+def test_of_very_many_samples_the_newest_are_kept(path, monkeypatch):
+    monkeypatch.setattr(reader, "MOST_SPANS", 3)
+    for number, task in ((FIRST, "old"), (LAST, "new")):
+        spans = [["a", f"{task}{i}", 1, i, 0.5] for i in range(2)]
+        edit(path, number, details={"timing": {"spans": spans}})
+    [run] = read_story(path).runs
+    assert [span.task for span in run.spans] == ["old1", "new0", "new1"]
 
 
 def test_times_that_contradict_each_other_give_no_negative_part(path):

@@ -58,5 +58,5 @@ from jobrunner.checkpoint.log.state import (
     parse_entry,
     store_names,
 )
-from jobrunner.checkpoint.log.timing import Timing
+from jobrunner.checkpoint.log.timing import SpanRecord, Timing
 from jobrunner.checkpoint.log.writer import LogWriter, loose_json, strict_json

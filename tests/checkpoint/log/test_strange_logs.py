@@ -22,7 +22,12 @@ from jobrunner import (
 )
 from jobrunner.checkpoint import inspect_directory, plan_repair, repair_log
 from jobrunner.checkpoint.log.entries import frame
-from jobrunner.checkpoint.log.handler import decode_entry, encode_entry, read_content
+from jobrunner.checkpoint.log.handler import (
+    FileMetadataHandler,
+    decode_entry,
+    encode_entry,
+    read_content,
+)
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 
@@ -259,6 +264,27 @@ def test_a_directory_in_the_place_of_an_entry_damages_that_one_alone(path: Path)
     plan = plan_repair(manager_of(path).recorded)
     assert plan is not None
     assert (plan.kept, list(plan.lost)) == ([0, 1], [3])
+
+
+def test_a_long_entry_is_read_again_only_if_it_has_changed(
+    path: Path, edit: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lengthen(char: str) -> Path:
+        return edit(4, lambda entry: entry["details"].update(metadata={"x": char * 70_000}))
+
+    file = lengthen("a")
+    handler = FileMetadataHandler()
+    handler.set_params(str(path), ())
+    before = handler.entry(4)
+    read, seen = handler.read_file, []
+    monkeypatch.setattr(handler, "read_file", lambda it: seen.append(it) or read(it))
+    assert next(handler.entries(4)) is before
+    assert str(file) not in seen
+    lengthen("b")  # as long as before
+    assert next(handler.entries(4))["details"]["metadata"]["x"][0] == "b"
+    file.unlink()
+    with pytest.raises(CheckpointCorruptError, match="Entry 4 of the log is missing"):
+        next(handler.entries(4))
 
 
 def test_the_records_of_a_repair_are_read_once(path: Path, edit: Edit) -> None:
