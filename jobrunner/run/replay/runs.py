@@ -67,9 +67,9 @@ def compare_runs(
         except CheckpointNotFoundError:  # a run has removed it meanwhile
             continue
         data["num_compared"] += 1
-        if data["parameters_differ_at"] is None:
-            if found := parameters_at(*(record["run_number"] for record in records)):
-                data["parameters_differ_at"] = {"epoch": epoch, "parameters": found}
+        found = parameters_at(*(record["run_number"] for record in records))
+        if found and data["parameters_differ_at"] is None:
+            data["parameters_differ_at"] = {"epoch": epoch, "parameters": found}
         if difference is not None:
             data |= {"differ_at": epoch, "difference": difference}
             break
