@@ -60,10 +60,11 @@ class _Known(TypedDict):
     total_epochs: _Count | None
     step: _Count
     steps_per_epoch: _Count | None
+    seconds: _Seconds
     epoch_seconds: _Seconds
     save_seconds: _Seconds
     eta_seconds: _Seconds | None
-    metrics: dict[str, _Number | str]
+    metrics: dict[str, bool | _Number | str]
     under_way: _UnderWay | None
     saving: _Saving | None
     saved: _Saved | None

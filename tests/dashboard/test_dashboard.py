@@ -1,6 +1,7 @@
 """Runs on a scheduler's dashboard, which has preloaded `jobrunner.dashboard`."""
 
 import asyncio
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ from prometheus_client import REGISTRY, generate_latest
 
 from jobrunner import Job, JobRunner, Node, Session, Task, current_task, epoch_limiter
 from jobrunner.dashboard.runs import MOST_METRICS, running
+from jobrunner.positions import Position
+from jobrunner.run.result import NodeSave, SaveReport
 from jobrunner.view import RUNS, OnDashboard, RunState, draw_html, show
 from tests.processes import await_true
 
@@ -151,6 +154,19 @@ def test_the_last_state_is_told_though_one_is_on_its_way() -> None:
     asyncio.run(main())
     assert sent[0]["metrics"] == {"loss": 0.5, r"\ud800": 1}
     assert sent[1:] == [None]
+
+
+def test_what_a_scheduler_keeps_of_a_state_is_all_that_is_drawn() -> None:
+    state = RunState()
+    state.on_epoch(4, 0.1, {"loss": 0.5, "is_best": True, "stage": "warm-up"})
+    nodes = {"a": NodeSave(0.1, 2**20)}
+    state.on_save(SaveReport(Position(4, 200), 0.1, 0.1, 2**20, nodes))
+    state.on_save_start(5, 0)
+    told = {"client": {"run": {**state.to_dict(), "time": time.time()}}}
+    scheduler: Any = SimpleNamespace(get_metadata=lambda keys, default: told)
+    [(_, known)] = running(scheduler)
+    assert draw_html(known) == draw_html(told["client"]["run"])
+    assert "4.s200" in str(draw_html(known))
 
 
 def test_other_schedulers_are_told_nothing(inproc_client: Client) -> None:
