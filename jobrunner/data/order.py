@@ -20,6 +20,7 @@ Key = NDArray[np.uint64]
 WINDOW = 1 << 16  # positions whose records are computed together
 _FEW = 1 << 12  # records whose order is a sort of random numbers
 _AT_ONCE = 1 << 13  # records of several passes that are sorted together
+_MOST_AT_ONCE = 32  # passes
 _ROUNDS = 6
 _TAIL = 32  # so few numbers are mixed one by one: an array of them takes longer
 
@@ -127,7 +128,8 @@ class _FewShuffled:
     def at(self, number: int) -> Indices:
         """The order of pass `number`."""
         if not 0 <= number - self._first < len(self._orders):
-            passes = range(number, number + max(1, _AT_ONCE // (self._n + 1)))
+            count = max(1, min(_MOST_AT_ONCE, _AT_ONCE // (self._n + 1)))
+            passes = range(number, number + count)
             self._first = number
             digests = b"".join(_digest((self._seed, i, 0))[:8] for i in passes)
             self._orders = _sorted(self._n, np.frombuffer(digests, "<u8"))
