@@ -127,6 +127,8 @@ def open_directory(directory: str, **options: Any) -> MultiNodeCheckpointManager
     """Make a manager for a directory that exists; a typo must not pass for an empty directory."""
     from jobrunner.checkpoint import MultiNodeCheckpointManager
 
+    if not directory:
+        raise errors.DefinitionError("The name of the directory is empty. Is a variable not set?")
     manager = MultiNodeCheckpointManager(directory, **options)
     try:
         files = manager.recorded.files

@@ -215,7 +215,7 @@ def format_runs(rows: Sequence[Row], width: int | None = None, best: str = "") -
     jobs = dict.fromkeys(run.job for run in runs if not run.error)
     shared = {job: _shared_parameters([run for run in runs if run.job == job]) for job in jobs}
     columns = [["RUN", *(clip_name(run.name, width) for run in runs)]]
-    if len(jobs) > 1:
+    if len(jobs) > 1 or len(runs) == 1:
         columns.append(["JOB", *(run.job for run in runs)])
     columns.append(["STATE", *(run.state or "-" for run in runs)])
     columns.append(["EPOCH", *map(format_progress, runs)])

@@ -116,7 +116,7 @@ def curves(
         for part in _unbroken(line.points)
     ]
     drawing = _svg(label, *(_vertical(mark, x) for mark in marks), *paths)
-    ticks = _numbers(y, 3)
+    ticks = _numbers(y, 5)  # of which two are within any range
     if is_log:
         ticks = [tick for tick in ticks if tick == round(tick)]
     return tag(

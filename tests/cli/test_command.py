@@ -105,6 +105,11 @@ def test_ls_of_an_empty_directory_is_no_error_but_of_a_missing_one_is(tmp_path: 
     none = _invoke("ls", tmp_path / "tpyo")
     assert (none.exit_code, none.stdout) == (6, "")
     assert none.stderr.startswith("Error: There is no directory")
+    unset = _invoke("ls", "")
+    assert (unset.exit_code, unset.stderr) == (
+        2,
+        "Error: The name of the directory is empty. Is a variable not set?\n",
+    )
     (tmp_path / "file").write_text("")
     file = _invoke("ls", tmp_path / "file")
     assert (file.exit_code, file.stdout) == (6, "")

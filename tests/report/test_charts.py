@@ -45,10 +45,11 @@ def test_a_curve_of_very_many_gaps_is_drawn_through_them() -> None:
 @pytest.mark.parametrize(
     ("values", "labels"),
     [
-        ((0.01, 100.0), ["0.01", "1", "100"]),  # logarithmic
-        ((0.0, 100.0), ["0", "50", "100"]),
+        ((0.01, 100.0), ["0.01", "0.1", "1", "10", "100"]),  # logarithmic
+        ((0.0, 100.0), ["0", "20", "40", "60", "80", "100"]),
         ((3.0, 3.0), ["2", "3", "4"]),
-        ((math.nan,), ["0", "0.5", "1"]),
+        ((0.042, 0.958), ["0.2", "0.4", "0.6", "0.8"]),
+        ((math.nan,), ["0", "0.2", "0.4", "0.6", "0.8", "1"]),
     ],
 )
 def test_an_axis_has_round_numbers(values: tuple[float, ...], labels: list[str]) -> None:
