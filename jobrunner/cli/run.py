@@ -259,6 +259,8 @@ def _make_callbacks(script: Script, logs: Sequence[str], names: Sequence[str]) -
 
 def _command_again(job: Job) -> str:
     """The command that resumes this run, with the same options, but no secrets."""
+    from jobrunner.define import HIDDEN
+
     ctx = click.get_current_context()
     words = ctx.command_path.split()
     for param in ctx.command.params:
@@ -267,8 +269,6 @@ def _command_again(job: Job) -> str:
             continue
         value = ctx.params[name]
         if isinstance(value, Mapping):
-            from jobrunner.define import HIDDEN
-
             known = job.parameters if name == "parameters" else {}
             hidden = {key for key, recorded in known.items() if HIDDEN in show(recorded)}
             value = tuple(

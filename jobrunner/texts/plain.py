@@ -77,8 +77,9 @@ def _without_credentials(word: re.Match[str]) -> str:
     if not _URL.search(word[0]):
         return word[0]
     # Each URL before the last "@" has one after it: no search runs to the end of the word in vain.
-    before, at, rest = word[0].replace("%40", "@").rpartition("@")
-    return _QUERY.sub(r"\1…", _USER.sub("…", before + at) + rest)
+    before, at, rest = (plain := word[0].replace("%40", "@")).rpartition("@")
+    cleaned = _QUERY.sub(r"\1…", _USER.sub("…", before + at) + rest)
+    return word[0] if cleaned == plain else cleaned
 
 
 def shorten(text: str, length: int = LONGEST_TEXT) -> str:
