@@ -233,9 +233,7 @@ def to_image(job: Job) -> Html:
         return Html("")
     data = base64.b64encode(_to_svg(job).encode()).decode()
     what = f"Drawing of job {job.name}: {counted(num_tasks, 'task')}"
-    least = (
-        0.75 * LANE * len(_drawn_nodes(job))
-    )  # pixels in which it can be read; else it is scrolled
+    least = 0.75 * LANE * len(_drawn_nodes(job))  # in less, it could not be read: it is scrolled
     style = f"max-width: 100%; min-width: {least:.0f}px; height: auto"
     return tag("img", src=Html(f"data:image/svg+xml;base64,{data}"), alt=what, style=style)
 

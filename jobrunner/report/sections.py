@@ -126,7 +126,8 @@ def metrics_section(story: Story) -> Html:
     )
     found = dict.fromkeys(name for epoch in kept for name in epoch.metrics)
     plain = whole_metrics(found, {node for run in story.runs for node in nodes_of(run.plan)})
-    others = [name for name in plain if name not in names]
+    numeric = set(names)  # a stranger may have reported very many
+    others = [name for name in plain if name not in numeric]
     if not found:
         return Html("")
     x = range_of(float(epoch.number) for epoch in kept)
