@@ -137,12 +137,12 @@ def _promoted(
     arrow: Any, schema: Any, fragments: Sequence[Any], columns: Sequence[str] | None
 ) -> Any:
     """The schema of the first file, with types that hold those of all; only `columns` must agree."""
-    promoted, names = schema, sorted(schema.names if columns is None else columns)
+    promoted, names = schema, sorted({*(schema.names if columns is None else columns)})
     for fragment in fragments:
         its = fragment.physical_schema
         if its.equals(schema):
             continue
-        found = sorted(its.names if columns is None else {*its.names} & {*names})
+        found = sorted({*its.names} if columns is None else {*its.names} & {*names})
         if found != names:
             raise DefinitionError(
                 f"from_parquet: all files must have the same columns; expected {names} as in "

@@ -249,6 +249,7 @@ def test_parquet_files_of_other_columns_are_refused_and_lose_no_data(
         ):
             from_parquet([first, other], columns=columns)
     assert len(from_parquet([first, tmp_path / "1.parquet"], columns=["x"])) == 3
+    assert len(from_parquet([first, tmp_path / "1.parquet"], columns=["x", "x"])) == 3
     more = write("4", y=[3], x=[3], z=[3])
     if columns:
         assert from_parquet([first, more], columns=columns).batched(3).read().num_rows == 3
