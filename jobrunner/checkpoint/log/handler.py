@@ -306,13 +306,13 @@ def _check_shared(handler: MetadataHandler, state: State) -> None:
 
 def read_on(
     handler: MetadataHandler, state: State, last: int = -1, *, checks: bool = False
-) -> list[LogEntry]:
-    """Apply the entries after `state`, at least up to `last`, and return them.
+) -> set[str]:
+    """Apply the entries after `state`, at least up to `last`, and return their ids.
 
     `checks` whether the last entry of `state` is still there, which costs no more file operations;
     raises ReplacedError if not.
     """
-    found: list[LogEntry] = []
+    found: set[str] = set()
     while True:
         try:
             checks = checks and bool(state.last_id)
@@ -323,7 +323,7 @@ def read_on(
             for number, tree in enumerate(trees, state.number + 1):
                 entry = _check(handler, number, tree)
                 state.apply(entry)
-                found.append(entry)
+                found.add(entry.id)
             if state.number < last:
                 raise CheckpointCorruptError(
                     f"Entry {state.number + 1} of the log is missing: expected all entries up to "
@@ -342,7 +342,7 @@ def read_on(
             if restart is None:
                 raise
             state.restart(restart)
-            found.append(restart)
+            found.add(restart.id)
 
 
 class ReplacedError(Exception):

@@ -221,7 +221,7 @@ class LogWriter:
                 f"jobrunner.testing.contracts."
             )
         # It may be this very entry, if the reply to an earlier try was lost.
-        return entry if any(other.id == entry.id for other in found) else None
+        return entry if entry.id in found else None
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
