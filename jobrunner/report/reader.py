@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -53,6 +54,8 @@ logger = get_logger(__name__)
 _ALL = 1 << 62  # no epoch comes after it
 MOST_SPANS = 100_000
 """Samples that are kept, of all runs: the newest."""
+MOST_METRICS = 4096
+"""Of an epoch, which are kept: the first. `MultiNodeCheckpointManager.history` has all."""
 
 Source = MultiNodeCheckpointManager | str | os.PathLike[str]
 
@@ -134,6 +137,7 @@ class _Reader:
         self._state = State()
         self._runs: dict[str, _Run] = {}
         self._newest: _Run | None = None
+        self._names: dict[str, str] = {}  # of metrics: those of all epochs share them
         self._where: dict[int, tuple[_Run, int]] = {}  # recorded epoch -> its run and save there
         self._spans: deque[tuple[str, SpanRecord]] = deque(maxlen=MOST_SPANS)  # with their runs
 
@@ -223,7 +227,9 @@ class _Reader:
         if commit.epoch in self._where:
             self._set_aside([commit.epoch])
         self._where[commit.epoch] = (run, len(run.saves))
-        run.saves.append(_Save(save, details.get("metrics", {}), at["whole_epochs"], timing))
+        kept = islice(details.get("metrics", {}).items(), MOST_METRICS)
+        metrics = {self._names.setdefault(name, name): value for name, value in kept}
+        run.saves.append(_Save(save, metrics, at["whole_epochs"], timing))
 
     def _note(self, run: _Run, timing: Timing | None) -> Timing | None:
         """Note what a run had spent; returns it without the samples, which may be very many."""

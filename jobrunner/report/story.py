@@ -18,7 +18,7 @@ class EpochStory:
     number: int
     ended: float
     seconds: float  # that it took; on average, if epochs before it were not recorded
-    metrics: Mapping[str, Any]
+    metrics: Mapping[str, Any]  # the first 4,096
     is_set_aside: bool  # it was run again, or not continued
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ from jobrunner.checkpoint.log.handler import (
     decode_entry,
     encode_entry,
     read_content,
+    read_state,
 )
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 
+BEGIN = {"format", "number", "run", "id", "time", "epoch", "retry"}
 Edit = Callable[[int, Callable[[dict[str, Any]], object]], Path]
 
 
@@ -325,3 +328,23 @@ def test_wrong_bits_are_not_looked_for_in_more_than_a_few_long_entries(path: Pat
         (path / "_log" / f"{number:010d}.json").write_bytes(content)
     assert len([it for it in damaged(path) if "_log" in it]) == 34
     assert time.process_time() - started < 8
+
+
+def test_one_long_entry_is_in_memory_at_a_time(path: Path, edit: Edit) -> None:
+    first = json.loads((path / "_log" / "0000000004.json").read_text())["entry"]
+    for number in range(6, 26, 2):
+        for i, kind in enumerate(("begin", "commit")):
+            entry = {**first, "number": number + i, "id": f"{number + i}", "epoch": number}
+            if kind == "begin":
+                entry = {k: v for k, v in entry.items() if k in BEGIN} | {"kind": kind}
+            else:
+                entry["details"] = {"metrics": {f"m{i}": i for i in range(20_000)}}
+            (path / "_log" / f"{number + i:010d}.json").write_bytes(encode_entry(entry))
+    handler = FileMetadataHandler()
+    handler.set_params(str(path), ["a"])
+    tracemalloc.start()
+    try:
+        assert read_state(handler).latest == 24
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
