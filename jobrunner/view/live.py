@@ -20,7 +20,7 @@ logger = get_logger(__name__)
 
 LOOK_SECONDS = 0.5
 """How often to look, at least."""
-DRAWING_SHARE = 200
+DRAWING_SHARE = 400
 """Drawing may take one of so many seconds."""
 MOST_WAITING = 10_000
 """While more events wait for the view, workers keep what tasks print."""
@@ -64,7 +64,8 @@ class Live:
         # Signal handlers put events, too, which this kind of queue allows.
         self._events: queue.SimpleQueue[tuple[str, Mapping[str, Any]] | None] = queue.SimpleQueue()
         self.state = RunState(self.tell, clock)
-        self._watcher = Watcher(self.state, self.tell, here, where, self._has_room)
+        look_seconds = 2 * interval_seconds
+        self._watcher = Watcher(self.state, self.tell, here, where, self._has_room, look_seconds)
         self._view = view
         self._has_failed = False
         self._warnings = _Warnings(self.tell)

@@ -23,7 +23,7 @@ _ERRORS = Exception, asyncio.CancelledError
 class Watcher:
     """Asks the workers of a run now and then; for `here` and `where` see `prints.listen`.
 
-    They keep what tasks print while `has_room` is false.
+    They keep what tasks print while `has_room` is false. Asks once per interval, or more rarely.
     """
 
     def __init__(
@@ -33,11 +33,13 @@ class Watcher:
         here: Collection[str],
         where: Where | None,
         has_room: Callable[[], bool],
+        interval_seconds: float = 0.0,
     ) -> None:
         self._state = state
         self._tell = tell
         self._here, self._where = sorted(here), where
         self._has_room = has_room
+        self._interval_seconds = max(LOOK_SECONDS, interval_seconds)
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="jobrunner-watcher", daemon=True)
@@ -90,5 +92,5 @@ class Watcher:
 
     def _work(self) -> None:
         seconds = 0.0
-        while not self._is_over.wait(max(LOOK_SECONDS, LOOKING_SHARE * seconds)):
+        while not self._is_over.wait(max(self._interval_seconds, LOOKING_SHARE * seconds)):
             seconds = self.look()
