@@ -98,7 +98,7 @@ def take_pictures(page: Path) -> None:
             tab = browser.new_page(viewport=screen, color_scheme=colours)
             tab.goto(page.as_uri())
             taken = Image.open(io.BytesIO(tab.screenshot()))
-            taken.convert("RGB").quantize(48).save(HERE / f"{name}.png", optimize=True)
+            taken.convert("RGB").quantize(192).save(HERE / f"{name}.png", optimize=True)
         browser.close()
 
 

@@ -32,7 +32,7 @@ class Reply(TypedDict, total=False):
     lines: Sequence[tuple[str, str, str]]
     left_out: Count
     number: Count
-    seconds: float
+    seconds: Annotated[float, Meta(ge=0, le=3600)]
 
 
 def malformed(address: str, problem: str) -> ExecutionError:

@@ -176,6 +176,7 @@ FORGED = [
     {"status": "done", "progress": {"a": [2**62, -3, "t"]}},
     {"status": "done", "lines": [["b", "t", "printed by another worker's node"]]},
     {"status": "done", "lines": [["a", "t", "x" * 100]] * 20_000},
+    {"status": "done", "seconds": float("inf")},
     {"status": "done", "lines": [], "left_out": 10**18},
 ]
 
