@@ -86,10 +86,14 @@ class Epochs:
         state = self.log.refresh()
         return state.done is not None and state.done == state.latest
 
-    def numbers(self) -> dict[int, int]:
-        """The recorded epochs, in ascending order, each with the number of its entry in the log."""
+    def numbers(self, epochs: Iterable[int] | None = None) -> dict[int, int]:
+        """Each of these epochs, by default all in ascending order, with its entry's number in the log."""
         state = self.log.refresh()
-        return {epoch: state.commit_number(epoch) for epoch in state.recorded}
+        numbers = {}
+        for epoch in state.recorded if epochs is None else epochs:
+            self.check_recorded(epoch, state)
+            numbers[epoch] = state.commit_number(epoch)
+        return numbers
 
     def record(self, epoch: int) -> Mapping[str, Any]:
         """See `MultiNodeCheckpointManager.record`."""
@@ -101,11 +105,7 @@ class Epochs:
         self, epochs: Iterable[int] | None = None
     ) -> Iterator[tuple[int, Mapping[str, Any] | CheckpointCorruptError]]:
         """Each of these epochs, by default all, with its record, or why it cannot be read."""
-        state = self.log.refresh()
-        numbers = {}
-        for epoch in state.recorded if epochs is None else epochs:
-            self.check_recorded(epoch, state)
-            numbers[epoch] = state.commit_number(epoch)
+        numbers = self.numbers(epochs)
 
         def read(epoch: int) -> Mapping[str, Any] | CheckpointCorruptError:
             try:

@@ -104,8 +104,8 @@ class FileMetadataHandler:
     def entries(self, first: int = 0) -> Iterator[Entry]:
         """See `MetadataHandler`."""
         number, count = first, 1
-        if self._is_last_read(first):
-            yield self._decoded[1]
+        if (last := self._last_read(first)) is not None:
+            yield last
             number += 1
         while True:
             # Read twice as many at once each time, so that few needless ones are read.
@@ -122,15 +122,15 @@ class FileMetadataHandler:
                     yield self._decode(data, number)
                 number += 1
 
-    def _is_last_read(self, number: int) -> bool:
-        """Whether an entry is the one read last and too long to be read again: its digest tells."""
-        data, entry = self._decoded
+    def _last_read(self, number: int) -> Entry | None:
+        """An entry, if it was read last and is too long to be read again: its digest tells."""
+        data, entry = self._decoded  # once: other threads read entries, too
         if len(data) < _LONG_BYTES or entry["number"] != number:
-            return False
+            return None
         with contextlib.suppress(OSError):  # reading all of it tells more
             size, head = self._files.read_span(self.path_of(number), 0, HEAD_BYTES)
-            return size == len(data) and head == data[:HEAD_BYTES]
-        return False
+            return entry if size == len(data) and head == data[:HEAD_BYTES] else None
+        return None
 
     def read_file(self, path: str) -> bytes | CheckpointCorruptError | None:
         """The content of an entry's file, or why it is damaged; None if there is none."""
@@ -169,8 +169,9 @@ class FileMetadataHandler:
         if data and data == content and entry["number"] == number:
             return entry
         try:
-            self._decoded = (data, decode_entry(data, number, path))
-            return self._decoded[1]
+            entry = decode_entry(data, number, path)
+            self._decoded = (data, entry)
+            return entry
         except CheckpointCorruptError:
             if len(data) > _LONG_BYTES:
                 self._damaged_bytes += len(data)
@@ -366,18 +367,18 @@ def each_entry(
     handler: MetadataHandler, number: int = 0
 ) -> Iterator[tuple[int, LogEntry | CheckpointCorruptError]]:
     """Iterate over the entries from `number` on with their numbers; yields errors for damaged ones."""
-    last = handler.last_number()
-    with gc_paused():
-        while number <= last:
-            try:
-                for entry in _typed(handler, number):
-                    yield number, entry
-                    number += 1
-                if number <= last:
-                    yield number, CheckpointCorruptError(f"Entry {number} of the log is missing.")
-            except CheckpointCorruptError as error:
-                yield number, error
-            number += 1
+    last, take = handler.last_number(), gc_paused()(next)
+    while number <= last:
+        entries = _typed(handler, number)
+        try:
+            while (entry := take(entries, None)) is not None:
+                yield number, entry
+                number += 1
+            if number <= last:
+                yield number, CheckpointCorruptError(f"Entry {number} of the log is missing.")
+        except CheckpointCorruptError as error:
+            yield number, error
+        number += 1
 
 
 def _typed(handler: MetadataHandler, first: int) -> Iterator[LogEntry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from jobrunner import CheckpointCorruptError, MultiNodeCheckpointManager
+from jobrunner import CheckpointCorruptError, FileMetadataHandler, MultiNodeCheckpointManager
+from jobrunner.checkpoint.log import each_entry
 from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.checkpoint.log.state import State, entry_to_json, make_entry, parse_entry
+from jobrunner.checkpoint.storage import PosixFiles
 from jobrunner.testing import FaultyFiles
 
 STORE = {"store": "a.0", "manifest": "0" * 64, "nbytes": 1, "seconds": 0.5}
@@ -137,3 +140,33 @@ def test_a_directory_with_a_malformed_entry_is_not_opened(tmp_path: Path) -> Non
     path.write_bytes(encode_entry({**tree_of("done"), "number": 2, "epoch": "0"}))
     with pytest.raises(CheckpointCorruptError, match=rf"{path.name}.*\$\.epoch.*fsck .*--repair"):
         MultiNodeCheckpointManager(tmp_path / "k").epochs()
+
+
+def test_a_long_entry_is_not_taken_for_one_that_another_thread_reads(tmp_path: Path) -> None:
+    class Meanwhile(PosixFiles):
+        def read_span(self, path: str, start: int, size: int) -> tuple[int, bytes]:
+            found = super().read_span(path, start, size)
+            handler.entry(1)  # as another thread does
+            return found
+
+    handler = FileMetadataHandler(Meanwhile())
+    handler.set_params(str(tmp_path), ())
+    for number, length in enumerate((100_000, 1)):
+        assert handler.append({"number": number, "id": "00ff", "text": "x" * length})
+    assert [next(handler.entries())["number"] for _ in range(3)] == [0, 0, 0]
+    handler.entry(0)
+    assert next(handler.entries())["number"] == 0
+
+
+def test_the_garbage_collector_runs_while_entries_are_used(tmp_path: Path) -> None:
+    manager = MultiNodeCheckpointManager(tmp_path)
+    manager.run.start([], {}, None)
+    manager.run.end()
+    entries = each_entry(manager.recorded.handler)
+    for number, _ in entries:
+        assert gc.isenabled()
+        if number == 1:
+            break
+    else:
+        pytest.fail("the log has one entry")
+    assert gc.isenabled()
