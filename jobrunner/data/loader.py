@@ -86,7 +86,7 @@ class Loaded:
             if self.has_ended:
                 raise end_of(self._number)
             try:
-                items = self._items or self._open()
+                items = self._open() if self._items is None else self._items
                 item = next(items, _END)
                 # The loader's state says that it was the last one only when asked for more.
                 is_last = item is _END or self._taken + 1 == self._length()
@@ -111,13 +111,14 @@ class Loaded:
         try:
             if self._start is not None:
                 self._load(self._start)
-            self._items = items = self._items or iter(self._loader)
+            if self._items is None:
+                self._items = iter(self._loader)
             self._start = self._start or self._state()
             for _ in range(taken - self._taken):
-                next(items, None)
+                next(self._items, None)
         finally:
             self._taken = taken
-        return items
+        return self._items
 
     def _length(self) -> int | None:
         try:

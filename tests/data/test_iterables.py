@@ -200,6 +200,32 @@ def test_a_loader_with_a_length_has_finished_with_its_last_item() -> None:
     assert list(reader) == [0, 1]
 
 
+class CountingLoader(Loader):
+    """As PyTorch's: also its iterators have a `__len__`, which asks the loader's."""
+
+    def __iter__(self) -> Iterator[int]:
+        loader, records = self, super().__iter__()
+
+        class Counting:
+            def __next__(self) -> int:
+                return next(records)
+
+            def __len__(self) -> int:
+                return len(loader)
+
+        return Counting()  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_loader_whose_iterators_have_a_length_or_lack_it_is_read(has_length: bool) -> None:
+    reader = from_loader(CountingLoader(4, has_length=has_length))
+    assert [reader.read() for _ in range(3)] == [0, 1, 2]
+    restored = from_loader(CountingLoader(4, has_length=has_length))
+    restored.load_state_dict(reader.state_dict())
+    for other in (reader, restored):
+        assert [list(other) for _ in range(2)] == [[3], [0, 1, 2, 3]]
+
+
 def test_a_loader_without_a_state_is_refused() -> None:
     with pytest.raises(DefinitionError, match=r"list lacks .*state_dict.*StatefulDataLoader"):
         from_loader([1])
