@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Any
 
 from jobrunner.compile.plan import Plan
-from jobrunner.define import HIDDEN, Task, TaskOutput
+from jobrunner.define import HIDDEN, Task, TaskOutput, without_secrets
 from jobrunner.texts import clip, printable, show
 
 DESCRIPTION_VERSION = 1
@@ -106,6 +106,8 @@ def _changed_parameters(then: Mapping[str, Any], now: Mapping[str, Any]) -> list
     def of(values: Mapping[str, Any], name: str) -> str:
         return clip(show(values[name]), 100) if name in values else "not given"
 
+    # An earlier version recorded more.
+    then = {name: without_secrets(name, value) for name, value in then.items()}
     return [
         f"parameter {name!r} was {of(then, name)} and is {of(now, name)}"
         for name in dict.fromkeys((*now, *then))

@@ -34,7 +34,13 @@ from jobrunner.define.array_options import (
 )
 from jobrunner.define.drawing import to_image
 from jobrunner.define.group import TaskGroup
-from jobrunner.define.job_functions import HIDDEN, is_job_function, job, read_parameters
+from jobrunner.define.job_functions import (
+    HIDDEN,
+    is_job_function,
+    job,
+    read_parameters,
+    without_secrets,
+)
 from jobrunner.define.jobs import Job, epoch_limiter
 from jobrunner.define.metrics import (
     MOST_ARRAYS_BYTES,

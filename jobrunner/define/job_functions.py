@@ -23,7 +23,8 @@ _PARAMETERS = "_jobrunner_parameters"
 HIDDEN = "…"
 """What is recorded of a secret."""
 _SECRET = re.compile(
-    r"(?:.*_)?(?:password|passwd|passphrase|secret|token|credentials?|(?:api|access|secret|private)_?key)",
+    r"(?!(?:bos|cls|eos|mask|pad|sep|unk)_token$)(?:.*_)?"  # not what tokenizers call theirs
+    r"(?:token|(?:password|passwd|passphrase|secret|credential|(?:api|access|secret|private)_?key)s?)",
     re.I,
 )
 _PLAIN = (bool, int, float, str)
@@ -49,9 +50,10 @@ def job(function: Callable[_P, Job]) -> Callable[_P, Job]:
     callable
         Takes the same arguments. `Job.parameters` of the job that it returns has all of them,
         defaults too: they are recorded in checkpoints, compared at a resume, and shown by
-        ``jobrunner ls`` and ``info``. ``jobrunner run FILE --param lr=0.3`` calls it. Only ``…`` is
-        recorded of a str whose parameter is called or ends in ``_`` and ``password``, ``secret``,
-        ``token``, ``credential``, ``api_key`` or the like, and of the credentials in a URL.
+        ``jobrunner ls`` and ``info``. ``jobrunner run FILE --param lr=0.3`` calls it. Of a str, list,
+        tuple or dict, only ``…`` is recorded if its parameter, or its key in a dict, is called
+        ``password``, ``passwd``, ``secret``, ``token``, ``credential``, ``api_key`` or the like, or
+        ends in ``_`` and one of these; in a URL, the credentials are left out.
 
     Raises
     ------
@@ -200,21 +202,22 @@ def _refused(where: str, value: object, kind: Any) -> DefinitionError:
 
 def _recorded(where: str, name: str, value: Any) -> Any:
     """The value as JSON has it, without secrets."""
-    if value and isinstance(value, str) and _SECRET.fullmatch(name):
-        return HIDDEN
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     try:
-        return _without_credentials(msgspec.json.decode(msgspec.json.encode(value)))
+        return without_secrets(name, msgspec.json.decode(msgspec.json.encode(value)))
     except (msgspec.MsgspecError, OverflowError, UnicodeError) as error:
         raise DefinitionError(f"{where} cannot be recorded: {error}.") from None
 
 
-def _without_credentials(value: Any) -> Any:
+def without_secrets(name: str, value: Any) -> Any:
+    """A value of JSON, without the secrets in it and the credentials in URLs."""
+    if value and isinstance(value, str | list | dict) and _SECRET.fullmatch(name):
+        return HIDDEN
     if isinstance(value, str):
         return without_credentials(value)
     if isinstance(value, list):
-        return [_without_credentials(item) for item in value]
+        return [without_secrets("", item) for item in value]
     if isinstance(value, dict):
-        return {_without_credentials(key): _without_credentials(it) for key, it in value.items()}
+        return {without_credentials(key): without_secrets(key, it) for key, it in value.items()}
     return value

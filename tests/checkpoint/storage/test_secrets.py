@@ -140,8 +140,12 @@ def test_no_secret_among_parameters_is_recorded_or_repeated() -> None:
         api_key: str = "",
         num_tokens: int = 3,
         tokenizer: str = "bpe",
+        pad_token: str = "<pad>",
         db: str = "",
         urls: list[str] = [],  # noqa: B006 - not changed
+        credentials: dict[str, str] | None = None,
+        tokens_by_host: dict[str, dict[str, str | int]] | None = None,
+        api_keys: list[str] | None = None,
     ) -> Job:
         got.append((token, db))
         with Job("j") as made, Node("a"):
@@ -150,18 +154,36 @@ def test_no_secret_among_parameters_is_recorded_or_repeated() -> None:
         return made
 
     url = f"postgres://u:{CANARY}@h/x"
-    first = build(token=CANARY, hf_token=CANARY, api_key=CANARY, db=url, urls=[url])
+    hosts: dict[str, dict[str, str | int]] = {"h": {"token": CANARY, "max_token": 7, "user": "u"}}
+    first = build(
+        token=CANARY,
+        hf_token=CANARY,
+        api_key=CANARY,
+        db=url,
+        urls=[url],
+        credentials={"user": CANARY},
+        tokens_by_host=hosts,
+        api_keys=[CANARY],
+    )
     assert got == [(CANARY, url)]
     assert CANARY not in str(first.parameters)
-    assert first.parameters["token"] == "…"
+    assert {first.parameters[name] for name in ("token", "credentials", "api_keys")} == {"…"}
+    kept = {"token": "…", "max_token": 7, "user": "u"}
+    assert first.parameters["tokens_by_host"] == {"h": kept}
+    assert first.parameters["pad_token"] == "<pad>"
     assert (first.parameters["num_tokens"], first.parameters["tokenizer"]) == (3, "bpe")
     assert first.parameters["db"] == "postgres://…@h/x"
     # A secret may change; that it was recorded by an earlier version is not repeated.
     then = describe(first.compile())
-    now = describe(build(token="another", db=url, urls=[url]).compile())
+    changed = {"h": {**hosts["h"], "token": "another"}}
+    now = describe(build(token="another", db=url, urls=[url], tokens_by_host=changed).compile())
     assert changes(then, now) == []
-    then["parameters"]["token"] = CANARY
-    assert CANARY not in str(changes(then, now))
+    then["parameters"] |= {"token": CANARY, "tokens_by_host": hosts}
+    assert changes(then, now) == []
+    then["parameters"] |= {"db": f"x{url}", "tokens_by_host": {"h": {"token": CANARY}}}
+    told = str(changes(then, now))
+    assert "'user'" in told
+    assert CANARY not in told
 
 
 def test_an_endpoint_with_a_password_is_not_shown_by_errors(
