@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import random
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -25,8 +25,8 @@ def seeded_generators(key: bytes) -> Iterator[None]:
     """Seed the global generators; afterwards they are as they were before."""
     with _TURN:
         before = _captured()
-        _seed(key)
         try:
+            _seed(key)
             yield
         finally:
             _restore(before)
@@ -71,10 +71,13 @@ class GlobalRNG:
 
     def __enter__(self) -> None:
         _TURN.acquire()
+        try:
+            if self._depth == 0:
+                self._before = _replaced(self._states)
+        except BaseException:
+            _TURN.release()
+            raise
         self._depth += 1
-        if self._depth == 1:
-            self._before = _captured()
-            _restore(self._states)
 
     def __exit__(
         self,
@@ -85,7 +88,7 @@ class GlobalRNG:
         try:
             self._depth -= 1
             if self._depth == 0 and self._before is not None:
-                self._states = _captured()
+                self._states = _captured(self._states["cuda"])
                 _restore(self._before)
         finally:
             _TURN.release()
@@ -97,22 +100,31 @@ class GlobalRNG:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from saved states; raises an error, and changes nothing, if they are none."""
         with _TURN:
-            before = _captured()
-            try:
-                _restore(state)
-                self._states = _captured()
-            finally:
-                _restore(before)
+            own = {name: state[name] for name in self._states}
+            _restore(_replaced(own))
+            self._states = own
 
 
-def _captured() -> dict[str, Any]:
+def _replaced(states: Mapping[str, Any]) -> dict[str, Any]:
+    """Restore states; return those of before, which stay if it fails."""
+    before = _captured()
+    try:
+        _restore(states)
+    except BaseException:
+        _restore(before)
+        raise
+    return before
+
+
+def _captured(cuda: Sequence[Any] = ()) -> dict[str, Any]:
+    """The states; `cuda`: those of a stream that goes on where there is no CUDA."""
     _, internal, gauss = random.getstate()
     states: dict[str, Any] = {
         "python": np.array(internal, np.uint32),
         "gauss": gauss,
         "numpy": np.random.get_state(legacy=False),
         "torch": None,
-        "cuda": [],
+        "cuda": list(cuda),
     }
     if (torch := _torch()) is not None:
         states["torch"] = torch.get_rng_state().numpy().copy()
@@ -127,9 +139,17 @@ def _restore(states: Mapping[str, Any]) -> None:
     torch = _torch()
     if torch is not None and states["torch"] is not None:
         torch.set_rng_state(torch.from_numpy(states["torch"].copy()))
-        if states["cuda"] and _has_cuda():
-            own = states["cuda"][: torch.cuda.device_count()]
-            torch.cuda.set_rng_state_all([torch.from_numpy(each.copy()) for each in own])
+        if _has_cuda():
+            _restore_cuda(torch, states["cuda"])
+
+
+def _restore_cuda(torch: Any, states: Sequence[Any]) -> None:
+    if not states:  # CUDA was not in use: its stream begins with the seed of the CPU's
+        torch.cuda.manual_seed_all(torch.initial_seed())
+        return
+    torch.cuda.init()  # which would seed it anew if it came later
+    own = states[: torch.cuda.device_count()]
+    torch.cuda.set_rng_state_all([torch.from_numpy(each.copy()) for each in own])
 
 
 def _seed(key: bytes) -> None:
