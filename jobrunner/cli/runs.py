@@ -22,6 +22,7 @@ from jobrunner.cli.formatting import cells, fit_items, format_age, format_table
 from jobrunner.cli.options import complete_directories, open_directory, read_pairs
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import (
+    abbreviate,
     clip,
     counted,
     format_metrics,
@@ -150,7 +151,7 @@ def _choose(
         if _is_chosen(run, choice):
             found.append((run, manager if (best or run.keeps_best) and not run.error else None))
     metric = best["metric"] if best else ""
-    if best is None and len(kept := {run.keeps_best for run, _ in found if run.keeps_best}) == 1:
+    if best is None and len(kept := {run.keeps_best for run, _ in found if not run.error}) == 1:
         metric, mode = kept.pop() or ("", mode)
     is_kept = best is None
     rows: list[Row] = [
@@ -270,13 +271,8 @@ def terminal_width() -> int | None:
 
 
 def clip_name(name: str, width: int | None) -> str:
-    """The end of a name that is long for a terminal; it tells more than the start."""
-    most = cells(name) if width is None else max(_LEAST_NAME, width // 3)
-    if cells(name) <= most:
-        return name
-    while cells(name) >= most:
-        name = name[1:]
-    return f"…{name}"
+    """A name, without its middle if it is long for a terminal."""
+    return name if width is None else abbreviate(name, max(_LEAST_NAME, width // 3), cells)
 
 
 def format_progress(run: RunSummary) -> str:

@@ -259,8 +259,8 @@ def best_of(
 ) -> tuple[float, int] | None:
     """The lowest or highest value of a metric that a directory's runs recorded, and its epoch.
 
-    Epochs removed since also count, those set aside do not. Reads the whole log; or only the recorded
-    epochs, if a policy keeps the best. None if there is no such value.
+    Epochs removed since also count, those set aside do not: reads the whole log. If `is_kept`, because
+    a policy keeps the best, only the epochs still recorded count. None if there is no such value.
     """
     sign = 1 if mode == "min" else -1
     if is_kept:

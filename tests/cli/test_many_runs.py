@@ -125,12 +125,24 @@ def test_the_best_value_of_the_metric_that_runs_keep_epochs_by_is_listed(tmp_pat
     policy = KeepLast(1) | KeepBest("loss", mode="max")
     for name, losses in (("a", [3.0, 4.0, 2.0]), ("b", [1.0, 0.5])):
         record(tmp_path / name, losses, keep=policy).run.end()
-    record(tmp_path / "c", [7.0]).run.end()
+    damaged = record(tmp_path / "c", [7.0], keep=policy)
+    damaged.run.end()
+    Path(damaged.path, "_log", "0000000001.json").write_bytes(b"")
     head, *rows = invoke("ls", tmp_path, "--sort", "name").stdout.splitlines()[:4]
     assert head.split()[-3:] == ["BEST", "loss", "AT"]
     assert [row.split()[-2:] for row in rows] == [["4", "1"], ["1", "0"], ["-", "-"]]
-    record(tmp_path / "d", [3.0], keep=KeepBest("other")).run.end()
-    assert "METRICS" in invoke("ls", tmp_path).stdout
+
+
+@pytest.mark.parametrize("keep", [None, KeepBest("other"), KeepBest("loss", mode="min")])
+def test_the_metrics_are_listed_if_only_some_runs_keep_the_best_by_one(
+    tmp_path: Path, keep: KeepBest | None
+) -> None:
+    record(tmp_path / "a", [3.0], keep=KeepBest("loss", mode="max")).run.end()
+    record(tmp_path / "b", [2.0], keep=keep).run.end()
+    told = invoke("ls", tmp_path).stdout
+    assert "BEST" not in told
+    assert "loss=3" in told
+    assert "loss=2" in told
 
 
 @pytest.mark.parametrize("forged", [7, ["loss"], ["loss", "most"], [[], "min"], {"a": "min"}])
@@ -339,7 +351,7 @@ def test_columns_are_straight_whatever_the_letters_are_made_of() -> None:
     assert [cells(line) for line in lines] == [14, 14, 14]
     assert lines[0] == "日本語    1  x"
     assert fit_items(["損失=1", "b=2"], 8) == "損失=1 …"
-    assert clip_name("日本語" * 9, 30) == f"…{('日本語' * 9)[-11:]}"
+    assert clip_name("日本語" * 9, 30) == "日本語日本…日本語日本語"
     long = RunSummary("日" * 30, "lost", metrics={"損失": 0.5}, parameters={"名前": "日" * 30})
     table = format_runs([(long, None)], 80).splitlines()
     assert [cells(line) <= 80 for line in table] == [True] * 3
