@@ -72,6 +72,8 @@ class Loaded:
         self._number, self._taken, self.has_ended = 0, 0, False
         self._items: Iterator[Any] | None = None
         self._start: dict[str, Any] | None = None  # a state from before what is read
+        if self._is_stream:
+            self._begin_stream()
 
     __reduce__ = reduced
 

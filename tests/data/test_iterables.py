@@ -336,6 +336,14 @@ def test_a_stream_resumes_in_any_pass_and_reads_whole_passes_then(make: Any, tak
     )
 
 
+def test_a_stream_gets_the_number_of_each_pass_from_0_on() -> None:
+    stream = Stream()
+    stream.set_epoch(4)
+    reader = from_loader(stream)
+    for number in range(3):
+        assert [one["n"] for one in reader] == [(at * 5 + number) % 6 for at in range(6)]
+
+
 def test_a_stream_goes_on_from_a_state_of_before_passes_were_its_epochs() -> None:
     reader = from_loader(Stream())
     state = {**reader.state_dict(), "pass": 2, "taken": 4, "loader": {"at": 4, "epoch": 0}}
