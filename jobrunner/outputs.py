@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import stat
 from typing import IO, Any
@@ -11,6 +12,7 @@ from typing import IO, Any
 from jobrunner.errors import DefinitionError
 from jobrunner.names import LOG_DIRECTORY
 
+_ENTRY = re.compile(r"[0-9]{10,}\.json")
 _TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -32,7 +34,7 @@ def refuse_within_checkpoint(path: str | os.PathLike[str]) -> None:
     A stranger may have put links there.
     """
     outer = os.path.realpath(os.path.dirname(os.path.abspath(path)))
-    while not os.path.isdir(os.path.join(outer, LOG_DIRECTORY)):
+    while not _has_log(outer):
         inner, outer = outer, os.path.dirname(outer)
         if outer == inner:
             return
@@ -40,6 +42,15 @@ def refuse_within_checkpoint(path: str | os.PathLike[str]) -> None:
         f"{os.fspath(path)} would be within the checkpoint directory {outer}, where only jobrunner's "
         f"own files belong. Name another directory."
     )
+
+
+def _has_log(directory: str) -> bool:
+    log = os.path.join(directory, LOG_DIRECTORY)
+    try:
+        with os.scandir(log) as inside:
+            return any(_ENTRY.fullmatch(it.name) for it in inside)
+    except OSError:
+        return os.path.isdir(log)  # of another user
 
 
 def write_output(path: str | os.PathLike[str], content: str | bytes) -> None:

@@ -140,9 +140,9 @@ def check_callbacks(callbacks: Sequence[object], where: str) -> None:
                 ):
                     meant = difflib.get_close_matches(name, EVENTS, 1)
                     raise DefinitionError(
-                        f"{where}: a run never calls {name} {of}. "
-                        f"{f'Did you mean {meant[0]}?' if meant else ''} Names that begin with on_ are "
-                        f"for the methods of Callback."
+                        f"{where}: a run never calls {name} {of}."
+                        f"{f' Did you mean {meant[0]}?' if meant else ''} Names that begin with on_ "
+                        f"are for the methods of Callback."
                     )
 
 

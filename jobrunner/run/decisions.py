@@ -216,7 +216,7 @@ class Stopwatch:
         compute, told, timing = self._captured.pop(epoch, (0.0, 0, {}))
         if not is_recorded:
             self._moves = [*timing.get("moves", ()), *self._moves]
-            self._spans = [*timing.get("spans", ()), *self._spans]
+            self._spans = [*timing.get("spans", ()), *self._spans][-MOST_SPANS:]
         else:
             self._marks[epoch] = compute
             self._told = max(told, self._told)

@@ -291,7 +291,7 @@ def match(
     migrates = adaptation.migrates(record)
     if words and adaptation.missing == "error" and not (migrates and given is None):
         taken = "".join(
-            f" rename={{{old!r}: {new!r}}} takes a name that is taken: the checkpoint has {new!r}, too."
+            f" rename={{{old!r}: {new!r}}} is no help: the checkpoint also has a {new!r} of its own."
             for old, new in now.renamed.items()
             if new not in now.renamed and _is_there(new, there)
         )

@@ -114,6 +114,15 @@ def test_what_cannot_be_written_is_refused_first(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_directory_called_as_the_log_is_none_without_entries(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "_log").mkdir()
+    (tmp_path / "_log" / "2026.json").touch()
+    write_report(runs, tmp_path / "report.html")
+    (tmp_path / "_log" / "0000000000.json").touch()
+    with pytest.raises(DefinitionError, match="within the checkpoint directory"):
+        write_report(runs, tmp_path / "report.html")
+
+
 def test_the_default_outputs_and_new_jobs_are_not_put_into_a_checkpoint_directory(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,7 +165,7 @@ def test_a_fresh_run_refuses_a_rename_to_what_the_job_lacks(manager, resume):
 def test_a_rename_to_a_name_that_is_taken_is_told(session, manager):
     JobRunner(job_of({"a": {"w": 0}, "b": {"w": 0}}, 1), manager).run(session)
     same = job_of({"a": {"w": 0}, "b": {"w": 0}}, 2)
-    expected = r"lacks node 'a'; .*rename=\{'a': 'b'\} takes a name that is taken: .* has 'b', too"
+    expected = r"lacks node 'a'; .*rename=\{'a': 'b'\} is no help: .* also has a 'b' of its own"
     with pytest.raises(PlanMismatchError, match=expected):
         JobRunner(same, manager, rename={"a": "b"}).plan_resume()
 

@@ -109,6 +109,15 @@ def test_the_spans_of_a_failed_save_are_in_the_next_record(watch, clock):
     assert "spans" not in save(watch, 5)
 
 
+def test_the_spans_of_saves_that_all_failed_are_bounded(watch, clock):
+    for epoch in range(3):
+        watch.note_spans(epoch, clock(), [("a", "step", 0.0, 0.1)] * MOST_SPANS)
+        watch.capture(epoch)
+    for epoch in (2, 1, 0):
+        watch.note_save(epoch, is_recorded=False)
+    assert len(save(watch, 3)["spans"]) == MOST_SPANS
+
+
 def test_a_state_that_is_only_held_leaves_the_spans_to_the_next_save(watch, clock):
     watch.note_spans(3, clock(), [("a", "step", 0.5, 0.25)])
     assert "spans" not in watch.capture(3, is_held=True)["timing"]
