@@ -52,9 +52,9 @@ logger = get_logger(__name__)
 
 
 _ALL = 1 << 62  # no epoch comes after it
-MOST_SPANS = 100_000
+KEPT_SPANS = 100_000
 """Samples that are kept, of all runs: the newest."""
-MOST_METRICS = 4096
+KEPT_METRICS = 4096
 """Of an epoch, which are kept: the first. `MultiNodeCheckpointManager.history` has all."""
 
 Source = MultiNodeCheckpointManager | str | os.PathLike[str]
@@ -139,7 +139,7 @@ class _Reader:
         self._newest: _Run | None = None
         self._names: dict[str, str] = {}  # of metrics: those of all epochs share them
         self._where: dict[int, tuple[_Run, int]] = {}  # recorded epoch -> its run and save there
-        self._spans: deque[tuple[str, SpanRecord]] = deque(maxlen=MOST_SPANS)  # with their runs
+        self._spans: deque[tuple[str, SpanRecord]] = deque(maxlen=KEPT_SPANS)  # with their runs
 
     def read(self) -> Story:
         """Read the whole log."""
@@ -227,7 +227,7 @@ class _Reader:
         if commit.epoch in self._where:
             self._set_aside([commit.epoch])
         self._where[commit.epoch] = (run, len(run.saves))
-        kept = islice(details.get("metrics", {}).items(), MOST_METRICS)
+        kept = islice(details.get("metrics", {}).items(), KEPT_METRICS)
         metrics = {self._names.setdefault(name, name): value for name, value in kept}
         run.saves.append(_Save(save, metrics, at["whole_epochs"], timing))
 

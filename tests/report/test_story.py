@@ -26,7 +26,7 @@ from jobrunner import (
 from jobrunner.checkpoint.log.entries import Entry
 from jobrunner.checkpoint.log.state import entry_to_json, make_entry
 from jobrunner.report import Story, read_story
-from jobrunner.report.reader import MOST_METRICS
+from jobrunner.report.reader import KEPT_METRICS
 from jobrunner.run.decisions import Stopwatch
 from tests.cli.directories import begin, invoke, save
 
@@ -115,9 +115,9 @@ def test_the_runs_of_a_directory_are_told_with_their_epochs_and_saves(inproc_ses
 
 def test_of_very_many_metrics_the_first_are_kept(log):
     log.run("one", 0)
-    log.save("one", 1, 10, 1, metrics={f"m{i}": i for i in range(MOST_METRICS + 1)})
+    log.save("one", 1, 10, 1, metrics={f"m{i}": i for i in range(KEPT_METRICS + 1)})
     (epoch,) = log.tell().runs[0].epochs
-    assert [*epoch.metrics] == [f"m{i}" for i in range(MOST_METRICS)]
+    assert [*epoch.metrics] == [f"m{i}" for i in range(KEPT_METRICS)]
 
 
 def test_time_before_a_resume_from_an_earlier_epoch_was_spent_in_vain(log):

@@ -76,7 +76,7 @@ def test_a_run_with_strange_times_began_with_its_entry(path, info):
 
 
 def test_of_very_many_samples_the_newest_are_kept(path, monkeypatch):
-    monkeypatch.setattr(reader, "MOST_SPANS", 3)
+    monkeypatch.setattr(reader, "KEPT_SPANS", 3)
     for number, task in ((FIRST, "old"), (LAST, "new")):
         spans = [["a", f"{task}{i}", 1, i, 0.5] for i in range(2)]
         edit(path, number, details={"timing": {"spans": spans}})
