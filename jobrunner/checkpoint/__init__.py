@@ -45,7 +45,6 @@ from jobrunner.checkpoint.log import (
     loose_json,
     make_entry,
     may_live,
-    nodes_of,
     parse_entry,
     read_beat,
     read_state,

@@ -63,7 +63,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         found.append(f"seed_global_rng is now {now.get('seed_global_rng', False)}")
     found += _changed_parameters(then.get("parameters", {}), now.get("parameters", {}))
     old_nodes, new_nodes = then.get("nodes", {}), now.get("nodes", {})
-    before, used = (_nodes_of(plan) for plan in (then, now))
+    before, used = (described_nodes(plan) for plan in (then, now))
     found += [
         f"node {name!r} is no longer checkpointed"
         if name in used
@@ -117,9 +117,10 @@ def _changed_parameters(then: Mapping[str, Any], now: Mapping[str, Any]) -> list
     ]
 
 
-def _nodes_of(description: Mapping[str, Any]) -> set[str]:
-    """The nodes whose tasks a description names, as ``group:node/task``."""
-    return {name.partition(":")[2].partition("/")[0] for name in description.get("structure", {})}
+def described_nodes(description: Mapping[str, Any]) -> frozenset[str]:
+    """The nodes that a description names; it calls tasks ``group:node/task``."""
+    tasks = (name.partition(":")[2] for name in description.get("structure", {}))
+    return frozenset((*description.get("nodes", {}), *(it.partition("/")[0] for it in tasks)))
 
 
 def structure_of(task: Task, global_blobs: Collection[tuple[str, str]]) -> str:

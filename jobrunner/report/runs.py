@@ -23,9 +23,9 @@ from jobrunner.checkpoint import (
     check_info,
     is_url,
     may_live,
-    nodes_of,
     read_beat,
 )
+from jobrunner.compile import described_nodes
 from jobrunner.errors import CheckpointError
 from jobrunner.names import LOG_DIRECTORY, MAX_NAME_LENGTH
 from jobrunner.report.reader import unix_time
@@ -198,7 +198,7 @@ def _summarize(
         last_seen=unix_time(recorded.log.read_entry(state.number).time),
         host=process.host or "",
         pid=process.pid,
-        nodes=nodes_of(plan),
+        nodes=described_nodes(plan),
         keeps_best=best and (best[0], best[1]),
     )
     is_command = bool(recorded.info_of(run.number).get("command"))

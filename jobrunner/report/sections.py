@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from dask.utils import format_bytes
 
-from jobrunner.checkpoint import nodes_of
+from jobrunner.compile import described_nodes
 from jobrunner.report.charts import Curve, Mark, bar, curves, range_of
 from jobrunner.report.ledger import Ledger
 from jobrunner.report.parts import (
@@ -125,7 +125,7 @@ def metrics_section(story: Story) -> Html:
         )
     )
     found = dict.fromkeys(name for epoch in kept for name in epoch.metrics)
-    plain = whole_metrics(found, {node for run in story.runs for node in nodes_of(run.plan)})
+    plain = whole_metrics(found, {node for run in story.runs for node in described_nodes(run.plan)})
     numeric = set(names)  # a stranger may have reported very many
     others = [name for name in plain if name not in numeric]
     if not found:

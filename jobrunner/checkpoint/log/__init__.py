@@ -1,6 +1,6 @@
 """Which epochs exist."""
 
-from jobrunner.checkpoint.log.details import check_details, check_info, check_plan, nodes_of
+from jobrunner.checkpoint.log.details import check_details, check_info, check_plan
 from jobrunner.checkpoint.log.entries import (
     BeginEntry,
     Claim,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -82,12 +81,6 @@ def check_plan(plan: dict[str, Any]) -> dict[str, Any]:
 def check_info(info: dict[str, Any]) -> dict[str, Any]:
     """Return the info of a run; raises ValueError, which names the field, if it is invalid."""
     return _check(info, RunInfo, "info")
-
-
-def nodes_of(plan: Mapping[str, Any]) -> frozenset[str]:
-    """The nodes of a checked plan."""
-    tasks = (key.partition(":")[2] for key in plan.get("structure", {}))
-    return frozenset((*plan.get("nodes", {}), *(task.partition("/")[0] for task in tasks)))
 
 
 def _check(tree: dict[str, Any], kind: type[msgspec.Struct], name: str) -> dict[str, Any]:
