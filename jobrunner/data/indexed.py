@@ -59,7 +59,7 @@ class Indexed:
         """What reads the next record or batch, which counts as read from now on."""
         position, size = self.position, self._size
         while (ready := position.take()) is None:
-            if position.has_ended:
+            if position.is_at_end:
                 raise end_of(position.number)
             if not self._prepare():
                 break
@@ -68,7 +68,7 @@ class Indexed:
         get, take, _ = self.setup.source.part(0, self._total)
         rest = position.rest
         taken, position.rest = cut(rest, 0, size), cut(rest, size, OPEN)
-        given_back = rest if position.has_ended else taken  # with what `drop_last` leaves out
+        given_back = rest if position.is_at_end else taken  # with what `drop_last` leaves out
         if self._order is None and len(taken) == 1:
             start, stop = taken[0].start, taken[0].stop
             index: Index = start if self._batch is None else slice(start, stop)

@@ -113,7 +113,15 @@ class Position:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is left of the pass."""
+        """Whether nothing is left of the pass. Takes the lock, but not at each record."""
+        if not self.is_at_end:
+            return False
+        with self.lock:
+            return self.is_at_end
+
+    @property
+    def is_at_end(self) -> bool:
+        """The same for who holds the lock; without it, also true for a moment while the place changes."""
         return self.at >= self.until and not length_hint(self._items[0])
 
     def prepare(
@@ -129,7 +137,7 @@ class Position:
         self._reads: Callable[..., Any] = read if stop is None else self._attempt(read, stop)
         self._items = (iter(indices),) if stop is None else (iter(indices), iter(starts))
         self.ready = map(self._reads, *self._items)
-        self.at += len(starts) * starts.step  # last: until then, `has_ended` is false
+        self.at += len(starts) * starts.step
 
     def take(self) -> Callable[[], Any] | None:
         """What reads the first of `ready`, which counts as read from now on; None if there is none."""

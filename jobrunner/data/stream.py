@@ -82,7 +82,7 @@ class Stream:
         """The next record or batch."""
         position, least = self.position, self.setup.least
         with position.lock:
-            if position.has_ended:
+            if position.is_at_end:
                 raise end_of(position.number)
             try:
                 if (records := self._records) is None or self._opened_at != position.moves:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from jobrunner.data import (
     from_loader,
     from_records,
 )
+from jobrunner.data.position import Position
 from tests.data.test_iterables import Loader
 
 N = 24
@@ -177,6 +179,66 @@ def test_what_one_thread_failed_to_read_another_one_reads(how: str) -> None:
     with ThreadPoolExecutor(3) as pool:
         items = [item for part in pool.map(read, range(3)) for item in part]
     assert sorted(np.concatenate([np.atleast_1d(it) for it in items]).tolist()) == list(range(N))
+
+
+class Watched:
+    """A lock that tells who asks for it."""
+
+    def __init__(self, asked: threading.Event) -> None:
+        self.lock, self.asked = threading.Lock(), asked
+
+    def __enter__(self) -> None:
+        self.asked.set()
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+@pytest.mark.parametrize("changes", ["a failed read", "a later state", "an earlier state"])
+def test_no_thread_sees_the_end_while_the_place_changes_in_mid_pass(
+    monkeypatch: pytest.MonkeyPatch, changes: str
+) -> None:
+    fault, asked = Fault(), threading.Event()
+    fault.bad = frozenset({1})
+    reader = from_records(Rows(fault))
+    state = {**reader.state_dict(), "rest": [[9, 12, 1], [20, 24, 1]]}
+    earlier = {**state, "rest": [[2, 5, 1]]}
+    if changes == "a later state":
+        reader.load_state_dict(earlier)
+    elif changes == "an earlier state":
+        reader.load_state_dict(state)
+    looks: list[Future[bool]] = []
+
+    def look() -> None:
+        """From another thread, which answers or asks for the lock."""
+        if reader._cursor.position.lock.lock.locked():
+            asked.clear()
+            looks.append(pool.submit(lambda: reader.finished))
+            looks[-1].add_done_callback(lambda _: asked.set())
+            asked.wait()
+
+    def assign(self: Position, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        look()
+
+    def drop(self: Position) -> int:
+        found = dropped(self)
+        look()
+        return found
+
+    reader._cursor.position.lock = Watched(asked)
+    dropped = Position._drop
+    with ThreadPoolExecutor(99) as pool, monkeypatch.context() as patch:
+        patch.setattr(Position, "__setattr__", assign, raising=False)
+        patch.setattr(Position, "_drop", drop)
+        if changes == "a failed read":
+            with pytest.raises(OSError, match="busy"):
+                reader.read()
+        else:
+            reader.load_state_dict(state if changes == "a later state" else earlier)
+    assert len(looks) > 3
+    assert not any(each.result() for each in looks)
 
 
 def test_a_pass_that_went_elsewhere_meanwhile_gets_nothing_back() -> None:
