@@ -310,7 +310,7 @@ def test_drawing_that_takes_long_is_done_less_often() -> None:
     clock.now += 1000  # and no longer
     live._view = Recorder()
     live.look()
-    clock.now += 0.01
+    clock.now += 0.5
     live.look()
     assert len(live._view.drawn) == 2
 

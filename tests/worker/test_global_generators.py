@@ -23,6 +23,7 @@ from jobrunner import (
     pipe,
     seeded,
 )
+from jobrunner.data import from_records
 from jobrunner.worker.task_context import FRAME
 from tests.worker.test_task_context import make
 
@@ -58,17 +59,10 @@ def make_job(num_epochs, *, seed_global_rng=True, wrap=lambda fn: fn):
         Task.on_each(NODES, wrap(lambda: [draw(), draw()]), outputs="twice", **kept)
         Task.on_each(NODES, wrap(draw), outputs="instances", num_instances=3, **kept)
         for node in NODES:
-            Task(lambda: Rows(), outputs="reader", node=node)
+            Task(lambda: from_records(range(5)), outputs="reader", node=node)
             pipe("reader", wrap(draw), outputs="piped", num_threads=3, node=node, **kept)
     epoch_limiter(job, num_epochs)
     return job
-
-
-class Rows:
-    """Five rows, again in each pass."""
-
-    def __iter__(self):
-        return iter(range(5))
 
 
 @pytest.fixture(autouse=True)
