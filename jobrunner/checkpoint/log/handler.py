@@ -89,7 +89,11 @@ class FileMetadataHandler:
 
     def last_number(self) -> int:
         """See `MetadataHandler`."""
-        names = self._files.list_names(self._directory)
+        path, files = self._directory, self._files
+        names = files.list_names(path)
+        if not names and files.is_taken(path) and not files.is_directory(path):
+            why = f"{path} is a file; expected a directory. Restore the log from a copy."
+            raise CheckpointCorruptError(why, path=path)
         found = [int(match[1]) for name in names if (match := ENTRY_NAME.fullmatch(name))]
         last = max(found, default=-1)
         if last > _MOST_LOST + 10 * len(found):  # else a file could make a command run for ever

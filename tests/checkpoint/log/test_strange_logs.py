@@ -348,3 +348,9 @@ def test_one_long_entry_is_in_memory_at_a_time(path: Path, edit: Edit) -> None:
         assert tracemalloc.get_traced_memory()[1] < 10 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_file_in_place_of_the_log_is_no_empty_log(tmp_path: Path) -> None:
+    (tmp_path / "_log").write_text("no directory")
+    with pytest.raises(CheckpointCorruptError, match="_log is a file; expected a directory"):
+        MultiNodeCheckpointManager(tmp_path).epochs()
