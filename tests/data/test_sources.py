@@ -412,6 +412,7 @@ def test_other_things_are_refused(tmp_path: Path) -> None:
         from_parquet(tmp_path, columns=["x"])
 
 
+@pytest.mark.filterwarnings("ignore:Running on a single-machine scheduler")  # of Dask before 2025
 def test_what_is_persisted_on_a_cluster_is_refused_at_once() -> None:
     """Only its futures would be there, which a local scheduler cannot compute."""
     array = pytest.importorskip("dask.array").arange(20, chunks=7)
