@@ -150,7 +150,7 @@ SHAPES: dict[str, Callable[[], Log]] = {
     },
     "lost": lambda: numbered({**repair(**WHOLE), "lost": list(range(900_000))}),
     "label": lambda: numbered({"kind": "pin", "epoch": 1, "label": "\x1b" * (CHARS // 6)}),
-    "number": lambda: {4_060: repair(**recorded(MOST, 4_000))},
+    "number": lambda: {2_060: repair(**recorded(MOST, 2_000))},
 }
 
 
