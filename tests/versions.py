@@ -4,7 +4,8 @@
 
 Makes an environment for each set and each Python that it finds, with uv if that is installed, runs
 pytest in each, by default all everyday tests, and prints a table. The lowest versions are those
-that pyproject.toml declares. Environments are kept in .versions/ and used again.
+that pyproject.toml declares. A set may also be a version of Dask, such as ``--set 2025.12.0``, with
+the newest of all else. Environments are kept in .versions/ and used again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,15 +22,23 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+SETS = ("lowest", "middle", "newest")
 SHOWN = ("dask", "zarr", "numpy")
 PYTHONS = [f"python3.{minor}" for minor in range(11, 20)]
 
 MIDDLE = ["dask==2025.7.0", "distributed==2025.7.0", "zarr==3.1.3", "numpy==2.2.6"]
 
 
-def requirements() -> dict[str, list[str]]:
+def requirements(name: str) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return {"lowest": floors(project["dependencies"]), "middle": MIDDLE, "newest": []}
+    sets = {"lowest": floors(project["dependencies"]), "middle": MIDDLE, "newest": []}
+    return sets[name] if name in sets else [f"{part}=={name}" for part in ("dask", "distributed")]
+
+
+def set_name(text: str) -> str:
+    if text in SETS or re.fullmatch(r"20\d\d(\.\d+)+", text):
+        return text
+    raise argparse.ArgumentTypeError(f"must be one of {', '.join(SETS)}, or a version of Dask")
 
 
 def floors(dependencies: list[str]) -> list[str]:
@@ -73,7 +83,7 @@ def make(python: str, name: str, pins: list[str]) -> Path:
         if not interpreter.exists():
             said(python, "-m", "venv", str(place))
         install = [str(interpreter), "-m", "pip", "install", "--quiet"]
-    said(*install, *(["--upgrade"] if name == "newest" else []), *wanted)
+    said(*install, *(["--upgrade"] if name not in ("lowest", "middle") else []), *wanted)
     return interpreter
 
 
@@ -104,18 +114,18 @@ def run(interpreter: Path, arguments: list[str]) -> tuple[str, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    sets = requirements()
-    parser.add_argument("--set", action="append", choices=sets, help="by default all")
+    helped = "lowest, middle, newest or a version of Dask; by default the first three"
+    parser.add_argument("--set", action="append", type=set_name, help=helped)
     parser.add_argument("--python", action="append", help="by default all that are found")
     options, arguments = parser.parse_known_args()
     rows = [("set", "python", *SHOWN, "result", "seconds")]
     failed = 0
     for python in options.python or find_pythons():
-        for name in options.set or sets:
+        for name in options.set or SETS:
             print(f"=== {name} versions with {python}", flush=True)
             started = time.monotonic()
             try:
-                interpreter = make(python, name, sets[name])
+                interpreter = make(python, name, requirements(name))
                 found = versions(interpreter)
                 result, status = run(interpreter, arguments)
             except subprocess.CalledProcessError as error:
