@@ -8,16 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from heapq import nlargest
-from operator import itemgetter
-from pickle import UnpicklingError
 from typing import Any
 
 from jobrunner.cluster.leases import Leases
 from jobrunner.cluster.messages import Members, Request, pickle_function
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
-from jobrunner.cluster.replies import Reply, malformed
+from jobrunner.cluster.replies import Reply, check_runs, longest_spans, read_value
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.cluster.shipping import Parcel, ShippedGroups
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, compile_group
@@ -26,17 +23,12 @@ from jobrunner.define import TaskGroup, TaskOutput
 from jobrunner.errors import ExecutionError, NodeLostError
 from jobrunner.worker import (
     FETCH,
-    MOST_SPANS,
-    EndedRun,
     GroupResult,
-    TaskSpan,
     UnderWay,
     fetch,
     merge_runs,
 )
-from jobrunner.workspace import from_frames
 
-LONGEST_NAME = 200  # of a task, in a sample
 ABORT_SECONDS = 2.0
 RELEASE_SECONDS = 3.0
 
@@ -153,7 +145,7 @@ class Binding:
         `DefinitionError` is raised itself. An `ExecutionError` tells of a missing blob, a lost
         worker, or a passed deadline. Changes by tasks that ran remain.
         """
-        [(_, result)] = self._run(
+        [(_, result, _)] = self._run(
             group,
             {"epoch": epoch, "step": step, **({"is_careful": True} if is_careful else {})},
             is_sampled=is_sampled,
@@ -168,16 +160,16 @@ class Binding:
         first: int,
         epochs: int,
         seconds: float,
-        ended: Callable[[int, GroupResult], None],
         *,
         is_sampled: bool = False,
-    ) -> None:
+    ) -> Iterator[tuple[int, GroupResult, bool]]:
         """Run the epoch group for up to `epochs` epochs with one message to each worker.
 
         The workers stop after a whole epoch: the last, one with a true stop condition, or one that
         ended after `seconds`. With stop conditions on several workers, only epoch `first` runs:
         these would have to agree after each epoch, and asking the client takes no longer.
-        If it `is_sampled`, the first epoch is. `ended` gets each epoch and its result in order, even if a later one fails; see `run`.
+        If it `is_sampled`, the first epoch is; see `run`. Yields each epoch, its result, and whether
+        it is the last that has ended; raises afterwards what made one fail.
         """
         plan, addresses = self._groups.plans["epoch"]
         judges = {self.placement[condition.node] for condition in plan.conditions}
@@ -189,19 +181,17 @@ class Binding:
             "seconds": seconds,
         }
         details = {"epoch": first, "step": 0, "epoch_batch": batch}
-        for epoch, result in self._run("epoch", details, is_sampled=is_sampled):
-            ended(epoch, result)
+        return self._run("epoch", details, is_sampled=is_sampled)
 
     def _run(
         self, group: str, details: dict[str, Any], *, is_sampled: bool, **options: Any
-    ) -> Iterator[tuple[int, GroupResult]]:
-        """Run epochs, and yield each with its result; raises afterwards what made them fail."""
+    ) -> Iterator[tuple[int, GroupResult, bool]]:
         plan, addresses = self._groups.plans[group]
         epoch = details["epoch"]
         batch = details.get("epoch_batch", {"epochs": 1, "steps_per_epoch": 1})
         if not addresses:
             for i in range(batch["epochs"]):
-                yield (epoch or 0) + i, GroupResult(0.0, ())
+                yield (epoch or 0) + i, GroupResult(0.0, ()), i + 1 == batch["epochs"]
             return
         started = time.perf_counter()
         recorded, self.recorded = self.recorded, ""  # other threads set it, too
@@ -226,14 +216,15 @@ class Binding:
         wall_seconds = time.perf_counter() - started
         check_runs(replies, batch["epochs"] * width, width)
         by_worker = {address: reply.get("runs", ()) for address, reply in replies.items()}
-        for i in range(min(map(len, by_worker.values())) // width):
+        count = min(map(len, by_worker.values())) // width
+        for i in range(count):
             rows = {a: runs[i * width : (i + 1) * width] for a, runs in by_worker.items()}
             result = merge_runs(rows, [condition.name for condition in plan.conditions])
             if "epoch_batch" not in details:
                 result = dataclasses.replace(result, seconds=wall_seconds)
             if is_sampled and i == 0:
                 result = dataclasses.replace(result, spans=longest_spans(by_worker, self.placement))
-            yield (epoch or 0) + i, result
+            yield (epoch or 0) + i, result, i + 1 == count
         request.check(replies, self.plan.job)
 
     def apply(
@@ -360,41 +351,3 @@ class Binding:
         replies = self._messenger.call(request, addresses)
         request.check(replies, self.plan.job)
         return replies
-
-
-def longest_spans(
-    by_worker: Mapping[str, Sequence[EndedRun]], placement: Mapping[str, str]
-) -> list[TaskSpan]:
-    """The longest calls in the workers' first runs, each of a node that is there."""
-    spans = [
-        (node, task[:LONGEST_NAME], began, seconds)
-        for address, runs in by_worker.items()
-        for node, task, began, seconds in runs[0].get("spans", ())
-        if placement.get(node) == address
-    ]
-    return nlargest(MOST_SPANS, spans, key=itemgetter(3))
-
-
-def check_runs(replies: Mapping[str, Reply], most: int, width: int) -> None:
-    """Check how many runs workers have ended: at most `most`, and whole epochs of `width` runs."""
-    done = {len(reply.get("runs", ())) for reply in replies.values() if reply["status"] == "done"}
-    for address, reply in replies.items():
-        count = len(reply.get("runs", ()))
-        is_done = reply["status"] == "done"
-        if count > most or (is_done and (not count or count % width or len(done) > 1)):
-            others = f", and as many as others ({sorted(done)})" if len(done) > 1 else ""
-            raise malformed(
-                address, f"expected up to {most} runs, in steps of {width}{others}; got {count}"
-            )
-
-
-def read_value(address: str, reply: Reply) -> Any:
-    """Unpickle the value in a reply into memory of its own."""
-    try:
-        head, *buffers = [memoryview(frame) for frame in reply.get("frames", ())]
-    except (TypeError, ValueError) as error:
-        raise malformed(address, f"there is no value in it ({error})") from error
-    try:
-        return from_frames([head, *(bytearray(buffer.cast("B")) for buffer in buffers)])
-    except (EOFError, UnpicklingError) as error:
-        raise malformed(address, f"its value cannot be read ({error})") from error

@@ -31,6 +31,8 @@ class Callback:
     is_passive : bool
         It only observes: the workers may run short epochs in a batch, and the run calls
         `on_epoch_start` and `on_epoch` for each of them after the batch.
+    latest_only : bool
+        It is passive, and of a batch it is told of the last epoch only.
     is_essential : bool
         An exception in one of its methods ends the run. Otherwise it is a warning.
     ends_job : bool
@@ -42,6 +44,7 @@ class Callback:
     """
 
     is_passive: bool = False
+    latest_only: bool = False
     is_essential: bool = False
     ends_job: bool = False
     ends_by: str = ""
@@ -156,16 +159,18 @@ class Callbacks:
     """The callbacks of one run."""
 
     def __init__(self, callbacks: Sequence[object]) -> None:
-        self.are_any = bool(callbacks)
         self._enders: list[Any] = [it for it in callbacks if getattr(it, "ends_by", "")]
         self._handlers = {name: _handlers(callbacks, name) for name in _METHODS}
         self._failures: Counter[tuple[int, str, str]] = Counter()
         of_steps = self._handlers["on_step_start"] + self._handlers["on_step"]
-        of_epochs = self._handlers["on_epoch_start"] + self._handlers["on_epoch"]
+        handlers = self._handlers["on_epoch_start"] + self._handlers["on_epoch"]
+        of_epochs = [callback for callback, _ in handlers]
         self.are_passive = not of_steps and all(
-            getattr(callback, "is_passive", False) for callback, _ in of_epochs
+            getattr(callback, "is_passive", False) for callback in of_epochs
         )
         """Whether none of them must be called between two epochs."""
+        self.hear_each = bool(self._enders) or not all(map(_is_latest_only, of_epochs))
+        """Whether any of them is told of each epoch of a batch."""
 
     def warn(self, message: str) -> None:
         """Report a problem to the callbacks and the log."""
@@ -173,13 +178,15 @@ class Callbacks:
         logger.warning(message)
         self.notify("on_warning", message)
 
-    def notify(self, event: str, *args: object) -> None:
+    def notify(self, event: str, *args: object, is_last: bool = True) -> None:
         """Call the method `event` of each callback that has it.
 
-        An exception is a warning, or passed on if the callback is essential.
+        An exception is a warning, or passed on if the callback is essential. Of an epoch that is not
+        the last of its batch, some are not told.
         """
         for callback, handle in self._handlers[event]:
-            self._call(callback, event, handle, *args)
+            if is_last or not _is_latest_only(callback):
+                self._call(callback, event, handle, *args)
 
     def ended_by(self) -> list[str]:
         """The names of the callbacks that end the job now."""
@@ -249,6 +256,10 @@ def _handlers(
         for callback, handle in found
         if handle is not None and getattr(handle, "__func__", None) is not empty
     ]
+
+
+def _is_latest_only(callback: object) -> bool:
+    return bool(getattr(callback, "latest_only", False))
 
 
 def _ends_job(callback: Any) -> bool:

@@ -212,15 +212,15 @@ class Run:
     def _run_batch(self, first: int, count: int) -> None:
         self.state.begin(range(first, first + count))
         started, is_sampled = time.monotonic(), self.watch.is_sample_due()
-
-        def note(epoch: int, result: GroupResult) -> None:
-            self._notify("on_epoch_start", epoch)
-            self._note_end(epoch, result)
+        self.watch.enter("compute")
+        ended = self.binding.run_epochs(first, count, self.batch_seconds, is_sampled=is_sampled)
+        for epoch, result, is_last in ended:
+            self.state.end(epoch, result)
+            if is_last or self.callbacks.hear_each:
+                self.callbacks.notify("on_epoch_start", epoch, is_last=is_last)
+                self._tell_end(result, is_last=is_last)
             if is_sampled and epoch == first:
                 self.watch.note_spans(epoch, started, result.spans)
-
-        self.watch.enter("compute")
-        self.binding.run_epochs(first, count, self.batch_seconds, note, is_sampled=is_sampled)
         self.watch.enter("idle")
 
     def _run_epoch(self) -> None:
@@ -231,7 +231,7 @@ class Run:
         state.recorded = None
         first_step, state.steps_done = state.steps_done, 0
         reported = state.reported
-        self._notify("on_epoch_start", epoch)
+        self.callbacks.notify("on_epoch_start", epoch)
 
         for done, outcome, has_ended in each_step(self.plan, epoch, first_step, self._run_step):
             if done == 1:
@@ -252,27 +252,28 @@ class Run:
         state.num_steps = done
         self.watch.enter("idle")
         seconds = time.monotonic() - started
-        self._note_end(epoch, replace(outcome, seconds=seconds, reported=reported))
+        outcome = replace(outcome, seconds=seconds, reported=reported)
+        state.end(epoch, outcome)
+        self._tell_end(outcome)
         self._save_if_due()
 
     def _run_step(self, group: str, epoch: int, step: int) -> GroupResult:
         """Run a step, or the epoch end group."""
         is_step = group != "epoch_end"
         if is_step:
-            self._notify("on_step_start", epoch, step + 1)
+            self.callbacks.notify("on_step_start", epoch, step + 1)
         deadline = self.runner.epoch_deadline_seconds
         outcome = self._run_on_workers(group, epoch, step=step, deadline_seconds=deadline)
         if is_step:
-            self._notify("on_step", epoch, step + 1, outcome.seconds, outcome.told)
+            self.callbacks.notify("on_step", epoch, step + 1, outcome.seconds, outcome.told)
         else:
             self.callbacks.notify("on_group", group, epoch, outcome.seconds)
         return outcome
 
-    def _note_end(self, epoch: int, result: GroupResult) -> None:
-        self.state.end(epoch, result)
-        if self.callbacks.are_any:
-            self.callbacks.notify("on_epoch", epoch, result.seconds, result.told)
-            self.state.fire(self.callbacks.ended_by())
+    def _tell_end(self, result: GroupResult, *, is_last: bool = True) -> None:
+        about = self.state.epoch, result.seconds, result.told
+        self.callbacks.notify("on_epoch", *about, is_last=is_last)
+        self.state.fire(self.callbacks.ended_by())
 
     def _save_if_due(self) -> None:
         """Save the epoch that ended if the policy or the next step asks for it."""
@@ -321,10 +322,6 @@ class Run:
 
     # ---- for all phases
 
-    def _notify(self, event: str, *args: object) -> None:
-        if self.callbacks.are_any:
-            self.callbacks.notify(event, *args)
-
     def run_group(self, group: str, epoch: int) -> None:
         """Run a group that is not of epochs."""
         self.state.begin(range(epoch, epoch + 1))
@@ -349,7 +346,7 @@ class Run:
         at = self.state.position_of(epoch, step)
         if self.saver.can_save:
             self.wait_for_save()  # of the save before this one
-            self._notify("on_save_start", epoch - bool(step), step)
+            self.callbacks.notify("on_save_start", epoch - bool(step), step)
             about = {**self._details(metrics, step), **self.watch.capture(at)}
             with self.watch.spending("save_wait"):
                 self.saver.save(at, about, step)
@@ -368,13 +365,13 @@ class Run:
             self.saver.wait()
 
     def _details(self, metrics: Mapping[str, Any], step: int) -> dict[str, Any]:
-        callbacks = self.callbacks.states() if self.callbacks.are_any else {}
-        return {**self.state.details(metrics, step, callbacks), **self.lineage}
+        about = self.state.details(metrics, step, self.callbacks.states())
+        return {**about, **self.lineage}
 
     def _saved(self, report: SaveReport) -> None:
         self.state.note_save(report)
         self.watch.note_save(report.epoch, is_recorded=report.error is None)
-        self._notify("on_save", report)
+        self.callbacks.notify("on_save", report)
 
     def _bind(self, *, stays: bool = False) -> None:
         self.state.begin(range(0))

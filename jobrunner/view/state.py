@@ -53,7 +53,7 @@ class RunState:
     `to_dict` may be called in any thread.
     """
 
-    is_passive = True
+    is_passive = latest_only = True
 
     def __init__(
         self, tell: Tell = lambda event, about: None, clock: Callable[[], float] = time.monotonic
@@ -112,7 +112,7 @@ class RunState:
             self._tell("group", {"group": group, "epoch": epoch, "seconds": seconds})
 
     def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:
-        """Note that an epoch has ended. It may have taken 0.1 ms, so nothing else is done."""
+        """Note that an epoch has ended: the last of a batch, say."""
         mean = self._epoch_seconds
         self._epoch_seconds = 0.9 * mean + 0.1 * seconds if mean else seconds
         self._epoch, self._step, self._metrics = epoch, 0, metrics

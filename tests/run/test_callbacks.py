@@ -1,5 +1,6 @@
 """Which methods of a callback a run calls, in which order, and what their failures do."""
 
+import contextlib
 import logging
 
 import pytest
@@ -216,6 +217,29 @@ def test_the_workers_run_batches_unless_a_callback_must_be_asked(session):
     steps.is_passive = True
     assert not run_in_batches(steps)
     assert steps.heard == [("step", n, 1) for n in range(1, 201)]
+
+
+def fail_at_150(n):
+    if n == 149:
+        raise ValueError("by hand")
+    return n + 1
+
+
+@pytest.mark.parametrize(("fn", "last"), [(count, 200), (fail_at_150, 149)])
+def test_a_callback_may_hear_of_the_last_epoch_of_each_batch_only(session, fn, last):
+    each, latest = Hears("on_epoch"), Hears("on_epoch_start", "on_epoch", "on_error")
+    each.is_passive = latest.is_passive = latest.latest_only = True
+    latest.is_essential = True
+    runner = JobRunner(counter(200, fn), callbacks=[latest, each])
+    with contextlib.nullcontext() if last == 200 else pytest.raises(TaskFailedError):
+        runner.run(session)
+    assert each.heard == [("epoch", n) for n in range(1, last + 1)]
+    told = [about[0] for event, *about in latest.heard if event == "epoch"]
+    pairs = [(event, n) for n in told for event in ("epoch_start", "epoch")]
+    assert latest.heard == pairs + [("error",)] * (last < 200)
+    assert told == sorted(told)
+    assert told[-1] == last
+    assert len(told) < last / 2
 
 
 class Adds(Callback):
