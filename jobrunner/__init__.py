@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from jobrunner.compile import Plan
     from jobrunner.define import (
         Blob,
+        GlobalRNG,
         Image,
         Job,
         Max,
@@ -94,7 +95,6 @@ if TYPE_CHECKING:
         UploadTaskGroupBuilder,
     )
     from jobrunner.worker import current_task, seeded
-    from jobrunner.workspace import GlobalRNG
 
 _PACKAGES = (
     "errors",

@@ -21,6 +21,8 @@ from jobrunner.texts import clip, printable, show
 
 DESCRIPTION_VERSION = 1
 
+_RANDOM = ("seed_global_rng", "capture_rng")
+
 _as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
@@ -35,7 +37,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         # Digests of code can be compared within a minor version of Python.
         "python": ".".join(platform.python_version_tuple()[:2]),
         "nodes": {node: sorted(blobs) for node, blobs in plan.saved_blobs(1).items()},
-        **({"seed_global_rng": True} if plan.seed_global_rng else {}),
+        **{flag: True for flag in _RANDOM if getattr(plan, flag)},
         **({"parameters": dict(plan.parameters)} if plan.parameters else {}),
         "structure": dict(plan.structure),
         "code": dict(plan.code),
@@ -59,8 +61,11 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for key, what in labels.items()
         if then.get(key) != now.get(key)
     ]
-    if then.get("seed_global_rng", False) != now.get("seed_global_rng", False):
-        found.append(f"seed_global_rng is now {now.get('seed_global_rng', False)}")
+    found += [
+        f"{flag} is now {now.get(flag, False)}"
+        for flag in _RANDOM
+        if then.get(flag, False) != now.get(flag, False)
+    ]
     found += _changed_parameters(then.get("parameters", {}), now.get("parameters", {}))
     old_nodes, new_nodes = then.get("nodes", {}), now.get("nodes", {})
     before, used = (described_nodes(plan) for plan in (then, now))

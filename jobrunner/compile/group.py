@@ -30,6 +30,7 @@ from jobrunner.compile.plan import (
     Slice,
     UpdateArgument,
 )
+from jobrunner.compile.streams import STREAM
 from jobrunner.define import Blob, Task, TaskGroup, TaskOutput
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import listed
@@ -58,7 +59,8 @@ class GroupCompiler:
     updated: Collection[Key]  # any task of the job updates them in place
     groups: Collection[TaskGroup] | None = None  # whose outputs may be read; None: any
     loaded: Collection[Key] = ()  # are not written, because a checkpoint has them
-    seed_global_rng: bool = False  # of the job
+    is_seeded: bool = False  # see `PlannedTask`
+    streams: Collection[Task] = ()  # the tasks that go on with the stream of their node
     has_reports: bool = True  # the group's, besides those of its tasks
 
     def __post_init__(self) -> None:
@@ -107,7 +109,8 @@ class GroupCompiler:
             )
         for value in task.inputs:
             draft.arguments.append(self._read(i, task, value))
-        for blob in task.updates:
+        stream = [Blob(STREAM, task.node)] if task in self.streams else []
+        for blob in (*task.updates, *stream):
             self._check_exists(blob, task)
             draft.arguments.append(UpdateArgument(blob.name))
             self._write(i, blob.key)
@@ -311,7 +314,8 @@ class GroupCompiler:
                     crossings=tuple(draft.crossings),
                     hands_over=tuple(draft.hands_over),
                     num_instances=task.num_instances,
-                    is_seeded=self.seed_global_rng,
+                    is_seeded=self.is_seeded,
+                    has_stream=task in self.streams,
                     places=task.places,
                     setup=task.setup,
                     instance_setup=task.instance_setup,

@@ -24,6 +24,7 @@ from jobrunner.compile.gc_pause import gc_paused
 from jobrunner.compile.group import GroupCompiler
 from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode
 from jobrunner.compile.steps import check_no_intervals, check_steps, compile_steps, split_stops
+from jobrunner.compile.streams import add_streams
 from jobrunner.define import (
     Blob,
     Job,
@@ -33,6 +34,7 @@ from jobrunner.define import (
     TaskOutput,
     check_orphans,
     check_seedable,
+    constants_of,
 )
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_distinct
@@ -43,10 +45,15 @@ def compile_job(job: Job) -> Plan:
     """See `Job.compile`."""
     since = min((group.made for group in job.groups.values()), key=lambda made: made.number)
     check_orphans(since, f"Job {job.name!r}")
+    streams = add_streams(job) if job.capture_rng else ()
     tasks = {name: group.tasks() for name, group in job.groups.items()}
     every = all_tasks(job)
-    for task in every if job.seed_global_rng else ():
-        check_seedable(task.fn, f"Task {task.full_name!r} of a job with seed_global_rng")
+    is_seeded = job.seed_global_rng or job.capture_rng
+    for task in every if is_seeded else ():
+        flag = "capture_rng" if job.capture_rng else "seed_global_rng"
+        values = [*constants_of(task.fn, task.kwargs), *task.setup.values()]
+        for fn in (task.fn, *filter(callable, [*values, *task.instance_setup.values()])):
+            check_seedable(fn, f"Task {task.full_name!r} of a job with {flag}")
     outputs = [blob for task in every for blob in task.output_blobs]
     updated = {blob.key for task in every for blob in task.updates}
     global_blobs = find_globals(every)
@@ -66,7 +73,8 @@ def compile_job(job: Job) -> Plan:
             available=set().union(*made.values()),
             updated=updated,
             groups=job.groups.values(),
-            seed_global_rng=job.seed_global_rng,
+            is_seeded=is_seeded,
+            streams=streams,
         )
         lasting = tasks[name]
         if name == "epoch":
@@ -87,6 +95,7 @@ def compile_job(job: Job) -> Plan:
         job=job.name,
         seed=job.seed,
         seed_global_rng=job.seed_global_rng,
+        capture_rng=job.capture_rng,
         steps_per_epoch=job.steps_per_epoch,
         epoch_limit=job.epoch_limit,
         nodes=planned_nodes(job.groups.values()),
@@ -147,7 +156,7 @@ def compile_resume(
         available=available - remade,
         updated={blob.key for task in all_tasks(job) for blob in task.updates},
         loaded=loaded,
-        seed_global_rng=job.seed_global_rng,
+        is_seeded=job.seed_global_rng or job.capture_rng,
         has_reports=bool(tasks),
     ).compile()
 

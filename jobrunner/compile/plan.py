@@ -89,6 +89,18 @@ class ByName(Struct, frozen=True):
         return self.fn(**kwargs)
 
 
+class InStream(Struct, frozen=True):
+    """Calls `fn` in the `GlobalRNG` that is the last argument."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, *arguments: Any, **kwargs: Any) -> Any:
+        """Call `fn`."""
+        *others, stream = arguments
+        with stream:
+            return self.fn(*others, **kwargs)
+
+
 class PlannedTask(Struct, frozen=True):
     """One task of a slice."""
 
@@ -106,11 +118,15 @@ class PlannedTask(Struct, frozen=True):
     setup: Mapping[str, Callable[[], Any]] = {}  # makes keyword arguments, once for all instances
     instance_setup: Mapping[str, Callable[[], Any]] = {}
     is_seeded: bool = False  # see `Job(seed_global_rng=)`
+    has_stream: bool = (
+        False  # its last argument: see `Job(capture_rng=)`; then only `setup` is seeded
+    )
     places: tuple[Place, ...] = ()  # of the arguments; (): they are passed in order
 
     def callee(self) -> Callable[..., Any]:
         """What to call with the arguments."""
-        return ByName(self.fn, self.places) if self.places else self.fn
+        fn = ByName(self.fn, self.places) if self.places else self.fn
+        return InStream(fn) if self.has_stream else fn
 
 
 class Crossing(Struct, frozen=True):
@@ -209,6 +225,7 @@ class Plan(Struct, frozen=True):
     """Blob -> its axis, and the nodes of its parts, in order."""
     array_options: Mapping[str, Mapping[str, ArrayOptions]] = {}
     seed_global_rng: bool = False
+    capture_rng: bool = False
     parameters: Mapping[str, Any] = {}
     """What the function that made the job was called with; see `job`."""
     structure: Mapping[str, str] = {}

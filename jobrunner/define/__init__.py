@@ -18,6 +18,7 @@ from jobrunner.define.arguments import (
     check_runs,
     check_seedable,
     checked,
+    constants_of,
     instance,
     number,
     one_of,
@@ -33,6 +34,7 @@ from jobrunner.define.array_options import (
     read_compressors,
 )
 from jobrunner.define.drawing import to_image
+from jobrunner.define.global_generators import GlobalRNG, seeded_generators
 from jobrunner.define.group import TaskGroup
 from jobrunner.define.job_functions import (
     HIDDEN,

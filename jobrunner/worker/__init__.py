@@ -17,6 +17,13 @@ from jobrunner.worker.plugin import (
     run_lease,
 )
 from jobrunner.worker.preload import MemoryOnly
-from jobrunner.worker.task_context import FRAME, cancellation, current_task, renumber, seeded
+from jobrunner.worker.task_context import (
+    FRAME,
+    cancellation,
+    current_task,
+    renumber,
+    seed_calls,
+    seeded,
+)
 from jobrunner.worker.unix import SCHEME as UNIX
 from jobrunner.worker.unix import make_socket_directory

@@ -188,7 +188,8 @@ class Program:
                 {name: seeded(make) for name, make in each.items()}
                 for each in (task.setup, task.instance_setup)
             )
-            task = replace(task, fn=seed_calls(task.fn), setup=setup, instance_setup=own)
+            called = task.fn if task.has_stream else seed_calls(task.fn)
+            task = replace(task, fn=called, setup=setup, instance_setup=own)
         fn = task.callee()
         if kwargs and all(type(value) in IMMUTABLE for value in kwargs.values()):
             fn, kwargs = partial(fn, **kwargs), {}

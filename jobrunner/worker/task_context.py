@@ -27,10 +27,11 @@ from jobrunner.define import (
     Total,
     check_seedable,
     pack_array,
+    seeded_generators,
     without_partials,
 )
 from jobrunner.errors import DefinitionError, ExecutionError
-from jobrunner.workspace import WorkspaceView, seeded_generators
+from jobrunner.workspace import WorkspaceView
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

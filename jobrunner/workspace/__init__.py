@@ -2,7 +2,6 @@
 
 from jobrunner.workspace.array_pool import ArrayPool
 from jobrunner.workspace.contents import MANY, Form, Known
-from jobrunner.workspace.global_generators import GlobalRNG, seeded_generators
 from jobrunner.workspace.kept_states import KeptStates
 from jobrunner.workspace.kinds import IMMUTABLE
 from jobrunner.workspace.memory_limit import MEMORY_LIMIT, MemoryLimit, largest

@@ -25,7 +25,7 @@ from jobrunner.compile import (
 )
 from jobrunner.define import Metric
 from jobrunner.run.replay.compare import digest_value
-from jobrunner.worker import current_task
+from jobrunner.worker import current_task, seed_calls
 
 _PREFIX = "\0made "
 
@@ -87,13 +87,23 @@ class Traced:
             task.report(**{_PREFIX + name: digest})
         return value
 
+    def seeded_within(self, _: Traced) -> Traced:
+        """Seed the calls of the task's function, if they are, as in a run without a trace."""
+        task = self.task
+        if not task.has_stream:
+            task = structs.replace(task, fn=seed_calls(task.fn))
+        return Traced(task, self.codecs)
+
 
 def traced(group: GroupPlan, codecs: Sequence[Codec]) -> GroupPlan:
     """Trace every task of a group."""
     slices = {
         node: structs.replace(
             part,
-            tasks=tuple(structs.replace(t, fn=Traced(t, codecs), places=()) for t in part.tasks),
+            tasks=tuple(
+                structs.replace(t, fn=Traced(t, codecs), places=(), has_stream=False)
+                for t in part.tasks
+            ),
         )
         for node, part in group.slices.items()
     }

@@ -27,8 +27,10 @@ from jobrunner import (
     Task,
     current_task,
     epoch_limiter,
+    pipe,
 )
 from jobrunner.cli.command import main
+from jobrunner.data import from_records
 
 
 @pytest.fixture
@@ -112,7 +114,7 @@ def test_an_epoch_saved_in_mid_epoch_is_run_up_to_that_step(inproc_session, tmp_
         assert [found["epoch"], found["from_epoch"]] == expected
 
 
-def unseeded(x):
+def unseeded(x, _=0):
     return x + np.random.random(x.size)
 
 
@@ -149,6 +151,22 @@ def random_int(x):
 
 def with_the_clock(x):
     return x + time.time_ns()
+
+
+@pytest.mark.parametrize("flag", ["seed_global_rng", "capture_rng"])
+def test_a_replay_draws_from_global_generators_as_the_run_did(inproc_session, manager, flag):
+    kept = {"workspace_type": "global"}
+    with Job("drawing", **{flag: True}) as job, Node("a"):
+        with job.init_group:
+            Task(lambda: np.zeros(3), outputs="x")
+            Task(lambda: from_records(range(5)), outputs="reader")
+        Task(unseeded, outputs="x", setup={"_": lambda: np.random.random()})
+        Task(lambda: np.random.random(), outputs="many", num_instances=2, **kept)
+        pipe("reader", lambda _: np.random.random(), outputs="piped", num_threads=2, **kept)
+    epoch_limiter(job, 2)
+    runner = JobRunner(job, manager)
+    runner.run(inproc_session)
+    assert runner.replay(inproc_session, 2).is_equal
 
 
 class Counting:

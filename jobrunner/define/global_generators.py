@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jobrunner.define import NATURAL, checked
+from jobrunner.define.arguments import NATURAL, checked
 
 _TURN = threading.RLock()
 """Held by the one call in this process that draws from generators with a state of its own."""

@@ -19,7 +19,7 @@ from jobrunner import (
     Task,
     epoch_limiter,
 )
-from jobrunner.workspace import global_generators
+from jobrunner.define import global_generators
 
 try:
     import torch
