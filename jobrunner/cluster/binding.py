@@ -14,7 +14,7 @@ from jobrunner.cluster.leases import Leases
 from jobrunner.cluster.messages import Members, Request, pickle_function
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
-from jobrunner.cluster.replies import Reply, check_runs, longest_spans, read_value
+from jobrunner.cluster.replies import Counted, Reply, check_runs, longest_spans, read_value
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.cluster.shipping import Parcel, ShippedGroups
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, compile_group
@@ -69,6 +69,8 @@ class Binding:
         )
         self.lost = self._members.lost  # workers that this binding has lost: address -> cause
         self.leaving = self._members.leaving  # workers in use about to leave: address -> cause
+        self.counted: Mapping[str, Counted] = {}  # by node, for all views: see `look`
+        self.looked_at, self.look_seconds = -math.inf, 0.0
         self._groups = ShippedGroups()
         self._under_way: tuple[str, int | None, float, int] | None = None
         self._is_released = False
@@ -109,16 +111,21 @@ class Binding:
         )
         return answers
 
-    def look(
-        self, wait_seconds: float, *, prints: bool, is_over: bool
-    ) -> tuple[list[Reply], float]:
+    def look(self, wait_seconds: float, *, prints: bool, is_over: bool) -> list[Reply]:
         """What workers that answer in time tell a view (see `HostedNodes.look`). Finds no losses.
 
-        Returns also how long this kept a processor busy, here or on a worker.
+        Notes when this was, how long it kept a processor busy, here or on a worker, and, unless
+        another group run begins meanwhile, how many tasks have ended.
         """
-        look = self._messenger.look
+        run, look = self._under_way, self._messenger.look
         replies, seconds = self._messenger.sync(look, wait_seconds, prints=prints, is_over=is_over)
-        return replies, max([seconds, *(float(it.get("seconds", 0.0)) for it in replies)])
+        self.looked_at = now = time.monotonic()
+        self.look_seconds = max([seconds, *(float(it.get("seconds", 0.0)) for it in replies)])
+        if run is not None and run is self._under_way:
+            found = [it for reply in replies for it in reply.get("progress", {}).items()]
+            news = {node: Counted(now, run[0], *count) for node, count in found}
+            self.counted = {**self.counted, **news}
+        return replies
 
     def count_spread(self) -> int:
         """How many workers the nodes would use if they were placed again now."""

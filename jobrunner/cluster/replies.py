@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from heapq import nlargest
 from operator import itemgetter
 from pickle import UnpicklingError
-from typing import Annotated, Any, Literal, Required, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict
 
 from msgspec import Meta
 
@@ -38,6 +38,16 @@ class Reply(TypedDict, total=False):
     left_out: Count
     number: Count
     seconds: Annotated[float, Meta(ge=0, le=3600)]
+
+
+class Counted(NamedTuple):
+    """How many of a node's tasks had ended when a view asked for it."""
+
+    at: float  # by the monotonic clock
+    group: str  # that ran then
+    ended: int
+    tasks: int  # of so many
+    task: str  # one that ran, if any
 
 
 def malformed(address: str, problem: str) -> ExecutionError:

@@ -79,9 +79,6 @@ class RunState:
         self._warnings: deque[str] = deque(maxlen=SHOWN_WARNINGS)
         self._stop_asked = self._error = ""
         self._placement: Mapping[str, str] = {}  # node -> worker
-        # By node: how many tasks have ended, of how many, and one that runs; when that was so, and
-        # in which group.
-        self._counted: tuple[Mapping[str, tuple[int, int, str]], float, str] = {}, 0.0, ""
 
     # ---- events of the run
 
@@ -112,7 +109,7 @@ class RunState:
             self._tell("group", {"group": group, "epoch": epoch, "seconds": seconds})
 
     def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:
-        """Note that an epoch has ended: the last of a batch, say."""
+        """Note that an epoch, or a batch of them, has ended."""
         mean = self._epoch_seconds
         self._epoch_seconds = 0.9 * mean + 0.1 * seconds if mean else seconds
         self._epoch, self._step, self._metrics = epoch, 0, metrics
@@ -202,11 +199,6 @@ class RunState:
         saves = self._num_saves, self._failed_saves
         return self._phase, self._epoch, saves, self._losses, self._stop_asked
 
-    def count(self, tasks: Mapping[str, tuple[int, int, str]]) -> None:
-        """Note for each node how many tasks have ended, of how many, and one that runs."""
-        if (run := self.under_way()) is not None:
-            self._counted = tasks, self._clock(), run.group
-
     def to_dict(self) -> dict[str, Any]:
         """Return what is known now, for JSON: `docs/watching.md` describes each key."""
         now, run = self._clock(), self.under_way()
@@ -261,19 +253,19 @@ class RunState:
         if binding is not None:
             self._placement = dict(binding.placement)
         running = {} if run is None else dict(task.split("/", 1) for task in reversed(run.tasks))
-        counted, counted_at, group = self._counted
-        is_new = run is not None and counted_at >= self._clock() - run.seconds
-        if run is None or run.group != group:
-            counted = {}
-        elif not is_new:  # of the group's run before; what ran then probably runs again
-            counted = {
-                name: (0, tasks, running.get(name, task))
-                for name, (_, tasks, task) in counted.items()
-            }
+        began = self._clock() - (0.0 if run is None else run.seconds)
+        counted = {} if binding is None else binding.counted
         is_saving = self._saving is not None
         nodes = []
         for name, worker in self._placement.items():
-            ended, tasks, task = counted.get(name, (0, 0, running.get(name, "")))
+            ended, tasks, task, is_new = 0, 0, running.get(name, ""), False
+            last = counted.get(name)
+            if last is not None and run is not None and last.group == run.group:
+                is_new, tasks = last.at >= began, last.tasks
+                if is_new:
+                    ended, task = last.ended, last.task
+                else:  # of the group's run before; what ran then probably runs again
+                    task = task or last.task
             does = "saves" if is_saving else ""
             if task and run is not None:
                 does = "runs"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Collection
 
 from jobrunner.view.prints import Where, listen
@@ -59,26 +60,24 @@ class Watcher:
             if not self._thread.ident:
                 self._thread.start()
 
-    def look(self, *, is_over: bool = False) -> float:
-        """Ask all workers once; returns how long this kept a processor busy."""
+    def look(self, *, is_over: bool = False) -> None:
+        """Ask all workers once, unless only their progress is of interest and is known."""
         binding = self._state.binding
-        seconds = 0.0
         if binding is None:
-            return seconds
+            return
         with self._lock, contextlib.suppress(*_ERRORS):
-            tasks: dict[str, tuple[int, int, str]] = {}
-            left_out = 0
+            if self._where is None:
+                is_known = time.monotonic() < binding.looked_at + self._rest_seconds
+                if is_known or is_over:
+                    return
             has_prints = self._where is not None and (is_over or self._has_room())
-            replies, seconds = binding.look(PATIENCE_SECONDS, prints=has_prints, is_over=is_over)
-            for reply in replies:
-                tasks.update(reply.get("progress", {}))
+            left_out = 0
+            for reply in binding.look(PATIENCE_SECONDS, prints=has_prints, is_over=is_over):
                 left_out += reply.get("left_out", 0)
                 for node, task, text in reply.get("lines", ()):
                     self._tell("print", {"node": node, "task": task, "text": text})
-            self._state.count(tasks)
             if left_out:
                 self._tell("prints_left_out", {"lines": left_out})
-        return seconds
 
     def end(self) -> None:
         """Take what was printed last, and look no more."""
@@ -90,7 +89,12 @@ class Watcher:
             if self._thread.ident:  # not if Ctrl-C came in `begin`
                 self._thread.join()
 
+    @property
+    def _rest_seconds(self) -> float:
+        binding = self._state.binding
+        seconds = 0.0 if binding is None else binding.look_seconds
+        return max(self._interval_seconds, LOOKING_SHARE * seconds)
+
     def _work(self) -> None:
-        seconds = 0.0
-        while not self._is_over.wait(max(self._interval_seconds, LOOKING_SHARE * seconds)):
-            seconds = self.look()
+        while not self._is_over.wait(self._rest_seconds):
+            self.look()

@@ -268,7 +268,7 @@ def test_a_view_takes_what_honest_workers_tell(process_cluster):
         binding = session._binding
         liar, *honest = binding._messenger.members.alive
         client.run(forge, FORGED[-1], binding.name, about="look", workers=[liar])
-        replies, _ = binding.look(PATIENCE_SECONDS, prints=False, is_over=False)
+        replies = binding.look(PATIENCE_SECONDS, prints=False, is_over=False)
         assert len(replies) == len(honest) == 1
 
 

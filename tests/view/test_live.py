@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from jobrunner.cluster.replies import Counted
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, ResumePlan, RunResult, SaveReport
 from jobrunner.texts import counted, format_metrics, format_seconds
@@ -159,10 +160,16 @@ def test_a_save_in_the_middle_of_an_epoch_keeps_its_name_in_dasks_messages() -> 
 def test_until_the_workers_are_asked_a_group_begins_with_no_task_ended() -> None:
     clock = Clock()
     runner = Runner(UnderWay("epoch", 5, 1.0, ("a/fit",)))
-    runner.binding = SimpleNamespace(placement={"a": "tcp://1", "b": "tcp://2", "c": "tcp://3"})
+    runner.binding = SimpleNamespace(
+        placement={"a": "tcp://1", "b": "tcp://2", "c": "tcp://3"},
+        counted={
+            "a": Counted(0.0, "epoch", 2, 2, ""),
+            "b": Counted(0.0, "epoch", 3, 3, ""),
+            "c": Counted(0.0, "epoch", 0, 1, "score"),
+        },
+    )
     state = RunState(clock=clock)
     state.on_setup(runner)
-    state.count({"a": (2, 2, ""), "b": (3, 3, ""), "c": (0, 1, "score")})
     clock.now = 2.0  # another run of the group has begun, 1 s ago
     nodes = [(it["does"], it["task"], it["ended"], it["tasks"]) for it in state.to_dict()["nodes"]]
     assert nodes == [("runs", "fit", 0, 2), ("", None, 0, 3), ("runs", "score", 0, 1)]

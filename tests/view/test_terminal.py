@@ -20,6 +20,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from jobrunner.cluster.replies import Counted
 from jobrunner.run.result import NodeSave, ResumePlan, SaveReport
 from jobrunner.view import RunState, wording
 from jobrunner.view.terminal import flow, render
@@ -34,6 +35,7 @@ class Binding:
     def __init__(self, nodes: list[str]) -> None:
         self.name = "b"
         self.placement = {node: f"tcp://{i % 3}" for i, node in enumerate(nodes)}
+        self.counted: dict[str, Counted] = {}
 
 
 def state(
@@ -119,7 +121,8 @@ def test_what_the_screen_does_not_hold_is_counted(width: int, height: int) -> No
 
 def test_of_many_nodes_those_are_shown_that_run() -> None:
     found = state({}, [f"trainer:{i}" for i in range(64)])
-    found.count({f"trainer:{i}": (2, 2, "") for i in range(60)} | {"trainer:62": (0, 2, "fit")})
+    ended = {f"trainer:{i}": Counted(40.0, "epoch", 2, 2, "") for i in range(60)}
+    found.binding.counted = ended | {"trainer:62": Counted(40.0, "epoch", 0, 2, "fit")}  # type: ignore[union-attr]
     shown = drawn(found.to_dict(), 80, 16)
     first = next(i for i, line in enumerate(shown) if line.startswith("trainer:"))
     assert " runs " in shown[first]  # not those that have ended

@@ -7,6 +7,7 @@ import contextlib
 import io
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +45,19 @@ class View:
     @property
     def prints(self) -> list[tuple[str, ...]]:
         return [tuple(about.values()) for event, about in self.told if event == "print"]
+
+
+class Binding:
+    """Notes whether it is asked for prints."""
+
+    looked_at = look_seconds = 0.0
+
+    def __init__(self) -> None:
+        self.asked: list[bool] = []
+
+    def look(self, seconds: float, *, prints: bool, is_over: bool) -> list[Any]:
+        self.asked.append(prints)
+        return []
 
 
 def speak(n: int) -> int:
@@ -186,22 +200,30 @@ def test_of_a_line_that_is_drawn_again_and_again_only_the_last_is_kept(
 
 
 def test_workers_keep_prints_while_the_view_is_behind() -> None:
-    asked: list[bool] = []
-
-    class Binding:
-        def look(self, seconds: float, *, prints: bool, is_over: bool) -> tuple[list[Any], float]:
-            asked.append(prints)
-            return [], 0.0
-
-    view = View()
-    live = Live(view, interval_seconds=0.0, where="take")
-    live.state._runner = SimpleNamespace(binding=Binding())  # type: ignore[assignment]
+    binding = Binding()
+    live = Live(View(), interval_seconds=0.0, where="take")
+    live.state._runner = SimpleNamespace(binding=binding)  # type: ignore[assignment]
     live._watcher.look()
     for _ in range(MOST_WAITING):
         live.tell("print", {})
     live._watcher.look()
     live._watcher.look(is_over=True)
-    assert asked == [True, False, True]
+    assert binding.asked == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("seconds_ago", "look_seconds", "asks"), [(1.5, 0.0, 0), (2.5, 0.0, 1), (2.5, 0.01, 0)]
+)
+def test_a_view_without_prints_asks_only_if_no_other_has_lately(
+    seconds_ago: float, look_seconds: float, asks: int
+) -> None:
+    binding = Binding()
+    binding.looked_at, binding.look_seconds = time.monotonic() - seconds_ago, look_seconds
+    live = Live(View(), interval_seconds=1.0)
+    live.state._runner = SimpleNamespace(binding=binding)  # type: ignore[assignment]
+    live._watcher.look()
+    live._watcher.look(is_over=True)
+    assert binding.asked == [False] * asks
 
 
 def test_a_process_without_a_console_still_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +276,10 @@ def wait(n: int) -> int:
     return n
 
 
-def test_a_long_group_is_counted_by_node(inproc_session: Session) -> None:
+def test_a_long_group_is_counted_by_node(
+    inproc_session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "PATIENCE_SECONDS", 60.0)
     with Job("long") as job:
         with job.init_group:
             Task.on_each([Node("a"), Node("b")], lambda: 1, outputs="n")
@@ -262,18 +287,26 @@ def test_a_long_group_is_counted_by_node(inproc_session: Session) -> None:
         late = Task(wait, inputs="n", outputs="n", node=Node("a"), name="wait")
         Task(lambda n: n, inputs=[late], node=Node("b"), name="after")
     epoch_limiter(job, 1)
+
+    def ask() -> list[tuple[Any, ...]]:
+        live._watcher.look()
+        nodes = live.state.to_dict()["nodes"]
+        return [(it["does"], it["task"], it["ended"], it["tasks"]) for it in nodes]
+
     view = View()
-    with Live(view, interval_seconds=0.0) as live:
+    with Live(view, interval_seconds=0.0, where="leave") as live:
         runner = JobRunner(job, callbacks=[live.state])
         thread = threading.Thread(target=runner.run, args=(inproc_session,))
         thread.start()
         assert REACHED.wait(30)
-        live._watcher.look()
-        known = live.state.to_dict()
+        while not (rows := ask())[1][3]:
+            """Node b's worker has not begun its part yet."""
+        assert rows == [("runs", "wait", 1, 2), ("waits", None, 0, 1)]
+        # Workers that answer late do not take back what they have said.
+        monkeypatch.setattr(watcher, "PATIENCE_SECONDS", 0.0)
+        assert ask() == rows
         LET_GO.set()
         thread.join()
-    rows = {it["node"]: (it["does"], it["task"], it["ended"], it["tasks"]) for it in known["nodes"]}
-    assert rows == {"a": ("runs", "wait", 1, 2), "b": ("waits", None, 0, 1)}
     assert [it["node"] for it in view.known["nodes"]] == ["a", "b"]
 
 
