@@ -20,3 +20,4 @@ from jobrunner.compile.plan import (
     Slice,
     UpdateArgument,
 )
+from jobrunner.compile.readers import check_reader, reader_fault

@@ -7,7 +7,7 @@ not wait for readers on other nodes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
@@ -60,6 +60,7 @@ class GroupCompiler:
     groups: Collection[TaskGroup] | None = None  # whose outputs may be read; None: any
     loaded: Collection[Key] = ()  # are not written, because a checkpoint has them
     is_seeded: bool = False  # see `PlannedTask`
+    readers: Mapping[Key, str] = field(default_factory=dict)  # see `find_readers`
     streams: Collection[Task] = ()  # the tasks that go on with the stream of their node
     has_reports: bool = True  # the group's, besides those of its tasks
 
@@ -319,6 +320,11 @@ class GroupCompiler:
                     places=task.places,
                     setup=task.setup,
                     instance_setup=task.instance_setup,
+                    readers={
+                        n: self.readers[blob.key]
+                        for n, blob in enumerate(task.output_blobs)
+                        if blob.key in self.readers
+                    },
                 )
             )
         reports: dict[str, list[Report]] = {}

@@ -23,6 +23,7 @@ from jobrunner.compile.fingerprint import code_of, structure_of, task_code
 from jobrunner.compile.gc_pause import gc_paused
 from jobrunner.compile.group import GroupCompiler
 from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode
+from jobrunner.compile.readers import find_readers
 from jobrunner.compile.steps import check_no_intervals, check_steps, compile_steps, split_stops
 from jobrunner.compile.streams import add_streams
 from jobrunner.define import (
@@ -54,6 +55,7 @@ def compile_job(job: Job) -> Plan:
         values = [*constants_of(task.fn, task.kwargs), *task.setup.values()]
         for fn in (task.fn, *filter(callable, [*values, *task.instance_setup.values()])):
             check_seedable(fn, f"Task {task.full_name!r} of a job with {flag}")
+    readers = find_readers(every)
     outputs = [blob for task in every for blob in task.output_blobs]
     updated = {blob.key for task in every for blob in task.updates}
     global_blobs = find_globals(every)
@@ -74,6 +76,7 @@ def compile_job(job: Job) -> Plan:
             updated=updated,
             groups=job.groups.values(),
             is_seeded=is_seeded,
+            readers=readers,
             streams=streams,
         )
         lasting = tasks[name]
@@ -174,6 +177,7 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
         tasks,
         keys_of(global_blobs).union(find_globals(tasks, is_init=False)),
         available=None,
+        readers=find_readers(tasks),
         updated={blob.key for task in tasks for blob in task.updates},
     ).compile()
     group.is_compiled = True

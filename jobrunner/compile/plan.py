@@ -122,6 +122,7 @@ class PlannedTask(Struct, frozen=True):
         False  # its last argument: see `Job(capture_rng=)`; then only `setup` is seeded
     )
     places: tuple[Place, ...] = ()  # of the arguments; (): they are passed in order
+    readers: Mapping[int, str] = {}  # outputs, by number, from which a pipe reads, and its name
 
     def callee(self) -> Callable[..., Any]:
         """What to call with the arguments."""

@@ -33,7 +33,10 @@ _MOST_PARTS = 10_000
 
 
 @checked(
-    reader=instance("a name, Blob, Task or TaskOutput", str | Blob | Task | TaskOutput),
+    reader=instance(
+        "a blob that holds a reader (an init task makes it) or its name, or a Task or TaskOutput",
+        str | Blob | Task | TaskOutput,
+    ),
     num_threads=COUNT,
     capacity=COUNT,
     ordered=FLAG,
@@ -162,13 +165,15 @@ def pipe(
     if isinstance(reader, Task | TaskOutput):
         if nodes is not None:
             raise DefinitionError(f"{where}: with nodes, reader must be a blob; got {reader!r}.")
-        fn = _named(label, call, options=how._replace(reads_list=True))
+        fn = _named(label, call, options=how)
         return Task(fn, [*read, reader], updates=updated, **final)
     source = Blob(reader) if isinstance(reader, str) else reader
     source = source.on(source.node or node)
     if nodes is None and source.node == node:
-        fn = _named(label, call, options=how)
-        return Task(fn, read, updates=[source, *updated], **final)
+        fn = _named(label, call, options=how._replace(blob=source.name))
+        task = Task(fn, read, updates=[source, *updated], **final)
+        task.drains = source
+        return task
     if limit is None:
         raise DefinitionError(
             f"{where}: it reads on node {source.key[0]!r} and processes on "
@@ -209,16 +214,17 @@ def _make_parts(
             _named(
                 f"{label}.read",
                 take,
-                options=Options(limit=min(size, limit - first), first=first, begins=i == 0),
+                options=Options(
+                    limit=min(size, limit - first), first=first, begins=i == 0, blob=source.name
+                ),
             ),
             (),
             updates=source,
             node=source.node,
             **{**options, "after": after},
         )
-        fn = _named(
-            f"{label}.part", call, options=how._replace(first=first, limit=None, reads_list=True)
-        )
+        taken.drains = source
+        fn = _named(f"{label}.part", call, options=how._replace(first=first, limit=None))
         place = nodes[i % len(nodes)]
         # `drain` gets what the reading has taken in place of the reader.
         parts.append(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+from jobrunner.compile import reader_fault
 from jobrunner.worker import cancellation, renumber, seeded, set_up
 
 
@@ -22,7 +23,7 @@ class Options(NamedTuple):
     limit: int | None = None
     first: int = 0  # the number of the first item
     begins: bool = True  # begin the next pass if the last one has ended
-    reads_list: bool = False  # that a task returned, in place of a reader
+    blob: str = ""  # that holds the reader; "": it reads a list that a task returned
 
 
 class _Item(NamedTuple):
@@ -41,12 +42,8 @@ def drain(
     """Read items, process them and pass them on; return what the last function returned."""
     count = options.num_inputs
     inputs, reader, updates = arguments[:count], arguments[count], arguments[count + 1 :]
-    if not (hasattr(reader, "__iter__") and (options.reads_list or hasattr(reader, "__next__"))):
-        raise TypeError(
-            f"A pipe reads from {type(reader).__qualname__}; expected a reader of jobrunner.data, such "
-            f"as from_records(data), or another iterator. It must have a position, or each run would "
-            f"read all of it again."
-        )
+    if options.blob and (fault := reader_fault(type(reader))):
+        raise TypeError(f"the pipe reads from blob {options.blob!r}, which is {fault}")
     items = iter(reader) if options.begins else reader
     line = _Line(items, processor, inputs, instance_setup, options)
     if into is None:

@@ -232,14 +232,79 @@ def scale(x: int, by: Any, offset: int) -> int:
     return x * int(by[0]) + offset
 
 
+def generated() -> Iterator[int]:
+    yield 1
+
+
 @pytest.mark.parametrize("place", [None, FAR])
-def test_what_has_no_position_is_refused(inproc_session: Session, place: Any) -> None:
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: [1, 2, 3], "list"),
+        (lambda: 3, "int"),
+        (lambda: np.arange(3), "ndarray"),
+        (lambda: generated(), "generator"),
+        (lambda: map(str, [1]), "map"),
+    ],
+)
+def test_what_has_no_position_is_refused_when_its_task_has_returned_it(
+    inproc_session: Session, make: Any, found: str, place: Any
+) -> None:
     """Each run would read all of a list again."""
+    with Job("reading") as job, Node("here"):
+        with job.init_group:
+            Task(lambda: make(), outputs="reader", name="make")
+        pipe("reader", operator.neg, name="negate", nodes=place, limit=2)
+    epoch_limiter(job, 1)
+    refused = (
+        rf"'init' at epoch 0: Task 'here/make' returned blob 'reader', .*'here/negate.*{found}\."
+    )
+    with pytest.raises(DefinitionError, match=refused):
+        JobRunner(job).run(inproc_session)
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "found"),
+    [(list, {}, "list"), (TaskGroup, {}, "TaskGroup"), (Numbers, {"num_instances": 2}, "list")],
+)
+def test_what_is_known_to_be_no_reader_is_refused_before_anything_runs(
+    fn: Any, options: dict[str, Any], found: str
+) -> None:
+    with Job("reading") as job, Node("here"):
+        with job.init_group:
+            Task(fn, (), "reader", kwargs={"n": 3} if fn is Numbers else {}, name="make", **options)
+        pipe("reader", square)
+    epoch_limiter(job, 1)
+    with pytest.raises(DefinitionError, match=f"'here/make' makes blob 'reader', .* as {found}\\."):
+        job.compile()
+
+
+def test_a_reader_that_replaces_something_else_is_read(inproc_session: Session) -> None:
     with TaskGroup() as group, Node("here"):
-        made = Task(lambda: [1, 2, 3], outputs="reader")
-        pipe("reader", operator.neg, name="negate", nodes=place, limit=2, after=made)
-    with pytest.raises(TaskFailedError, match="negate.*reads from list; expected a reader"):
-        inproc_session.run(group)
+        Task(list, (), "reader")
+        Task(Numbers, (), "reader", kwargs={"n": 2})
+        got = pipe("reader", square).output()
+    inproc_session.run(group)
+    assert got.fetch() == [0, 1]
+
+
+def test_a_loaded_blob_that_is_no_reader_is_named(tmp_path: Path) -> None:
+    def make(reader: Any, *, is_read: bool) -> Job:
+        with Job("reading") as job, Node("here"):
+            with job.init_group:
+                Task(reader, (), "reader", name="make")
+            if is_read:
+                pipe("reader", square)
+        epoch_limiter(job, 1 + is_read)
+        return job
+
+    with Session.local(workers=1, processes=False) as session:
+        manager = MultiNodeCheckpointManager(tmp_path / "runs")
+        JobRunner(make(lambda: [1], is_read=False), manager).run(session)
+        runner = JobRunner(make(lambda: Numbers(3), is_read=True), manager)
+        refused = "'square'.*the pipe reads from blob 'reader', which is list"
+        with pytest.raises(TaskFailedError, match=refused):
+            runner.run(session)
 
 
 def test_inputs_are_shared_by_all_calls(inproc_session: Session) -> None:
@@ -452,7 +517,7 @@ def test_an_endless_pipe_ends_when_another_task_fails(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"reader": 3}, "reader must be a name, Blob, Task or TaskOutput"),
+        ({"reader": 3}, "reader must be a blob that holds a reader .* or its name, or a Task or"),
         ({"processor": 3}, "processor must be callable"),
         ({"processor": scale}, "cannot be called with 1 arguments"),
         ({"into": square, "updates": ["x", "y"]}, "cannot be called with 3 arguments"),
@@ -479,11 +544,3 @@ def test_a_pipe_that_cannot_run_is_refused(arguments: dict[str, Any], message: s
 def test_across_nodes_a_pipe_needs_a_group() -> None:
     with pytest.raises(DefinitionError, match="No task group is active"):
         pipe("reader", square, nodes=FAR, limit=3, node="here")
-
-
-def test_something_that_is_no_reader_is_named(inproc_session: Session) -> None:
-    with TaskGroup() as group, Node("here"):
-        Task(lambda: 3, (), "reader", name="three")
-        pipe("reader", square)
-    with pytest.raises(TaskFailedError, match="reads from int; expected a reader"):
-        inproc_session.run(group)
