@@ -69,6 +69,7 @@ class Binding:
         )
         self.lost = self._members.lost  # workers that this binding has lost: address -> cause
         self.leaving = self._members.leaving  # workers in use about to leave: address -> cause
+        self.at_release: list[Callable[[], object]] = []  # called before workers drop the nodes
         self.counted: Mapping[str, Counted] = {}  # by node, for all views: see `look`
         self.looked_at, self.look_seconds = -math.inf, 0.0
         self._groups = ShippedGroups()
@@ -270,6 +271,8 @@ class Binding:
         """
         if self._is_released:
             return
+        for call in self.at_release:
+            call()
         self._is_released = True
         with suppress(ExecutionError):  # without a scheduler, workers free everything themselves
             release = {"call": "release", "heir": heir}

@@ -62,6 +62,9 @@ class Callback:
     def on_setup(self, runner: JobRunner) -> None:
         """Handle the begin of a run, before its nodes are placed."""
 
+    def on_placement(self, placement: Mapping[str, str]) -> None:
+        """Handle a placement of all nodes: `placement` has the address of each one's worker."""
+
     def on_start(self, plan: ResumePlan, total_epochs: int | None) -> None:
         """Handle the decision where the run begins; `total_epochs` is the limit, if there is one."""
 

@@ -384,6 +384,7 @@ class Run:
         for group in self.runner.job.groups.values():
             for task in group.tasks():
                 task.session, task.plan = self.session, self.plan
+        self.callbacks.notify("on_placement", dict(self.binding.placement))
 
     def _bind_again(self, *, stays: bool) -> None:
         """Place the nodes again; nodes that stay return to the states that their workers keep."""

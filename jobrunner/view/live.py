@@ -83,9 +83,10 @@ class Live:
         if event == "over":
             self._watcher.end()
             return
-        self._events.put((event, about))
-        if event in ("start", "load", "recovery"):  # nodes may be on other workers
+        if event == "placement":
             self._watcher.begin()
+            return
+        self._events.put((event, about))
 
     def look(self) -> None:
         """Draw if it is time."""

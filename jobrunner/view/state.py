@@ -88,6 +88,11 @@ class RunState:
         self._job = runner.job.name
         self._steps_per_epoch = runner.job.steps_per_epoch
 
+    def on_placement(self, placement: Mapping[str, str]) -> None:
+        """Note where the nodes are."""
+        self._placement = placement
+        self._tell("placement", {})
+
     def on_start(self, plan: Any, total_epochs: int | None) -> None:
         """Note from where and how far the job runs."""
         self._total_epochs = total_epochs
@@ -250,8 +255,6 @@ class RunState:
 
     def _nodes(self, run: UnderWay | None) -> list[dict[str, Any]]:
         binding = self.binding
-        if binding is not None:
-            self._placement = dict(binding.placement)
         running = {} if run is None else dict(task.split("/", 1) for task in reversed(run.tasks))
         began = self._clock() - (0.0 if run is None else run.seconds)
         counted = {} if binding is None else binding.counted

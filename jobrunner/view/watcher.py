@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 
 from jobrunner.view.prints import Where, listen
 from jobrunner.view.state import RunState, Tell
@@ -44,21 +45,19 @@ class Watcher:
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="jobrunner-watcher", daemon=True)
-        self._bindings: set[str] = set()  # those asked
 
     def begin(self) -> None:
         """Begin to look, or go on with other workers."""
         binding = self._state.binding
         if binding is None or self._is_over.is_set():
             return
-        if binding.name not in self._bindings:
-            self._bindings.add(binding.name)
-            if self._where is not None:
-                about = binding.name, self._here, self._where
-                with contextlib.suppress(*_ERRORS):
-                    binding.ask(listen, *about, patience=PATIENCE_SECONDS)
-            if not self._thread.ident:
-                self._thread.start()
+        if not self._thread.ident:  # first: Ctrl-C may come while the workers are asked
+            self._thread.start()
+        if self._where is not None:
+            about = binding.name, self._here, self._where
+            with contextlib.suppress(*_ERRORS):
+                binding.ask(listen, *about, patience=PATIENCE_SECONDS)
+            binding.at_release.append(partial(self.look, is_over=True))
 
     def look(self, *, is_over: bool = False) -> None:
         """Ask all workers once, unless only their progress is of interest and is known."""
@@ -84,10 +83,9 @@ class Watcher:
         if self._is_over.is_set():
             return
         self._is_over.set()
-        if self._bindings:
+        if self._thread.ident:
             self.look(is_over=True)
-            if self._thread.ident:  # not if Ctrl-C came in `begin`
-                self._thread.join()
+            self._thread.join()
 
     @property
     def _rest_seconds(self) -> float:

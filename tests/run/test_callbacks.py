@@ -90,6 +90,7 @@ def test_every_event_of_a_run_comes_in_order(session, manager):
     JobRunner(counter(1, steps_per_epoch=2), manager, callbacks=[hears]).run(session)
     assert hears.heard == [
         ("setup",),
+        ("placement",),
         ("start", 1),
         ("group", "init", 0),
         ("save_start", 0, 0),

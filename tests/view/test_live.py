@@ -161,7 +161,6 @@ def test_until_the_workers_are_asked_a_group_begins_with_no_task_ended() -> None
     clock = Clock()
     runner = Runner(UnderWay("epoch", 5, 1.0, ("a/fit",)))
     runner.binding = SimpleNamespace(
-        placement={"a": "tcp://1", "b": "tcp://2", "c": "tcp://3"},
         counted={
             "a": Counted(0.0, "epoch", 2, 2, ""),
             "b": Counted(0.0, "epoch", 3, 3, ""),
@@ -170,6 +169,7 @@ def test_until_the_workers_are_asked_a_group_begins_with_no_task_ended() -> None
     )
     state = RunState(clock=clock)
     state.on_setup(runner)
+    state.on_placement({"a": "tcp://1", "b": "tcp://2", "c": "tcp://3"})
     clock.now = 2.0  # another run of the group has begun, 1 s ago
     nodes = [(it["does"], it["task"], it["ended"], it["tasks"]) for it in state.to_dict()["nodes"]]
     assert nodes == [("runs", "fit", 0, 2), ("", None, 0, 3), ("runs", "score", 0, 1)]

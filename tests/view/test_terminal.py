@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,13 +32,6 @@ from tests.view.test_live import Clock, Runner
 NAMES = st.text(st.sampled_from("abcxyz_/:[]é漢 "), min_size=1, max_size=60)
 
 
-class Binding:
-    def __init__(self, nodes: list[str]) -> None:
-        self.name = "b"
-        self.placement = {node: f"tcp://{i % 3}" for i, node in enumerate(nodes)}
-        self.counted: dict[str, Counted] = {}
-
-
 def state(
     metrics: dict[str, float], nodes: list[str], job: str = "walk", seconds: float = 5.0
 ) -> RunState:
@@ -46,8 +40,8 @@ def state(
     found = RunState(clock=clock)
     running = tuple(f"{node}/train" for node in nodes[::2])
     runner = Runner(UnderWay("epoch", 5, seconds, running), job)
-    runner.binding = Binding(nodes)
     found.on_setup(runner)
+    found.on_placement({node: f"tcp://{i % 3}" for i, node in enumerate(nodes)})
     found.on_start(ResumePlan(None, "nothing is recorded"), 1000)
     found.on_group("init", 0, 0.1)
     found.on_loss(RuntimeError("lost"))
@@ -122,7 +116,8 @@ def test_what_the_screen_does_not_hold_is_counted(width: int, height: int) -> No
 def test_of_many_nodes_those_are_shown_that_run() -> None:
     found = state({}, [f"trainer:{i}" for i in range(64)])
     ended = {f"trainer:{i}": Counted(40.0, "epoch", 2, 2, "") for i in range(60)}
-    found.binding.counted = ended | {"trainer:62": Counted(40.0, "epoch", 0, 2, "fit")}  # type: ignore[union-attr]
+    counted = ended | {"trainer:62": Counted(40.0, "epoch", 0, 2, "fit")}
+    found._runner.binding = SimpleNamespace(counted=counted)  # type: ignore[union-attr,misc]
     shown = drawn(found.to_dict(), 80, 16)
     first = next(i for i, line in enumerate(shown) if line.startswith("trainer:"))
     assert " runs " in shown[first]  # not those that have ended

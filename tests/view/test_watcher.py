@@ -79,7 +79,7 @@ def make(function: Any = speak, epochs: int = 1) -> Job:
 
 def run(session: Session, job: Job, **options: Any) -> View:
     view = View()
-    with Live(view, interval_seconds=0.0, **{"where": "leave", **options}) as live:
+    with Live(view, **{"interval_seconds": 0.0, "where": "leave", **options}) as live:
         JobRunner(job, callbacks=[live.state]).run(session, progress=False)
     return view
 
@@ -268,6 +268,29 @@ def test_no_line_is_lost_if_a_worker_answers_late(
     with streams(), Live(view, interval_seconds=0.0, where="take") as live:
         JobRunner(job, callbacks=[live.state, Late()]).run(inproc_session, progress=False)
     assert sorted(text for _, _, text in view.prints) == ["a 0", "a 1", "b 0", "b 1"]
+
+
+def fail_once(n: int) -> int:
+    print("tries")
+    if not REACHED.is_set():
+        REACHED.set()
+        raise OSError("by hand")
+    return n
+
+
+def test_lines_before_and_after_a_loss_are_shown(inproc_session: Session) -> None:
+    with Job("again") as job, Node("a"):
+        with job.init_group:
+            Task(print, kwargs={"end": "made\n"}, name="begin")
+            Task(lambda: 1, outputs="n")
+        Task(fail_once, inputs="n", outputs="n", name="try", transient_errors=(OSError,))
+    epoch_limiter(job, 1)
+    with streams() as stdout:  # no look but those at the end of a binding
+        view = run(
+            inproc_session, job, here=prints.names_of(None), where="take", interval_seconds=60.0
+        )
+    assert [text for _, _, text in view.prints] == ["made", "tries", "made", "tries"]
+    assert stdout.getvalue() == ""
 
 
 def wait(n: int) -> int:
