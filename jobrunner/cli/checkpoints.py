@@ -12,6 +12,7 @@ import click
 from jobrunner.cli.command import DIFFERENT, Output, exit_code_of, main
 from jobrunner.cli.options import (
     cluster_options,
+    complete_checkpoints,
     complete_directories,
     complete_epochs,
     directory_argument,
@@ -55,6 +56,7 @@ _REPLAY_OPTIONS = ("target", "allow_pickle", "parameters", "workers", "threads",
 )
 @click.option(
     "--replay",
+    shell_complete=complete_epochs,
     metavar="EPOCH",
     help="Run this epoch again, from the epoch recorded before it, and compare.",
 )
@@ -203,8 +205,8 @@ def _load_all(checkpoint: Checkpoint) -> None:
         "jobrunner diff runs/kmeans runs/other",
     ],
 )
-@click.argument("a", metavar="A", shell_complete=complete_directories)
-@click.argument("b", metavar="B", shell_complete=complete_directories)
+@click.argument("a", metavar="A", shell_complete=complete_checkpoints)
+@click.argument("b", metavar="B", shell_complete=complete_checkpoints)
 @click.option("--deep", "is_deep", is_flag=True, help="Also read blobs whose digests are equal.")
 @click.option(
     "--allow-pickle",
@@ -212,7 +214,7 @@ def _load_all(checkpoint: Checkpoint) -> None:
     help="Unpickle blobs to compare their values. Only if you trust everyone who can write to A and B.",
 )
 def diff_command(*, a: str, b: str, is_deep: bool, allow_pickle: bool) -> Output:
-    """Show which blobs differ between two checkpoints, and by how much.
+    """Show which blobs of two checkpoints differ, and by how much.
 
     A and B are each DIR@EPOCH, or DIR for its latest epoch. B may be @EPOCH, for A's directory.
     Pickles are compared byte for byte, and run no code, unless --allow-pickle is given.

@@ -14,6 +14,7 @@ from jobrunner.cli.formatting import format_briefly, format_table
 from jobrunner.cli.options import (
     Function,
     check_file,
+    complete_files,
     count_option,
     directory_argument,
     job_option,
@@ -35,6 +36,7 @@ def _output_option(default: str) -> Callable[[Function], Function]:
         show_default=True,
         metavar="FILE",
         callback=check_file,
+        shell_complete=complete_files,
         help="The file to write, outside of checkpoint directories; it is replaced.",
     )
 
@@ -141,9 +143,10 @@ def _ledger(ledger: Ledger) -> dict[str, float]:
 @directory_argument
 @_output_option("trace.json")
 def trace_command(*, directory: str, output: str) -> Output:
-    """Write what the runs of DIR did as a trace, which https://ui.perfetto.dev shows.
+    """Write what the runs of DIR did as a trace for Perfetto.
 
-    It has epochs, saves, losses and sampled tasks of each node. chrome://tracing opens it, too.
+    It has epochs, saves, losses and sampled tasks of each node. Open it in https://ui.perfetto.dev
+    or chrome://tracing.
     """
     from jobrunner.report import write_trace
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -67,6 +68,7 @@ def prune_command(
         try:
             sizes = _sizes(manager, manager.retention.retirable())
             retired = manager.retention.retire()
+            manager.retention.sweeper.drain(TIMEOUT_MAX)
         finally:
             manager.run.end()
     state = manager.recorded.log.refresh()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,17 +48,37 @@ def complete_epochs(
     ctx: click.Context, option: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """The epochs whose stores are in the directory; reads nothing else, so that it is quick."""
+    directory = ctx.params.get("directory") or ctx.params.get("checkpoint")
+    others = ["none"] if option.name == "resume_from_epoch" else []
+    # Before an option without its value, click leaves the arguments in `args`.
+    return _epochs_of(directory or "".join(ctx.args[:1]), others, "", incomplete)
+
+
+def complete_checkpoints(
+    ctx: click.Context, option: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """A directory; after an ``@``, its epochs, or those of the directory that was given before."""
+    directory, at, epoch = incomplete.rpartition("@")
+    if not at:
+        return complete_directories(ctx, option, incomplete)
+    before = str(ctx.params.get("a") or "")
+    return _epochs_of(directory or before.rpartition("@")[0] or before, [], directory + at, epoch)
+
+
+def _epochs_of(
+    directory: str, others: Sequence[str], start: str, incomplete: str
+) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
 
     from jobrunner.names import parse_store_name
 
     try:
-        names = os.listdir(ctx.params.get("directory") or "")
+        names = os.listdir(directory)
     except OSError:  # none, or a URL
         return []
     epochs = {store.epoch for name in names if (store := parse_store_name(name)) is not None}
-    texts = ["latest", *map(str, sorted(epochs))]
-    return [CompletionItem(text) for text in texts if text.startswith(incomplete)]
+    texts = ["latest", *others, *map(str, sorted(epochs))]
+    return [CompletionItem(start + text) for text in texts if text.startswith(incomplete)]
 
 
 directory_argument = click.argument("directory", metavar="DIR", shell_complete=complete_directories)

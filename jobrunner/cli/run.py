@@ -18,6 +18,7 @@ from jobrunner.cli.options import (
     check_file,
     cluster_options,
     complete_directories,
+    complete_epochs,
     complete_files,
     count_option,
     param_option,
@@ -83,6 +84,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     "--resume",
     "resume_from_epoch",
     callback=_read_resume,
+    shell_complete=complete_epochs,
     metavar="latest|none|N|N.sSTEP",
     default="latest",
     show_default=True,
@@ -114,6 +116,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     "--log",
     "logs",
     multiple=True,
+    shell_complete=complete_files,
     metavar="FILE",
     help="Write the metrics of each epoch to FILE.csv or FILE.jsonl. May be given several times.",
 )
@@ -128,6 +131,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
 @click.option(
     "--report",
     callback=check_file,
+    shell_complete=complete_files,
     metavar="FILE",
     help="Write an HTML page of what the runs of DIR did at the end, also if the run fails.",
 )

@@ -296,9 +296,10 @@ def format_progress(run: RunSummary) -> str:
     help="Unpickle blobs to compare their values. Only if you trust everyone who can write to A and B.",
 )
 def compare_command(*, a: str, b: str, allow_pickle: bool) -> Output:
-    """Tell where two runs part: their jobs, their metrics, and the first epoch whose blobs differ.
+    """Tell where two runs part.
 
-    A and B are checkpoint directories. Epochs that only one of them has are not compared.
+    A and B are checkpoint directories. It shows how their jobs and metrics differ, and the first
+    epoch whose blobs differ. Epochs that only one of them has are not compared.
     """
     from jobrunner.run import compare_runs
 

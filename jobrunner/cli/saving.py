@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from jobrunner.cli.options import count_option, read_pairs, take_over_option
+from jobrunner.cli.options import (
+    complete_directories,
+    count_option,
+    read_pairs,
+    take_over_option,
+)
 from jobrunner.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -163,6 +168,7 @@ def save_options(function: Function) -> Function:
     @click.option(
         "--load-from",
         "load_path",
+        shell_complete=complete_directories,
         metavar="DIR",
         help="Another checkpoint directory to resume from while this one records no epoch.",
     )

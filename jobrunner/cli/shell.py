@@ -30,9 +30,9 @@ _TEMPLATES = ("kmeans", "training", "simulation")
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_command(*, shell: str) -> Output:
-    """Print a script that lets SHELL complete commands, options, directories and epochs.
+    """Print a script that completes what you type in SHELL.
 
-    As `dask jobrunner completion SHELL`, the script completes all commands of dask.
+    It completes commands, options, files, directories and epochs. As `dask jobrunner completion SHELL`, the script completes all commands of dask.
     """
     from click.shell_completion import get_completion_class
 
@@ -88,9 +88,15 @@ def _as_roff(text: str) -> str:
 
 
 @main.command("explain", examples=["jobrunner explain CheckpointCorruptError"])
-@click.argument("error", type=click.Choice([kind.__name__ for kind in EXPLAINED]))
+@click.argument("error", metavar="ERROR", type=click.Choice([kind.__name__ for kind in EXPLAINED]))
 def explain_command(*, error: str) -> Output:
-    """Tell what ERROR means, what usually causes it, and what to do."""
+    """Tell what ERROR means, what usually causes it, and what to do.
+
+    ERROR is one of BlobNotFoundError, CheckpointCorruptError, CheckpointError,
+    CheckpointNotFoundError, CheckpointWriteError, CommitConflictError, DefinitionError, EndOfData,
+    ExecutionError, NodeLostError, PlacementError, PlanMismatchError, RunStoppedError,
+    SchedulerLostError and TaskFailedError.
+    """
     from rich.console import Console
     from rich.markdown import Markdown
 

@@ -34,9 +34,9 @@ _MOST_METRICS = 20
     help="How often to look.",
 )
 def top_command(*, root: str, once: bool, interval: float) -> Output:
-    """Follow the runs below ROOT that are alive, by their heartbeats, until Ctrl-C.
+    """Follow the runs below ROOT that are alive, until Ctrl-C.
 
-    ROOT is a directory, the current one by default, or a URL.
+    A run is alive while its heartbeat changes. ROOT is a directory, the current one by default, or a URL.
     """
     from jobrunner.report import LiveRuns
 

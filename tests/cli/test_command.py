@@ -69,6 +69,7 @@ def test_without_a_command_the_help_is_shown_as_it_is_written() -> None:
     assert lines[0] == "Usage: jobrunner [OPTIONS] COMMAND [ARGS]..."
     assert "Exit codes:" in result.stderr
     assert "\\n" not in result.stderr
+    assert "..." not in "\n".join(lines[1:])  # what a command does is not cut
 
 
 # --- ls

@@ -28,6 +28,14 @@ def test_prune_does_what_its_dry_run_shows(runs: Path) -> None:
     assert "Nothing deleted" in invoke("prune", runs, "--keep-last", 2).stdout
 
 
+def test_prune_waits_for_its_deletions_longer_than_a_run_does(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobrunner.checkpoint.retention._DRAIN_SECONDS", 0.0)
+    assert "not deleted yet" not in invoke("prune", runs, "--keep-last", 1).stdout
+    assert [it.name for it in runs.glob("a.*")] == ["a.3"]
+
+
 def test_prune_keeps_epochs_that_any_option_keeps_pinned_ones_and_the_newest(runs: Path) -> None:
     def kept(*options: object) -> list[int]:
         return list(ask("prune", runs, "--dry-run", *options)["kept"])

@@ -55,6 +55,14 @@ def test_the_shell_completes_commands_options_epochs_and_directories(runs: Path)
     assert complete("pin", "") == complete("diff", "") == ["dir"]
     assert complete("pin", runs, "") == ["latest", "0", "1", "2", "3"]
     assert complete("verify", runs, "3") == ["3"]
+    assert complete("verify", runs, "--replay", "") == ["latest", "0", "1", "2", "3"]
+    resume = ["run", "job.py", "--checkpoint", runs, "--resume"]
+    assert complete(*resume, "") == ["latest", "none", "0", "1", "2", "3"]
+    assert complete("diff", f"{runs}@2") == [f"{runs}@2"]
+    assert complete("diff", f"{runs}@2", "@") == ["@latest", "@0", "@1", "@2", "@3"]
+    assert complete("run", "--load-from", "") == ["dir"]
+    for words in (("run", "--log"), ("run", "--report"), ("report", "-o"), ("trace", "-o")):
+        assert complete(*words, "") == ["file"]
     assert complete("info", runs / "nothing", "") == complete("info", "s3://bucket/x", "") == []
 
 
@@ -144,6 +152,12 @@ def test_every_error_is_explained(kind: type) -> None:
     assert done.exit_code == 0, done.output
     assert len(done.output) > 80
     assert "](" not in done.output
+
+
+def test_the_help_of_explain_names_every_error_whole() -> None:
+    text = CliRunner(env={"COLUMNS": "80"}).invoke(main, ["explain", "--help"]).output
+    assert text.startswith("Usage: jobrunner explain [OPTIONS] ERROR\n")
+    assert {kind.__name__ for kind in EXPLAINED} <= set(re.findall(r"\w+", text))
 
 
 def test_a_message_names_what_explains_it(tmp_path: Path) -> None:
