@@ -17,9 +17,10 @@ from jobrunner.cli.runs import clip_name, format_progress, run_to_json, terminal
 from jobrunner.texts import counted, format_metrics, format_seconds, printable, whole_metrics
 
 if TYPE_CHECKING:
-    from jobrunner.report import LiveRun, LiveRuns
+    from jobrunner.report import LiveRun, LiveRuns, RunSummary
 
 _MOST_METRICS = 20
+_MOST_ENDED = 4
 
 
 @main.command("top", examples=["jobrunner top runs", "jobrunner top --once"])
@@ -64,7 +65,7 @@ def _follow(runs: LiveRuns, path: str, interval: float) -> Sequence[LiveRun]:
         with Live(console=console, screen=True, auto_refresh=False) as screen:
             while True:
                 found = runs.look()
-                text = format_live(found, path, *console.size)
+                text = format_live(found, path, *console.size, runs.ended)
                 screen.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
                 threading.Event().wait(interval)
     except KeyboardInterrupt:
@@ -77,14 +78,23 @@ def _to_json(live: LiveRun) -> dict[str, Any]:
 
 
 def format_live(
-    found: Sequence[LiveRun], path: str, width: int | None = None, height: int | None = None
+    found: Sequence[LiveRun],
+    path: str,
+    width: int | None = None,
+    height: int | None = None,
+    ended: Sequence[RunSummary] = (),
 ) -> str:
-    """Two lines for each run, below a head; as many as there is room for."""
+    """Two lines for each run, as many as there is room for; one for each of the last that ended."""
     clock = time.strftime("%H:%M:%S")
+    gone = [
+        f"{time.strftime('%H:%M:%S', time.localtime(run.last_seen))}  {clip_name(run.name, width)}: "
+        f"{run.state} at epoch {format_progress(run)}"
+        for run in ended[-_MOST_ENDED:]
+    ]
     if not found:
-        path = printable(path, kept="")
-        return f"{clock}  No run is alive below {path}\nTo list all: jobrunner ls {path}"
-    shown = found if height is None else found[: max(1, (height - 3) // 2)]
+        none = [f"{clock}  No run is alive below {path}", f"To list all: jobrunner ls {path}"]
+        return "\n".join(printable(line, kept="") for line in [*none, *gone])
+    shown = found if height is None else found[: max(1, (height - 3 - len(gone)) // 2)]
     rows = [("RUN", "EPOCH", "PACE", "LEFT", "SAVED", "BEAT")]
     for live in shown:
         run, now = live.run, time.time()
@@ -110,4 +120,4 @@ def format_live(
         text += [line, f"  {fit_items(items, width - 2) if width else ' '.join(items)}"]
     if len(shown) < len(found):
         text.append(f"and {len(found) - len(shown)} more")
-    return "\n".join(printable(line, kept="") for line in text)
+    return "\n".join(printable(line, kept="") for line in [*text, *gone])

@@ -325,10 +325,12 @@ class LiveRuns:
         self._watched: dict[str, _Watched] = {}
         # By run: the last heartbeats that were seen, each with when, and the epoch.
         self._beats: dict[str, deque[tuple[float, int]]] = {}
+        self.ended: list[RunSummary] = []
+        """Those that were alive at an earlier look, the last to end last."""
 
     def look(self) -> list[LiveRun]:
         """Read the log and the heartbeat of each run that is alive; now and then, of all."""
-        now = self._clock()
+        now, before = self._clock(), self._alive
         if is_search := now >= self._search_at:
             for name in find_runs(self._files, self._path)[0]:
                 if name not in self._managers:
@@ -341,8 +343,10 @@ class LiveRuns:
         if is_search:
             took = self._clock() - now
             self._search_at = now + max(SEARCH_SECONDS, 10 * took)
+        ended = [run for run in found if run.state != "running" and run.name in before]
         found = [run for run in found if run.state == "running"]
         self._alive = {run.name for run in found}
+        self.ended = [run for run in self.ended if run.name not in self._alive] + ended
         return [self._see(run, now) for run in found]
 
     def _watch(self, name: str, now: float, run: str, beat: Beat) -> float:

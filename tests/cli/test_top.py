@@ -154,6 +154,12 @@ def test_runs_that_begin_or_end_are_noticed(
     assert [live.run.name for live in runs.look()] == ["a/alive", "second"]
     second.run.end()
     assert [live.run.name for live in runs.look()] == ["a/alive"]
+    assert [(run.name, run.state) for run in runs.ended] == [("second", "stopped")]
+    second = record(tmp_path / "second", [1.0])  # resumed
+    clock[0] += 2
+    assert len(runs.look()) == 2
+    assert runs.ended == []
+    second.run.end()
 
 
 def test_the_screen_has_whole_metrics_and_says_how_many_runs_are_not_shown() -> None:
@@ -170,9 +176,24 @@ def test_the_screen_has_whole_metrics_and_says_how_many_runs_are_not_shown() -> 
         assert all("=" in it for it in lines[3].split("metric ")[1:])
 
 
+def test_the_screen_names_runs_that_have_ended_meanwhile() -> None:
+    ended = [RunSummary(f"run {i}", "lost", epoch=i, total_epochs=9, last_seen=0.0) for i in (1, 2)]
+    live = LiveRun(RunSummary("b", "running", epoch=3), 0.5, 2.0)
+    for found in ([], [live], [live] * 30):
+        lines = format_live(found, "runs", 80, 10, ended).splitlines()
+        assert len(lines) <= 10
+        assert [line.split("  ")[1:] for line in lines[-2:]] == [
+            ["run 1: lost at epoch 1/9"],
+            ["run 2: lost at epoch 2/9"],
+        ]
+    many = ended * 30
+    assert len(format_live([live], "runs", 80, 10, many).splitlines()) <= 10
+
+
 def test_following_ends_with_what_was_seen_last(capsys: pytest.CaptureFixture[str]) -> None:
     class Runs:
         looks = 0
+        ended: tuple[()] = ()
 
         def look(self) -> list[LiveRun]:
             self.looks += 1
