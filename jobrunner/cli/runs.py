@@ -227,7 +227,10 @@ def format_runs(rows: Sequence[Row], width: int | None = None, best: str = "") -
     metrics = [
         [] if best else format_metrics(whole_metrics(run.metrics, run.nodes)) for run in runs
     ]
-    parameters = [_name_parameters(run.parameters, shared.get(run.job, {})) for run in runs]
+    parameters = [
+        _name_parameters(run.parameters, shared.get(run.job, {}), run.former_parameters)
+        for run in runs
+    ]
     items = [
         [title, *map(" ".join, lists)]
         for title, lists in (("METRICS", metrics), ("PARAMETERS", parameters))
@@ -241,7 +244,7 @@ def format_runs(rows: Sequence[Row], width: int | None = None, best: str = "") -
             text = fit_items([*its[0], *its[1]], width - 2)
             lines += [line, *([f"  {text}"] if text else [])]
     for job, common in shared.items():
-        named = " ".join(_name_parameters(common, {}))
+        named = " ".join(_name_parameters(common, {}, {}))
         if len(jobs) == 1 and len(runs) > 1:
             lines.append(f"All are runs of {job or 'one job'}{named and f' with {named}'}")
         elif named:
@@ -251,18 +254,26 @@ def format_runs(rows: Sequence[Row], width: int | None = None, best: str = "") -
 
 
 def _shared_parameters(runs: Sequence[RunSummary]) -> Mapping[str, Any]:
-    """The parameters that all runs have, if there are several."""
+    """The parameters that all runs have, and always had, if there are several."""
     first, *others = (run.parameters for run in runs if not run.error)
+    changed = {name for run in runs for name in run.former_parameters}
     return {
         name: value
         for name, value in first.items()
-        if others and all(name in other and other[name] == value for other in others)
+        if others
+        and name not in changed
+        and all(name in other and other[name] == value for other in others)
     }
 
 
-def _name_parameters(parameters: Mapping[str, Any], shared: Mapping[str, Any]) -> list[str]:
-    names = [name for name in parameters if name not in shared]
-    return [f"{name}={clip(show(parameters[name]), 30)}" for name in names]
+def _name_parameters(
+    parameters: Mapping[str, Any], shared: Mapping[str, Any], former: Mapping[str, Any]
+) -> list[str]:
+    def word(name: str) -> str:
+        values = [it[name] for it in (former, parameters) if name in it]
+        return f"{name}={' -> '.join(clip(show(value), 30) for value in values)}"
+
+    return [word(name) for name in parameters if name not in shared]
 
 
 def terminal_width() -> int | None:

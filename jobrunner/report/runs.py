@@ -26,6 +26,7 @@ from jobrunner.checkpoint import (
     read_beat,
 )
 from jobrunner.compile import described_nodes
+from jobrunner.define import HIDDEN
 from jobrunner.errors import CheckpointError
 from jobrunner.names import LOG_DIRECTORY, MAX_NAME_LENGTH
 from jobrunner.report.reader import unix_time
@@ -60,6 +61,8 @@ class RunSummary:
         Empty if not recorded.
     parameters : mapping
         What the function that made the job was called with.
+    former_parameters : mapping
+        Those that were others in the run that recorded the oldest epoch, as they were there.
     num_epochs : int
         How many epochs are recorded.
     latest : int or None
@@ -88,6 +91,7 @@ class RunSummary:
     error: str = ""
     job: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    former_parameters: Mapping[str, Any] = field(default_factory=dict)
     num_epochs: int = 0
     latest: int | None = None
     epoch: int | None = None
@@ -189,6 +193,7 @@ def _summarize(
         name,
         job=clip(str(plan.get("job") or ""), MAX_NAME_LENGTH),
         parameters=plan.get("parameters", {}),
+        former_parameters=_former_parameters(manager, state, plan),
         num_epochs=len(state.recorded),
         latest=latest,
         epoch=latest,
@@ -217,6 +222,22 @@ def _summarize(
     pace, metrics = seconds / status.num_ended, status.metrics or summary.metrics
     epoch = max(latest or 0, status.epoch)
     return replace(summary, epoch=epoch, pace_seconds=pace, metrics=metrics)
+
+
+def _former_parameters(
+    manager: MultiNodeCheckpointManager, state: State, plan: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    recorded, now = manager.recorded, plan.get("parameters", {})
+    if not (now and state.recorded):
+        return {}
+    first = next(iter(state.recorded))
+    try:
+        number = recorded.read_record(first, state.commit_number(first))["run_number"]
+    except CheckpointError:  # `ls` of the directory names it
+        return {}
+    then = (recorded.plan_of(number) or {}).get("parameters", {})
+    found = {name: then[name] for name in now if name in then and then[name] != now[name]}
+    return {name: it for name, it in found.items() if HIDDEN not in (it, now[name])}
 
 
 def _end_of_last_run(

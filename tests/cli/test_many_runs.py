@@ -90,6 +90,22 @@ def test_ls_lists_the_runs_below_a_directory(root: Path) -> None:
     assert lines[-1].startswith(f"To list the epochs of one: jobrunner ls {root}/")
 
 
+def test_ls_shows_how_a_resume_changed_a_parameter(root: Path) -> None:
+    changed = record(root / "stopped", [], total=9, k=3, lr=0.05)
+    changed.run.end()
+    for losses, k in (([0.5], 5), ([], 6)):  # epoch 0 is recorded again, by a run with k=5
+        record(root / "a" / "finished", losses, k=k, lr=0.1).run.end()
+    runs = {run["name"]: run for run in ask("ls", root)["runs"]}
+    assert runs["stopped"]["former_parameters"] == {"lr": 0.1}
+    assert runs["stopped"]["parameters"] == {"k": 3, "lr": 0.05}
+    assert runs["a/finished"]["former_parameters"] == {"k": 5}
+    assert runs["b/c/d/running"]["former_parameters"] == {}
+    text = invoke("ls", root).stdout
+    assert " k=3 lr=0.1 -> 0.05\n" in text
+    assert " k=5 -> 6 lr=0.1\n" in text
+    assert "All are runs of kmeans\n" in text
+
+
 def names(*args: object) -> list[str]:
     return [run["name"].rpartition("/")[2] for run in ask("ls", *args)["runs"]]
 
