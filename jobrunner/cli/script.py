@@ -110,8 +110,9 @@ def _import_file(path: Path) -> ModuleType:
             f"There is no file {str(path)!r} in {os.getcwd()!r}. Name a Python file or an "
             f"importable module that defines a job."
         )
-    # A name of its own: the script may import a package with the name of its file.
-    name = SCRIPT_PREFIX + re.sub(r"\W", "_", path.stem)
+    # A name of its own: the script may import a package with the name of its file. With "-", so that
+    # processes that have not loaded it know the file's name.
+    name = SCRIPT_PREFIX + re.sub(r"[^\w-]", "_", path.stem)
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None:
         raise DefinitionError(f"{str(path)!r} is not a Python file: its name must end in '.py'.")

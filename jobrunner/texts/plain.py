@@ -22,7 +22,7 @@ LONGEST_METRIC = 30
 SCRIPT_PREFIX = "jobrunner_script_"
 """How the name of the module that a job's file becomes begins; see `cli.script`."""
 
-_SCRIPT = re.compile(rf"\b{SCRIPT_PREFIX}(\w+)(?:[.:](?=\w))?")
+_SCRIPT = re.compile(rf"\b{SCRIPT_PREFIX}([\w-]*\w)(?:[.:](?=\w))?")
 # In a URL: what stands before "@", also if a secret there contains "/"; and what follows "?". A path
 # that was made of a URL has one "/" after its scheme.
 _URL = re.compile(r"\w\w:/")
@@ -45,7 +45,7 @@ def printable(text: str, kept: str = "\n\t") -> str:
 
 
 def _name_in_file(found: re.Match[str]) -> str:
-    module = sys.modules.get(SCRIPT_PREFIX + found[1])  # whose file may be "my-job.py"
+    module = sys.modules.get(SCRIPT_PREFIX + found[1])  # whose file may be "my job.py"
     file = getattr(module, "__file__", None) or f"{found[1]}.py"
     return os.path.basename(file) + (":" if found[0][-1] in ".:" else "")
 

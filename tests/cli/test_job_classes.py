@@ -19,6 +19,7 @@ from jobrunner import (
 )
 from jobrunner.checkpoint import SavedObject
 from jobrunner.cli.script import Script
+from jobrunner.texts import printable
 
 JOB = """
 import dataclasses, enum, os, typing
@@ -105,10 +106,12 @@ def write(directory: Path, value: str, check: str, more: str = "") -> None:
     (directory / "job.py").write_text(text)
 
 
-def run_here(directory: Path, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_here(
+    directory: Path, epochs: int, monkeypatch: pytest.MonkeyPatch, file: str = "job.py"
+) -> None:
     """Load the job's file again, as another process would, and run the job."""
     monkeypatch.setenv("EPOCHS", str(epochs))
-    job = Script(str(directory / "job.py")).job()
+    job = Script(str(directory / file)).job()
     manager = MultiNodeCheckpointManager(directory / "runs", allow_pickle=True)
     with Session.local(workers=2, processes=False) as session:
         JobRunner(job, manager).run(session)
@@ -122,6 +125,22 @@ def test_a_job_loaded_again_has_its_own_classes(
         run_here(tmp_path, epochs, monkeypatch)
         checkpoint = MultiNodeCheckpointManager(tmp_path / "runs").open(epochs)
         assert [checkpoint[node]["wrong"] for node in "ab"] == [[], []]
+
+
+def test_a_job_in_a_file_of_another_name_finds_its_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "[Model()]", "type(extra[0]) is Model and extra[0].phase is Phase.COLD")
+    before = tmp_path / "job.py"
+    for epochs, file in enumerate(("my_job.py", "my-job.py", "my job.py"), 1):
+        before = before.rename(tmp_path / file)
+        run_here(tmp_path, epochs, monkeypatch, file)
+        for name in [name for name in sys.modules if name.startswith("jobrunner_script_")]:
+            del sys.modules[name]  # as in another process
+        checkpoint = MultiNodeCheckpointManager(tmp_path / "runs").open(epochs)
+        assert [checkpoint[node]["wrong"] for node in "ab"] == [[], []]
+    value = str(MultiNodeCheckpointManager(tmp_path / "runs").open(2)["a"]["point"])
+    assert "my-job.py:Point" in printable(value)
 
 
 @pytest.mark.nightly

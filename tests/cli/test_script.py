@@ -146,7 +146,8 @@ def test_a_script_goes_to_workers_by_value_under_a_name_of_its_own(tmp_path: Pat
 
 def test_what_a_script_defines_is_shown_under_the_name_of_its_file(tmp_path: Path) -> None:
     Script(_write(tmp_path, "class Model: pass\njob = Job('j')\n", "my-own job.py"))
-    assert printable("jobrunner_script_my_own_job.Model") == "my-own job.py:Model"
+    assert printable("jobrunner_script_my-own_job.Model") == "my-own job.py:Model"
+    assert printable("no jobrunner_script_not-here.Model") == "no not-here.py:Model"
     assert printable("no jobrunner_script_gone.Model") == "no gone.py:Model"
 
 
