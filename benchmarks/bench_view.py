@@ -11,8 +11,10 @@ is counted is what an epoch costs beside its work. Up to three ways run in turn,
 For each way, in microseconds an epoch and as a share of the time that an epoch takes when off:
 
 - what views and the record of times themselves take, counted call by call and thread by thread, on the client, the
-  scheduler and the workers. It varies little, and leaves out only what cannot be counted so: a worker's notes of sampled
-  tasks (`bench_timing.py` has them), and what others lose because caches and the interpreter are shared;
+  scheduler and the workers, with the begin and the end of the run. It varies little. Counting takes 0.5 µs a call, which
+  is not subtracted: there are few calls, since views hear of a batch's last epoch only. It leaves out what cannot be
+  counted so: a worker's notes of sampled tasks (`bench_timing.py` has them), and what others lose because caches and the
+  interpreter are shared;
 - the median of the differences from `off`, with its bootstrapped 99 % interval: everything, but it varies more than 1 %.
   All processes' time counts, though they share it.
 
@@ -239,10 +241,9 @@ def main() -> None:
                     share, *shares = (it / wall for it in (medians[3], *more))
                     row += f"  {medians[3]:7.2f} ({share:.2%})"
                     row += "  {:+8.1f} ({:+.1%} to {:+.1%})".format(more[0], *shares[1:])
-                    if seconds:
-                        is_met = share <= LIMIT and shares[1] <= LIMIT
-                        verdicts.append(is_met)
-                        row += "  at most 1 %" if is_met else "  NOT SHOWN to be at most 1 %"
+                    is_met = share <= LIMIT and shares[1] <= LIMIT
+                    verdicts.append(is_met)
+                    row += "  at most 1 %" if is_met else "  NOT SHOWN to be at most 1 %"
                 print(row, flush=True)
     print("verdict:", "at most 1 %" if all(verdicts) else "NOT shown to be at most 1 %")
 
