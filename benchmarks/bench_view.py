@@ -52,13 +52,15 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.cluster.messenger import Messenger
+from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import Stopwatch
-from jobrunner.view import IS_SHOWN, Live, RunState
+from jobrunner.view import IS_SHOWN, Live
 from jobrunner.view.watcher import Watcher
 
 CASES = {"no work": 0.0, "1 ms": 1e-3, "10 ms": 10e-3, "50 ms": 50e-3}
 CALLS = [
-    *((RunState, name) for name in vars(RunState) if name.startswith("on_")),
+    (Callbacks, "notify"),
+    *((Stopwatch, name) for name in ("enter", "capture", "is_sample_due", "note_spans")),
     *((Live, "_work"), (Watcher, "_work")),  # the whole of their threads
 ]
 LIMIT = 0.01
@@ -116,10 +118,7 @@ class Counted:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        for owner, name in (
-            *CALLS,
-            *((Stopwatch, it) for it in ("enter", "capture", "note_spans")),
-        ):
+        for owner, name in CALLS:
             setattr(owner, name, self._counted(getattr(owner, name)))
         look = Messenger.look
 
