@@ -274,6 +274,11 @@ def _copy_array(array: Any, memory: Memory, made: dict[int, Any]) -> Any:
 
 def copy_tensor(tensor: Any) -> Any:
     """Copy a tensor or parameter."""
-    copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    parameter = sys.modules["torch"].nn.Parameter
-    return parameter(copy, tensor.requires_grad) if isinstance(tensor, parameter) else copy
+    torch, plain = sys.modules["torch"], tensor.detach()
+    try:
+        copy = plain.clone()
+    except NotImplementedError:  # of a dtype such as uint4, whose bytes can be copied
+        copy = plain.view(torch.uint8).clone().view(plain.dtype)
+    copy.requires_grad_(tensor.requires_grad)
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    return torch.nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy

@@ -261,6 +261,7 @@ class _Keeper:
             raise _NotKeptError
         storage = value.untyped_storage().data_ptr()
         window = (storage, value.storage_offset(), value.shape, value.stride(), value.dtype)
+        window = (*window, type(value), value.requires_grad)
         # Two windows on one storage may overlap; their copies would not.
         if self._storages.setdefault(storage, window) != window:
             raise _NotKeptError

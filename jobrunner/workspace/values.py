@@ -18,6 +18,7 @@ import mmap
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -318,7 +319,9 @@ def freeze(
     return snapshot(value)
 
 
-def _read_only(array: np.ndarray) -> np.ndarray:
+def _read_only(array: Any) -> Any:
+    if is_tensor(array):  # no tensor is read-only
+        return array
     array = array.view()
     array.flags.writeable = False
     return array
@@ -335,23 +338,36 @@ _Span = tuple[int, int]
 
 
 def _overlaps(value: Any, spans: list[_Span]) -> bool:
-    low, high = _extent(value)
-    return any(low < b and a < high for a, b in spans)
+    return any(low < b and a < high for low, high in _extents(value) for a, b in spans)
 
 
 def _spans(values: Iterable[Any]) -> list[_Span]:
     spans = []
     for value in values:
         if isinstance(value, np.ndarray) or is_tensor(value):
-            spans.append(_extent(value))
+            spans += _extents(value)
         elif items_of(type(value)) is not None:
-            spans += map(_extent, survey(value).memory())
+            spans += chain.from_iterable(map(_extents, survey(value).memory()))
     return spans
 
 
-def _extent(value: Any) -> _Span:
+def _extents(value: Any) -> list[_Span]:
     if isinstance(value, np.ndarray):
         low, high = np.lib.array_utils.byte_bounds(value)
-        return int(low), int(high)
+        return [(int(low), int(high))]
+    if (layout := str(value.layout)) != "torch.strided":
+        parts = (getattr(value, name)() for name in _TENSOR_PARTS.get(layout, ()))
+        return list(chain.from_iterable(map(_extents, parts)))
     storage = value.untyped_storage()
-    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes())]
+
+
+_BY_ROWS = ("crow_indices", "col_indices", "values")
+_BY_COLUMNS = ("ccol_indices", "row_indices", "values")
+_TENSOR_PARTS = {
+    "torch.sparse_coo": ("_indices", "_values"),
+    "torch.jagged": ("values",),
+    **dict.fromkeys(("torch.sparse_csr", "torch.sparse_bsr"), _BY_ROWS),
+    **dict.fromkeys(("torch.sparse_csc", "torch.sparse_bsc"), _BY_COLUMNS),
+}
+"""By layout, for tensors that have no memory of their own: the methods that return their parts."""

@@ -101,7 +101,8 @@ def test_all_objects_that_init_tasks_make_by_their_class_are_named_at_once(
         "Node 'b', blob 'two'",
         "Node 'b', blob 'three'",
     ]
-    assert all("register_codec" in line for line in lines)
+    # What to do is said once for each node.
+    assert ["register_codec" in line for line in lines] == [True, True, False]
 
 
 def test_what_could_be_saved_is_not_refused(inproc_session: Session, tmp_path: Path) -> None:

@@ -202,14 +202,13 @@ def test_a_recorded_epoch_drops_older_states_and_no_newer_ones(kept_states):
 
 def test_tensors_are_copied_and_ties_between_them_kept(kept_states):
     torch = pytest.importorskip("torch")
-    weight = torch.nn.Parameter(torch.zeros(3))
+    weight = torch.zeros(3)
     blobs = {"x": OrderedDict(a=weight, b=weight.detach(), c=torch.ones(2))}
-    blobs["x"]["b"].requires_grad_()
+    blobs["x"]["p"] = torch.nn.Parameter(torch.ones(1))
     keep(kept_states, blobs)
-    with torch.no_grad():
-        weight += 1
+    weight += 1
     kept = recall(kept_states)["x"]
-    assert type(kept["a"]) is torch.nn.Parameter
+    assert type(kept["p"]) is torch.nn.Parameter
     assert kept["a"].tolist() == [0, 0, 0]
     assert kept["b"] is kept["a"]
     kept["c"] += 1
@@ -217,6 +216,9 @@ def test_tensors_are_copied_and_ties_between_them_kept(kept_states):
     halves = torch.zeros(4)
     keep(kept_states, {"x": [halves[:3], halves[1:]]}, "2", "2")
     assert recall(kept_states, identity="2") == {}
+    # One would come back as the type of the other.
+    keep(kept_states, {"x": [weight, torch.nn.Parameter(weight)]}, "3", "3")
+    assert recall(kept_states, identity="3") == {}
 
 
 values = st.recursive(

@@ -693,6 +693,39 @@ def test_a_tensor_is_copied_where_it_shares_memory_and_frozen_by_a_clone():
     assert from_frames(to_frames(frozen)).open().tolist() == [0, 1, 2, 3]
 
 
+def test_a_container_of_tensors_is_copied_for_a_task_and_its_tensors_are_not():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    weights, sparse = torch.ones(2), torch.eye(2).to_sparse()
+    state = {"w": weights, "all": [weights, sparse]}
+    found = view(state)
+    assert found is not state
+    assert found["all"] is not state["all"]
+    assert found["w"] is found["all"][0] is weights
+    assert found["all"][1] is sparse
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state")
+@pytest.mark.parametrize("layout", ["sparse", "sparse_csr", "sparse_csc", "mkldnn"])
+def test_a_tensor_without_memory_of_its_own_is_copied_where_its_parts_are_shared(layout):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    tensor = getattr(torch.eye(2), f"to_{layout}")()
+    assert adopt([tensor], ()) is tensor
+    if layout != "mkldnn":  # whose parts cannot be reached
+        values = tensor._values() if layout == "sparse" else tensor.values()
+        assert adopt([tensor], [values]) is not tensor
+        assert adopt([values], [[tensor]]) is not values
+        assert adopt([torch.ones(2)], [tensor]).tolist() == [1, 1]
+
+
+def test_a_tensor_of_a_dtype_that_torch_cannot_clone_is_copied():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    nibbles = torch.tensor([1, 2], dtype=torch.uint8).view(torch.uint4)
+    copied = adopt([nibbles], [nibbles])
+    assert copied is not nibbles
+    assert copied.dtype == torch.uint4
+    assert copied.view(torch.uint8).tolist() == [1, 2]
+
+
 def test_an_update_can_write_an_array_of_objects_that_was_read_only():
     array = np.array(["text", None], object)
     array[1] = [1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -53,12 +54,13 @@ def encode_blobs(
     """Encode the blobs of a node; write them before the values, whose memory they share, change.
 
     `beside` are the node's other blobs: arrays that own their memory and need no encoding; `done`
-    blobs that are encoded already, and share nothing. Raises
-    `DefinitionError` if blobs cannot be encoded, with a line for each, or two share an object or
-    memory, and would load as two.
+    blobs that are encoded already, and share nothing. Raises `DefinitionError`, with a line for
+    each blob that cannot be encoded, and for two that share an object or memory, and would load
+    as two.
     """
     table = CodecTable(codecs) if codecs else None
     refused: dict[str, UnsupportedValueError] = {}
+    shared: dict[tuple[str, str], str] = {}
     encoded: dict[str, EncodedBlob] = {}
     memory: list[_View] = []
     owners: dict[int, tuple[str, object]] = {}
@@ -83,16 +85,17 @@ def encode_blobs(
         for identity, held in encoder.identities.items():
             other, _ = owners.setdefault(identity, (name, held))
             if other != name:
-                raise DefinitionError(
+                shared[other, name] = (
                     f"Node {node!r}: the blobs {other!r} and {name!r} contain the same "
                     f"{type(held).__name__} object, and would contain two after a resume. "
                     f"Copy one of them, or put both in one blob (a dict or a list)."
                 )
-    if refused:
-        lines = [_explain(node, name, error) for name, error in refused.items()]
+    lines = [*_explain(node, refused), *shared.values()]
+    if not shared:
+        lines += _find_shared_memory(node, memory, beside or {})
+    if lines:
         causes = (error.__cause__ for error in refused.values())
         raise DefinitionError("\n".join(lines)) from next(filter(None, causes), None)
-    _refuse_shared_memory(node, memory, beside or {})
     return encoded
 
 
@@ -102,14 +105,15 @@ def refuse_classes(made: Mapping[tuple[str, str], type], codecs: Sequence[Codec]
     The classes have no ``__new__``, so none of their code runs here.
     """
     table = CodecTable(codecs)
-    lines = []
+    refused: dict[str, dict[str, UnsupportedValueError]] = {}
     for (node, name), cls in made.items():
         blank: Any = object.__new__(cls)
         by_class = table.get(cls) or everyday.ENCODERS.get(cls) or classes.find_encoder(blank)
         if not (by_class or find_type(blank) or has_state(blank)):
             error = UnsupportedValueError((), cls, "there is no codec for its type")
-            lines.append(_explain(node, name, error))
-    if lines:
+            refused.setdefault(node, {})[name] = error
+    if refused:
+        lines = (line for node, errors in refused.items() for line in _explain(node, errors))
         raise DefinitionError("\n".join(lines))
 
 
@@ -161,32 +165,39 @@ def check_dimensions(node: str, blobs: Mapping[str, EncodedBlob]) -> None:
                     )
 
 
-def _explain(node: str, blob: str, error: UnsupportedValueError) -> str:
-    item = f", item {'/'.join(error.trail)}" if error.trail else ""
-    name = error.cls.__qualname__
-    if error.cls.__module__ != "builtins":
-        name = f"{error.cls.__module__}.{name}"
-    remedy = error.remedy
-    if not remedy:
+def _explain(node: str, refused: Mapping[str, UnsupportedValueError]) -> Iterator[str]:
+    """Yield a line for each blob; what to do is said once, so that many lines stay readable."""
+    told: set[str] = set()
+    for blob, error in refused.items():
+        trail = (re.sub(r"^_(\d+)_key$", r"key \1", part) for part in error.trail)
+        item = f", item {'/'.join(trail)}" if error.trail else ""
+        name = error.cls.__qualname__
+        if error.cls.__module__ != "builtins":
+            name = f"{error.cls.__module__}.{name}"
+        line = f"Node {node!r}, blob {blob!r}{item}: {name} cannot be saved: {error.why}."
         # A codec for such a type would be refused.
-        codec = (
-            f"Register a codec for it, register_codec({error.cls.__name__}, encode, decode); or "
-        )
-        codec = _CONVERT if needs_no_codec(error.cls) else codec
-        remedy = f"{codec}pickle it, allow_pickle=True for the checkpoint manager (--allow-pickle)"
-    return (
-        f"Node {node!r}, blob {blob!r}{item}: {name} cannot be saved: {error.why}. {remedy}; or "
-        f"exclude the blob from checkpoints, outputs=Blob({blob!r}, transient=True)."
-    )
+        remedy = error.remedy or (_CONVERT if needs_no_codec(error.cls) else _REGISTER)
+        if remedy not in told:
+            told.add(remedy)
+            pickle = "" if error.remedy else _PICKLE
+            exclude = (
+                f"; or exclude the blob from checkpoints, outputs=Blob({blob!r}, transient=True)."
+            )
+            line += f" {remedy.format(error.cls.__name__)}{pickle}{exclude}"
+        yield line
 
 
-_CONVERT = "Convert it to a type that can be saved, such as an array of numbers or a list; or "
+_REGISTER = "Register a codec for it, register_codec({}, encode, decode)"
+_PICKLE = "; or pickle it, allow_pickle=True for the checkpoint manager (--allow-pickle)"
+_CONVERT = "Convert it to a type that can be saved, such as an array of numbers or a list"
 
 
 # --- shared memory
 
 
-def _refuse_shared_memory(node: str, memory: Sequence[_View], beside: Mapping[str, Array]) -> None:
+def _find_shared_memory(
+    node: str, memory: Sequence[_View], beside: Mapping[str, Array]
+) -> Iterator[str]:
     arrays = [*(view.array for view in memory), *beside.values()]
     is_once = len(set(map(id, arrays))) == len(arrays)
     if is_once and all(view.array.flags.owndata for view in memory):
@@ -210,7 +221,7 @@ def _refuse_shared_memory(node: str, memory: Sequence[_View], beside: Mapping[st
         reaching.append((high, index))
     if named:
         first, second = ("/".join((memory[i].blob, *memory[i].trail)) for i in named)
-        raise DefinitionError(
+        yield (
             f"Node {node!r}: the blobs {first!r} and {second!r} share memory, but would "
             f"not share it after a resume. Copy one of them (array.copy()), or save only "
             f"one and derive the other from it."

@@ -300,6 +300,20 @@ def test_blobs_that_share_memory_are_refused_by_name() -> None:
     encode_blobs("n", {"even": base[::2], "odd": base[1::2], "empty": base[:0], "end": base[10:]})
 
 
+def test_all_blobs_are_named_at_once_whatever_is_wrong_with_them() -> None:
+    base = np.arange(3)
+    blobs = {f"b{i}": Custom(i) for i in range(100)} | {"keyed": {(1, Ellipsis, Custom): 1}}
+    with pytest.raises(DefinitionError) as caught:
+        encode_blobs("n", {**blobs, "one": base, "two": base[1:]})
+    lines = str(caught.value).splitlines()
+    assert [line.partition(":")[0] for line in lines[:100]] == [
+        f"Node 'n', blob 'b{i}'" for i in range(100)
+    ]
+    assert ["register_codec" in line for line in lines[:100]] == [True] + [False] * 99
+    assert "blob 'keyed', item key 0/2: type cannot be saved" in lines[100]
+    assert "'one' and 'two' share memory" in lines[101]
+
+
 def test_the_first_pair_that_shares_memory_is_named_wherever_it_lies() -> None:
     memory = np.zeros(8)
     for low, high in ((0, 4), (4, 0)):

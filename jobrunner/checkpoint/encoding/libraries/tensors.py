@@ -31,7 +31,9 @@ def to_array(tensor: Any, *, from_device: bool = False) -> tuple[Array, dict[str
     torch = sys.modules["torch"]
     if tensor.device.type != "cpu" and not from_device:
         raise UnsupportedTensorError(f"it is on the device {tensor.device}; save tensor.cpu()")
-    if tensor.layout != torch.strided or tensor.is_quantized:
+    if tensor.is_quantized:
+        raise UnsupportedTensorError("it is quantized; save tensor.dequantize(), or its parts")
+    if tensor.layout != torch.strided:
         raise UnsupportedTensorError(f"its layout is {tensor.layout}; save tensor.to_dense()")
     if not tensor.is_leaf:
         raise UnsupportedTensorError("it is part of an autograd graph; save tensor.detach()")
