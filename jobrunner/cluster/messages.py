@@ -10,7 +10,6 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
-import cloudpickle
 import msgspec
 
 from jobrunner.cluster.placement import WorkerInfo
@@ -24,6 +23,7 @@ from jobrunner.errors import (
 )
 from jobrunner.texts import listed
 from jobrunner.worker import Failure, Message
+from jobrunner.workspace import dumps_definitions
 
 FIRST_WAIT_SECONDS = 0.25
 """How long workers may delay the answer to a first message.
@@ -206,7 +206,7 @@ def _at(epoch: int | None) -> str:
 def pickle_function(fn: Any, what: str) -> bytes:
     """Pickle a function for the workers; `DefinitionError` if it cannot be pickled."""
     try:
-        return bytes(cloudpickle.dumps(fn))
+        return dumps_definitions(fn)
     except Exception as error:
         raise DefinitionError(
             f"{what} cannot be pickled, so no worker can run it: {type(error).__name__}: {error}. "

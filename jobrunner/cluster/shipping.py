@@ -8,11 +8,10 @@ import weakref
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import cloudpickle
-
 from jobrunner.cluster.messages import pickle_function
 from jobrunner.compile import GroupPlan, Slice, gc_paused
 from jobrunner.define import TaskGroup
+from jobrunner.workspace import dumps_definitions
 
 
 class Parcel:
@@ -103,7 +102,7 @@ def nodes_of(plan: GroupPlan) -> tuple[str, ...]:
 
 def _pickle_slices(slices: Mapping[str, Slice]) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(slices))
+        return dumps_definitions(slices)
     except Exception:
         for part in slices.values():
             for task in part.tasks:

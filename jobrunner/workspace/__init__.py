@@ -9,6 +9,7 @@ from jobrunner.workspace.pickles import (
     NotPicklableError,
     Snapshot,
     crossing_frames,
+    dumps_definitions,
     from_frames,
     open_frames,
     to_frames,

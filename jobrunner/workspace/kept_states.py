@@ -260,8 +260,8 @@ class _Keeper:
         if not value.is_leaf or value.layout != torch.strided:
             raise _NotKeptError
         storage = value.untyped_storage().data_ptr()
-        window = (storage, value.storage_offset(), value.shape, value.stride(), value.dtype)
-        window = (*window, type(value), value.requires_grad)
+        kind = (type(value), value.dtype, value.requires_grad)
+        window = (storage, value.storage_offset(), value.shape, value.stride(), kind)
         # Two windows on one storage may overlap; their copies would not.
         if self._storages.setdefault(storage, window) != window:
             raise _NotKeptError

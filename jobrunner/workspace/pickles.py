@@ -121,6 +121,11 @@ def dumps(value: Any, buffers: list[pickle.PickleBuffer] | None = None) -> bytes
         return _dumped(_CloudPickler, value, take)
 
 
+def dumps_definitions(value: Any) -> bytes:
+    """Pickle functions and what they refer to; those of a script or a notebook by value."""
+    return _dumped(_CloudPickler, value, None)
+
+
 def _dumped(pickler: Any, value: Any, take: Any) -> bytes:
     file = io.BytesIO()
     pickler(file, protocol=5, buffer_callback=take).dump(value)
@@ -173,3 +178,10 @@ class _Pickler(pickle.Pickler):
 
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     dispatch_table: ClassVar[Any] = ChainMap(_ARRAYS, cloudpickle.Pickler.dispatch_table)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Keep the place of a class that is inside another one, which cloudpickle forgets."""
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2:
+            reduced[2][0]["__qualname__"] = obj.__qualname__
+        return reduced

@@ -327,7 +327,7 @@ def _read_only(array: Any) -> Any:
     return array
 
 
-def _read_only_copy(array: np.ndarray) -> np.ndarray:
+def _read_only_copy(array: Any) -> Any:
     if not has_objects(array):
         array = copied(array, "that others read and a task updates")
     return _read_only(array)

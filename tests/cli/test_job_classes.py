@@ -39,6 +39,11 @@ class State:
     phase: Phase
     seen: list
 
+class Outer:
+    @dataclasses.dataclass
+    class Inner:
+        x: int
+
 class Model:  # only pickle saves it
     def __init__(self):
         self.phase = Phase.COLD
@@ -146,7 +151,10 @@ def test_a_job_in_a_file_of_another_name_finds_its_classes(
 @pytest.mark.nightly
 @pytest.mark.parametrize("as_script", [False, True], ids=["by the command", "as a script"])
 def test_a_resume_has_the_running_jobs_classes(tmp_path: Path, as_script: bool) -> None:
-    write(tmp_path, "[Model()]", "type(extra[0]) is Model and extra[0].phase is Phase.COLD")
+    check = (
+        "type(extra[0]) is Model and extra[0].phase is Phase.COLD and extra[1] == Outer.Inner(1)"
+    )
+    write(tmp_path, "[Model(), Outer.Inner(1)]", check)
     for epochs in (1, 2):
         done = run(tmp_path, epochs, as_script=as_script)
         assert done.returncode == 0, done.stderr

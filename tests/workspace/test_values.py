@@ -4,6 +4,7 @@ import collections
 import copy
 import datetime
 import enum
+import pickletools
 import sys
 import threading
 import types
@@ -17,6 +18,7 @@ from jobrunner.workspace import contents
 from jobrunner.workspace.pickles import (
     Snapshot,
     crossing_frames,
+    dumps_definitions,
     from_frames,
     open_frames,
     to_frames,
@@ -671,6 +673,17 @@ def test_large_arrays_travel_as_their_own_memory():
 def test_dates_and_the_like_are_immutable():
     value = [datetime.datetime(2020, 1, 1), datetime.timedelta(1)]
     assert view(tuple(value))[0] is value[0]
+
+
+class Outer:
+    class Inner:
+        pass
+
+
+def test_a_class_that_is_sent_by_value_keeps_its_place_inside_another(monkeypatch):
+    monkeypatch.setattr(Outer.Inner, "__module__", "__main__")
+    texts = [text for _, text, _ in pickletools.genops(dumps_definitions(Outer.Inner))]
+    assert texts[texts.index("__qualname__") + 2] == "Outer.Inner"
 
 
 def test_no_value_imports_torch():
