@@ -9,13 +9,15 @@ from jobrunner.texts import Html, card, counted, folded, listed, pairs, table, t
 MOST_WORKERS = 200
 
 
-def draw_session(address: str, state: str, dashboard: str, placement: Mapping[str, str]) -> Html:
-    """Where each node is."""
+def draw_session(address: str, placement: Mapping[str, str] | None, dashboard: str) -> Html:
+    """Where each node is; None: the session is closed."""
+    if placement is None:
+        return card("Session", address, pairs({"state": "closed"}))
     nodes = dict[str, list[str]]()
     for node, worker in placement.items():
         nodes.setdefault(worker, []).append(node)
     rows = [(worker, listed(names, 12)) for worker, names in list(nodes.items())[:MOST_WORKERS]]
     title = f"{counted(len(placement), 'node')} on {counted(len(nodes), 'worker')}"
-    shown = folded(title, table(("worker", "nodes"), rows, left=(0, 1))) if nodes else title
-    about = {"state": state, "dashboard": tag("a", dashboard, href=dashboard) if dashboard else ""}
+    shown = folded(title, table(("worker", "nodes"), rows, left=(0, 1))) if nodes else "no nodes"
+    about = {"state": "open", "dashboard": tag("a", dashboard, href=dashboard) if dashboard else ""}
     return card("Session", address, pairs(about), tag("div", shown))

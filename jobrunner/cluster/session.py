@@ -253,14 +253,15 @@ class Session:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed " if self._is_closed else ""
+        if self._is_closed:
+            return printable(f"<closed Session of {self._address}>")
         nodes = len(self._binding.placement) if self._binding is not None else 0
-        return printable(f"<{state}Session of {self._address}: {counted(nodes, 'node')}>")
+        return printable(f"<Session of {self._address}: {counted(nodes, 'node')}>")
 
     def _repr_html_(self) -> Html:
         placement = {} if self._binding is None else self._binding.placement
-        state = "closed" if self._is_closed else "open"
-        return draw_session(self._address, state, self.client.dashboard_link, placement)
+        dashboard = self.client.dashboard_link
+        return draw_session(self._address, None if self._is_closed else placement, dashboard)
 
     # ---- for runners
 

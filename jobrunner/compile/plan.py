@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from jobrunner.define import ArrayOptions
-from jobrunner.texts import Html, card, counted, listed, printable, table, tag
+from jobrunner.texts import Html, card, counted, counted_names, printable, table, tag
 
 ENDS_EPOCH = " (ends the epoch)"
 """Ends the names of conditions that end an epoch, not the job."""
@@ -266,10 +266,10 @@ class Plan(Struct, frozen=True):
 
     def _repr_html_(self) -> Html:
         rows = [
-            (key, _count(it), f"{len(it.slices)}: {listed(it.slices, 6)}", len(it.crossings))
+            (key, _count(it), counted_names(it.slices), len(it.crossings))
             for key, it in self.groups.items()
         ]
-        saved = f"saved nodes: {listed(self.checkpointed, 6)}"
+        saved = f"saved nodes: {counted_names(self.checkpointed)}"
         head = ("group", "tasks", "nodes", "values that cross nodes")
         return card("Plan", self.job, table(head, rows, left=(0, 2)), tag("div", saved))
 

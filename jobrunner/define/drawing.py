@@ -17,7 +17,7 @@ from jobrunner.define.node import Blob, Node
 from jobrunner.define.task import Task, TaskOutput
 from jobrunner.errors import DefinitionError
 from jobrunner.outputs import write_output
-from jobrunner.texts import Html, abbreviate, card, counted, folded, listed, table, tag
+from jobrunner.texts import Html, abbreviate, card, counted, counted_names, folded, table, tag
 
 if TYPE_CHECKING:
     from jobrunner.define.jobs import Job
@@ -207,8 +207,15 @@ def to_html(job: Job) -> Html:
     for name, group in job.groups.items():
         nodes = [node.name for node in group.used_nodes()]
         blobs = dict.fromkeys(b.name for t in group.tasks() for b in (*t.output_blobs, *t.updates))
-        rows.append((name + _how_often(job, name), len(group.tasks()), _some(nodes), _some(blobs)))
-    saved = _some([node.name for node in job.nodes_to_checkpoint()])
+        rows.append(
+            (
+                name + _how_often(job, name),
+                len(group.tasks()),
+                counted_names(nodes),
+                counted_names(blobs),
+            )
+        )
+    saved = counted_names([node.name for node in job.nodes_to_checkpoint()])
     return card(
         "Job",
         job.name,
@@ -236,10 +243,6 @@ def to_image(job: Job) -> Html:
     least = 0.75 * LANE * len(_drawn_nodes(job))  # in less, it could not be read: it is scrolled
     style = f"max-width: 100%; min-width: {least:.0f}px; height: auto"
     return tag("img", src=Html(f"data:image/svg+xml;base64,{data}"), alt=what, style=style)
-
-
-def _some(names: Collection[str]) -> str:
-    return f"{len(names)}: {listed(names, 6)}" if names else "none"
 
 
 def _conditions(job: Job) -> set[Task]:

@@ -9,7 +9,20 @@ from itertools import groupby
 from typing import Any
 
 from jobrunner.positions import plain, step_of
-from jobrunner.texts import Html, card, counted, folded, pairs, printable, table, tag
+from jobrunner.texts import (
+    Html,
+    card,
+    counted,
+    folded,
+    metric_texts,
+    pairs,
+    printable,
+    table,
+    tag,
+)
+
+_MOST_METRICS = 8
+"""Columns of the table of a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +121,16 @@ class RunResult:
 
     def _repr_html_(self) -> Html:
         last = self.metrics[-10:]
-        names = list(dict.fromkeys(name for row in last for name in row))
-        rows = [[row.get(name, "") for name in names] for row in last]
+        texts = [dict(metric_texts(row)) for row in last]
+        names = list(dict.fromkeys(name for row in texts for name in row))
+        head, more = names[:_MOST_METRICS], len(names) - _MOST_METRICS
+        rows = [
+            [row["epoch"], *(text.get(name, "") for name in head)]
+            for row, text in zip(last, texts, strict=True)
+        ]
         title = f"Metrics of the last {counted(len(last), 'epoch')}"
-        shown = folded(title, table(names, rows, left=())) if len(names) > 1 else ""
+        rest = tag("div", f"and {counted(more, 'more metric')}") if more > 0 else ""
+        shown = folded(title, table(("epoch", *head), rows, left=()), rest) if names else ""
         return card("RunResult", "", pairs(self._about()), shown)
 
     def _about(self) -> dict[str, object]:

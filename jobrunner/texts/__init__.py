@@ -6,6 +6,7 @@ from jobrunner.texts.plain import (
     abbreviate,
     clip,
     counted,
+    counted_names,
     format_metrics,
     format_seconds,
     format_time,

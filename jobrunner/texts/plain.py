@@ -114,6 +114,11 @@ def listed(items: Iterable[str], most: int = 20, separator: str = ", ") -> str:
     return f"{separator.join(texts[:most])}{more}" if texts else "none"
 
 
+def counted_names(names: Collection[str]) -> str:
+    """How many, and the first: ``2: a, b``, or ``none``."""
+    return f"{len(names)}: {listed(names, 6)}" if names else "none"
+
+
 def counted(number: int, what: str) -> str:
     """``1 task``, ``2 tasks``, ``2 losses``."""
     ending = "" if number == 1 else "es" if what.endswith("s") else "s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -19,15 +20,21 @@ from jobrunner import (
     RunResult,
     Session,
     Task,
+    current_task,
     epoch_limiter,
 )
+
+
+def add(w: Any) -> Any:
+    current_task().report(loss=1 / 3)
+    return w + 1
 
 
 def build() -> Job:
     with Job("a <b>&job") as job, Node("<i>n&"):
         with job.init_group:
             Task(lambda: np.zeros((4, 3)), outputs=Blob("w", partition=0), name="make")
-        Task(lambda w: w + 1, inputs="w", outputs="w", name="<u>add")
+        Task(add, inputs="w", outputs="w", name="<u>add")
     epoch_limiter(job, 3)
     return job
 
@@ -38,22 +45,24 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("run")
     job, manager = build(), MultiNodeCheckpointManager(path)
     with Session.local(workers=1, processes=False) as session:
+        fresh = [repr(session), session._repr_html_()]
         runner = JobRunner(job, manager)
         result = runner.run(session)
         open_session = ET.fromstring(session._repr_html_())
     checkpoint = manager.open(3)
+    others = {"open session": open_session, "fresh session": fresh}
     made = [job, runner.plan_resume(), job.compile(), result, session, checkpoint]
     made += [checkpoint["<i>n&"], checkpoint.array("w")]
-    return {type(it).__name__: it for it in made} | {"open session": open_session}
+    return {type(it).__name__: it for it in made} | others
 
 
 KINDS = {
     "Job": ("<Job 'a <b>&job'", "repeated"),
-    "Plan": ("<Plan of 'a <b>&job': 1 node, tasks init 1, epoch 1", "saved nodes: <i>n&"),
+    "Plan": ("<Plan of 'a <b>&job': 1 node, tasks init 1, epoch 1", "download0none0exit0none0"),
     "ResumePlan": ("<ResumePlan from epoch 3: it is the last epoch", "runs (1)"),
     "RunResult": ("<RunResult: epoch 3, stopped by epoch_limiter, epochs run 3, saves 4>", "saves"),
     "Session": ("<closed Session of ", "closed"),
-    "Checkpoint": ("<Checkpoint of epoch 3: <i>n&>", "1 node"),
+    "Checkpoint": ("<Checkpoint of epoch 3: <i>n&>", "loss=0.33331 node"),
     "NodeCheckpoint": ("<NodeCheckpoint ", "float64[4 x 3]"),
     "PartitionedArray": ("<PartitionedArray 'w' float64[4, 3], 1 parts>", "1 along axis 0"),
 }
@@ -76,6 +85,29 @@ def test_an_open_session_shows_which_nodes_are_on_which_worker(shown: dict[str, 
     assert "1 node on 1 worker" in "".join(shown["open session"].itertext())
 
 
+def test_a_session_shows_nodes_and_a_dashboard_only_while_it_has_them(
+    shown: dict[str, Any],
+) -> None:
+    line, page = shown["fresh session"]
+    assert line.endswith(": 0 nodes>")
+    assert "no nodes" in page
+    assert "0 workers" not in page
+    closed = shown["Session"]
+    assert repr(closed) == f"<closed Session of {closed._address}>"
+    assert "href" not in closed._repr_html_()
+    assert "node" not in closed._repr_html_()
+
+
+def test_a_checkpoint_of_many_nodes_stays_one_line(shown: dict[str, Any]) -> None:
+    checkpoint = copy.copy(shown["Checkpoint"])
+    checkpoint._readers = dict.fromkeys(f"trainer:{i}" for i in range(500))
+    assert "trainer:0, " in repr(checkpoint)
+    assert len(repr(checkpoint)) < 300
+    node = copy.copy(shown["Checkpoint"]["<i>n&"])
+    node._borrowed = dict.fromkeys(f"blob {i}" for i in range(500))
+    assert len(repr(node)) < 500
+
+
 def test_long_results_and_plans_stay_short_on_the_screen() -> None:
     metrics = [{"epoch": epoch, "loss": 1 / epoch} for epoch in range(1, 10_000)]
     result = RunResult(9999, None, "epoch_limiter", 2, metrics, [], [])
@@ -83,6 +115,12 @@ def test_long_results_and_plans_stay_short_on_the_screen() -> None:
         "<RunResult: epoch 9999, stopped by epoch_limiter, restarts 2, epochs run 9999>"
     )
     assert len(result._repr_html_()) < 10_000
+    wide = [{"epoch": 1, "loss": 1 / 3, "mode": "x"} | {f"n{i}/loss": 0.1 for i in range(500)}]
+    page = RunResult(1, None, "epoch_limiter", 0, wide, [], [])._repr_html_()
+    assert ">0.3333<" in page
+    assert ">1<" in page
+    assert "and 494 more metrics" in page
+    assert len(page) < 10_000
     plan = ResumePlan(None, "x" * 5000, steps=("run",) * 10_000)
     assert len(plan._repr_html_()) < 10_000
 

@@ -33,6 +33,7 @@ from jobrunner.texts import (
     card,
     counted,
     folded,
+    format_metrics,
     format_seconds,
     format_time,
     listed,
@@ -127,7 +128,7 @@ class NodeCheckpoint(Mapping[str, Any]):
         return blob in self._manifest.blobs or blob in self._borrowed
 
     def __repr__(self) -> str:
-        return printable(f"<NodeCheckpoint {self.path}: {', '.join(self)}>", kept="")
+        return printable(f"<NodeCheckpoint {self.path}: {listed(self, 12)}>", kept="")
 
     def _repr_html_(self) -> Html:
         rows = [(blob, self._sketch(blob)) for blob in islice(self, MOST_ROWS)]
@@ -255,19 +256,17 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         return node in self._readers
 
     def __repr__(self) -> str:
-        about = f"{name_position(self.record)}: {', '.join(self._readers)}"
+        about = f"{name_position(self.record)}: {listed(self._readers, 12)}"
         return printable(f"<Checkpoint of {about}>", kept="")
 
     def _repr_html_(self) -> Html:
         record, stores = self.record, self.record["stores"]
-        metrics = record["details"].get("metrics", {})
         about = {
             "saved": format_time(record["time"]),
             "size": format_bytes(sum(store["nbytes"] for store in stores.values())),
-            **(
-                {"metrics": listed((f"{k}={v}" for k, v in metrics.items()), 12)} if metrics else {}
-            ),
         }
+        if metrics := record["details"].get("metrics", {}):
+            about["metrics"] = listed(format_metrics(metrics, len(metrics)), 12)
         rows = [
             (node, format_bytes(stores[node]["nbytes"]), format_seconds(stores[node]["seconds"]))
             for node in islice(self, MOST_ROWS)
