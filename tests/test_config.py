@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from jobrunner import DefinitionError, config
+from tests.pages import blocks
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = Path(config.__file__).parent
@@ -41,6 +42,11 @@ def test_each_key_has_its_default_is_documented_and_is_used(key: str, value: flo
     )
     readers = [path for path in _PACKAGE.rglob("*.py") if path.name != "config.py"]
     assert any(key.rpartition(".")[2] in path.read_text() for path in readers)
+
+
+def test_the_file_that_the_page_shows_sets_keys_that_exist() -> None:
+    (file,) = blocks("configuration.md", "yaml")
+    assert _flatten(yaml.safe_load(file.code)["jobrunner"]).keys() <= _DEFAULTS.keys()
 
 
 @pytest.mark.parametrize(

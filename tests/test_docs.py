@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import importlib
 import re
 import subprocess
@@ -13,24 +14,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 
-from jobrunner import errors
+import jobrunner
+from jobrunner import (
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    Session,
+    Task,
+    epoch_limiter,
+    errors,
+)
 from jobrunner.cli import main
 from jobrunner.cli.command import exit_code_of
+from tests.pages import PAGES, ROOT, blocks
 
-_ROOT = Path(__file__).parents[1]
-_BLOCK = re.compile(
-    r"^(?:<!-- file: (?P<file>[\w.]+) -->\n)?```python\n(?P<code>.*?)^```$", re.M | re.S
-)
-_DOCUMENTS = sorted(
-    path
-    for path in [
-        _ROOT / "README.md",
-        *(_ROOT / "docs").rglob("*.md"),
-    ]
-    if path.exists() and _BLOCK.search(path.read_text())
-)
+_DOCUMENTS = [page for page in PAGES if blocks(page, "python")]
 
 
 @pytest.fixture
@@ -52,34 +54,55 @@ def test_the_python_blocks_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    text = document.read_text()
-    for block in _BLOCK.finditer(text):
-        if block["file"]:
-            (tmp_path / block["file"]).write_text(block["code"])
+    for block in blocks(document, "python"):
+        if block.file:
+            (tmp_path / block.file).write_text(block.code)
         # Padded with newlines, so that a traceback names the line of the document.
-        lines_before = text.count("\n", 0, block.start("code"))
-        source = "\n" * lines_before + block["code"]
+        source = "\n" * (block.line - 1) + block.code
         exec(compile(source, str(document), "exec"), vars(main_module))
 
 
-@pytest.mark.nightly
-def test_the_parts_of_ones_own_pass_the_suites_as_the_guide_runs_them(tmp_path: Path) -> None:
-    for block in _BLOCK.finditer((_ROOT / "docs" / "extending.md").read_text()):
-        if block["file"]:
-            (tmp_path / block["file"]).write_text(block["code"])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_parts.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^2\d passed", done.stdout, re.M), done.stdout
+_EXAMPLES = [path for path in (ROOT / "jobrunner").rglob("*.py") if ">>> " in path.read_text()]
+
+
+@pytest.mark.parametrize("path", _EXAMPLES, ids=lambda path: path.stem)
+def test_the_examples_of_docstrings_run(
+    path: Path,
+    main_module: types.ModuleType,
+    inproc_session: Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    public = {name: getattr(jobrunner, name) for name in jobrunner.__all__}
+    names = {**public, **vars(module), "np": np}
+    for test in doctest.DocTestFinder().find(module, globs=names):
+        if "manager" in "".join(example.source for example in test.examples):
+            test.globs |= _run_kmeans(inproc_session)
+        told: list[str] = []
+        failed = doctest.DocTestRunner().run(test, out=told.append).failed
+        if failed and "pip install 'dask-jobrunner[" in "".join(told):
+            pytest.skip("a library of a callback is not installed")
+        assert not failed, "".join(told)
+
+
+def _run_kmeans(session: Session) -> dict[str, object]:
+    """What examples take for granted: a job, and the manager of a directory of its run."""
+    with Job("kmeans") as job, Node("server"):
+        with job.init_group:
+            Task(np.zeros, kwargs={"shape": 3}, outputs="centroids")
+        Task(lambda centroids: centroids, outputs="centroids")
+    epoch_limiter(job, 5)
+    manager = MultiNodeCheckpointManager("runs/kmeans")
+    JobRunner(job, manager).run(session)
+    return {"job": job, "manager": manager}
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    top = [_ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
-    paths = [*top, *(_ROOT / "docs").rglob("*.md")]
     broken = [
-        f"{path.relative_to(_ROOT)}: {link}"
-        for path in paths
-        if path.exists()
+        f"{path.relative_to(ROOT)}: {link}"
+        for path in PAGES
         for link in re.findall(r"\]\((?!https?://|#)([^)#\s]+)", path.read_text())
         if not (path.parent / link).exists()
     ]
@@ -87,8 +110,8 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 
 def test_the_map_names_every_package_and_module_of_the_top_level() -> None:
-    top = _ROOT / "jobrunner"
-    text = (_ROOT / "docs" / "design" / "README.md").read_text()
+    top = ROOT / "jobrunner"
+    text = (ROOT / "docs" / "design" / "README.md").read_text()
     tree = text.partition("```text\n")[2].partition("```")[0]
     rooms = {path.stem for path in top.iterdir() if path.suffix == ".py" or path.is_dir()}
     missing = {room for room in rooms if not room.startswith("_")} - set(re.findall(r"\w+", tree))
@@ -111,8 +134,8 @@ def _defined(file: Path) -> set[str]:
 
 
 def test_every_file_and_function_on_the_design_map_exists() -> None:
-    package = _ROOT / "jobrunner"
-    text = (_ROOT / "docs" / "design" / "README.md").read_text()
+    package = ROOT / "jobrunner"
+    text = (ROOT / "docs" / "design" / "README.md").read_text()
     ways = re.findall(r"`([\w/]+\.py): ([\w.]+)`", text)
     assert len(ways) > 40
     missing = [f"{path}: {name}" for path, name in ways if name not in _defined(package / path)]
@@ -135,7 +158,7 @@ def _exported(module: types.ModuleType) -> set[str]:
 )
 def test_the_reference_has_every_public_name(name: str) -> None:
     documented = set[str]()
-    for page in (_ROOT / "docs" / "api").glob("*.md"):
+    for page in (ROOT / "docs" / "api").glob("*.md"):
         module = ""
         for kind, value in re.findall(r"^\.\. (\w+):: (\S+)$", page.read_text(), re.M):
             if kind == "currentmodule":
@@ -146,7 +169,7 @@ def test_the_reference_has_every_public_name(name: str) -> None:
 
 
 def test_the_index_of_errors_has_every_error_and_its_exit_code() -> None:
-    text = (_ROOT / "docs" / "errors.md").read_text()
+    text = (ROOT / "docs" / "errors.md").read_text()
     named = set(re.findall(r"^## (\w+)$", text, re.M))
     bases = {errors.JobRunnerError, errors.ExecutionError, errors.CheckpointError}
     for name, found in vars(errors).items():
@@ -157,7 +180,7 @@ def test_the_index_of_errors_has_every_error_and_its_exit_code() -> None:
 
 
 def test_the_page_on_the_command_line_has_every_command_its_options_and_its_json() -> None:
-    text = (_ROOT / "docs" / "command-line.md").read_text()
+    text = (ROOT / "docs" / "command-line.md").read_text()
     keys = re.findall(r"^\| `(\w+)` \|", text.partition("## What `--json` holds")[2], re.M)
     assert set(keys) == set(main.commands)
     for name, command in main.commands.items():
@@ -168,9 +191,9 @@ def test_the_page_on_the_command_line_has_every_command_its_options_and_its_json
 
 
 def test_the_page_on_installing_has_every_extra() -> None:
-    about = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for_developers = {"test", "dev", "docs", "browser", "bench"}
-    rows = re.findall(r"^\| (`.*`) \|", (_ROOT / "docs" / "install.md").read_text(), re.M)
+    rows = re.findall(r"^\| (`.*`) \|", (ROOT / "docs" / "install.md").read_text(), re.M)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row.partition("|")[0])}
     assert named == set(about["optional-dependencies"]) - for_developers
 
@@ -179,6 +202,6 @@ def test_the_page_on_installing_has_every_extra() -> None:
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx_book_theme")
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "docs", str(tmp_path)]
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "index.html").exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
 import os
 import re
 import shutil
@@ -21,10 +19,8 @@ import pytest
 import yaml
 
 from jobrunner import MultiNodeCheckpointManager
+from tests.pages import blocks
 from tests.processes import await_file, await_true, dask_process, kill
-
-_ROOT = Path(__file__).parents[1]
-_HOW_TO = _ROOT / "docs" / "how-to"
 
 _JOB = """\
 import time
@@ -45,23 +41,8 @@ epoch_limiter(job, 60)
 """
 
 
-def blocks(path: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.M | re.S)
-
-
-_NOT_RUN = [
-    pytest.param(code, id=f"{path.name}-{number}")
-    for path in sorted((_ROOT / "docs").rglob("*.md"))
-    for number, code in enumerate(blocks(path, "py"))
-]
-
-
-@pytest.mark.parametrize("code", _NOT_RUN)
-def test_blocks_that_no_test_runs_are_python_and_use_names_that_exist(code: str) -> None:
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jobrunner"):
-            module = importlib.import_module(node.module or "")
-            assert all(hasattr(module, name.name) for name in node.names)
+def codes(page: str, language: str) -> list[str]:
+    return [block.code for block in blocks(f"how-to/{page}", language)]
 
 
 # ---- TLS
@@ -70,8 +51,7 @@ def test_blocks_that_no_test_runs_are_python_and_use_names_that_exist(code: str)
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_with_the_certificates_of_the_page_a_job_runs_over_tls(tmp_path: Path) -> None:
-    page = _HOW_TO / "tls.md"
-    (script,), (config,) = blocks(page, "sh"), blocks(page, "yaml")
+    (script,), (config,) = codes("tls.md", "sh"), codes("tls.md", "yaml")
     keys = tmp_path / "keys"
     keys.mkdir()
     subprocess.run(["bash", "-ec", script], cwd=keys, check=True, capture_output=True)
@@ -117,7 +97,7 @@ def run_command(
 
 # ---- Slurm
 
-_SCRIPTS = blocks(_HOW_TO / "slurm.md", "bash")
+_SCRIPTS = codes("slurm.md", "bash")
 _REQUEUED = "requeue 7\n"
 
 
@@ -255,7 +235,7 @@ def test_workers_that_dask_jobqueue_submits_run_a_job(
     begin = 'setsid bash "$copy" > worker.log 2>&1 & echo Submitted batch job $!'
     slurm.add("sbatch", f'copy=$(mktemp -p {tmp_path}); cp "$1" "$copy"; {begin}')
     slurm.add("scancel", 'kill -KILL -- "-$1"')
-    (code,) = blocks(_HOW_TO / "slurm.md", "py")
+    (code,) = codes("slurm.md", "py")
     code = code.replace("/scratch/runs", str(tmp_path / "runs"))
     code = code.replace("cores=32", "cores=1").replace('"128GB"', '"1GB"')
     monkeypatch.setenv("PATH", f"{slurm.directory / 'bin'}:{os.environ['PATH']}")
@@ -274,9 +254,7 @@ def test_workers_that_dask_jobqueue_submits_run_a_job(
 
 # ---- Kubernetes
 
-_MANIFESTS = {
-    it["kind"]: it for it in map(yaml.safe_load, blocks(_HOW_TO / "kubernetes.md", "yaml"))
-}
+_MANIFESTS = {it["kind"]: it for it in map(yaml.safe_load, codes("kubernetes.md", "yaml"))}
 
 
 def test_the_manifests_for_kubernetes_fit_each_other() -> None:

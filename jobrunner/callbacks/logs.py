@@ -101,7 +101,7 @@ class CSVLog(Callback):
 
     Examples
     --------
-    ``JobRunner(job, manager, callbacks=[CSVLog("runs/digits.csv")])``
+    >>> runner = JobRunner(job, manager, callbacks=[CSVLog("runs/digits.csv")])
     """
 
     is_passive = True
@@ -156,7 +156,7 @@ class JSONLinesLog(Callback):
 
     Examples
     --------
-    ``JobRunner(job, manager, callbacks=[JSONLinesLog("runs/digits.jsonl")])``
+    >>> runner = JobRunner(job, manager, callbacks=[JSONLinesLog("runs/digits.jsonl")])
     """
 
     is_passive = True

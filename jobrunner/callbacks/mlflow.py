@@ -51,7 +51,7 @@ class MLflow(Callback):
 
     Examples
     --------
-    ``JobRunner(job, manager, callbacks=[MLflow("digits", params={"lr": 0.1})])``
+    >>> runner = JobRunner(job, manager, callbacks=[MLflow("digits", params={"lr": 0.1})])
     """
 
     is_passive = True

@@ -34,7 +34,7 @@ class OpenTelemetry(Callback):
 
     Examples
     --------
-    ``JobRunner(job, manager, callbacks=[OpenTelemetry()])``
+    >>> runner = JobRunner(job, manager, callbacks=[OpenTelemetry()])
     """
 
     is_passive = True

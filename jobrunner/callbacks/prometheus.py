@@ -40,7 +40,7 @@ class Prometheus(Callback):
 
     Examples
     --------
-    ``JobRunner(job, manager, callbacks=[Prometheus(port=9300)])``
+    >>> runner = JobRunner(job, manager, callbacks=[Prometheus(port=9300)])
     """
 
     is_passive = True

@@ -35,7 +35,7 @@ class TensorBoard(Callback):
 
     Examples
     --------
-    ``JobRunner(job, manager, callbacks=[TensorBoard("runs/tensorboard/digits")])``
+    >>> runner = JobRunner(job, manager, callbacks=[TensorBoard("runs/tensorboard/digits")])
     """
 
     is_passive = True

@@ -42,7 +42,7 @@ class Trackio(Callback):
 
     Examples
     --------
-    ``JobRunner(job, manager, callbacks=[Trackio("digits", config={"lr": 0.1})])``
+    >>> runner = JobRunner(job, manager, callbacks=[Trackio("digits", config={"lr": 0.1})])
     """
 
     is_passive = True

@@ -51,7 +51,10 @@ def from_lines(paths: Paths, *, encoding: str = "utf-8") -> DataReader:
 
     Examples
     --------
-    >>> from_lines(["a.txt", "b.txt"]).shuffled(seed=1).batched(64)  # doctest: +SKIP
+    >>> from pathlib import Path
+    >>> _ = Path("words.txt").write_text("one\ntwo\nthree\n")
+    >>> list(from_lines("words.txt").batched(2))
+    [['one', 'two'], ['three']]
     """
     blocks = [each for path in _listed(paths, "from_lines") for each in _split(path, _lines)]
     return reader_of(Indexed, Blocks([each.records for each in blocks], _Lines(blocks, encoding)))

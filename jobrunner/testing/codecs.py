@@ -1,12 +1,11 @@
 """The contract of codecs: derive a test class, set the codec and values, run pytest.
 
-Example
--------
-::
-
-    class TestFractions(CodecContract):
-        codec = register_codec(Fraction, lambda f: f.as_integer_ratio(), lambda t: Fraction(*t))
-        values = (Fraction(1, 3), Fraction(0))
+Examples
+--------
+>>> from fractions import Fraction
+>>> class TestFractions(CodecContract):
+...     codec = register_codec(Fraction, lambda f: f.as_integer_ratio(), lambda t: Fraction(*t))
+...     values = (Fraction(1, 3), Fraction(0))
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """The contract of metadata handlers: derive a test class, make the handler, run pytest.
 
-Example
--------
-::
-
-    class TestMyHandler(MetadataHandlerContract):
-        @staticmethod
-        def make_handler(directory):
-            return MyHandler(...)
+Examples
+--------
+>>> class TestMyHandler(MetadataHandlerContract):
+...     @staticmethod
+...     def make_handler(directory):
+...         return FileMetadataHandler(directory)
 """
 
 from __future__ import annotations

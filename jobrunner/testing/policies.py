@@ -1,11 +1,9 @@
 """Contracts of save and retention policies: derive a test class, set the policy, run pytest.
 
-Example
--------
-::
-
-    class TestMyPolicy(SavePolicyContract):
-        policy = MyPolicy(hours=2)
+Examples
+--------
+>>> class TestMyPolicy(SavePolicyContract):
+...     policy = SaveEvery(seconds=7200)
 """
 
 from __future__ import annotations

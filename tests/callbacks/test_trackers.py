@@ -1,11 +1,9 @@
 """Trackers of runs get what happens, and a run that resumes goes on in the same run there."""
 
 import itertools
-import re
 import socket
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +23,7 @@ from jobrunner import (
     TaskFailedError,
 )
 from tests.callbacks.jobs import LOSSES, DiesAfter, build
+from tests.pages import blocks
 
 WHOLE = dict(enumerate(LOSSES, start=1))
 
@@ -82,8 +81,7 @@ def test_wrong_arguments_are_refused_before_a_library_is_needed(name, arguments)
         getattr(jobrunner.callbacks, name)(**arguments)
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "callbacks.md").read_text()
-EXAMPLES = re.findall(r"^<!-- needs: (\w+) -->\n```py\n(.*?)^```$", PAGE, re.M | re.S)
+EXAMPLES = [(it.comment.removeprefix("needs: "), it.code) for it in blocks("callbacks.md", "py")]
 
 
 @pytest.mark.parametrize(("library", "code"), EXAMPLES, ids=[name for name, _ in EXAMPLES])

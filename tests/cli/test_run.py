@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from jobrunner import MultiNodeCheckpointManager, Position, SaveEvery
 from jobrunner.cli.command import main
 from jobrunner.cli.run import _reported
 from jobrunner.cli.saving import _read_save
+from tests.pages import ROOT, blocks
 from tests.processes import await_true, kill
 
 _COMMANDS_OF_DASK = entry_points(group="dask_cli", name="jobrunner")
@@ -139,14 +139,13 @@ def test_a_run_says_where_it_starts_how_it_ends_and_exits_with_0(
 def test_the_job_of_the_readme_runs_by_its_command(
     process_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    block = re.search(r"^<!-- file: (\S+) -->\n```python\n(.*?)^```$", text, re.M | re.S)
-    assert block is not None
-    assert sum(bool(line.strip()) for line in block[2].splitlines()) <= 17
-    (tmp_path / block[1]).write_text(block[2])
-    command = f".venv/bin/jobrunner run {block[1]} --checkpoint runs/two --workers 2"
-    assert f"\n$ {command}\n" in text
-    result = _run(process_cluster, tmp_path / block[1])
+    page = ROOT / "README.md"
+    (job,) = blocks(page, "python")
+    assert sum(bool(line.strip()) for line in job.code.splitlines()) <= 17
+    (tmp_path / job.file).write_text(job.code)
+    command = f".venv/bin/jobrunner run {job.file} --checkpoint runs/two --workers 2"
+    assert command in [each for block in blocks(page, "console") for each in block.commands]
+    result = _run(process_cluster, tmp_path / job.file)
     assert result.exit_code == 0, result.output
     assert "stopped by server/is_still" in result.stdout
 

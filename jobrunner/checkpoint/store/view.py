@@ -155,10 +155,9 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
 
     Examples
     --------
-    ::
-
-        checkpoint = MultiNodeCheckpointManager("runs/kmeans").open(5)
-        checkpoint["server"]["centroids"][:10]
+    >>> with manager.open(5) as checkpoint:
+    ...     checkpoint["server"]["centroids"][:2]
+    array([0., 0.])
     """
 
     def __init__(
