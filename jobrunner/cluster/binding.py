@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pickle import UnpicklingError
 from typing import Any
 
 from jobrunner.cluster.leases import Leases
 from jobrunner.cluster.messages import Members, Request, pickle_function
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
-from jobrunner.cluster.replies import Counted, Reply, check_runs, longest_spans, read_value
+from jobrunner.cluster.replies import Counted, Reply, malformed
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.cluster.shipping import Parcel, ShippedGroups
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, compile_group
@@ -26,8 +27,10 @@ from jobrunner.worker import (
     GroupResult,
     UnderWay,
     fetch,
+    longest_spans,
     merge_runs,
 )
+from jobrunner.workspace import from_frames
 
 ABORT_SECONDS = 2.0
 RELEASE_SECONDS = 3.0
@@ -361,3 +364,28 @@ class Binding:
         replies = self._messenger.call(request, addresses)
         request.check(replies, self.plan.job)
         return replies
+
+
+def check_runs(replies: Mapping[str, Reply], most: int, width: int) -> None:
+    """Check how many runs workers have ended: at most `most`, and whole epochs of `width` runs."""
+    done = {len(reply.get("runs", ())) for reply in replies.values() if reply["status"] == "done"}
+    for address, reply in replies.items():
+        count = len(reply.get("runs", ()))
+        is_done = reply["status"] == "done"
+        if count > most or (is_done and (not count or count % width or len(done) > 1)):
+            others = f", and as many as others ({sorted(done)})" if len(done) > 1 else ""
+            raise malformed(
+                address, f"expected up to {most} runs, in steps of {width}{others}; got {count}"
+            )
+
+
+def read_value(address: str, reply: Reply) -> Any:
+    """Unpickle the value in a reply into memory of its own."""
+    try:
+        head, *buffers = [memoryview(frame) for frame in reply.get("frames", ())]
+    except (TypeError, ValueError) as error:
+        raise malformed(address, f"there is no value in it ({error})") from error
+    try:
+        return from_frames([head, *(bytearray(buffer.cast("B")) for buffer in buffers)])
+    except (EOFError, UnpicklingError) as error:
+        raise malformed(address, f"its value cannot be read ({error})") from error

@@ -162,6 +162,7 @@ class Callbacks:
     """The callbacks of one run."""
 
     def __init__(self, callbacks: Sequence[object]) -> None:
+        self.are_any = bool(callbacks)
         self._enders: list[Any] = [it for it in callbacks if getattr(it, "ends_by", "")]
         self._handlers = {name: _handlers(callbacks, name) for name in _METHODS}
         self._failures: Counter[tuple[int, str, str]] = Counter()

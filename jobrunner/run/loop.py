@@ -217,7 +217,7 @@ class Run:
         for epoch, result, is_last in ended:
             self.state.end(epoch, result)
             if is_last or self.callbacks.hear_each:
-                self.callbacks.notify("on_epoch_start", epoch, is_last=is_last)
+                self._notify("on_epoch_start", epoch, is_last=is_last)
                 self._tell_end(result, is_last=is_last)
             if is_sampled and epoch == first:
                 self.watch.note_spans(epoch, started, result.spans)
@@ -231,7 +231,7 @@ class Run:
         state.recorded = None
         first_step, state.steps_done = state.steps_done, 0
         reported = state.reported
-        self.callbacks.notify("on_epoch_start", epoch)
+        self._notify("on_epoch_start", epoch)
 
         for done, outcome, has_ended in each_step(self.plan, epoch, first_step, self._run_step):
             if done == 1:
@@ -261,19 +261,20 @@ class Run:
         """Run a step, or the epoch end group."""
         is_step = group != "epoch_end"
         if is_step:
-            self.callbacks.notify("on_step_start", epoch, step + 1)
+            self._notify("on_step_start", epoch, step + 1)
         deadline = self.runner.epoch_deadline_seconds
         outcome = self._run_on_workers(group, epoch, step=step, deadline_seconds=deadline)
         if is_step:
-            self.callbacks.notify("on_step", epoch, step + 1, outcome.seconds, outcome.told)
+            self._notify("on_step", epoch, step + 1, outcome.seconds, outcome.told)
         else:
             self.callbacks.notify("on_group", group, epoch, outcome.seconds)
         return outcome
 
     def _tell_end(self, result: GroupResult, *, is_last: bool = True) -> None:
-        about = self.state.epoch, result.seconds, result.told
-        self.callbacks.notify("on_epoch", *about, is_last=is_last)
-        self.state.fire(self.callbacks.ended_by())
+        if self.callbacks.are_any:
+            about = self.state.epoch, result.seconds, result.told
+            self.callbacks.notify("on_epoch", *about, is_last=is_last)
+            self.state.fire(self.callbacks.ended_by())
 
     def _save_if_due(self) -> None:
         """Save the epoch that ended if the policy or the next step asks for it."""
@@ -322,6 +323,10 @@ class Run:
 
     # ---- for all phases
 
+    def _notify(self, event: str, *args: object, is_last: bool = True) -> None:
+        if self.callbacks.are_any:
+            self.callbacks.notify(event, *args, is_last=is_last)
+
     def run_group(self, group: str, epoch: int) -> None:
         """Run a group that is not of epochs."""
         self.state.begin(range(epoch, epoch + 1))
@@ -346,7 +351,7 @@ class Run:
         at = self.state.position_of(epoch, step)
         if self.saver.can_save:
             self.wait_for_save()  # of the save before this one
-            self.callbacks.notify("on_save_start", epoch - bool(step), step)
+            self._notify("on_save_start", epoch - bool(step), step)
             about = {**self._details(metrics, step), **self.watch.capture(at)}
             with self.watch.spending("save_wait"):
                 self.saver.save(at, about, step)
@@ -365,13 +370,13 @@ class Run:
             self.saver.wait()
 
     def _details(self, metrics: Mapping[str, Any], step: int) -> dict[str, Any]:
-        about = self.state.details(metrics, step, self.callbacks.states())
-        return {**about, **self.lineage}
+        callbacks = self.callbacks.states() if self.callbacks.are_any else {}
+        return {**self.state.details(metrics, step, callbacks), **self.lineage}
 
     def _saved(self, report: SaveReport) -> None:
         self.state.note_save(report)
         self.watch.note_save(report.epoch, is_recorded=report.error is None)
-        self.callbacks.notify("on_save", report)
+        self._notify("on_save", report)
 
     def _bind(self, *, stays: bool = False) -> None:
         self.state.begin(range(0))

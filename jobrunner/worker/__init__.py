@@ -1,8 +1,13 @@
 """What runs inside a worker process."""
 
 from jobrunner.worker.call import set_up
-from jobrunner.worker.epoch_batch import EndedRun, GroupResult, TaskSpan, UnderWay, merge_runs
-from jobrunner.worker.group_runs import MOST_SPANS
+from jobrunner.worker.epoch_batch import (
+    EndedRun,
+    GroupResult,
+    UnderWay,
+    longest_spans,
+    merge_runs,
+)
 from jobrunner.worker.hosted_nodes import FETCH, fetch
 from jobrunner.worker.outbox import Frames, Message
 from jobrunner.worker.outcome import Failure

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
+from operator import itemgetter
 from time import monotonic
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
@@ -26,6 +28,8 @@ WINDOW_RUNS = 64
 """How many runs a worker may be ahead of the slowest."""
 REPORT_RUNS = 16
 """How many runs a follower ends between two reports of its progress."""
+MOST_SPANS, LONGEST_NAME = 40, 200
+"""Of the calls that a sampled run notes, how many are kept, the longest; and of a task's name there."""
 
 Action = Literal["run", "wait", "end", "abort"]
 
@@ -224,6 +228,19 @@ def merge_runs(
         stopped=tuple(name for name in conditions if name in fired),
         reported=reported,
     )
+
+
+def longest_spans(
+    by_worker: Mapping[str, Sequence[EndedRun]], placement: Mapping[str, str]
+) -> list[TaskSpan]:
+    """The longest calls in the workers' first runs, each of a node that is there."""
+    spans = [
+        (node, task[:LONGEST_NAME], began, seconds)
+        for address, runs in by_worker.items()
+        for node, task, began, seconds in runs[0].get("spans", ())
+        if placement.get(node) == address
+    ]
+    return nlargest(MOST_SPANS, spans, key=itemgetter(3))
 
 
 def _check_arrays(address: str, entries: Sequence[ArrayEntry]) -> Sequence[ArrayEntry]:

@@ -17,7 +17,7 @@ from operator import itemgetter
 from time import perf_counter
 from typing import Any
 
-from jobrunner.worker.epoch_batch import EpochBatch, Grant, TaskSpan
+from jobrunner.worker.epoch_batch import MOST_SPANS, EpochBatch, Grant, TaskSpan
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.outbox import Message, Outbox, RunValues, frame_bytes
 from jobrunner.worker.outcome import Failure, Outcome, describe_failure
@@ -26,8 +26,6 @@ from jobrunner.worker.task_context import CurrentTask
 from jobrunner.worker.threads import Operation, ThreadPool, call_on_loop
 from jobrunner.workspace import MemoryLimit, Snapshot, crossing_frames, open_frames
 
-MOST_SPANS = 40
-"""Of the calls that a sampled run notes, how many a worker returns: the longest."""
 MOST_NOTED = 1_000
 """How many it notes, so that many short calls cost little."""
 

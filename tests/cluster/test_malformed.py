@@ -20,10 +20,10 @@ from jobrunner import (
 )
 from jobrunner.checkpoint import read_receipts
 from jobrunner.checkpoint.store.writer import Receipt
+from jobrunner.cluster.binding import check_runs, read_value
 from jobrunner.cluster.messages import read_reply
-from jobrunner.cluster.replies import check_runs, longest_spans, read_value
 from jobrunner.cluster.scheduler import SchedulerLink
-from jobrunner.worker.epoch_batch import merge_runs
+from jobrunner.worker.epoch_batch import longest_spans, merge_runs
 from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME
 from tests.sampling import sampled
 
