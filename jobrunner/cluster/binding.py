@@ -211,7 +211,10 @@ class Binding:
         if is_sampled:
             details["is_sampled"] = True
         details["key"] = group
-        request = Request("run", details, group=plan.name, epoch=epoch, **options)
+        has_steps = plan.name == "epoch" and self.plan.steps_per_epoch != 1
+        request = Request(
+            "run", details, group=plan.name, epoch=epoch, has_steps=has_steps, **options
+        )
         self._under_way = (plan.name, epoch, started, details["step"])
         try:
             replies = self._messenger.call(request, addresses)

@@ -22,7 +22,7 @@ from jobrunner.errors import (
     TaskFailedError,
 )
 from jobrunner.texts import listed
-from jobrunner.worker import Failure, Message
+from jobrunner.worker import Message
 from jobrunner.workspace import dumps_definitions
 
 FIRST_WAIT_SECONDS = 0.25
@@ -116,6 +116,7 @@ class Request:
     group: str = ""  # for errors
     what: str = ""  # for errors, if it does not run a group
     epoch: int | None = None  # for errors
+    has_steps: bool = False  # for errors: it runs steps of an epoch
     is_careful: bool = False  # workers answer before each task begins, and wait for a message
 
     def poll(self, wait_seconds: float) -> Message:
@@ -134,11 +135,7 @@ class Request:
 
     def check(self, replies: Mapping[str, Reply], job: str) -> None:
         """Raise a worker's error, if any; what several workers refuse is one error."""
-        failed = [
-            self._failed(reply["failure"], job, reply.get("epoch", self.epoch))
-            for reply in replies.values()
-            if "failure" in reply
-        ]
+        failed = [self._failed(reply, job) for reply in replies.values() if "failure" in reply]
         if failed:
             if self.call == "apply" and all(type(error) is DefinitionError for error in failed):
                 failed[0].args = ("\n".join(dict.fromkeys(map(str, failed))),)
@@ -169,7 +166,9 @@ class Request:
             f"blocks it, or allow more time."
         )
 
-    def _failed(self, failure: Failure, job: str, epoch: int | None) -> BaseException:
+    def _failed(self, reply: Reply, job: str) -> BaseException:
+        failure, epoch = reply["failure"], reply.get("epoch", self.epoch)
+        at = _at(epoch) + (f", step {reply.get('step', 0) + 1}" if self.has_steps else "")
         cause = failure.exception()
         if failure.is_own:
             error = cause
@@ -177,15 +176,14 @@ class Request:
                 error, DefinitionError | BlobNotFoundError
             )
             if failure.node and is_ours:
-                error.args = (f"Job {job!r}, group {self.group!r}{_at(epoch)}: {error}",)
+                error.args = (f"Job {job!r}, group {self.group!r}{at}: {error}",)
         else:
             where = f"node {failure.node!r}, group {self.group!r}, job {job!r}"
             hint = " The remote traceback shows where." if failure.traceback else ""
             if failure.summary.endswith("read-only"):  # as NumPy says
                 hint += " Inputs are read-only: name what the task changes in updates=."
             error = TaskFailedError(
-                f"Task {failure.task!r} ({where}) failed{_at(epoch)}: "
-                f"{failure.summary.rstrip('.')}.{hint}",
+                f"Task {failure.task!r} ({where}) failed{at}: {failure.summary.rstrip('.')}.{hint}",
                 job=job,
                 node=failure.node,
                 task=failure.task,

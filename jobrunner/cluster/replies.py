@@ -23,6 +23,7 @@ class Reply(TypedDict, total=False):
     runs: Sequence[EndedRun]
     failure: Failure
     epoch: int | None  # in which it failed
+    step: Count  # of it, from 0
     reason: str  # why it was aborted
     suspect: str  # address of a worker that this one could not reach
     frames: Frames

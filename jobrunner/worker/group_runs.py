@@ -255,8 +255,9 @@ class GroupRuns:
         self._operation.finish({**reply, "runs": list(self._batch.ended)})
 
     def _finish_failed(self, failure: Failure) -> None:
-        epoch, _ = self._batch.epoch_and_step
-        self._finish({"status": "failed", "failure": asdict(failure), "epoch": epoch})
+        epoch, step = self._batch.epoch_and_step
+        about = {"epoch": epoch, "step": step}
+        self._finish({"status": "failed", "failure": asdict(failure), **about})
         where = f"{failure.node}/{failure.task} failed: " if failure.node else ""
         self._abort_peers(self._batch.run_number, where + failure.summary)
 

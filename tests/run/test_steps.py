@@ -12,6 +12,7 @@ from jobrunner import (
     Job,
     JobRunner,
     MultiNodeCheckpointManager,
+    Node,
     SaveEvery,
     Session,
     Task,
@@ -258,3 +259,19 @@ def test_drawings_show_steps() -> None:
     html = job._repr_html_()
     assert "epoch (repeated, many times an epoch; some tasks every 2 steps)" in html
     assert "epoch_end (once an epoch)" in html
+
+
+@pytest.mark.parametrize("is_batched", [True, False])
+def test_a_task_that_fails_is_told_with_its_step(session: Session, is_batched: bool) -> None:
+    def fail():
+        task = current_task()
+        if (task.epoch, task.step) == (2, 1):
+            raise ValueError("by hand")
+
+    with Job("failing", steps_per_epoch=3) as job, Node("a"):
+        Task(fail)
+        if not is_batched:
+            Task(lambda: None, name="rarely", every=3)
+    epoch_limiter(job, 3)
+    with pytest.raises(TaskFailedError, match=r"failed at epoch 2, step 2: ValueError: by hand"):
+        JobRunner(job).run(session)
