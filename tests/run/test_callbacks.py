@@ -3,6 +3,7 @@
 import contextlib
 import logging
 
+import dask
 import pytest
 
 from jobrunner import (
@@ -232,15 +233,13 @@ def test_a_callback_may_hear_of_the_last_epoch_of_each_batch_only(session, fn, l
     each.is_passive = latest.is_passive = latest.latest_only = True
     latest.is_essential = True
     runner = JobRunner(counter(200, fn), callbacks=[latest, each])
-    with contextlib.nullcontext() if last == 200 else pytest.raises(TaskFailedError):
+    ends = contextlib.nullcontext() if last == 200 else pytest.raises(TaskFailedError)
+    # The first epoch runs alone, then all others in a batch.
+    with dask.config.set({"jobrunner.stint-seconds": 60}), ends:
         runner.run(session)
     assert each.heard == [("epoch", n) for n in range(1, last + 1)]
-    told = [about[0] for event, *about in latest.heard if event == "epoch"]
-    pairs = [(event, n) for n in told for event in ("epoch_start", "epoch")]
+    pairs = [(event, n) for n in (1, last) for event in ("epoch_start", "epoch")]
     assert latest.heard == pairs + [("error",)] * (last < 200)
-    assert told == sorted(told)
-    assert told[-1] == last
-    assert len(told) < last / 2
 
 
 class Adds(Callback):
