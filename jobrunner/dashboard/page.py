@@ -27,6 +27,12 @@ STYLE = """
 h1 { font-size: 1.3em; margin: 0 0 .5em; }
 """
 
+HEAD = """{% block preamble %}
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+{% endblock %}"""
+"""What the panel adds to Bokeh's page; Dask's own pages are light only."""
+
 
 def page(scheduler: Scheduler, extra: Mapping[str, Any], document: Document) -> None:
     """The page ``/jobrunner``: all runs, below Dask's own navigation."""
@@ -45,7 +51,7 @@ def panel(scheduler: Scheduler, extra: Mapping[str, Any], document: Document) ->
         if (text := draw(scheduler)) != div.text:
             div.text = text
 
-    document.title = "jobrunner"
+    document.title, document.template = "jobrunner", HEAD
     document.add_root(div)
     document.add_periodic_callback(update, INTERVAL_MS)
 

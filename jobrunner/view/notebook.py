@@ -51,6 +51,8 @@ class Notebook:
         """Draw a state in place of the one before."""
         from IPython.display import HTML
 
+        if known["phase"] == "stopped":  # IPython says why, just below
+            known = {**known, "error": None}
         page = join((html.draw(known), _fold(self._lines, self._num_lines)))
         self._handle.update(HTML(str(page)))
 

@@ -45,6 +45,10 @@ def test_the_page_shows_runs_as_they_go_on(
     expect = pytest.importorskip("playwright.sync_api").expect
     page = open_page(f"http://127.0.0.1:{cluster.scheduler.http_server.port}/individual-jobrunner")
     page.get_by_text("No job runs on this cluster now.").wait_for()
+    is_dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    text = page.locator("h1").evaluate("it => getComputedStyle(it).color")
+    assert text == ("rgb(255, 255, 255)" if is_dark else "rgb(0, 0, 0)")
+    assert page.locator("meta[name=viewport]").count() == 1  # else phones take it for a wide page
     flag = tmp_path / "flag"
     flag.write_text("")
     with Job("<b>walk") as job, Node("n0"):

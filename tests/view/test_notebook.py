@@ -108,6 +108,16 @@ def test_a_page_shows_the_state_and_the_last_lines_as_text(
     assert "<i>" not in html
 
 
+def test_why_a_run_stopped_is_said_below_the_view_only(
+    page: Handle, inproc_session: Session
+) -> None:
+    for error, shown in ((RunStoppedError("it was asked to"), 0), (OSError("disk full"), 1)):
+        with show_run(True, inproc_session) as [state]:
+            assert isinstance(state, RunState)
+            state.on_error(error)
+        assert page.shown.count(str(error)) == shown  # IPython shows the error itself
+
+
 def test_a_run_is_shown_where_somebody_looks_and_not_in_tests(
     page: Handle, inproc_session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
