@@ -82,7 +82,7 @@ def render(known: Mapping[str, Any], width: int, height: int) -> Group:
     head += map(Text, wording.times(known))
     if known["phase"] in ("init", "loading"):  # a recovery is among the troubles
         head.append(Text(wording.PHASES[known["phase"]], "bold magenta"))
-    about = [Text(text, "green") for text in wording.saves(known)]
+    about = [*map(Text, wording.saves(known))]
     about += [Text(text, "bold red") for text in wording.troubles(known)]
     about += map(Text, wording.workers(known))
     top = [*flow(head, width), *flow(about, width)]

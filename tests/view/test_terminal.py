@@ -97,6 +97,13 @@ def test_only_what_went_wrong_is_red() -> None:
     assert [line.style for line in lines] == [""]
 
 
+def test_words_have_no_colour_that_is_too_light_on_white() -> None:
+    drawn = render(state({"loss": 0.5}, ["a", "b"]).to_dict(), 80, 30)
+    lines: Any = drawn.renderables
+    spans = [(line.plain[it.start : it.end], it.style) for line in lines for it in line.spans]
+    assert {style for text, style in spans if any(map(str.isalpha, text))} == {"bold", "bold red"}
+
+
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("height", [8, 24, 50])
 def test_what_the_screen_does_not_hold_is_counted(width: int, height: int) -> None:
