@@ -124,24 +124,60 @@ def _to_texts(
     return found
 
 
-def _to_buffers(decoder: Decoder, at: Count, lengths: Count) -> list[bytes]:
-    data = _bytes(decoder, at)
-    starts, counts = _bounds(decoder, lengths, data)
+class _Numbers(msgspec.Struct, tag_field="$", tag="numbers", forbid_unknown_fields=True):
+    at: Count
+
+
+def _by_width(counts: Array, make: Callable[[int, Array], Iterable[Any]]) -> list[Any]:
+    """Return rows of these lengths; `make` makes all of one length, given which these are."""
     found = np.empty(len(counts), object)
     order = np.argsort(counts, kind="stable")
     widths, firsts = np.unique(counts[order], return_index=True)
     for width, which in zip(widths.tolist(), np.split(order, firsts[1:]), strict=True):
-        if 0 < width <= _NARROW:  # NumPy takes those of one length from where they begin
-            any_of = np.ndarray(len(data) - width + 1, f"V{width}", data, strides=(1,))
-            found[which] = any_of[starts[which]].astype(object)
-        else:
-            rows = (data[at : at + width] for at in starts[which].tolist())
-            found[which] = np.fromiter(rows, object, len(which))
+        found[which] = np.fromiter(make(width, which), object, len(which))
     return found.tolist()
 
 
+def _to_buffers(decoder: Decoder, at: Count, lengths: Count) -> list[bytes]:
+    data = _bytes(decoder, at)
+    starts, counts = _bounds(decoder, lengths, data)
+
+    def make(width: int, which: Array) -> Iterable[bytes]:
+        if 0 < width <= _NARROW:  # NumPy takes those of one length from where they begin
+            any_of = np.ndarray(len(data) - width + 1, f"V{width}", data, strides=(1,))
+            return any_of[starts[which]].astype(object)
+        return (data[at : at + width] for at in starts[which].tolist())
+
+    return _by_width(counts, make)
+
+
 def _to_bytearrays(decoder: Decoder, at: Count, lengths: Count) -> list[bytearray]:
-    return next(_cut(decoder, lengths, bytearray(_bytes(decoder, at))))
+    data = _bytes(decoder, at)
+    starts, counts = _bounds(decoder, lengths, data)
+    if 0 < len(data) <= _NARROW * len(starts):  # to split short ones is faster than to cut them
+        unused = next((it for it in map(bytes, zip(range(256))) if it not in data), None)
+        if unused is not None:
+            whole = np.insert(np.frombuffer(data, np.uint8), starts[1:], unused[0])
+            return bytearray(whole).split(unused)
+    spans = zip(starts.tolist(), counts.tolist(), strict=True)
+    return [bytearray(data[at : at + count]) for at, count in spans]
+
+
+def _to_tuples_of_numbers(decoder: Decoder, lengths: Count, items: Tree) -> list[Any]:
+    """Make all tuples of one length at once, which is faster than to cut them."""
+    data = _data(decoder, msgspec.convert(items, _Numbers).at, "biufc")
+    starts, counts = _bounds(decoder, lengths, data)
+
+    def make(width: int, which: Array) -> Iterable[Any]:
+        if not width:
+            return repeat((), len(which))
+        if width <= _NARROW <= len(which):
+            fields = [data[starts[which] + i].tolist() for i in range(width)]
+            return zip(*fields, strict=True)
+        return (tuple(data[at : at + width].tolist()) for at in starts[which].tolist())
+
+    with gc_resumed():
+        return _by_width(counts, make)
 
 
 def _to_mixed(decoder: Decoder, kinds: Count, values: list[Tree], columns: list[Tree]) -> list[Any]:
@@ -258,6 +294,9 @@ def _sequences_of(cls: Callable[[Any], Any]) -> Callable[..., list[Any]]:
                     return list(zip(*fields, strict=True))
             rows = data.tolist()
             return rows if cls is list else list(map(cls, rows))
+        is_numbers = type(items) is dict and items.get("$") == "numbers"
+        if cls is tuple and is_numbers and "scalars" not in items:
+            return _to_tuples_of_numbers(decoder, lengths, items)  # type: ignore[arg-type]  # it is not None
         whole: Any = [] if items is None else _items(decoder, items)
         (rows,) = _cut(decoder, lengths, tuple(whole) if cls is tuple else whole)  # type: ignore[arg-type]  # it is not None
         return rows if cls in (list, tuple) else list(map(cls, rows))
