@@ -21,6 +21,8 @@ _FEW_OBJECTS = 16
 _EXACT = 1 << 53
 """Floats hold all smaller integers exactly."""
 _MARSHAL_HEAD = 5
+_MOST_PADDING = 4
+"""Strings are sorted as rows of one length if these are not that many times as long."""
 Numbered = tuple[list[Any], Array]
 """Different objects, and which of them each item is."""
 
@@ -136,7 +138,8 @@ def sort_members(value: Collection[Any]) -> list[Any]:
     """Sort the members of a set in an order that does not depend on the process."""
     kinds = set(map(type, value))
     if kinds in ({str}, {int}):
-        return sorted(value)
+        texts = _sort_texts(value) if kinds == {str} and len(value) >= MANY else None
+        return texts or sorted(value)
     rows = list(value) if kinds == {tuple} and len(value) >= MANY else []
     return (rows and _sort_rows(rows)) or sorted(value, key=_rank)
 
@@ -157,6 +160,22 @@ def _sort_rows(rows: list[tuple[Any, ...]]) -> list[Any] | None:
     if widths or not keys:
         return None
     return list(map(rows.__getitem__, np.lexsort(keys).tolist()))
+
+
+def _sort_texts(texts: Collection[str]) -> list[str] | None:
+    """Sort many strings by their UTF-8, whose order is theirs; None if some are too long for that."""
+    data = np.frombuffer("\0".join(texts).encode("utf-8", "surrogatepass") + b"\0", np.uint8)
+    lengths = np.diff(np.flatnonzero(data == 0), prepend=-1) - 1
+    width = int(lengths.max())
+    if len(lengths) != len(texts) or width * len(lengths) > _MOST_PADDING * len(data):
+        return None
+    rows = np.zeros((len(lengths), width + 1), np.uint8)
+    rows[np.arange(width + 1) <= lengths[:, np.newaxis]] = data
+    rows.view(f"S{width + 1}").sort(axis=0)
+    is_text = rows != 0
+    is_text[:, width] = True  # the zero after each
+    whole: str = rows[is_text].tobytes().decode("utf-8", "surrogatepass")
+    return whole.split("\0")[:-1]
 
 
 def _rank(item: object) -> tuple[Any, ...]:
