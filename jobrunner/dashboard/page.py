@@ -29,7 +29,7 @@ h1 { font-size: 1.3em; margin: 0 0 .5em; }
 
 HEAD = """{% block preamble %}
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
+<style>html { color-scheme: light dark; background: Canvas; }</style>
 {% endblock %}"""
 """What the panel adds to Bokeh's page; Dask's own pages are light only."""
 

@@ -48,6 +48,8 @@ def test_the_page_shows_runs_as_they_go_on(
     is_dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
     text = page.locator("h1").evaluate("it => getComputedStyle(it).color")
     assert text == ("rgb(255, 255, 255)" if is_dark else "rgb(0, 0, 0)")
+    below = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert below == ("rgb(18, 18, 18)" if is_dark else "rgb(255, 255, 255)")  # a frame has its own
     assert page.locator("meta[name=viewport]").count() == 1  # else phones take it for a wide page
     flag = tmp_path / "flag"
     flag.write_text("")
