@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from inspect import Parameter
 from numbers import Number
+from types import NoneType
 from typing import Any, ParamSpec, TypeGuard, cast, get_args, get_type_hints
 
 import msgspec
@@ -180,6 +181,8 @@ def _fit(where: str, value: Any, kind: Any) -> Any:
 
 
 def _read(where: str, text: str, kind: Any) -> Any:
+    if text in ("None", "null") and NoneType in get_args(kind):
+        return None
     try:
         return msgspec.convert(text, kind, strict=False)
     except msgspec.ValidationError:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobrunner.checkpoint import Loader
 from jobrunner.compile import Plan
-from jobrunner.errors import JobRunnerError, PlanMismatchError
+from jobrunner.errors import CheckpointError, PlanMismatchError
 from jobrunner.run.matching import Adaptation
 
 
@@ -23,7 +23,7 @@ def migrated(
     where = f"migrate={adaptation.migration}, for epoch {epoch} of {manager.path}"
     try:
         made = adaptation.migrate(manager.open(epoch))
-    except JobRunnerError:  # of reading, which says what to do
+    except CheckpointError:  # of reading, which says what to do
         raise
     except Exception as error:
         raise PlanMismatchError(

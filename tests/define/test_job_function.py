@@ -20,6 +20,7 @@ from jobrunner import (
     epoch_limiter,
     job,
 )
+from jobrunner.define import read_parameters
 
 
 class Kind(enum.Enum):
@@ -90,6 +91,15 @@ def test_arguments_that_do_not_fit_are_refused(arguments, says):
         train(**arguments)
     assert says in str(caught.value)
     assert "train" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["None", "null"])
+def test_none_is_written_where_a_parameter_may_be_none(text):
+    @job
+    def make(tag: str | None = "a", rate: float | None = 1.0, word: str = "b") -> Job: ...
+
+    found = read_parameters(make, dict.fromkeys(("tag", "rate", "word"), text))
+    assert found == {"tag": None, "rate": None, "word": text}
 
 
 def _untyped(rate) -> Job: ...

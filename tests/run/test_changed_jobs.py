@@ -523,6 +523,7 @@ def returns(value):
         (returns({"c": {"w": 3}}), "blob 'w' of node 'c'.*nodes among 'a'"),
         (returns({"a": {"v": 3}}), "blob 'v' of node 'a'.*blobs among 'm', 'w'"),
         (lambda checkpoint: 1 / 0, "it raised ZeroDivisionError"),
+        (lambda checkpoint: checkpoint["a"]["v"], "migrate=.*raised BlobNotFoundError.*blob 'v'"),
         (returns({}), "lacks blob 'm' of node 'a'"),
     ],
 )
