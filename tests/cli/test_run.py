@@ -143,7 +143,7 @@ def test_the_job_of_the_readme_runs_by_its_command(
     (job,) = blocks(page, "python")
     assert sum(bool(line.strip()) for line in job.code.splitlines()) <= 17
     (tmp_path / job.file).write_text(job.code)
-    command = f".venv/bin/jobrunner run {job.file} --checkpoint runs/two --workers 2"
+    command = f".venv/bin/jobrunner run {job.file} --checkpoint runs/kmeans --workers 2"
     assert command in [each for block in blocks(page, "console") for each in block.commands]
     result = _run(process_cluster, tmp_path / job.file)
     assert result.exit_code == 0, result.output
