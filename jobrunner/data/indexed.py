@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.data.cursors import Setup, reduced
-from jobrunner.data.order import WINDOW, Indices, Shuffled
+from jobrunner.data.order import WINDOW, Indices, Shuffled, has_changed
 from jobrunner.data.position import OPEN, Position, Ranges, cut, end_of
 
 Index = int | slice | Indices
@@ -27,13 +27,16 @@ class Indexed:
         self._total: int = sum(source.lengths)
         self._lengths = source.lengths if setup.by_block or seed is None else (self._total,)
         self._ends = list(accumulate(self._lengths))
-        order = ", ".join(filter(None, (_describe(seed, self._lengths), source.order)))
-        identity = {"length": self._total, "order": order}
-        self.position = Position(range(self._total), setup.shard, identity, setup.least)
-        self._order = None if seed is None else Shuffled(self._lengths, seed)
+        self._orders = _orders(seed, self._lengths, source.order)
+        identities = [{"length": self._total, "order": order} for order in self._orders]
+        self.position = Position(range(self._total), setup.shard, identities, setup.least)
         self._batch, self._size = setup.batch, setup.batch or 1
 
     __reduce__ = reduced
+
+    @property
+    def _order(self) -> Shuffled | None:
+        return self._orders[self.position.identity["order"]]
 
     def count(self) -> int:
         """How many records or batches the shard has."""
@@ -112,9 +115,9 @@ class Indexed:
 
     def _numbers(self, start: int, stop: int, limit: int) -> Indices:
         """The numbers of the records at these positions; those up to `limit` may be next."""
-        if self._order is None:
+        if (order := self._order) is None:
             return np.arange(start, stop)
-        return self._order.at(self.position.number, start, stop, limit)
+        return order.at(self.position.number, start, stop, limit)
 
 
 def _batches(numbers: Indices, size: int) -> list[Indices]:
@@ -123,11 +126,21 @@ def _batches(numbers: Indices, size: int) -> list[Indices]:
     return found if whole == len(numbers) else [*found, numbers[whole:]]
 
 
-def _describe(seed: int | None, lengths: Sequence[int]) -> str:
-    """What tells this order from others of as many records."""
+_Orders = dict[object, Shuffled | None]
+
+
+def _orders(seed: int | None, lengths: Sequence[int], files: str) -> _Orders:
+    """Orders that a state may be of, by what tells them from others of as many records.
+
+    The first is that of new readers; another is that of earlier versions.
+    """
+    after = f", {files}" if files else ""
     if seed is None:
-        return "as stored"
-    if len(lengths) == 1:
-        return f"shuffled, seed {seed}"
-    crc = zlib.crc32(np.asarray(lengths, "<i8").tobytes())
-    return f"shuffled, seed {seed}, in {len(lengths)} blocks {crc:08x}"
+        return {f"as stored{after}": None}
+    if len(lengths) > 1:
+        crc = zlib.crc32(np.asarray(lengths, "<i8").tobytes())
+        after = f", in {len(lengths)} blocks {crc:08x}{after}"
+    former: _Orders = {f"shuffled, seed {seed}{after}": Shuffled(lengths, seed, is_former=True)}
+    if not has_changed(lengths):
+        return former
+    return {f"shuffled (2), seed {seed}{after}": Shuffled(lengths, seed), **former}

@@ -19,6 +19,7 @@ Key = NDArray[np.uint64]
 
 WINDOW = 1 << 16  # positions whose records are computed together
 _FEW = 1 << 12  # records whose order is a sort of random numbers
+_MORE = 20_000  # the same, where many numbers would be mixed for nothing
 _AT_ONCE = 1 << 13  # records of several passes that are sorted together
 _MOST_AT_ONCE = 32  # passes
 _ROUNDS = 6
@@ -35,6 +36,17 @@ def _digest(parts: tuple[object, ...]) -> bytes:
     return hashlib.sha512(repr(("jobrunner.data", *parts)).encode()).digest()
 
 
+def _is_sorted(n: int, is_former: bool) -> bool:
+    """Whether the order of `n` numbers is a sort. Earlier versions mixed more often."""
+    unused = (1 << (n - 1).bit_length()) - n
+    return n <= _FEW or (not is_former and n <= _MORE and unused > n // 3)
+
+
+def has_changed(lengths: Sequence[int]) -> bool:
+    """Whether earlier versions shuffled blocks of these lengths in other orders."""
+    return any(_is_sorted(n, True) != _is_sorted(n, False) for n in {*lengths, len(lengths)})
+
+
 class Permutation:
     """A shuffled order of the numbers below `n`.
 
@@ -43,7 +55,7 @@ class Permutation:
     2013); a result that is too large is mixed again until it is not.
     """
 
-    def __init__(self, n: int, key: Key) -> None:
+    def __init__(self, n: int, key: Key, is_former: bool = False) -> None:
         self._last = n - 1
         bits = self._last.bit_length()
         # The low bits of a product depend on no others, so all types give the same numbers.
@@ -52,7 +64,7 @@ class Permutation:
         self._term, *factors = (number & self._mask for number in key[: 1 + _ROUNDS].tolist())
         self._factors = [factor | 1 for factor in factors]
         self._all: Indices | None = None
-        if n <= _FEW:
+        if _is_sorted(n, is_former):
             self._all = _sorted(n, key[:1])[0]
         elif n <= WINDOW:
             table = self._mixed(np.arange(1 << bits, dtype=self._dtype))
@@ -89,7 +101,7 @@ class Permutation:
         return found.astype(np.int64)
 
 
-_NUMBERS = np.arange(_FEW, dtype=np.uint64)
+_NUMBERS = np.arange(_MORE, dtype=np.uint64)
 _STEPS = _NUMBERS * np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -104,7 +116,7 @@ def _sorted(n: int, keys: Key) -> Indices:
 
 
 def sorted_numbers(rows: NDArray[np.uint64]) -> Indices:
-    """As `argsort` of each row, of at most `_FEW` different items, in a third of the time.
+    """As `argsort` of each row, of at most `_MORE` different items, in a third of the time.
 
     The low bits of the items make room for their numbers, which are then sorted with them.
     """
@@ -145,13 +157,17 @@ class Shuffled:
     lengths : sequence of int
         Records of each block. The blocks come in a shuffled order, and the records of each.
     seed : int
+    is_former : bool
+        Shuffle as earlier versions did.
     """
 
-    def __init__(self, lengths: Sequence[int], seed: int) -> None:
+    def __init__(self, lengths: Sequence[int], seed: int, is_former: bool = False) -> None:
         self._lengths, self._seed = np.asarray(lengths, np.int64), seed
+        self._is_former = is_former
         self._starts = np.cumsum(self._lengths) - self._lengths
         n = sum(lengths)
-        self._few = _FewShuffled(n, seed) if len(lengths) == 1 and n <= _FEW else None
+        are_few = len(lengths) == 1 and _is_sorted(n, is_former)
+        self._few = _FewShuffled(n, seed) if are_few else None
         self._begin(0)
 
     def _begin(self, number: int) -> None:
@@ -160,9 +176,12 @@ class Shuffled:
         self._from = self._until = 0  # of the records that are computed
         self._window = np.empty(0, np.int64)
         n = len(self._lengths)
-        self._blocks = Permutation(n, key_of(*self._key)).at(0, n) if n > 1 else np.zeros(n, int)
+        self._blocks = self._permutation(n).at(0, n) if n > 1 else np.zeros(n, int)
         self._counts = self._lengths[self._blocks]
         self._ends = np.cumsum(self._counts)
+
+    def _permutation(self, n: int, *block: int) -> Permutation:
+        return Permutation(n, key_of(*self._key, *block), self._is_former)
 
     def at(self, number: int, start: int, stop: int, limit: int) -> Indices:
         """The records at positions from `start` to before `stop` of pass `number`.
@@ -185,7 +204,7 @@ class Shuffled:
             end, count = int(self._ends[place]), int(self._counts[place])
             block, first = int(self._blocks[place]), end - count
             if self._block is None or self._block[0] != block:
-                self._block = (block, Permutation(count, key_of(*self._key, block)))
+                self._block = (block, self._permutation(count, block))
             until = min(end, stop)
             rows = self._block[1].at(start - first, until - first)
             found.append(rows + self._starts[block] if block else rows)

@@ -13,7 +13,7 @@ import pytest
 
 from jobrunner import DefinitionError, JobRunnerError, PlanMismatchError
 from jobrunner.data import EndOfData, Reader, from_records
-from jobrunner.data.order import sorted_numbers
+from jobrunner.data.order import Shuffled, has_changed, sorted_numbers
 
 
 def flat(reader: Any) -> list[int]:
@@ -97,7 +97,7 @@ def test_a_batch_cannot_change_the_data() -> None:
     assert data[0] == 0
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 100, 4096, 4097, 9000])
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 100, 4096, 4097, 7000, 9000])
 def test_a_shuffled_pass_has_each_record_once_and_an_order_of_its_own(n: int) -> None:
     reader = from_records(np.arange(n)).shuffled(5).batched(1000)
     passes = [flat(reader) for _ in range(3)]
@@ -115,13 +115,68 @@ def test_the_order_is_the_same_for_ever() -> None:
 
 
 LARGE = [239751, 498458, 196393, 166186, 216423]
-WHOLE = {4096: 582431116, 4097: 1063962053, 65536: 905533393, 65537: 1447293787}
+WHOLE = {
+    (4096, "shuffled, seed 7"): 582431116,
+    (4097, "shuffled, seed 7"): 1063962053,
+    (4097, "shuffled (2), seed 7"): 2158819084,
+    (6144, "shuffled, seed 7"): 1992702931,
+    (20_000, "shuffled (2), seed 7"): 2134115927,
+    (20_001, "shuffled, seed 7"): 2747723373,
+    (65536, "shuffled, seed 7"): 905533393,
+    (65537, "shuffled, seed 7"): 1447293787,
+}
 
 
-@pytest.mark.parametrize("n", WHOLE)
-def test_a_whole_order_is_the_same_for_ever(n: int) -> None:
-    batches = list(from_records(np.arange(n)).shuffled(7).batched(1000))
-    assert zlib.crc32(np.concatenate(batches).astype("<i8").tobytes()) == WHOLE[n]
+@pytest.mark.parametrize(("n", "order"), WHOLE)
+def test_a_whole_order_is_the_same_for_ever(n: int, order: str) -> None:
+    reader = from_records(np.arange(n)).shuffled(7).batched(1000)
+    made = reader.state_dict()["order"]
+    assert made == order or (n, made) in WHOLE  # an order of earlier versions
+    reader.load_state_dict({**reader.state_dict(), "order": order})
+    found = np.concatenate(list(reader)).astype("<i8")
+    assert zlib.crc32(found.tobytes()) == WHOLE[n, order]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "former", "now"),
+    [([5000, 8000, 100], 1369901968, 676412850), ([2] * 5000, 1399373891, 3444920737)],
+)
+def test_an_order_in_blocks_is_the_same_for_ever(lengths: Any, former: int, now: int) -> None:
+    n = sum(lengths)
+    for is_former, crc in ((True, former), (False, now)):
+        found = Shuffled(lengths, 7, is_former).at(2, 0, n, n)
+        assert sorted(found) == list(range(n))
+        assert zlib.crc32(found.astype("<i8").tobytes()) == crc
+    assert has_changed(lengths)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_who_began_in_an_order_of_earlier_versions_goes_on_in_it(is_ahead: bool) -> None:
+    def reader(i: int = 0, n: int = 1) -> Any:
+        made = from_records(np.arange(4097)).shuffled(7).sharded(i, n)
+        return made.prefetched() if is_ahead else made
+
+    whole = reader()
+    former = {**whole.state_dict(), "order": "shuffled, seed 7"}
+    whole.load_state_dict(former)
+    passes = [flat(whole), flat(whole)]
+    assert passes[0] != flat(reader())
+    assert whole.state_dict()["order"] == "shuffled, seed 7"
+    shards = [reader(i, 3) for i in range(3)]
+    for shard in shards:
+        shard.load_state_dict({**former, "shard": None})
+    read = [int(shard.read()) for shard in shards for _ in range(100)]
+    merged = shards[2].merge_state_dicts([shard.state_dict() for shard in shards])
+    rest = [reader(i, 2) for i in range(2)]
+    for shard in rest:
+        shard.load_state_dict(merged)
+    assert sorted(read + [n for shard in rest for n in flat(shard)]) == list(range(4097))
+    assert [n for shard in rest for n in flat(shard)] == passes[1]
+    fresh = [reader(i, 2).state_dict() for i in range(2)]
+    with pytest.raises(
+        PlanMismatchError, match=r"state 1 of 2, field 'order': expected 'shuffled \(2"
+    ):
+        rest[0].merge_state_dicts([fresh[0], rest[1].state_dict()])
 
 
 def test_a_loop_goes_on_from_a_state_that_is_loaded_in_it() -> None:
