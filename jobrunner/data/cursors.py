@@ -8,7 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
-from jobrunner.data.position import Position, Ranges
+from jobrunner.data.position import Position
+from jobrunner.data.ranges import Ranges
 from jobrunner.errors import EndOfData
 
 

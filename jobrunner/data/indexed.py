@@ -12,11 +12,13 @@ import numpy as np
 
 from jobrunner.data.cursors import Setup, reduced
 from jobrunner.data.order import WINDOW, Indices, Shuffled, has_changed
-from jobrunner.data.position import OPEN, Position, Ranges, cut, end_of
+from jobrunner.data.position import Position, end_of
+from jobrunner.data.ranges import OPEN, Ranges, cut
 
 Index = int | slice | Indices
 
 _MOST_READY = 1024  # records or batches
+_MOST_VIEWS = 1 << 16  # of an array in memory
 
 
 class Indexed:
@@ -68,18 +70,18 @@ class Indexed:
                 break
         else:
             return ready
-        get, take, _ = self.setup.source.part(0, self._total)
+        part = self.setup.source.part(0, self._total)
         rest = position.rest
         taken, position.rest = cut(rest, 0, size), cut(rest, size, OPEN)
         given_back = rest if position.is_at_end else taken  # with what `drop_last` leaves out
         if self._order is None and len(taken) == 1:
             start, stop = taken[0].start, taken[0].stop
             index: Index = start if self._batch is None else slice(start, stop)
-            return position.reading(get, index, given_back)
+            return position.reading(part.get, index, given_back)
         found = np.concatenate([self._numbers(each.start, each.stop, each.stop) for each in taken])
         if self._batch is None:
-            return position.reading(get, int(found[0]), given_back)
-        return position.reading(take, found, given_back)
+            return position.reading(part.get, int(found[0]), given_back)
+        return position.reading(part.take, found, given_back)
 
     def _prepare(self) -> bool:
         """Prepare what the next reads take: as much as is in one block and range, if it is a batch."""
@@ -93,24 +95,35 @@ class Indexed:
             end = self._ends[block]
             stop = min(until, end if order is None else order.end(start))
             part = self.setup.source.part(end - self._lengths[block], end)
-        stop = min(stop, start + max(size, min(size * _MOST_READY, WINDOW)))
+        array = None if order is not None else part.array
+        most = min(size * _MOST_READY, WINDOW) if array is None else size * _MOST_VIEWS
+        stop = min(stop, start + max(size, most))
         if stop < until or position.behind or self.setup.drop_last:
             # The last batch may be filled up from behind, or left out: leave it to `_next`.
             stop = min(stop, until - self.setup.least)
             stop -= (stop - start) % size
         if stop <= start:
             return False
+        if array is not None:
+            # The batches are parts of an array: to iterate over it is fastest.
+            count = (stop - start) // size
+            found: Any = array[start : start + count * size if count else stop]
+            if self._batch is not None:
+                found = found.reshape(count, size, *array.shape[1:]) if count else [found]
+            position.prepare_items(found, size)
+            return True
         starts = range(start, stop, size)
         stops = [*range(start + size, stop, size), stop]
         if order is None:
             indices = starts if self._batch is None else list(map(slice, starts, stops))
-            position.prepare(part.get, indices, starts, None if part.gets_views else stop)
+            position.prepare(part.get, indices, starts, stop)
             return True
         numbers = self._numbers(start, stop, until)
         if self._batch is None:
             position.prepare(part.get, numbers.tolist(), starts, stop)
         else:
-            position.prepare(part.take, _batches(numbers, size), starts, stop)
+            batches = _batches(numbers, size)
+            position.prepare(part.take, batches, starts, stop, part.gather)
         return True
 
     def _numbers(self, start: int, stop: int, limit: int) -> Indices:

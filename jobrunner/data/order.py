@@ -39,7 +39,7 @@ def _digest(parts: tuple[object, ...]) -> bytes:
 def _is_sorted(n: int, is_former: bool) -> bool:
     """Whether the order of `n` numbers is a sort. Earlier versions mixed more often."""
     unused = (1 << (n - 1).bit_length()) - n
-    return n <= _FEW or (not is_former and n <= _MORE and unused > n // 3)
+    return n <= _FEW or (not is_former and n <= _MORE and unused > n // 5)
 
 
 def has_changed(lengths: Sequence[int]) -> bool:

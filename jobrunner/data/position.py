@@ -8,38 +8,18 @@ left, put together, is what is left of the whole, and any number of new shards c
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import length_hint
 from typing import Any, NamedTuple
 
+from jobrunner.data.ranges import OPEN, Ranges, cut, is_open, joined, union
 from jobrunner.define import NATURAL, Rule
 from jobrunner.errors import EndOfData, PlanMismatchError
 
-Ranges = tuple[range, ...]
-
-OPEN = sys.maxsize
-"""The stop of a range whose end is not known before it is reached; parts of it stop near there."""
-
-
 _MOST_PASSES = 1000
 """By so many one shard may be ahead of another, when they are merged."""
-
-
-def is_open(each: range) -> bool:
-    """Whether the end of a range is not known."""
-    return each.stop > OPEN // 2
-
-
-def cut(ranges: Ranges, start: int, stop: int) -> Ranges:
-    """The positions from the `start`-th to before the `stop`-th."""
-    found = []
-    for each in ranges:
-        found.append(each[max(start, 0) : max(stop, 0)])
-        start, stop = start - len(each), stop - len(each)
-    return tuple(each for each in found if each)
 
 
 def end_of(number: int) -> EndOfData:
@@ -86,9 +66,12 @@ class Position:
         self.moves = 0  # how often it went elsewhere than to the next record
         self._whole, self._shard, self._least = whole, shard, least
         self.identity, self._identities = identities[0], identities
+        self._reads: Callable[..., Any]
+        self._items: tuple[Iterator[Any], ...]
+        self.ready: Iterator[Any]
         self._own = self._share((whole,))
         self.at = 0
-        self.prepare(iter, (), range(0), None)
+        self.prepare_items((), 1)
         self._go(0, [])
 
     def _go(self, number: int, rests: Sequence[Ranges]) -> None:
@@ -127,19 +110,32 @@ class Position:
         return self.at >= self.until and not length_hint(self._items[0])
 
     def prepare(
-        self, read: Callable[[Any], Any], indices: Sequence[Any], starts: range, stop: int | None
+        self,
+        read: Callable[[Any], Any],
+        indices: Iterable[Any],
+        starts: range,
+        stop: int,
+        gather: Callable[[Any, int], Any] | None = None,
     ) -> None:
         """Make `ready` what is next: what `read` returns for each of `indices`.
 
-        Each reads the records from one of `starts` to before the next, or `stop`; None: reading
-        cannot fail. Threads take from `ready` without the lock: each index goes to one of them. It
-        counts as read from then on, since the position is told by how many are left.
+        Each reads the records from one of `starts` to before the next, or `stop`. Threads take from
+        `ready` without the lock: each index goes to one of them. It counts as read from then on,
+        since the position is told by how many are left.
         """
         self._size = starts.step
-        self._reads: Callable[..., Any] = read if stop is None else self._attempt(read, stop)
-        self._items = (iter(indices),) if stop is None else (iter(indices), iter(starts))
+        self._reads = self._attempt(read, stop, gather)
+        self._items = (iter(indices), iter(starts))
         self.ready = map(self._reads, *self._items)
         self.at += len(starts) * starts.step
+
+    def prepare_items(self, items: Any, size: int) -> None:
+        """Make `ready` these items, each of which has `size` records: nothing is left to read."""
+        self._reads = _itself
+        self.ready = iter(items)
+        self._items = (self.ready,)
+        self._size = size
+        self.at += len(items) * size
 
     def take(self) -> Callable[[], Any] | None:
         """What reads the first of `ready`, which counts as read from now on; None if there is none."""
@@ -151,24 +147,39 @@ class Position:
         """The same for what counts as read already."""
         return partial(self._attempt(read, 0), index, taken)
 
-    def _attempt(self, read: Callable[[Any], Any], stop: int) -> Callable[[Any, int | Ranges], Any]:
+    def _attempt(
+        self,
+        read: Callable[[Any], Any],
+        stop: int,
+        gather: Callable[[Any, int], Any] | None = None,
+    ) -> Callable[[Any, int | Ranges], Any]:
         """The same function, after whose errors the next read tries again."""
         moves, size = self.moves, self._size
+
+        def give_back(taken: int | Ranges) -> None:
+            if isinstance(taken, int):
+                taken = (range(taken, min(taken + size, stop)),)
+            with self.lock:
+                if moves == self.moves:
+                    self.at -= self._drop() * self._size
+                    ranges = sorted((*taken, *self.rest), key=lambda each: each.start)
+                    self.rest = joined(ranges)
 
         def attempt(index: Any, taken: int | Ranges) -> Any:
             try:
                 return read(index)
             except BaseException:
-                if isinstance(taken, int):
-                    taken = (range(taken, min(taken + size, stop)),)
-                with self.lock:
-                    if moves == self.moves:
-                        self.at -= self._drop() * self._size
-                        ranges = sorted((*taken, *self.rest), key=lambda each: each.start)
-                        self.rest = _joined(ranges)
+                give_back(taken)
                 raise
 
-        return attempt
+        def attempt_gather(index: Any, taken: int | Ranges) -> Any:
+            try:
+                return gather(index, 0)  # type: ignore[misc]
+            except BaseException:
+                give_back(taken)
+                raise
+
+        return attempt_gather if gather else attempt
 
     def _drop(self) -> int:
         """Empty `ready`; return how much it was."""
@@ -221,7 +232,7 @@ class Position:
                 f"The states to merge, field 'pass': expected numbers that differ by less than "
                 f"{_MOST_PASSES}, found {[each.number for each in found]!r:.200}."
             )
-        rests = [_union([self._left(each, number) for each in found]) for number in passes]
+        rests = [union([self._left(each, number) for each in found]) for number in passes]
         return self._written(_State(None, first, rests, found[0].identity))
 
     def _left(self, state: _State, number: int) -> Ranges:
@@ -311,6 +322,10 @@ _ADVICE = {
 }
 
 
+def _itself(item: Any) -> Any:
+    return item
+
+
 def _is_among(values: Sequence[object], value: object) -> bool:
     return any(type(value) is type(each) and value == each for each in values)
 
@@ -342,42 +357,3 @@ def check_state(state: Any, rules: Mapping[str, Rule], where: str) -> None:
         if not rule.fits(value := state.get(name, 0)):
             message = f"{where}, field {name!r}: expected {rule.expected}, found {value!r:.200}."
             raise PlanMismatchError(f"{message} {_ADVICE.get(name, '')}".rstrip())
-
-
-def _union(parts: Sequence[Ranges]) -> Ranges:
-    """What the parts of all shards are together, in as few ranges as can be."""
-    everything = sorted((each for part in parts for each in part), key=lambda each: each.start)
-    return _joined(_with_one_end(everything, len(parts)))
-
-
-def _with_one_end(ranges: list[range], n: int) -> list[range]:
-    """Put n open ranges of every n-th record together, from where on all of them is left."""
-    ends = [each for each in ranges if is_open(each)]
-    steps = {each.step for each in ends}
-    if len(ends) != n or len(steps) != 1 or n == 1:
-        return ranges
-    step, odd = divmod(steps.pop(), n)
-    places = {(each.start - ends[0].start) % (step * n) for each in ends}
-    if odd or places != {k * step for k in range(n)}:
-        return ranges
-    start = ends[-1].start - (n - 1) * step  # from where on all is left
-    behind = [range(each.start, start, each.step) for each in ends]
-    found = [each for each in ranges if not is_open(each)] + [each for each in behind if each]
-    return [*sorted(found, key=lambda each: each.start), range(start, OPEN, step)]
-
-
-def _joined(ranges: list[range]) -> Ranges:
-    """Join ranges that follow each other."""
-    found: list[range] = []
-    for each in ranges:
-        last = found[-1] if found else range(0)
-        if not last.step == each.step == 1 or each.start > last.stop or not found:
-            found.append(each)
-        elif each.start < last.stop:
-            raise PlanMismatchError(
-                f"The states of two shards have the same records left, from number {each.start} on: "
-                f"expected each in one of them. Merge the states of one checkpoint."
-            )
-        else:
-            found[-1] = range(last.start, each.stop)
-    return tuple(found)

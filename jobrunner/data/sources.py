@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jobrunner.data.order import Indices
 
@@ -19,8 +20,10 @@ class Part(NamedTuple):
     """The record of a number, or a batch of those in a slice."""
     take: Callable[[Indices], Any]
     """A batch of the records of these numbers, in their order."""
-    gets_views: bool = False
-    """Whether `get` reads nothing, so that it cannot fail."""
+    array: NDArray[Any] | None = None
+    """All records, if parts of this array are what `get` returns."""
+    gather: Callable[[Indices, int], Any] | None = None
+    """The same as `take`, with axis 0 as another argument: a call less."""
 
 
 class Source(Protocol):
@@ -90,10 +93,11 @@ def rows_of(data: Any) -> Part:
         data.flags.writeable = False
         # `take` gathers rows in half the time, but copies all of other arrays first.
         is_plain = type(data) in (np.ndarray, np.memmap)
+        array = data if type(data) is np.ndarray else None  # others run code of their own
         if is_plain and data.flags.c_contiguous and data.flags.aligned:
-            take = data.view(np.ndarray).take
-            return Part(data.__getitem__, lambda numbers: take(numbers, 0), gets_views=True)
-        return Part(data.__getitem__, data.__getitem__, gets_views=True)
+            gather = data.view(np.ndarray).take
+            return Part(data.__getitem__, lambda numbers: gather(numbers, 0), array, gather)
+        return Part(data.__getitem__, data.__getitem__, array)
     if is_of(data, "pandas") and hasattr(data, "iloc"):
         return Part(data.iloc.__getitem__, data.iloc.__getitem__)
     if is_of(data, "datasets") and hasattr(data, "column_names"):

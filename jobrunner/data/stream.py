@@ -10,7 +10,8 @@ from itertools import count, groupby, islice
 from typing import Any
 
 from jobrunner.data.cursors import Setup, reduced
-from jobrunner.data.position import OPEN, Position, Ranges, end_of, is_open
+from jobrunner.data.position import Position, end_of
+from jobrunner.data.ranges import OPEN, Ranges, is_open
 from jobrunner.data.reader import DataReader, reader_of
 from jobrunner.errors import DefinitionError, PlanMismatchError
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask.bag
 import numpy as np
@@ -21,7 +22,11 @@ from jobrunner.data import (
     from_loader,
     from_records,
 )
+from jobrunner.data.indexed import Indexed
+from jobrunner.data.order import Indices
 from jobrunner.data.position import Position
+from jobrunner.data.reader import reader_of
+from jobrunner.data.sources import Part
 from tests.data.test_iterables import Loader
 
 N = 24
@@ -343,3 +348,31 @@ def test_a_stream_of_hugging_face_tries_again() -> None:
         assert found == list(range(8))
         iter(reader)
     assert fault.calls > 16
+
+
+class Scarce(NamedTuple):
+    """An array in memory, when memory is scarce."""
+
+    fault: Fault
+    lengths: tuple[int, ...] = (N,)
+    order: str = ""
+
+    def part(self, start: int, stop: int) -> Part:
+        def gather(numbers: Indices, axis: int) -> Any:
+            self.fault()
+            return np.arange(N).take(numbers, axis)
+
+        return Part(list, lambda numbers: gather(numbers, 0), gather=gather)
+
+
+def test_a_batch_of_an_array_that_memory_does_not_hold_is_tried_again() -> None:
+    source = Scarce(Fault())
+    reader = reader_of(Indexed, source).shuffled(1).batched(5)
+    whole = [batch.tolist() for batch in reader]
+    for bad in range(1, len(whole) + 1):
+        source.fault.calls, source.fault.bad = 0, frozenset([bad])
+        reader.load_state_dict({**reader.state_dict(), "pass": 0, "rest": [[0, N, 1]]})
+        with pytest.raises(OSError, match="busy"):
+            deque(reader)
+        assert reader.state_dict()["rest"] == [[5 * (bad - 1), N, 1]]
+        assert [batch.tolist() for batch in reader] == whole[bad - 1 :]
