@@ -113,7 +113,7 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     lines += [
         f"Checkpoint {found['epoch']} was saved after {name_step(found)} of epoch "
         f"{found['whole_epochs'] + 1}."
-        for found in partial
+        for found in partial[:1]  # says what the names and steps of all mean
     ]
     lines += [
         printable(f"Epoch {epoch} is pinned: {', '.join(labels)}.", kept="")

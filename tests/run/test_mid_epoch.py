@@ -65,6 +65,14 @@ def runs(inproc_session: Session, tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+def test_a_listing_says_of_one_mid_epoch_checkpoint_what_its_name_means(
+    inproc_session: Session, tmp_path: Path
+) -> None:
+    train(inproc_session, tmp_path / "runs", every=1, last=3, keep=KeepAll(partial=True))
+    assert len(MultiNodeCheckpointManager(tmp_path / "runs").epochs()) == 6
+    assert invoke("ls", tmp_path / "runs")[0].count("was saved after") == 1
+
+
 def test_commands_show_whole_epochs_and_the_step(runs: Path) -> None:
     text, data = invoke("ls", runs)
     lines = text.splitlines()
