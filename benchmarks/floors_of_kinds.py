@@ -20,20 +20,11 @@ from crc32c import crc32c
 
 
 class Loop(NamedTuple):
-    """A loop over `prepare(value)`; the collector rests, unless the loop is its own."""
+    """A loop over `prepare(value)`, while the collector rests."""
 
     does: str
     run: Callable[[Any], Any]
     prepare: Callable[[Any], Any] = lambda value: value
-
-
-def _rows(value: Any) -> Any:
-    return list(value.values()) if isinstance(value, dict) else value
-
-
-def _copies(value: Any) -> list[Any]:
-    rows = _rows(value)
-    return list(map(type(rows[0]).copy, rows))
 
 
 def _parts(rows: Iterable[Any]) -> list[Any]:
@@ -64,9 +55,6 @@ def _write(data: bytes) -> None:
 
 
 TYPES = Loop("the type of each item", lambda items: list(map(type, items)))
-TYPES_OF_PARTS = TYPES._replace(prepare=lambda value: _parts(_rows(value)))
-COPIES = Loop("copy() of each row", lambda rows: list(map(type(rows[0]).copy, rows)), _rows)
-COLLECTOR = Loop("a look of the collector at the copies", lambda rows: gc.collect(0), _copies)
 ADDRESSES = Loop("the address of each item", lambda items: np.fromiter(items, object, len(items)))
 MARSHAL = Loop("marshal", lambda items: marshal.dumps(items, 2))
 SELECT = Loop("items by their codes", lambda it: it[0][it[1]].tolist(), _codes)
@@ -74,11 +62,8 @@ SELECT = Loop("items by their codes", lambda it: it[0][it[1]].tolist(), _codes)
 FILE = Loop("8 bytes each, written and digested", _write, lambda value: bytes(8 * len(value)))
 
 FLOORS: Mapping[tuple[str, str], tuple[Loop, ...]] = {
-    ("sets", "held"): (TYPES_OF_PARTS, COPIES, COLLECTOR),
-    ("sets", "kept"): (COPIES, COLLECTOR),
-    ("dict of lists", "held"): (TYPES_OF_PARTS, COPIES, COLLECTOR),
-    ("defaultdict of lists", "held"): (TYPES_OF_PARTS, COPIES, COLLECTOR),
-    ("ragged lists", "held"): (TYPES_OF_PARTS, COPIES, COLLECTOR),
+    ("set of integers", "held"): (TYPES, Loop("copy()", set.copy)),
+    ("set of floats", "held"): (TYPES, Loop("copy()", set.copy)),
     ("integer keys", "held"): (
         TYPES,
         TYPES._replace(prepare=lambda value: value.values()),

@@ -7,13 +7,14 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import islice, repeat
 from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobrunner.compile import gc_paused
+from jobrunner.compile import gc_paused, made_unseen
 from jobrunner.workspace.contents import (
     SOLE_PART,
     Form,
@@ -115,15 +116,14 @@ def copy_containers(value: Any, memory: Memory, known: Known | None = None) -> A
         return value.copy()
     if known is not None and (known.row is not None or known.numbers is not None):
         items: Any = items_of(type(value))(value)  # type: ignore[misc]  # it is a container
-        with gc_paused():
-            if (numbers := known.numbers) is None:
-                items = map(known.row.copy, items)  # type: ignore[union-attr]
-            else:
-                items = list(items)
-                places = (np.argmax(numbers == i) for i in range(int(numbers.max()) + 1))
-                few = Often([items[place] for place in places], numbers, [])
-                items = _spread(items, few, memory, {}, False)
-            return _filled(type(value), [value], items, [])[0]
+        if (numbers := known.numbers) is None:
+            items = made_unseen(partial(list, map(known.row.copy, items)), known.size)  # type: ignore[union-attr]
+        else:
+            items = list(items)
+            places = (np.argmax(numbers == i) for i in range(int(numbers.max()) + 1))
+            few = Often([items[place] for place in places], numbers, [])
+            items = _spread(items, few, memory, {}, False)
+        return _filled(type(value), [value], items, [])[0]
     if known is not None and known.form is Form.TREE and (packed := pack(value, known)):
         return packed.open()
     with gc_paused():
@@ -134,17 +134,17 @@ class Packed(NamedTuple):
     """A container as bytes."""
 
     data: bytes
+    size: int  # how many containers are in it
     empty: Any  # a container of its type, if `data` has only the items; else None
     keys: Collection[Any] | None
 
     def open(self) -> Any:
         """Return the container."""
-        with gc_paused():
-            found = marshal.loads(self.data)
-            if self.empty is None:
-                return found
-            kind = type(self.empty)
-            return _filled(kind, [self.keys], found, [_EMPTY[kind](self.empty)])[0]
+        found = made_unseen(partial(marshal.loads, self.data), self.size)
+        if self.empty is None:
+            return found
+        kind = type(self.empty)
+        return _filled(kind, [self.keys], found, [_EMPTY[kind](self.empty)])[0]
 
 
 def pack(value: Any, known: Known) -> Packed | None:
@@ -156,9 +156,9 @@ def pack(value: Any, known: Known) -> Packed | None:
         data = marshal.dumps(items)
         if len(data) <= _MARSHALLED_BYTES * known.size:
             if is_whole:
-                return Packed(data, None, None)
+                return Packed(data, known.size, None, None)
             keys = list(value) if is_mapping else range(len(value))
-            return Packed(data, _EMPTY[type(value)](value), keys)
+            return Packed(data, known.size, _EMPTY[type(value)](value), keys)
     known.form = Form.PLAIN
     return None
 

@@ -26,7 +26,8 @@ MAPPINGS: frozenset[type] = frozenset({dict, OrderedDict, defaultdict, Counter})
 ATTRIBUTED: frozenset[type] = frozenset({OrderedDict, Counter})
 LEAVES: frozenset[type] = frozenset({set, bytearray, np.void, np.record})
 """Types whose `copy()` is enough: what they hold cannot change, or counts as one value."""
-ROWS: frozenset[type] = SEQUENCES | MAPPINGS | {set, bytearray}
+ROWS: frozenset[type] = (SEQUENCES | MAPPINGS | {set, bytearray}) - {Counter}
+"""Types whose `copy()` is code of C alone; a `Counter`'s is Python."""
 MARSHALLED: frozenset[type] = frozenset(
     {list, dict, tuple, set, type(None), bool, int, float, complex, str, bytes}
 )

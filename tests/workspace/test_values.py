@@ -377,6 +377,7 @@ class Phase(enum.Enum):
         ([[1], ([2],), 3], None),
         ([((1, 2), (3,)), ((4,), 5)], None),
         ([{1}, ((1, 2), 3)], None),
+        ([collections.Counter(a=i) for i in range(40)], None),
         ([[[1]] * 2] * 20, None),
         ([Phase.COLD, Phase.HOT] * 20, None),
     ],
