@@ -59,6 +59,7 @@ def man_command() -> Output:
 
 def _write_page() -> Iterator[str]:
     """The lines of the manual page, in the language of man."""
+    yield ".nr HY 0"  # names of commands and errors stay whole
     yield f'.TH JOBRUNNER 1 "" "jobrunner {__version__}"'
     yield ".SH NAME"
     yield rf"jobrunner \- {_as_roff(str(main.help))}"

@@ -93,7 +93,8 @@ def test_the_manual_page_names_every_command_and_option() -> None:
             if isinstance(param, click.Option):
                 assert param.opts[0].replace("-", r"\-") in page
     requests = set(re.findall(r"(?m)^[.'](\w*)", page))
-    assert requests == {"TH", "SH", "SS", "PP", "TP", "EX", "EE", "B"}
+    assert requests == {"nr", "TH", "SH", "SS", "PP", "TP", "EX", "EE", "B"}
+    assert page.startswith(".nr HY 0\n.TH ")  # no name is hyphenated
     assert not re.search(r"\\[^-fe&]", page)
 
 
