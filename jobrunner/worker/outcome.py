@@ -25,6 +25,8 @@ from jobrunner.workspace import NotPicklableError
 logger = get_logger(__name__)
 
 _SUMMARY_LENGTH = 4_000
+_CALLERS = ("jobrunner.worker", "jobrunner.compile", "jobrunner.pipes")
+"""Packages that call users' functions in tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def describe_failure(
     Checkpoint and definition errors are `is_own` too, unless a user's function raised them.
     """
     trace = error.__traceback__
-    while trace is not None and _package_of(trace) == "jobrunner.worker":
+    while trace is not None and _package_of(trace) in _CALLERS:
         trace = trace.tb_next
     is_users = trace is not None and not _is_own_frame(trace)  # the function that was called
     while trace is not None and _is_own_frame(trace):

@@ -20,14 +20,17 @@ from jobrunner import (
     JobRunner,
     JobRunnerError,
     MultiNodeCheckpointManager,
+    Node,
     NodeLostError,
     SchedulerLostError,
     Session,
     Task,
     TaskFailedError,
     epoch_limiter,
+    pipe,
 )
 from jobrunner.cli.command import main
+from jobrunner.data import from_records
 
 MANY = 10_000_000
 
@@ -271,3 +274,25 @@ def test_advice_survives_pickling_and_can_be_replaced() -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.without_advice()) == ("It is lost. Start it.", "It is lost.")
     assert str(copy.advise("Wait.")) == "It is lost. Wait."
+
+
+def refuse(item: object = None, *, x: object = None) -> None:
+    raise DefinitionError("by hand")
+
+
+@pytest.mark.parametrize("how", ["by name", "capture_rng", "seed_global_rng", "pipe"])
+def test_an_error_of_a_users_function_is_its_tasks_however_it_is_called(
+    inproc_session: Session, how: str
+) -> None:
+    flags = {how: True} if how.endswith("_rng") else {}
+    with Job("j", **flags) as job, Node("a"):
+        with job.init_group:
+            Task(list, (), "x")
+            Task(lambda: from_records(range(2)), outputs="reader", name="make")
+        if how == "pipe":
+            pipe("reader", refuse)
+        else:
+            Task(refuse, {"x": "x"} if how == "by name" else ())
+    epoch_limiter(job, 1)
+    with pytest.raises(TaskFailedError, match="'refuse'.* failed at epoch 1: .*by hand"):
+        JobRunner(job).run(inproc_session)

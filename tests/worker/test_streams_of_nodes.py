@@ -178,3 +178,26 @@ def test_what_cannot_be_exact_is_refused():
                 Task(**task)
         with pytest.raises(DefinitionError, match=message):
             job.compile()
+
+
+def test_nodes_that_are_not_saved_draw_the_same_numbers_and_have_no_stream(tmp_path):
+    def make(num_epochs):
+        with Job("half", capture_rng=True, nodes_to_checkpoint=["kept"]) as job:
+            with job.init_group:
+                Task(list, (), "x", node="kept")
+                Task(draw, (), "start", node="free")
+            drawn = Task(draw, (), node="free")
+            Task(lambda x, its: [*x, its, draw()], {"its": drawn}, "x", node="kept", name="note")
+        epoch_limiter(job, num_epochs)
+        return job
+
+    def run_to(num_epochs, manager=None):
+        with Session.local(workers=2, processes=False) as session:
+            JobRunner(make(num_epochs), manager).run(session)
+            return session.fetch(Node("kept")["x"]), session.fetch(Node("free")["start"])
+
+    whole, manager = run_to(3), MultiNodeCheckpointManager(tmp_path / "runs")
+    run_to(1, manager)
+    assert list(manager.open(1)) == ["kept"]
+    assert run_to(3, manager) == whole
+    assert len(set(np.ravel([whole[0]]).tolist())) == 6 * len(whole[1])
