@@ -119,6 +119,9 @@ def _namespace(encoder: Encoder, value: types.SimpleNamespace, trail: Trail) -> 
 def _content(
     encoder: Encoder, holder: str, value: object, items: dict[Any, Any], trail: Trail
 ) -> Tree:
+    if tree := encoder.columns("dict", items, {"keys": items, "of": items.values()}, trail):
+        encoder.number(object(), items, trail)  # as a dict of these has one
+        return tree
     return encoder.within(holder, value, dict(items), trail, is_copy=True)
 
 

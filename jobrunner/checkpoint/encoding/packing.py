@@ -35,7 +35,7 @@ _MARSHALLED: Mapping[Any, tuple[int, np.dtype[Any]]] = {
 def pack(items: Any) -> Array | None:
     """Return floats, bools, integers of up to 64 bits or complex numbers as an array.
 
-    None if they are not alike. An array is returned as it is.
+    None if they are not alike. An array is returned as it is. Integers take 32 bits each if all can.
     """
     if type(items) is np.ndarray:
         return items
@@ -88,7 +88,7 @@ def _take(data: memoryview, count: int, kinds: Sequence[type]) -> list[Array] | 
     fields = [np.frombuffer(data, row)[str(i)] for i in range(len(kinds))]
     if any((it["code"] != code).any() for it, code in zip(fields, codes, strict=True)):
         return None
-    return [it["value"].astype(cls) for it, cls in zip(fields, kinds, strict=True)]
+    return [it["value"].copy() for it in fields]
 
 
 def split(items: Sequence[Any], kinds: list[type], codes: Array) -> list[Any]:
@@ -111,7 +111,8 @@ def sort_numbers(items: list[Any], lengths: Iterable[int]) -> Array | None:
         return None
     counts = np.fromiter(lengths, np.intp)
     if len(counts) == 1:
-        return np.sort(data)
+        data.sort()
+        return data
     return data[np.lexsort((data, np.repeat(np.arange(len(counts)), counts)))]
 
 

@@ -426,14 +426,14 @@ def test_an_outline_says_what_there_is(tmp_path: Path) -> None:
     manifest = reader.read_manifest()
     found = {name: repr(reader.peek(manifest, name, outline=True)) for name in values}
     assert found == {
-        "rows": "list of 400 x {id: int64, at: (float64, int64), who: str}",
-        "scores": "Counter of 400 x str: int64",
-        "points": "{'all': list of 400 x Point(x: int64, y: float64), 'n': 1}",
-        "ragged": "deque of 400 x [int64, ...]",
-        "pairs": "dict of 400 x (2 x int64): None | str",
+        "rows": "list of 400 x {id: int32, at: (float64, int32), who: str}",
+        "scores": "Counter of 400 x str: int32",
+        "points": "{'all': list of 400 x Point(x: int32, y: float64), 'n': 1}",
+        "ragged": "deque of 400 x [int32, ...]",
+        "pairs": "dict of 400 x (2 x int32): None | str",
         "set": "set of 400 x str",
         "moments": "list of 400 x float32",
-        "phases": "list of 400 x (Phase, bytes, int64)",
+        "phases": "list of 400 x (Phase, bytes, int32)",
     }
     assert {name: reader.peek(manifest, name) for name in values} == values
 
@@ -555,6 +555,20 @@ def test_a_class_that_is_gone_or_another_is_named() -> None:
         other = {"$": "list", "of": {**tree, **change}}
         with pytest.raises(CheckpointError, match="it was a dataclass|saved with the fields"):
             Decoder(parts.__getitem__, where="the blob").decode(other)
+
+
+def test_integers_take_32_bits_if_all_can() -> None:
+    for number, dtype in ((1 << 31) - 1, "i4"), (-(1 << 31), "i4"), (1 << 31, "i8"):
+        for value in ([number] * N, {i: number + i // N for i in range(N)}, {*range(N), number}):
+            blob = encode(value)
+            assert blob.parts[-1].data.dtype == dtype
+            assert decode(blob) == value
+
+
+def test_what_follows_a_defaultdict_of_many_items_stays_tied() -> None:
+    row = [1]
+    _, one, other = decode(encode([defaultdict(int, enumerate(range(N))), row, row]))
+    assert one is other == row
 
 
 def test_sets_of_numbers_and_tuples_are_in_the_same_order_everywhere() -> None:
