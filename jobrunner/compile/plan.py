@@ -118,9 +118,8 @@ class PlannedTask(Struct, frozen=True):
     setup: Mapping[str, Callable[[], Any]] = {}  # makes keyword arguments, once for all instances
     instance_setup: Mapping[str, Callable[[], Any]] = {}
     is_seeded: bool = False  # see `Job(seed_global_rng=)`
-    has_stream: bool = (
-        False  # its last argument: see `Job(capture_rng=)`; then only `setup` is seeded
-    )
+    has_stream: bool = False
+    """Its last argument is a stream: see `Job(capture_rng=)`. Then only its `setup` is seeded."""
     places: tuple[Place, ...] = ()  # of the arguments; (): they are passed in order
     readers: Mapping[int, str] = {}  # outputs, by number, from which a pipe reads, and its name
 

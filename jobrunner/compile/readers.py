@@ -11,8 +11,7 @@ from jobrunner.compile.blobs import Key
 from jobrunner.define import Task, without_partials
 from jobrunner.errors import DefinitionError
 
-_LAZY = (GeneratorType, map, filter, zip)  # iterators that no checkpoint can hold
-
+_LAZY = (GeneratorType, map, filter)  # what no task may return
 _PLAIN: tuple[Any, ...] = (object.__new__, list.__new__)  # of classes that return what they are
 
 

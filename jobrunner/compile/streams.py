@@ -17,7 +17,7 @@ def global_rng(seed: int) -> GlobalRNG:
 
 
 def add_streams(job: Job) -> frozenset[Task]:
-    """Let init tasks make streams; return the tasks that go on with them, in order of definition.
+    """Let init tasks make the streams; return the tasks that go on with them.
 
     Others draw the same numbers again only if each of their calls begins with a stream of its own:
     init tasks, which may run again after a load; those of nodes that are not saved; instances and

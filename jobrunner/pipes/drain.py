@@ -44,6 +44,9 @@ def drain(
     inputs, reader, updates = arguments[:count], arguments[count], arguments[count + 1 :]
     if options.blob and (fault := reader_fault(type(reader))):
         raise TypeError(f"the pipe reads from blob {options.blob!r}, which is {fault}")
+    if not hasattr(reader, "__iter__"):
+        kind = type(reader).__qualname__
+        raise TypeError(f"the pipe reads the list that a task returns; expected one, found {kind}")
     items = iter(reader) if options.begins else reader
     line = _Line(items, processor, inputs, instance_setup, options)
     if into is None:

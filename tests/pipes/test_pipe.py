@@ -279,6 +279,13 @@ def test_what_is_known_to_be_no_reader_is_refused_before_anything_runs(
         job.compile()
 
 
+def test_a_task_that_returns_no_list_is_told_from_one_that_does(inproc_session: Session) -> None:
+    with TaskGroup() as group, Node("here"):
+        pipe(Task(lambda: 3, name="three"), square)
+    with pytest.raises(TaskFailedError, match="'square'.*the list that a task returns.*found int"):
+        inproc_session.run(group)
+
+
 def test_a_reader_that_replaces_something_else_is_read(inproc_session: Session) -> None:
     with TaskGroup() as group, Node("here"):
         Task(list, (), "reader")
