@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,7 +67,8 @@ class Blocks:
     def __init__(self, lengths: Sequence[int], load: Load, order: str = "") -> None:
         self.lengths: Sequence[int] = tuple(lengths) or (0,)
         self._load, self.order = load, order
-        self._ends = np.cumsum(self.lengths)
+        self._ends = list(accumulate(self.lengths))
+        self._all_ends = np.array(self._ends)
         self._held: OrderedDict[int, _Block] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -83,14 +86,14 @@ class Blocks:
         pieces, start = [], index.start
         block = self._number_of(start)
         while start < index.stop:
-            until = min(index.stop, int(self._ends[block]))
+            until = min(index.stop, self._ends[block])
             if until > start:
                 pieces.append(self._block(block).get(slice(start, until)))
             start, block = until, block + 1
         return pieces[0] if len(pieces) == 1 else joined(pieces)
 
     def _take(self, numbers: Indices) -> Any:
-        blocks = np.searchsorted(self._ends, numbers, side="right")
+        blocks = np.searchsorted(self._all_ends, numbers, side="right")
         order = np.argsort(blocks, kind="stable")
         parts = np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1)
         pieces = [self._block(int(blocks[part[0]])).take(numbers[part]) for part in parts]
@@ -104,14 +107,14 @@ class Blocks:
         return rows_of(found).take(places)
 
     def _number_of(self, record: int) -> int:
-        return int(np.searchsorted(self._ends, record, side="right"))
+        return bisect_right(self._ends, record)
 
     def _block(self, number: int) -> _Block:
         with self._lock:
             if number not in self._held:
                 length = self.lengths[number]
                 load = partial(_loaded, self._load, number, length)
-                self._held[number] = _Block(int(self._ends[number]) - length, load)
+                self._held[number] = _Block(self._ends[number] - length, load)
             self._held.move_to_end(number)
             while len(self._held) > _HELD:
                 self._held.popitem(last=False)

@@ -185,6 +185,41 @@ def test_blocks_are_shuffled_and_the_records_of_each_so_each_is_loaded_once(
     assert loaded != list(range(7))
 
 
+@pytest.mark.parametrize(
+    "lengths", [[7, 7, 7, 7], [7, 7, 3], [4, 2, 2, 4, 4], [3, 7, 7], [5, 4, 5, 4], [6]]
+)
+def test_row_groups_that_are_read_in_a_run_are_whole(lengths: list[int], tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    n = sum(lengths)
+    for name, first in (("a", 0), ("b", n)):
+        table = arrow.table({"m": [0] * n, "n": list(range(first, first + n))})
+        with parquet.ParquetWriter(tmp_path / f"{name}.parquet", table.schema) as writer:
+            start = 0
+            for length in lengths:
+                writer.write_table(table.slice(start, length))
+                start += length
+    for columns in (["n", "m"], ["n"]):
+        for size in (1, 4, n):
+            reader = from_parquet(tmp_path, columns=columns).batched(size)
+            batches = list(reader)
+            assert [it for batch in batches for it in arrow_of(batch)] == list(range(2 * n))
+            assert {tuple(batch.column_names) for batch in batches} == {tuple(columns)}
+            assert [arrow_of(it) for it in reader.prefetched(4, threads=2)] == [
+                arrow_of(it) for it in batches
+            ]
+    middle = from_parquet(tmp_path).sharded(1, 3)
+    assert [record["n"] for record in middle] == list(range(2 * n // 3, 4 * n // 3))
+
+
+def test_one_reader_goes_through_the_row_groups_of_a_file(tmp_path: Path) -> None:
+    reader = parquet(tmp_path)  # groups of 7, 7, 7, 4; 7, 7, 1
+    load = reader._cursor.setup.source._load
+    runs = [load._following for _ in reader]
+    assert [sum(1 for each in runs if each is it) for it in dict.fromkeys(runs)] == [7, 18, 15]
+
+
 def test_a_pass_in_other_blocks_is_another_order(tmp_path: Path) -> None:
     state = parquet(tmp_path).shuffled(1).state_dict()
     message = "field 'order': expected 'shuffled, seed 1', found 'shuffled, seed 1, in 7 blocks"
