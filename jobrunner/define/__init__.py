@@ -46,6 +46,7 @@ from jobrunner.define.job_functions import (
 from jobrunner.define.jobs import Job, epoch_limiter
 from jobrunner.define.metrics import (
     MOST_ARRAYS_BYTES,
+    MOST_DIGITS,
     ArrayEntry,
     Image,
     Max,

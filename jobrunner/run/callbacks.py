@@ -239,8 +239,8 @@ class Callbacks:
         if self._failures[key] > 1:
             return
         message = printable(
-            f"Callback {name}: {event} raised {type(error).__name__}: {shorten(str(error))}. The run "
-            f"continues, and counts further failures of this method. To end the run instead, set "
+            f"Callback {name}: {event} raised {type(error).__name__}: {shorten(str(error)).rstrip('.')}. "
+            f"The run continues, and counts further failures of this method. To end the run instead, set "
             f"is_essential = True on the callback."
         )
         logger.warning(message, exc_info=error)

@@ -24,6 +24,8 @@ MOST_RUNS = 20  # of a session
 
 def has_dashboard(client: Client) -> bool:
     """Whether the scheduler has loaded `jobrunner.dashboard`. Not for the client's event loop."""
+    if client.status != "running":
+        return False
 
     async def ask() -> Any:
         return await client.get_metadata(IS_SHOWN, default=None)

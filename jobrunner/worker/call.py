@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -29,8 +30,9 @@ from jobrunner.workspace import (
 Send = Callable[[int, Any], None]
 """Sends a crossing's frozen value, given the crossing's id, to other workers."""
 
-_LAZY = (GeneratorType, CoroutineType, AsyncGeneratorType, map, filter)
-"""Types of values that run code of the task only when somebody takes their items."""
+_AWAITED = (CoroutineType, asyncio.Future, asyncio.Task)
+_LAZY = (GeneratorType, *_AWAITED, AsyncGeneratorType, map, filter)
+"""Types of values that run code of the task only when somebody takes their items, or awaits them."""
 
 
 def gather(step: Step, instance: int = 0) -> list[Any]:
@@ -236,9 +238,11 @@ def _split(step: Step, box: list[Any]) -> list[Any]:
 def _refuse_lazy(step: Step, values: Iterable[Any]) -> None:
     kind = next((type(value) for value in values if type(value) in _LAZY), None)
     if kind is not None:
+        why = "runs only when somebody takes its items, and only once. Return a list or a tuple of them"
+        if kind in _AWAITED:
+            why = "nobody awaits. Call asyncio.run(...) in the task, and return its result"
         raise DefinitionError(
-            f"Task {step.workspace.node}/{step.name} returned {kind.__qualname__}, which runs "
-            f"only when somebody takes its items, and only once. Return a list or a tuple of them."
+            f"Task {step.workspace.node}/{step.name} returned {kind.__qualname__}, which {why}."
         )
 
 

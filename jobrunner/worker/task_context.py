@@ -16,6 +16,7 @@ import numpy as np
 
 from jobrunner.define import (
     MOST_ARRAYS_BYTES,
+    MOST_DIGITS,
     ArrayEntry,
     Image,
     Max,
@@ -37,7 +38,9 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+_SHORT = (bool, float, str)
 _PLAIN = (bool, int, float, str)
+_LARGEST = 10**MOST_DIGITS
 _TAKEN = ("", "epoch", "seconds")  # as names of metrics: by results and logs
 _COMBINED = (Mean, Sum, Min, Max)
 
@@ -108,7 +111,8 @@ class CurrentTask:
         TypeError
             A metric is of another type.
         ValueError
-            A name is empty or taken; or an array or image is too large, or of another dtype.
+            A name is empty or taken; an int has more than 1,000 digits; or an array or image is too
+            large, or of another dtype.
         """
         self._record({key: self._plain(key, value) for key, value in metrics.items()})
 
@@ -118,12 +122,17 @@ class CurrentTask:
                 f"Task {self.node}/{self.name} reports a metric as {key!r}; a name must not be empty, "
                 f"and each epoch has a metric 'epoch' and 'seconds' of its own. Give it another name."
             )
-        if type(value) in _PLAIN:
+        if type(value) in _SHORT:
             return value
         is_scalar = isinstance(value, np.generic | np.ndarray) and not value.shape
         plain = value.item() if is_scalar else value  # type: ignore[attr-defined]
         for kind in _PLAIN:
             if isinstance(plain, kind):
+                if kind is int and not -_LARGEST < plain < _LARGEST:
+                    raise ValueError(
+                        f"Task {self.node}/{self.name} reports {key!r} as an int of more than "
+                        f"{MOST_DIGITS:,} digits. Report its logarithm, or a str."
+                    )
                 return kind(plain)
         if isinstance(value, _COMBINED):
             return value

@@ -1,6 +1,7 @@
 """Runs on a scheduler's dashboard, which has preloaded `jobrunner.dashboard`."""
 
 import asyncio
+import gc
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from jobrunner.dashboard.runs import MOST_METRICS, running
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, SaveReport
 from jobrunner.view import RUNS, OnDashboard, RunState, draw_html, show
+from jobrunner.view.dashboard import has_dashboard
 from tests.processes import await_true
 
 
@@ -206,3 +208,12 @@ def test_the_pages_are_those_of_dask_and_of_its_extension(cluster: LocalCluster)
     assert "<title>jobrunner</title>" in get("individual-jobrunner")
     assert "navbar" in get("jobrunner")  # Dask's own
     assert "jobrunner_epoch" in get("metrics")
+
+
+def test_no_question_is_left_over_if_the_client_is_closed(recwarn: pytest.WarningsRecorder) -> None:
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster:
+        client = Client(cluster)
+        client.close()
+        assert not has_dashboard(client)
+    gc.collect()
+    assert not [it for it in recwarn if "never awaited" in str(it.message)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import gc
@@ -105,7 +106,11 @@ def test_an_iterator_or_coroutine_that_a_task_returns_is_refused(inproc_session:
             "generator": (i for i in range(3)),
             "async_generator": count_later(),
             "map": map(str, range(3)),
+            "coroutine": Asynchronous().answer(),
+            "Future": asyncio.Future(loop=asyncio.new_event_loop()),
         }
+        made["coroutine"].close()
+        made["Future"].get_loop().close()
         return made[what]
 
     def both() -> Any:
@@ -118,6 +123,9 @@ def test_an_iterator_or_coroutine_that_a_task_returns_is_refused(inproc_session:
                     Task(lazy, kwargs={"what": what}, outputs=outputs, name="lazy", node="n")
                 )
             assert "tuple" in str(caught.value)
+    for what in ("coroutine", "Future"):
+        with pytest.raises(DefinitionError, match=rf"{what}, which nobody awaits.*asyncio\.run"):
+            inproc_session.run(Task(lazy, kwargs={"what": what}, node="n"))
     with pytest.raises(DefinitionError, match="generator"):
         inproc_session.run(Task(both, outputs=["x", "y"], node="n"))
     with pytest.raises(DefinitionError, match="generator"):

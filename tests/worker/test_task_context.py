@@ -122,6 +122,13 @@ def test_a_metric_of_another_type_is_an_error_that_names_it(value):
         make().report(loss=value)
 
 
+@pytest.mark.parametrize("value", [10**1000, -(10**5000)], ids=["1001 digits", "5001 digits"])
+def test_an_int_that_no_record_could_hold_is_not_a_metric(value):
+    with pytest.raises(ValueError, match="a/t reports 'n' as an int of more than 1,000 digits"):
+        make().report(n=value)
+    make().report(n=10**1000 - 1)
+
+
 def test_an_array_that_is_refused_takes_no_room_from_later_ones():
     reports, quarter = Reports(), pack_array(np.zeros(MOST_ARRAYS_BYTES // 4, np.uint8))
     for name in "abcd":

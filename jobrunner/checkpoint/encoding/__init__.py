@@ -29,7 +29,6 @@ from jobrunner.checkpoint.encoding.node import (
 )
 from jobrunner.checkpoint.encoding.outline import SavedObject, ValueOutline
 from jobrunner.checkpoint.encoding.schema import (
-    MOST_DIGITS,
     Count,
     Document,
     EpochKey,

@@ -78,7 +78,8 @@ def find_classes(names: Iterable[str], where: str) -> dict[str, type]:
     if missing:
         raise PlanMismatchError(
             f"{where} contains values of {', '.join(missing)}, which this program does not have. "
-            f"Define the class at the top level of the job's file, or import its module there."
+            f"Define the class under that name at the top level of the job's file, or import its "
+            f"module there."
         )
     return {name: cls for name, cls in found.items() if cls is not None}
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 
+from jobrunner.define import MOST_DIGITS
 from jobrunner.errors import CheckpointCorruptError
 
 T = TypeVar("T")
@@ -22,9 +23,6 @@ else:  # in JSON, a position in an epoch is text; each class makes it a `Positio
     EpochKey = _Epoch | Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}\.s[0-9]{1,18}\Z")]
 Length = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
-
-MOST_DIGITS = 1000
-"""Of an integer in JSON: the time to read or write one grows with their square."""
 
 
 class Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from jobrunner.checkpoint.encoding import MOST_DIGITS
 from jobrunner.checkpoint.log.entries import CommitEntry, LogEntry
 from jobrunner.checkpoint.log.handler import (
     ReplacedError,
@@ -23,6 +22,7 @@ from jobrunner.checkpoint.log.handler import (
 )
 from jobrunner.checkpoint.log.protocol import MetadataHandler
 from jobrunner.checkpoint.log.state import STATE_INTERVAL, State, entry_to_json, make_entry
+from jobrunner.define import MOST_DIGITS
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
