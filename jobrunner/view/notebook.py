@@ -43,9 +43,9 @@ class Notebook:
 
     def tell(self, event: str, about: Mapping[str, Any]) -> None:
         """Add an event that needs words to the lines that stay."""
-        if text := printable(wording.told(event, about)):
-            self._num_lines += 1
-            self._lines.append(text)
+        lines = printable(wording.told(event, about)).splitlines()
+        self._num_lines += len(lines)
+        self._lines.extend(lines)
 
     def draw(self, known: Mapping[str, Any]) -> None:
         """Draw a state in place of the one before."""

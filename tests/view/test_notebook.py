@@ -108,6 +108,16 @@ def test_a_page_shows_the_state_and_the_last_lines_as_text(
     assert "<i>" not in html
 
 
+def test_lines_of_output_are_counted_as_they_are_shown(
+    page: Handle, inproc_session: Session
+) -> None:
+    with show_run(True, inproc_session) as [state]:
+        assert isinstance(state, RunState)
+        state.on_start(ResumePlan(None, "nothing is recorded", steps=("init group", "epochs")), 8)
+    assert "nothing is recorded\nruns:\n  init group\n  epochs\n" in page.shown
+    assert "4 lines of output" in page.shown
+
+
 def test_why_a_run_stopped_is_said_below_the_view_only(
     page: Handle, inproc_session: Session
 ) -> None:
