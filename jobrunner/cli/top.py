@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from jobrunner.report import LiveRun, LiveRuns, RunSummary
 
 _MOST_METRICS = 20
-_MOST_ENDED = 4
 
 
 @main.command("top", examples=["jobrunner top runs", "jobrunner top --once"])
@@ -89,7 +88,7 @@ def format_live(
     gone = [
         f"{time.strftime('%H:%M:%S', time.localtime(run.last_seen))}  {clip_name(run.name, width)}: "
         f"{run.state} at epoch {format_progress(run)}"
-        for run in ended[-_MOST_ENDED:]
+        for run in ended
     ]
     if not found:
         none = [f"{clock}  No run is alive below {path}", f"To list all: jobrunner ls {path}"]

@@ -40,6 +40,7 @@ MOST_DIRECTORIES = 20_000
 SEARCH_SECONDS = 2.0
 """How often `LiveRuns` looks for runs that have begun; less often if this takes long."""
 _PACE_SECONDS = 30.0
+_MOST_ENDED = 4
 _MOST_EPOCHS = 10**18
 _MOST_AT_END = 64  # entries that are read to find the end of the last run
 _LARGEST = sys.float_info.max  # neither NaN nor an int of 400 digits is at most this
@@ -347,7 +348,7 @@ class LiveRuns:
         # By run: the last heartbeats that were seen, each with when, and the epoch.
         self._beats: dict[str, deque[tuple[float, int]]] = {}
         self.ended: list[RunSummary] = []
-        """Those that were alive at an earlier look, the last to end last."""
+        """The last four that were alive at an earlier look, the last to end last."""
 
     def look(self) -> list[LiveRun]:
         """Read the log and the heartbeat of each run that is alive; now and then, of all."""
@@ -368,6 +369,7 @@ class LiveRuns:
         found = [run for run in found if run.state == "running"]
         self._alive = {run.name for run in found}
         self.ended = [run for run in self.ended if run.name not in self._alive] + ended
+        del self.ended[:-_MOST_ENDED]
         return [self._see(run, now) for run in found]
 
     def _watch(self, name: str, now: float, run: str, beat: Beat) -> float:
