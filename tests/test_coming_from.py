@@ -253,21 +253,11 @@ from torch import nn
 from torch.nn import functional as F
 from jobrunner import Mean
 data = {"x": torch.from_numpy(X).float(), "y": torch.from_numpy(Y).float()[:, None]}
-def make_torch_reader():
+def make_reader():
     return from_records(data).shuffled(seed=1).batched(16)
-def make_net():
-    torch.manual_seed(0)
-    return nn.Linear(3, 1)
 def fit_net(epochs):
     with Job("net", steps_per_epoch=4) as made, Node("trainer"):
-        with made.init_group:
-            Task(make_net, outputs="net")
-            Task(make_optimizer, kwargs={"lr": 0.1}, outputs="optimizer")
-            Task(make_scheduler, outputs="scheduler")
-            Task(make_torch_reader, outputs="reader")
-        Task(training_step, updates=["net", "optimizer", "reader"])
-        with made.epoch_end_group:
-            Task(lambda scheduler, optimizer: scheduler.step(), updates=["scheduler", "optimizer"])
+        add_tasks(made)
     epoch_limiter(made, epochs)
     return made
 """
@@ -277,13 +267,14 @@ manager = MultiNodeCheckpointManager("runs/net", **policies)
 kept = []
 with Session.local(workers=1, processes=False) as session:
     for epochs in (10, 12):
+        torch.manual_seed(0)
         JobRunner(fit_net(epochs), manager).run(session)
         kept.append(manager.epochs())
 weights = {
     epoch: [value.tolist() for value in manager.open(epoch)["trainer"].load("net").values()]
     for epoch in manager.epochs()
 }
-reader = make_torch_reader()
+reader = make_reader()
 class Loader:
     def __len__(self):
         return 4
