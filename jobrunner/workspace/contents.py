@@ -29,6 +29,10 @@ from jobrunner.workspace.kinds import (
     MARSHALLED,
     ROWS,
     SEQUENCES,
+    is_fixed,
+    is_immutable,
+    is_memory,
+    is_tensor_kind,
 )
 
 
@@ -168,8 +172,8 @@ def _without_repeats(items: Collection[Any], contents: Contents) -> Collection[A
         return items
     if not (contents.kinds or often.rest):  # they are those of the value
         contents.numbers = often.numbers
-    for part, again in zip(often.objects, np.bincount(often.numbers).tolist(), strict=False):
-        contents.tie(part, again - 1)
+    for number, part in enumerate(often.objects):
+        contents.tie(part, int(np.count_nonzero(often.numbers == number)) - 1)
     return often.objects + often.rest
 
 
@@ -279,12 +283,15 @@ def by_kind(items: Collection[Any]) -> dict[type, list[Any]]:
     return groups
 
 
-def _held_by(kind: type, alike: list[Any], is_sole: bool) -> Iterable[Collection[Any]]:
+def _held_by(kind: type, alike: list[Any], is_sole: bool) -> Iterable[Any]:
     """List what is in values of one kind, the keys of dicts too, but not if all are strings."""
     # The garbage collector lists it sooner; but not what is in the `__dict__` of an object, which
     # refers to it.
     if kind in _VISITED and is_sole:
         slices = (alike[i : i + AT_ONCE] for i in range(0, len(alike), AT_ONCE))
+        some = alike[:MANY] if kind in (list, tuple) else []
+        if sum(map(len, some)) > _LONG * len(some):
+            return map(_Joined, slices)
         return starmap(gc.get_referents, slices)
     if kind not in MAPPINGS:
         is_one = len(alike) == 1 and items_of(kind) is iter
@@ -300,6 +307,20 @@ def _held_by(kind: type, alike: list[Any], is_sole: bool) -> Iterable[Collection
 AT_ONCE = 4096
 """Containers; a list of what more of them hold would not stay in the processor's cache."""
 _VISITED: frozenset[type] = frozenset({dict, list, tuple, set, frozenset})
+_LONG = 8
+
+
+@dataclass(slots=True, frozen=True)
+class _Joined:
+    """The items of several containers: no list of them is made where types are enough."""
+
+    containers: list[Collection[Any]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self.containers)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.containers))
 
 
 def items_in(kind: type, alike: list[Any]) -> Iterable[Any]:
@@ -313,13 +334,6 @@ def are_sole(parts: list[Any], references: int) -> bool:
     """Whether there are only so many references to each part; see `SOLE_PART`."""
     counts = list(map(sys.getrefcount, parts))
     return counts.count(references) == len(counts) or max(counts) <= references
-
-
-def is_fixed(kind: type) -> bool:
-    """Whether it is `frozenset`, `tuple`, or a class of named tuples without other attributes."""
-    if kind is tuple or kind is frozenset:
-        return True
-    return issubclass(kind, tuple) and hasattr(kind, "_fields") and not kind.__dictoffset__
 
 
 _Items = Callable[[Any], Iterable[Any]]
@@ -341,16 +355,6 @@ items_of: Callable[[type], _Items | None] = lru_cache(maxsize=1000)(_items_of)
 """The function that lists the items of a value of that kind; None if it is no array or container."""
 
 
-def is_memory(kind: type) -> bool:
-    """Whether it is a class of arrays or tensors."""
-    return issubclass(kind, np.ndarray) or is_tensor_kind(kind)
-
-
-def is_immutable(kind: type) -> bool:
-    """Whether values of that type cannot change, or are members of an enumeration."""
-    return kind in IMMUTABLE or issubclass(kind, Enum)
-
-
 def is_plain(kind: type) -> bool:
     """Whether it is a class of immutable values, of built-in containers, or `numpy.ndarray`."""
     if is_immutable(kind) or kind is np.ndarray:
@@ -361,12 +365,6 @@ def is_plain(kind: type) -> bool:
 def is_tensor(value: object) -> bool:
     """Whether it is a PyTorch tensor. Does not import PyTorch."""
     return is_tensor_kind(type(value))
-
-
-def is_tensor_kind(kind: type) -> bool:
-    """Whether it is the class of PyTorch's tensors or a subclass."""
-    torch = sys.modules.get("torch")
-    return torch is not None and issubclass(kind, torch.Tensor)
 
 
 def has_objects(array: Any) -> bool:

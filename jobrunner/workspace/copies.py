@@ -24,13 +24,20 @@ from jobrunner.workspace.contents import (
     by_kind,
     fields_with_objects,
     has_objects,
-    is_fixed,
-    is_memory,
     items_in,
     items_of,
     number_often,
 )
-from jobrunner.workspace.kinds import ATTRIBUTED, IMMUTABLE, LEAVES, MAPPINGS, MARSHALLED, SEQUENCES
+from jobrunner.workspace.kinds import (
+    ATTRIBUTED,
+    IMMUTABLE,
+    LEAVES,
+    MAPPINGS,
+    MARSHALLED,
+    SEQUENCES,
+    is_fixed,
+    is_memory,
+)
 
 Memory = Callable[[Any], Any]
 """Returns what an array or a tensor becomes; gets a copy of an array of objects."""
@@ -119,11 +126,12 @@ def copy_containers(value: Any, memory: Memory, known: Known | None = None) -> A
         if (numbers := known.numbers) is None:
             items = made_unseen(partial(list, map(known.row.copy, items)), known.size)  # type: ignore[union-attr]
         else:
-            items = list(items)
+            items = value if type(value) is list else list(items)
             places = (np.argmax(numbers == i) for i in range(int(numbers.max()) + 1))
             few = Often([items[place] for place in places], numbers, [])
             items = _spread(items, few, memory, {}, False)
-        return _filled(type(value), [value], items, [])[0]
+        is_new = type(value) is list and items is not value
+        return items if is_new else _filled(type(value), [value], items, [])[0]
     if known is not None and known.form is Form.TREE and (packed := pack(value, known)):
         return packed.open()
     with gc_paused():

@@ -22,12 +22,11 @@ from jobrunner.workspace.contents import (
     has_objects,
     is_plain,
     is_tensor,
-    is_tensor_kind,
     items_of,
     survey,
 )
 from jobrunner.workspace.copies import Packed, copy_containers, copy_tensor, pack
-from jobrunner.workspace.kinds import IMMUTABLE
+from jobrunner.workspace.kinds import IMMUTABLE, is_tensor_kind
 from jobrunner.workspace.values import SOLE_ITEM, has_own_memory
 
 _COPIED_BYTES = 1 << 20

@@ -1,12 +1,14 @@
-"""Exact types, and what holds for all of their values."""
+"""Types, and what holds for all of their values."""
 
 from __future__ import annotations
 
 import datetime as dt
 import decimal
 import fractions
+import sys
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
+from enum import Enum
 
 import numpy as np
 
@@ -31,3 +33,26 @@ ROWS: frozenset[type] = (SEQUENCES | MAPPINGS | {set, bytearray}) - {Counter}
 MARSHALLED: frozenset[type] = frozenset(
     {list, dict, tuple, set, type(None), bool, int, float, complex, str, bytes}
 )
+
+
+def is_fixed(kind: type) -> bool:
+    """Whether it is `frozenset`, `tuple`, or a class of named tuples without other attributes."""
+    if kind is tuple or kind is frozenset:
+        return True
+    return issubclass(kind, tuple) and hasattr(kind, "_fields") and not kind.__dictoffset__
+
+
+def is_memory(kind: type) -> bool:
+    """Whether it is a class of arrays or tensors."""
+    return issubclass(kind, np.ndarray) or is_tensor_kind(kind)
+
+
+def is_immutable(kind: type) -> bool:
+    """Whether values of that type cannot change, or are members of an enumeration."""
+    return kind in IMMUTABLE or issubclass(kind, Enum)
+
+
+def is_tensor_kind(kind: type) -> bool:
+    """Whether it is the class of PyTorch's tensors or a subclass."""
+    torch = sys.modules.get("torch")
+    return torch is not None and issubclass(kind, torch.Tensor)
