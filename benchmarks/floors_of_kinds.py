@@ -11,7 +11,7 @@ import marshal
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,15 +35,6 @@ def _is_held(value: Any) -> Any:
     return np.array([item is not None for item in value])
 
 
-def _pieces(join: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: (join(value), [0, *accumulate(map(len, value))])
-
-
-def _cut(given: Any) -> list[Any]:
-    whole, bounds = given
-    return [whole[start:end] for start, end in pairwise(bounds)]
-
-
 def _codes(value: Any) -> Any:
     return np.fromiter(value[:2], object, 2), np.arange(len(value)) % 2
 
@@ -60,6 +51,7 @@ MARSHAL = Loop("marshal", lambda items: marshal.dumps(items, 2))
 SELECT = Loop("items by their codes", lambda it: it[0][it[1]].tolist(), _codes)
 
 FILE = Loop("8 bytes each, written and digested", _write, lambda value: bytes(8 * len(value)))
+SHORT_FILE = Loop("4 bytes each, written and digested", _write, lambda value: bytes(4 * len(value)))
 
 FLOORS: Mapping[tuple[str, str], tuple[Loop, ...]] = {
     ("set of integers", "held"): (TYPES, Loop("copy()", set.copy)),
@@ -70,7 +62,7 @@ FLOORS: Mapping[tuple[str, str], tuple[Loop, ...]] = {
         Loop("copy()", dict.copy),
     ),
     ("bools", "returned"): (MARSHAL,),
-    ("integers", "saved"): (MARSHAL, FILE),
+    ("integers", "saved"): (MARSHAL, SHORT_FILE),
     ("floats", "saved"): (MARSHAL, FILE),
     ("few strings", "saved"): (ADDRESSES,),
     ("enumerations", "saved"): (ADDRESSES,),
@@ -92,8 +84,8 @@ FLOORS: Mapping[tuple[str, str], tuple[Loop, ...]] = {
     ("set of integers", "saved"): (
         Loop("a list", list),
         MARSHAL._replace(prepare=list),
-        Loop("sort", np.sort, lambda value: np.array(list(value))),
-        FILE,
+        Loop("sort", np.sort, lambda value: np.array(list(value), np.int32)),
+        SHORT_FILE,
     ),
     ("set of floats", "saved"): (
         Loop("a list", list),
@@ -101,18 +93,12 @@ FLOORS: Mapping[tuple[str, str], tuple[Loop, ...]] = {
         Loop("sort", np.sort, lambda value: np.array(list(value))),
         FILE,
     ),
-    ("set of strings", "saved"): (
-        Loop("the type of each item", lambda value: set(map(type, value))),
-        Loop("sorted", sorted),
-        Loop("join", "\0".join, sorted),
+    ("integer keys", "saved"): (MARSHAL, SHORT_FILE, FILE),
+    ("defaultdict", "saved"): (
+        Loop("two lists", lambda value: (list(value), list(value.values()))),
+        *[MARSHAL._replace(prepare=list), SHORT_FILE] * 2,
     ),
-    ("integer keys", "saved"): (MARSHAL, FILE, FILE),
-    ("defaultdict", "saved"): (Loop("a dict", dict), MARSHAL._replace(prepare=dict), FILE, FILE),
     ("ragged lists", "saved"): (Loop("all items", _parts), MARSHAL._replace(prepare=_parts)),
-    ("bytearrays", "loaded"): (Loop("a slice for each", _cut, _pieces(b"".join)),),
-    ("ragged tuples", "loaded"): (
-        Loop("a slice for each", _cut, _pieces(lambda rows: tuple(_parts(rows)))),
-    ),
     ("set of tuples", "loaded"): (
         Loop(
             "tuples", lambda it: [*zip(*it, strict=True)], lambda v: [*zip(*sorted(v), strict=True)]

@@ -39,25 +39,6 @@ def gc_paused() -> Iterator[None]:
                 gc.enable()
 
 
-@contextmanager
-def gc_resumed() -> Iterator[None]:
-    """Let the collector run within a pause, while tuples of what cannot change are made.
-
-    It forgets each after one look, while the processor still has it at hand.
-    """
-    _set_running(_was_enabled and _num_pauses == 1)
-    try:
-        yield
-    finally:
-        _set_running(False)
-
-
-def _set_running(is_running: bool) -> None:
-    with _lock:
-        if _num_pauses:  # else it runs
-            (gc.enable if is_running else gc.disable)()
-
-
 def made_unseen(make: Callable[[], Any], num_made: int) -> Any:
     """Return what a function of C makes: so many containers, at which the collector need not look.
 

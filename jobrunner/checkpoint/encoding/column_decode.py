@@ -7,7 +7,7 @@ items than its arrays have bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,7 @@ from jobrunner.checkpoint.encoding import classes
 from jobrunner.checkpoint.encoding.dtypes import Array, Tree
 from jobrunner.checkpoint.encoding.outline import outline_columns
 from jobrunner.checkpoint.encoding.schema import Count
-from jobrunner.compile import gc_paused, gc_resumed
+from jobrunner.compile import gc_paused, made_unseen
 
 _MOST_FIELDS = 16
 """In a node of a value without items, together with those of the nodes inside of it."""
@@ -97,12 +97,18 @@ def _cut(decoder: Decoder, lengths: int, *wholes: Any) -> Iterator[list[Any]]:
         yield [whole[start:end] for start, end in pairwise(bounds)]
 
 
-def _join(decoder: Decoder, columns: list[Tree]) -> Iterator[tuple[Any, ...]]:
-    """Join columns, one at least, into rows."""
+def _rows(rows: Iterable[Any], count: int) -> list[Any]:
+    """List rows that functions of C make one by one."""
+    found: list[Any] = made_unseen(partial(list, rows), count)
+    return found
+
+
+def _join(decoder: Decoder, columns: list[Tree]) -> tuple[Iterator[tuple[Any, ...]], int]:
+    """Join columns, one at least, into rows; return how many these are, too."""
     found = [_items(decoder, it) for it in columns]
     if len(set(map(len, found))) != 1:
         raise ValueError(f"columns of {[*map(len, found)]} items cannot be those of rows")
-    return zip(*found, strict=True)
+    return zip(*found, strict=True), len(found[0])
 
 
 def _make_dict(keys: Iterable[Any], values: Sequence[Any], cls: type[D]) -> D:
@@ -173,11 +179,10 @@ def _to_tuples_of_numbers(decoder: Decoder, lengths: Count, items: Tree) -> list
             return repeat((), len(which))
         if width <= _NARROW <= len(which):
             fields = [data[starts[which] + i].tolist() for i in range(width)]
-            return zip(*fields, strict=True)
+            return _rows(zip(*fields, strict=True), len(which))
         return (tuple(data[at : at + width].tolist()) for at in starts[which].tolist())
 
-    with gc_resumed():
-        return _by_width(counts, make)
+    return _by_width(counts, make)
 
 
 def _to_mixed(decoder: Decoder, kinds: Count, values: list[Tree], columns: list[Tree]) -> list[Any]:
@@ -266,9 +271,6 @@ def decode_row(decoder: Decoder, of: Count, at: Count) -> Any:
     return decoder.blocks[of][at]
 
 
-_PLAIN = {"numbers", "texts", "buffers"}
-
-
 def _sequences_of(cls: Callable[[Any], Any]) -> Callable[..., list[Any]]:
     """Return the method of rows of this type."""
 
@@ -282,16 +284,13 @@ def _sequences_of(cls: Callable[[Any], Any]) -> Callable[..., list[Any]]:
         if [at, columns, lengths].count(None) != 2:
             raise ValueError("expected one of `at`, `columns` and `lengths`")
         if columns is not None:
-            joined = _join(decoder, columns)
-            is_plain = cls is tuple and all(it["$"] in _PLAIN for it in columns)
-            with gc_resumed() if is_plain else nullcontext():
-                return list(joined if cls is tuple else map(cls, joined))
+            joined, count = _join(decoder, columns)
+            return _rows(joined if cls is tuple else map(cls, joined), count)
         if at is not None:
             data = _data(decoder, at, "bif", 2)
             if cls is tuple and data.shape[1] <= _NARROW:
                 fields = data.T.tolist()  # faster, without a list for each row
-                with gc_resumed():
-                    return list(zip(*fields, strict=True))
+                return _rows(zip(*fields, strict=True), len(data))
             rows = data.tolist()
             return rows if cls is list else list(map(cls, rows))
         is_numbers = type(items) is dict and items.get("$") == "numbers"
@@ -316,7 +315,7 @@ def _to_dicts(
         fields = list(map(decoder.decode, names))
         if len(set(fields)) != len(columns):
             raise ValueError("`names` do not fit `columns`")
-        return list(map(dict, map(zip, repeat(fields), _join(decoder, columns))))
+        return list(map(dict, map(zip, repeat(fields), _join(decoder, columns)[0])))
     if names is not None or columns is not None or lengths is None:
         raise ValueError("expected either `names` and `columns`, or `lengths`")
     wholes = [[] if it is None else _items(decoder, it) for it in (keys, items)]
@@ -329,7 +328,7 @@ def _to_objects(make: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     def method(decoder: Decoder, cls: str, names: list[str], columns: list[Tree]) -> list[Any]:
         if len(names) != len(columns):
             raise ValueError("`names` do not fit `columns`")
-        return make(decoder, cls, names, _join(decoder, columns))
+        return make(decoder, cls, names, _join(decoder, columns)[0])
 
     return method
 
