@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
@@ -101,7 +101,8 @@ def rows_of(data: Any) -> Part:
     if is_of(data, "pandas") and hasattr(data, "iloc"):
         return Part(data.iloc.__getitem__, data.iloc.__getitem__)
     if is_of(data, "datasets") and hasattr(data, "column_names"):
-        return Part(data.__getitem__, lambda numbers: data[numbers.tolist()])
+        read = _Iterated(data) if hasattr(data, "iter") else data.__getitem__
+        return Part(read, lambda numbers: data[numbers.tolist()])
     if is_of(data, "pyarrow") and hasattr(data, "num_columns"):
         return Part(partial(_of_table, data), data.take)
     if hasattr(data, "shape") and hasattr(data, "dtype"):
@@ -111,6 +112,44 @@ def rows_of(data: Any) -> Part:
     if type(data) is list:
         return Part(data.__getitem__, read)
     return Part(without_end(read), without_end(read))
+
+
+_MOST_RESTS = 3
+
+
+class _Iterated:
+    """Records and batches of a Hugging Face data set.
+
+    Its `iter` prepares once what each slice prepares anew, so it reads while slices follow each other.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data, self._length = data, len(data)
+        self._rests = {0: data}  # by their first record: where readers and their shards begin
+        self._following: dict[int, tuple[int, Iterator[Any]]] = {}
+
+    def __call__(self, index: int | slice) -> Any:
+        if isinstance(index, int):
+            return self._data[index]
+        start, stop = index.start, index.stop
+        # Only one thread finds what follows, and other readers of the set may want other sizes.
+        size, batches = self._following.pop(start, None) or (stop - start, self._begin(index))
+        is_last = stop == self._length and stop - start <= size
+        if batches is None or not (stop - start == size or is_last):
+            return self._data[index]
+        item = next(batches)
+        self._following = {stop: (size, batches)}
+        return item
+
+    def _begin(self, index: slice) -> Iterator[Any] | None:
+        start = index.start
+        if start not in self._rests:
+            # To select takes 2 ms, and is refused if there are indexes to search in.
+            if len(self._rests) == _MOST_RESTS or self._data.list_indexes():
+                return None
+            self._rests[start] = self._data.select(range(start, self._length))
+        batches: Iterator[Any] = self._rests[start].iter(index.stop - start)
+        return batches
 
 
 def _of_table(table: Any, index: int | slice) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -352,6 +352,84 @@ def test_a_stream_goes_on_from_a_state_of_before_passes_were_its_epochs() -> Non
     assert [one["n"] for one in reader] == [3, 2, 1, 0, 5, 4]
 
 
+class Records:
+    """As a data set of Hugging Face, which counts what it does."""
+
+    __module__ = "datasets.arrow_dataset"
+    column_names = ("n",)
+
+    def __init__(self, numbers: range, has_indexes: bool = False) -> None:
+        self.numbers, self.has_indexes = numbers, has_indexes
+        self.slices = self.selected = 0
+        self.bad: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        self.slices += 1
+        return {"n": self.numbers[index]}
+
+    def list_indexes(self) -> list[str]:
+        return ["n"] * self.has_indexes
+
+    def select(self, numbers: range) -> Records:
+        assert not self.has_indexes
+        self.selected += 1
+        found = Records(self.numbers[numbers.start : numbers.stop])
+        found.bad = self.bad
+        return found
+
+    def iter(self, size: int) -> Iterator[Any]:
+        for start in range(0, len(self), size):
+            batch = self.numbers[start : start + size]
+            if self.bad in batch:
+                raise OSError("busy")
+            yield {"n": batch}
+
+
+def numbers_of(batches: Iterable[Any]) -> list[int]:
+    return [n for batch in batches for n in batch["n"]]
+
+
+def test_batches_of_hugging_face_in_order_are_iterated_over() -> None:
+    data = Records(range(23))
+    reader = from_records(data).batched(4)
+    for _ in range(3):
+        assert numbers_of(reader) == list(range(23))
+    shard = from_records(data).sharded(1, 2).batched(4)
+    for _ in range(3):
+        assert numbers_of(shard) == list(range(11, 23))
+    assert (data.slices, data.selected) == (0, 1)
+    limited = reader.limited(batches=2)
+    other = from_records(data).batched(3)
+    found = [numbers_of(it) for _ in range(3) for it in (limited, other.limited(batches=2))]
+    assert found[::2] == [list(range(8)), list(range(8, 16)), list(range(16, 23))]
+    assert found[1::2] == [list(range(6 * i, 6 * i + 6)) for i in range(3)]
+    assert numbers_of(reader.prefetched(4, threads=3)) == list(range(23))
+    indexed = from_records(Records(range(23), has_indexes=True)).sharded(1, 2).batched(4)
+    assert numbers_of(indexed) == list(range(11, 23))
+
+
+def test_readers_of_one_data_set_of_hugging_face_read_sizes_of_their_own() -> None:
+    both = from_records(Records(range(16)))
+    by_four, by_eight = both.batched(4), both.batched(8)
+    assert numbers_of([by_four.read(), by_four.read()]) == list(range(8))
+    by_eight.load_state_dict(by_four.state_dict())
+    assert numbers_of([by_eight.read()]) == list(range(8, 16))
+    assert numbers_of(by_four) == list(range(8, 16))
+
+
+def test_a_batch_of_hugging_face_that_failed_is_tried_again() -> None:
+    data = Records(range(23))
+    reader, data.bad = from_records(data).batched(4), 9
+    found = [reader.read(), reader.read()]
+    with pytest.raises(OSError, match="busy"):
+        reader.read()
+    data.bad = None
+    assert numbers_of([*found, *reader]) == list(range(23))
+
+
 @pytest.mark.filterwarnings("ignore")  # of its pickler
 def test_data_sets_of_hugging_face_are_records_and_their_streams_are_loaders() -> None:
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
@@ -359,6 +437,15 @@ def test_data_sets_of_hugging_face_are_records_and_their_streams_are_loaders() -
     batches = list(from_records(data).shuffled(1).batched(6))
     assert sorted(n for batch in batches for n in batch["n"]) == list(range(20))
     assert from_records(data).read() == {"n": 0, "t": "a"}
+    for form in (None, "pandas", "arrow"):
+        for kept in (data, data.select(range(3, 17))):
+            kept = kept.with_format(form)
+            for i in range(2):
+                found = list(from_records(kept).sharded(i, 2).batched(3))
+                half = range(i * len(kept) // 2, (i + 1) * len(kept) // 2)
+                expected = [kept[k : min(k + 3, half.stop)] for k in half[::3]]
+                assert [type(it) for it in found] == [type(it) for it in expected]
+                assert str(found) == str(expected)
     saved, restored = (from_loader(data.to_iterable_dataset()) for _ in range(2))
     assert [saved.read()["n"] for _ in range(3)] == [0, 1, 2]
     restored.load_state_dict(saved.state_dict())
