@@ -30,6 +30,7 @@ from jobrunner.dask_internals import (
     is_retiring,
     memory_reader,
     remove_plugin,
+    separate_random,
     thread_count,
 )
 from jobrunner.errors import DefinitionError, ExecutionError
@@ -102,6 +103,7 @@ class WorkspaceHost(WorkerPlugin):
         self._own_switch_seconds = 0.0  # the process's switch interval, while it is changed
         self._expected: dict[str, _Expected] = {}
         handle(worker, OPERATION, self.call)
+        separate_random()
 
     async def teardown(self, worker: Worker) -> None:
         """Drop everything; a worker that is retired first lets its nodes move to other workers."""

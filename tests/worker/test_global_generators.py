@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextvars
 import random
+import sys
 import threading
 from functools import partial
 
 import numpy as np
 import pytest
+from dask.sizeof import sizeof
 
 from jobrunner import (
     DefinitionError,
@@ -18,6 +20,7 @@ from jobrunner import (
     Node,
     Session,
     Task,
+    TaskGroup,
     current_task,
     epoch_limiter,
     pipe,
@@ -180,3 +183,14 @@ def test_a_resume_says_that_other_numbers_are_drawn(tmp_path, inproc_session):
         "seed_global_rng is now True",
         "task epoch:a/step has other code",
     )
+
+
+def test_dask_draws_from_no_generator_that_tasks_draw_from(inproc_session):
+    with TaskGroup() as group:
+        Task(int, (), node="a")
+    inproc_session.run(group)
+    before = random.getstate()
+    assert sizeof(list(range(1000))) > 1000  # as of each message, in a thread of Dask's
+    assert random.getstate() == before
+    its = [name for name in sys.modules if name.startswith(("dask.", "distributed.", "tornado."))]
+    assert [name for name in its if vars(sys.modules[name]).get("random") is random] == []

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 2  # of one object: each is copied in memory
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+_JITTER = random.Random()  # not the global generator, from which tasks may draw meanwhile
 _CUT = "body error"  # part of obstore's message when an answer ends before its end
 MISSING = "object stores need obstore, which is not installed: pip install 'dask-jobrunner[object]'"
 
@@ -147,7 +148,7 @@ class ObjectFiles:
         pause = PAUSE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             yield False
-            time.sleep(min(pause * random.uniform(0.5, 1.0), left))
+            time.sleep(min(pause * _JITTER.uniform(0.5, 1.0), left))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         yield True
 
