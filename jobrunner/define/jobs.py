@@ -108,9 +108,6 @@ class Job(Active):
             download=download_group,
             exit=exit_group,
         )
-        self.init_group, self.epoch_group = self._roles["init"], self._roles["epoch"]
-        self.epoch_end_group = self._roles["epoch_end"]
-        self.download_group, self.exit_group = self._roles["download"], self._roles["exit"]
         self.steps_per_epoch = steps_per_epoch
         self.seed = seed
         self.seed_global_rng = seed_global_rng
@@ -128,6 +125,31 @@ class Job(Active):
         for role, group in self._roles.items():  # last: a job that is refused takes no group
             group.name, group.job_name = role, self.name
             forget_orphan(group)
+
+    @property
+    def init_group(self) -> TaskGroup:
+        """Runs once, before the first epoch."""
+        return self._roles["init"]
+
+    @property
+    def epoch_group(self) -> TaskGroup:
+        """Runs at each step of each epoch."""
+        return self._roles["epoch"]
+
+    @property
+    def epoch_end_group(self) -> TaskGroup:
+        """Runs once at the end of each epoch, after its last step."""
+        return self._roles["epoch_end"]
+
+    @property
+    def download_group(self) -> TaskGroup:
+        """Runs once, after the last epoch."""
+        return self._roles["download"]
+
+    @property
+    def exit_group(self) -> TaskGroup:
+        """Runs last."""
+        return self._roles["exit"]
 
     @property
     def groups(self) -> dict[str, TaskGroup]:

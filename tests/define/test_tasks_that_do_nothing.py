@@ -246,6 +246,14 @@ def test_a_group_has_one_role() -> None:
     Job("five", exit_group=other)  # a job that was refused has no groups
 
 
+@pytest.mark.parametrize("role", Job("any").groups)
+def test_the_groups_of_a_job_cannot_be_replaced(role: str) -> None:
+    job = Job("six")
+    assert getattr(job, f"{role}_group") is job.groups[role]
+    with pytest.raises(AttributeError, match=f"{role}_group"):
+        setattr(job, f"{role}_group", TaskGroup())
+
+
 @pytest.mark.parametrize("kind", ["global", "private"])
 def test_workspace_types_may_be_given_by_their_names(kind: str) -> None:
     group = TaskGroup(kind)
