@@ -54,6 +54,11 @@ FILE = Loop("8 bytes each, written and digested", _write, lambda value: bytes(8 
 SHORT_FILE = Loop("4 bytes each, written and digested", _write, lambda value: bytes(4 * len(value)))
 
 FLOORS: Mapping[tuple[str, str], tuple[Loop, ...]] = {
+    ("sets", "held"): (
+        TYPES,
+        TYPES._replace(prepare=_parts),
+        Loop("copy() of each", lambda rows: list(map(set.copy, rows))),
+    ),
     ("set of integers", "held"): (TYPES, Loop("copy()", set.copy)),
     ("set of floats", "held"): (TYPES, Loop("copy()", set.copy)),
     ("integer keys", "held"): (

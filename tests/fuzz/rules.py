@@ -7,7 +7,6 @@ between a blob and what a task was given, nothing that can change is shared.
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -130,7 +129,7 @@ class Rules:
         returned = []
         for instance in range(call.instances):
             inputs = [read_only(self.read(call, read)) for read in call.reads]
-            constant = pickle.loads(pickle.dumps(constant_of(call), 5))  # each call's own
+            constant = copy.deepcopy(constant_of(call))  # each call's own
             moment = (epoch, step, instance)
             returned.append(perform(call, moment, [*inputs, *updates], constant, memory))
         value = returned if call.instances > 1 else returned[0]
