@@ -129,7 +129,8 @@ def copy_containers(value: Any, memory: Memory, known: Known | None = None) -> A
             items = value if type(value) is list else list(items)
             places = (np.argmax(numbers == i) for i in range(int(numbers.max()) + 1))
             few = Often([items[place] for place in places], numbers, [])
-            items = _spread(items, few, memory, {}, False)
+            with gc_paused():  # they may be large
+                items = _spread(items, few, memory, {}, False)
         is_new = type(value) is list and items is not value
         return items if is_new else _filled(type(value), [value], items, [])[0]
     if known is not None and known.form is Form.TREE and (packed := pack(value, known)):

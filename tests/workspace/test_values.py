@@ -454,6 +454,9 @@ def test_one_odd_item_of_many_is_found_wherever_it_is(many, odd):
         items = many * 300
         items.insert(place, odd)
         assert contents.survey(items).kinds == {type(odd), *map(type, many)}
+        rows = [many * 10 for _ in range(300)]
+        rows[place // 3 - 1].append(odd)
+        assert contents.survey(rows).kinds == {list, type(odd), *map(type, many)}
 
 
 def test_what_dicts_hold_is_found_whatever_their_keys_and_owners_are():
