@@ -2,8 +2,8 @@
 
 Batches of records of float32 are only iterated over: what a reader costs is what a task waits for.
 An array in memory, in order and shuffled, at several sizes of records and of batches; then, in
-batches of 256, chunks of a Zarr array, rows of a Parquet file, lines of a file and items of a Dask
-bag. The plain loops take slices, or gather the rows of a permutation with `take`, block after block
+batches of 256, small sets, a Hugging Face data set, chunks of a Zarr array, rows of a Parquet file,
+lines of a file and items of a Dask bag. The plain loops take slices, or gather the rows of a permutation with `take`, block after block
 where there are blocks. PyTorch's DataLoader gets batches by index (`BatchSampler`) in its own
 process; Dask computes a chunk at a time, in this process; Ray yields batches of its own.
 
@@ -138,6 +138,37 @@ def arrays(report: Report, args: Any, peers: set[str]) -> None:
                     add(report, f"{case}, clock", args.rounds, by_clock, time.perf_counter)
 
 
+def small(report: Report, args: Any) -> None:
+    """Shuffled sets of some thousand records, whose order takes as long as to gather them."""
+    for n in (1_000, 4_097, 5_000, 8_193, 12_000):
+        data = np.random.default_rng(0).random((n, WIDTH), np.float32)
+        reader = from_records(data).shuffled(1).batched(BATCH)
+
+        def passes(one: Batches) -> Iterable[Any]:
+            for _ in range(50):
+                yield from one()
+
+        contenders: dict[str, Batches] = {
+            OURS: lambda reader=reader: passes(lambda: reader),
+            PLAIN: lambda data=data: passes(lambda: gathered(data, BATCH)),
+        }
+        add(report, f"{n:,} records shuffled", args.rounds, contenders)
+
+
+def hugging_face(report: Report, args: Any) -> None:
+    import datasets
+
+    columns = {f"c{k}": np.random.default_rng(k).random(50_000) for k in range(2)}
+    for form in (None, "numpy", "arrow"):
+        data = datasets.Dataset.from_dict(columns).with_format(form)
+        reader = from_records(data).batched(BATCH)
+        contenders: dict[str, Batches] = {
+            OURS: lambda reader=reader: reader,
+            "iter": lambda data=data: data.iter(BATCH),
+        }
+        add(report, f"Hugging Face, format {form}", args.rounds, contenders)
+
+
 def stored(report: Report, path: Path, args: Any) -> None:
     """Data in blocks."""
     import dask.array
@@ -240,6 +271,11 @@ def main() -> None:
         ray.data.DataContext.get_current().enable_progress_bars = False
         peers.add("ray")
     arrays(report, args, peers)
+    small(report, args)
+    if importlib.util.find_spec("datasets") is None:
+        report.skip("Hugging Face", "datasets is not installed")
+    else:
+        hugging_face(report, args)
     with tempfile.TemporaryDirectory() as directory:
         stored(report, Path(directory), args)
     write(report, args.json)
