@@ -50,8 +50,9 @@ def has_changed(lengths: Sequence[int]) -> bool:
 class Permutation:
     """A shuffled order of the numbers below `n`.
 
-    Few numbers are sorted by random keys. Of more, each position is mixed by steps that map the
-    numbers below the next power of two one to one (Kensler, "Correlated multi-jittered sampling",
+    Few numbers are sorted by random keys; so are some thousand that are much fewer than the next
+    power of two. Of others, each position is mixed by steps that map the numbers below that power
+    one to one (Kensler, "Correlated multi-jittered sampling",
     2013); a result that is too large is mixed again until it is not.
     """
 

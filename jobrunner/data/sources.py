@@ -114,7 +114,7 @@ def rows_of(data: Any) -> Part:
     return Part(without_end(read), without_end(read))
 
 
-_MOST_RESTS = 3
+_MOST_RESTS = 3  # of a data set, from where on it is read
 
 
 class _Iterated:
@@ -135,11 +135,11 @@ class _Iterated:
         # Only one thread finds what follows, and other readers of the set may want other sizes.
         size, batches = self._following.pop(start, None) or (stop - start, self._begin(index))
         is_last = stop == self._length and stop - start <= size
-        if batches is None or not (stop - start == size or is_last):
-            return self._data[index]
-        item = next(batches)
-        self._following = {stop: (size, batches)}
-        return item
+        if batches is not None and (stop - start == size or is_last):
+            for item in batches:
+                self._following = {stop: (size, batches)}
+                return item
+        return self._data[index]
 
     def _begin(self, index: slice) -> Iterator[Any] | None:
         start = index.start
