@@ -58,7 +58,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def test_columns_of_plain_values_are_linked_like_arrays(rig: Rig) -> None:
-    rows = [{"id": i, "loss": i + 0.5, "name": f"row {i}"} for i in range(10_000)]
+    rows = [{"id": i, "loss": i + 0.5, "name": f"row {i}"} for i in range(20_000)]
     rig.blobs["rows"] = rows
     rig.save(0)
     rows[7]["loss"] = -1.0
