@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from jobrunner.checkpoint import KeepAny, MultiNodeCheckpointManager, Repair
 
 _MAX_SHOWN = 3
+_DELETION_SECONDS = 3600.0  # that prune waits; the next run deletes the rest
 _MASKED = 1000  # characters of a reason that are compared
 _DETAIL = re.compile(r"'[^']*'|/\S+|[0-9a-f]{8,}|\d+")
 
@@ -68,7 +68,7 @@ def prune_command(
         try:
             sizes = _sizes(manager, manager.retention.retirable())
             retired = manager.retention.retire()
-            manager.retention.sweeper.drain(TIMEOUT_MAX)
+            manager.retention.sweeper.drain(_DELETION_SECONDS)
         finally:
             manager.run.end()
     state = manager.recorded.log.refresh()
