@@ -153,10 +153,8 @@ def _form(value: Any, contents: Contents, levels: list[set[type]]) -> Form:
     is_row = len(kinds) == 1 and kinds <= ROWS and levels == [kinds] and not contents.ties
     if is_easy and is_row and len(parts) == len(value):
         (contents.row,) = kinds
-    if is_easy and contents.row is not set and contents.kinds <= MARSHALLED:
-        num_sets = sum(type(part) is set for part in parts) if set in kinds else 0
-        if 2 * num_sets <= len(parts) and len(value) <= _MOST_ITEMS * len(parts):
-            return Form.TREE
+    if is_easy and contents.kinds <= MARSHALLED and len(value) <= _MOST_ITEMS * len(parts):
+        return Form.TREE
     is_plain_too = np.ndarray not in kinds and all(map(is_plain, kinds))
     return Form.PLAIN if is_plain_too else Form.OTHER
 

@@ -31,8 +31,9 @@ LEAVES: frozenset[type] = frozenset({set, bytearray, np.void, np.record})
 ROWS: frozenset[type] = (SEQUENCES | MAPPINGS | {set, bytearray}) - {Counter}
 """Types whose `copy()` is code of C alone; a `Counter`'s is Python."""
 MARSHALLED: frozenset[type] = frozenset(
-    {list, dict, tuple, set, type(None), bool, int, float, complex, str, bytes}
+    {list, dict, tuple, type(None), bool, int, float, complex, str, bytes}
 )
+"""Exact types that `marshal` copies as they are; it would sort the members of sets."""
 
 
 def is_fixed(kind: type) -> bool:

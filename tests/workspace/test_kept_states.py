@@ -272,6 +272,13 @@ def test_a_kept_value_is_recalled_unchanged(value, is_changing):
         assert repr(blobs["x"]) == expected
 
 
+@pytest.mark.parametrize("value", [{8, 0}, [{8, 0}], [[{8, 0}]], {"a": [1, {8, 0}], "b": [[2]]}])
+def test_a_set_is_recalled_in_its_order(value):
+    kept_states = KeptStates(1 << 20)
+    keep(kept_states, {"x": view(value)})
+    assert repr(recall(kept_states)["x"]) == repr(value)
+
+
 def own_all(value):
     """A value whose arrays are its own, as a task's return value is settled."""
     if isinstance(value, np.ndarray):
