@@ -259,9 +259,12 @@ def _epochs(plan: Plan, first: int) -> str:
 
 
 def _last_groups(plan: Plan) -> list[str]:
-    return [_count(plan, "download"), _count(plan, "exit")]
+    return [_count(plan, group) for group in ("download", "exit") if _num_tasks(plan, group)]
 
 
 def _count(plan: Plan, group: str) -> str:
-    num_tasks = sum(len(part.tasks) for part in plan.groups[group].slices.values())
-    return f"{group} group ({counted(num_tasks, 'task')})"
+    return f"{group} group ({counted(_num_tasks(plan, group), 'task')})"
+
+
+def _num_tasks(plan: Plan, group: str) -> int:
+    return sum(len(part.tasks) for part in plan.groups[group].slices.values())
