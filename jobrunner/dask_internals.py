@@ -43,17 +43,26 @@ def _own_random() -> ModuleType:
     return module
 
 
-def separate_random() -> None:
+_num_separating = 0  # plugins of this process
+
+
+def separate_random(is_separate: bool) -> None:
     """Give Dask's modules in this process a copy of Python's `random`, with a generator of its own.
 
     Its threads draw at any time, for example to estimate the size of a message: a task that draws from
-    the global generator meanwhile would get other numbers in each run.
+    the global generator meanwhile would get other numbers in each run. When all that wanted it no
+    longer do, Dask's modules have Python's again. Call it on the event loop.
     """
+    global _num_separating
+    _num_separating += 1 if is_separate else -1
+    old, new = random, _own_random()
+    if not _num_separating:
+        old, new = new, old
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("dask", "distributed", "tornado"):
             names = getattr(module, "__dict__", {})
-            if names.get("random") is random:
-                names["random"] = _own_random()
+            if names.get("random") is old:
+                names["random"] = new
 
 
 # ---- clients and schedulers

@@ -52,8 +52,8 @@ class Permutation:
 
     Few numbers are sorted by random keys; so are some thousand that are much fewer than the next
     power of two. Of others, each position is mixed by steps that map the numbers below that power
-    one to one (Kensler, "Correlated multi-jittered sampling",
-    2013); a result that is too large is mixed again until it is not.
+    one to one (Kensler, "Correlated multi-jittered sampling", 2013); a result that is too large is
+    mixed again until it is not.
     """
 
     def __init__(self, n: int, key: Key, is_former: bool = False) -> None:

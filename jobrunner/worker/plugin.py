@@ -103,7 +103,7 @@ class WorkspaceHost(WorkerPlugin):
         self._own_switch_seconds = 0.0  # the process's switch interval, while it is changed
         self._expected: dict[str, _Expected] = {}
         handle(worker, OPERATION, self.call)
-        separate_random()
+        separate_random(True)
 
     async def teardown(self, worker: Worker) -> None:
         """Drop everything; a worker that is retired first lets its nodes move to other workers."""
@@ -120,6 +120,7 @@ class WorkspaceHost(WorkerPlugin):
             self._drop(name, "its worker closed")
         for key in list(self._leases):
             self._end_lease(key)
+        separate_random(False)
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         """Follow the lease tasks' states. Dask calls this before their threads run."""

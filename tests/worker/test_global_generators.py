@@ -26,6 +26,7 @@ from jobrunner import (
     pipe,
     seeded,
 )
+from jobrunner.dask_internals import separate_random
 from jobrunner.data import from_records
 from jobrunner.worker.task_context import FRAME
 from tests.worker.test_task_context import make
@@ -192,5 +193,17 @@ def test_dask_draws_from_no_generator_that_tasks_draw_from(inproc_session):
     before = random.getstate()
     assert sizeof(list(range(1000))) > 1000  # as of each message, in a thread of Dask's
     assert random.getstate() == before
+    assert modules_with_random() == []
+
+
+def test_dask_draws_from_pythons_generator_again_when_the_last_plugin_is_gone(monkeypatch):
+    monkeypatch.setattr("jobrunner.dask_internals._num_separating", 0)
+    for is_separate, is_expected in ((True, False), (True, False), (False, False), (False, True)):
+        separate_random(is_separate)
+        assert bool(modules_with_random()) is is_expected
+    separate_random(True)  # for the plugins that are there
+
+
+def modules_with_random():
     its = [name for name in sys.modules if name.startswith(("dask.", "distributed.", "tornado."))]
-    assert [name for name in its if vars(sys.modules[name]).get("random") is random] == []
+    return [name for name in its if vars(sys.modules[name]).get("random") is random]
