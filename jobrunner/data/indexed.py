@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.data.cursors import Setup, reduced
-from jobrunner.data.order import WINDOW, Indices, Shuffled, has_changed
+from jobrunner.data.order import WINDOW, Indices, Shuffled, versions_of
 from jobrunner.data.position import Position, end_of
 from jobrunner.data.ranges import OPEN, Ranges, cut
 
@@ -145,7 +145,7 @@ _Orders = dict[object, Shuffled | None]
 def _orders(seed: int | None, lengths: Sequence[int], files: str) -> _Orders:
     """Orders that a state may be of, by what tells them from others of as many records.
 
-    The first is that of new readers; another is that of earlier versions.
+    The first is that of new readers; others are those of earlier versions.
     """
     after = f", {files}" if files else ""
     if seed is None:
@@ -153,7 +153,9 @@ def _orders(seed: int | None, lengths: Sequence[int], files: str) -> _Orders:
     if len(lengths) > 1:
         crc = zlib.crc32(np.asarray(lengths, "<i8").tobytes())
         after = f", in {len(lengths)} blocks {crc:08x}{after}"
-    former: _Orders = {f"shuffled, seed {seed}{after}": Shuffled(lengths, seed, is_former=True)}
-    if not has_changed(lengths):
-        return former
-    return {f"shuffled (2), seed {seed}{after}": Shuffled(lengths, seed), **former}
+    return {
+        f"shuffled{f' ({version})' if version > 1 else ''}, seed {seed}{after}": Shuffled(
+            lengths, seed, version
+        )
+        for version in versions_of(lengths)
+    }

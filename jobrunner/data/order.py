@@ -8,107 +8,156 @@ records of some ten thousand positions at a time.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 Indices = NDArray[np.int64]
-Key = NDArray[np.uint64]
 
 WINDOW = 1 << 16  # positions whose records are computed together
-_FEW = 1 << 12  # records whose order is a sort of random numbers
-_MORE = 20_000  # the same, where many numbers would be mixed for nothing
-_AT_ONCE = 1 << 13  # records of several passes that are sorted together
+NEWEST = 3  # the version of shuffled orders that new readers begin in
+_FEW = 1 << 12  # numbers that are sorted in every version
+_MOST_SORTED = 20_000  # in the second version
+_AT_ONCE = 60_000  # numbers that are shuffled together, for several passes
 _MOST_AT_ONCE = 32  # passes
-_ROUNDS = 6
-_TAIL = 32  # so few numbers are mixed one by one: an array of them takes longer
 
 
-def key_of(*parts: object) -> Key:
-    """64-bit numbers that look random and depend only on `parts`."""
-    digest = _digest(parts)
-    return np.frombuffer(digest + hashlib.sha512(digest).digest(), "<u8")
+def _key(*parts: object) -> bytes:
+    """128 bytes that look random and depend only on `parts`."""
+    digest = hashlib.sha512(repr(("jobrunner.data", *parts)).encode()).digest()
+    return digest + hashlib.sha512(digest).digest()
 
 
-def _digest(parts: tuple[object, ...]) -> bytes:
-    return hashlib.sha512(repr(("jobrunner.data", *parts)).encode()).digest()
-
-
-def _is_sorted(n: int, is_former: bool) -> bool:
-    """Whether the order of `n` numbers is a sort. Earlier versions mixed more often."""
+def _way(n: int, version: int) -> type[_Feistel | _Kensler] | None:
+    """What mixes `n` numbers; None if they are sorted."""
     unused = (1 << (n - 1).bit_length()) - n
-    return n <= _FEW or (not is_former and n <= _MORE and unused > n // 5)
+    if n <= _FEW or (version == 2 and n <= _MOST_SORTED and unused > n // 5):
+        return None
+    return _Feistel if version >= 3 else _Kensler
 
 
-def has_changed(lengths: Sequence[int]) -> bool:
-    """Whether earlier versions shuffled blocks of these lengths in other orders."""
-    return any(_is_sorted(n, True) != _is_sorted(n, False) for n in {*lengths, len(lengths)})
+def versions_of(lengths: Sequence[int]) -> list[int]:
+    """The versions that shuffle blocks of these lengths in different ways, the newest first."""
+    sizes = sorted({*lengths, len(lengths)})
+    first = {tuple(_way(n, version) for n in sizes): version for version in range(NEWEST, 0, -1)}
+    return sorted(first.values(), reverse=True)
 
 
-class Permutation:
-    """A shuffled order of the numbers below `n`.
+class _Scratch:
+    """Memory of arrays that are in use for a moment. To get it anew takes longer than to use it."""
 
-    Few numbers are sorted by random keys; so are some thousand that are much fewer than the next
-    power of two. Of others, each position is mixed by steps that map the numbers below that power
-    one to one (Kensler, "Correlated multi-jittered sampling", 2013); a result that is too large is
-    mixed again until it is not.
+    def __init__(self) -> None:
+        self._arrays: dict[str, NDArray[np.uint8]] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """An array that is good until one of this name is asked for again."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if name not in self._arrays or len(self._arrays[name]) < size:
+            self._arrays[name] = np.empty(size, np.uint8)
+        return self._arrays[name][:size].view(dtype).reshape(shape)
+
+    def numbers(self, start: int, stop: int) -> Indices:
+        """The numbers from `start` to before `stop`."""
+        found = self.array("numbers", (stop - start,), np.int64)
+        found.fill(1)
+        found[:1] = start
+        return found.cumsum(out=found)
+
+
+class _Feistel:
+    """Maps the numbers below `domain`, a little more than `n`, one to one, for each key in a row.
+
+    A number is cut into a high and a low half. In turn, each half is changed by a hash of the other
+    (a Feistel network), of which the high one is no power of two (Black and Rogaway, "Ciphers with
+    arbitrary finite domains", 2002).
     """
 
-    def __init__(self, n: int, key: Key, is_former: bool = False) -> None:
-        self._last = n - 1
-        bits = self._last.bit_length()
+    _ROUNDS = 8
+
+    def __init__(self, n: int, keys: Sequence[bytes], scratch: _Scratch) -> None:
+        self._scratch, bits = scratch, (n - 1).bit_length()
+        bits_low = (bits + 1) // 2
+        self.domain = -(-n >> bits_low) << bits_low
+        self._dtype = dtype = np.dtype(np.uint16 if bits <= 24 else np.uint32)
+        # Arrays without dimensions, which NumPy takes for numbers in half the time.
+        self._bits, self._mask = np.array(bits_low), np.array((1 << bits_low) - 1)
+        self._highs = np.array(self.domain >> bits_low, dtype)
+        width = 8 * dtype.itemsize
+        self._shift = np.array(width // 2 - 1, dtype)
+        self._shift_low = np.array(width - bits_low, dtype)
+        words = [np.frombuffer(key, f"<u{dtype.itemsize}", 3 * self._ROUNDS) for key in keys]
+        self._words = np.array(words, dtype).T.reshape(-1, 3, len(keys), 1)
+        self._words[:, 1:] |= 1
+        if len(keys) == 1:
+            self._words = self._words[..., 0, 0]
+
+    def mixed(self, numbers: Indices) -> Indices:
+        """A row for each key."""
+        shape = (*self._words.shape[2:3], len(numbers))
+        high, low, x, y = (self._scratch.array(it, shape, self._dtype) for it in "hlxy")
+        np.right_shift(numbers, self._bits, out=high, casting="unsafe")
+        np.bitwise_and(numbers, self._mask, out=low, casting="unsafe")
+        for i in range(self._ROUNDS):
+            np.add(low if i % 2 else high, self._words[i, 0, ...], x)
+            x *= self._words[i, 1, ...]
+            x ^= np.right_shift(x, self._shift, y)
+            x *= self._words[i, 2, ...]
+            if i % 2:  # the sum of `high` and `x`, modulo `_highs`
+                np.floor_divide(x, self._highs, y)
+                y *= self._highs
+                x -= y
+                high += x
+                np.minimum(high, np.subtract(high, self._highs, x), out=high)
+            else:
+                x >>= self._shift_low
+                low ^= x
+        found: Indices = np.left_shift(high, self._bits, dtype=np.int64)
+        found |= low
+        return found.reshape(-1, len(numbers))
+
+
+class _Kensler:
+    """Maps the numbers below `domain`, a power of two, one to one, as earlier versions did.
+
+    Kensler, "Correlated multi-jittered sampling", 2013.
+    """
+
+    _ROUNDS = 6
+
+    def __init__(self, n: int, keys: Sequence[bytes], scratch: _Scratch) -> None:
+        bits = (n - 1).bit_length()
+        self.domain = 1 << bits
+        self._shift = bits // 2
         # The low bits of a product depend on no others, so all types give the same numbers.
         self._dtype = np.dtype(f"u{2 if bits <= 16 else 4 if bits <= 32 else 8}")
-        self._mask, self._shift = (1 << bits) - 1, bits // 2
-        self._term, *factors = (number & self._mask for number in key[: 1 + _ROUNDS].tolist())
-        self._factors = [factor | 1 for factor in factors]
-        self._all: Indices | None = None
-        if _is_sorted(n, is_former):
-            self._all = _sorted(n, key[:1])[0]
-        elif n <= WINDOW:
-            table = self._mixed(np.arange(1 << bits, dtype=self._dtype))
-            self._all = self._again(table[:n].copy(), table.__getitem__)
+        size = 1 + self._ROUNDS
+        self._numbers = [np.frombuffer(key, "<u8", size).tolist() for key in keys]
 
-    def at(self, start: int, stop: int) -> Indices:
-        """The numbers at positions from `start` to before `stop`."""
-        if self._all is not None:
-            return self._all[start:stop]
-        found = self._mixed(np.arange(start, stop, dtype=self._dtype))
-        return self._again(found, self._mixed)
-
-    def _mixed(self, x: Any) -> Any:
-        """An int, or an array, which this changes."""
-        x += self._term
-        for factor in self._factors:
-            x *= factor
-            x &= self._mask
-            x ^= x >> self._shift
-        return x
-
-    def _again(self, found: NDArray[Any], mixed: Callable[[Any], Any]) -> Indices:
-        """Mix again what is too large, in an array that this changes."""
-        places = np.flatnonzero(found > self._last)
-        left = found[places]
-        while len(places) > _TAIL:
-            found[places] = left = mixed(left)
-            outside = np.flatnonzero(left > self._last)
-            places, left = places[outside], left[outside]
-        for place, number in zip(places.tolist(), left.tolist(), strict=True):
-            while number > self._last:
-                number = mixed(number)
-            found[place] = number
-        return found.astype(np.int64)
+    def mixed(self, numbers: Indices) -> Indices:
+        """A row for each key."""
+        rows, mask = [], self.domain - 1
+        for term, *factors in self._numbers:
+            x = numbers.astype(self._dtype)
+            x += term & mask
+            for factor in factors:
+                x *= factor & mask | 1
+                x &= mask
+                x ^= x >> self._shift
+            rows.append(x.astype(np.int64))
+        return np.array(rows)
 
 
-_NUMBERS = np.arange(_MORE, dtype=np.uint64)
+_NUMBERS = np.arange(_MOST_SORTED, dtype=np.uint64)
 _STEPS = _NUMBERS * np.uint64(0x9E3779B97F4A7C15)
 
 
-def _sorted(n: int, keys: Key) -> Indices:
+def _sorted(n: int, keys: Sequence[bytes]) -> Indices:
     """For each key, the numbers below `n` in the order of their 64-bit hashes (SplitMix64's)."""
-    x: NDArray[np.uint64] = _STEPS[:n] + keys[:, None]
+    firsts = np.frombuffer(b"".join(key[:8] for key in keys), "<u8")
+    x: NDArray[np.uint64] = _STEPS[:n] + firsts[:, None]
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x ^= x >> shift
         x *= factor
@@ -131,21 +180,65 @@ def sorted_numbers(rows: NDArray[np.uint64]) -> Indices:
     return found.view(np.int64)
 
 
-class _FewShuffled:
+def _below(n: int, rows: Indices, mixed: Callable[[Indices, Indices], Indices]) -> Indices:
+    """Mix what is too large again until it is not, in rows that this changes.
+
+    `mixed` is called with the numbers of rows, and with numbers.
+    """
+    places = np.divmod(np.flatnonzero(rows >= n), rows.shape[1])
+    while len(places[0]):
+        rows[places] = numbers = mixed(places[0], rows[places])
+        places = (places[0][numbers >= n], places[1][numbers >= n])
+    return rows
+
+
+def _whole_orders(n: int, keys: Sequence[bytes], version: int, scratch: _Scratch) -> Indices:
+    """For each key, the numbers below `n`, at most `WINDOW`, in a shuffled order."""
+    way = _way(n, version)
+    if way is None:
+        return _sorted(n, keys)
+    mixer = way(n, keys, scratch)
+    tables = mixer.mixed(scratch.numbers(0, mixer.domain))
+    return _below(n, tables[:, :n], lambda rows, numbers: tables[rows, numbers])
+
+
+def _order(n: int, key: bytes, version: int, scratch: _Scratch) -> Callable[[int, int], Indices]:
+    """The numbers below `n` in a shuffled order, from a position to before another."""
+    if n <= WINDOW:
+        (whole,) = _whole_orders(n, [key], version, scratch)
+        return lambda start, stop: whole[start:stop]
+    way = _way(n, version)
+    assert way is not None
+    mixer = way(n, [key], scratch)
+    is_little = mixer.domain - n <= WINDOW // 16
+    rest = mixer.mixed(scratch.numbers(n, mixer.domain))[0] if is_little else None
+
+    def again(_: Indices, numbers: Indices) -> Indices:
+        found: Indices = mixer.mixed(numbers)[0] if rest is None else rest[numbers - n]
+        return found
+
+    def order(start: int, stop: int) -> Indices:
+        found: Indices = _below(n, mixer.mixed(scratch.numbers(start, stop)), again)[0]
+        return found
+
+    return order
+
+
+class _Passes:
     """The shuffled orders of few records, of several passes at once."""
 
-    def __init__(self, n: int, seed: int) -> None:
-        self._n, self._seed = n, seed
+    def __init__(self, n: int, seed: int, version: int) -> None:
+        self._n, self._seed, self._version = n, seed, version
         self._first, self._orders = 0, np.empty((0, n), np.int64)
+        self._scratch = _Scratch()
 
     def at(self, number: int) -> Indices:
         """The order of pass `number`."""
         if not 0 <= number - self._first < len(self._orders):
             count = max(1, min(_MOST_AT_ONCE, _AT_ONCE // (self._n + 1)))
-            passes = range(number, number + count)
+            keys = [_key(self._seed, i, 0) for i in range(number, number + count)]
             self._first = number
-            digests = b"".join(_digest((self._seed, i, 0))[:8] for i in passes)
-            self._orders = _sorted(self._n, np.frombuffer(digests, "<u8"))
+            self._orders = _whole_orders(self._n, keys, self._version, self._scratch)
         order: Indices = self._orders[number - self._first]
         return order
 
@@ -158,43 +251,44 @@ class Shuffled:
     lengths : sequence of int
         Records of each block. The blocks come in a shuffled order, and the records of each.
     seed : int
-    is_former : bool
-        Shuffle as earlier versions did.
+    version : int
+        Shuffle as this one did.
     """
 
-    def __init__(self, lengths: Sequence[int], seed: int, is_former: bool = False) -> None:
-        self._lengths, self._seed = np.asarray(lengths, np.int64), seed
-        self._is_former = is_former
+    def __init__(self, lengths: Sequence[int], seed: int, version: int = NEWEST) -> None:
+        self._lengths, self._seed, self._version = np.asarray(lengths, np.int64), seed, version
+        self._scratch = _Scratch()
         self._starts = np.cumsum(self._lengths) - self._lengths
         n = sum(lengths)
-        are_few = len(lengths) == 1 and _is_sorted(n, is_former)
-        self._few = _FewShuffled(n, seed) if are_few else None
+        are_few = len(lengths) == 1 and n <= WINDOW
+        self._passes = _Passes(n, seed, version) if are_few else None
         self._begin(0)
 
     def _begin(self, number: int) -> None:
-        self._number, self._key = number, (self._seed, number)
-        self._block: tuple[int, Permutation] | None = None  # the last one, and its number
+        self._number = number
+        self._block: int | None = None  # whose order is `_within`
         self._from = self._until = 0  # of the records that are computed
         self._window = np.empty(0, np.int64)
         n = len(self._lengths)
-        self._blocks = self._permutation(n).at(0, n) if n > 1 else np.zeros(n, int)
+        self._blocks = self._order(n)(0, n) if n > 1 else np.zeros(n, int)
         self._counts = self._lengths[self._blocks]
         self._ends = np.cumsum(self._counts)
 
-    def _permutation(self, n: int, *block: int) -> Permutation:
-        return Permutation(n, key_of(*self._key, *block), self._is_former)
+    def _order(self, n: int, *block: int) -> Callable[[int, int], Indices]:
+        return _order(n, _key(self._seed, self._number, *block), self._version, self._scratch)
 
     def at(self, number: int, start: int, stop: int, limit: int) -> Indices:
         """The records at positions from `start` to before `stop` of pass `number`.
 
         Those up to `limit` are likely to be asked for next.
         """
-        if self._few is not None:
-            return self._few.at(number)[start:stop]
+        if self._passes is not None:
+            return self._passes.at(number)[start:stop]
         if number != self._number:
             self._begin(number)
         if start < self._from or stop > self._until:
-            self._from, self._until = start, max(stop, min(limit, start + WINDOW))
+            until = limit if limit - start < 1.25 * WINDOW else start + WINDOW
+            self._from, self._until = start, max(stop, until)
             self._window = self._compute(start, self._until)
         return self._window[start - self._from : stop - self._from]
 
@@ -204,10 +298,10 @@ class Shuffled:
         while start < stop:
             end, count = int(self._ends[place]), int(self._counts[place])
             block, first = int(self._blocks[place]), end - count
-            if self._block is None or self._block[0] != block:
-                self._block = (block, self._permutation(count, block))
+            if self._block != block:
+                self._block, self._within = block, self._order(count, block)
             until = min(end, stop)
-            rows = self._block[1].at(start - first, until - first)
+            rows = self._within(start - first, until - first)
             found.append(rows + self._starts[block] if block else rows)
             start, place = until, place + 1
         return found[0] if len(found) == 1 else np.concatenate([*found, np.empty(0, np.int64)])
