@@ -38,6 +38,10 @@ class Cursor(Protocol):
     setup: Setup
 
     @property
+    def fill(self) -> Callable[[], None] | None:
+        """Makes `ready` of the position what is next, as far as it can; None if it never can."""
+
+    @property
     def position(self) -> Any:
         """A `Position`, or something with its methods."""
 
@@ -63,6 +67,8 @@ def reduced(cursor: Cursor) -> tuple[Any, ...]:
 
 class Ahead:
     """Threads read the next batches ahead. Its position is that of what it has handed out."""
+
+    fill = None
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup

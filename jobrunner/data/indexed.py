@@ -46,6 +46,12 @@ class Indexed:
         own = (i + 1) * total // n - i * total // n
         return own // self._size if self.setup.drop_last else -(-own // self._size)
 
+    def fill(self) -> None:
+        """Prepare what is next, if nothing is."""
+        with self.position.lock:
+            if not self.position.has_ready and not self.position.is_at_end:
+                self._prepare()
+
     def read(self) -> Any:
         """The next record or batch."""
         for item in self.position.ready:
@@ -113,8 +119,8 @@ class Indexed:
             position.prepare_items(found, size)
             return True
         starts = range(start, stop, size)
-        stops = [*range(start + size, stop, size), stop]
         if order is None:
+            stops = [*starts[1:], stop]
             indices = starts if self._batch is None else list(map(slice, starts, stops))
             position.prepare(part.get, indices, starts, stop)
             return True

@@ -59,6 +59,7 @@ class Loaded:
     """The cursor of a loader, and its position."""
 
     ready = ()  # nothing is, before it is read
+    fill = None
 
     def __init__(self, setup: Setup) -> None:
         if setup != Setup(setup.kind, setup.source):

@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 Indices = NDArray[np.int64]
+Numbers = NDArray[Any]  # Indices, or shorter ones that take less memory
 
 WINDOW = 1 << 16  # positions whose records are computed together
 NEWEST = 3  # the version of shuffled orders that new readers begin in
 _FEW = 1 << 12  # numbers that are sorted in every version
-_MOST_SORTED = 20_000  # in the second version
-_AT_ONCE = 60_000  # numbers that are shuffled together, for several passes
+_MOST_SECOND = 20_000  # that are sorted in the second version
+_MOST_SORTED, _MOST_MIXED = 16_384, 60_000  # together, for several passes
+_MOST_SHORT = 1 << 16  # numbers that two bytes tell from each other
 _MOST_AT_ONCE = 32  # passes
 
 
@@ -31,10 +33,15 @@ def _key(*parts: object) -> bytes:
     return digest + hashlib.sha512(digest).digest()
 
 
+def _dtype_of(n: int) -> DTypeLike:
+    """That of numbers below `n`: a short one, or that of indices."""
+    return np.uint16 if n <= _MOST_SHORT else np.int64
+
+
 def _way(n: int, version: int) -> type[_Feistel | _Kensler] | None:
     """What mixes `n` numbers; None if they are sorted."""
     unused = (1 << (n - 1).bit_length()) - n
-    if n <= _FEW or (version == 2 and n <= _MOST_SORTED and unused > n // 5):
+    if n <= _FEW or (version == 2 and n <= _MOST_SECOND and unused > n // 5):
         return None
     return _Feistel if version >= 3 else _Kensler
 
@@ -46,7 +53,7 @@ def versions_of(lengths: Sequence[int]) -> list[int]:
     return sorted(first.values(), reverse=True)
 
 
-class _Scratch:
+class Scratch:
     """Memory of arrays that are in use for a moment. To get it anew takes longer than to use it."""
 
     def __init__(self) -> None:
@@ -77,7 +84,7 @@ class _Feistel:
 
     _ROUNDS = 8
 
-    def __init__(self, n: int, keys: Sequence[bytes], scratch: _Scratch) -> None:
+    def __init__(self, n: int, keys: Sequence[bytes], scratch: Scratch) -> None:
         self._scratch, bits = scratch, (n - 1).bit_length()
         bits_low = (bits + 1) // 2
         self.domain = -(-n >> bits_low) << bits_low
@@ -91,12 +98,13 @@ class _Feistel:
         words = [np.frombuffer(key, f"<u{dtype.itemsize}", 3 * self._ROUNDS) for key in keys]
         self._words = np.array(words, dtype).T.reshape(-1, 3, len(keys), 1)
         self._words[:, 1:] |= 1
+        self._num_rows = len(keys)
         if len(keys) == 1:
             self._words = self._words[..., 0, 0]
 
-    def mixed(self, numbers: Indices) -> Indices:
+    def mixed(self, numbers: Numbers) -> Numbers:
         """A row for each key."""
-        shape = (*self._words.shape[2:3], len(numbers))
+        shape = (self._num_rows, len(numbers)) if self._num_rows > 1 else (len(numbers),)
         high, low, x, y = (self._scratch.array(it, shape, self._dtype) for it in "hlxy")
         np.right_shift(numbers, self._bits, out=high, casting="unsafe")
         np.bitwise_and(numbers, self._mask, out=low, casting="unsafe")
@@ -114,9 +122,11 @@ class _Feistel:
             else:
                 x >>= self._shift_low
                 low ^= x
-        found: Indices = np.left_shift(high, self._bits, dtype=np.int64)
+        found: Numbers = np.left_shift(
+            high, self._bits, dtype=_dtype_of(self.domain), casting="unsafe"
+        )
         found |= low
-        return found.reshape(-1, len(numbers))
+        return found.reshape(self._num_rows, len(numbers))
 
 
 class _Kensler:
@@ -127,7 +137,7 @@ class _Kensler:
 
     _ROUNDS = 6
 
-    def __init__(self, n: int, keys: Sequence[bytes], scratch: _Scratch) -> None:
+    def __init__(self, n: int, keys: Sequence[bytes], scratch: Scratch) -> None:
         bits = (n - 1).bit_length()
         self.domain = 1 << bits
         self._shift = bits // 2
@@ -136,7 +146,7 @@ class _Kensler:
         size = 1 + self._ROUNDS
         self._numbers = [np.frombuffer(key, "<u8", size).tolist() for key in keys]
 
-    def mixed(self, numbers: Indices) -> Indices:
+    def mixed(self, numbers: Numbers) -> Numbers:
         """A row for each key."""
         rows, mask = [], self.domain - 1
         for term, *factors in self._numbers:
@@ -146,41 +156,44 @@ class _Kensler:
                 x *= factor & mask | 1
                 x &= mask
                 x ^= x >> self._shift
-            rows.append(x.astype(np.int64))
+            rows.append(x.astype(_dtype_of(self.domain)))
         return np.array(rows)
 
 
-_NUMBERS = np.arange(_MOST_SORTED, dtype=np.uint64)
+_NUMBERS = np.arange(_MOST_SECOND, dtype=np.uint64)
 _STEPS = _NUMBERS * np.uint64(0x9E3779B97F4A7C15)
 
 
-def _sorted(n: int, keys: Sequence[bytes]) -> Indices:
+def _sorted(n: int, keys: Sequence[bytes], scratch: Scratch) -> Numbers:
     """For each key, the numbers below `n` in the order of their 64-bit hashes (SplitMix64's)."""
     firsts = np.frombuffer(b"".join(key[:8] for key in keys), "<u8")
-    x: NDArray[np.uint64] = _STEPS[:n] + firsts[:, None]
+    x, y = (scratch.array(name, (len(keys), n), np.uint64) for name in "xy")
+    np.add(_STEPS[:n], firsts[:, None], out=x)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x ^= x >> shift
+        x ^= np.right_shift(x, shift, out=y)
         x *= factor
-    x ^= x >> 31
-    return sorted_numbers(x)
+    x ^= np.right_shift(x, 31, out=y)
+    return sorted_numbers(x, scratch)
 
 
-def sorted_numbers(rows: NDArray[np.uint64]) -> Indices:
-    """As `argsort` of each row, of at most `_MORE` different items, in a third of the time.
+def sorted_numbers(rows: NDArray[np.uint64], scratch: Scratch) -> Numbers:
+    """As `argsort` of each row, of at most `_MOST_SECOND` different items, in a third of the time.
 
     The low bits of the items make room for their numbers, which are then sorted with them.
     """
     n = rows.shape[1]
     mask = np.uint64((1 << n.bit_length()) - 1)
-    found = rows & ~mask | _NUMBERS[:n]
+    found = scratch.array("y", rows.shape, np.uint64)
+    np.bitwise_or(np.bitwise_and(rows, ~mask, out=found), _NUMBERS[:n], out=found)
     found.sort(axis=1)
-    if ((found[:, 1:] ^ found[:, :-1]) <= mask).any():  # the low bits decide
-        return np.argsort(rows, axis=1)
+    pairs = scratch.array("z", (len(rows), n - 1), np.uint64) if n else found
+    if (np.bitwise_xor(found[:, 1:], found[:, :-1], out=pairs) <= mask).any():  # low bits decide
+        return np.argsort(rows, axis=1).astype(np.uint16)
     found &= mask
-    return found.view(np.int64)
+    return found.astype(np.uint16)
 
 
-def _below(n: int, rows: Indices, mixed: Callable[[Indices, Indices], Indices]) -> Indices:
+def _below(n: int, rows: Numbers, mixed: Callable[[Indices, Numbers], Numbers]) -> Numbers:
     """Mix what is too large again until it is not, in rows that this changes.
 
     `mixed` is called with the numbers of rows, and with numbers.
@@ -192,20 +205,20 @@ def _below(n: int, rows: Indices, mixed: Callable[[Indices, Indices], Indices]) 
     return rows
 
 
-def _whole_orders(n: int, keys: Sequence[bytes], version: int, scratch: _Scratch) -> Indices:
+def _whole_orders(n: int, keys: Sequence[bytes], version: int, scratch: Scratch) -> Numbers:
     """For each key, the numbers below `n`, at most `WINDOW`, in a shuffled order."""
     way = _way(n, version)
     if way is None:
-        return _sorted(n, keys)
+        return _sorted(n, keys, scratch)
     mixer = way(n, keys, scratch)
     tables = mixer.mixed(scratch.numbers(0, mixer.domain))
     return _below(n, tables[:, :n], lambda rows, numbers: tables[rows, numbers])
 
 
-def _order(n: int, key: bytes, version: int, scratch: _Scratch) -> Callable[[int, int], Indices]:
+def _order(n: int, key: bytes, version: int, scratch: Scratch) -> Callable[[int, int], Indices]:
     """The numbers below `n` in a shuffled order, from a position to before another."""
     if n <= WINDOW:
-        (whole,) = _whole_orders(n, [key], version, scratch)
+        whole = _whole_orders(n, [key], version, scratch)[0].astype(np.int64)
         return lambda start, stop: whole[start:stop]
     way = _way(n, version)
     assert way is not None
@@ -213,8 +226,8 @@ def _order(n: int, key: bytes, version: int, scratch: _Scratch) -> Callable[[int
     is_little = mixer.domain - n <= WINDOW // 16
     rest = mixer.mixed(scratch.numbers(n, mixer.domain))[0] if is_little else None
 
-    def again(_: Indices, numbers: Indices) -> Indices:
-        found: Indices = mixer.mixed(numbers)[0] if rest is None else rest[numbers - n]
+    def again(_: Indices, numbers: Numbers) -> Numbers:
+        found: Numbers = mixer.mixed(numbers)[0] if rest is None else rest[numbers - n]
         return found
 
     def order(start: int, stop: int) -> Indices:
@@ -229,18 +242,25 @@ class _Passes:
 
     def __init__(self, n: int, seed: int, version: int) -> None:
         self._n, self._seed, self._version = n, seed, version
-        self._first, self._orders = 0, np.empty((0, n), np.int64)
-        self._scratch = _Scratch()
+        self._scratch, self._orders = Scratch(), np.empty((0, n), np.uint16)
+        self._first = self._number = 0
+        self._order = np.empty(0, np.int64)  # of pass `number`
 
     def at(self, number: int) -> Indices:
         """The order of pass `number`."""
-        if not 0 <= number - self._first < len(self._orders):
-            count = max(1, min(_MOST_AT_ONCE, _AT_ONCE // (self._n + 1)))
-            keys = [_key(self._seed, i, 0) for i in range(number, number + count)]
-            self._first = number
-            self._orders = _whole_orders(self._n, keys, self._version, self._scratch)
-        order: Indices = self._orders[number - self._first]
-        return order
+        if number != self._number or not len(self._order):
+            if not 0 <= number - self._first < len(self._orders):
+                self._compute(number)
+            self._number, self._order = number, self._orders[number - self._first].astype(np.int64)
+        return self._order
+
+    def _compute(self, first: int) -> None:
+        """More at once take less each, as long as memory of that size is used again."""
+        n, version = self._n, self._version
+        most = _MOST_MIXED if _way(n, version) else _MOST_SORTED
+        count = max(1, min(_MOST_AT_ONCE, most // (n + 1)))
+        keys = [_key(self._seed, number, 0) for number in range(first, first + count)]
+        self._first, self._orders = first, _whole_orders(n, keys, version, self._scratch)
 
 
 class Shuffled:
@@ -257,7 +277,7 @@ class Shuffled:
 
     def __init__(self, lengths: Sequence[int], seed: int, version: int = NEWEST) -> None:
         self._lengths, self._seed, self._version = np.asarray(lengths, np.int64), seed, version
-        self._scratch = _Scratch()
+        self._scratch = Scratch()
         self._starts = np.cumsum(self._lengths) - self._lengths
         n = sum(lengths)
         are_few = len(lengths) == 1 and n <= WINDOW

@@ -99,7 +99,7 @@ class Position:
     @property
     def has_ended(self) -> bool:
         """Whether nothing is left of the pass. Takes the lock, but not at each record."""
-        if not self.is_at_end:
+        if self.at < self.until or self.has_ready:
             return False
         with self.lock:
             return self.is_at_end
@@ -107,7 +107,12 @@ class Position:
     @property
     def is_at_end(self) -> bool:
         """The same for who holds the lock; without it, also true for a moment while the place changes."""
-        return self.at >= self.until and not length_hint(self._items[0])
+        return self.at >= self.until and not self.has_ready
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether anything is `ready`."""
+        return length_hint(self._items[0]) > 0
 
     def prepare(
         self,
@@ -183,7 +188,7 @@ class Position:
 
     def _drop(self) -> int:
         """Empty `ready`; return how much it was."""
-        return sum(1 for _ in zip(*self._items, strict=False))
+        return sum(1 for _ in zip(*self._items, strict=False)) if self.has_ready else 0
 
     def begin(self) -> None:
         """Begin the next pass."""

@@ -186,19 +186,21 @@ class DataReader:
                 )
 
     def __iter__(self) -> Iterator[Any]:
-        if self.finished:
+        if self._cursor.position.has_ended:
             self._cursor.position.begin()
         self._taken, self._started = 0, None
         return chain.from_iterable(self._loop())
 
     def _loop(self) -> Iterator[Iterable[Any]]:
-        position = self._cursor.position
+        cursor, position = self._cursor, self._cursor.position
+        fill = None if self._is_limited else cursor.fill
         with suppress(EndOfData):
-            while True:
-                if not self._is_limited:
+            while not position.has_ended:
+                if fill:
+                    fill()
                     yield position.ready
-                if position.has_ended:
-                    return
+                    if position.has_ended:
+                        return
                 yield (self.read(),)
 
     def __next__(self) -> Any:

@@ -52,6 +52,8 @@ def from_iterable(factory: Factory) -> DataReader:
 class Stream:
     """The cursor of an iterable."""
 
+    fill = None
+
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self._takes_number = _takes_number(setup.source)

@@ -13,7 +13,7 @@ import pytest
 
 from jobrunner import DefinitionError, JobRunnerError, PlanMismatchError
 from jobrunner.data import EndOfData, Reader, from_records
-from jobrunner.data.order import NEWEST, Shuffled, sorted_numbers, versions_of
+from jobrunner.data.order import NEWEST, Scratch, Shuffled, sorted_numbers, versions_of
 
 
 def flat(reader: Any) -> list[int]:
@@ -187,6 +187,7 @@ def test_a_whole_order_is_the_same_for_ever(n: int, order: str) -> None:
         ([5000, 8000, 100], {1: 1369901968, 2: 676412850, 3: 2868036079}),
         ([2] * 5000, {1: 1399373891, 2: 3444920737, 3: 1026816111}),
         ([70_000, 5000], {1: 2830078686, 2: 3155423778, 3: 881474195}),
+        ([1 << 17, 4097], {1: 2012585927, 2: 339028152, 3: 1694576174}),
         ([8192, 8000], {1: 1601732978, 3: 3105004368}),
         ([100, 4096], {1: 1620244045}),
     ],
@@ -392,7 +393,7 @@ def test_rows_are_sorted_as_argsort_does_even_if_only_low_bits_differ() -> None:
         np.tile(np.arange(50, dtype=np.uint64), (3, 1)), axis=1
     )
     for shift in (0, 3, 30, 58):
-        assert (sorted_numbers(rows << shift) == np.argsort(rows, axis=1)).all()
+        assert (sorted_numbers(rows << shift, Scratch()) == np.argsort(rows, axis=1)).all()
 
 
 @pytest.mark.parametrize("n", [1, 3, 5000])
