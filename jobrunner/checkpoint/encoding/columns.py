@@ -30,7 +30,9 @@ from jobrunner.checkpoint.encoding.packing import (
     SAMPLE,
     SCALARS,
     Numbered,
+    Texts,
     few_objects,
+    lengths_of,
     number_equal,
     number_many,
     number_objects,
@@ -57,6 +59,7 @@ _LONG_VALUE = 64
 
 _NUMPY_SCALARS = {np.dtype(name).type for name in NUMBERS}
 _FLAT = {type(None), str, bytes, bytearray, *SCALARS}
+_LISTS = (list, tuple, np.ndarray, Texts)
 _KINDS = {tuple: "tuples", list: "lists", set: "sets", frozenset: "frozensets"}
 _UNREFERENCED = next(map(getrefcount, [object()])) - 1
 
@@ -89,7 +92,7 @@ def encode_columns(
     """Encode a container of this kind by columns of its `content`; None if that is not alike."""
     if len(value) < _LEAST_ROWS:
         return None
-    is_list = {type(items) in (list, tuple, np.ndarray) for items in content.values()} == {True}
+    is_list = {type(items) in _LISTS for items in content.values()} == {True}
     lists: Any = content if is_list else pack_dict(value)
     lists = lists or {name: list(items) for name, items in content.items()}
     if len(value) < _LEAST_ITEMS:
@@ -147,6 +150,10 @@ class _Columns:
 
     def encode(self, items: Sequence[Any], at: _Place) -> Tree:
         """Return the node of a column; raises `_UnlikeError`, or `UnsuitableError`."""
+        if type(items) is Texts:
+            self._count(items.number)
+            part = self._part(items.data, at.inside("texts"))
+            return {"$": "texts", "count": items.number, "at": part}
         if (data := pack(items)) is not None:
             return self._numbers(data, at)
         if len(first := set(map(type, items[:SAMPLE]))) > 1 and type(None) in first:
@@ -245,13 +252,10 @@ class _Columns:
             tree = {"$": "texts", "count": len(items)}
         else:
             kind = {str: "texts", bytes: "buffers"}.get(cls, "bytearrays")
-            tree = {"$": kind, "lengths": self._lengths(items, at)}
+            tree = {"$": kind, "lengths": self._integers(lengths_of(items), at.inside("lengths"))}
             whole = "".join(items) if cls is str else whole
         data = whole.encode("utf-8", "surrogatepass") if cls is str else whole
         return {**tree, "at": self._part(np.frombuffer(data, np.uint8), at.inside("texts"))}
-
-    def _lengths(self, items: Iterable[Any], at: _Place) -> int:
-        return self._integers(np.fromiter(map(len, items), np.int64), at.inside("lengths"))
 
     def _integers(self, data: Array, at: _Place) -> int:
         return self._part(data.astype(np.min_scalar_type(int(data.max(initial=0)))), at)
@@ -336,8 +340,8 @@ class _Columns:
     def _sequences(self, cls: Any, rows: Sequence[Any], at: _Place) -> Tree:
         holders = 2 if cls is list else self._frozen(rows, at)
         flat = list(chain.from_iterable(rows))
-        widths = set(map(len, rows))
-        width = widths.pop() if len(widths) == 1 else 0
+        lengths = lengths_of(rows)
+        width = int(lengths[0]) if (lengths == lengths[0]).all() else 0
         data = pack(flat) if 0 < width <= _LONG_ROW else None
         if data is not None and data.dtype.kind != "c":  # which has no two axes in format 4
             return {**self._numbers(data.reshape(len(rows), width), at), "$": _KINDS[cls]}
@@ -346,28 +350,26 @@ class _Columns:
             del flat
             trees = self._fields(map(str, range(width)), columns, at.below(holders))
             return {"$": _KINDS[cls], "columns": trees}
-        return {"$": _KINDS[cls], **self._ragged(rows, {"items": flat}, at.below(holders))}
+        return {"$": _KINDS[cls], **self._ragged(lengths, {"items": flat}, at.below(holders))}
 
     def _sets(self, cls: Any, rows: Sequence[Any], at: _Place) -> Tree:
-        holders = 2 if cls is set else self._frozen(rows, at)
-        return {
-            "$": _KINDS[cls],
-            **self._ragged(rows, {"items": sort_sets(rows)}, at.below(holders)),
-        }
+        holders, lengths = 2 if cls is set else self._frozen(rows, at), lengths_of(rows)
+        content = {"items": sort_sets(rows, lengths)}
+        return {"$": _KINDS[cls], **self._ragged(lengths, content, at.below(holders))}
 
     def _dicts(self, _: Any, rows: Sequence[Any], at: _Place) -> Tree:
         below = at.below(2)
         keys = list(chain.from_iterable(rows))
         flat = list(chain.from_iterable(map(dict.values, rows)))
         names = list(rows[0])
-        width = len(names)
-        is_even = 0 < width <= _MOST_COLUMNS and set(map(len, rows)) == {width}
+        lengths, width = lengths_of(rows), len(names)
+        is_even = 0 < width <= _MOST_COLUMNS and (lengths == width).all()
         if is_even and keys == names * len(rows) and set(map(type, keys)) == {str}:
             columns = [flat[i::width] for i in range(width)]
             del flat
             trees = self._fields(child_names(names), columns, below)
             return {"$": "dicts", "names": list(map(self._node, names)), "columns": trees}
-        return {"$": "dicts", **self._ragged(rows, {"keys": keys, "items": flat}, below)}
+        return {"$": "dicts", **self._ragged(lengths, {"keys": keys, "items": flat}, below)}
 
     def _objects(self, cls: Any, rows: Sequence[Any], at: _Place) -> Tree:
         """Return the column of named tuples, or of instances of a dataclass."""
@@ -387,13 +389,11 @@ class _Columns:
             for name, column in zip(names, columns, strict=True)
         ]
 
-    def _ragged(
-        self, rows: Sequence[Any], content: Mapping[str, Any], at: _Place
-    ) -> dict[str, Tree]:
+    def _ragged(self, lengths: Array, content: Mapping[str, Any], at: _Place) -> dict[str, Tree]:
         """Return the fields of rows of any lengths: these, and columns of all that they hold."""
-        if any(len(flat) > _LONG_ROW * len(rows) for flat in content.values()):
+        if any(len(flat) > _LONG_ROW * len(lengths) for flat in content.values()):
             raise _UnlikeError
-        self._count(len(rows))
-        tree: dict[str, Tree] = {"lengths": self._lengths(rows, at)}
+        self._count(len(lengths))
+        tree: dict[str, Tree] = {"lengths": self._integers(lengths, at.inside("lengths"))}
         held = {name: flat for name, flat in content.items() if len(flat)}
         return tree | {name: self.encode(flat, at.inside(name)) for name, flat in held.items()}

@@ -26,7 +26,12 @@ import numpy as np
 
 from jobrunner.checkpoint.encoding.codecs import UnsuitableError
 from jobrunner.checkpoint.encoding.dtypes import Trail, Tree
-from jobrunner.checkpoint.encoding.packing import sort_members, sort_numbers, sort_tuples
+from jobrunner.checkpoint.encoding.packing import (
+    sort_members,
+    sort_numbers,
+    sort_texts,
+    sort_tuples,
+)
 from jobrunner.checkpoint.encoding.schema import Count
 from jobrunner.workspace import MANY
 
@@ -82,12 +87,12 @@ def _frozenset(encoder: Encoder, value: frozenset[Any], trail: Trail) -> Tree:
 
 
 def _members(encoder: Encoder, value: Collection[Any], trail: Trail) -> Tree:
-    found: Any = None
     if len(value) >= MANY:
-        found = sort_numbers(list(value), [len(value)])
+        found: Any = sort_numbers(list(value), [len(value)])
         found = sort_tuples(value) if found is None else found
-    if found is not None and (tree := encoder.columns("tuple", found, {"of": found}, trail)):
-        return tree
+        found = sort_texts(value) if found is None else found
+        if found is not None and (tree := encoder.columns("tuple", value, {"of": found}, trail)):
+            return tree
     members = tuple(sort_members(value))
     return encoder.within("a set", value, members, trail, is_copy=type(value) is set)
 

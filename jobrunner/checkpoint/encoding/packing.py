@@ -6,7 +6,7 @@ import contextlib
 import marshal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, compress, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -104,21 +104,20 @@ def split(items: Sequence[Any], kinds: list[type], codes: Array) -> list[Any]:
     return [list(compress(items, (codes == code).tobytes())) for code in range(len(kinds))]
 
 
-def sort_numbers(items: list[Any], lengths: Iterable[int]) -> Array | None:
+def sort_numbers(items: list[Any], lengths: Array | list[int]) -> Array | None:
     """Sort the numbers of each of several sets, which have these lengths; None if there are others."""
     data = pack(items)
     if data is None or data.dtype.kind == "c" or (data.dtype.kind == "f" and np.isnan(data).any()):
         return None
-    counts = np.fromiter(lengths, np.intp)
-    if len(counts) == 1:
+    if len(lengths) == 1:
         data.sort()
         return data
-    return data[np.lexsort((data, np.repeat(np.arange(len(counts)), counts)))]
+    return data[np.lexsort((data, np.repeat(np.arange(len(lengths)), lengths)))]
 
 
-def sort_sets(sets: Sequence[Any]) -> Any:
-    """Sort what each of several sets holds; return all together."""
-    flat = sort_numbers(list(chain.from_iterable(sets)), map(len, sets))
+def sort_sets(sets: Sequence[Any], lengths: Array) -> Any:
+    """Sort what each of several sets, of these lengths, holds; return all together."""
+    flat = sort_numbers(list(chain.from_iterable(sets)), lengths)
     return list(chain.from_iterable(map(sort_members, sets))) if flat is None else flat
 
 
@@ -139,8 +138,7 @@ def sort_members(value: Collection[Any]) -> list[Any]:
     """Sort the members of a set in an order that does not depend on the process."""
     kinds = set(map(type, value))
     if kinds in ({str}, {int}):
-        texts = _sort_texts(value) if kinds == {str} and len(value) >= MANY else None
-        return texts or sorted(value)
+        return sorted(value)
     rows = list(value) if kinds == {tuple} and len(value) >= MANY else []
     return (rows and _sort_rows(rows)) or sorted(value, key=_rank)
 
@@ -163,8 +161,25 @@ def _sort_rows(rows: list[tuple[Any, ...]]) -> list[Any] | None:
     return list(map(rows.__getitem__, np.lexsort(keys).tolist()))
 
 
-def _sort_texts(texts: Collection[str]) -> list[str] | None:
-    """Sort many strings by their UTF-8, whose order is theirs; None if some are too long for that."""
+class Texts(NamedTuple):
+    """Strings without a zero, as their UTF-8 with a zero between them."""
+
+    number: int
+    data: Array
+
+
+def lengths_of(rows: Sequence[Any]) -> Array:
+    """How much each row holds."""
+    return np.fromiter(map(len, rows), np.int64, len(rows))
+
+
+def sort_texts(texts: Collection[Any]) -> Texts | None:
+    """Sort many strings by their UTF-8, whose order is theirs; None if some are too long for that.
+
+    None also if one has a zero, or is no string.
+    """
+    if set(map(type, texts)) != {str}:
+        return None
     data = np.frombuffer("\0".join(texts).encode("utf-8", "surrogatepass") + b"\0", np.uint8)
     lengths = np.diff(np.flatnonzero(data == 0), prepend=-1) - 1
     width = int(lengths.max())
@@ -175,8 +190,7 @@ def _sort_texts(texts: Collection[str]) -> list[str] | None:
     rows.view(f"S{width + 1}").sort(axis=0)
     is_text = rows != 0
     is_text[:, width] = True  # the zero after each
-    whole: str = rows[is_text].tobytes().decode("utf-8", "surrogatepass")
-    return whole.split("\0")[:-1]
+    return Texts(len(texts), rows[is_text][:-1])
 
 
 def _rank(item: object) -> tuple[Any, ...]:
