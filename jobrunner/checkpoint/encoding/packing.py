@@ -99,8 +99,11 @@ def split(items: Sequence[Any], kinds: list[type], codes: Array) -> list[Any]:
     if {*kinds} == {int, float}:
         with contextlib.suppress(OverflowError):
             whole = np.fromiter(items, np.float64, len(items))
-            if np.abs(whole[codes == kinds.index(int)]).max() < _EXACT:
-                return [whole[codes == code].astype(cls) for code, cls in enumerate(kinds)]
+            parts = [whole.compress(codes == code) for code in range(len(kinds))]
+            if np.abs(parts[kinds.index(int)]).max() < _EXACT:
+                return [
+                    part.astype(cls, copy=False) for part, cls in zip(parts, kinds, strict=True)
+                ]
     return [list(compress(items, (codes == code).tobytes())) for code in range(len(kinds))]
 
 
