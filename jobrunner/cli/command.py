@@ -70,7 +70,7 @@ Exit codes:
 AS_JSON, _AS_LINES = "jobrunner.json", "jobrunner.lines"
 _PATHS = {"DIR", "FILE", "FILE_OR_MODULE[:JOB]"}
 """What options that take a path call it."""
-_AT_EPOCH = re.compile(r"@(latest|\d+(\.s\d+)?)$")
+AT_EPOCH = re.compile(r"@(latest|\d+(\.s\d+)?)$")
 STDOUT = "jobrunner.stdout"
 """Where a command with JSON on stdout finds it: what it prints as usual goes to stderr."""
 
@@ -119,7 +119,7 @@ class Command(click.Command):
             found = ctx.params.get(param.name or "")
             is_path = isinstance(param, click.Argument) or param.metavar in _PATHS
             for text in (found if isinstance(found, tuple) else (found,)) if is_path else ():
-                url = _AT_EPOCH.sub("", text) if isinstance(text, str) else ""
+                url = AT_EPOCH.sub("", text) if isinstance(text, str) else ""
                 if without_credentials(url) != url:
                     raise click.UsageError(
                         f"{param.human_readable_name} is a URL that may contain credentials, so it "

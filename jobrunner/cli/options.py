@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobrunner import errors
-from jobrunner.cli.command import Output
+from jobrunner.cli.command import AT_EPOCH, Output
 from jobrunner.outputs import check_output
 from jobrunner.positions import parse_position
-from jobrunner.texts import listed
+from jobrunner.texts import listed, without_credentials
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -81,7 +83,43 @@ def _epochs_of(
     return [CompletionItem(start + text) for text in texts if text.startswith(incomplete)]
 
 
-directory_argument = click.argument("directory", metavar="DIR", shell_complete=complete_directories)
+def refuse_epoch(ctx: click.Context, param: click.Parameter, directory: str | None) -> str | None:
+    """Raise UsageError for ``DIR@EPOCH``, unless a directory has that name; say how to name EPOCH."""
+    match = AT_EPOCH.search(directory or "")
+    if directory is None or match is None or without_credentials(directory) != directory:
+        return directory  # URLs with credentials are refused without their text
+    from jobrunner.checkpoint import MultiNodeCheckpointManager
+
+    with contextlib.suppress(OSError, errors.JobRunnerError):  # the command reports it
+        manager = MultiNodeCheckpointManager(directory)
+        if not manager.recorded.files.is_taken(manager.path):
+            raise click.UsageError(
+                f"There is no directory {directory!r}. Only `jobrunner diff` takes DIR@EPOCH. "
+                f"{_name_epoch(ctx, directory[: match.start()] or 'DIR', match[1])}",
+                ctx,
+            )
+    return directory
+
+
+def _name_epoch(ctx: click.Context, directory: str, epoch: str) -> str:
+    """Say how to name an epoch for the command."""
+    given = {"directory": shlex.quote(directory), "epoch": epoch}
+    names = [param.name for param in ctx.command.params]
+    if "resume_from_epoch" in names:
+        return f"Name the epoch with --resume {epoch}."
+    if "epoch" not in names:
+        return f"`{ctx.command_path}` takes no epoch: give DIR alone."
+    words = [
+        given.get(param.name or "", param.human_readable_name)
+        for param in ctx.command.params
+        if isinstance(param, click.Argument)
+    ]
+    return f"Name the epoch by itself: {ctx.command_path} {' '.join(words)}"
+
+
+directory_argument = click.argument(
+    "directory", metavar="DIR", callback=refuse_epoch, shell_complete=complete_directories
+)
 epoch_argument = click.argument("epoch", metavar="EPOCH", shell_complete=complete_epochs)
 take_over_option = click.option(
     "--take-over", is_flag=True, help="Take over the directory from a run that may still be alive."

@@ -19,7 +19,12 @@ import click
 
 from jobrunner.cli.command import DIFFERENT, Output, main
 from jobrunner.cli.formatting import cells, fit_items, format_age, format_table
-from jobrunner.cli.options import complete_directories, open_directory, read_pairs
+from jobrunner.cli.options import (
+    complete_directories,
+    open_directory,
+    read_pairs,
+    refuse_epoch,
+)
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import (
     abbreviate,
@@ -299,8 +304,8 @@ def format_progress(run: RunSummary) -> str:
         "jobrunner compare runs/seed-0 runs/seed-1",
     ],
 )
-@click.argument("a", metavar="A", shell_complete=complete_directories)
-@click.argument("b", metavar="B", shell_complete=complete_directories)
+@click.argument("a", metavar="A", callback=refuse_epoch, shell_complete=complete_directories)
+@click.argument("b", metavar="B", callback=refuse_epoch, shell_complete=complete_directories)
 @click.option(
     "--allow-pickle",
     is_flag=True,

@@ -15,6 +15,7 @@ from jobrunner.cli.options import (
     complete_directories,
     count_option,
     read_pairs,
+    refuse_epoch,
     take_over_option,
 )
 from jobrunner.errors import DefinitionError
@@ -168,6 +169,7 @@ def save_options(function: Function) -> Function:
     @click.option(
         "--load-from",
         "load_path",
+        callback=refuse_epoch,
         shell_complete=complete_directories,
         metavar="DIR",
         help="Another checkpoint directory to resume from while this one records no epoch.",

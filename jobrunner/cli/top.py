@@ -12,7 +12,7 @@ import click
 
 from jobrunner.cli.command import AS_JSON, Output, main
 from jobrunner.cli.formatting import fit_items, format_age, format_table
-from jobrunner.cli.options import complete_directories, open_directory
+from jobrunner.cli.options import complete_directories, open_directory, refuse_epoch
 from jobrunner.cli.runs import clip_name, format_progress, run_to_json, terminal_width
 from jobrunner.texts import counted, format_metrics, format_seconds, printable, whole_metrics
 
@@ -23,7 +23,13 @@ _MOST_METRICS = 20
 
 
 @main.command("top", examples=["jobrunner top runs", "jobrunner top --once"])
-@click.argument("root", metavar="[ROOT]", default=".", shell_complete=complete_directories)
+@click.argument(
+    "root",
+    metavar="[ROOT]",
+    default=".",
+    callback=refuse_epoch,
+    shell_complete=complete_directories,
+)
 @click.option("--once", is_flag=True, help="Show them once. [default: if stdout is no terminal]")
 @click.option(
     "--interval",

@@ -91,6 +91,38 @@ def test_the_second_of_two_epochs_is_read_from_the_directory_of_the_first(
     assert ask("diff", f"{moved}@latest", "@1")["is_equal"] is False
 
 
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [
+        (["verify", "{}@3"], "Name the epoch by itself: jobrunner verify {} 3"),
+        (["info", "{}@2.s20"], "Name the epoch by itself: jobrunner info {} 2.s20"),
+        (["pin", "{}@latest"], "Name the epoch by itself: jobrunner pin {} latest"),
+        (["copy", "{}@3", "there"], "Name the epoch by itself: jobrunner copy {} 3 TARGET"),
+        (["ls", "{}@3"], "`jobrunner ls` takes no epoch: give DIR alone."),
+        (["compare", "{}", "{}@3"], "`jobrunner compare` takes no epoch: give DIR alone."),
+        (["top", "{}@3"], "`jobrunner top` takes no epoch: give DIR alone."),
+        (
+            ["run", "job.py", "--checkpoint", "{}", "--load-from", "{}@3"],
+            "Name the epoch with --resume 3.",
+        ),
+    ],
+)
+def test_other_commands_say_how_they_name_an_epoch(
+    command: list[str], how: str, runs: Path
+) -> None:
+    result = invoke(*(word.format(runs) for word in command))
+    assert result.exit_code == 2
+    text = " ".join(result.stderr.split())
+    assert f"There is no directory '{runs}@" in text
+    assert f"Only `jobrunner diff` takes DIR@EPOCH. {how.format(runs)}" in text
+
+
+def test_a_directory_may_be_named_like_an_epoch_of_another(runs: Path) -> None:
+    moved = runs.rename(runs.with_name("k@3"))
+    assert invoke("verify", moved, 3).exit_code == 0
+    assert invoke("ls", moved).exit_code == 0
+
+
 def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> None:
     again = begin(runs)
     again.run.rewind(None, "start afresh")
