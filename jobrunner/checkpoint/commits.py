@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes, refuse_classes
+from jobrunner.checkpoint.encoding import REGISTERED_CODECS, check_classes, refuse_classes
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.loader import REPLICATED
 from jobrunner.checkpoint.log import Claim, RunLock, store_names, strict_json
@@ -175,7 +175,7 @@ class Commits:
         for node, receipt in receipts.items():
             if receipt.classes:
                 where = f"Epoch {save.epoch} of {self.recorded.path} is not recorded. Node {node!r}"
-                find_classes(receipt.classes, where)
+                check_classes(receipt.classes, where)
         epoch, retry = save.claim
         if save.replicated:
             details = {**details, REPLICATED: save.replicated}

@@ -17,6 +17,7 @@ from jobrunner.checkpoint.encoding import (
     EncodedBlob,
     check_dimensions,
     encode_blobs,
+    sent_as,
     with_options,
 )
 from jobrunner.checkpoint.log import Claim, memory_key
@@ -218,9 +219,9 @@ class Save:
             )
             for node, blobs in encoded.items()
         }
-        classes = {
+        of_job = {
             node: {
-                name: sorted(blob.classes)
+                name: blob.classes
                 for name, blob in blobs.items()
                 if isinstance(blob, EncodedBlob) and blob.classes
             }
@@ -235,7 +236,7 @@ class Save:
                     if node != first:
                         del encoded[node][name]
         stores = {
-            self.stores[node]: (self._about(node, states[node], classes[node]), blobs)
+            self.stores[node]: (self._about(node, states[node], of_job[node]), blobs)
             for node, blobs in encoded.items()
         }
         known = self.files.each(lambda node: self._former(node, encoded[node]), encoded)
@@ -246,10 +247,14 @@ class Save:
         for node in nodes:
             identity = (self.path, *self.former[node]) if node in self.former else None
             unchanged[node].mark(arrays[self.stores[node]], identity)
+        classes = {
+            node: {(name, sent_as(cls)) for its in blobs.values() for name, cls in its.items()}
+            for node, blobs in of_job.items()
+        }
         return _Prepared(nodes, batch, replicas, states, classes, unchanged)
 
     def _about(
-        self, node: str, states: Sequence[str], classes: Mapping[str, Sequence[str]]
+        self, node: str, states: Sequence[str], classes: Mapping[str, Collection[str]]
     ) -> dict[str, Any]:
         about: dict[str, Any] = {"node": node, "epoch": self.epoch, "run": self.run}
         if isinstance(self.epoch, Position):
@@ -257,7 +262,7 @@ class Save:
         if states:
             about["states"] = list(states)
         if classes:
-            about["classes"] = dict(classes)
+            about["classes"] = {name: sorted(its) for name, its in classes.items()}
         if node == next(iter(self.stores)):
             about["record"] = {"nodes": list(self.stores), "details": dict(self.details)}
         return about
@@ -285,7 +290,7 @@ class Save:
         receipts = dict(zip(prepared.nodes, prepared.batch.finish(), strict=True))
         for node, receipt in receipts.items():
             replicas, states = prepared.replicas.get(node, {}), prepared.states[node]
-            classes = {name for names in prepared.classes[node].values() for name in names}
+            classes = prepared.classes[node]
             if replicas or states or classes:
                 receipts[node] = msgspec.structs.replace(
                     receipt, replicas=replicas, states=states, classes=tuple(sorted(classes))
@@ -319,7 +324,7 @@ class _Prepared:
     batch: StoreBatch
     replicas: Mapping[str, Mapping[str, str]]
     states: Mapping[str, tuple[str, ...]]
-    classes: Mapping[str, Mapping[str, Sequence[str]]]
+    classes: Mapping[str, Collection[tuple[str, str]]]
     unchanged: Mapping[str, UnchangedArrays]
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -182,6 +183,56 @@ def test_a_class_that_a_resume_could_not_find_is_refused_before_epoch_0(
     write(tmp_path, "make_local()", "True", LOCAL)
     with pytest.raises(DefinitionError, match=r"blob 'extra'.*make_local.<locals>.Local"):
         run_here(tmp_path, 1, monkeypatch)
+    assert MultiNodeCheckpointManager(tmp_path / "runs").epochs() == []
+
+
+SHADOWED = """
+@dataclasses.dataclass
+class Twice:
+    x: int
+
+def make_first(cls=Twice):
+    return cls(1)
+
+@dataclasses.dataclass
+class Twice:
+    x: int
+"""
+
+
+@pytest.mark.parametrize("allow", [True, False], ids=["pickle", "no pickle"])
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("make_first()", "__main__:Twice, but the program has another class"),
+        ("[make_first(), Twice(2)]", "two classes with the name __main__:Twice"),
+        ("[Model(), make_first(), Twice(2)]", "blob 'extra'"),
+    ],
+)
+def test_a_class_whose_name_is_anothers_is_refused_before_epoch_0(
+    value: str, why: str, allow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, value, "True", SHADOWED)
+    # Workers do not have the file.
+    monkeypatch.setitem(sys.modules, "__main__", (main := ModuleType("__main__")))
+    text = (tmp_path / "job.py").read_text().replace("if __name__", "if not __name__")
+    monkeypatch.setenv("EPOCHS", "1")
+    exec(text, vars(main))
+    manager = MultiNodeCheckpointManager(tmp_path / "runs", allow_pickle=allow)
+    with (
+        Session.local(workers=2, processes=False) as session,
+        pytest.raises(DefinitionError, match=why),
+    ):
+        JobRunner(vars(main)["job"], manager).run(session)
+    assert manager.epochs() == []
+
+
+@pytest.mark.nightly
+def test_workers_in_other_processes_report_the_class_that_they_have(tmp_path: Path) -> None:
+    write(tmp_path, "make_first()", "True", SHADOWED)
+    for as_script in (False, True):
+        done = run(tmp_path, 1, as_script=as_script, allow=False)
+        assert "Twice, but the program has another class" in done.stderr
     assert MultiNodeCheckpointManager(tmp_path / "runs").epochs() == []
 
 

@@ -1,6 +1,11 @@
 """Values to JSON trees and arrays, and back. Pure: no I/O."""
 
-from jobrunner.checkpoint.encoding.classes import find_class, find_classes
+from jobrunner.checkpoint.encoding.classes import (
+    check_classes,
+    find_class,
+    find_classes,
+    sent_as,
+)
 from jobrunner.checkpoint.encoding.codecs import (
     REGISTERED_CODECS,
     Codec,

@@ -13,7 +13,7 @@ import enum
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from itertools import chain, repeat
@@ -28,7 +28,7 @@ from jobrunner.checkpoint.encoding.codecs import UnsuitableError
 from jobrunner.checkpoint.encoding.dtypes import Trail, Tree
 from jobrunner.checkpoint.encoding.numpy_values import encode_dtype
 from jobrunner.checkpoint.encoding.outline import SavedObject
-from jobrunner.errors import CheckpointError, PlanMismatchError
+from jobrunner.errors import CheckpointError, DefinitionError, PlanMismatchError
 from jobrunner.texts import SCRIPT_PREFIX
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ else:
     Decoder = Any
 
 _IS_HEAP_TYPE = 1 << 9  # of `__flags__`: the class was made by a class statement
+_CLOUDPICKLE = vars(cloudpickle.cloudpickle)  # for what it does not document, and may lose
 
 Fields = list[tuple[str, Tree]]
 FewFields = tuple[tuple[str, Tree], ...]
@@ -82,6 +83,23 @@ def find_classes(names: Iterable[str], where: str) -> dict[str, type]:
             f"module there."
         )
     return {name: cls for name, cls in found.items() if cls is not None}
+
+
+def sent_as(cls: type) -> str:
+    """The id that a class has in all processes to which it was sent by value; empty for others."""
+    return str(_CLOUDPICKLE.get("_DYNAMIC_CLASS_TRACKER_BY_CLASS", {}).get(cls, ""))
+
+
+def check_classes(saved: Collection[tuple[str, str]], where: str) -> None:
+    """Raise if the program finds no class, or another, by a name; each comes with its `sent_as`."""
+    by_name = find_classes(dict(saved), where)
+    sent = _CLOUDPICKLE.get("_DYNAMIC_CLASS_TRACKER_BY_ID", {})
+    for name, key in saved:
+        if sent.get(key, by_name[name]) is not by_name[name]:
+            raise DefinitionError(
+                f"{where} contains values of a class {name}, but the program has another class "
+                f"of that name, which a resume would find. Give each class its own name."
+            )
 
 
 def _modules(name: str) -> Iterator[ModuleType | None]:
@@ -350,9 +368,10 @@ def class_of_job(name: str) -> type:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # no types
     """Pickles by name what cloudpickle would pickle by value: classes of the job's own file."""
 
-    def __init__(self, write: Callable[[bytes], object], classes: dict[str, type]) -> None:
+    def __init__(self, write: Callable[[bytes], object], name_class: Callable[[type], str]) -> None:
         super().__init__(SimpleNamespace(write=write), protocol=5)
-        self._classes = classes
+        self._name_class = name_class
+        self.names: dict[str, None] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         """Called for all but the simplest objects."""
@@ -360,17 +379,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # no types
             raise UnsuitableError("it contains a memoryview, which would load as bytes")
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2:
-            name = name_of(obj)
-            self._classes[name] = obj
+            self.names[name := self._name_class(obj)] = None
             return class_of_job, (name,)
         return reduced
 
 
-def pickle_by_name(value: object) -> tuple[bytes, dict[str, type]]:
-    """Pickle a value; also return the classes that the pickle refers to by name."""
-    written, classes = list[bytes](), dict[str, type]()
-    _Pickler(written.append, classes).dump(value)
-    return b"".join(written), classes
+def pickle_by_name(value: object, name_class: Callable[[type], str]) -> tuple[bytes, list[str]]:
+    """Pickle a value; also return the names by which the pickle refers to classes."""
+    pickler = _Pickler((written := list[bytes]()).append, name_class)
+    pickler.dump(value)
+    return b"".join(written), list(pickler.names)
 
 
 def unpickle(data: bytes, find: Callable[[str], type | None]) -> Any:

@@ -357,12 +357,11 @@ class Encoder:
         if same := self._object(value, trail):
             return same
         with refusing(value, trail, "pickling it"):
-            data, named = classes.pickle_by_name(value)
+            data, named = classes.pickle_by_name(value, self.name_class)
         tree = self._data("pickle", data, trail)
         if named:
-            self.classes |= named
             self.formats.append(4)
-            tree["classes"] = list(named)
+            tree["classes"] = named
         return tree
 
 

@@ -85,7 +85,7 @@ class Receipt(msgspec.Struct, frozen=True):
     linked_bytes: int = 0  # how many of `nbytes` are in files shared with the epoch before
     replicas: Mapping[str, str] = {}  # replicated blobs: digests, which all nodes must share
     states: tuple[str, ...] = ()  # blobs that contain objects saved by their ``state_dict()``
-    classes: tuple[str, ...] = ()  # of the job, which its blobs name
+    classes: tuple[tuple[str, str], ...] = ()  # of the job: name, and what it was `sent_as`
 
 
 class StoreBatch:
