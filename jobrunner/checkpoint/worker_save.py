@@ -17,6 +17,7 @@ from jobrunner.checkpoint.encoding import (
     EncodedBlob,
     check_dimensions,
     encode_blobs,
+    join_refusals,
     sent_as,
     with_options,
 )
@@ -209,8 +210,7 @@ class Save:
             except DefinitionError as error:
                 refused.append(error)
         if refused:
-            lines = "\n".join(map(str, refused))
-            raise DefinitionError(lines) from refused[0].__cause__
+            raise join_refusals(refused) from refused[0].__cause__
         states = {
             node: tuple(
                 name

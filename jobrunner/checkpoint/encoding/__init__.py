@@ -29,6 +29,7 @@ from jobrunner.checkpoint.encoding.node import (
     EncodedBlob,
     check_dimensions,
     encode_blobs,
+    join_refusals,
     refuse_classes,
     with_options,
 )

@@ -22,6 +22,7 @@ from jobrunner.checkpoint.encoding.libraries import find_type
 from jobrunner.checkpoint.encoding.stateful import has_state
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import DefinitionError
+from jobrunner.texts import counted, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +91,11 @@ def encode_blobs(
                     f"{type(held).__name__} object, and would contain two after a resume. "
                     f"Copy one of them, or put both in one blob (a dict or a list)."
                 )
-    lines = [*_explain(node, refused), *shared.values()]
-    if not shared:
-        lines += _find_shared_memory(node, memory, beside or {})
-    if lines:
+    lines = [*shared.values()] or [*_find_shared_memory(node, memory, beside or {})]
+    if refused or lines:
         causes = (error.__cause__ for error in refused.values())
-        raise DefinitionError("\n".join(lines)) from next(filter(None, causes), None)
+        of_node = {(node, name): error for name, error in refused.items()}
+        raise RefusedBlobsError(of_node, lines) from next(filter(None, causes), None)
     return encoded
 
 
@@ -105,16 +105,15 @@ def refuse_classes(made: Mapping[tuple[str, str], type], codecs: Sequence[Codec]
     The classes have no ``__new__``, so none of their code runs here.
     """
     table = CodecTable(codecs)
-    refused: dict[str, dict[str, UnsupportedValueError]] = {}
+    refused = {}
     for (node, name), cls in made.items():
         blank: Any = object.__new__(cls)
         by_class = table.get(cls) or everyday.ENCODERS.get(cls) or classes.find_encoder(blank)
         if not (by_class or find_type(blank) or has_state(blank)):
             error = UnsupportedValueError((), cls, "there is no codec for its type")
-            refused.setdefault(node, {})[name] = error
+            refused[node, name] = error
     if refused:
-        lines = (line for node, errors in refused.items() for line in _explain(node, errors))
-        raise DefinitionError("\n".join(lines))
+        raise DefinitionError("\n".join(_explain(refused)))
 
 
 def with_options(
@@ -165,28 +164,70 @@ def check_dimensions(node: str, blobs: Mapping[str, EncodedBlob]) -> None:
                     )
 
 
-def _explain(node: str, refused: Mapping[str, UnsupportedValueError]) -> Iterator[str]:
-    """Yield a line for each blob; what to do is said once, so that many lines stay readable."""
-    told: set[str] = set()
-    for blob, error in refused.items():
+class RefusedBlobsError(DefinitionError):
+    """Blobs, by node and name, that cannot be saved; stays on its worker, see `join_refusals`."""
+
+    def __init__(
+        self, refused: Mapping[tuple[str, str], UnsupportedValueError], others: Sequence[str]
+    ) -> None:
+        super().__init__("\n".join([*_explain(refused), *others]))
+        self.refused, self.others = refused, others
+
+
+def join_refusals(errors: Sequence[DefinitionError]) -> DefinitionError:
+    """One error for what is wrong on several nodes."""
+    refused: dict[tuple[str, str], UnsupportedValueError] = {}
+    others: list[str] = []
+    for error in errors:
+        if isinstance(error, RefusedBlobsError):
+            refused |= error.refused
+            others += error.others
+        else:
+            others.append(str(error))
+    return DefinitionError("\n".join([*_explain(refused), *others]))
+
+
+def _explain(refused: Mapping[tuple[str, str], UnsupportedValueError]) -> Iterator[str]:
+    """Yield a line for each blob, with its nodes, then one with the names of those that are left.
+
+    What to do is said once, so that many lines stay readable.
+    """
+    alike: dict[tuple[str, str, type, str, str], list[str]] = {}
+    for (node, blob), error in refused.items():
         trail = (re.sub(r"^_(\d+)_key$", r"key \1", part) for part in error.trail)
         item = f", item {'/'.join(trail)}" if error.trail else ""
-        name = error.cls.__qualname__
-        if error.cls.__module__ != "builtins":
-            name = f"{error.cls.__module__}.{name}"
-        line = f"Node {node!r}, blob {blob!r}{item}: {name} cannot be saved: {error.why}."
+        alike.setdefault((blob, item, error.cls, error.why, error.remedy), []).append(node)
+    told: set[str] = set()
+    num_characters = 0
+    left: dict[str, list[str]] = {}
+    for (blob, item, cls, why, own_remedy), nodes in alike.items():
+        if num_characters > _MOST_CHARACTERS:
+            left.setdefault(blob, []).extend(nodes)
+            continue
+        name = cls.__qualname__
+        if cls.__module__ != "builtins":
+            name = f"{cls.__module__}.{name}"
+        ending = "s" if len(nodes) > 1 else ""
+        where = f"Node{ending} {listed(map(repr, nodes), 3)}, blob {blob!r}{item}"
+        line = f"{where}: {name} cannot be saved: {why}."
         # A codec for such a type would be refused.
-        remedy = error.remedy or (_CONVERT if needs_no_codec(error.cls) else _REGISTER)
+        remedy = own_remedy or (_CONVERT if needs_no_codec(cls) else _REGISTER)
         if remedy not in told:
             told.add(remedy)
-            pickle = "" if error.remedy else _PICKLE
+            pickle = "" if own_remedy else _PICKLE
             exclude = (
                 f"; or exclude the blob from checkpoints, outputs=Blob({blob!r}, transient=True)."
             )
-            line += f" {remedy.format(error.cls.__name__)}{pickle}{exclude}"
+            line += f" {remedy.format(cls.__name__)}{pickle}{exclude}"
+        num_characters += len(line)
         yield line
+    if left:
+        names = (f"{blob!r} of {counted(len(nodes), 'node')}" for blob, nodes in left.items())
+        yield f"{counted(len(left), 'more blob')} cannot be saved: {listed(names, _MOST_NAMES)}."
 
 
+_MOST_CHARACTERS = 13_000  # of the lines that say what is wrong; longer messages are cut
+_MOST_NAMES = 200
 _REGISTER = "Register a codec for it, register_codec({}, encode, decode)"
 _PICKLE = "; or pickle it, allow_pickle=True for the checkpoint manager (--allow-pickle)"
 _CONVERT = "Convert it to a type that can be saved, such as an array of numbers or a list"
