@@ -6,6 +6,7 @@ import copyreg
 import io
 import pickle
 import re
+import sys
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -127,6 +128,9 @@ def dumps_definitions(value: Any) -> bytes:
 
 
 def _dumped(pickler: Any, value: Any, take: Any) -> bytes:
+    torch: Any = sys.modules.get("torch")
+    if hasattr(torch, "Tensor"):  # it is imported, not only being imported
+        _ARRAYS.setdefault(torch.Tensor, _reduce_tensor)
     file = io.BytesIO()
     pickler(file, protocol=5, buffer_callback=take).dump(value)
     return file.getvalue()
@@ -158,6 +162,17 @@ def _mask(data: np.ndarray, mask: Any, fill: Any, is_hard: bool) -> Any:
     if fill is not None:
         made.set_fill_value(fill[()])
     return made
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """Keep tensors of uint16, float8 and the like: what PyTorch makes of them cannot be loaded."""
+    made, arguments, *others = tensor.__reduce_ex__(5)
+    torch = sys.modules["torch"]
+    if isinstance(arguments[0], torch.UntypedStorage):
+        storage, *rest = arguments
+        typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=torch.uint8, _internal=True)
+        arguments = (typed, *rest)
+    return made, arguments, *others
 
 
 def _refuse(view: memoryview) -> Any:
