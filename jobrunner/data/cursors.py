@@ -89,12 +89,13 @@ class Ahead:
                 self._forget()
                 self._cursor.position.follow(position)
                 self._moves = position.moves
-            self._fill(1)
-            if not self._ahead:
-                self._cursor.plan()  # raises EndOfData
-            first = self._ahead.popleft()
-            self._fill(self.setup.ahead)
+            first = None
             try:
+                self._fill(1)
+                if not self._ahead:
+                    self._cursor.plan()  # raises EndOfData
+                first = self._ahead.popleft()
+                self._fill(self.setup.ahead)
                 item, position.rest = first.result()
             except EndOfData:
                 position.rest = ()

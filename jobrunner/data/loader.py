@@ -140,8 +140,10 @@ class Loaded:
         return generator if hasattr(generator, "set_state") else None
 
     def begin(self) -> None:
-        """Begin the next pass."""
+        """Begin the next pass, unless another thread has."""
         with self._lock:
+            if not self.has_ended:
+                return
             self._number, self._taken, self.has_ended = self._number + 1, 0, False
             if self._is_stream:
                 self._begin_stream()

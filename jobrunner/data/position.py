@@ -188,12 +188,14 @@ class Position:
 
     def _drop(self) -> int:
         """Empty `ready`; return how much it was."""
-        return sum(1 for _ in zip(*self._items, strict=False)) if self.has_ready else 0
+        # In one step, since threads take from it without the lock: what is left must be a range.
+        return len(list(self._items[0]))
 
     def begin(self) -> None:
-        """Begin the next pass."""
+        """Begin the next pass, unless another thread has."""
         with self.lock:
-            self._go(self.number + 1, self._later)
+            if self.is_at_end:
+                self._go(self.number + 1, self._later)
 
     def follow(self, other: Position) -> None:
         """Go to where another one is."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import dask.bag
@@ -21,6 +24,7 @@ from jobrunner.data import (
     from_lines,
     from_loader,
     from_records,
+    position,
 )
 from jobrunner.data.indexed import Indexed
 from jobrunner.data.order import Indices
@@ -348,6 +352,72 @@ def test_a_stream_of_hugging_face_tries_again() -> None:
         assert found == list(range(8))
         iter(reader)
     assert fault.calls > 16
+
+
+class Parts(NamedTuple):
+    """Records of which not even a part can be had at some times."""
+
+    fault: Fault
+    lengths: tuple[int, ...]
+    order: str = ""
+
+    def part(self, start: int, stop: int) -> Part:
+        self.fault()
+        data = np.arange(N)
+        return Part(data.__getitem__, data.__getitem__)
+
+
+@pytest.mark.parametrize("lengths", [(N,), (10, 0, 4, 10)])
+@pytest.mark.parametrize("how", OPTIONS)
+def test_a_part_that_cannot_be_had_at_once_is_asked_for_again(
+    how: str, lengths: tuple[int, ...]
+) -> None:
+    fault = Fault()
+    reader = OPTIONS[how](reader_of(Indexed, Parts(fault, lengths)))
+    expected = plain(list(reader))
+    for bad in range(1, fault.calls + 1):
+        fault.calls, fault.bad = 0, frozenset({bad, bad + 2})
+        again = OPTIONS[how](reader_of(Indexed, Parts(fault, lengths)))
+        assert read_on(again) == expected
+        fault.calls, found = 0, deque[Any]()
+        again = OPTIONS[how](reader_of(Indexed, Parts(fault, lengths)))
+        with pytest.raises(OSError, match="busy"):
+            found.extend(again)
+        assert plain([*found]) + read_on(again) == expected
+
+
+def test_a_failed_read_gives_back_its_record_alone_whatever_others_read_meanwhile() -> None:
+    fault = Fault()
+    fault.bad = frozenset({3})
+    reader = from_records(Rows(fault))
+    found = [reader.read(), reader.read()]
+
+    def other(frame: FrameType, *_: object) -> Any:
+        """Read as another thread does that interrupts this one."""
+        if frame.f_code.co_filename == position.__file__ and fault.calls > 2:
+            found.extend(islice(reader._cursor.position.ready, 1))
+        return other
+
+    before = sys.gettrace()
+    sys.settrace(other)
+    try:
+        with pytest.raises(OSError, match="busy"):
+            reader.read()
+    finally:
+        sys.settrace(before)
+    assert len(found) > 2
+    assert sorted(found + read_on(reader)) == list(range(N))
+
+
+@pytest.mark.parametrize("kind", ["sequence", "iterable", "loader"])
+def test_two_threads_that_saw_the_end_begin_one_pass(kind: str) -> None:
+    reader = READERS[kind](Fault())
+    list(reader)
+    for _ in range(2):
+        reader._cursor.position.begin()
+        assert reader.state_dict()["pass"] == 1
+    assert list(reader) == list(range(N))
+    assert reader.finished
 
 
 class Scarce(NamedTuple):
