@@ -1,8 +1,8 @@
 """The orders of a pass: which record stands at each position. Pure, and the same for ever.
 
 A saved position means nothing in another order, so orders depend on no library's generator: only on
-integer arithmetic and SHA-2. No order holds an entry for every record. A shuffled one computes the
-records of some ten thousand positions at a time.
+integer arithmetic and SHA-2. Up to 65,536 numbers are shuffled as a whole. Of more, an order
+computes the records of a window of positions at a time, and holds no entry for every record.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Numbers = NDArray[Any]  # Indices, or shorter ones that take less memory
 
 WINDOW = 1 << 16  # positions whose records are computed together
 NEWEST = 3  # the version of shuffled orders that new readers begin in
-_FEW = 1 << 12  # numbers that are sorted in every version
-_MOST_SECOND = 20_000  # that are sorted in the second version
-_MOST_SORTED, _MOST_MIXED = 16_384, 60_000  # together, for several passes
-_MOST_SHORT = 1 << 16  # numbers that two bytes tell from each other
-_MOST_AT_ONCE = 32  # passes
+_MOST_SORTED = 1 << 12  # numbers; more are mixed
+_MOST_SORTED_SECOND = 20_000  # in the second version
+_MOST_SHORT = 1 << 16  # numbers that fit in two bytes each
+# The orders of so many passes are computed together, while they have no more numbers than these.
+_MOST_PASSES, _MOST_TO_SORT, _MOST_TO_MIX = 32, 16_384, 60_000
 
 
 def _key(*parts: object) -> bytes:
@@ -38,10 +38,10 @@ def _dtype_of(n: int) -> DTypeLike:
     return np.uint16 if n <= _MOST_SHORT else np.int64
 
 
-def _way(n: int, version: int) -> type[_Feistel | _Kensler] | None:
-    """What mixes `n` numbers; None if they are sorted."""
+def _mixer_type(n: int, version: int) -> type[_Feistel | _Kensler] | None:
+    """What mixes `n` numbers in this version; None if it sorts them by hashes."""
     unused = (1 << (n - 1).bit_length()) - n
-    if n <= _FEW or (version == 2 and n <= _MOST_SECOND and unused > n // 5):
+    if n <= _MOST_SORTED or (version == 2 and n <= _MOST_SORTED_SECOND and unused > n // 5):
         return None
     return _Feistel if version >= 3 else _Kensler
 
@@ -49,12 +49,13 @@ def _way(n: int, version: int) -> type[_Feistel | _Kensler] | None:
 def versions_of(lengths: Sequence[int]) -> list[int]:
     """The versions that shuffle blocks of these lengths in different ways, the newest first."""
     sizes = sorted({*lengths, len(lengths)})
-    first = {tuple(_way(n, version) for n in sizes): version for version in range(NEWEST, 0, -1)}
+    # Of versions that shuffle these in the same way, the first one, whose name states have.
+    first = {tuple(_mixer_type(n, it) for n in sizes): it for it in range(NEWEST, 0, -1)}
     return sorted(first.values(), reverse=True)
 
 
 class Scratch:
-    """Memory of arrays that are in use for a moment. To get it anew takes longer than to use it."""
+    """Memory for arrays that no caller gets to see. To allocate it anew takes longer than to use it."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, NDArray[np.uint8]] = {}
@@ -75,11 +76,12 @@ class Scratch:
 
 
 class _Feistel:
-    """Maps the numbers below `domain`, a little more than `n`, one to one, for each key in a row.
+    """Permutes the numbers below `domain`, which is `n` or a little more. Each key has its own way.
 
-    A number is cut into a high and a low half. In turn, each half is changed by a hash of the other
-    (a Feistel network), of which the high one is no power of two (Black and Rogaway, "Ciphers with
-    arbitrary finite domains", 2002).
+    A number is cut into a high and a low half. In turn, a hash of each half is added to the other (a
+    Feistel network): to the low half by exclusive or, to the high one modulo the number of high
+    halves, which need not be a power of two (Black and Rogaway, "Ciphers with arbitrary finite
+    domains", 2002).
     """
 
     _ROUNDS = 8
@@ -90,12 +92,13 @@ class _Feistel:
         self.domain = -(-n >> bits_low) << bits_low
         self._dtype = dtype = np.dtype(np.uint16 if bits <= 24 else np.uint32)
         # Arrays without dimensions, which NumPy takes for numbers in half the time.
-        self._bits, self._mask = np.array(bits_low), np.array((1 << bits_low) - 1)
-        self._highs = np.array(self.domain >> bits_low, dtype)
+        self._bits_low, self._mask_low = np.array(bits_low), np.array((1 << bits_low) - 1)
+        self._num_highs = np.array(self.domain >> bits_low, dtype)
         width = 8 * dtype.itemsize
         self._shift = np.array(width // 2 - 1, dtype)
-        self._shift_low = np.array(width - bits_low, dtype)
+        self._shift_to_low = np.array(width - bits_low, dtype)  # a product's highest bits are best
         words = [np.frombuffer(key, f"<u{dtype.itemsize}", 3 * self._ROUNDS) for key in keys]
+        # Three words for each round: a term and two factors, which are odd.
         self._words = np.array(words, dtype).T.reshape(-1, 3, len(keys), 1)
         self._words[:, 1:] |= 1
         self._num_rows = len(keys)
@@ -103,34 +106,37 @@ class _Feistel:
             self._words = self._words[..., 0, 0]
 
     def mixed(self, numbers: Numbers) -> Numbers:
-        """A row for each key."""
+        """What the numbers become, in a row for each key."""
         shape = (self._num_rows, len(numbers)) if self._num_rows > 1 else (len(numbers),)
-        high, low, x, y = (self._scratch.array(it, shape, self._dtype) for it in "hlxy")
-        np.right_shift(numbers, self._bits, out=high, casting="unsafe")
-        np.bitwise_and(numbers, self._mask, out=low, casting="unsafe")
+        high, low, x, y = (
+            self._scratch.array(name, shape, self._dtype) for name in ("high", "low", "x", "y")
+        )
+        np.right_shift(numbers, self._bits_low, out=high, casting="unsafe")
+        np.bitwise_and(numbers, self._mask_low, out=low, casting="unsafe")
         for i in range(self._ROUNDS):
             np.add(low if i % 2 else high, self._words[i, 0, ...], x)
             x *= self._words[i, 1, ...]
             x ^= np.right_shift(x, self._shift, y)
             x *= self._words[i, 2, ...]
-            if i % 2:  # the sum of `high` and `x`, modulo `_highs`
-                np.floor_divide(x, self._highs, y)
-                y *= self._highs
+            if i % 2:  # high = (high + x) % num_highs, in less time
+                np.floor_divide(x, self._num_highs, y)
+                y *= self._num_highs
                 x -= y
                 high += x
-                np.minimum(high, np.subtract(high, self._highs, x), out=high)
+                # Where `high` is less, the difference wraps around and is greater.
+                np.minimum(high, np.subtract(high, self._num_highs, x), out=high)
             else:
-                x >>= self._shift_low
+                x >>= self._shift_to_low
                 low ^= x
         found: Numbers = np.left_shift(
-            high, self._bits, dtype=_dtype_of(self.domain), casting="unsafe"
+            high, self._bits_low, dtype=_dtype_of(self.domain), casting="unsafe"
         )
         found |= low
         return found.reshape(self._num_rows, len(numbers))
 
 
 class _Kensler:
-    """Maps the numbers below `domain`, a power of two, one to one, as earlier versions did.
+    """Permutes the numbers below `domain`, a power of two, as earlier versions did.
 
     Kensler, "Correlated multi-jittered sampling", 2013.
     """
@@ -147,7 +153,7 @@ class _Kensler:
         self._numbers = [np.frombuffer(key, "<u8", size).tolist() for key in keys]
 
     def mixed(self, numbers: Numbers) -> Numbers:
-        """A row for each key."""
+        """What the numbers become, in a row for each key."""
         rows, mask = [], self.domain - 1
         for term, *factors in self._numbers:
             x = numbers.astype(self._dtype)
@@ -160,7 +166,7 @@ class _Kensler:
         return np.array(rows)
 
 
-_NUMBERS = np.arange(_MOST_SECOND, dtype=np.uint64)
+_NUMBERS = np.arange(_MOST_SORTED_SECOND, dtype=np.uint64)
 _STEPS = _NUMBERS * np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -177,7 +183,7 @@ def _sorted(n: int, keys: Sequence[bytes], scratch: Scratch) -> Numbers:
 
 
 def sorted_numbers(rows: NDArray[np.uint64], scratch: Scratch) -> Numbers:
-    """As `argsort` of each row, of at most `_MOST_SECOND` different items, in a third of the time.
+    """As `argsort` of each row, of at most `_MOST_SORTED_SECOND` different items, in a third of the time.
 
     The low bits of the items make room for their numbers, which are then sorted with them.
     """
@@ -194,9 +200,9 @@ def sorted_numbers(rows: NDArray[np.uint64], scratch: Scratch) -> Numbers:
 
 
 def _below(n: int, rows: Numbers, mixed: Callable[[Indices, Numbers], Numbers]) -> Numbers:
-    """Mix what is too large again until it is not, in rows that this changes.
+    """The rows, in which this mixes what is not below `n` again until it is.
 
-    `mixed` is called with the numbers of rows, and with numbers.
+    `mixed` is called with the numbers of the rows where it stands, and with what stands there.
     """
     places = np.divmod(np.flatnonzero(rows >= n), rows.shape[1])
     while len(places[0]):
@@ -207,10 +213,10 @@ def _below(n: int, rows: Numbers, mixed: Callable[[Indices, Numbers], Numbers]) 
 
 def _whole_orders(n: int, keys: Sequence[bytes], version: int, scratch: Scratch) -> Numbers:
     """For each key, the numbers below `n`, at most `WINDOW`, in a shuffled order."""
-    way = _way(n, version)
-    if way is None:
+    mixer_type = _mixer_type(n, version)
+    if mixer_type is None:
         return _sorted(n, keys, scratch)
-    mixer = way(n, keys, scratch)
+    mixer = mixer_type(n, keys, scratch)
     tables = mixer.mixed(scratch.numbers(0, mixer.domain))
     return _below(n, tables[:, :n], lambda rows, numbers: tables[rows, numbers])
 
@@ -220,19 +226,24 @@ def _order(n: int, key: bytes, version: int, scratch: Scratch) -> Callable[[int,
     if n <= WINDOW:
         whole = _whole_orders(n, [key], version, scratch)[0].astype(np.int64)
         return lambda start, stop: whole[start:stop]
-    way = _way(n, version)
-    assert way is not None
-    mixer = way(n, [key], scratch)
-    is_little = mixer.domain - n <= WINDOW // 16
-    rest = mixer.mixed(scratch.numbers(n, mixer.domain))[0] if is_little else None
+    mixer_type = _mixer_type(n, version)
+    assert mixer_type is not None
+    mixer = mixer_type(n, [key], scratch)
+    is_short = mixer.domain - n <= WINDOW // 16
+    tail = mixer.mixed(scratch.numbers(n, mixer.domain))[0] if is_short else None
 
     def again(_: Indices, numbers: Numbers) -> Numbers:
-        found: Numbers = mixer.mixed(numbers)[0] if rest is None else rest[numbers - n]
+        found: Numbers = mixer.mixed(numbers)[0] if tail is None else tail[numbers - n]
+        return found
+
+    def piece(start: int, stop: int) -> Indices:
+        found: Indices = _below(n, mixer.mixed(scratch.numbers(start, stop)), again)[0]
         return found
 
     def order(start: int, stop: int) -> Indices:
-        found: Indices = _below(n, mixer.mixed(scratch.numbers(start, stop)), again)[0]
-        return found
+        starts = range(start, stop, 2 * WINDOW)  # one, unless a batch is as large
+        pieces = [piece(first, min(first + 2 * WINDOW, stop)) for first in starts]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     return order
 
@@ -255,10 +266,10 @@ class _Passes:
         return self._order
 
     def _compute(self, first: int) -> None:
-        """More at once take less each, as long as memory of that size is used again."""
+        """Compute the orders of this pass and the next ones: together they take less each."""
         n, version = self._n, self._version
-        most = _MOST_MIXED if _way(n, version) else _MOST_SORTED
-        count = max(1, min(_MOST_AT_ONCE, most // (n + 1)))
+        most = _MOST_TO_MIX if _mixer_type(n, version) else _MOST_TO_SORT
+        count = max(1, min(_MOST_PASSES, most // (n + 1)))
         keys = [_key(self._seed, number, 0) for number in range(first, first + count)]
         self._first, self._orders = first, _whole_orders(n, keys, version, self._scratch)
 
@@ -278,24 +289,25 @@ class Shuffled:
     def __init__(self, lengths: Sequence[int], seed: int, version: int = NEWEST) -> None:
         self._lengths, self._seed, self._version = np.asarray(lengths, np.int64), seed, version
         self._scratch = Scratch()
+        self._number: int | None = None  # of the pass that `_begin` has prepared
         self._starts = np.cumsum(self._lengths) - self._lengths
         n = sum(lengths)
         are_few = len(lengths) == 1 and n <= WINDOW
         self._passes = _Passes(n, seed, version) if are_few else None
-        self._begin(0)
 
     def _begin(self, number: int) -> None:
-        self._number = number
-        self._block: int | None = None  # whose order is `_within`
-        self._from = self._until = 0  # of the records that are computed
-        self._window = np.empty(0, np.int64)
         n = len(self._lengths)
-        self._blocks = self._order(n)(0, n) if n > 1 else np.zeros(n, int)
-        self._counts = self._lengths[self._blocks]
-        self._ends = np.cumsum(self._counts)
+        blocks = self._order(number, n)(0, n) if n > 1 else np.zeros(n, int)
+        counts = self._lengths[blocks]
+        ends = np.cumsum(counts)
+        self._blocks, self._counts, self._ends = blocks, counts, ends
+        self._block: int | None = None  # whose order is `_within`
+        self._from = self._until = 0  # the positions of `_window`
+        self._window = np.empty(0, np.int64)
+        self._number = number
 
-    def _order(self, n: int, *block: int) -> Callable[[int, int], Indices]:
-        return _order(n, _key(self._seed, self._number, *block), self._version, self._scratch)
+    def _order(self, number: int, n: int, *block: int) -> Callable[[int, int], Indices]:
+        return _order(n, _key(self._seed, number, *block), self._version, self._scratch)
 
     def at(self, number: int, start: int, stop: int, limit: int) -> Indices:
         """The records at positions from `start` to before `stop` of pass `number`.
@@ -308,18 +320,20 @@ class Shuffled:
             self._begin(number)
         if start < self._from or stop > self._until:
             until = limit if limit - start < 1.25 * WINDOW else start + WINDOW
-            self._from, self._until = start, max(stop, until)
-            self._window = self._compute(start, self._until)
+            until = max(stop, until)
+            window = self._compute(number, start, until)
+            # Last, and together: if memory was scarce, the next read computes it again.
+            self._from, self._until, self._window = start, until, window
         return self._window[start - self._from : stop - self._from]
 
-    def _compute(self, start: int, stop: int) -> Indices:
+    def _compute(self, number: int, start: int, stop: int) -> Indices:
         found: list[Indices] = []
         place = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
             end, count = int(self._ends[place]), int(self._counts[place])
             block, first = int(self._blocks[place]), end - count
             if self._block != block:
-                self._block, self._within = block, self._order(count, block)
+                self._block, self._within = block, self._order(number, count, block)
             until = min(end, stop)
             rows = self._within(start - first, until - first)
             found.append(rows + self._starts[block] if block else rows)
