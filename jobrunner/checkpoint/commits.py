@@ -16,7 +16,7 @@ from msgspec import structs
 
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, check_classes, refuse_classes
 from jobrunner.checkpoint.epochs import Epochs
-from jobrunner.checkpoint.loader import REPLICATED
+from jobrunner.checkpoint.loader import PARTITIONS, REPLICATED
 from jobrunner.checkpoint.log import Claim, RunLock, store_names, strict_json
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.storage import join_path
@@ -24,7 +24,7 @@ from jobrunner.checkpoint.store import Receipt, resolve_options
 from jobrunner.checkpoint.worker_save import BlobEncoder, Save
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
-from jobrunner.texts import get_logger
+from jobrunner.texts import get_logger, listed
 
 logger = get_logger(__name__)
 
@@ -172,6 +172,7 @@ class Commits:
                 f"{', '.join(missing[:8])}. Check that they are placed on workers, and save again."
             )
         _check_replicas(save, receipts)
+        _check_parts(save, receipts)
         for node, receipt in receipts.items():
             if receipt.classes:
                 where = f"Epoch {save.epoch} of {self.recorded.path} is not recorded. Node {node!r}"
@@ -332,6 +333,26 @@ def _check_replicas(save: Save, receipts: Mapping[str, Receipt]) -> None:
                     f"{node!r} differs from its value on node {nodes[0]!r}. Make them equal, or "
                     f"declare the blob without replicated=True."
                 )
+
+
+def _check_parts(save: Save, receipts: Mapping[str, Receipt]) -> None:
+    """Refuse parts of arrays that no other number of nodes could load."""
+    for name, about in save.details.get(PARTITIONS, {}).items():
+        nodes: dict[str, list[str]] = {}
+        for node in about["nodes"]:
+            if name in receipts[node].parts:
+                nodes.setdefault(receipts[node].parts[name], []).append(node)
+        # Objects with a state are joined in another way.
+        if len(nodes) > 1 and any(found.endswith("]") for found in nodes):
+            expected, *others = (
+                f"{found} on {listed(map(repr, there), 3)}" for found, there in nodes.items()
+            )
+            raise DefinitionError(
+                f"Epoch {save.epoch} of {save.path} is not recorded: the parts of blob {name!r} do "
+                f"not fit together along axis {about['axis']}: expected {expected}, found "
+                f"{listed(others)}. Make them of one dtype and one shape, but for their length "
+                f"along that axis, or declare the blob without partition={about['axis']}."
+            )
 
 
 def as_json(value: Mapping[str, Any], what: str) -> Any:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from jobrunner.checkpoint.arrays import Arena, UnchangedArrays, copy_arrays
 from jobrunner.checkpoint.encoding import (
@@ -21,6 +22,7 @@ from jobrunner.checkpoint.encoding import (
     sent_as,
     with_options,
 )
+from jobrunner.checkpoint.loader import PARTITIONS
 from jobrunner.checkpoint.log import Claim, memory_key
 from jobrunner.checkpoint.storage import Files, run_gently
 from jobrunner.checkpoint.store import (
@@ -235,6 +237,12 @@ class Save:
                     replicas.setdefault(node, {})[name] = digest_blob(blob)
                     if node != first:
                         del encoded[node][name]
+        parts: dict[str, dict[str, str]] = {node: {} for node in encoded}
+        for name, about in self.details.get(PARTITIONS, {}).items():
+            for node in about["nodes"]:
+                if name in encoded.get(node, ()):
+                    value = workspaces[node].globals[name]
+                    parts[node][name] = _describe_part(value, about["axis"])
         stores = {
             self.stores[node]: (self._about(node, states[node], of_job[node]), blobs)
             for node, blobs in encoded.items()
@@ -251,7 +259,7 @@ class Save:
             node: {(name, sent_as(cls)) for its in blobs.values() for name, cls in its.items()}
             for node, blobs in of_job.items()
         }
-        return _Prepared(nodes, batch, replicas, states, classes, unchanged)
+        return _Prepared(nodes, batch, replicas, parts, states, classes, unchanged)
 
     def _about(
         self, node: str, states: Sequence[str], classes: Mapping[str, Collection[str]]
@@ -289,12 +297,13 @@ class Save:
         """Make the stores durable, and note in the workspaces what they were written from."""
         receipts = dict(zip(prepared.nodes, prepared.batch.finish(), strict=True))
         for node, receipt in receipts.items():
-            replicas, states = prepared.replicas.get(node, {}), prepared.states[node]
-            classes = prepared.classes[node]
-            if replicas or states or classes:
-                receipts[node] = msgspec.structs.replace(
-                    receipt, replicas=replicas, states=states, classes=tuple(sorted(classes))
-                )
+            receipts[node] = msgspec.structs.replace(
+                receipt,
+                replicas=prepared.replicas.get(node, {}),
+                parts=prepared.parts[node],
+                states=prepared.states[node],
+                classes=tuple(sorted(prepared.classes[node])),
+            )
             identity = (self.path, receipt.store, receipt.manifest)
             workspaces[node].kept_states.identify(self.memory_key, {node: identity})
             prepared.unchanged[node].remember(workspaces[node], identity)
@@ -323,9 +332,20 @@ class _Prepared:
     nodes: Sequence[str]
     batch: StoreBatch
     replicas: Mapping[str, Mapping[str, str]]
+    parts: Mapping[str, Mapping[str, str]]
     states: Mapping[str, tuple[str, ...]]
     classes: Mapping[str, Collection[tuple[str, str]]]
     unchanged: Mapping[str, UnchangedArrays]
+
+
+def _describe_part(value: object, axis: int) -> str:
+    """What the parts of a partitioned array have in common; of another value, its type."""
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+        return type(value).__name__
+    # Strings of different widths can be joined.
+    dtype = value.dtype.str[:2] if value.dtype.kind in "SU" else value.dtype
+    shape = (":" if i == axis else str(length) for i, length in enumerate(value.shape))
+    return f"{dtype}[{', '.join(shape)}]"
 
 
 _COPIES = "copies to be saved"

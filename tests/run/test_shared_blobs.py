@@ -10,13 +10,15 @@ from jobrunner import (
     DefinitionError,
     Job,
     JobRunner,
-    JobRunnerError,
     MultiNodeCheckpointManager,
     Node,
     PlanMismatchError,
     Task,
     epoch_limiter,
 )
+from jobrunner.checkpoint import encode_blobs
+from jobrunner.checkpoint.worker_load import Part
+from tests.stores import write_store
 
 
 @pytest.fixture(params=[False, True], ids=["at once", "in the background"])
@@ -217,11 +219,44 @@ def test_parts_cut_anew_keep_byte_order_and_gaps(inproc_session, tmp_path, count
             assert repr(found.dtype) in {repr(np.dtype(form)) for form in forms}
 
 
-def test_parts_of_different_dtypes_are_not_joined(inproc_session, tmp_path):
-    def job(count, limit):
-        return cut(count, limit, lambda i: np.arange(4, dtype="i4" if i else "f4"))
+UNFIT = {
+    "dtype": (
+        lambda i: np.arange(4, dtype="i4" if i else "f4"),
+        r"float32\[:\] on 'n0'.*int32\[:\]",
+    ),
+    "byte order": (lambda i: np.arange(4, dtype=">i4" if i else "<i4"), r"int32\[:\].*>i4\[:\]"),
+    "trailing shape": (
+        lambda i: np.zeros((4, 3 if i == 2 else 2)),
+        r"\[:, 2\] on 'n0', 'n1', found .*\[:, 3\] on 'n2'",
+    ),
+    "axes": (lambda i: np.zeros((4, 1) if i else 4), r"\[:\] on 'n0', found float64\[:, 1\]"),
+    "columns": (lambda i: np.zeros(4, [("a", "f8"), ("c" if i else "b", "i4")]), "'b'.*'c'"),
+    "no array": (lambda i: np.zeros(4) if i else [0.0], r"list on 'n0', found float64\[:\]"),
+}
 
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
-    JobRunner(job(2, 1), manager).run(inproc_session)
-    with pytest.raises(JobRunnerError, match=r"'u0' do not fit.*float32\[4\] in .*n0.*int32\[4\]"):
-        JobRunner(job(1, 2), manager).run(inproc_session)
+
+@pytest.mark.parametrize("how", UNFIT)
+def test_parts_that_do_not_fit_are_refused_before_they_are_recorded(inproc_session, manager, how):
+    make, expected = UNFIT[how]
+    begins = (
+        rf"Epoch 0 of .*: the parts of blob 'u0' do not fit together along axis 0: .*{expected}"
+    )
+    with pytest.raises(DefinitionError, match=begins):
+        JobRunner(cut(3, 1, make), manager).run(inproc_session)
+    assert manager.epochs() == []
+
+
+def test_parts_of_many_small_blobs_are_compared_too(inproc_session, manager):
+    job = cut(2, 1, lambda i: [np.zeros(2, "f8" if k < 99 or i else "f4") for k in range(100)], 100)
+    with pytest.raises(DefinitionError, match="blob 'u99' do not fit"):
+        JobRunner(job, manager).run(inproc_session)
+
+
+def test_parts_of_different_dtypes_are_not_joined(tmp_path):
+    stores = []
+    for dtype in ("f4", "i4"):
+        (tmp_path / dtype).mkdir()
+        blobs = encode_blobs("n", {"u0": np.arange(4, dtype=dtype)})
+        stores.append(write_store(tmp_path / dtype, blobs))
+    with pytest.raises(DefinitionError, match=r"'u0' do not fit.*float32\[4\] in .*f4.*int32\[4\]"):
+        Part("u0", 0, [(store, 0, 4) for store in stores]).load()

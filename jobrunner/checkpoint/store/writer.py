@@ -84,6 +84,9 @@ class Receipt(msgspec.Struct, frozen=True):
     seconds: float  # from the start of the worker's save until all its stores were durable
     linked_bytes: int = 0  # how many of `nbytes` are in files shared with the epoch before
     replicas: Mapping[str, str] = {}  # replicated blobs: digests, which all nodes must share
+    parts: Mapping[
+        str, str
+    ] = {}  # partitioned blobs: dtype and shape, but for the length along the axis
     states: tuple[str, ...] = ()  # blobs that contain objects saved by their ``state_dict()``
     classes: tuple[tuple[str, str], ...] = ()  # of the job: name, and what it was `sent_as`
 
