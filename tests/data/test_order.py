@@ -45,6 +45,7 @@ def test_pieces_of_two_passes_in_any_sequence_make_two_orders(
     orders = [[*map(found.get, [(number, each) for each in ends[:-1]])] for number in passes]
     for number, parts in zip(passes, orders, strict=True):
         whole = np.concatenate([np.empty(0, np.int64), *parts])
+        assert {part.dtype for part in parts} <= {np.dtype(np.int64)}
         assert np.array_equal(np.sort(whole), np.arange(total))
         assert np.array_equal(whole, Shuffled(lengths, 1, version).at(number, 0, total, total))
 
