@@ -51,6 +51,7 @@ def test_pieces_of_two_passes_in_any_sequence_make_two_orders(
 
 
 LARGE = {
+    1 << 24: 1984330847,
     (1 << 24) + 1: 3969029817,
     10**12: 2707563020,
     (1 << 40) + 1: 2825223105,
