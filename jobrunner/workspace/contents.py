@@ -116,12 +116,14 @@ def survey(value: Any) -> Contents:
         inside: dict[type, list[Any]] = {}
         for (kind, is_sole), alike in level.items():
             for items in _held_by(kind, alike, is_sole):
-                for each, parts in by_kind(_without_repeats(items, contents)).items():
-                    if each in inside:
-                        inside[each] += parts
-                    else:
-                        inside[each] = parts
-                    del parts  # it would count
+                for some in _without_repeats(items, contents):
+                    for each, parts in by_kind(some).items():
+                        if each in inside:
+                            inside[each] += parts
+                        else:
+                            inside[each] = parts
+                        del parts  # it would count
+                    del some
                 del items
         contents.kinds.update(inside)
         level = {}
@@ -163,16 +165,18 @@ _MOST_ITEMS = 50
 """For each container: `marshal` is slow if few containers hold all."""
 
 
-def _without_repeats(items: Collection[Any], contents: Contents) -> Collection[Any]:
-    """Return a level's items, those that come again and again only once."""
+def _without_repeats(items: Collection[Any], contents: Contents) -> Iterator[Collection[Any]]:
+    """List a level's items: those that come again and again, once each, and the others."""
     often = number_often(items)
     if often is None:
-        return items
+        yield items
+        return
     if not (contents.kinds or often.rest):  # they are those of the value
         contents.numbers = often.numbers
     for number, part in enumerate(often.objects):
         contents.tie(part, int(np.count_nonzero(often.numbers == number)) - 1)
-    return often.objects + often.rest
+    yield often.objects
+    yield often.rest
 
 
 def _once(contents: Contents, alike: list[Any], found: set[int]) -> list[Any]:
