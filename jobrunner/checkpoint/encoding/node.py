@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,7 +96,9 @@ def encode_blobs(
     if refused or lines:
         causes = (error.__cause__ for error in refused.values())
         of_node = {(node, name): error for name, error in refused.items()}
-        raise RefusedBlobsError(of_node, lines) from next(filter(None, causes), None)
+        raised = RefusedBlobsError("\n".join([*_explain(of_node), *lines]))
+        raised.refused, raised.others = of_node, lines
+        raise raised from next(filter(None, causes), None)
     return encoded
 
 
@@ -165,13 +168,13 @@ def check_dimensions(node: str, blobs: Mapping[str, EncodedBlob]) -> None:
 
 
 class RefusedBlobsError(DefinitionError):
-    """Blobs, by node and name, that cannot be saved; stays on its worker, see `join_refusals`."""
+    """What is wrong with blobs: those that cannot be saved, by node and name, and other lines.
 
-    def __init__(
-        self, refused: Mapping[tuple[str, str], UnsupportedValueError], others: Sequence[str]
-    ) -> None:
-        super().__init__("\n".join([*_explain(refused), *others]))
-        self.refused, self.others = refused, others
+    These stay on the worker, see `join_refusals`; the message alone is sent.
+    """
+
+    refused: Mapping[tuple[str, str], UnsupportedValueError] = MappingProxyType({})
+    others: Sequence[str] = ()
 
 
 def join_refusals(errors: Sequence[DefinitionError]) -> DefinitionError:
