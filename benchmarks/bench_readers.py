@@ -5,8 +5,8 @@ An array in memory, in order and shuffled, at several sizes of records and of ba
 batches of 256, small sets, a Hugging Face data set, chunks of a Zarr array, rows of a Parquet file,
 lines of a file and items of a Dask bag. The plain loops take slices, or gather the rows of a
 permutation with `take`, block after block where there are blocks. They make the generator of each
-pass from its number, so that a pass can be read again; beside the small sets is one that keeps a
-generator, and cannot. PyTorch's DataLoader gets batches by index (`BatchSampler`) in its own
+pass from its number, so that a pass can be read again. Small sets are also shuffled by a loop that
+keeps one generator, whose passes cannot. PyTorch's DataLoader gets batches by index (`BatchSampler`) in its own
 process; Dask computes a chunk at a time, in this process; Ray yields batches of its own.
 
 Each figure is of as many passes as take 50 ms: the first of them warms up what others have used.

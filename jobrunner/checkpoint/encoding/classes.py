@@ -92,7 +92,7 @@ def sent_as(cls: type) -> str:
 
 def check_classes(saved: Collection[tuple[str, str]], where: str) -> None:
     """Raise if the program finds no class, or another, by a name; each comes with its `sent_as`."""
-    by_name = find_classes(dict(saved), where)
+    by_name = find_classes({name for name, _ in saved}, where)
     sent = _CLOUDPICKLE.get("_DYNAMIC_CLASS_TRACKER_BY_ID", {})
     for name, key in saved:
         if sent.get(key, by_name[name]) is not by_name[name]:
