@@ -101,6 +101,13 @@ def _make_kmeans(session: Session | None) -> dict[str, object]:
     return {"job": job, "manager": manager}
 
 
+def test_the_readme_shows_a_part_of_its_main_job() -> None:
+    [shown] = blocks(ROOT / "README.md", "py")
+    [command] = [it for it in blocks(ROOT / "README.md", "console")[0].commands if "run" in it]
+    assert "examples/kmeans.py" in command
+    assert shown.code in (ROOT / "examples" / "kmeans.py").read_text()
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     broken = [
         f"{path.relative_to(ROOT)}: {link}"

@@ -101,7 +101,9 @@ def test_every_command_is_understood(block: Block) -> None:
                 assert name in _NOT_OURS, f"{block}: nothing checks {command!r}"
 
 
-_PAGES = {block.page for block in _SHELL} & {block.page for block in _BLOCKS if block.file}
+_PAGES = {ROOT / "README.md", *(block.page for block in _BLOCKS if block.file)} & {
+    block.page for block in _SHELL
+}
 _TRAIN = ("how-to/changing-a-job.md", "how-to/retention.md")
 _JOB = """\
 from jobrunner import Job, Task, current_task, epoch_limiter

@@ -26,7 +26,6 @@ from jobrunner import MultiNodeCheckpointManager, Position, SaveEvery
 from jobrunner.cli.command import main
 from jobrunner.cli.run import _reported
 from jobrunner.cli.saving import _read_save
-from tests.pages import ROOT, blocks
 from tests.processes import await_true, kill
 
 _COMMANDS_OF_DASK = entry_points(group="dask_cli", name="jobrunner")
@@ -134,20 +133,6 @@ def test_a_run_says_where_it_starts_how_it_ends_and_exits_with_0(
     assert "from the start: nothing is recorded" in result.stdout
     assert "count: done at epoch 4, stopped by epoch_limiter" in result.stdout
     assert MultiNodeCheckpointManager(script.parent / "runs").epochs() == [0, 1, 2, 3, 4]
-
-
-def test_the_job_of_the_readme_runs_by_its_command(
-    process_cluster: LocalCluster, tmp_path: Path
-) -> None:
-    page = ROOT / "README.md"
-    (job,) = blocks(page, "python")
-    assert sum(bool(line.strip()) for line in job.code.splitlines()) <= 17
-    (tmp_path / job.file).write_text(job.code)
-    command = f".venv/bin/jobrunner run {job.file} --checkpoint runs/kmeans --workers 2"
-    assert command in [each for block in blocks(page, "console") for each in block.commands]
-    result = _run(process_cluster, tmp_path / job.file)
-    assert result.exit_code == 0, result.output
-    assert "stopped by server/is_still" in result.stdout
 
 
 def test_json_has_the_result(process_cluster: LocalCluster, script: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -44,7 +45,6 @@ def _load(name: str) -> Iterator[ModuleType]:
 
 @pytest.fixture
 def kmeans() -> Iterator[Any]:
-    pytest.importorskip("sklearn", reason="the k-means example needs scikit-learn")
     yield from _load("kmeans")
 
 
@@ -67,33 +67,45 @@ def _run(session: Session, job: Any, directory: Path, num_epochs: int | None = N
 def test_kmeans_agrees_with_a_plain_loop(
     kmeans: Any, inproc_session: Session, tmp_path: Path
 ) -> None:
-    output = tmp_path / "centroids.npy"
-    result = _run(
-        inproc_session, kmeans.build_job(trainers=3, output=str(output)), tmp_path / "runs"
-    )
-    assert result.stopped_by == "server/is_still"
-    centroids = np.load(output)
-    assert centroids.shape == (10, 64)
-    points = np.concatenate([kmeans.load_shard(i, 3) for i in range(3)])
-    assert len(points) == 1797
-    nearest = ((points[:, None, :] - centroids) ** 2).sum(axis=2).argmin(axis=1)
-    means = [points[nearest == i].mean(axis=0) for i in range(10)]
-    np.testing.assert_allclose(centroids, means, atol=1e-5)
+    job = kmeans.build_job(trainers=3, points=500)
+    manager = MultiNodeCheckpointManager(tmp_path)
+    result = JobRunner(job, manager).run(inproc_session)
+    assert result.stopped_by == "server/stood_still"
+    nodes = manager.open(result.epoch)
+    points = np.concatenate([nodes[f"trainer:{i}"].load("points") for i in range(3)])
+    centroids = nodes["server"].load("centroids")
+    assert centroids.shape == (5, 2)
+    nearest = ((points[:, None] - centroids) ** 2).sum(axis=2).argmin(axis=1)
+    means = [points[nearest == i].mean(axis=0) for i in range(5)]
+    np.testing.assert_allclose(centroids, means, rtol=0, atol=1e-9)
     inertias = [metrics["inertia"] for metrics in result.metrics]
     assert all(later <= earlier for earlier, later in pairwise(inertias))
+
+
+def test_kmeans_prints_the_clusters(
+    kmeans: Any, inproc_session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(inproc_session, kmeans.build_job(), tmp_path)
+    printed = capsys.readouterr().out
+    assert "5 clusters of 40,000 points:" in printed
+    for x, y in kmeans.PLACES:
+        centers = re.findall(r"points around \( *(\S+), *(\S+)\)", printed)
+        assert any(abs(float(a) - x) < 1 and abs(float(b) - y) < 1 for a, b in centers)
 
 
 def test_kmeans_stopped_and_resumed_gives_the_same_bits(
     kmeans: Any, inproc_client: Client, tmp_path: Path
 ) -> None:
-    whole, parts = tmp_path / "whole.npy", tmp_path / "parts.npy"
     with Session(inproc_client) as session:
-        once = _run(session, kmeans.build_job(output=str(whole)), tmp_path / "a")
+        once = _run(session, kmeans.build_job(), tmp_path / "a")
         for num_epochs in (1, 4, None):
-            job = kmeans.build_job(output=str(parts))
-            last = _run(session, job, tmp_path / "b", num_epochs)
+            last = _run(session, kmeans.build_job(), tmp_path / "b", num_epochs)
     assert (last.resumed_from, last.epoch) == (4, once.epoch)
-    assert whole.read_bytes() == parts.read_bytes()
+    whole, parts = (
+        MultiNodeCheckpointManager(tmp_path / name).open(once.epoch)["server"].load("centroids")
+        for name in ("a", "b")
+    )
+    assert whole.tobytes() == parts.tobytes()
 
 
 def test_heat_flows_as_on_one_plate(heat: Any, session: Session, tmp_path: Path) -> None:
