@@ -61,7 +61,7 @@ class Blocks:
         Records of each block.
     load : Load
     order : str
-        How they are ordered, if it must be told from how earlier versions ordered them.
+        How the files are ordered, if there are several ways; a saved state names it.
     """
 
     def __init__(self, lengths: Sequence[int], load: Load, order: str = "") -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.data.cursors import Setup, reduced
-from jobrunner.data.order import WINDOW, Indices, Shuffled, versions_of
+from jobrunner.data.order import WINDOW, Indices, Shuffled
 from jobrunner.data.position import Position, end_of
 from jobrunner.data.ranges import OPEN, Ranges, cut
 
@@ -29,16 +29,13 @@ class Indexed:
         self._total: int = sum(source.lengths)
         self._lengths = source.lengths if setup.by_block or seed is None else (self._total,)
         self._ends = list(accumulate(self._lengths))
-        self._orders = _orders(seed, self._lengths, source.order)
-        identities = [{"length": self._total, "order": order} for order in self._orders]
-        self.position = Position(range(self._total), setup.shard, identities, setup.least)
+        self._order = None if seed is None else Shuffled(self._lengths, seed)
+        order = _order_text(seed, self._lengths, source.order)
+        identity = {"length": self._total, "order": order}
+        self.position = Position(range(self._total), setup.shard, identity, setup.least)
         self._batch, self._size = setup.batch, setup.batch or 1
 
     __reduce__ = reduced
-
-    @property
-    def _order(self) -> Shuffled | None:
-        return self._orders[self.position.identity["order"]]
 
     def count(self) -> int:
         """How many records or batches the shard has."""
@@ -145,23 +142,12 @@ def _batches(numbers: Indices, size: int) -> list[Indices]:
     return found if whole == len(numbers) else [*found, numbers[whole:]]
 
 
-_Orders = dict[object, Shuffled | None]
-
-
-def _orders(seed: int | None, lengths: Sequence[int], files: str) -> _Orders:
-    """Orders that a state may be of, by what tells them from others of as many records.
-
-    The first is that of new readers; others are those of earlier versions.
-    """
+def _order_text(seed: int | None, lengths: Sequence[int], files: str) -> str:
+    """What a saved state says of its order, so that no reader goes on in another one."""
     after = f", {files}" if files else ""
     if seed is None:
-        return {f"as stored{after}": None}
+        return f"as stored{after}"
     if len(lengths) > 1:
         crc = zlib.crc32(np.asarray(lengths, "<i8").tobytes())
         after = f", in {len(lengths)} blocks {crc:08x}{after}"
-    return {
-        f"shuffled{f' ({version})' if version > 1 else ''}, seed {seed}{after}": Shuffled(
-            lengths, seed, version
-        )
-        for version in versions_of(lengths)
-    }
+    return f"shuffled, seed {seed}{after}"

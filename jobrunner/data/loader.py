@@ -193,8 +193,6 @@ class Loaded:
         self.has_ended = state["finished"]
         if self._is_stream:
             self._begin_stream()
-            if self._taken:  # of earlier versions of jobrunner, all passes are epoch 0
-                self._loader.set_epoch(state["loader"].get("epoch", self._number))
         if not self._is_stream or self._taken:
             self._loader.load_state_dict(state["loader"])
         # This takes the loader to its state, or to the next pass if the state is an end.

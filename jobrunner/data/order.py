@@ -19,9 +19,7 @@ Indices = NDArray[np.int64]
 Numbers = NDArray[Any]  # Indices, or shorter ones that take less memory
 
 WINDOW = 1 << 16  # positions whose records are computed together
-NEWEST = 3  # the version of shuffled orders that new readers begin in
 _MOST_SORTED = 1 << 12  # numbers; more are mixed
-_MOST_SORTED_SECOND = 20_000  # in the second version
 _MOST_SHORT = 1 << 16  # numbers that fit in two bytes each
 # The orders of so many passes are computed together, while they have no more numbers than these.
 _MOST_PASSES, _MOST_TO_SORT, _MOST_TO_MIX = 32, 16_384, 60_000
@@ -36,22 +34,6 @@ def _key(*parts: object) -> bytes:
 def _dtype_of(n: int) -> DTypeLike:
     """That of numbers below `n`: a short one, or that of indices."""
     return np.uint16 if n <= _MOST_SHORT else np.int64
-
-
-def _mixer_type(n: int, version: int) -> type[_Feistel | _Kensler] | None:
-    """What mixes `n` numbers in this version; None if it sorts them by hashes."""
-    unused = (1 << (n - 1).bit_length()) - n
-    if n <= _MOST_SORTED or (version == 2 and n <= _MOST_SORTED_SECOND and unused > n // 5):
-        return None
-    return _Feistel if version >= 3 else _Kensler
-
-
-def versions_of(lengths: Sequence[int]) -> list[int]:
-    """The versions that shuffle blocks of these lengths in different ways, the newest first."""
-    sizes = sorted({*lengths, len(lengths)})
-    # Of versions that shuffle these in the same way, the first one, whose name states have.
-    first = {tuple(_mixer_type(n, it) for n in sizes): it for it in range(NEWEST, 0, -1)}
-    return sorted(first.values(), reverse=True)
 
 
 class Scratch:
@@ -135,38 +117,7 @@ class _Feistel:
         return found.reshape(self._num_rows, len(numbers))
 
 
-class _Kensler:
-    """Permutes the numbers below `domain`, a power of two, as earlier versions did.
-
-    Kensler, "Correlated multi-jittered sampling", 2013.
-    """
-
-    _ROUNDS = 6
-
-    def __init__(self, n: int, keys: Sequence[bytes], scratch: Scratch) -> None:
-        bits = (n - 1).bit_length()
-        self.domain = 1 << bits
-        self._shift = bits // 2
-        # The low bits of a product depend on no others, so all types give the same numbers.
-        self._dtype = np.dtype(f"u{2 if bits <= 16 else 4 if bits <= 32 else 8}")
-        size = 1 + self._ROUNDS
-        self._numbers = [np.frombuffer(key, "<u8", size).tolist() for key in keys]
-
-    def mixed(self, numbers: Numbers) -> Numbers:
-        """What the numbers become, in a row for each key."""
-        rows, mask = [], self.domain - 1
-        for term, *factors in self._numbers:
-            x = numbers.astype(self._dtype)
-            x += term & mask
-            for factor in factors:
-                x *= factor & mask | 1
-                x &= mask
-                x ^= x >> self._shift
-            rows.append(x.astype(_dtype_of(self.domain)))
-        return np.array(rows)
-
-
-_NUMBERS = np.arange(_MOST_SORTED_SECOND, dtype=np.uint64)
+_NUMBERS = np.arange(_MOST_SORTED, dtype=np.uint64)
 _STEPS = _NUMBERS * np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -183,7 +134,7 @@ def _sorted(n: int, keys: Sequence[bytes], scratch: Scratch) -> Numbers:
 
 
 def sorted_numbers(rows: NDArray[np.uint64], scratch: Scratch) -> Numbers:
-    """As `argsort` of each row, of at most `_MOST_SORTED_SECOND` different items, in a third of the time.
+    """As `argsort` of each row, of at most `_MOST_SORTED` different items, in a third of the time.
 
     The low bits of the items make room for their numbers, which are then sorted with them.
     """
@@ -211,24 +162,21 @@ def _below(n: int, rows: Numbers, mixed: Callable[[Indices, Numbers], Numbers]) 
     return rows
 
 
-def _whole_orders(n: int, keys: Sequence[bytes], version: int, scratch: Scratch) -> Numbers:
+def _whole_orders(n: int, keys: Sequence[bytes], scratch: Scratch) -> Numbers:
     """For each key, the numbers below `n`, at most `WINDOW`, in a shuffled order."""
-    mixer_type = _mixer_type(n, version)
-    if mixer_type is None:
+    if n <= _MOST_SORTED:
         return _sorted(n, keys, scratch)
-    mixer = mixer_type(n, keys, scratch)
+    mixer = _Feistel(n, keys, scratch)
     tables = mixer.mixed(scratch.numbers(0, mixer.domain))
     return _below(n, tables[:, :n], lambda rows, numbers: tables[rows, numbers])
 
 
-def _order(n: int, key: bytes, version: int, scratch: Scratch) -> Callable[[int, int], Indices]:
+def _order(n: int, key: bytes, scratch: Scratch) -> Callable[[int, int], Indices]:
     """The numbers below `n` in a shuffled order, from a position to before another."""
     if n <= WINDOW:
-        whole = _whole_orders(n, [key], version, scratch)[0].astype(np.int64)
+        whole = _whole_orders(n, [key], scratch)[0].astype(np.int64)
         return lambda start, stop: whole[start:stop]
-    mixer_type = _mixer_type(n, version)
-    assert mixer_type is not None
-    mixer = mixer_type(n, [key], scratch)
+    mixer = _Feistel(n, [key], scratch)
     is_short = mixer.domain - n <= WINDOW // 16
     tail = mixer.mixed(scratch.numbers(n, mixer.domain))[0] if is_short else None
 
@@ -251,8 +199,8 @@ def _order(n: int, key: bytes, version: int, scratch: Scratch) -> Callable[[int,
 class _Passes:
     """The shuffled orders of few records, of several passes at once."""
 
-    def __init__(self, n: int, seed: int, version: int) -> None:
-        self._n, self._seed, self._version = n, seed, version
+    def __init__(self, n: int, seed: int) -> None:
+        self._n, self._seed = n, seed
         self._scratch, self._orders = Scratch(), np.empty((0, n), np.uint16)
         self._first = self._number = 0
         self._order = np.empty(0, np.int64)  # of pass `number`
@@ -267,11 +215,11 @@ class _Passes:
 
     def _compute(self, first: int) -> None:
         """Compute the orders of this pass and the next ones: together they take less each."""
-        n, version = self._n, self._version
-        most = _MOST_TO_MIX if _mixer_type(n, version) else _MOST_TO_SORT
+        n = self._n
+        most = _MOST_TO_MIX if n > _MOST_SORTED else _MOST_TO_SORT
         count = max(1, min(_MOST_PASSES, most // (n + 1)))
         keys = [_key(self._seed, number, 0) for number in range(first, first + count)]
-        self._first, self._orders = first, _whole_orders(n, keys, version, self._scratch)
+        self._first, self._orders = first, _whole_orders(n, keys, self._scratch)
 
 
 class Shuffled:
@@ -282,18 +230,16 @@ class Shuffled:
     lengths : sequence of int
         Records of each block. The blocks come in a shuffled order, and the records of each.
     seed : int
-    version : int
-        Shuffle as this one did.
     """
 
-    def __init__(self, lengths: Sequence[int], seed: int, version: int = NEWEST) -> None:
-        self._lengths, self._seed, self._version = np.asarray(lengths, np.int64), seed, version
+    def __init__(self, lengths: Sequence[int], seed: int) -> None:
+        self._lengths, self._seed = np.asarray(lengths, np.int64), seed
         self._scratch = Scratch()
         self._number: int | None = None  # of the pass that `_begin` has prepared
         self._starts = np.cumsum(self._lengths) - self._lengths
         n = sum(lengths)
         are_few = len(lengths) == 1 and n <= WINDOW
-        self._passes = _Passes(n, seed, version) if are_few else None
+        self._passes = _Passes(n, seed) if are_few else None
 
     def _begin(self, number: int) -> None:
         n = len(self._lengths)
@@ -307,7 +253,7 @@ class Shuffled:
         self._number = number
 
     def _order(self, number: int, n: int, *block: int) -> Callable[[int, int], Indices]:
-        return _order(n, _key(self._seed, number, *block), self._version, self._scratch)
+        return _order(n, _key(self._seed, number, *block), self._scratch)
 
     def at(self, number: int, start: int, stop: int, limit: int) -> Indices:
         """The records at positions from `start` to before `stop` of pass `number`.

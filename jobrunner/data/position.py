@@ -36,7 +36,6 @@ class _State(NamedTuple):
     shard: tuple[int, int] | None  # None: the whole
     number: int
     rests: list[Ranges]  # what is left of this pass, and of the next ones if not all of them
-    identity: Mapping[str, object]
 
 
 class Position:
@@ -48,9 +47,8 @@ class Position:
         All positions of a pass.
     shard : tuple of int
         Which shard, of how many.
-    identities : sequence of mapping
-        A state must have the items of one of these, and the position goes on with that one; at first
-        it has the first. The others are those of earlier versions.
+    identity : mapping
+        What a state must hold to be of the same data in the same order.
     least : int
         The pass ends when fewer records than these are left.
     """
@@ -59,13 +57,13 @@ class Position:
         self,
         whole: range,
         shard: tuple[int, int],
-        identities: Sequence[Mapping[str, object]],
+        identity: Mapping[str, object],
         least: int = 1,
     ) -> None:
         self.lock = threading.Lock()
         self.moves = 0  # how often it went elsewhere than to the next record
         self._whole, self._shard, self._least = whole, shard, least
-        self.identity, self._identities = identities[0], identities
+        self._identity = identity
         self._reads: Callable[..., Any]
         self._items: tuple[Iterator[Any], ...]
         self.ready: Iterator[Any]
@@ -200,22 +198,20 @@ class Position:
     def follow(self, other: Position) -> None:
         """Go to where another one is."""
         with self.lock:
-            self.identity = other.identity
             self._go(other.number, [other.rest, *other._later])
 
     def state_dict(self) -> dict[str, Any]:
         """The place as plain values."""
         with self.lock:
             rests = [self.rest, *self._later]
-            return self._written(_State(self._shard, self.number, rests, self.identity))
+            return self._written(_State(self._shard, self.number, rests))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to where a state of this shard was, or to this shard's part of a merged state."""
         own = list(self._shard)
         mine = Rule(str(own), lambda it: it is None or (_is_shard(it) and list(it) == own))
-        shard, number, rests, identity = self._read(state, "the state", mine, self._identities)
+        shard, number, rests = self._read(state, "the state", mine)
         with self.lock:
-            self.identity = identity
             self._go(number, rests if shard else [self._share(each) for each in rests])
 
     def merge_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -223,8 +219,7 @@ class Position:
         any_shard = Rule("two ints [i, n], i < n, or None", lambda it: it is None or _is_shard(it))
         found: list[_State] = []
         for i, state in enumerate(states):
-            identities = [found[0].identity] if found else self._identities
-            found.append(self._read(state, f"state {i} of {len(states)}", any_shard, identities))
+            found.append(self._read(state, f"state {i} of {len(states)}", any_shard))
         found.sort(key=lambda each: each.shard or (0, 0))
         shards, n = [each.shard for each in found], len(found)
         if not found or shards != [(i, n) for i in range(n)]:
@@ -240,7 +235,7 @@ class Position:
                 f"{_MOST_PASSES}, found {[each.number for each in found]!r:.200}."
             )
         rests = [union([self._left(each, number) for each in found]) for number in passes]
-        return self._written(_State(None, first, rests, found[0].identity))
+        return self._written(_State(None, first, rests))
 
     def _left(self, state: _State, number: int) -> Ranges:
         """What the shard of a state has left of pass `number`."""
@@ -265,20 +260,14 @@ class Position:
         )
         shard = state.shard and list(state.shard)
         return {
-            **state.identity,
+            **self._identity,
             "shard": shard,
             "pass": state.number,
             "rest": rest,
             "later": later,
         }
 
-    def _read(
-        self,
-        state: Mapping[str, Any],
-        where: str,
-        shard: Rule,
-        identities: Sequence[Mapping[str, object]],
-    ) -> _State:
+    def _read(self, state: Mapping[str, Any], where: str, shard: Rule) -> _State:
         ranges = "ranges [start, stop, step], 0 <= start < stop"
         limit = " or stop None" if is_open(self._whole) else f" <= {self._whole.stop}, ascending"
         rules = {
@@ -291,13 +280,12 @@ class Position:
             ),
         }
         same = {
-            name: Rule(repr(value), partial(_is_among, [each[name] for each in identities]))
-            for name, value in identities[0].items()
+            name: Rule(repr(value), partial(_is_same, value))
+            for name, value in self._identity.items()
         }
         check_state(state, {**same, **rules}, where)
         rests = [self._ranges(each) or () for each in (state["rest"], *state["later"])]
-        identity = {name: state[name] for name in same}
-        return _State(state["shard"] and tuple(state["shard"]), state["pass"], rests, identity)
+        return _State(state["shard"] and tuple(state["shard"]), state["pass"], rests)
 
     def _ranges(self, listed: Any) -> Ranges | None:
         """The ranges that were written; None if they were not."""
@@ -322,8 +310,7 @@ class Position:
 _ADVICE = {
     "length": "The data has another number of records than when the state was saved: read the same "
     "data, or start afresh.",
-    "order": "Shuffle and list the files as when the state was saved (earlier versions sorted a list of "
-    "Parquet files by path), or start afresh.",
+    "order": "Shuffle and list the files as when the state was saved, or start afresh.",
     "shard": "If the number of nodes has changed, name the blob Blob(..., partition=0), or pass the "
     "states of all shards to merge_state_dicts.",
 }
@@ -333,8 +320,8 @@ def _itself(item: Any) -> Any:
     return item
 
 
-def _is_among(values: Sequence[object], value: object) -> bool:
-    return any(type(value) is type(each) and value == each for each in values)
+def _is_same(expected: object, value: object) -> bool:
+    return type(value) is type(expected) and value == expected
 
 
 def _is_whole(value: Any) -> bool:

@@ -234,9 +234,6 @@ class DataReader:
         PlanMismatchError
             If the state is not of such a reader, of the same data in the same order.
         """
-        inner = state.get("reader") if isinstance(state, Mapping) else None
-        if isinstance(inner, Mapping):  # of an earlier version's limited reader
-            state = {**inner, "loop": state.get("taken")}
         self._cursor.position.load_state_dict(state)
         self._taken, self._started = state.get("loop", 0), None
 

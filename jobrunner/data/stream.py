@@ -68,7 +68,7 @@ class Stream:
                 f"DataReader.prefetched: threads must be 1 for from_iterable, since one thread can go "
                 f"through an iterable; got {setup.threads}."
             )
-        self.position = Position(range(OPEN), setup.shard, [{}])
+        self.position = Position(range(OPEN), setup.shard, {})
         self._size = setup.batch or 1
         self._records: Iterator[Any] | None = None
         self._ahead: list[Any] = []

@@ -344,14 +344,6 @@ def test_a_stream_gets_the_number_of_each_pass_from_0_on() -> None:
         assert [one["n"] for one in reader] == [(at * 5 + number) % 6 for at in range(6)]
 
 
-def test_a_stream_goes_on_from_a_state_of_before_passes_were_its_epochs() -> None:
-    reader = from_loader(Stream())
-    state = {**reader.state_dict(), "pass": 2, "taken": 4, "loader": {"at": 4, "epoch": 0}}
-    reader.load_state_dict(state)
-    assert [one["n"] for one in reader] == [2, 1]
-    assert [one["n"] for one in reader] == [3, 2, 1, 0, 5, 4]
-
-
 class Records:
     """As a data set of Hugging Face, which counts what it does."""
 

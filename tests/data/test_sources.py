@@ -242,12 +242,9 @@ def test_files_of_a_list_are_read_in_its_order(tmp_path: Path) -> None:
     b, a = listed = [tmp_path / "b.parquet", tmp_path / "a.parquet"]
     assert from_parquet(listed).read() == {"n": 25, "unused": 25}
     for shuffled in (lambda it: it, lambda it: it.shuffled(1)):
-        # As earlier versions saved it, which sorted the files.
         state = {**shuffled(from_parquet([a, b])).state_dict(), "rest": [[10, N, 1]]}
         assert "listed" not in state["order"]
-        with pytest.raises(
-            PlanMismatchError, match="field 'order'.*files as listed.*sorted a list"
-        ):
+        with pytest.raises(PlanMismatchError, match="field 'order'.*files as listed"):
             shuffled(from_parquet(listed)).load_state_dict(state)
         for same in (
             from_parquet([a, b]),
