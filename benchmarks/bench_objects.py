@@ -26,7 +26,7 @@ import numpy as np
 from harness import OURS, Report, Row, alternate, arguments, write
 
 from jobrunner import KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint.storage.object_store import ObjectFiles
+from jobrunner.checkpoint.storage.object_files import ObjectFiles
 from jobrunner.checkpoint.store.reader import StoreReader
 from jobrunner.workspace.workspace import Workspace
 

@@ -57,27 +57,6 @@ def get_choice(key: str, *choices: str) -> str:
     return str(value)
 
 
-def get_rights(key: str) -> int | None:
-    """Read the rights of files, in octal digits; None: those of the umask.
-
-    Raises `DefinitionError` for anything else, and for rights that lock out the owner.
-    """
-    value = dask.config.get(f"jobrunner.{key}")
-    if value == "umask":
-        return None
-    rights = value if type(value) is int else -1  # YAML reads 0664 as a number
-    if isinstance(value, str):
-        with suppress(ValueError):
-            rights = int(value, 8)
-    if rights & ~0o666 or rights & 0o600 != 0o600:
-        raise DefinitionError(
-            f"jobrunner.{key} in Dask's configuration must be the rights of a file in octal "
-            f"digits, which the owner can read and write, for example '0664', or 'umask'; got "
-            f"{value!r}."
-        )
-    return rights
-
-
 def _read(key: str, expected: str, *parsers: Callable[[Any], float]) -> float:
     value = dask.config.get(f"jobrunner.{key}")
     number = math.nan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import math
 import os
@@ -22,7 +21,7 @@ from jobrunner.checkpoint.policies import (
     find_unreported,
     retired_by,
 )
-from jobrunner.checkpoint.storage import Files, run_all
+from jobrunner.checkpoint.storage import REMOVALS, Files, run_all
 from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT, steps_in
 from jobrunner.errors import CheckpointError
 from jobrunner.names import parse_store_name
@@ -328,36 +327,20 @@ class Sweeper:
             if action == "delete":
                 roots = [os.path.join(self._path, store) for store in stores]
                 removals = [partial(self._files.remove_tree, root) for root in roots]
-                run_all(removals, self._files.removals, 0)
+                run_all(removals, max(REMOVALS, self._files.lookups), 0)
         except OSError as error:
             logger.warning(
-                "%s: stores of epoch %s could not be %s; the next run tries again: %s%s",
+                "%s: stores of epoch %s could not be %s; the next run tries again: %s",
                 self._path,
                 claim.epoch,
                 "deleted" if action == "delete" else "hidden",
                 error,
-                self._explain_rights(stores),
             )
         else:
             if is_final:
                 with self._changed:
                     (self._removed if action == "delete" else self._settled).append(claim)
         return True
-
-    def _explain_rights(self, stores: Sequence[str]) -> str:
-        """Whose the stores are that this process may not change; empty if there are none."""
-        found = []
-        with contextlib.suppress(OSError):
-            for root in (os.path.join(self._path, store) for store in stores):
-                rights = self._files.rights(root)
-                if rights is not None and not rights.may_write:
-                    found.append(f"{root} ({rights.text})")
-        if not found:
-            return ""
-        return (
-            f". This process may not write to {' and '.join(found)}. Let the owner delete them, or "
-            f"give you the right; jobrunner.checkpoint.mode does so for new files."
-        )
 
     def _settle_removed(self, removed: Sequence[Claim]) -> None:
         done = set(removed)

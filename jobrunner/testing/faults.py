@@ -111,7 +111,7 @@ class FaultyFiles(_Faults, PosixFiles):
 
     def __reduce__(self) -> tuple[object, ...]:
         make = partial(FaultyFiles, self.at, self.how, number=self.number, sync=self.sync)
-        return make, (), {"opener": self.opener, "mode": self.mode}
+        return make, (), {"below": self.below}
 
 
 class FaultyObjects(_Faults, ObjectFiles):

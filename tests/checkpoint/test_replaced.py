@@ -13,7 +13,7 @@ from jobrunner import (
     Task,
     epoch_limiter,
 )
-from jobrunner.checkpoint.storage.object_client import open_store
+from jobrunner.checkpoint.storage.object_files import open_store
 
 
 class Directory:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner import CheckpointError, KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint.storage.object_store import ObjectFiles
+from jobrunner.checkpoint.storage.object_files import ObjectFiles
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
 

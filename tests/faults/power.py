@@ -48,7 +48,6 @@ class TracingFiles(PosixFiles):
         super().__init__()
         self.trace: list[Operation] = []
         self._has_syncfs = has_syncfs
-        self._temporary = ""
 
     @property
     def has_syncfs(self) -> bool:
@@ -61,9 +60,7 @@ class TracingFiles(PosixFiles):
         self.before("fsync", path)
 
     def before(self, operation: str, path: str) -> None:
-        if operation == "link":
-            self.trace.append(Operation("link", path, self._temporary))
-        elif operation in ("mkdir", "create", "fsync", "syncfs", "unlink", "rmdir"):
+        if operation in ("mkdir", "create", "fsync", "syncfs", "unlink", "rmdir"):
             self.trace.append(Operation(operation, path))
 
     def write(
@@ -77,19 +74,9 @@ class TracingFiles(PosixFiles):
         self.trace.append(Operation("write", path, Path(path).read_bytes()))
         return found
 
-    def overwrite(self, path: str, data: bytes) -> None:
-        if not os.path.exists(path):
-            self.trace.append(Operation("create", path))
-        super().overwrite(path, data)
-        self.trace.append(Operation("write", path, Path(path).read_bytes()))
-
-    def create_whole(self, path: str, data: bytes, temporary: str) -> bool:
-        self._temporary = temporary
-        return super().create_whole(path, data, temporary)
-
-    def link(self, source: str, target: str, nbytes: int) -> bool:
-        self._temporary = source
-        return super().link(source, target, nbytes)
+    def _link(self, source: str, target: str) -> os.stat_result:
+        self.trace.append(Operation("link", target, source))
+        return super()._link(source, target)
 
     def rename(self, source: str, target: str) -> None:
         super().rename(source, target)

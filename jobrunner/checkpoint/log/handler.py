@@ -80,8 +80,7 @@ class FileMetadataHandler:
         number = entry["number"]
         if number == 0:
             self._files.make_directories(self._directory)
-        temporary = os.path.join(self._directory, f".{number:010d}.{entry['id']}.tmp")
-        return self._files.create_whole(self.path_of(number), encode_entry(entry), temporary)
+        return self._files.create(self.path_of(number), encode_entry(entry))
 
     def write(self, epoch: int, record: Entry) -> bool:
         """See `MetadataHandler`."""
@@ -145,7 +144,7 @@ class FileMetadataHandler:
                 path=path,
             )
         try:
-            return self._files.read_if_there(path, MOST_BYTES)
+            return self._files.read(path, MOST_BYTES)
         except CheckpointCorruptError as error:
             return error
         except IsADirectoryError:

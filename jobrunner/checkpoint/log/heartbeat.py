@@ -85,7 +85,7 @@ class Beat(NamedTuple):
 def read_beat(files: Files, path: str, run: str) -> Beat:
     """The last heartbeat of a run in a checkpoint directory."""
     at = os.path.join(path, RUNS_DIRECTORY, run, HEARTBEAT)
-    data = files.read_if_there(at, _MOST_BYTES) or b""
+    data = files.read(at, _MOST_BYTES) or b""
     digits, _, text = data.partition(b"\n")[0].partition(b" ")
     status = None
     with contextlib.suppress(ValueError, RecursionError):  # those of earlier versions have none
@@ -116,7 +116,7 @@ def _encode(ask: Callable[[], Status]) -> bytes:
 
 def is_left_behind(files: Files, directory: str) -> bool:
     """Whether the run that made a heartbeat's directory has certainly ended, or never began."""
-    data = files.read_if_there(os.path.join(directory, HEARTBEAT))
+    data = files.read(os.path.join(directory, HEARTBEAT))
     return not data or is_known_dead(read_process(data), os.path.basename(directory))
 
 
@@ -210,13 +210,12 @@ class Heartbeat:
                 logger.warning("Cannot write the heartbeat in %s: %s", self.directory, error)
 
     def _write(self) -> None:
-        # The length never changes: readers never see a partial file. The process has a line of its
-        # own, where all versions look for it.
+        # The process has a line of its own, where all versions look for it.
         status = b"" if self._status is None else b" " + _encode(self._status)
         data = b"%020d%s\n%s" % (time.time_ns(), status, self._process)
         try:
-            self._files.overwrite(self._path, data)
+            self._files.put(self._path, data)
         except FileNotFoundError:
             # Another run may have removed the directory before it contained a heartbeat.
             self._files.make_directories(self.directory)
-            self._files.overwrite(self._path, data)
+            self._files.put(self._path, data)

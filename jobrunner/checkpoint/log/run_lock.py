@@ -94,7 +94,7 @@ class RunLock:
             "process": own_process(),
             "heartbeat_seconds": self._beat_seconds,
         }
-        self._check_rights()
+        self._warn_of_others()
         # The heartbeat must exist before the entry, after which others look for it.
         self._files.make_directories(self._path)
         self._heartbeat.start()
@@ -108,30 +108,18 @@ class RunLock:
         # Without `leave`, the heartbeat stops when the manager is collected.
         weakref.finalize(self, self._heartbeat.stop)
 
-    def _check_rights(self) -> None:
-        """Warn of a directory that others may change; refuse one that this user may not write to."""
-        paths = [self._path, *(join_path(self._path, it) for it in (LOG_DIRECTORY, RUNS_DIRECTORY))]
-        found = {path: its for path in paths if (its := self._files.rights(path)) is not None}
-        if public := [f"{path} ({its.text})" for path, its in found.items() if its.is_public]:
-            logger.warning(
-                "Everybody may write to %s, and so change what the next run loads. Take the right "
-                "away: chmod -R o-w %s",
-                " and ".join(public),
-                self._path,
-            )
-        if foreign := [f"{path} ({its.text})" for path, its in found.items() if its.is_foreign]:
-            logger.warning(
-                "Another user owns %s, and so can change what this run loads. Resume only if you "
-                "trust them.",
-                " and ".join(foreign),
-            )
-        for path, its in found.items():
-            if not its.may_write:
-                raise CheckpointWriteError(
-                    f"This process may not write to {path} ({its.text}), so no run can begin there. "
-                    f"Let its owner give you the right (jobrunner.checkpoint.mode in Dask's "
-                    f"configuration does so for new files), or copy an epoch to a directory of "
-                    f"your own: jobrunner copy {self._path} EPOCH TARGET"
+    def _warn_of_others(self) -> None:
+        """Warn of a directory that everybody may write to."""
+        for name in ("", LOG_DIRECTORY, RUNS_DIRECTORY):
+            path = join_path(self._path, name) if name else self._path
+            rights = self._files.others_may_write(path)
+            if rights:
+                logger.warning(
+                    "Everybody may write to %s (%s), and so change what the next run loads. Take "
+                    "the right away: chmod -R o-w %s",
+                    path,
+                    rights,
+                    self._path,
                 )
 
     def remove_traces_of_others(self) -> None:
@@ -184,11 +172,11 @@ def refuse_if_alive(
     logger.warning(
         "%s is held by %s: waiting up to %g s for a heartbeat.", path, holder, silence_seconds
     )
-    first = files.read_if_there(heartbeat)
+    first = files.read(heartbeat)
     started = patience.clock()
     while patience.clock() - started < silence_seconds:
         patience.wait(pause_seconds)
-        beat = files.read_if_there(heartbeat)
+        beat = files.read(heartbeat)
         if beat is None and first is not None:
             # The run has ended, or another has taken over: both remove the heartbeat.
             if not still_holds():
@@ -224,12 +212,12 @@ class Probe:
 
     def ask(self) -> None:
         """Write the client's file; called on the client."""
-        self.files.overwrite(os.path.join(self.directory, _QUESTION), self.token)
+        self.files.put(os.path.join(self.directory, _QUESTION), self.token)
 
     def __call__(self, workspaces: Mapping[str, Any]) -> ProbeAnswer:
         """Read the client's file and write the worker's."""
         try:
-            saw = self.files.read_if_there(os.path.join(self.directory, _QUESTION))
+            saw = self.files.read(os.path.join(self.directory, _QUESTION))
             if saw != self.token:
                 return ProbeAnswer(saw=saw)
             name = f"answer-{uuid.uuid4().hex}"
@@ -247,9 +235,7 @@ class Probe:
         names = [answer.wrote for answer in answers.values() if answer.wrote is not None]
         try:
             paths = [os.path.join(self.directory, name) for name in names]
-            written = dict(
-                zip(names, self.files.each(self.files.read_if_there, paths), strict=True)
-            )
+            written = dict(zip(names, self.files.each(self.files.read, paths), strict=True))
         except OSError as error:
             raise CheckpointWriteError(
                 f"{path}: cannot read the workers' files: {type(error).__name__}: {error}. Repair "

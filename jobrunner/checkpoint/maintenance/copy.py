@@ -226,7 +226,7 @@ class StoreCopy:
         """Copy the manifest, and the root document as `root`, after all other files."""
         path = join_path(self._source.root, MANIFEST)
         with self._source.verified.reading(path):
-            manifest = self._source.files.read(path, MANIFEST_BYTES)
+            manifest = self._source.files.read(path, MANIFEST_BYTES) or b""
         self._target.files.write(join_path(self._target.root, MANIFEST), [manifest])
         self._copy(ROOT_DOCUMENT, root)
         self._target.read_manifest()  # verifies it

@@ -97,6 +97,6 @@ def _refuse_if_held(directory: Epochs, repair: Repair, patience: Patience) -> No
 def _unknown_run(files: Files, root: str, name: str) -> Holder:
     """A run whose entry is lost, as its heartbeat describes it."""
     path = os.path.join(root, name, HEARTBEAT)
-    process = read_process(files.read_if_there(path) or b"")
+    process = read_process(files.read(path) or b"")
     time = "an unknown time"
     return Holder(format=1, number=0, kind="run", run=name, id="", time=time, process=process)

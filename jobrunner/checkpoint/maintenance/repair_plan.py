@@ -290,7 +290,7 @@ class _Planner:
         newest = 0.0
         for node, name in names.items():
             path = join_path(os.path.join(self._path, name), MANIFEST)
-            data = self._files.read_if_there(path, MANIFEST_BYTES) or b""
+            data = self._files.read(path, MANIFEST_BYTES) or b""
             digest = hashlib.sha256(data).hexdigest()
             if not is_sealed(data):
                 raise CheckpointCorruptError(

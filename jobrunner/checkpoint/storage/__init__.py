@@ -1,6 +1,8 @@
 """Bytes under names, in a file system or an object store."""
 
-from jobrunner.checkpoint.storage.backends import (
+from jobrunner.checkpoint.storage.object_files import ObjectFiles
+from jobrunner.checkpoint.storage.parallel import REMOVALS, THREADS, run_all, run_gently
+from jobrunner.checkpoint.storage.places import (
     FILES,
     absolute_path,
     files_beside,
@@ -8,7 +10,5 @@ from jobrunner.checkpoint.storage.backends import (
     is_url,
     outer_directories,
 )
-from jobrunner.checkpoint.storage.object_store import ObjectFiles
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles, crc32c_of_zeros, join_path
 from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Files, Result
-from jobrunner.checkpoint.storage.threads import THREADS, run_all, run_gently

@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import grp
 import os
+import pwd
+import re
+import secrets
 import stat
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
+from typing import Any
 
 from crc32c import crc32c
 
-from jobrunner.checkpoint.storage import system
-from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result, Rights
-from jobrunner.checkpoint.storage.system import (
+from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result
+from jobrunner.checkpoint.storage.unlinked import (
     DIRECTORY,
+    GONE,
     PASSAGE,
-    Opener,
-    directories_in,
-    explain_link,
-    read_bytes,
+    Below,
+    closing,
     scan,
     too_long,
-    within,
+    walk,
 )
 
 BLOCK_BYTES = 1 << 20
 """Size of a block that is digested and written together, while it is in a core's cache."""
 
 _WRITTEN_BACK_BYTES = 128 << 10  # for less, the call costs more than it saves
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _ZEROS = bytes(BLOCK_BYTES)
-_NOTHING_THERE = (FileNotFoundError, NotADirectoryError)
+_WITHOUT_SYNCFS = (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
+_WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 _NO_LINK = (
-    *(errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EOPNOTSUPP),
-    *(errno.EMLINK, errno.EXDEV, errno.EACCES, errno.ENOSYS),
+    *_WITHOUT_LINKS,
+    *(errno.ENOENT, errno.ENOTDIR, errno.EXDEV, errno.EACCES, errno.ENOSYS),
 )
 
 
 def join_path(root: str, path: str) -> str:
-    """Path of a file in a store, as its manifest names it."""
+    """Path of a file in a store, as its document names it."""
     return f"{root}/{path}"
 
 
@@ -61,23 +66,19 @@ class PosixFiles:
     """
 
     threads = 2
-    removals = 4
     lookups = 1
     linked_bytes = 64 << 10
     poll_seconds = 0.0
 
     def __init__(self) -> None:
-        self.opener = Opener()
-        self.mode: int | None = None
-        """Rights of new files; None: those of the process's umask."""
+        self.below = Below()
 
     def reaches(self, path: str) -> bool:
         return "://" not in path
 
-    def bind(self, directory: str, mode: int | None = None) -> None:
-        """Follow no link below a checkpoint directory, and give new files the rights `mode`."""
-        self.opener.bind(directory)
-        self.mode = mode
+    def bind(self, directory: str) -> None:
+        """Follow no link below a checkpoint directory."""
+        self.below.bind(directory)
 
     def before(self, operation: str, path: str) -> None:
         pass
@@ -90,33 +91,16 @@ class PosixFiles:
     # --- writing
 
     def make_directory(self, path: str, inside: Collection[str] = ()) -> None:
-        self.before("mkdir", path)
-        descriptor = self.opener.at(path, self._make_directory)
-        with within(descriptor, path):
-            for name in inside:
-                below = f"{path}/{name}"
-                self.before("mkdir", below)
-                if "/" in name or self.mode is not None:
-                    os.close(self.opener.at(below, self._make_directory))
-                else:
-                    os.mkdir(name, dir_fd=descriptor)
-
-    def _make_directory(self, name: str, at: int | None) -> int:
-        os.mkdir(name, dir_fd=at)
-        descriptor = os.open(name, PASSAGE if self.mode is None else DIRECTORY, dir_fd=at)
-        if self.mode is not None:
-            kept = os.fstat(descriptor).st_mode & stat.S_ISGID
-            try:
-                os.fchmod(descriptor, kept | self.mode | (self.mode & 0o444) >> 2)
-            except OSError:  # a file system without rights
-                os.close(descriptor)
-                raise
-        return descriptor
+        for directory in (path, *(join_path(path, name) for name in inside)):
+            self.before("mkdir", directory)
+            with self.below.parent(directory) as place:
+                os.mkdir(place.name, dir_fd=place.directory)
 
     def make_directories(self, path: str) -> None:
         if self.is_directory(path):
             return
-        if (parent := os.path.dirname(path)) != path:
+        parent = os.path.dirname(path)
+        if parent != path:
             self.make_directories(parent)
         with contextlib.suppress(FileExistsError, FileNotFoundError):  # somebody removes it already
             self.make_directory(path)
@@ -130,31 +114,30 @@ class PosixFiles:
         digest: Callable[[memoryview, int], int] = crc32c,
     ) -> int:
         self.before("create", path)
-        descriptor = self.opener.open(path, _NEW)
-        found = position = 0
+        descriptor = self.below.open(path, _NEW)
+        digested = position = 0
         try:
-            if self.mode is not None:
-                os.fchmod(descriptor, self.mode)
             for buffer in buffers:
                 view = memoryview(buffer)
-                if view.nbytes:
-                    view = view.cast("B")
-                    for start in range(0, len(view), BLOCK_BYTES):
-                        block = view[start : start + BLOCK_BYTES]
-                        found = digest(block, found)
-                        self._write_block(descriptor, path, block)
-                        if len(block) >= _WRITTEN_BACK_BYTES:
-                            # The disk writes while the next block is copied.
-                            system.start_writing_back(descriptor, position, len(block), path)
-                        position += len(block)
+                if not view.nbytes:
+                    continue
+                view = view.cast("B")
+                for start in range(0, len(view), BLOCK_BYTES):
+                    block = view[start : start + BLOCK_BYTES]
+                    digested = digest(block, digested)
+                    self._write_block(descriptor, path, block)
+                    if len(block) >= _WRITTEN_BACK_BYTES:
+                        # The disk writes while the next block is copied.
+                        start_writing_back(descriptor, position, len(block), path)
+                    position += len(block)
             while padding_bytes > 0:
                 block = memoryview(_ZEROS)[:padding_bytes]
-                found = crc32c(block, found)
+                digested = crc32c(block, digested)
                 self._write_block(descriptor, path, block)
                 padding_bytes -= len(block)
         finally:
             os.close(descriptor)  # some network file systems report a full disk only here
-        return found
+        return digested
 
     def _write_block(self, descriptor: int, path: str, block: memoryview) -> None:
         while True:
@@ -179,28 +162,18 @@ class PosixFiles:
 
     def _link(self, source: str, target: str) -> os.stat_result:
         """Give a file, even if it is a symbolic link, a second name; returns its attributes."""
+        with self.below.parent(target) as new, self.below.parent(source) as old:
+            os.link(
+                old.name,
+                new.name,
+                src_dir_fd=old.directory,
+                dst_dir_fd=new.directory,
+                follow_symlinks=False,
+            )
+            return os.stat(new.name, dir_fd=new.directory, follow_symlinks=False)
 
-        def link(name: str, at: int | None, new: str, there: int | None) -> os.stat_result:
-            os.link(name, new, src_dir_fd=at, dst_dir_fd=there, follow_symlinks=False)
-            return os.stat(new, dir_fd=there, follow_symlinks=False)
-
-        return self.opener.at(source, lambda *its: self.opener.at(target, partial(link, *its)))
-
-    def overwrite(self, path: str, data: bytes) -> None:
-        self.before("write", path)
-        descriptor, found = self.opener.open_file(path, os.O_WRONLY | os.O_CREAT)
-        try:
-            if found.st_nlink > 1:  # as in a snapshot, whose file stays as it is
-                self.remove_file(path)
-                self.write(path, [data])
-                return
-            if self.mode is not None and not found.st_size:
-                os.fchmod(descriptor, self.mode)
-            os.pwrite(descriptor, data, 0)
-        finally:
-            os.close(descriptor)
-
-    def create_whole(self, path: str, data: bytes, temporary: str) -> bool:
+    def create(self, path: str, data: bytes) -> bool:
+        temporary = _name_temporary(path)
         try:
             self.write(temporary, [data])
             try:
@@ -214,10 +187,10 @@ class PosixFiles:
                 self._link(temporary, path)
             except OSError as error:
                 # A network file system may fail, or find the name taken, after it has linked.
-                found = self.read_if_there(path)
-                if found is None:
-                    raise explain_link(error, path) from error
-                if found != data:
+                present = self.read(path)
+                if present is None:
+                    raise _explain_link(error, path) from error
+                if present != data:
                     return False
         finally:
             with contextlib.suppress(OSError):
@@ -226,38 +199,51 @@ class PosixFiles:
         return True
 
     def prove_creation(self, directory: str) -> None:
-        pass  # without hard links, `create_whole` itself fails
+        pass  # without hard links, `create` itself fails
+
+    def put(self, path: str, data: bytes, *, durable: bool = False) -> None:
+        temporary = _name_temporary(path)
+        try:
+            self.write(temporary, [data])
+            if durable:
+                # Before the rename: after a power loss, the name must not lead to an empty file.
+                self.sync_path(temporary)
+            self.rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.remove_file(temporary)
+            raise
+        if durable:
+            self.sync_path(os.path.dirname(path))
 
     def rename(self, source: str, target: str) -> None:
         self.before("rename", source)
-
-        def rename(name: str, at: int | None) -> None:
-            new = os.path.join(os.path.dirname(name), os.path.basename(target))
-            os.rename(name, new, src_dir_fd=at, dst_dir_fd=at)
-
-        self.opener.at(source, rename)
+        with self.below.parent(source) as old, self.below.parent(target) as new:
+            os.rename(old.name, new.name, src_dir_fd=old.directory, dst_dir_fd=new.directory)
 
     def remove_file(self, path: str) -> None:
         self.before("unlink", path)
-        self.opener.at(path, lambda name, at: os.unlink(name, dir_fd=at))
+        with self.below.parent(path) as place:
+            os.unlink(place.name, dir_fd=place.directory)
 
     def remove_tree(self, path: str) -> None:
         self.before("list", path)
         with contextlib.suppress(FileNotFoundError):
-            self._remove_content(path, self.opener.open(path, DIRECTORY), 0)
+            self._remove_content(path, self.below.open(path, DIRECTORY), 0)
             self.before("rmdir", path)
-            self.opener.at(path, lambda name, at: os.rmdir(name, dir_fd=at))
+            with self.below.parent(path) as place:
+                os.rmdir(place.name, dir_fd=place.directory)
 
-    def _remove_content(self, path: str, descriptor: int, depth: int) -> None:
+    def _remove_content(self, path: str, descriptor: int, level: int) -> None:
         """Remove all that is in a directory, and close its descriptor."""
-        with within(descriptor, path):
-            for entry in scan(descriptor, path, depth):
-                inside = f"{path}/{entry.name}"
+        with closing(descriptor, path):
+            for entry in scan(descriptor, path, level):
+                inside = join_path(path, entry.name)
                 with contextlib.suppress(FileNotFoundError):
                     if entry.is_dir(follow_symlinks=False):
                         self.before("list", inside)
-                        below = os.open(entry.name, DIRECTORY, dir_fd=descriptor)
-                        self._remove_content(inside, below, depth + 1)
+                        inner = os.open(entry.name, DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
+                        self._remove_content(inside, inner, level + 1)
                         self.before("rmdir", inside)
                         os.rmdir(entry.name, dir_fd=descriptor)
                     else:
@@ -268,7 +254,7 @@ class PosixFiles:
 
     def sync_path(self, path: str) -> None:
         self.before("fsync", path)
-        descriptor = self.opener.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = self.below.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             os.fsync(descriptor)
         finally:
@@ -279,7 +265,7 @@ class PosixFiles:
         self, path: str, names: Sequence[str], changed: Collection[str] | None = None
     ) -> Iterator[None]:
         # Opened first: syncfs reports all failures since then, also in the background.
-        descriptor = self.opener.open(path, DIRECTORY)
+        descriptor = self.below.open(path, DIRECTORY)
         try:
             yield
             if self.has_syncfs:
@@ -287,12 +273,12 @@ class PosixFiles:
                 number = self._sync_file_system(descriptor)
                 if number == 0:
                     return
-                if number not in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP):
+                if number not in _WITHOUT_SYNCFS:
                     raise OSError(number, os.strerror(number), path)
             for name in names:
-                root = os.path.join(path, name)
-                for member, _ in self.opener.walk(root):
-                    self.sync_path(os.path.join(root, member))
+                root = join_path(path, name)
+                for member, _ in walk(self.below.open(root, DIRECTORY), root):
+                    self.sync_path(join_path(root, member))
                 self.sync_path(root)
             for directory in (path,) if changed is None else changed:
                 self.sync_path(directory)
@@ -302,38 +288,37 @@ class PosixFiles:
     @property
     def has_syncfs(self) -> bool:
         """Whether one call makes a whole file system durable and reports errors."""
-        return system.has_syncfs
+        return _syncfs is not None
 
     def _sync_file_system(self, descriptor: int) -> int:
-        return system.sync_file_system(descriptor)
+        """Make a whole file system durable; returns an errno, 0 if it is."""
+        return 0 if _syncfs(descriptor) == 0 else ctypes.get_errno()
 
     # --- reading
 
-    def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes:
+    def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
         self.before("open", path)
-        descriptor, found = self.opener.open_file(path)
         try:
-            if found.st_size > most:
-                raise too_long(path, found.st_size, most)
-            return read_bytes(descriptor, found.st_size)
+            descriptor, attributes = self.below.open_file(path)
+        except GONE:
+            return None
+        try:
+            if attributes.st_size > most:
+                raise too_long(path, attributes.st_size, most)
+            return _read_bytes(descriptor, attributes.st_size)
         finally:
             os.close(descriptor)
 
-    def read_if_there(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
-        try:
-            return self.read(path, most)
-        except _NOTHING_THERE:
-            return None
-
     def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
         self.before("open", path)
-        descriptor, found = self.opener.open_file(path)
+        descriptor, attributes = self.below.open_file(path)
         try:
-            size = found.st_size
+            size = attributes.st_size
             if size != nbytes:
                 return size, 0
-            digest, position, spare = 0, 0, memoryview(b"")
-            wanted = len(target) if target is not None else 0
+            digest = position = 0
+            wanted = 0 if target is None else len(target)
+            spare = memoryview(b"")
             while position < nbytes:
                 if target is not None and position < wanted:
                     block = target[position : min(wanted, position + BLOCK_BYTES)]
@@ -352,49 +337,130 @@ class PosixFiles:
 
     def read_span(self, path: str, start: int, nbytes: int) -> tuple[int, bytes]:
         self.before("open", path)
-        descriptor, found = self.opener.open_file(path)
+        descriptor, attributes = self.below.open_file(path)
         try:
-            size = found.st_size
+            size = attributes.st_size
             if not 0 <= start < size:
                 return size, b""
             os.lseek(descriptor, start, os.SEEK_SET)
-            return size, read_bytes(descriptor, max(0, min(nbytes, size - start)))
+            return size, _read_bytes(descriptor, max(0, min(nbytes, size - start)))
         finally:
             os.close(descriptor)
 
-    def list_names(self, path: str, names: Callable[[int], list[str]] = os.listdir) -> list[str]:
-        self.before("list", path)
-        try:
-            descriptor = self.opener.open(path, DIRECTORY)
-        except _NOTHING_THERE:
-            return []
-        with within(descriptor, path):
-            return names(descriptor)
+    def list_names(self, path: str) -> list[str]:
+        return [entry.name for entry in self._list(path)]
 
     def list_directories(self, path: str) -> list[str]:
-        return self.list_names(path, directories_in)
+        return [entry.name for entry in self._list(path) if entry.is_dir(follow_symlinks=False)]
+
+    def _list(self, path: str) -> Iterator[os.DirEntry[str]]:
+        """What a directory contains, while it is open."""
+        self.before("list", path)
+        try:
+            descriptor = self.below.open(path, DIRECTORY)
+        except GONE:
+            return
+        with closing(descriptor, path):
+            yield from scan(descriptor, path, 0)
 
     def is_taken(self, path: str) -> bool:
         try:
-            self.opener.stat(path)
-        except _NOTHING_THERE:
+            self.below.attributes(path)
+        except GONE:
             return False
         return True
 
     def is_directory(self, path: str) -> bool:
         try:
-            os.close(self.opener.open(path, PASSAGE))
+            os.close(self.below.open(path, PASSAGE))
         except OSError:
             return False
         return True
 
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
-        for name, found in self.opener.walk(path):
-            if found is not None:
-                yield name, found.st_size if stat.S_ISREG(found.st_mode) else -1
+        try:
+            descriptor = self.below.open(path, DIRECTORY)
+        except GONE:
+            return
+        for name, attributes in walk(descriptor, path):
+            if attributes is not None:
+                yield name, attributes.st_size if stat.S_ISREG(attributes.st_mode) else -1
 
-    def rights(self, path: str) -> Rights | None:
-        return self.opener.rights(path)
+    def others_may_write(self, path: str) -> str:
+        try:
+            attributes = self.below.attributes(path)
+        except GONE:
+            return ""
+        if not attributes.st_mode & stat.S_IWOTH or stat.S_ISLNK(attributes.st_mode):
+            return ""
+        owner, group = str(attributes.st_uid), str(attributes.st_gid)
+        with contextlib.suppress(KeyError):
+            owner = pwd.getpwuid(attributes.st_uid).pw_name
+        with contextlib.suppress(KeyError):
+            group = grp.getgrgid(attributes.st_gid).gr_name
+        return f"owner {owner}, group {group}, rights {stat.filemode(attributes.st_mode)}"
 
     def modified_seconds(self, path: str) -> float:
-        return self.opener.stat(path).st_mtime
+        return self.below.attributes(path).st_mtime
+
+
+def _name_temporary(path: str) -> str:
+    return f"{path}.{secrets.token_hex(8)}.tmp"
+
+
+def _read_bytes(descriptor: int, nbytes: int) -> bytes:
+    """Up to so many bytes, fewer only at the end of the file."""
+    data = os.read(descriptor, nbytes)
+    while len(data) < nbytes:
+        more = os.read(descriptor, nbytes - len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _explain_link(error: OSError, path: str) -> OSError:
+    """The error to raise if an entry of the log cannot be linked."""
+    if error.errno in _WITHOUT_LINKS:
+        return OSError(
+            error.errno,
+            "this file system has no hard links, which the log needs to create its entries "
+            "atomically; use a directory on another file system",
+            path,
+        )
+    return error
+
+
+# --- system calls of Linux that Python does not have
+
+_SYNC_FILE_RANGE_WRITE = 2
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EPERM, errno.EOPNOTSUPP)
+
+
+def _find(name: str, since: tuple[int, int], *arguments: Any) -> Any:
+    """A function of Linux's C library, from a version of Linux on, if there is one."""
+    if sys.platform != "linux":
+        return None
+    release = re.findall(r"\d+", os.uname().release)
+    if (int(release[0]), int(release[1])) < since:
+        return None
+    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
+    if function is not None:
+        function.argtypes = arguments
+    return function
+
+
+_syncfs = _find("syncfs", (5, 8), ctypes.c_int)  # reports errors from 5.8 on
+_sync_file_range = _find(
+    "sync_file_range", (2, 6), ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
+)
+
+
+def start_writing_back(descriptor: int, start: int, nbytes: int, path: str) -> None:
+    """Let Linux start writing a part of a file; raises OSError if the disk is full or broken."""
+    if _sync_file_range is None:
+        return
+    if _sync_file_range(descriptor, start, nbytes, _SYNC_FILE_RANGE_WRITE) != 0:
+        number = ctypes.get_errno()
+        if number not in _UNSUPPORTED:
+            raise OSError(number, os.strerror(number), path)

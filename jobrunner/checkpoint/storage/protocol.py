@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 DOCUMENT_BYTES = 64 << 20
 """Longest log entry, heartbeat or Zarr document that is read."""
-
-
-class Rights(NamedTuple):
-    """Who may use a directory."""
-
-    text: str
-    """Owner, group and rights, for messages."""
-    may_write: bool
-    """Whether this process may."""
-    is_public: bool
-    """Whether everybody may write."""
-    is_foreign: bool
-    """Whether it belongs to another user, who is not root."""
 
 
 @runtime_checkable
@@ -36,8 +23,6 @@ class Files(Protocol):
 
     threads: int
     """Threads that write or read at once, including the calling one; more are not faster."""
-    removals: int
-    """Trees removed at once: a disk or a server may delay each file."""
     lookups: int
     """Calls that `each` makes at once."""
     linked_bytes: int
@@ -96,18 +81,18 @@ class Files(Protocol):
         False if the file is gone, has another size or cannot be linked: write it instead.
         """
 
-    def overwrite(self, path: str, data: bytes) -> None:
-        """Write `data` over the start of a file, creating it; neither atomic nor durable."""
-
-    def create_whole(self, path: str, data: bytes, temporary: str) -> bool:
+    def create(self, path: str, data: bytes) -> bool:
         """Create a file atomically and durably; False if another writer's file exists.
 
-        `data` must differ from any other writer's, because it tells whose file it is; `temporary`
-        is an unused path in the same directory. Safe to retry with the same `data`.
+        `data` must differ from any other writer's, because it tells whose file it is. Safe to retry
+        with the same `data`.
         """
 
     def prove_creation(self, directory: str) -> None:
-        """Check that `create_whole` has one winner in `directory`; raises OSError if not."""
+        """Check that `create` has one winner in `directory`; raises OSError if not."""
+
+    def put(self, path: str, data: bytes, *, durable: bool = False) -> None:
+        """Create a file, or replace it atomically; durable only if asked for."""
 
     def rename(self, source: str, target: str) -> None:
         """Rename a file within its directory."""
@@ -133,11 +118,11 @@ class Files(Protocol):
 
     # --- reading
 
-    def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes:
-        """The content of a file; raises a `CheckpointCorruptError` if it is longer than `most`."""
+    def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
+        """The content of a file; None if it does not exist.
 
-    def read_if_there(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
-        """The content of a file, as `read` returns it; None if it does not exist."""
+        Raises a `CheckpointCorruptError` if it is longer than `most`.
+        """
 
     def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
         """Read a file of `nbytes` bytes, of which `target` gets the first ones, and digest it.
@@ -167,8 +152,8 @@ class Files(Protocol):
         Skips files that disappear meanwhile. What is no file (a link, a pipe) has size -1.
         """
 
-    def rights(self, path: str) -> Rights | None:
-        """Who may use a directory; None if it does not exist or the storage does not tell."""
+    def others_may_write(self, path: str) -> str:
+        """Owner, group and rights of a directory that everybody may write to; else empty."""
 
     def modified_seconds(self, path: str) -> float:
         """When a file was last written, in seconds since 1970, by the storage's clock."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -89,6 +90,8 @@ class StoreReader:
         path = join_path(self.root, MANIFEST)
         with self.verified.reading(path):
             data = self.files.read(path, MANIFEST_BYTES)
+            if data is None:
+                raise FileNotFoundError(errno.ENOENT, "no such file", path)
         digest = hashlib.sha256(data).hexdigest()
         if digest != self.manifest:
             raise CheckpointCorruptError(

@@ -236,11 +236,11 @@ def test_of_two_newcomers_one_gets_the_directory(tmp_path: Path) -> None:
     beaten: list[float] = []
 
     class Racing(PosixFiles):
-        def create_whole(self, path: str, data: bytes, temporary: str) -> bool:
+        def create(self, path: str, data: bytes) -> bool:
             if not beaten:
                 beaten.append(1)
                 first.run.start(["a"], {})
-            return super().create_whole(path, data, temporary)
+            return super().create(path, data)
 
     def beat(now: float) -> None:
         for path in (tmp_path / "k").glob(f"{RUNS_DIRECTORY}/*/{HEARTBEAT}"):
@@ -353,13 +353,13 @@ def test_heartbeats_continue_after_failures(
     enough = threading.Event()
 
     class Watched(PosixFiles):
-        def overwrite(self, path: str, data: bytes) -> None:
+        def put(self, path: str, data: bytes, *, durable: bool = False) -> None:
             beats.append(data)
             if len(beats) == 2:
                 raise OSError("no room")
             if len(beats) >= 4:
                 enough.set()
-            super().overwrite(path, data)
+            super().put(path, data, durable=durable)
 
     heartbeat = Heartbeat(Watched(), str(tmp_path), RUN, 0.001)
     heartbeat.start()

@@ -7,7 +7,7 @@ import dask
 import pytest
 
 from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Node, Task, epoch_limiter
-from jobrunner.checkpoint.storage.object_store import ObjectFiles
+from jobrunner.checkpoint.storage.object_files import ObjectFiles
 from tests.object_servers import CUT, DROP
 from tests.sampling import sampled
 
@@ -43,12 +43,10 @@ OPERATIONS = {
     "walk": lambda files, root: [*files.walk(root)] == [("x", len(DATA)), ("y", 1)],
     "is_directory": lambda files, root: files.is_directory(root),
     "is_taken": lambda files, root: files.is_taken(f"{root}/x"),
-    "write": lambda files, root: (
-        files.overwrite(f"{root}/w", DATA) or read_into(files, f"{root}/w")
-    ),
+    "write": lambda files, root: files.put(f"{root}/w", DATA) or read_into(files, f"{root}/w"),
     "long": lambda files, root: files.write(f"{root}/long", [DATA] * 17) is not None,
-    "create": lambda files, root: files.create_whole(f"{root}/new", b"entry", "") is True,
-    "create taken": lambda files, root: files.create_whole(f"{root}/y", b"entry", "") is False,
+    "create": lambda files, root: files.create(f"{root}/new", b"entry") is True,
+    "create taken": lambda files, root: files.create(f"{root}/y", b"entry") is False,
     "prove": lambda files, root: files.prove_creation(root) is None,
     "link": lambda files, root: files.link(f"{root}/x", f"{root}/z", len(DATA)),
     "rename": lambda files, root: files.rename(f"{root}/x", f"{root}/z") is None,
@@ -60,15 +58,15 @@ OPERATIONS = {
 @pytest.fixture
 def files(s3):
     files = ObjectFiles(f"{s3.url}/runs")
-    files.overwrite(f"{files.root}/x", DATA)
-    files.overwrite(f"{files.root}/y", b"y")
+    files.put(f"{files.root}/x", DATA)
+    files.put(f"{files.root}/y", b"y")
     return files
 
 
 def test_every_operation_survives_answers_that_are_cut(s3, files):
     for name, operation in OPERATIONS.items():
-        files.overwrite(f"{files.root}/x", DATA)
-        files.overwrite(f"{files.root}/y", b"y")
+        files.put(f"{files.root}/x", DATA)
+        files.put(f"{files.root}/y", b"y")
         s3.watch = cuts = Cuts(first=2)
         assert operation(files, files.root), name
         assert cuts.cut, name
@@ -79,8 +77,8 @@ def test_every_operation_survives_answers_that_are_cut(s3, files):
 @sampled("names", sample=["list_names"], nightly=[*OPERATIONS])
 def test_every_operation_survives_connections_that_are_dropped_for_seconds(s3, files, names):
     for name in names:
-        files.overwrite(f"{files.root}/x", DATA)
-        files.overwrite(f"{files.root}/y", b"y")
+        files.put(f"{files.root}/x", DATA)
+        files.put(f"{files.root}/y", b"y")
         s3.watch = Cuts(first=12, verdict=DROP)
         assert OPERATIONS[name](files, files.root), name
         s3.watch = lambda _: False

@@ -28,9 +28,8 @@ from jobrunner import (
     MultiNodeCheckpointManager,
 )
 from jobrunner.checkpoint import Files
-from jobrunner.checkpoint.storage import system
-from jobrunner.checkpoint.storage.backends import files_of
-from jobrunner.checkpoint.storage.object_store import ObjectFiles
+from jobrunner.checkpoint.storage.object_files import ObjectFiles
+from jobrunner.checkpoint.storage.places import files_of
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.testing import FaultyObjects
 
@@ -82,7 +81,7 @@ def store(param: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield Place(ObjectFiles(root), root)
 
 
-DISKS = ["posix", "parts"]
+DISKS = ["posix"]
 SERVERS = ["s3", "gs", pytest.param("az", marks=pytest.mark.nightly)]
 on_disks = pytest.mark.parametrize("place", DISKS, indirect=True)
 
@@ -92,8 +91,6 @@ def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
     if request.param in DISKS:
-        if request.param == "parts":  # as where Linux's openat2 is missing
-            monkeypatch.setattr(system, "open_unlinked", system.open_by_parts)
         root = str(tmp_path / "k")
         yield Place(files_of(root), root)
     else:
@@ -105,7 +102,7 @@ def test_written_bytes_are_read_back(place: Place) -> None:
     path = f"{root}/d/x"
     assert place.write("d/x", [b"abc", b"", b"de"], 3) == crc32c(b"abcde\0\0\0")
     assert files.read(path) == b"abcde\0\0\0"
-    files.overwrite(path, bytes(range(100)))
+    files.put(path, bytes(range(100)))
     assert files.read(path) == bytes(range(100))
     assert files.read_span(path, 7, 5) == (100, bytes(range(7, 12)))
     assert files.read_span(path, 95, 10) == (100, bytes(range(95, 100)))
@@ -123,13 +120,10 @@ def test_written_bytes_are_read_back(place: Place) -> None:
 def test_a_document_that_is_too_long_is_not_read(place: Place) -> None:
     files, path = place.files, f"{place.root}/d/x"
     place.write("d/x", [b"abc"])
-    assert files.read(path, 3) == files.read_if_there(path, 3) == b"abc"
-    for read in (files.read, files.read_if_there):
-        with pytest.raises(
-            CheckpointCorruptError, match="/d/x is too long: it has 3 bytes"
-        ) as caught:
-            read(path, 2)
-        assert caught.value.path == path
+    assert files.read(path, 3) == b"abc"
+    with pytest.raises(CheckpointCorruptError, match="/d/x is too long: it has 3 bytes") as caught:
+        files.read(path, 2)
+    assert caught.value.path == path
 
 
 def test_a_directory_is_made_with_those_inside_it(place: Place) -> None:
@@ -159,8 +153,8 @@ def test_no_link_is_followed(place: Place, tmp_path: Path) -> None:
     calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
         *((files.read, (path,)) for path in ("file", "directory/x", "directory/../real/x")),
         *((files.write, (path, [b""])) for path in ("directory/new", "dangling")),
-        *((files.overwrite, (path, b"")) for path in ("directory/x", "file", "dangling")),
-        (files.create_whole, ("directory/new", b"", "directory/new.tmp")),
+        (files.put, ("directory/x", b"")),
+        (files.create, ("directory/new", b"")),
         (files.make_directory, ("directory/new",)),
         (files.link, ("real/x", "directory/new", 1)),
         (files.rename, ("directory/x", "directory/y")),
@@ -184,6 +178,26 @@ def test_no_link_is_followed(place: Place, tmp_path: Path) -> None:
 
 
 @on_disks
+def test_a_put_replaces_a_link_and_not_what_it_leads_to(place: Place, tmp_path: Path) -> None:
+    files, root = place.files, place.root
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"1")
+    files.make_directories(root)
+    Path(root, "file").symlink_to(outside)
+    files.put(f"{root}/file", b"2")
+    assert (files.read(f"{root}/file"), outside.read_bytes()) == (b"2", b"1")
+
+
+def test_a_put_replaces_and_leaves_nothing_else(place: Place) -> None:
+    files, root = place.files, place.root
+    files.make_directories(root)
+    files.put(f"{root}/x", b"first")
+    files.put(f"{root}/x", b"2", durable=True)
+    assert files.read(f"{root}/x") == b"2"
+    assert files.list_names(root) == ["x"]
+
+
+@on_disks
 def test_a_tree_that_is_too_deep_is_refused(place: Place) -> None:
     files, root = place.files, place.root
     files.make_directories("/".join([root, *"d" * 200]))
@@ -195,11 +209,10 @@ def test_a_tree_that_is_too_deep_is_refused(place: Place) -> None:
 def test_missing_files_are_reported(place: Place) -> None:
     files, root = place.files, place.root
     path = f"{root}/no"
-    for call in (files.read, files.modified_seconds):
-        with pytest.raises(FileNotFoundError) as caught:
-            call(path)
-        assert caught.value.filename == path
-    assert files.read_if_there(path) is None
+    with pytest.raises(FileNotFoundError) as caught:
+        files.modified_seconds(path)
+    assert caught.value.filename == path
+    assert files.read(path) is None
     assert not files.is_taken(path)
     assert not files.is_directory(root)
     assert files.list_names(path) == []
@@ -219,7 +232,7 @@ def test_of_many_writers_that_create_an_object_one_succeeds(place: Place) -> Non
     won = []
 
     def create(i: int) -> None:
-        if files.create_whole(path, b"%d" % i, f"{path}.{i}"):
+        if files.create(path, b"%d" % i):
             won.append(b"%d" % i)
 
     threads = [threading.Thread(target=create, args=(i,)) for i in range(16)]
@@ -228,9 +241,8 @@ def test_of_many_writers_that_create_an_object_one_succeeds(place: Place) -> Non
     for thread in threads:
         thread.join()
     assert won == [files.read(path)]
-    assert files.create_whole(
-        path, won[0], f"{path}.again"
-    )  # asked again, as after an answer that was lost
+    assert files.create(path, won[0])  # asked again, as after an answer that was lost
+    assert sorted(files.list_names(f"{root}/_log")) == ["1"]
 
 
 def test_names_of_every_kind_are_listed_copied_and_removed(place: Place) -> None:
@@ -259,7 +271,7 @@ def test_names_of_every_kind_are_listed_copied_and_removed(place: Place) -> None
     assert not files.is_taken(root)
 
 
-def test_long_objects_are_put_in_parts(place: Place) -> None:
+def test_a_long_file_is_written_read_and_linked(place: Place) -> None:
     files = place.files
     path, data = f"{place.root}/long", np.random.default_rng(0).bytes(17 << 20)
     digest = place.write("long", [data[:7], memoryview(data)[7:]])

@@ -39,9 +39,8 @@ from jobrunner import (
 from jobrunner import checkpoint as package
 from jobrunner.checkpoint import Epochs, Files, Loader, Receipt, copy_epoch, inspect_directory
 from jobrunner.checkpoint.log.heartbeat import Patience
-from jobrunner.checkpoint.storage.backends import absolute_path
-from jobrunner.checkpoint.storage.object_client import open_store
-from jobrunner.checkpoint.storage.object_store import ObjectFiles
+from jobrunner.checkpoint.storage.object_files import ObjectFiles, open_store
+from jobrunner.checkpoint.storage.places import absolute_path
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli.command import main
 from jobrunner.cli.listing import describe_checkpoint, list_epochs
@@ -143,13 +142,13 @@ def test_no_other_module_reaches_files_by_itself() -> None:
         for path in Path(package.__file__).parent.rglob("*.py")
     }
     assert len(found["posix"]) > 10
-    assert len(found["system"]) > 5
+    assert len(found["unlinked"]) > 5
     # The system is asked about processes and priorities; that is no checkpoint's business.
-    about_processes = {"heartbeat": {"open", "os.readlink"}}
+    about_processes = {"heartbeat": {"open", "os.readlink"}, "places": {"os.path.realpath"}}
     assert {
         module: calls
         for module, calls in found.items()
-        if calls and module not in ("posix", "system")
+        if calls and module not in ("posix", "unlinked")
     } == about_processes
 
 
@@ -250,9 +249,9 @@ def test_a_lost_reply_is_resolved_by_reading_back(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.manager = rig.again(files=Deaf(rig.path, rig.objects))
     rig.manager.run.start(["a:0"], {})
-    assert Deaf(rig.path, rig.objects).create_whole(f"{rig.path}/x", b"mine", "")
-    assert Deaf(rig.path, rig.objects).create_whole(f"{rig.path}/x", b"mine", "")
-    assert not Deaf(rig.path, rig.objects).create_whole(f"{rig.path}/x", b"theirs", "")
+    assert Deaf(rig.path, rig.objects).create(f"{rig.path}/x", b"mine")
+    assert Deaf(rig.path, rig.objects).create(f"{rig.path}/x", b"mine")
+    assert not Deaf(rig.path, rig.objects).create(f"{rig.path}/x", b"theirs")
     rig.manager.run.end()
     numbers = [entry.number for entry in rig.manager.recorded.log.read_entries()]
     assert numbers == [0, 1]  # run and end, once each
@@ -271,7 +270,7 @@ def test_a_store_without_conditional_creation_is_refused(tmp_path: Path) -> None
     assert list(rig.objects.rglob("heartbeat")) == []
 
 
-def test_long_objects_are_put_in_parts(tmp_path: Path) -> None:
+def test_long_objects_are_written_and_read_back(tmp_path: Path) -> None:
     files = FaultyObjects("s3://b", tmp_path)
     data = np.random.default_rng(0).bytes(40 << 20)
     seen = []
@@ -297,7 +296,7 @@ def test_long_objects_are_put_in_parts(tmp_path: Path) -> None:
 
 def test_errors_of_the_store_are_oserrors_that_name_the_object(tmp_path: Path) -> None:
     files = FaultyObjects("s3://b", tmp_path)
-    for call in (files.read, files.remove_file, files.modified_seconds):
+    for call in (files.remove_file, files.modified_seconds):
         with pytest.raises(FileNotFoundError) as caught:
             call("s3://b/no")
         assert caught.value.filename == "s3://b/no"
@@ -311,7 +310,7 @@ def test_errors_of_the_store_are_oserrors_that_name_the_object(tmp_path: Path) -
 
 def test_pickles_contain_no_client_and_no_credentials() -> None:
     files = ObjectFiles("memory://x", open_store)
-    files.overwrite("memory://x/k", b"1")
+    files.put("memory://x/k", b"1")
     assert b"obstore" not in pickle.dumps(files)  # of the client's own class
     assert pickle.loads(pickle.dumps(files)).read("memory://x/k") == b"1"
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobrunner.checkpoint.storage.posix import PosixFiles
-from jobrunner.checkpoint.storage.system import start_writing_back
+from jobrunner.checkpoint.storage.posix import PosixFiles, start_writing_back
 
 
 class FsyncFiles(PosixFiles):
@@ -113,26 +112,8 @@ def test_a_file_system_without_links_is_named(
     (tmp_path / "_log").mkdir()
     files = PosixFiles()
     files.bind(str(tmp_path))
-    path, temporary = (str(tmp_path / "_log" / name) for name in ("0.json", ".0.tmp"))
+    path = str(tmp_path / "_log" / "0.json")
     with pytest.raises(OSError, match="has no hard links") as error:
-        files.create_whole(path, b"0", temporary)
+        files.create(path, b"0")
     assert (error.value.filename, error.value.filename2) == (path, None)
     assert str(error.value).endswith(f"{path!r}")
-
-
-def test_a_directory_whose_rights_cannot_be_set_leaves_no_descriptor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[int] = []
-
-    def refuse(descriptor: int, mode: int) -> None:
-        opened.append(descriptor)
-        raise PermissionError(errno.EPERM, "no rights here")
-
-    files = PosixFiles()
-    files.bind(str(tmp_path), mode=0o664)
-    monkeypatch.setattr(os, "fchmod", refuse)
-    with pytest.raises(PermissionError):
-        files.make_directory(str(tmp_path / "k"))
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(opened[0])

@@ -8,9 +8,9 @@ import pytest
 
 from jobrunner.checkpoint.log.state import Claim
 from jobrunner.checkpoint.retention import Sweeper
-from jobrunner.checkpoint.storage.object_store import ObjectFiles
+from jobrunner.checkpoint.storage.object_files import ObjectFiles
+from jobrunner.checkpoint.storage.parallel import REMOVALS, THREADS, run_all
 from jobrunner.checkpoint.storage.posix import PosixFiles
-from jobrunner.checkpoint.storage.threads import THREADS, run_all
 
 MANY = 200
 
@@ -32,7 +32,7 @@ def test_jobs_that_turn_out_slow_are_shared():
 
 @pytest.mark.parametrize(
     ("threads", "nbytes"),
-    [(THREADS, 1 << 20), (ObjectFiles.threads, 0), (ObjectFiles.removals, 0)],
+    [(THREADS, 1 << 20), (ObjectFiles.threads, 0), (ObjectFiles.lookups, 0)],
     ids=["long", "far away", "removed far away"],
 )
 def test_long_or_remote_work_is_shared_at_once(threads, nbytes):
@@ -55,7 +55,7 @@ def test_the_first_error_stops_all_jobs(failing):
 
 
 def test_slow_deletions_run_in_several_threads(tmp_path):
-    met = threading.Barrier(PosixFiles.removals, timeout=30)
+    met = threading.Barrier(REMOVALS, timeout=30)
 
     class Slow(PosixFiles):
         def remove_tree(self, path):
@@ -66,7 +66,7 @@ def test_slow_deletions_run_in_several_threads(tmp_path):
             removed.append(path)
 
     removed = []
-    stores = ["first", *map(str, range(PosixFiles.removals))]
+    stores = ["first", *map(str, range(REMOVALS))]
     sweeper = Sweeper(Slow(), str(tmp_path))
     sweeper.add(Claim(0, 0), "delete", stores)
     assert sweeper.drain(60)

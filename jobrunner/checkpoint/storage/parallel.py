@@ -14,36 +14,29 @@ from jobrunner.checkpoint.storage.posix import PosixFiles
 THREADS = PosixFiles.threads
 """Also for work that only copies memory."""
 
+REMOVALS = 4
+"""Trees that are removed at once at least: a disk or a server may delay each file."""
+
 _WORTH_A_THREAD_BYTES = 1 << 20
-
-_NEAR_THREADS = max(PosixFiles.threads, PosixFiles.removals)
-
 _TRIED_JOBS = 64
 _QUICK_SECONDS = 100e-6
 """Jobs shorter than this are not faster in two threads, because of the GIL."""
 
-_GENTLE = 15
+_LOW_PRIORITY = 15
 
 
 def run_all(jobs: Iterable[Callable[[], None]], threads: int, nbytes: int) -> None:
     """Call all jobs, which access `nbytes`, in threads; the first error stops them and is raised.
 
-    `threads` is a limit that includes the calling thread. Up to the number that `PosixFiles` uses,
+    `threads` is a limit that includes the calling thread. Up to the number that local files use,
     short work with quick first jobs stays in one thread. More threads are always started, because
     they wait for a network.
     """
     pending = list(jobs)
-    if threads <= _NEAR_THREADS and nbytes < _WORTH_A_THREAD_BYTES:
-        patience = time.perf_counter() + _TRIED_JOBS * _QUICK_SECONDS
-        for tried, job in enumerate(pending[:_TRIED_JOBS], 1):
-            job()
-            if time.perf_counter() > patience:
-                pending = pending[tried:]
-                break
-        else:
-            threads, pending = 1, pending[_TRIED_JOBS:]
-    queue = iter(pending)
+    if threads <= REMOVALS and nbytes < _WORTH_A_THREAD_BYTES:
+        pending = _try_alone(pending)
     failures: list[BaseException] = []
+    queue = iter(pending)
 
     def work() -> None:
         try:
@@ -54,17 +47,26 @@ def run_all(jobs: Iterable[Callable[[], None]], threads: int, nbytes: int) -> No
         except BaseException as error:
             failures.append(error)
 
-    helpers = [
-        threading.Thread(target=work, name=f"jobrunner-files-{i}", daemon=True)
-        for i in range(min(threads, len(pending)) - 1)
-    ]
-    for helper in helpers:
+    helpers = []
+    for i in range(min(threads, len(pending)) - 1):
+        helper = threading.Thread(target=work, name=f"jobrunner-files-{i}", daemon=True)
         helper.start()
+        helpers.append(helper)
     work()
     for helper in helpers:
         helper.join()
     if failures:
         raise failures[0]
+
+
+def _try_alone(jobs: list[Callable[[], None]]) -> list[Callable[[], None]]:
+    """Call jobs in this thread as long as they are quick; returns those that are left."""
+    deadline = time.perf_counter() + _TRIED_JOBS * _QUICK_SECONDS
+    for i, job in enumerate(jobs):
+        job()
+        if i < _TRIED_JOBS and time.perf_counter() > deadline:
+            return jobs[i + 1 :]
+    return []
 
 
 def run_gently(write: Callable[[], None]) -> None:
@@ -75,7 +77,7 @@ def run_gently(write: Callable[[], None]) -> None:
         # Linux has priorities per thread; a lowered one cannot be raised again.
         with contextlib.suppress(AttributeError, OSError):
             if sys.platform == "linux":
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GENTLE)
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
         try:
             write()
         except BaseException as error:

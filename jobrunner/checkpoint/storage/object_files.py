@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import errno
+import functools
 import os
 import random
 import time
@@ -15,33 +17,49 @@ from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
-from jobrunner.checkpoint.storage.object_client import (
-    LONGEST_PAUSE_SECONDS,
-    PAUSE_SECONDS,
-    RETRY_KEY,
-    open_store,
-)
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, crc32c_of_zeros
 from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result
-from jobrunner.checkpoint.storage.system import too_long
+from jobrunner.checkpoint.storage.unlinked import too_long
 from jobrunner.config import get_number
 from jobrunner.texts import printable, without_credentials
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+    from obstore.store import ObjectStore, RetryConfig
 
-_PART_BYTES = 16 << 20
-_PARTS_AT_ONCE = 2  # of one object: each is copied in memory
-_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
-_JITTER = random.Random()  # not the global generator, from which tasks may draw meanwhile
-_CUT = "body error"  # part of obstore's message when an answer ends before its end
 MISSING = "object stores need obstore, which is not installed: pip install 'dask-jobrunner[object]'"
 
+_RETRY_KEY = "checkpoint.retry-seconds"
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 5.0
+_JITTER = random.Random()  # not the global generator, from which tasks may draw meanwhile
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+_CUT = "body error"  # part of obstore's message when an answer ends before its end
 
-def _presentable(error: Exception) -> Exception | None:
-    """The error as a cause, unless it contains credentials, as of an endpoint's URL."""
-    text = str(error)
-    return error if without_credentials(text) == text else None
+
+@functools.cache
+def open_store(root: str) -> ObjectStore:
+    """The objects below a URL, with the credentials of this process's environment.
+
+    Cached by URL, so that a process shares connections and the content of ``memory://``.
+    """
+    from obstore.store import MemoryStore, from_url
+
+    if root.startswith("memory://"):
+        return MemoryStore()
+    # For a time, however often.
+    retrying: RetryConfig = {
+        "max_retries": 1_000_000,
+        "retry_timeout": dt.timedelta(seconds=get_number(_RETRY_KEY)),
+        "backoff": {
+            "init_backoff": dt.timedelta(seconds=_PAUSE_SECONDS),
+            "max_backoff": dt.timedelta(seconds=_LONGEST_PAUSE_SECONDS),
+            "base": 2,
+        },
+    }
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+    if root.startswith("az://") and account:
+        # obstore panics when it prints a store whose account it found by itself.
+        return from_url(root, account_name=account, retry_config=retrying)
+    return from_url(root, retry_config=retrying)
 
 
 class _CutAnswerError(OSError):
@@ -61,14 +79,14 @@ class ObjectFiles:
     """
 
     threads = 8
-    removals = lookups = 32
+    lookups = 32
     linked_bytes = 4 << 20  # a link waits for the store twice, a write only once
     poll_seconds = 2.0
 
     def __init__(self, root: str, open_store: Callable[[str], ObjectStore] = open_store) -> None:
         self.root = root
         # For requests whose answer is cut; obstore tries those again that got none.
-        self.retry_seconds = get_number(RETRY_KEY)
+        self.retry_seconds = get_number(_RETRY_KEY)
         self._open_store = open_store
         self._opened: ObjectStore | None = None
 
@@ -100,6 +118,8 @@ class ObjectFiles:
                     yield waiting.popleft().result()
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
+
+    # --- requests
 
     def _key(self, path: str) -> str:
         if not self.reaches(path):
@@ -145,20 +165,20 @@ class ObjectFiles:
     def _tries(self) -> Iterator[bool]:
         """Iterate over tries, with a growing pause between them; True: the last one."""
         deadline = time.monotonic() + self.retry_seconds
-        pause = PAUSE_SECONDS
+        pause = _PAUSE_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             yield False
             time.sleep(min(pause * _JITTER.uniform(0.5, 1.0), left))
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         yield True
 
     def _refuse_missing_bucket(self, error: Exception, path: str, is_sure: bool = False) -> None:
         """Raise another error than for a missing object, which may be no fault."""
         if is_sure or any(code in str(error) for code in _NO_BUCKET):
-            what = "container" if self.root.startswith("az:") else "bucket"
+            noun = "container" if self.root.startswith("az:") else "bucket"
             name = urllib.parse.urlsplit(self.root).netloc
-            why = f"there is no {what} {name!r}. Create it, or correct the URL"
-            raise OSError(errno.ENXIO, why, path) from _presentable(error)
+            problem = f"there is no {noun} {name!r}. Create it, or correct the URL"
+            raise OSError(errno.ENXIO, problem, path) from _presentable(error)
 
     # --- writing
 
@@ -175,34 +195,28 @@ class ObjectFiles:
         padding_bytes: int = 0,
         digest: Callable[[memoryview, int], int] = crc32c,
     ) -> int:
-        found = 0
+        digested = 0
         content: list[bytes | memoryview] = []
         for buffer in buffers:
             view = memoryview(buffer)
-            if view.nbytes:
-                view = view.cast("B")
-                content.append(view)
-                for start in range(0, len(view), BLOCK_BYTES):
-                    found = digest(view[start : start + BLOCK_BYTES], found)
+            if not view.nbytes:
+                continue
+            view = view.cast("B")
+            content.append(view)
+            for start in range(0, len(view), BLOCK_BYTES):
+                digested = digest(view[start : start + BLOCK_BYTES], digested)
         if padding_bytes:
-            found = crc32c_of_zeros(padding_bytes, found)
+            digested = crc32c_of_zeros(padding_bytes, digested)
             content.append(bytes(padding_bytes))
         self._put(path, content)
-        return found
+        return digested
 
     def _put(self, path: str, content: Sequence[bytes | memoryview]) -> None:
-        is_long = sum(map(len, content)) > _PART_BYTES
-        self._ask(
-            "put",
-            path,
-            lambda store: store.put(
-                self._key(path),
-                list(content) or b"",
-                use_multipart=is_long,
-                chunk_size=_PART_BYTES,
-                max_concurrency=_PARTS_AT_ONCE,
-            ),
-        )
+        def put(store: ObjectStore) -> object:
+            # In one request: what a store writes is divided into chunks already.
+            return store.put(self._key(path), list(content) or b"", use_multipart=False)
+
+        self._ask("put", path, put)
 
     def link(self, source: str, target: str, nbytes: int) -> bool:
         try:
@@ -217,18 +231,18 @@ class ObjectFiles:
     def _copy(self, source: str, target: str, path: str) -> None:
         self._ask("copy", path, lambda store: store.copy(self._key(source), self._key(target)))
 
-    def overwrite(self, path: str, data: bytes) -> None:
+    def put(self, path: str, data: bytes, *, durable: bool = False) -> None:
         self._put(path, [data])
 
-    def create_whole(self, path: str, data: bytes, temporary: str) -> bool:
+    def create(self, path: str, data: bytes) -> bool:
         try:
             self._create(path, data)
         except OSError:
             # The store may fail, or find the name taken, after it has created the object.
-            found = self.read_if_there(path)
-            if found is None:
+            present = self.read(path)
+            if present is None:
                 raise
-            return found == data
+            return present == data
         return True
 
     def _create(self, path: str, data: bytes) -> None:
@@ -272,13 +286,13 @@ class ObjectFiles:
 
     def remove_tree(self, path: str) -> None:
         for batch in self._list(path):
-            keys = [found["path"] for found in batch]
+            keys = [entry["path"] for entry in batch]
             try:
-                self._ask("delete", path, lambda store, keys=keys: store.delete(keys))  # type: ignore[misc]
+                self._ask("delete", path, functools.partial(_delete, keys))
             except FileNotFoundError:
-                for found in batch:
+                for key in keys:
                     with contextlib.suppress(FileNotFoundError):
-                        self.remove_file(f"{self.root}/{found['path']}")
+                        self.remove_file(f"{self.root}/{key}")
 
     # --- durability
 
@@ -293,20 +307,17 @@ class ObjectFiles:
 
     # --- reading
 
-    def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes:
-        size, data = self.read_span(path, 0, most)
+    def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
+        try:
+            size, data = self.read_span(path, 0, most)
+        except FileNotFoundError:
+            return None
         if size > most:
             raise too_long(path, size, most)
         return data
 
-    def read_if_there(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
-        try:
-            return self.read(path, most)
-        except FileNotFoundError:
-            return None
-
     def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
-        wanted = len(target) if target is not None else 0
+        wanted = 0 if target is None else len(target)
 
         def get(store: ObjectStore) -> tuple[int, int]:
             digest = position = 0
@@ -314,8 +325,8 @@ class ObjectFiles:
             size = int(result.meta["size"])
             if size != nbytes:
                 return size, 0
-            for piece in result.stream(min_chunk_size=BLOCK_BYTES):
-                view = memoryview(piece)
+            for block in result.stream(min_chunk_size=BLOCK_BYTES):
+                view = memoryview(block)
                 digest = crc32c(view, digest)
                 if target is not None and position < wanted:
                     stop = min(wanted, position + len(view))
@@ -343,9 +354,9 @@ class ObjectFiles:
             return size, b""
 
     def list_names(self, path: str) -> list[str]:
-        found = self._list_level(path)
-        below = [*found["common_prefixes"], *(about["path"] for about in found["objects"])]
-        return [key.rpartition("/")[2] for key in below]
+        level = self._list_level(path)
+        keys = [*level["common_prefixes"], *(entry["path"] for entry in level["objects"])]
+        return [key.rpartition("/")[2] for key in keys]
 
     def list_directories(self, path: str) -> list[str]:
         return [key.rpartition("/")[2] for key in self._list_level(path)["common_prefixes"]]
@@ -361,13 +372,13 @@ class ObjectFiles:
         return any(self._list(path, 1))
 
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
-        start = len(self._key(path)) + 1 if path != self.root else 0
+        start = 0 if path == self.root else len(self._key(path)) + 1
         for batch in self._list(path):
-            for found in batch:
-                yield found["path"][start:], found["size"]
+            for entry in batch:
+                yield entry["path"][start:], entry["size"]
 
-    def rights(self, path: str) -> None:
-        pass
+    def others_may_write(self, path: str) -> str:
+        return ""
 
     def modified_seconds(self, path: str) -> float:
         return float(self._head(path)["last_modified"].timestamp())
@@ -380,15 +391,26 @@ class ObjectFiles:
         return self._ask("list", path, lambda store: store.list_with_delimiter(prefix))
 
     def _list(self, path: str, count: int = 1000) -> Iterator[Sequence[Any]]:
-        seen: set[str] = set()  # a listing that was cut begins again
+        """All objects below a path, in batches; a listing that is cut begins again."""
+        listed: set[str] = set()
         for is_last in self._tries():
             try:
                 with self._asking("list", path) as store:
                     for batch in store.list(self._key(path) or None, chunk_size=count):
-                        new = [found for found in batch if found["path"] not in seen]
-                        seen.update(found["path"] for found in new)
+                        new = [entry for entry in batch if entry["path"] not in listed]
+                        listed.update(entry["path"] for entry in new)
                         yield new
                     return
             except _CutAnswerError:
                 if is_last:
                     raise
+
+
+def _delete(keys: Sequence[str], store: ObjectStore) -> None:
+    store.delete(keys)
+
+
+def _presentable(error: Exception) -> Exception | None:
+    """The error as a cause, unless it contains credentials, as of an endpoint's URL."""
+    text = str(error)
+    return error if without_credentials(text) == text else None

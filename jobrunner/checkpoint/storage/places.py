@@ -9,11 +9,9 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 
-from jobrunner.checkpoint.storage.object_store import MISSING, ObjectFiles
+from jobrunner.checkpoint.storage.object_files import MISSING, ObjectFiles
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.storage.protocol import Files
-from jobrunner.checkpoint.storage.system import real_path
-from jobrunner.config import get_rights
 from jobrunner.define import instance
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import without_credentials
@@ -55,7 +53,7 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
         if scheme != "file":
             raise DefinitionError(
                 f"{text}: checkpoints can be in directories and object stores "
-                f"({', '.join(f'{known}://' for known in _OBJECT_SCHEMES)}), not in {scheme}://. "
+                f"({'://, '.join(_OBJECT_SCHEMES)}://), not in {scheme}://. "
                 f"Use one that the client and all workers share."
             )
         host, _, _ = rest.partition("/")
@@ -67,10 +65,11 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
 
 def outer_directories(path: str) -> Iterator[str]:
     """The directories that contain this absolute path, links resolved, or the URLs, from within."""
-    inner = path if is_url(path) else real_path(path)
-    while (outer := os.path.dirname(inner)) != inner and not outer.endswith(":"):
+    inner = path if is_url(path) else os.path.realpath(path)
+    outer = os.path.dirname(inner)
+    while outer != inner and not outer.endswith(":"):
         yield outer
-        inner = outer
+        inner, outer = outer, os.path.dirname(outer)
 
 
 def _absolute_url(text: str, scheme: str, rest: str) -> str:
@@ -97,7 +96,7 @@ def files_of(path: str, files: Files | None = None) -> Files:
         if not files.reaches(path):
             raise DefinitionError(f"files={type(files).__name__} cannot access {path}.")
         if isinstance(files, PosixFiles):
-            files.bind(path, get_rights("checkpoint.mode"))
+            files.bind(path)
         return files
     if importlib.util.find_spec("obstore") is None:
         raise DefinitionError(f"{path}: {MISSING}.")
