@@ -35,7 +35,7 @@ from jobrunner.texts import get_logger
 logger = get_logger(__name__)
 
 ENTRY_NAME = re.compile(r"([0-9]{10}|[1-9][0-9]{10,})\.json")
-TEMPORARY_NAME = re.compile(r"\.([0-9]{10}|[1-9][0-9]{10,})\.[0-9a-f]+\.tmp")
+TEMPORARY_NAME = re.compile(r"\.([0-9]{10}|[1-9][0-9]{10,})\.json\.[0-9a-f]+\.tmp")
 _MOST_LOST = 2_000
 _LONG_BYTES, _MOST_DAMAGED_BYTES = 64 << 10, 64 << 20
 

@@ -405,7 +405,8 @@ class PosixFiles:
 
 
 def _name_temporary(path: str) -> str:
-    return f"{path}.{secrets.token_hex(8)}.tmp"
+    directory, name = os.path.split(path)
+    return os.path.join(directory, f".{name}.{secrets.token_hex(8)}.tmp")
 
 
 def _read_bytes(descriptor: int, nbytes: int) -> bytes:
