@@ -575,7 +575,7 @@ def test_leftovers_of_a_run_that_died_are_removed_at_the_next_start(rig: Rig) ->
     root = Path(rig.manager.path)
     rig.save(0)
     rig.manager.commits.begin(1).write(rig.workspaces)
-    (root / "_log" / ".0000000001.00ff.tmp").write_text("half an entry")
+    (root / "_log" / ".0000000001.json.00ff.tmp").write_text("half an entry")
     (root / "_runs" / "dead").mkdir()
     again = Rig(root, take_over=True).start()
     again.manager.retention.sweeper.drain()
