@@ -19,8 +19,10 @@ class UnsupportedTensorError(TypeError):
 
 def is_tensor(value: object) -> bool:
     """Whether `value` is a plain tensor or a parameter."""
-    torch = sys.modules.get("torch")
-    return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter)
+    if type(value).__module__.partition(".")[0] != "torch":
+        return False  # perhaps another thread is only beginning to import torch
+    torch = sys.modules["torch"]
+    return type(value) in (torch.Tensor, torch.nn.Parameter)
 
 
 def to_array(tensor: Any, *, from_device: bool = False) -> tuple[Array, dict[str, Any]]:

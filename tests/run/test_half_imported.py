@@ -1,0 +1,55 @@
+"""A library that another thread has only begun to import disturbs no job that does not use it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Session, Task
+
+LIBRARIES = ["torch", "jax", "pandas", "pyarrow", "xarray", "scipy.sparse"]
+
+
+class Model:
+    """An object that may be of any library."""
+
+    def __init__(self) -> None:
+        self.w = np.ones(2)
+
+
+class Counter:
+    """An object that is saved by its state."""
+
+    n = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"n": self.n}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.n = state["n"]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_half_imported_library_ends_no_job(
+    library: str, inproc_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count(counter: Counter) -> None:
+        counter.n += 1
+
+    monkeypatch.setitem(sys.modules, library, ModuleType(library))  # as `import` begins
+    with Job("j") as job:
+        with job.init_group:
+            made = Task(lambda: [np.zeros(3), {"k": (1, Model())}], node="a").output()
+            Task(Counter, outputs="counter", node="a")
+            Task(lambda: [np.zeros(3), {"k": [1, 2.5]}], outputs="values", node="a")
+        Task(count, updates="counter", node="a")
+        with job.init_group:
+            Task(lambda value: value[0], inputs=made, outputs="seen", node="b")
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    result = JobRunner(job, manager, num_epochs=2).run(inproc_session)
+    assert result.epoch == 2
+    assert manager.open(2)["a"].load("counter") == {"n": 2}
