@@ -24,7 +24,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from harness import Report, Row, arguments, caffe2_python, write
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES
 from jobrunner.checkpoint.store.reader import StoreReader
-from jobrunner.workspace.workspace import Workspace
+from jobrunner.workspace import Workspace, adopt
 
 Blobs = dict[str, np.ndarray[Any, Any]]
 
@@ -85,7 +85,7 @@ class Ours:
     def save(self, directory: Path, blobs: Blobs) -> None:
         manager = MultiNodeCheckpointManager(directory / "k")
         workspace = Workspace("node")
-        workspace.globals.update(blobs)
+        put_all(workspace, blobs)
         manager.run.start(["node"], {})
         try:
             started = time.perf_counter()
@@ -354,7 +354,7 @@ def change_one_percent(report: Report, parent: Path, rounds: int) -> None:
     """A save of 1 GiB of which one blob in a hundred has changed, against one of all of it."""
     workspace = Workspace("node")
     # As in a run, nothing else refers to the arrays.
-    workspace.globals.update(make_blobs(100, (1 << 30) // 100 & ~7))
+    put_all(workspace, make_blobs(100, (1 << 30) // 100 & ~7))
     whole, part = [], []
     for _ in range(rounds):
         with fresh(parent) as directory:
@@ -366,7 +366,7 @@ def change_one_percent(report: Report, parent: Path, rounds: int) -> None:
                 save = manager.commits.begin(epoch)
                 manager.commits.commit(save, save.write({"node": workspace}), {})
                 times.append(time.perf_counter() - started)
-                workspace.globals["blob00050"] = workspace.globals["blob00050"] + np.float32(1)
+                workspace.put("blob00050", adopt(workspace.value("blob00050") + np.float32(1)))
             manager.run.end()
     figures = {"jobrunner": statistics.median(part), "a whole save": statistics.median(whole)}
     row = Row("1 GiB, 1 % changed, durable save", "s", figures, "≥ 10 times faster than whole")
@@ -378,17 +378,19 @@ def stall(report: Report, parent: Path, rounds: int) -> None:
     """What the epochs wait for at an asynchronous save of 1 GiB, against a durable save of it."""
     for what, is_shared in (
         ("of arrays that only blobs hold", False),
-        ("of what must be copied, as tensors are", True),
+        ("of objects, which must be copied", True),
     ):
         workspace = Workspace("node")
-        workspace.globals.update(make_blobs(8, 128 << 20))
-        others = list(workspace.globals.values()) if is_shared else []
+        arrays = make_blobs(8, 128 << 20)
+        if is_shared:  # objects, which any task may change
+            arrays = {name: np.ma.array(array, copy=False) for name, array in arrays.items()}
+        put_all(workspace, arrays)
         whole, waits = [], []
         with fresh(parent) as directory:
             manager = MultiNodeCheckpointManager(directory / "k", asynchronous=True)
             manager.run.start(["node"], {})
             for epoch in range(2 * rounds + 2):
-                rotate(workspace.globals)  # or nothing would be written
+                rotate(workspace)  # or nothing would be written
                 started = time.perf_counter()
                 save = manager.commits.begin(epoch)
                 if epoch % 2:
@@ -406,7 +408,6 @@ def stall(report: Report, parent: Path, rounds: int) -> None:
                 for chunk in store.glob("*/c*"):
                     os.truncate(chunk, 0)
             manager.run.end()
-        del others
         figures = {
             "jobrunner": statistics.median(waits[1:]),
             "synchronous": statistics.median(whole[1:]),
@@ -437,13 +438,16 @@ def copy_seconds(blobs: Blobs, rounds: int) -> float:
     return statistics.median(timed(copy) for _ in range(2 * rounds))
 
 
-def rotate(blobs: Blobs) -> None:
+def put_all(workspace: Workspace, blobs: Mapping[str, Any]) -> None:
+    for name, value in blobs.items():
+        workspace.put(name, adopt(value))
+
+
+def rotate(workspace: Workspace) -> None:
     """Give every blob the array of the one before."""
-    names = list(blobs)
-    last = blobs[names[-1]]
-    for name, before in zip(names[:0:-1], names[-2::-1], strict=True):
-        blobs[name] = blobs[before]
-    blobs[names[0]] = last
+    values = [workspace.value(name) for name in workspace.globals]
+    for name, before in zip(workspace.globals, [values[-1], *values[:-1]], strict=True):
+        workspace.put(name, before)
 
 
 def tiny_nodes(report: Report, parent: Path, rounds: int) -> None:
@@ -452,7 +456,7 @@ def tiny_nodes(report: Report, parent: Path, rounds: int) -> None:
         names = [f"node:{i}" for i in range(count)]
         workspaces = {name: Workspace(name) for name in names}
         for workspace in workspaces.values():
-            workspace.globals.update(w=np.arange(4.0), n=1)
+            put_all(workspace, {"w": np.arange(4.0), "n": 1})
         times = []
         with fresh(parent) as directory:
             manager = MultiNodeCheckpointManager(directory / "k")

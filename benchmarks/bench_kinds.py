@@ -36,10 +36,9 @@ from jobrunner.checkpoint import encode_blobs
 from jobrunner.checkpoint.store.reader import StoreReader
 from jobrunner.checkpoint.store.writer import StoreBatch
 from jobrunner.testing import FaultyFiles
-from jobrunner.workspace import Form, is_own, own, settle, view
-from jobrunner.workspace.kept_states import KeptStates
+from jobrunner.workspace import Workspace, settle
 
-STEPS = ("input", "returned", "held", "updated", "kept", "saved", "beyond", "loaded")
+STEPS = ("input", "returned", "updated", "settled", "saved", "beyond", "loaded")
 
 
 class Point(NamedTuple):
@@ -148,27 +147,15 @@ def save(value: Any, directory: str) -> StoreReader:
 
 
 def measure(make: Callable[[], Any], clock: Clock) -> None:
-    box = [make()]
-    pickled = clock.take("dumps", lambda: pickle.dumps(box[0], 5))
+    value = make()
+    pickled = clock.take("dumps", lambda: pickle.dumps(value, 5))
     clock.take("loads", lambda: pickle.loads(pickled))
-
-    def finish() -> Any:
-        return None if is_own(box, 0) else settle(box, 0, tuple)
-
-    def update() -> Any:
-        if (known is None or known.form is Form.OTHER) and not is_own(box, 0, must_write=True):
-            own(box, 0)
-        return finish()
-
-    known = clock.take("returned", finish)
-    assert clock.take("input", lambda: view(box[0], known)) == box[0]
-    held = box[0]
-    clock.take("held", finish)
-    del held
-    known = clock.take("updated", update)
-    states, blobs = KeptStates(1 << 40), {"x": box.pop()}
-    clock.take("kept", lambda: states.keep("s", "n", blobs, ["x"], "s", lambda name: known))
-    assert save_and_load(blobs["x"], clock) == blobs["x"]
+    workspace = Workspace("n")
+    workspace.put("x", clock.take("returned", lambda: settle([value])))
+    assert clock.take("input", lambda: workspace.lookup("x")) == value
+    clock.take("updated", lambda: workspace.take("x"))
+    clock.take("settled", lambda: workspace.put("x", settle(workspace.globals["x"].box)))
+    assert save_and_load(workspace.value("x"), clock) == value
     empty = Clock()
     save_and_load([], empty)
     clock.note("beyond", clock.last("saved") - empty.last("saved"))

@@ -28,7 +28,7 @@ from harness import OURS, Report, Row, alternate, arguments, write
 from jobrunner import KeepLast, MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage.object_files import ObjectFiles
 from jobrunner.checkpoint.store.reader import StoreReader
-from jobrunner.workspace.workspace import Workspace
+from jobrunner.workspace import Workspace, adopt
 
 Blobs = dict[str, np.ndarray[Any, Any]]
 
@@ -79,7 +79,8 @@ class Ours:
 
     def __init__(self, blobs: Blobs) -> None:
         self.workspace = Workspace("node")
-        self.workspace.globals.update(blobs)
+        for name, value in blobs.items():
+            self.workspace.put(name, adopt(value))
         self.url = new_url()
 
     @contextlib.contextmanager
@@ -187,7 +188,7 @@ def measure_case(report: Report, case: str, args: Any) -> None:
 
         def change_and_save() -> float:
             for name in names:
-                ours.workspace.globals[name] = ours.workspace.globals[name] + 1
+                ours.workspace.put(name, adopt(ours.workspace.value(name) + 1))
             return ours.save(manager, next(epochs))
 
         share = len(names) / len(blobs)

@@ -3,9 +3,7 @@
     python benchmarks/bench_recovery.py [--megabytes 100] [--rounds 5] [--in-place]
 
 The state is spread over three nodes, one a worker. The floor is what an undisturbed epoch and its
-save take in the same run. Each round is run twice: with survivors going back from memory, and with
-all nodes loading from storage (`jobrunner.rollback-memory: 0`), so that what keeping the states
-costs an undisturbed epoch shows as well.
+save take in the same run.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import dask
 import numpy as np
 from distributed import Client, LocalCluster
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -33,8 +30,6 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
-
-MEMORY = {"from memory": 0.2, "from storage": 0}
 
 
 def step(x, *, at, flag):
@@ -88,13 +83,12 @@ class Watch(SchedulerPlugin):
         self.saved[report.epoch] = time.time()
 
 
-def measure(megabytes, memory, in_place):
+def measure(megabytes, in_place):
     """Seconds: kill to record, an undisturbed epoch and save, kill to Dask, Dask to abort."""
     with tempfile.TemporaryDirectory() as directory:
         flag, watch = Path(directory, "flag"), Watch()
         job = build(megabytes * 2**20 // 24, 5, flag, in_place)
         with (
-            dask.config.set({"jobrunner.rollback-memory": memory}),
             LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster,
             Client(cluster, set_as_default=False) as client,
             Session(client) as session,
@@ -115,26 +109,21 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--in-place", action="store_true", help="tasks update their array")
     asked = parser.parse_args()
-    found = {how: [] for how in MEMORY}
-    for _ in range(asked.rounds):
-        for how, memory in MEMORY.items():
-            found[how].append(measure(asked.megabytes, memory, asked.in_place))
-    rows = {}
-    for how, values in found.items():
-        total, calm, noticed, aborted = map(statistics.median, zip(*values, strict=True))
-        print(
-            f"{how}: SIGKILL to the next recorded epoch {total:.2f} s, of which an undisturbed "
-            f"epoch and its save take {calm:.2f} s, so recovery takes {total - calm:.2f} s. Dask "
-            f"noticed after {1000 * noticed:.0f} ms, the attempt was aborted {1000 * aborted:.0f} "
-            f"ms later (at most {1000 * max(row[3] for row in values):.0f})."
-        )
-        rows[how] = {
-            "total_seconds": total,
-            "epoch_seconds": calm,
-            "noticed_seconds": noticed,
-            "aborted_seconds": aborted,
-        }
-    print(json.dumps({"megabytes": asked.megabytes, "in_place": asked.in_place, **rows}))
+    values = [measure(asked.megabytes, asked.in_place) for _ in range(asked.rounds)]
+    total, calm, noticed, aborted = map(statistics.median, zip(*values, strict=True))
+    print(
+        f"SIGKILL to the next recorded epoch {total:.2f} s, of which an undisturbed epoch and its "
+        f"save take {calm:.2f} s, so recovery takes {total - calm:.2f} s. Dask noticed after "
+        f"{1000 * noticed:.0f} ms, the attempt was aborted {1000 * aborted:.0f} ms later (at most "
+        f"{1000 * max(row[3] for row in values):.0f})."
+    )
+    row = {
+        "total_seconds": total,
+        "epoch_seconds": calm,
+        "noticed_seconds": noticed,
+        "aborted_seconds": aborted,
+    }
+    print(json.dumps({"megabytes": asked.megabytes, "in_place": asked.in_place, **row}))
 
 
 if __name__ == "__main__":

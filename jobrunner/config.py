@@ -6,8 +6,9 @@ any means of `dask.config`: a YAML file, ``DASK_JOBRUNNER__CHECKPOINT__...``, ``
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.resources import files
 from typing import Any
@@ -37,16 +38,6 @@ def get_flag(key: str) -> bool:
     return value
 
 
-def get_bytes(key: str, whole: int) -> int:
-    """Read an amount of memory; a value up to 1 is a share of `whole` bytes.
-
-    Raises `DefinitionError` for anything else.
-    """
-    expected = "a share from 0 to 1, a number of bytes, or a string like '2 GiB'"
-    nbytes = _read(key, expected, float, dask.utils.parse_bytes)
-    return int(nbytes * whole if nbytes <= 1 else nbytes)
-
-
 def get_choice(key: str, *choices: str) -> str:
     """Read one of some words; raises `DefinitionError` for anything else."""
     value = dask.config.get(f"jobrunner.{key}")
@@ -69,6 +60,14 @@ def _read(key: str, expected: str, *parsers: Callable[[Any], float]) -> float:
             f"jobrunner.{key} in Dask's configuration must be {expected}; got {value!r}."
         )
     return number
+
+
+def largest(sizes: Mapping[str, int], count: int = 10) -> str:
+    """List the largest nodes and their sizes, for a message."""
+    names = heapq.nlargest(count, sizes, key=sizes.__getitem__)
+    shown = ", ".join(f"{name!r} {format_bytes(sizes[name])}" for name in names)
+    more = f" and {len(sizes) - count} more" if len(sizes) > count else ""
+    return f"{shown or 'none'}{more}"
 
 
 _DEFAULTS = yaml.safe_load(files("jobrunner").joinpath("jobrunner.yaml").read_text("utf-8"))

@@ -16,7 +16,6 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster, Nanny, Scheduler, Status
 from distributed.comm.core import Comm, connect
 from distributed.diagnostics.plugin import WorkerPlugin
@@ -214,12 +213,6 @@ def memory_reader(worker: Worker) -> Callable[[], int]:
 def deadly_bytes(worker: Worker) -> int:
     """The use of memory at which a worker's nanny kills it; 0 if nothing does."""
     return int((worker.nanny and worker.memory_manager.memory_limit) or 0)
-
-
-def fair_bytes(worker: Worker) -> int:
-    """A worker's memory limit, or else its share of the machine's memory, as in Dask's "auto"."""
-    share = min(1, thread_count(worker) / CPU_COUNT)
-    return int(worker.memory_manager.memory_limit or share * machine_bytes())
 
 
 def machine_bytes() -> int:

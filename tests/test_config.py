@@ -49,23 +49,6 @@ def test_the_file_that_the_page_shows_sets_keys_that_exist() -> None:
     assert _flatten(yaml.safe_load(file.code)["jobrunner"]).keys() <= _DEFAULTS.keys()
 
 
-@pytest.mark.parametrize(
-    ("value", "nbytes"), [(0.25, 250), (1, 1000), ("2 kB", 2000), (0, 0), ("0", 0), (64.0, 64)]
-)
-def test_memory_is_a_share_or_bytes(value: Any, nbytes: int) -> None:
-    with dask.config.set({"jobrunner.rollback-memory": value}):
-        assert config.get_bytes("rollback-memory", 1000) == nbytes
-
-
-@pytest.mark.parametrize("value", [-1, "much", None, True, float("nan"), float("inf"), [1]])
-def test_another_value_is_refused_as_memory(value: Any) -> None:
-    with (
-        dask.config.set({"jobrunner.rollback-memory": value}),
-        pytest.raises(DefinitionError, match="jobrunner.rollback-memory"),
-    ):
-        config.get_bytes("rollback-memory", 1000)
-
-
 @pytest.mark.parametrize("value", [-1, "many", None, True, float("nan"), float("inf"), [1]])
 def test_another_value_is_refused_as_a_number(value: Any) -> None:
     with (

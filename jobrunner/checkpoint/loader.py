@@ -14,7 +14,6 @@ from typing import Any
 
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
 from jobrunner.checkpoint.epochs import Epochs, name_some
-from jobrunner.checkpoint.log import Claim, memory_key
 from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
 from jobrunner.checkpoint.store import Checkpoint, StoreReader
 from jobrunner.checkpoint.worker_load import (
@@ -131,7 +130,6 @@ class Loader:
         blobs: Mapping[str, Collection[str]] | None = None,
         partitions: Mapping[str, Sequence[str]] | None = None,
         anew: Mapping[str, Collection[str]] | None = None,
-        from_memory: bool = False,
         origins: Origins = _UNCHANGED,
         given: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> TaskGroup:
@@ -139,9 +137,8 @@ class Loader:
 
         For blobs named in `anew`, by node, objects are made only after the group has run;
         `load_waiting_states` then loads their states. By default a state is loaded into the
-        existing object. With `from_memory`, states that workers still have in memory are used
-        instead of read and verified. `origins` are for nodes and blobs that have other names now.
-        `given` are values of other blobs, by node, to set together with those loaded.
+        existing object. `origins` are for nodes and blobs that have other names now. `given` are
+        values of other blobs, by node, to set together with those loaded.
         """
         record = self.recorded.record(epoch)
         readers = self.readers(record)
@@ -165,12 +162,7 @@ class Loader:
                         if blobs is None or name in blobs[node]
                     }
                     reading = self._reading(node, asked, readers, record, origins)
-                    # Workers keep values by the names that their blobs had.
-                    is_kept = from_memory and not (origins.blobs or given)
-                    key = self.memory_key(record) if is_kept else None
-                    readings[node] = replace(
-                        reading, parts=cut, memory_key=key, given=given.get(node, {})
-                    )
+                    readings[node] = replace(reading, parts=cut, given=given.get(node, {}))
             check = partial(self._check_blobs, epoch)
             found = list(self.recorded.files.each(check, readings.items()))
         where = f"Epoch {epoch} of {self.path}"
@@ -208,10 +200,6 @@ class Loader:
                 f"{next(iter(own))!r} cannot be loaded there."
             )
         return Reading(readers.get(home), own, borrowed)
-
-    def memory_key(self, record: Mapping[str, Any]) -> str:
-        """The key under which workers keep the states of a recorded epoch in memory."""
-        return memory_key(self.path, Claim(record["epoch"], record["retry"]))
 
     def report_load(self, group: TaskGroup, action: str) -> None:
         """Report to the metadata handler how long each node took to run a group that `load` made.

@@ -13,8 +13,7 @@ from jobrunner.checkpoint.encoding import StatefulBlob, given_state, join_states
 from jobrunner.checkpoint.store import StoreReader
 from jobrunner.define import Task, TaskGroup, WorkspaceType, forget_orphan
 from jobrunner.errors import DefinitionError
-from jobrunner.worker import current_task
-from jobrunner.workspace import BlobUpdate, Workspace
+from jobrunner.workspace import BlobUpdate, Workspace, settle
 
 _READ = "read and verify"
 _VERIFIED = "verified checkpoint"
@@ -129,8 +128,6 @@ class Reading:
     """Partitioned blobs whose parts differ from those that were saved."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """Values of other blobs; of those in `_Update.anew`, their states."""
-    memory_key: str | None = None
-    """The key under which workers keep the states of this epoch in memory; None: read all."""
 
     def with_classes(self, classes: Mapping[str, type]) -> Reading:
         """The same, with the job's classes, by name, for the values."""
@@ -149,25 +146,20 @@ class Reading:
         return replace(self, own=own, borrowed=borrowed, parts=parts)
 
     def load(self) -> tuple[_Verified, float]:
-        """Recall the blobs that are in memory; read and verify all others. Returns the seconds too.
+        """Read and verify the blobs. Returns the seconds too.
 
         A task on the node calls this.
         """
         started = time.perf_counter()
         values: dict[str, Any] = {}
-        if self.memory_key is not None and self.own is not None and self.blobs is not None:
-            task = current_task()
-            names = self.blobs.keys() | self.borrowed.keys()
-            values |= task.workspace.kept_states.recall(task.node, self.own.identity, names)
-        if self.own is not None:
-            if self.blobs is None:
-                values |= self.own.load(keeps_states=True)
-            elif left := {then: name for name, then in self.blobs.items() if name not in values}:
-                found = self.own.load(left, keeps_states=True)
-                values |= {left[then]: value for then, value in found.items()}
+        if self.own is not None and self.blobs is None:
+            values |= self.own.load(keeps_states=True)
+        elif self.own is not None and self.blobs:
+            names = {then: name for name, then in self.blobs.items()}
+            loaded = self.own.load(names, keeps_states=True)
+            values |= {names[then]: value for then, value in loaded.items()}
         for name, (reader, then) in self.borrowed.items():
-            if name not in values:
-                values[name] = reader.load([then], keeps_states=True)[then]
+            values[name] = reader.load([then], keeps_states=True)[then]
         for name, part in self.parts.items():
             values[name] = part.load()
         return _Verified(values), time.perf_counter() - started
@@ -183,11 +175,6 @@ class _Update:
 
     def __call__(self, verified: _Verified) -> BlobUpdate:
         values, reading = verified.values, self.reading
-        if reading.memory_key is not None and reading.own is not None and not reading.parts:
-            # For a later recovery.
-            task = current_task()
-            kept_states = task.workspace.kept_states
-            kept_states.keep(reading.memory_key, task.node, values, values, reading.own.identity)
         states = {
             name: value.load_into
             for name, value in values.items()
@@ -197,7 +184,7 @@ class _Update:
             if name in self.anew:
                 states[name] = given_state(value, f"Blob {name!r}, from migrate").load_into
             else:
-                values[name] = value
+                values[name] = settle([value])  # two of them may share an array
         return BlobUpdate(
             {name: value for name, value in values.items() if name not in states},
             replace=self.replace,

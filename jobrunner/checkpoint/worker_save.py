@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from jobrunner.checkpoint.arrays import Arena, UnchangedArrays, copy_arrays
 from jobrunner.checkpoint.encoding import (
     Codec,
     EncodedBlob,
@@ -23,14 +22,17 @@ from jobrunner.checkpoint.encoding import (
     with_options,
 )
 from jobrunner.checkpoint.loader import PARTITIONS
-from jobrunner.checkpoint.log import Claim, memory_key
-from jobrunner.checkpoint.storage import Files, run_gently
+from jobrunner.checkpoint.log import Claim
+from jobrunner.checkpoint.storage import THREADS, Files, run_all, run_gently
 from jobrunner.checkpoint.store import (
     LEAST_ALIKE,
+    LINKED_BYTES,
     Alike,
     FormerStore,
     JsonText,
+    PlannedArray,
     Receipt,
+    Rows,
     StoreBatch,
     StoreReader,
     digest_blob,
@@ -42,7 +44,7 @@ from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.positions import Position
 from jobrunner.texts import get_logger
-from jobrunner.workspace import Form, Workspace
+from jobrunner.workspace import StoredAs, StoredBlob, Workspace
 
 logger = get_logger(__name__)
 
@@ -61,30 +63,22 @@ class BlobEncoder:
         self, node: str, workspace: Workspace, apart: Collection[str] = ()
     ) -> dict[str, EncodedBlob | Alike]:
         """Encode the blobs of a node; do not stack those named in `apart`."""
-        blobs = workspace.globals
-        # First, since references to the blobs would count.
-        known = {
-            name: its
-            for name in blobs
-            if (its := workspace.recollect(blobs, name)) is not None and its.form is not Form.OTHER
-        }
-        if workspace.transient:
-            blobs = {name: blobs[name] for name in blobs if name not in workspace.transient}
+        names = [name for name in workspace.globals if name not in workspace.transient]
+        done = self._encoded_before(workspace, names)
+        blobs = {name: None if name in done else workspace.value(name) for name in names}
         options = self.options.get(node, {})
         alike: dict[str, Alike] = {}
         if len(blobs) >= LEAST_ALIKE and not self.default.compressors:
             alike = find_alike(blobs, {*apart, *options})
         single = {name: value for name, value in blobs.items() if name not in alike}
-        beside = {name: blobs[name] for name in alike}
-        way = (self.allow_pickle, tuple((codec.cls, codec.name) for codec in self.codecs))
-        done = {name: its.encoded[way] for name, its in known.items() if way in (its.encoded or ())}
+        beside: dict[str, Any] = {name: blobs[name] for name in alike}
         encoded = encode_blobs(
             node, single, self.codecs, allow_pickle=self.allow_pickle, beside=beside, done=done
         )
-        for name in known.keys() & encoded.keys() - done.keys():
-            # Until a task changes it, it need not be encoded again.
-            encoded[name] = replace(encoded[name], tree=JsonText(to_json(encoded[name].tree)))
-            known[name].encoded = {way: encoded[name]}
+        for name in encoded.keys() - done.keys():
+            if workspace.is_provable(name) and not workspace.holds_arrays(name):
+                # Until a task changes it, it need not be encoded again.
+                encoded[name] = replace(encoded[name], tree=JsonText(to_json(encoded[name].tree)))
         initial = None if self.initial is None else self.initial.get(node, ())
         for name, blob in encoded.items():
             if blob.has_state and initial is not None and name not in initial:
@@ -102,6 +96,26 @@ class BlobEncoder:
         if options:
             check_dimensions(node, encoded)
         return {name: alike.get(name) or encoded[name] for name in blobs}
+
+    def key(self) -> Any:
+        """Equal for encoders that encode equal values alike."""
+        return self.allow_pickle, tuple((codec.cls, codec.name) for codec in self.codecs)
+
+    def _encoded_before(
+        self, workspace: Workspace, names: Collection[str]
+    ) -> dict[str, EncodedBlob]:
+        """The blobs that nothing has changed since the last save, as they were encoded then."""
+        stored = workspace.stored
+        if stored is None or stored.encoded_by != self.key():
+            return {}
+        encoded = {}
+        for name in names:
+            blob = stored.blobs.get(name)
+            if blob is None or blob.encoded is None:
+                continue
+            if blob.version == workspace.versions[name]:
+                encoded[name] = blob.encoded
+        return encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +144,6 @@ class Save:
         """The epoch of the claim."""
         return self.claim.epoch
 
-    @property
-    def memory_key(self) -> str:
-        """The key under which workers keep the saved states in memory."""
-        return memory_key(self.path, self.claim)
-
     def write(
         self, workspaces: Mapping[str, Workspace], *, is_copied: bool = False
     ) -> dict[str, Receipt]:
@@ -144,9 +153,14 @@ class Save:
         priorities. Raises DefinitionError, before anything is written, if a blob cannot be
         encoded, and CheckpointWriteError if the storage fails.
         """
+        prepared = self._take_copy(workspaces)  # which refers to arrays
         if not is_copied:
-            _Background.of(workspaces).save = None  # it refers to arrays
-        prepared = self._take_copy(workspaces) if is_copied else self._prepare(workspaces)
+            prepared = self._prepare(workspaces)
+        elif prepared is None:
+            raise CheckpointWriteError(
+                f"Epoch {self.epoch} of {self.path} cannot be written: this worker has no copy of "
+                f"its blobs. Save the epoch again."
+            )
         with self._writing(prepared.nodes):
             if is_copied:
                 run_gently(prepared.batch.write)
@@ -154,54 +168,31 @@ class Save:
                 prepared.batch.write()
             return self._finish(workspaces, prepared)
 
-    def copy(
-        self,
-        workspaces: Mapping[str, Workspace],
-        budget_bytes: int | None = None,
-        *,
-        keeps: bool = True,
-    ) -> None:
+    def copy(self, workspaces: Mapping[str, Workspace], budget_bytes: int | None = None) -> None:
         """Copy what `write` will write; the epochs may continue when it returns.
 
-        Copies up to `budget_bytes` and writes the rest at once. Raises what `write` raises. With
-        `keeps`, the states are also kept for recovery; see `KeptStates`.
+        Copies up to `budget_bytes` and writes the rest at once. Raises what `write` raises.
         """
-        background = _Background.of(workspaces)
-        background.save = None
-        prepared = self._prepare(workspaces, keeps=keeps)
+        self._take_copy(workspaces)
+        prepared = self._prepare(workspaces)
         arrays = [array for its in prepared.batch.arrays().values() for array in its]
-        left = copy_arrays(arrays, background.arena, budget_bytes)
+        left = hold_arrays(arrays, budget_bytes)
         if left:
             with self._writing(prepared.nodes):
                 prepared.batch.write(left)
-        background.claim, background.save = self.claim, prepared
+        for workspace in workspaces.values():
+            workspace.set_aside[_COPIED] = (self.claim, prepared)
 
-    def _take_copy(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
-        background = _Background.of(workspaces)
-        prepared, background.save = background.save, None
-        if prepared is None or background.claim != self.claim:
-            raise CheckpointWriteError(
-                f"Epoch {self.epoch} of {self.path} cannot be written: this worker has no copy of "
-                f"its blobs. Save the epoch again."
-            )
-        return prepared
+    def _take_copy(self, workspaces: Mapping[str, Workspace]) -> _Prepared | None:
+        """Return the copy of this save, and drop it or that of another one."""
+        copied = [workspace.set_aside.pop(_COPIED, None) for workspace in workspaces.values()]
+        for claim, prepared in filter(None, copied):
+            if claim == self.claim:
+                return prepared  # type: ignore[no-any-return]  # all nodes have the same one
+        return None
 
-    def _prepare(self, workspaces: Mapping[str, Workspace], *, keeps: bool = True) -> _Prepared:
+    def _prepare(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
         nodes = [node for node in workspaces if node in self.stores]
-        # Encoding refers to the arrays of the blobs, so find the unchanged ones first.
-        unchanged = {}
-        for node in nodes:
-            workspace = workspaces[node]
-            names = [name for name in workspace.globals if name not in workspace.transient]
-            if keeps:
-                workspace.kept_states.keep(
-                    self.memory_key,
-                    node,
-                    workspace.globals,
-                    names,
-                    recollect=partial(workspace.recollect, workspace.globals),
-                )
-            unchanged[node] = UnchangedArrays(workspace, names)
         # Encode everything before writing anything: a blob that cannot be saved is an error of the
         # job, not of the storage.
         encoded: dict[str, dict[str, EncodedBlob | Alike]] = {}
@@ -241,7 +232,7 @@ class Save:
         for name, about in self.details.get(PARTITIONS, {}).items():
             for node in about["nodes"]:
                 if name in encoded.get(node, ()):
-                    value = workspaces[node].globals[name]
+                    value = workspaces[node].value(name)
                     parts[node][name] = _describe_part(value, about["axis"])
         stores = {
             self.stores[node]: (self._about(node, states[node], of_job[node]), blobs)
@@ -249,17 +240,19 @@ class Save:
         }
         known = self.files.each(lambda node: self._former(node, encoded[node]), encoded)
         former = dict(zip(stores, known, strict=True))
-        array_pool = next((w.kept_states.array_pool for w in workspaces.values()), None)
-        batch = StoreBatch(self.files, self.path, stores, former, array_pool)
+        batch = StoreBatch(self.files, self.path, stores, former)
         arrays = batch.arrays()
+        stored = {}
         for node in nodes:
             identity = (self.path, *self.former[node]) if node in self.former else None
-            unchanged[node].mark(arrays[self.stores[node]], identity)
+            planned = arrays[self.stores[node]]
+            mark_arrays(planned, workspaces[node], identity)
+            stored[node] = _stored_blobs(planned, workspaces[node], encoded[node])
         classes = {
             node: {(name, sent_as(cls)) for its in blobs.values() for name, cls in its.items()}
             for node, blobs in of_job.items()
         }
-        return _Prepared(nodes, batch, replicas, parts, states, classes, unchanged)
+        return _Prepared(nodes, batch, replicas, parts, states, classes, stored)
 
     def _about(
         self, node: str, states: Sequence[str], classes: Mapping[str, Collection[str]]
@@ -305,8 +298,8 @@ class Save:
                 classes=tuple(sorted(prepared.classes[node])),
             )
             identity = (self.path, receipt.store, receipt.manifest)
-            workspaces[node].kept_states.identify(self.memory_key, {node: identity})
-            prepared.unchanged[node].remember(workspaces[node], identity)
+            blobs = prepared.stored[node]
+            workspaces[node].stored = StoredAs(identity, blobs, self.encoder.key())
         return receipts
 
     @contextlib.contextmanager
@@ -335,7 +328,7 @@ class _Prepared:
     parts: Mapping[str, Mapping[str, str]]
     states: Mapping[str, tuple[str, ...]]
     classes: Mapping[str, Collection[tuple[str, str]]]
-    unchanged: Mapping[str, UnchangedArrays]
+    stored: Mapping[str, Mapping[str, StoredBlob]]  # node -> blob -> what the next save is told
 
 
 def _describe_part(value: object, axis: int) -> str:
@@ -348,22 +341,71 @@ def _describe_part(value: object, axis: int) -> str:
     return f"{dtype}[{', '.join(shape)}]"
 
 
-_COPIES = "copies to be saved"
+_COPIED = "a copy to be saved"
+"""Where workspaces keep a prepared save, with its claim, between `copy` and `write`."""
 
 
-class _Background:
-    """A worker's state for saves in the background: the memory for copies, and the copied save."""
+def mark_arrays(
+    arrays: Iterable[PlannedArray], workspace: Workspace, former: tuple[str, str, str] | None
+) -> None:
+    """Set `is_at_rest` and, since store `former`, `is_unchanged` on each array."""
+    last = workspace.stored
+    blobs = last.blobs if last is not None and last.store == former else {}
+    for array in arrays:
+        if isinstance(array.data, Rows):
+            continue
+        name = array.blob
+        array.is_at_rest = workspace.is_provable(name) or workspace.has_at_rest(name, array.data)
+        stored = blobs.get(name)
+        if stored is not None and array.is_at_rest and array.path in stored.arrays:
+            is_same_version = stored.version == workspace.versions[name]
+            array.is_unchanged = is_same_version and stored.arrays[array.path] == array.entry
 
-    def __init__(self) -> None:
-        self.arena = Arena()
-        self.claim: Claim | None = None
-        self.save: _Prepared | None = None
 
-    @classmethod
-    def of(cls, workspaces: Mapping[str, Workspace]) -> _Background:
-        """The one that a worker's workspaces share; lives as long as they do."""
-        found = [w.companions[_COPIES] for w in workspaces.values() if _COPIES in w.companions]
-        background: _Background = found[0] if found else cls()
-        for workspace in workspaces.values():
-            workspace.companions[_COPIES] = background
-        return background
+def _stored_blobs(
+    arrays: Iterable[PlannedArray],
+    workspace: Workspace,
+    encoded: Mapping[str, EncodedBlob | Alike],
+) -> dict[str, StoredBlob]:
+    """What the next save is told of the blobs of this one."""
+    entries: dict[str, dict[str, Any]] = {}
+    for array in arrays:
+        if not isinstance(array.data, Rows) and array.data.nbytes >= LINKED_BYTES:
+            entries.setdefault(array.blob, {})[array.path] = dict(array.entry)
+    stored = {}
+    for name, blob in encoded.items():
+        is_kept = isinstance(blob, EncodedBlob) and isinstance(blob.tree, JsonText)
+        kept = blob if is_kept else None
+        stored[name] = StoredBlob(workspace.versions[name], kept, entries.get(name, {}))
+    return stored
+
+
+def hold_arrays(arrays: Iterable[PlannedArray], budget_bytes: int | None) -> list[PlannedArray]:
+    """Copy the arrays that something may change; return those that exceed the budget.
+
+    These must be written at once. An array at rest is not copied: a task that updates it gets a
+    copy, as long as the save refers to the array. The budget covers these copies too, but for arrays
+    that no task has changed since the last save.
+    """
+    left = []
+    copies: list[Callable[[], None]] = []
+    nbytes = 0
+    for array in arrays:
+        if array.is_at_rest and array.is_unchanged:
+            continue
+        size = array.data.nbytes
+        if budget_bytes is not None and nbytes + size > budget_bytes:
+            left.append(array)
+            continue
+        nbytes += size
+        if isinstance(array.data, Rows):
+            array.data = array.data.gather()
+        elif not array.is_at_rest:
+            copies.append(partial(_copy, array))
+    run_all(copies, THREADS, nbytes)
+    return left
+
+
+def _copy(array: PlannedArray) -> None:
+    assert not isinstance(array.data, Rows)
+    array.data = array.data.copy()

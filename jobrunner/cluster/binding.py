@@ -30,7 +30,7 @@ from jobrunner.worker import (
     longest_spans,
     merge_runs,
 )
-from jobrunner.workspace import from_frames
+from jobrunner.workspace import from_frames, unshared
 
 ABORT_SECONDS = 2.0
 RELEASE_SECONDS = 3.0
@@ -55,7 +55,6 @@ class Binding:
         self.name = name
         self.plan = plan
         self.attempt = 0  # number of earlier bindings of this plan
-        self.recorded = ""  # the recorded save whose states workers must keep; see `_run`
         self.placement: dict[str, str] = {}  # node -> address of its worker
         self._can_move = can_move
         self._previous: Mapping[str, str] = {}
@@ -205,9 +204,6 @@ class Binding:
                 yield (epoch or 0) + i, GroupResult(0.0, ()), i + 1 == batch["epochs"]
             return
         started = time.perf_counter()
-        recorded, self.recorded = self.recorded, ""  # other threads set it, too
-        if recorded:
-            details["recorded"] = recorded
         if is_sampled:
             details["is_sampled"] = True
         details["key"] = group
@@ -270,19 +266,15 @@ class Binding:
             with suppress(ExecutionError):  # without a scheduler, no message reaches a worker
                 self._messenger.sync(self._messenger.abort, reason, ABORT_SECONDS)
 
-    def release(self, wait_seconds: float = RELEASE_SECONDS, *, heir: str = "") -> None:
-        """Free the workspaces, threads and leases on the workers. Later calls do nothing.
-
-        Workers pass their kept states on to `heir`, the name of the next binding of this plan.
-        """
+    def release(self, wait_seconds: float = RELEASE_SECONDS) -> None:
+        """Free the workspaces, threads and leases on the workers. Later calls do nothing."""
         if self._is_released:
             return
         for call in self.at_release:
             call()
         self._is_released = True
         with suppress(ExecutionError):  # without a scheduler, workers free everything themselves
-            release = {"call": "release", "heir": heir}
-            self._messenger.sync(self._messenger.tell, release, wait_seconds)
+            self._messenger.sync(self._messenger.tell, {"call": "release"}, wait_seconds)
         self._messenger.close()
         self._leases.release(wait_seconds)
 
@@ -345,8 +337,8 @@ class Binding:
     def fetch(self, node: str, name: str, groups: Sequence[str] = (), part: int = 0) -> Any:
         """Return a blob; with `groups`, part of task `name`'s return value in one of these."""
         read = partial(fetch, node=node, name=name, groups=groups, part=part)
-        [value] = self.apply(read, [self.placement[node]], channel=FETCH, what="").values()
-        return value
+        captured = self.apply(read, [self.placement[node]], channel=FETCH, what="")
+        return unshared(*captured.values())
 
     def fetch_output(self, output: TaskOutput) -> Any:
         """Return a task's output in its group's last run."""
@@ -383,12 +375,12 @@ def check_runs(replies: Mapping[str, Reply], most: int, width: int) -> None:
 
 
 def read_value(address: str, reply: Reply) -> Any:
-    """Unpickle the value in a reply into memory of its own."""
+    """Unpickle the value in a reply; its arrays use the memory of the reply."""
     try:
         head, *buffers = [memoryview(frame) for frame in reply.get("frames", ())]
     except (TypeError, ValueError) as error:
         raise malformed(address, f"there is no value in it ({error})") from error
     try:
-        return from_frames([head, *(bytearray(buffer.cast("B")) for buffer in buffers)])
+        return from_frames([head, *buffers])
     except (EOFError, UnpicklingError) as error:
         raise malformed(address, f"its value cannot be read ({error})") from error

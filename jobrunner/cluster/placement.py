@@ -11,10 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jobrunner.compile import PlannedNode
-from jobrunner.config import format_bytes
+from jobrunner.config import format_bytes, largest
 from jobrunner.errors import PlacementError
 from jobrunner.texts import counted, listed
-from jobrunner.workspace import largest
 
 
 @dataclass(frozen=True, slots=True)

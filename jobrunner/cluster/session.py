@@ -275,8 +275,7 @@ class Session:
     ) -> Binding:
         """Place a plan's nodes on workers, with empty workspaces, and drop the previous binding.
 
-        If that was of the same plan, workers keep the states that they have for recovery, and with
-        `stays`, nodes stay on their workers if these still exist. With `can_move`, the caller binds
+        With `stays`, nodes stay on their workers if these still exist. With `can_move`, the caller binds
         again when `Binding.leaving` names a worker, which waits for that. Raises a `PlacementError`
         if no suitable workers are there within `wait_seconds`.
         """
@@ -285,7 +284,7 @@ class Session:
             name = f"{self._id}-{self._num_bindings}"
             before, self._binding = self._last_binding, None
             if before is not None:
-                before.release(heir=name if before.plan is plan else "")
+                before.release()
             binding = self._last_binding = Binding(
                 self._connection.scheduler, name, plan, before, can_move=can_move, stays=stays
             )

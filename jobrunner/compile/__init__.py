@@ -2,7 +2,7 @@
 
 from jobrunner.compile.blobs import find_classes
 from jobrunner.compile.fingerprint import changes, describe, described_nodes
-from jobrunner.compile.gc_pause import gc_paused, made_unseen
+from jobrunner.compile.gc_pause import gc_paused
 from jobrunner.compile.job import compile_group, compile_job, compile_resume, planned_nodes
 from jobrunner.compile.plan import (
     Argument,

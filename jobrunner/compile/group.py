@@ -56,7 +56,6 @@ class GroupCompiler:
     tasks: Sequence[Task]  # in order of definition
     globals: Collection[Key]
     available: Collection[Key] | None  # exist when the group starts; None: not known yet
-    updated: Collection[Key]  # any task of the job updates them in place
     groups: Collection[TaskGroup] | None = None  # whose outputs may be read; None: any
     loaded: Collection[Key] = ()  # are not written, because a checkpoint has them
     is_seeded: bool = False  # see `PlannedTask`
@@ -70,7 +69,6 @@ class GroupCompiler:
         self._writer: dict[Key, int] = {}
         self._readers: dict[Key, list[int]] = {}
         self._arguments: dict[str, BlobArgument] = {}
-        self._updates: dict[Key, int] = {}  # the last task that updates the blob
         # -> id, and targets in order of first use
         self._crossings: dict[CrossingKey, tuple[int, dict[str, None]]] = {}
 
@@ -115,7 +113,6 @@ class GroupCompiler:
             self._check_exists(blob, task)
             draft.arguments.append(UpdateArgument(blob.name))
             self._write(i, blob.key)
-            self._updates[blob.key] = i
         for blob in task.output_blobs:
             if blob.key not in self.loaded:
                 self._write(i, blob.key)
@@ -264,9 +261,6 @@ class GroupCompiler:
     def _crossing(self, key: CrossingKey) -> Crossing:
         source, task, blob, part = key
         number, targets = self._crossings[key]
-        changed = blob
-        if part is not None and task is not None and self.tasks[task].output_blobs:
-            changed = self.tasks[task].output_blobs[part].name
         return Crossing(
             id=number,
             source=source,
@@ -274,25 +268,12 @@ class GroupCompiler:
             blob=blob,
             part=part,
             targets=tuple(targets),
-            copy=changed is not None and self._is_updated_after((source, changed), task),
-            is_reused=changed is not None and (source, changed) in self._updates,
         )
-
-    def _is_updated_after(self, key: Key, task: int | None) -> bool:
-        return self._updates.get(key, -1) > (-1 if task is None else task)
 
     def _captures(self, i: int) -> tuple[Capture, ...]:
         task = self.tasks[i]
-        captures = []
-        for part in sorted(self._drafts[i].read_parts | task.fetched_parts):
-            retain = part in task.fetched_parts
-            copy = False
-            if task.output_blobs:
-                key = task.output_blobs[part].key
-                # A retained value outlives the run, in which other groups may update the blob.
-                copy = self._is_updated_after(key, i) or (retain and key in self.updated)
-            captures.append(Capture(part, copy, retain))
-        return tuple(captures)
+        parts = sorted(self._drafts[i].read_parts | task.fetched_parts)
+        return tuple([Capture(part, part in task.fetched_parts) for part in parts])
 
     def _slices(self) -> dict[str, Slice]:
         tasks: dict[str, list[PlannedTask]] = {}

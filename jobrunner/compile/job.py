@@ -57,7 +57,6 @@ def compile_job(job: Job) -> Plan:
             check_seedable(fn, f"Task {task.full_name!r} of a job with {flag}")
     readers = find_readers(every)
     outputs = [blob for task in every for blob in task.output_blobs]
-    updated = {blob.key for task in every for blob in task.updates}
     global_blobs = find_globals(every)
     checkpointed = checkpointed_nodes(job)
     configured = find_configured(job, checkpointed, global_blobs)
@@ -73,7 +72,6 @@ def compile_job(job: Job) -> Plan:
             group,
             globals=global_blobs,
             available=set().union(*made.values()),
-            updated=updated,
             groups=job.groups.values(),
             is_seeded=is_seeded,
             readers=readers,
@@ -157,7 +155,6 @@ def compile_resume(
         tasks,
         global_blobs,
         available=available - remade,
-        updated={blob.key for task in all_tasks(job) for blob in task.updates},
         loaded=loaded,
         is_seeded=job.seed_global_rng or job.capture_rng,
         has_reports=bool(tasks),
@@ -178,7 +175,6 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
         keys_of(global_blobs).union(find_globals(tasks, is_init=False)),
         available=None,
         readers=find_readers(tasks),
-        updated={blob.key for task in tasks for blob in task.updates},
     ).compile()
     group.is_compiled = True
     return plan

@@ -1,8 +1,8 @@
 """The plan of a job: for each group, slices and crossings.
 
 A *slice* is what one node does in one run of a group. A *crossing* is a value, or a bare signal, that
-one node sends to others in that run. The plan says which task waits for which, where each argument
-comes from, and what must be copied because a task changes it later. A run that follows the plan
+one node sends to others in that run. The plan says which task waits for which, and where each
+argument comes from. A run that follows the plan
 gives the same result as the tasks run one after another in order of definition.
 """
 
@@ -64,10 +64,9 @@ class Output(Struct, frozen=True):
 
 
 class Capture(Struct, frozen=True):
-    """Part `part` of a task's return value, frozen for readers of the `TaskOutput`."""
+    """Part `part` of a task's return value, as it was then, for readers of the `TaskOutput`."""
 
     part: int
-    copy: bool  # freeze a copy: a later task of the group changes the memory in place
     retain: bool  # for `TaskOutput.fetch`, until the group runs again; else for this run
 
 
@@ -142,10 +141,6 @@ class Crossing(Struct, frozen=True):
     blob: str | None
     part: int | None
     targets: tuple[str, ...]
-    copy: bool  # send a copy: the source changes the memory later in this run
-    is_reused: bool = False
-    """The next run of the group changes the memory in place: send a copy if that run may begin
-    before all targets have ended this one."""
 
 
 class Report(Struct, frozen=True):

@@ -58,10 +58,8 @@ def load(
     manager: Loader,
     epoch: int,
     adaptation: Adaptation,
-    *,
-    from_memory: bool = False,
 ) -> Loaded:
-    """Load an epoch into workspaces; `from_memory`: use states that workers kept in memory."""
+    """Load an epoch into workspaces."""
     plan = binding.plan
     given = migrated(adaptation, plan, manager, epoch)
     record = manager.recorded.record(epoch)
@@ -82,7 +80,6 @@ def load(
         blobs={**dict.fromkeys(given, ()), **found.blobs},
         partitions={name: nodes for name, (_, nodes) in plan.partitions.items()},
         anew=waiting,
-        from_memory=from_memory,
         origins=found.origins,
         given=given,
     )
@@ -142,9 +139,8 @@ def load_newest(
     aside = " and set aside" if own is not None and manager is own.loader else ""
     for epoch in reversed(manager.recorded.all()) if named is None else [named]:
         try:
-            loaded = load(run.session, binding, job, manager, epoch, adaptation, from_memory=True)
+            loaded = load(run.session, binding, job, manager, epoch, adaptation)
             record = manager.recorded.record(epoch)
-            binding.recorded = manager.memory_key(record)
             manager.report_load(loaded.group, "checkpoint_load")
             if changed := loaded.match.describe():
                 warn(

@@ -240,7 +240,7 @@ class Saver:
         save = _Save(epoch, step)
         try:
             self._begin(save, about)
-            self._copy(save, keeps=False)
+            self._copy(save)
         except CheckpointWriteError as error:
             logger.info("Epoch %s could not be kept in memory: %s", epoch, error)
         else:
@@ -359,7 +359,6 @@ class Saver:
                 placement = dict(self._binding.placement)
                 details = {**save.details, "placement": placement}
                 self._manager.commits.commit(order, receipts, details)
-                self._binding.recorded = order.memory_key
         finally:
             save.seconds = time.monotonic() - save.started
         save.nodes = {

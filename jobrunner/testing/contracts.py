@@ -34,7 +34,7 @@ from jobrunner.checkpoint import (
 )
 from jobrunner.errors import CommitConflictError
 from jobrunner.testing.identity import assert_identical
-from jobrunner.workspace import Workspace
+from jobrunner.workspace import Workspace, settle
 
 _RIVALS = 4
 _ENTRIES_A_RIVAL = 10
@@ -161,7 +161,7 @@ class MetadataHandlerContract:
     def test_a_manager_saves_and_another_loads(self, tmp_path: Path) -> None:
         """Managers work with the handler as with the default one."""
         workspace = Workspace("a")
-        workspace.globals["x"] = np.arange(5)
+        workspace.put("x", settle([np.arange(5)]))
         manager = self._manager(tmp_path)
         manager.run.start(["a"], {"why": "contract"})
         save = manager.commits.begin(0)

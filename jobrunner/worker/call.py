@@ -5,80 +5,43 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
-import numpy as np
-
 from jobrunner.errors import DefinitionError
 from jobrunner.worker.program import Handover, InputMissing, Program, Step
-from jobrunner.workspace import (
-    IMMUTABLE,
-    BlobUpdate,
-    Form,
-    Known,
-    Workspace,
-    freeze,
-    is_own,
-    own,
-    settle,
-    view,
-    view_small,
-)
+from jobrunner.workspace import BlobUpdate, capture, read, settle, stored_in
 
 Send = Callable[[int, Any], None]
-"""Sends a crossing's frozen value, given the crossing's id, to other workers."""
+"""Sends a crossing's captured value, given the crossing's id, to other workers."""
 
 _AWAITED = (CoroutineType, asyncio.Future, asyncio.Task)
 _LAZY = (GeneratorType, *_AWAITED, AsyncGeneratorType, map, filter)
 """Types of values that run code of the task only when somebody takes their items, or awaits them."""
 
+_SPECIAL = frozenset({*_LAZY, BlobUpdate})
+
 
 def gather(step: Step, instance: int = 0) -> list[Any]:
     """Collect the positional arguments of one call; raises `InputMissing` if a blob is missing.
 
-    Instance 0 copies a blob to update if something else refers to it. The others share that blob.
+    Instance 0 takes the blobs to update; all instances get the same ones.
     """
     arguments = []
-    for values, key, is_updated in step.arguments:
+    for source in step.arguments:
         try:
-            value = values[key]
+            if source.workspace is None:
+                value = read(source.values, source.key)
+            elif instance == 0:
+                value = source.take()
+            else:
+                value = source.values[source.key].box[0]
         except KeyError:
-            missing = step.workspace.not_found(str(key))
+            missing = step.workspace.not_found(str(source.key))
             missing.add_note(f"Task {step.workspace.node}/{step.name} reads it.")
             raise InputMissing(step.workspace.node, missing) from None
-        if type(value) not in IMMUTABLE:
-            workspace = step.workspace
-            if not is_updated and type(value) is np.ndarray:
-                value = view(value)
-            elif not is_updated and (small := view_small(value)) is not None:
-                value = small
-            elif not is_updated:
-                known = None
-                if workspace.holds(values):
-                    del value  # it would count as another reference
-                    known = workspace.recollect(values, key)
-                    value = values[key]
-                value = view(value, known)
-            elif instance == 0:
-                del value  # it would count as another reference
-                value = _own(workspace, values, key)
         arguments.append(value)
     return arguments
-
-
-def _own(workspace: Workspace, values: dict[str, Any], name: str) -> Any:
-    """Return a blob to update; copies what something else can reach."""
-    workspace.updated.add(name)
-    if name in workspace.known:
-        known = workspace.recollect(values, name)
-        workspace.known.pop(name, None)
-        if known is not None and known.form is not Form.OTHER:
-            return values[name]  # nothing else can reach it, and it holds no array
-    if is_own(values, name, must_write=True):
-        return values[name]
-    return own(values, name, workspace.kept_states.array_pool.copy)
 
 
 @contextmanager
@@ -103,7 +66,7 @@ def _end(name: str, generator: Generator[Any]) -> None:
 
 
 def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], send: Send) -> None:
-    """Store a task's return value and pass it on. Changes no blob if it raises.
+    """Store a task's return value and pass it on. Sets no blob if it raises.
 
     The value is the one item of `box`, and the caller has no other reference to it.
 
@@ -114,66 +77,49 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
     TypeError
         Another node or task reads the value, and it cannot be copied.
     """
-    parts: list[Any] = []
-    known: list[Known | None] = []
+    if step.sole is not None and type(box[0]) not in _SPECIAL and step.num_instances == 1:
+        step.sole(settle(box))
+        return
     if type(box[0]) in _LAZY or step.num_instances > 1:
         _refuse_lazy(step, box[0] if step.num_instances > 1 else box)
+    parts: list[Any] = []
     if type(box[0]) is BlobUpdate:
-        if step.outputs:
-            raise DefinitionError(
-                f"Task {step.workspace.node}/{step.name} returned a BlobUpdate, and it has "
-                f"outputs. A task that returns a BlobUpdate must not name outputs."
-            )
-        step.workspace.apply(box[0])
-    elif step.sole is not None:
-        values, name = step.sole
-        its = None
-        if not is_own(box, 0):
-            its = settle(box, 0, lambda: (*arguments, *step.kwargs.values()))
-        values[name] = box[0]
-        step.workspace.remember(values, name, its)
-        return
+        _apply(step, box[0])
     elif step.outputs or step.captures or step.handovers:
         parts = _split(step, box) if len(step.outputs) > 1 else box
-        known = []
         for i in range(len(parts)):
-
-            def beside(i: int = i) -> Iterator[Any]:
-                yield from (*arguments, *step.kwargs.values(), *parts[:i], *parts[i + 1 :])
-
-            known.append(None if is_own(parts, i) else settle(parts, i, beside))
-    if step.updates:
-        _settle_updates(step, arguments)
-    if not (parts or step.captures or step.handovers):
-        return
+            settle(parts, i)
+    updated = _settle_updates(step, arguments)
     _capture(program, step, parts)
-    # Values for other nodes are frozen before any blob is set.
-    frozen = [_crossing_value(program, handover, step, parts) for handover in step.handovers]
-    for target, value, its in zip(step.outputs, parts, known, strict=False):  # there may be none
-        if target is not None:
-            target[0][target[1]] = value
-            step.workspace.remember(*target, its)
-    for handover, value in zip(step.handovers, frozen, strict=True):
+    # Values for other nodes are captured before any blob is set.
+    crossing = [_crossing_value(handover, step, parts, updated) for handover in step.handovers]
+    for source in step.updates:
+        assert source.put is not None
+        source.put(updated[source.key])
+    for put, value in zip(step.outputs, parts, strict=False):  # a BlobUpdate leaves no parts
+        if put is not None:
+            put(value)
+    for handover, value in zip(step.handovers, crossing, strict=True):
         _pass_on(program, handover, value, send)
 
 
-def _settle_updates(step: Step, arguments: list[Any]) -> None:
-    """Make the blobs that a task has updated their node's own; empties their places."""
-    for i, _, _ in step.updates:
-        arguments[i] = None
-        if step.num_instances > 1:
-            arguments[i :: len(step.arguments)] = [None] * step.num_instances
-    for i, values, name in step.updates:
-        known = None
-        if not is_own(values, name):
-            known = settle(values, name, partial(_others, step, arguments, i))
-        step.workspace.remember(values, name, known)
+def _apply(step: Step, update: BlobUpdate) -> None:
+    if step.outputs:
+        raise DefinitionError(
+            f"Task {step.workspace.node}/{step.name} returned a BlobUpdate, and it has "
+            f"outputs. A task that returns a BlobUpdate must not name outputs."
+        )
+    step.workspace.apply(update)
 
 
-def _others(step: Step, arguments: list[Any], but: int) -> list[Any]:
-    """What a task had besides one of the blobs that it updated."""
-    updated = [values[name] for i, values, name in step.updates if i != but]
-    return [*arguments, *step.kwargs.values(), *updated]
+def _settle_updates(step: Step, arguments: list[Any]) -> dict[str, Any]:
+    """Settle the blobs that a task has updated; empties their places in `arguments`."""
+    for i, source in enumerate(step.arguments):
+        if source.workspace is not None:
+            # All instances of a task have the same number of arguments, one after another.
+            for k in range(i, len(arguments), len(step.arguments)):
+                arguments[k] = None
+    return {source.key: settle(source.values[source.key].box) for source in step.updates}
 
 
 def hand_over(program: Program, handover: Handover, send: Send) -> None:
@@ -182,37 +128,28 @@ def hand_over(program: Program, handover: Handover, send: Send) -> None:
     if crossing.blob is not None and crossing.blob not in handover.blobs:
         missing = program.workspaces[crossing.source].not_found(crossing.blob)
         raise InputMissing(crossing.source, missing)
-    _pass_on(program, handover, _crossing_value(program, handover, None, ()), send)
+    _pass_on(program, handover, _crossing_value(handover, None, (), {}), send)
 
 
 def _crossing_value(
-    program: Program, handover: Handover, step: Step | None, parts: Sequence[Any]
+    handover: Handover, step: Step | None, parts: Sequence[Any], updated: Mapping[str, Any]
 ) -> Any:
-    """Freeze a crossing's value: a return value or a blob."""
+    """Capture a crossing's value: a return value or a blob."""
     crossing = handover.crossing
-    value = known = None
-    if crossing.blob is not None:
-        if step is not None and crossing.blob in step.output_names:
-            value = parts[step.output_names.index(crossing.blob)]
-        else:
-            workspace = program.workspaces[crossing.source]
-            known = workspace.recollect(handover.blobs, crossing.blob)
-            value = handover.blobs[crossing.blob]
-    elif crossing.part is not None:
-        value = parts[crossing.part]
-    return freeze(
-        value,
-        copy=crossing.copy or (crossing.is_reused and program.may_overlap),
-        is_pickled=not handover.is_local,
-        known=known,
-    )
+    if crossing.blob is None:
+        return None if crossing.part is None else capture(parts[crossing.part])
+    if step is not None and crossing.blob in step.output_names:
+        return capture(parts[step.output_names.index(crossing.blob)])
+    if crossing.blob in updated:
+        return capture(updated[crossing.blob])
+    return capture(stored_in(handover.blobs, crossing.blob))
 
 
-def _pass_on(program: Program, handover: Handover, frozen: Any, send: Send) -> None:
+def _pass_on(program: Program, handover: Handover, captured: Any, send: Send) -> None:
     if handover.is_local:
-        program.arrived[handover.crossing.id] = frozen
+        program.arrived[handover.crossing.id] = captured
     if program.routes[handover.crossing.id]:
-        send(handover.crossing.id, frozen)
+        send(handover.crossing.id, captured)
 
 
 def _split(step: Step, box: list[Any]) -> list[Any]:
@@ -247,17 +184,17 @@ def _refuse_lazy(step: Step, values: Iterable[Any]) -> None:
 
 
 def _capture(program: Program, step: Step, parts: Sequence[Any]) -> None:
-    """Freeze the parts of a return value that tasks or the client read."""
-    for captured in step.captures:
-        capture = captured.capture
+    """Capture the parts of a return value that tasks or the client read."""
+    for planned in step.captures:
+        part, is_retained = planned.capture.part, planned.capture.retain
         try:
-            frozen = freeze(parts[capture.part], copy=capture.copy, move=captured.is_moved)
+            captured = capture(parts[part])
         except TypeError as error:
-            if captured.is_read:
+            if planned.is_read:
                 raise
-            frozen = TypeError(str(error))  # for the client's fetch
-        if captured.is_read:
-            program.results[step.index, capture.part] = frozen
-        if capture.retain:
+            captured = TypeError(str(error))  # for the client's fetch
+        if planned.is_read:
+            program.results[step.index, part] = captured
+        if is_retained:
             retained = step.workspace.retained.setdefault(program.key, {})
-            retained[step.name, capture.part] = frozen
+            retained[step.name, part] = captured

@@ -172,8 +172,8 @@ class GroupRun:
     def _open(self) -> None:
         program = self.program
         try:
-            for node, workspace in program.workspaces.items():
-                workspace.start_run(program.key, has_updates=program.has_updates[node])
+            for workspace in program.workspaces.values():
+                workspace.start_run(program.key)
             for handover in program.openings:
                 hand_over(program, handover, self.send)
         except BaseException as error:
@@ -199,7 +199,7 @@ class GroupRun:
                     if self._is_over:
                         pass
                     elif step.sole is not None and type(box[0]) in IMMUTABLE:
-                        step.sole[0][step.sole[1]] = box[0]  # what `finish` would do, but faster
+                        step.sole(box[0])  # what `finish` would do, but faster
                     else:
                         finish(program, step, box, arguments, self.send)
                     del arguments, box  # they would count as references to their items

@@ -19,12 +19,13 @@ from typing import Any
 
 from jobrunner.worker.epoch_batch import MOST_SPANS, EpochBatch, Grant, TaskSpan
 from jobrunner.worker.executor import GroupRun
+from jobrunner.worker.memory import MemoryLimit
 from jobrunner.worker.outbox import Message, Outbox, RunValues, frame_bytes
 from jobrunner.worker.outcome import Failure, Outcome, describe_failure
 from jobrunner.worker.program import Program, Step
 from jobrunner.worker.task_context import CurrentTask
 from jobrunner.worker.threads import Operation, ThreadPool, call_on_loop
-from jobrunner.workspace import MemoryLimit, Snapshot, crossing_frames, open_frames
+from jobrunner.workspace import Pickled, received, to_frames
 
 MOST_NOTED = 1_000
 """How many it notes, so that many short calls cost little."""
@@ -54,7 +55,7 @@ class BindingContext:
 class _Early:
     """What arrived for a run, or for the batch that begins with it, before it started here."""
 
-    values: dict[int, Snapshot] = field(default_factory=dict)
+    values: dict[int, Pickled] = field(default_factory=dict)
     nbytes: int = 0
     notes: list[tuple[int, Sequence[Any]]] = field(default_factory=list)
     abort_reason: str = ""
@@ -122,7 +123,6 @@ class GroupRuns:
 
         def begin() -> None:
             self._program, self._batch, self._operation = program, batch, operation
-            program.may_overlap = batch.epochs * batch.steps_per_epoch > 1
             self._outbox.start(batch.number)
             # Those before it are over.
             self._early = {n: early for n, early in self._early.items() if n >= batch.number}
@@ -154,7 +154,7 @@ class GroupRuns:
             for _, values in pushed
         ]
         for (number, values), size in zip(pushed, nbytes, strict=True):
-            arrived = {c: Snapshot(frames, open_frames) for c, frames in values if c >= 0}
+            arrived = {c: received(frames) for c, frames in values if c >= 0}
             notes = [(c, frames) for c, frames in values if c < 0]
             if number == self._run_number and self._run is not None:
                 self._run.deliver(arrived)
@@ -302,7 +302,7 @@ class GroupRuns:
             submit=self._threads.submit,
             timer=self._loop.call_later,
             send=lambda crossing, value: self._outbox.put(
-                number, program.routes[crossing], crossing, crossing_frames(value)
+                number, program.routes[crossing], crossing, to_frames(value)
             ),
             finished=lambda outcome: call_on_loop(self._loop, self._end_run, run, outcome),
             drained=lambda: call_on_loop(self._loop, self._drained.set),

@@ -25,10 +25,7 @@ from jobrunner.worker.outbox import Message, RunValues, wrap_frames
 from jobrunner.worker.outcome import describe_failure
 from jobrunner.worker.program import Program
 from jobrunner.worker.threads import Operation, ThreadPool, call_on_loop
-from jobrunner.workspace import MEMORY_LIMIT, KeptStates, Workspace, to_frames
-
-SMALL_BYTES = 1 << 20
-"""To free more memory than this takes milliseconds, too long for the event loop."""
+from jobrunner.workspace import BEFORE_COPY, Workspace, to_frames
 
 FULL_SECONDS = 0.5
 """How long the reply to another worker's values is delayed while there is no room for more."""
@@ -52,14 +49,10 @@ class Listener(Protocol):
 class HostedNodes:
     """The nodes of one binding on one worker.
 
-    User functions run in `task_context`, the lease task's. `kept_states` may contain states that
-    earlier bindings of the same plan kept.
+    User functions run in `task_context`, the lease task's.
     """
 
-    def __init__(
-        self, context: BindingContext, task_context: contextvars.Context, kept_states: KeptStates
-    ) -> None:
-        self.kept_states = kept_states
+    def __init__(self, context: BindingContext, task_context: contextvars.Context) -> None:
         self.can_move = context.can_move
         self.workspaces: dict[str, Workspace] = {}
         self.ended = asyncio.Event()  # set once this is closed and its last thread has ended
@@ -69,9 +62,8 @@ class HostedNodes:
         self._memory_limit = replace(
             context.memory_limit,
             sizes=lambda: {space.node: space.nbytes() for space in list(self.workspaces.values())},
-            relieve=self.kept_states.drop_all,
         )
-        task_context.run(MEMORY_LIMIT.set, self._memory_limit)
+        task_context.run(BEFORE_COPY.set, self._memory_limit.require)
         self.threads = ThreadPool(
             f"jobrunner-{context.name}",
             task_context,
@@ -105,7 +97,7 @@ class HostedNodes:
             self._placement.update(placement or {})
             for node, transient in (nodes or {}).items():
                 uid = (uids or {}).get(node, "")
-                self.workspaces[node] = Workspace(node, frozenset(transient), uid, self.kept_states)
+                self.workspaces[node] = Workspace(node, frozenset(transient), uid)
             self._in_thread(operation, partial(self._load_groups, groups, dict(slices or {})))
 
         self._start("ship", number, begin)
@@ -119,22 +111,17 @@ class HostedNodes:
         epoch: int | None = None,
         step: int = 0,
         epoch_batch: BatchOptions | None = None,
-        recorded: str = "",
         is_careful: bool = False,
         is_sampled: bool = False,
     ) -> Message:
         """Run a shipped group, once or for a batch of epochs: see `Binding.run_epochs`.
 
-        Drops states kept for saves before `recorded`. If `is_sampled`, the reply says when the
+        If `is_sampled`, the reply says when the
         tasks of the first run began and how long they took. If `is_careful`, tasks run one at a time, and
         each starts once the client knows that it will.
         """
 
         def begin(operation: Operation) -> None:
-            if recorded and self.kept_states.nbytes > SMALL_BYTES:
-                self.threads.submit(partial(self.kept_states.drop_before, recorded))
-            elif recorded:
-                self.kept_states.drop_before(recorded)
             program, options = self._programs.get(key), dict[str, Any](epoch_batch or {})
             if program is None:
                 raise ExecutionError(
@@ -223,7 +210,6 @@ class HostedNodes:
 
     def _check_memory(self) -> None:
         seconds = self._memory_limit.look()
-        self.kept_states.is_suspended = self._memory_limit.is_tight
         if self._memory_limit.is_over and self._runs.is_running:
             self._runs.fail(self._memory_limit.error())
         self._timer = self._loop.call_later(seconds, self._check_memory)
@@ -294,19 +280,16 @@ class HostedNodes:
             if own:
                 plan = GroupPlan(name, own, crossings, conditions)
                 others = {n: self._placement[n] for n in nodes if n not in self.workspaces}
-                program = self._programs[key] = Program(key, plan, self.workspaces, others)
-                if name not in ("init", "resume"):
-                    for node, changed in program.changes.items():
-                        self.kept_states.changing.setdefault(node, set()).update(changed)
+                self._programs[key] = Program(key, plan, self.workspaces, others)
         return {}
 
 
 def fetch(
     workspaces: Mapping[str, Workspace], node: str, name: str, groups: Sequence[str], part: int
 ) -> Any:
-    """Return a blob; with `groups`, part of task `name`'s return value in one of these."""
+    """Capture a blob; with `groups`, part of task `name`'s return value in one of these."""
     workspace = workspaces[node]
-    return workspace.result(groups, name, part) if groups else workspace.lookup(name)
+    return workspace.result(groups, name, part) if groups else workspace.capture(name)
 
 
 def failed_reply(error: BaseException) -> Message:

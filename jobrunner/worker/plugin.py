@@ -19,12 +19,11 @@ from distributed import get_worker, secede
 from distributed.diagnostics.plugin import WorkerPlugin
 from msgspec import structs
 
-from jobrunner.config import get_bytes, get_number
+from jobrunner.config import get_number
 from jobrunner.dask_internals import (
     add_plugin,
     call_worker,
     deadly_bytes,
-    fair_bytes,
     find_plugin,
     handle,
     is_retiring,
@@ -33,13 +32,13 @@ from jobrunner.dask_internals import (
     separate_random,
     thread_count,
 )
-from jobrunner.errors import DefinitionError, ExecutionError
+from jobrunner.errors import ExecutionError
 from jobrunner.texts import get_logger
 from jobrunner.worker.calls import Seconds, calls
 from jobrunner.worker.group_runs import BindingContext
 from jobrunner.worker.hosted_nodes import HostedNodes, failed_reply
+from jobrunner.worker.memory import MemoryLimit
 from jobrunner.worker.outbox import Message
-from jobrunner.workspace import KeptStates, MemoryLimit
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -47,13 +46,13 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 # Increase it with every change of the messages: a client then leaves out workers of other versions.
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 _LEASE_KEY = re.compile(rf"[^|]*-{PLUGIN_NAME}\|[^|]*\|[^|]*\|[^|]*")
 
 EXPECT_SECONDS = 60.0
-"""How long a worker stays ready for a binding, with the kept states of the one before."""
+"""How long a worker stays ready for a binding that is about to come."""
 
 LINGER_SECONDS = 2.0
 """How long a plugin without bindings still answers late messages, before it removes itself."""
@@ -69,14 +68,6 @@ CLOSE_SECONDS = 2.0
 class _Lease:
     context: Future[contextvars.Context] = field(default_factory=Future)
     ended: threading.Event = field(default_factory=threading.Event)
-
-
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """A binding that is about to come."""
-
-    kept_states: KeptStates | None  # of the binding before it
-    timer: asyncio.TimerHandle  # gives up
 
 
 class WorkspaceHost(WorkerPlugin):
@@ -101,7 +92,7 @@ class WorkspaceHost(WorkerPlugin):
         self._leases: dict[str, _Lease] = {}
         self._lease_began = asyncio.Event()  # set and cleared whenever a lease begins
         self._own_switch_seconds = 0.0  # the process's switch interval, while it is changed
-        self._expected: dict[str, _Expected] = {}
+        self._expected: dict[str, asyncio.TimerHandle] = {}  # binding -> gives up
         handle(worker, OPERATION, self.call)
         separate_random(True)
 
@@ -214,29 +205,21 @@ class WorkspaceHost(WorkerPlugin):
                 can_move=can_move,
                 silence_seconds=silence_seconds,
             )
-            kept_states = self._stop_expecting(binding) or self._make_kept_states()
-            self.bindings[binding] = HostedNodes(context, lease.context.result(), kept_states)
+            self._stop_expecting(binding)
+            self.bindings[binding] = HostedNodes(context, lease.context.result())
         return {"status": "done"}
 
-    def _make_kept_states(self) -> KeptStates:
-        try:
-            return KeptStates(get_bytes("rollback-memory", fair_bytes(self._worker)))
-        except ValueError as error:
-            raise DefinitionError(f"On worker {self._worker.address}: {error}") from None
-
-    def expect(self, binding: str, kept_states: KeptStates | None = None) -> None:
-        """Stay, with the kept states of the binding before, until a binding comes, for a while."""
-        kept_states = self._stop_expecting(binding) or kept_states
+    def expect(self, binding: str) -> None:
+        """Stay until a binding comes, for a while."""
+        self._stop_expecting(binding)
         timer = self._loop.call_later(self._expect_seconds, self._stop_expecting, binding)
-        self._expected[binding] = _Expected(kept_states, timer)
+        self._expected[binding] = timer
 
-    def _stop_expecting(self, binding: str) -> KeptStates | None:
-        expected = self._expected.pop(binding, None)
-        if expected is None:
-            return None
-        expected.timer.cancel()
-        self._leave_later()
-        return expected.kept_states
+    def _stop_expecting(self, binding: str) -> None:
+        timer = self._expected.pop(binding, None)
+        if timer is not None:
+            timer.cancel()
+            self._leave_later()
 
     def _leave_later(self) -> None:
         self._loop.call_later(self._linger_seconds, self._leave)
@@ -248,14 +231,12 @@ class WorkspaceHost(WorkerPlugin):
             remove_plugin(self._worker, PLUGIN_NAME)
             handle(self._worker, OPERATION, None)
 
-    async def release(self, binding: str, heir: str = "") -> Message:
-        """Drop a binding; keep its states for `heir`, the name of the next one of its plan."""
+    async def release(self, binding: str) -> Message:
+        """Drop a binding."""
         hosted = self.bindings.get(binding)
         self._stop_expecting(binding)
         if hosted is None:
             return {"status": "unknown"}
-        if heir:
-            self.expect(heir, hosted.kept_states if len(hosted.kept_states) else None)
         self._drop(binding, "the session released it")
         with suppress(TimeoutError):
             await asyncio.wait_for(hosted.ended.wait(), CLOSE_SECONDS)

@@ -6,7 +6,6 @@ but values.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,16 +30,13 @@ from jobrunner.compile import (
 from jobrunner.errors import BlobNotFoundError
 from jobrunner.texts import listed
 from jobrunner.worker.task_context import seed_calls, seeded
-from jobrunner.workspace import IMMUTABLE, Workspace, view
+from jobrunner.workspace import IMMUTABLE, Workspace, settle, take, view
 
 REPORT_INDEX = 1 << 31
 """Reports' indices begin here: in order of definition, they come after all tasks."""
 
-Source = tuple[dict[Any, Any], Any, bool]
-"""Where an argument is: a dictionary and a key, and whether the task updates the value."""
-
-Target = tuple[dict[str, Any], str]
-"""Where an output goes: a dictionary and a key."""
+Put = Callable[[Any], None]
+"""Sets a blob to a settled value."""
 
 
 class InputMissing(Exception):  # noqa: N818  (only wraps `reason`, to tell it from a task's error)
@@ -63,11 +59,27 @@ class Handover:
 
 @dataclass(slots=True)
 class CapturedPart:
-    """A part of a return value to freeze."""
+    """A part of a return value to capture."""
 
     capture: Capture
     is_read: bool  # by a task or a stop condition of the run
-    is_moved: bool  # only one task reads it
+
+
+@dataclass(slots=True)
+class Source:
+    """Where an argument is; with `workspace`, it is a blob that the task updates."""
+
+    values: dict[Any, Any]
+    key: Any
+    workspace: Workspace | None = None
+    put: Put | None = None  # an updated blob, once it is settled
+
+    def take(self) -> Any:
+        """Return the blob to update."""
+        assert self.workspace is not None
+        if self.values is self.workspace.globals:
+            return self.workspace.take(self.key)
+        return take(self.values, self.key)
 
 
 @dataclass(slots=True, eq=False)
@@ -80,11 +92,11 @@ class Step:
     name: str
     fn: Callable[..., Any]
     arguments: tuple[Source, ...] = ()
-    updates: tuple[tuple[int, dict[str, Any], str], ...] = ()  # those of `arguments`, numbered
+    updates: tuple[Source, ...] = ()  # those of `arguments` that the task updates
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # if all are immutable, `fn` has them
-    outputs: tuple[Target | None, ...] = ()  # None for an output that no blob takes
+    outputs: tuple[Put | None, ...] = ()  # None for an output that no blob takes
     output_names: tuple[str, ...] = ()
-    sole: Target | None = None  # set if the return value goes into one blob and nowhere else
+    sole: Put | None = None  # set if the return value goes into one blob and nowhere else
     captures: tuple[CapturedPart, ...] = ()
     handovers: tuple[Handover, ...] = ()
     num_instances: int = 1
@@ -123,25 +135,20 @@ class Program:
         self.steps: list[Step] = []
         self.waiters: dict[int, list[int]] = {}
         self.conditions = [c for c in plan.conditions if c.node in slices]
-        self.may_overlap = False  # the next run may begin before other workers end this one
-        self.has_updates = dict.fromkeys(slices, False)
-        self.changes: dict[str, set[str]] = {node: set() for node in slices}  # blobs that tasks set
         self._slices = slices
         self._crossings = crossings
         self._private = {
             node: {o.name for task in part.tasks for o in task.outputs if not o.is_global}
             for node, part in slices.items()
         }
-        # How many tasks read each part of a return value. A condition counts as two, so that the
-        # part is never moved.
-        self._readers = Counter({(c.task, c.part): 2 for c in self.conditions})
-
+        # Parts of return values that tasks or conditions read.
+        self._read_parts = {(c.task, c.part) for c in self.conditions}
         planned = sorted(
             ((task, workspaces[node]) for node, part in slices.items() for task in part.tasks),
             key=lambda pair: pair[0].index,
         )
         for task, _ in planned:
-            self._readers.update(
+            self._read_parts.update(
                 (a.task, a.part) for a in task.arguments if isinstance(a, ResultArgument)
             )
         self._positions = {task.index: i for i, (task, _) in enumerate(planned)}
@@ -203,10 +210,8 @@ class Program:
             task.name,
             fn,
             arguments=tuple(self._source(node, argument) for argument in task.arguments),
-            kwargs=kwargs,
-            outputs=tuple(
-                (self.blobs(node, o.name), o.name) if o.is_kept else None for o in task.outputs
-            ),
+            kwargs={name: settle([value]) for name, value in kwargs.items()},
+            outputs=tuple(self._put(node, o.name) if o.is_kept else None for o in task.outputs),
             output_names=tuple(o.name for o in task.outputs),
             captures=tuple(self._captured(task, capture) for capture in task.captures),
             handovers=tuple(self._handover(self._crossings[c]) for c in task.hands_over),
@@ -215,24 +220,20 @@ class Program:
             instance_setup=task.instance_setup,
             is_single=not (task.num_instances > 1 or task.setup or task.instance_setup),
         )
-        step.updates = tuple(
-            (i, blobs, name)
-            for i, (blobs, name, is_updated) in enumerate(step.arguments)
-            if is_updated
-        )
+        step.updates = tuple(source for source in step.arguments if source.workspace is not None)
         if len(step.outputs) == 1 and not (step.captures or step.handovers or step.updates):
             step.sole = step.outputs[0]
-        updated = {a.name for a in task.arguments if isinstance(a, UpdateArgument)}
-        self.has_updates[node] |= bool(updated)
-        self.changes[node] |= updated | {o.name for o in task.outputs if o.is_kept}
         self.steps.append(step)
         self._connect(step, task)
 
     def _captured(self, task: PlannedTask, capture: Capture) -> CapturedPart:
-        num_readers = self._readers[task.index, capture.part]
-        is_handed_over = any(self._crossings[c].part is not None for c in task.hands_over)
-        is_kept = bool(task.outputs) or capture.retain or is_handed_over
-        return CapturedPart(capture, num_readers > 0, num_readers == 1 and not is_kept)
+        return CapturedPart(capture, (task.index, capture.part) in self._read_parts)
+
+    def _put(self, node: str, name: str) -> Put:
+        workspace = self.workspaces[node]
+        if name in self._private[node]:
+            return partial(workspace.private.__setitem__, name)
+        return partial(workspace.put, name)
 
     def name_crossings(self, crossings: Collection[int]) -> str:
         """Name the values of crossings, for the end of a message; ids below 0 are notes."""
@@ -279,13 +280,14 @@ class Program:
     def _source(self, node: str, argument: Argument) -> Source:
         match argument:
             case BlobArgument(name):
-                return (self.blobs(node, name), name, False)
+                return Source(self.blobs(node, name), name)
             case UpdateArgument(name):
-                return (self.blobs(node, name), name, True)
+                blobs = self.blobs(node, name)
+                return Source(blobs, name, self.workspaces[node], self._put(node, name))
             case ResultArgument(task, part):
-                return (self.results, (task, part), False)
+                return Source(self.results, (task, part))
             case CrossingArgument(crossing):
-                return (self.arrived, crossing, False)
+                return Source(self.arrived, crossing)
 
     def _handover(self, crossing: Crossing) -> Handover:
         return Handover(

@@ -1,373 +1,392 @@
-"""The rules by which blobs are values and not references.
+"""The values of a workspace. At rest a value never changes: only `thaw` hands one out to be changed.
 
-A blob is one value. Sharing inside a blob is kept. Between blobs, and between a blob and what a
-task was given or returns, nothing that can change is shared:
+| value | at rest | a reader gets | an update gets |
+|---|---|---|---|
+| number, text or other immutable value | itself | itself | itself |
+| array | itself, read-only, its memory its own | a view | itself, or a copy if somebody holds it |
+| built-in container | `Frozen`: a pickle, its arrays and objects apart | it unpickled, views of its arrays | it unpickled, each array by the rule above |
+| list, dict or set of immutable values | a copy | a copy | a copy |
+| object of any other class | itself | itself | itself |
 
-- `view`: a blob as a task's input. Arrays become read-only views, built-in containers are copied.
-- `own`: a blob that a task updates. What something else can reach is copied.
-- `settle`: a return value that becomes a blob, or a blob that a task has updated. What something
-  else can reach is copied.
-- `freeze`: a value for other nodes or for a `TaskOutput`. Later changes do not show in it.
-
-Other mutable objects belong to their node: its tasks share them, other nodes get copies.
+Only references to arrays are counted. Whoever wants an array to stay as it is now, a save or a
+message or a retained result, just refers to it: `thaw` then copies it before the update.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
+import fractions
+import io
 import mmap
+import pickle
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import cache
-from itertools import chain
+import sysconfig
+import uuid
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from jobrunner.workspace.contents import (
-    Contents,
-    Form,
-    Known,
-    has_objects,
-    is_plain,
-    is_tensor,
-    items_of,
-    survey,
-)
-from jobrunner.workspace.copies import (
-    FEW,
-    SMALL,
-    copy_containers,
-    copy_small,
-    copy_tensor,
-    small_parts,
-)
-from jobrunner.workspace.kinds import IMMUTABLE
-from jobrunner.workspace.memory_limit import copied
-from jobrunner.workspace.pickles import Snapshot, snapshot
+from jobrunner.compile import gc_paused
+from jobrunner.workspace.pickles import NotPicklableError, Pickled, dumps, from_frames
 
-# What `sys.getrefcount` returns in this interpreter for a value that only its container refers to,
-# and for an array that only one view refers to.
-SOLE_ITEM = (lambda box: sys.getrefcount(box[0]))([object()])
-_SOLE_LOOPED = next(sys.getrefcount(item) for item in [object()])
+_NUMPY_SCALARS = frozenset(np.sctypeDict.values()) - {np.void, np.object_}
+
+IMMUTABLE: frozenset[type] = frozenset(
+    {
+        *(type(None), type(...), bool, int, float, complex, str, bytes, range),
+        *(dt.date, dt.time, dt.datetime, dt.timedelta, dt.timezone),
+        *(decimal.Decimal, fractions.Fraction, uuid.UUID),
+        *_NUMPY_SCALARS,
+        type(np.ma.masked),
+    }
+)
+"""Exact types whose values cannot change."""
+
+_FLAT: frozenset[type] = frozenset({list, dict, set, bytearray})
+"""Types of containers that are kept as a copy if all that they hold is immutable."""
+
+_CONTAINERS: frozenset[type] = _FLAT | {
+    *(tuple, frozenset, deque, OrderedDict, defaultdict, Counter),
+    *(np.void, np.record),  # an item of a structured array is a view of the array's memory
+}
+
+_NAMED: frozenset[Any] = (
+    IMMUTABLE
+    | _CONTAINERS
+    | {np.ndarray, np.dtype}
+    | {np.empty(0, object).__reduce__()[0], np.float64().__reduce__()[0]}
+)
+"""What the pickle of a container may name; each other class or function is a part of its own."""
+
+BEFORE_COPY: ContextVar[Callable[[int, str], object] | None] = ContextVar(
+    "jobrunner_before_copy", default=None
+)
+"""Called with the size of a large copy and what it is; raises an error if it does not fit."""
+
+_LARGE_BYTES = 32 << 20
+_PAUSED_BYTES = 100_000
+"""Of a pickle that makes so many objects that the garbage collector had better not look at them."""
+
+
+class Frozen:
+    """A container as it was: its pickle, and apart from it its arrays and objects."""
+
+    __slots__ = ("has_objects", "head", "parts")
+
+    def __init__(self, head: bytes, parts: list[Any], has_objects: bool) -> None:
+        self.head = head
+        self.parts = parts
+        self.has_objects = has_objects  # parts that could change while nobody updates the blob
+
+    def __reduce__(self) -> Any:
+        return Frozen, (self.head, self.parts, self.has_objects)
+
+    def open(self, parts: Iterable[Any]) -> Any:
+        """Make the container with these parts."""
+        # `buffers` may be any objects: the pickle only says where the next one goes.
+        if len(self.head) <= _PAUSED_BYTES:
+            return pickle.loads(self.head, buffers=parts)
+        with gc_paused():
+            return pickle.loads(self.head, buffers=parts)
+
+
+def settle(box: list[Any], i: int = 0) -> Any:
+    """Put in place of item `i` of `box`, which a task has returned, what to keep of it.
+
+    Also returns that. An array is kept itself if nothing but `box` refers to it.
+    """
+    if type(box[i]) in IMMUTABLE:
+        return box[i]
+    if _is_memory(box[i]):
+        box[i] = _settle_array(box, i)
+    elif is_container(box[i]):
+        _freeze(box, i, _settle_array)
+    return box[i]
+
+
+def adopt(value: Any) -> Any:
+    """Return what to keep of a value that its maker has given up: its arrays are not copied."""
+    box = [value]
+    if _is_memory(value):
+        return _adopt_array(box, 0)
+    if is_container(value):
+        _freeze(box, 0, _adopt_array)
+    return box[0]
+
+
+def view(stored: Any) -> Any:
+    """Return a stored or captured value as a task's input."""
+    kind = type(stored)
+    if kind in IMMUTABLE:
+        return stored
+    if kind is np.ndarray:
+        return stored.view()  # read-only, as it is itself
+    if kind is Frozen:
+        return stored.open(map(_viewed, stored.parts))
+    if kind in _FLAT:
+        return stored.copy()
+    if kind is Pickled:
+        value = from_frames(stored.frames)
+        for array in arrays_of(value):
+            array.flags.writeable = False
+        return view(value)
+    return stored
+
+
+def _viewed(part: Any) -> Any:
+    return part.view() if type(part) is np.ndarray else part
+
+
+def opened(stored: Any) -> Any:
+    """Return a stored value for somebody who only reads it, with its arrays themselves."""
+    return stored.open(stored.parts) if type(stored) is Frozen else stored
+
+
+def thaw(holder: dict[str, Any], key: str) -> Any:
+    """Return stored value ``holder[key]`` for an update, and forget it.
+
+    Its arrays are copied if anything else refers to them: the view of a reader, a save, a message.
+    """
+    kind = type(holder[key])
+    if kind is np.ndarray:
+        _make_writable(holder, key)
+        return holder.pop(key)
+    stored = holder.pop(key)
+    if kind is Frozen:
+        # By index: a variable of the loop would count as another reference to its array.
+        for i in range(len(stored.parts)):
+            if type(stored.parts[i]) is np.ndarray:
+                _make_writable(stored.parts, i)
+        return stored.open(stored.parts)
+    return stored.copy() if kind in _FLAT else stored
+
+
+def unshared(captured: Any) -> Any:
+    """Return a captured value for somebody who may change it."""
+    kind = type(captured)
+    if kind is Pickled:
+        return unshared(from_frames(captured.frames))
+    return thaw({"": captured}, "")
+
+
+def capture(stored: Any) -> Any:
+    """Return a stored value as it is now, for `view` or `to_frames` at any time.
+
+    Raises `NotPicklableError` if there is an object in it that cannot be pickled.
+    """
+    if type(stored) is Frozen and not stored.has_objects:
+        # With a list of its own, so that the references to each array can be counted.
+        return Frozen(stored.head, stored.parts.copy(), has_objects=False)
+    if is_provable(stored):
+        return stored
+    try:
+        return Pickled([dumps(stored)])
+    except Exception as error:
+        raise NotPicklableError(
+            f"A value of type {type(opened(stored)).__qualname__} cannot be pickled, so it cannot "
+            f"be copied for another node or a TaskOutput ({type(error).__name__}: {error}). Store "
+            f"it in a blob, and read that by name in tasks of its own node."
+        ) from None
+
+
+def is_provable(stored: Any) -> bool:
+    """Whether nothing can change a stored value but an update: there is no object in it."""
+    kind = type(stored)
+    if kind is Frozen:
+        return not stored.has_objects
+    is_flat = kind in _FLAT or kind is tuple or kind is frozenset
+    return is_flat or kind in IMMUTABLE or kind is np.ndarray
+
+
+def arrays_of(stored: Any) -> list[np.ndarray]:
+    """The arrays at rest in a stored value."""
+    parts = stored.parts if type(stored) is Frozen else [stored]
+    return [part for part in parts if type(part) is np.ndarray]
+
+
+def owner_of(array: np.ndarray) -> int:
+    """The identity of the array that owns the memory of an array."""
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return id(owner)
+
+
+def size_of(stored: Any, counted: set[int]) -> int:
+    """Approximate size of a stored or captured value in bytes, without what is `counted`."""
+    if type(stored) is Frozen:
+        return len(stored.head) + sum(size_of(part, counted) for part in stored.parts)
+    if type(stored) is Pickled:
+        return sum(memoryview(frame).nbytes for frame in stored.frames)
+    identity = owner_of(stored) if isinstance(stored, np.ndarray) else id(stored)
+    if identity in counted:
+        return 0
+    counted.add(identity)
+    if type(stored) in _FLAT:
+        items = stored.values() if type(stored) is dict else stored
+        return sys.getsizeof(stored) + sum(map(sys.getsizeof, list(items)))
+    nbytes = getattr(stored, "nbytes", None)  # tensors and frames of other libraries, too
+    return nbytes if isinstance(nbytes, int) else sys.getsizeof(stored)
+
+
+def is_container(value: Any) -> bool:
+    """Whether a value is a built-in container, a named tuple or an array of objects."""
+    kind = type(value)
+    if kind in _CONTAINERS:
+        return True
+    return _is_named_tuple(kind) or (kind is np.ndarray and value.dtype.hasobject)
+
+
+def _is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields") and not kind.__dictoffset__
+
+
+def _is_memory(value: Any) -> bool:
+    """Whether a value is an array whose memory holds no references to objects."""
+    if type(value) is not np.ndarray and type(value) is not np.memmap:
+        return False
+    return not value.dtype.hasobject or isinstance(value.dtype, np.dtypes.StringDType)
+
+
+# ---- containers
+
+
+class _Freezer(pickle.Pickler):
+    """Pickles a container, but puts its arrays and objects into `parts`.
+
+    `reducer_override` is not called for numbers, texts and exact built-in containers, so these are
+    pickled at the speed of C. For a part it returns a call of `_same` with an empty buffer that is
+    pickled out of band. Unpickling takes the next of its `buffers` there, and that is the part.
+    """
+
+    parts: list[Any]
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Say how to pickle an object."""
+        kind = type(obj)
+        if kind in IMMUTABLE or kind in _CONTAINERS or isinstance(obj, np.dtype):
+            return NotImplemented
+        if kind is np.ndarray and not _is_memory(obj):
+            return NotImplemented
+        if _is_named_tuple(kind):
+            return _named_tuple, (kind, tuple(obj))
+        if obj is _same or obj is _named_tuple:
+            return NotImplemented
+        if (isinstance(obj, type) or kind is _BUILTIN) and obj in _NAMED:
+            return NotImplemented
+        self.parts.append(obj)
+        return _same, (pickle.PickleBuffer(_NOTHING),)
+
+
+_BUILTIN = type(len)
+_NOTHING = bytearray()
+
+
+def _same(part: Any) -> Any:
+    return part
+
+
+def _named_tuple(kind: type[tuple[Any, ...]], items: tuple[Any, ...]) -> Any:
+    return tuple.__new__(kind, items)
+
+
+def _freeze(box: list[Any], i: int, settle_array: Callable[[list[Any], int], np.ndarray]) -> None:
+    """Put what to keep of a container in its place; `settle_array` settles each array in it."""
+    if _is_flat(box[i]):
+        box[i] = box[i].copy() if type(box[i]) in _FLAT else box[i]
+        return
+    head, parts = _take_apart(box[i])
+    # This drops the container. An array that only it referred to has now one reference: in `parts`.
+    frozen = box[i] = Frozen(head, parts, has_objects=False)
+    for k in range(len(parts)):
+        if _is_memory(parts[k]):
+            parts[k] = settle_array(parts, k)
+        elif not isinstance(parts[k], type | Enum):
+            frozen.has_objects = True
+
+
+def _is_flat(value: Any) -> bool:
+    kind = type(value)
+    if kind is bytearray:
+        return True
+    if kind is dict:
+        return IMMUTABLE.issuperset(map(type, value.values())) and IMMUTABLE.issuperset(
+            map(type, value)
+        )
+    is_simple = kind in (list, tuple, set, frozenset)
+    return is_simple and IMMUTABLE.issuperset(map(type, value))
+
+
+def _take_apart(value: Any) -> tuple[bytes, list[Any]]:
+    file = io.BytesIO()
+    freezer = _Freezer(file, 5, buffer_callback=lambda _: None)
+    freezer.parts = []
+    freezer.dump(value)
+    return file.getvalue(), freezer.parts
+
+
+# ---- arrays
+
+# What `sys.getrefcount` returns here for an item that only its list refers to, and for an array
+# that only one view of it refers to. Without the global lock, counts of other threads are late.
+_COUNTS = not sysconfig.get_config_var("Py_GIL_DISABLED")
+_SOLE = (lambda box: sys.getrefcount(box[0]))([object()])
 _SOLE_BASE = (lambda array: sys.getrefcount(array.base))(np.empty(2)[:1])
 
 
-def view(value: Any, known: Known | None = None) -> Any:
-    """Return a blob as a task's input, so that no mistake of the task changes the blob.
-
-    Arrays become read-only views. Exact built-in containers are copied, with views of their items;
-    `known` may be what `settle` returned. A `Snapshot` is opened. Anything else is returned as it is.
-    """
-    kind = type(value)
-    if kind in IMMUTABLE:
-        return value
-    if kind is np.ndarray and not value.dtype.hasobject:
-        value = value.view()
-        value.flags.writeable = False
-        return value
-    if kind is Snapshot:
-        return value.open()
-    if isinstance(value, np.ndarray) and not has_objects(value):
-        return _read_only(value)
-    if items_of(kind) is None or is_tensor(value):
-        return value
-    if known is None and (new := copy_small(value, _read_only)) is not None:
-        return new
-    return copy_containers(value, _read_only, known)
-
-
-def view_small(value: Any) -> Any:
-    """Return the view of a small container, of which nothing needs to be known; None of another."""
-    return copy_small(value, _read_only)
-
-
-def own(holder: Any, key: Any, copy: Callable[[np.ndarray, str], np.ndarray] = copied) -> Any:
-    """Return blob ``holder[key]`` for an update; what something else can reach is copied.
-
-    A task may have put an input, which shares the blob's memory, into a container or an object. The
-    blob then gets the copy, and the input stays as it was. The caller must have no reference to
-    the blob: references are counted.
-    """
-    why = "that something else refers to and a task updates"
-    settle(holder, key, tuple, lambda array: copy(array, why), must_write=True)
-    return holder[key]
-
-
-def _copied_result(array: np.ndarray) -> np.ndarray:
-    return copied(array, "that a task returned or stored, and something else can reach")
-
-
-def is_own(holder: Any, key: Any, must_write: bool = False) -> bool:
-    """Whether nothing else can reach ``holder[key]``; False also if that takes more than a glance.
-
-    With `must_write`, arrays must not be read-only. The caller must have no reference to the value.
-    """
-    references = sys.getrefcount(holder[key])
-    value = holder[key]
-    kind = type(value)
-    if kind in IMMUTABLE:
-        return True
-    is_sole = references <= SOLE_ITEM
-    if kind is np.ndarray:
-        has_memory = not value.dtype.hasobject and has_own_memory(value, is_sole)
-        return has_memory and (not must_write or value.flags.writeable)
-    if kind not in SMALL or not (is_sole or _is_constant(value)):
+def _is_sole(array: np.ndarray, references: int) -> bool:
+    """Whether nothing else can reach an array's memory, to which there are so many references."""
+    if not _COUNTS or references > _SOLE:
         return False
-    return _are_own(value.values() if kind is dict else value, must_write)
-
-
-def _are_own(items: Collection[Any], must_write: bool) -> bool:
-    """Whether nothing else can reach the few items of a container, nor what is in them."""
-    if len(items) > FEW:
+    if array.base is None:
+        return array.flags.owndata
+    if type(array.base) is not np.ndarray or not array.base.flags.owndata:
         return False
-    for item in items:
-        kind = type(item)
-        if kind in IMMUTABLE:
-            continue
-        is_sole = sys.getrefcount(item) <= _SOLE_LOOPED
-        if kind is np.ndarray:
-            if item.dtype.hasobject or not has_own_memory(item, is_sole):
-                return False
-            if must_write and not item.flags.writeable:
-                return False
-        elif kind is dict:
-            if not is_sole or not _are_own(item.values(), must_write):
-                return False
-        elif kind is list or kind is tuple:
-            if not (is_sole or _is_constant(item)) or not _are_own(item, must_write):
-                return False
-        elif kind is not set or not is_sole:
-            return False
-    return True
+    return sys.getrefcount(array.base) <= _SOLE_BASE
 
 
-def _is_constant(value: Any) -> bool:
-    return type(value) is tuple and IMMUTABLE.issuperset(map(type, value))
-
-
-def settle(
-    holder: Any,
-    key: Any,
-    others: Callable[[], Iterable[Any]],
-    copy: Callable[[np.ndarray], np.ndarray] = _copied_result,
-    *,
-    must_write: bool = False,
-) -> Known | None:
-    """Make ``holder[key]`` a value of its own: copy what `others` or anything else can reach.
-
-    With `must_write`, also copy arrays that are read-only. Return what is known of the value, if it
-    is a container. The caller must have no reference to it; `is_own` may save it the call.
-    """
-    references = sys.getrefcount(holder[key])
-    value = holder[key]
-    kind = type(value)
-    is_sole = references <= SOLE_ITEM
-    spans: Callable[[], list[_Span]] = cache(lambda: _spans(others()))
-    if items_of(kind) is None:
-        return None
-    if is_tensor(value):
-        if _overlaps(value, spans()):
-            holder[key] = copy_tensor(value)
-        return None
-    if isinstance(value, np.ndarray) and not has_objects(value):
-        if not _is_own(value, is_sole, spans, must_write):
-            holder[key] = copy(value)
-        return None
-    contents = survey(value)
-    known = contents.known()
-    is_sole = references - contents.ties.get(id(value), 0) <= SOLE_ITEM
-    if contents.form is Form.CONSTANT:
-        return known
-    if isinstance(value, np.ndarray):
-        is_sole = _is_own(value, is_sole, spans, must_write)
-    shared = contents.shared() if is_sole else set(map(id, contents.memory()))
-    foreign = _find_foreign(contents, shared, spans, must_write)
-    del contents  # each part would seem to be in two places
-    if not is_sole or shared or foreign or _is_borrowed(value):
-
-        def own_memory(part: Any) -> Any:
-            if id(part) not in foreign:
-                return part
-            return copy_tensor(part) if is_tensor(part) else copy(part)
-
-        holder[key] = copy_containers(value, own_memory, known)
-    return known
-
-
-def _is_borrowed(part: Any) -> bool:
-    """Whether it is an item of a structured array, in the array's memory."""
-    return isinstance(part, np.void) and part.base is not None and not has_own_memory(part, True)
-
-
-def _find_foreign(
-    contents: Contents, shared: set[int], spans: Callable[[], list[_Span]], must_write: bool
-) -> set[int]:
-    """The ids of the arrays and tensors whose memory something else can reach; adds to `shared`."""
-    foreign: set[int] = set()
-    if not contents.kinds.isdisjoint((np.void, np.record)):
-        foreign.update(map(id, filter(_is_borrowed, contents.parts)))
-    parts = contents.memory()
-    for part in parts:
-        # Whoever has its memory can reach its items too.
-        if has_objects(part) and not _is_own(part, id(part) not in shared, spans, must_write):
-            shared.update(map(id, survey(part).parts))
-            foreign.add(id(part))
-    for part in parts:
-        if is_tensor(part):
-            is_foreign = _overlaps(part, spans())
-        else:
-            is_foreign = not _is_own(part, id(part) not in shared, spans, must_write)
-        if is_foreign:
-            foreign.add(id(part))
-    return foreign
-
-
-def _is_own(
-    array: np.ndarray, is_sole: bool, spans: Callable[[], list[_Span]], must_write: bool
-) -> bool:
-    if must_write and not array.flags.writeable:
-        return False
-    if array.base is None or type(array.base) is np.ndarray:
-        return has_own_memory(array, is_sole)
-    # What else refers to memory of a buffer or of another library is unknown, and a library may
-    # reuse it. So it is copied, but not bytes, nor a map, since that could read in a large file.
-    base: Any = array.base
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return isinstance(base, mmap.mmap | bytes) and not _overlaps(array, spans())
-
-
-def has_own_memory(array: np.ndarray | np.void, is_sole: bool) -> bool:
-    """Whether nothing else can reach an array's memory; `is_sole`: nothing refers to the array."""
-    base = array.base
-    if base is None:
-        return is_sole and array.flags.owndata
-    if type(base) is not np.ndarray:
-        return False
-    del base  # it would count
-    return is_sole and sys.getrefcount(array.base) <= _SOLE_BASE and array.base.flags.owndata  # type: ignore[union-attr]
-
-
-def sole_arrays(
-    holder: Any, key: Any, least_bytes: int, held: Callable[[np.ndarray], int] = lambda array: 0
-) -> Iterator[np.ndarray]:
-    """Yield the arrays in blob ``holder[key]`` that nothing else can reach.
-
-    A new reference to one of them keeps it as it is now, since `own` then copies it before an
-    update. The caller must have no reference to the blob: references are counted, except as many
-    as `held` returns for an array.
-    """
-    references = sys.getrefcount(holder[key])
-    value = holder[key]
-    kind = type(value)
-    if kind is np.ndarray and not (value.dtype.hasobject and has_objects(value)):
-        if value.nbytes >= least_bytes and has_own_memory(
-            value, references - held(value) <= SOLE_ITEM
-        ):
-            yield value
-    elif kind not in IMMUTABLE and items_of(kind) is not None:
-        contents = survey(value)
-        if references - contents.ties.get(id(value), 0) > SOLE_ITEM:
-            return
-        if np.ndarray in contents.kinds:
-            shared = contents.shared(held)
-            for part in contents.parts:
-                if type(part) is not np.ndarray or part.nbytes < least_bytes or has_objects(part):
-                    continue
-                if has_own_memory(part, id(part) not in shared):
-                    yield part
-
-
-def freeze(
-    value: Any,
-    *,
-    copy: bool,
-    move: bool = False,
-    is_pickled: bool = False,
-    known: Known | None = None,
-) -> Any:
-    """Freeze a value, so that later changes do not show in it. Each reader gets its `view`.
-
-    Returns plain data (immutable values, read-only arrays, containers of these) or a `Snapshot`;
-    raises `NotPicklableError` if neither is possible. `copy`: copy arrays, since a task updates
-    them later. `move`: one reader on the same node gets the value, so it needs no `Snapshot`.
-    `is_pickled`: the caller pickles it at once, so containers need no copy. `known` may be what
-    `settle` returned.
-    """
-    kind = type(value)
-    if kind in IMMUTABLE:
-        return value
-    array = _read_only_copy if copy else _read_only
-    if kind is np.ndarray and not (value.dtype.hasobject and has_objects(value)):
-        return array(value)
-    if known is None and small_parts(value, []):
-        if is_pickled and not copy:
-            return value
-        return copy_small(value, array)
-    if items_of(kind) is not None:
-        kinds = {kind}
-        if known is None or known.form is Form.OTHER:
-            kinds |= survey(value).kinds
-        if all(map(is_plain, kinds)):
-            if is_pickled and not (copy and np.ndarray in kinds):
-                return value
-            return copy_containers(value, array, known)
-    if move:
-        return value
-    if is_tensor(value):
-        return Snapshot(copy_tensor(value), copy_tensor)
-    return snapshot(value)
-
-
-def _read_only(array: Any) -> Any:
-    if is_tensor(array):  # no tensor is read-only
-        return array
-    array = array.view()
+def _settle_array(holder: list[Any], i: int) -> np.ndarray:
+    references = sys.getrefcount(holder[i])
+    array = np.asarray(holder[i])  # of a memory map, too
+    # An array that does not lie at a multiple of its item's size is computed with by other code of
+    # NumPy, which may round differently. After a resume it would be aligned: other last bits.
+    is_own = array.flags.aligned and array.flags.writeable and _is_sole(array, references)
+    if not is_own and not (array.flags.aligned and _is_constant(array)):
+        array = _copied(array, "that a task returned or stored, and something else can reach")
     array.flags.writeable = False
     return array
 
 
-def _read_only_copy(array: Any) -> Any:
-    if not has_objects(array):
-        array = copied(array, "that others read and a task updates")
-    return _read_only(array)
+def _adopt_array(holder: list[Any], i: int) -> np.ndarray:
+    array = np.asarray(holder[i])
+    if not array.flags.aligned:
+        array = _copied(array, "that is not aligned")
+    array.flags.writeable = False
+    return array
 
 
-_Span = tuple[int, int]
-"""First address of an array's or tensor's memory, and the one after the last."""
+def _make_writable(holder: Any, key: Any) -> None:
+    references = sys.getrefcount(holder[key])
+    array = holder[key]
+    if not _is_sole(array, references):
+        array = holder[key] = _copied(array, "that something else refers to and a task updates")
+    array.flags.writeable = True
 
 
-def _overlaps(value: Any, spans: list[_Span]) -> bool:
-    return any(low < b and a < high for low, high in _extents(value) for a, b in spans)
+def _is_constant(array: np.ndarray) -> bool:
+    """Whether nothing can change an array's memory: that of `bytes`, or a map to read a file."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return not array.flags.writeable and isinstance(base, bytes | mmap.mmap)
 
 
-def _spans(values: Iterable[Any]) -> list[_Span]:
-    spans = []
-    for value in values:
-        if isinstance(value, np.ndarray) or is_tensor(value):
-            spans += _extents(value)
-        elif items_of(type(value)) is not None:
-            spans += chain.from_iterable(map(_extents, survey(value).memory()))
-    return spans
-
-
-def _extents(value: Any) -> list[_Span]:
-    if isinstance(value, np.ndarray):
-        low, high = np.lib.array_utils.byte_bounds(value)
-        return [(int(low), int(high))]
-    if (layout := str(value.layout)) != "torch.strided":
-        parts = (getattr(value, name)() for name in _TENSOR_PARTS.get(layout, ()))
-        return list(chain.from_iterable(map(_extents, parts)))
-    storage = value.untyped_storage()
-    return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes())]
-
-
-_BY_ROWS = ("crow_indices", "col_indices", "values")
-_BY_COLUMNS = ("ccol_indices", "row_indices", "values")
-_TENSOR_PARTS = {
-    "torch.sparse_coo": ("_indices", "_values"),
-    "torch.jagged": ("values",),
-    **dict.fromkeys(("torch.sparse_csr", "torch.sparse_bsr"), _BY_ROWS),
-    **dict.fromkeys(("torch.sparse_csc", "torch.sparse_bsc"), _BY_COLUMNS),
-}
-"""By layout, for tensors that have no memory of their own: the methods that return their parts."""
+def _copied(array: np.ndarray, description: str) -> np.ndarray:
+    if array.nbytes >= _LARGE_BYTES and (check := BEFORE_COPY.get()) is not None:
+        check(array.nbytes, f"A copy of an array {description}")
+    return array.copy(order="K")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 
 from jobrunner.errors import BlobNotFoundError, ExecutionError
-from jobrunner.workspace.contents import Form, Known, items_of, survey
-from jobrunner.workspace.copies import copy_containers
-from jobrunner.workspace.kept_states import KeptStates
-from jobrunner.workspace.memory_limit import copied, size_of
-from jobrunner.workspace.values import SOLE_ITEM, view
+from jobrunner.workspace.values import (
+    adopt,
+    arrays_of,
+    capture,
+    is_provable,
+    opened,
+    owner_of,
+    settle,
+    size_of,
+    thaw,
+    view,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,33 @@ class BlobUpdate:
     waiting: Mapping[str, Callable[[Any], Any]] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBlob:
+    """How a blob was written to a store."""
+
+    version: int  # of the blob
+    encoded: Any  # the blob as it was encoded, if that needs none of its memory; else None
+    arrays: Mapping[str, Mapping[str, Any]]  # path within the store -> entry without its files
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAs:
+    """The last store that was written of a node."""
+
+    store: tuple[str, str, str]  # its directory, its name, the SHA-256 of its manifest
+    blobs: Mapping[str, StoredBlob]
+    encoded_by: Any  # equal for saves that encode equal values alike
+
+
+class Taken:
+    """Stands for a blob while a task updates it; `box` has the value, until it is settled."""
+
+    __slots__ = ("box",)
+
+    def __init__(self, value: Any) -> None:
+        self.box = [value]
+
+
 @dataclass(eq=False, repr=False, slots=True)
 class Workspace:
     """The blobs of one node, on its worker.
@@ -40,62 +74,68 @@ class Workspace:
     node: str
     transient: frozenset[str] = frozenset()  # names of the global blobs that are never saved
     uid: str = ""  # the node's, if it has one
-    kept_states: KeptStates = field(default_factory=KeptStates)
-    globals: dict[str, Any] = field(default_factory=dict)  # they outlive runs and are saved
-    private: dict[str, Any] = field(default_factory=dict)  # those of the current run
-    # For `TaskOutput.fetch`: group -> (task, part) -> frozen value of the last run, or an error.
+    # The stored values of blobs: see `values`. Global ones outlive runs and are saved, private ones
+    # are those of the current run.
+    globals: dict[str, Any] = field(default_factory=dict)
+    private: dict[str, Any] = field(default_factory=dict)
+    # For `TaskOutput.fetch`: group -> (task, part) -> captured value of the last run, or an error.
     retained: dict[str, dict[tuple[str, int], Any]] = field(default_factory=dict)
-    updated: set[str] = field(default_factory=set)  # by tasks; a save clears it
-    known: dict[str, Known] = field(default_factory=dict)  # of blobs that are containers
-    companions: dict[str, Any] = field(default_factory=dict)  # what other packages keep here
-    _detached: set[str] = field(default_factory=set)  # groups whose retained values are copies
+    versions: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # of global blobs
+    stored: StoredAs | None = None
+    set_aside: dict[str, Any] = field(default_factory=dict)  # between two calls of other packages
     _waiting: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
     def nbytes(self) -> int:
-        """Approximate size of the blobs and retained values."""
-        return size_of([self.globals, self.private, self.retained])
+        """Approximate size of the blobs and retained values; memory that they share counts once."""
+        counted: set[int] = set()
+        values = [*self.globals.values(), *self.private.values()]
+        for retained in list(self.retained.values()):
+            values += retained.values()
+        return sum(size_of(value, counted) for value in values)
 
     def lookup(self, name: str) -> Any:
-        """Return a blob's value itself; `BlobNotFoundError` if there is none."""
+        """Return a blob as a task reads it; `BlobNotFoundError` if there is none."""
         for blobs in (self.private, self.globals):
             if name in blobs:
-                return blobs[name]
+                return read(blobs, name)
         raise self.not_found(name)
 
-    def holds(self, blobs: dict[Any, Any]) -> bool:
-        """Whether it is the dictionary of the node's global or private blobs."""
-        return blobs is self.globals or blobs is self.private
+    def capture(self, name: str) -> Any:
+        """Return a blob as it is now; `BlobNotFoundError` if there is none."""
+        for blobs in (self.private, self.globals):
+            if name in blobs:
+                return capture(stored_in(blobs, name))
+        raise self.not_found(name)
 
-    def remember(self, blobs: dict[str, Any], name: str, known: Known | None) -> None:
-        """Note what is known of a blob that was just set or settled; nothing else refers to it."""
-        if known is None:
-            self.known.pop(name, None)
-        else:
-            known.home, known.id = blobs, id(blobs[name])
-            self.known[name] = known
+    def put(self, name: str, stored: Any) -> None:
+        """Set a global blob to a value that is settled."""
+        self.versions[name] += 1
+        self.globals[name] = stored
 
-    def recollect(self, blobs: dict[str, Any], name: str) -> Known | None:
-        """Return what is known of a blob; None if it is no container, or something could change it.
+    def take(self, name: str) -> Any:
+        """Return a global blob to be changed; the caller puts it again, settled."""
+        self.versions[name] += 1
+        return take(self.globals, name)
 
-        The caller must have no reference to the blob.
-        """
-        is_sole = sys.getrefcount(blobs[name]) <= SOLE_ITEM
-        value = blobs[name]
-        known = self.known.get(name)
-        if known is not None and known.home is blobs and known.id == id(value):
-            return known if is_sole or known.form in _LASTING else None
-        if isinstance(value, np.ndarray) or items_of(type(value)) is None:
-            return None
-        contents = survey(value)
-        known = contents.known()
-        if known.form not in _LASTING and not (is_sole and not contents.shared()):
-            return None
-        del value
-        self.remember(blobs, name, known)
-        return known
+    def value(self, name: str) -> Any:
+        """Return a global blob for a save: arrays themselves, which only `take` changes."""
+        return opened(stored_in(self.globals, name))
+
+    def is_provable(self, name: str) -> bool:
+        """Whether an equal version proves that a global blob has not changed."""
+        return is_provable(stored_in(self.globals, name))
+
+    def holds_arrays(self, name: str) -> bool:
+        """Whether a global blob is an array or a container of some."""
+        return bool(arrays_of(stored_in(self.globals, name)))
+
+    def has_at_rest(self, name: str, array: np.ndarray) -> bool:
+        """Whether an array's memory is that of an array at rest in a global blob."""
+        arrays = arrays_of(stored_in(self.globals, name))
+        return owner_of(array) in {owner_of(part) for part in arrays}
 
     def result(self, groups: Collection[str], task: str, part: int) -> Any:
-        """Return part of a task's return value in the last of the groups' runs that has it.
+        """Return a captured part of a task's return value in the groups' last run that has it.
 
         Raises `ExecutionError` if it was not retained, and `TypeError` if it cannot be copied.
         """
@@ -105,7 +145,7 @@ class Workspace:
                 value = values[task, part]
                 if isinstance(value, TypeError):
                     raise value
-                return view(value)
+                return value
         raise ExecutionError(
             f"The return value of task {self.node}/{task} was not retained. Workers retain it "
             f"only if output() was called before the first run, and only until the next run. "
@@ -115,22 +155,22 @@ class Workspace:
 
     def not_found(self, name: str) -> BlobNotFoundError:
         """Make the error for a missing blob."""
-        there = ", ".join(map(repr, sorted({**self.globals, **self.private}))) or "none"
+        names = ", ".join(map(repr, sorted({**self.globals, **self.private}))) or "none"
         return BlobNotFoundError(
-            f"Node {self.node!r} has no blob {name!r}; its blobs are: {there}. Check the name and "
+            f"Node {self.node!r} has no blob {name!r}; its blobs are: {names}. Check the name and "
             f"the node. A private blob exists only during one run of its group."
         )
 
     def apply(self, update: BlobUpdate) -> None:
         """Set the global blobs of `update`, all or none."""
-        self.updated.update(update.changes)
-        changed = {name: make(self.globals.get(name)) for name, make in update.changes.items()}
+        changed = {}
+        for name, make in update.changes.items():
+            changed[name] = make(self.take(name) if name in self.globals else None)
         if update.replace:
             self.globals.clear()
         for values in (update.values, changed):
-            self.globals.update(values)
-            for name in values:
-                self.known.pop(name, None)
+            for name, value in values.items():
+                self.put(name, adopt(value))
         if update.waiting is not None:
             self._waiting = update.waiting
 
@@ -139,54 +179,63 @@ class Workspace:
         waiting, self._waiting = self._waiting, {}
         self.apply(BlobUpdate({}, changes=waiting))
 
-    def start_run(self, group: str, *, has_updates: bool) -> None:
+    def start_run(self, group: str) -> None:
         """Drop private blobs and the values of the group's last run."""
         self.private.clear()
         self.forget(group)
-        if has_updates and len(self._detached) < len(self.retained):
-            self._detach()
 
     def forget(self, group: str) -> None:
         """Drop a group's retained values."""
         self.retained.pop(group, None)
-        self._detached.discard(group)
 
     def clear(self) -> None:
         """Drop everything."""
-        for values in (self.globals, self.private, self.retained, self.companions, self.known):
+        for values in (self.globals, self.private, self.retained, self.set_aside):
             values.clear()
-
-    def _detach(self) -> None:
-        """Copy arrays that retained values share with blobs, since tasks may now update these."""
-        for group, values in self.retained.items():
-            if group not in self._detached:
-                for key, value in values.items():
-                    values[key] = copy_containers(value, _copied)
-                self._detached.add(group)
+        self.stored = None
 
 
-_LASTING = (Form.CONSTANT, Form.OTHER)
-"""What holds, or is the most careful guess, whoever refers to the value."""
+def take(blobs: dict[Any, Any], name: Any) -> Any:
+    """Return a blob to be changed. Until it is set again, a `Taken` is in its place."""
+    if type(blobs[name]) is Taken:  # a task that updated it has failed
+        blobs[name] = settle(blobs[name].box)
+    value = thaw(blobs, name)
+    blobs[name] = Taken(value)
+    return value
+
+
+def read(blobs: Mapping[Any, Any], name: Any) -> Any:
+    """Return a blob as a task reads it."""
+    stored = blobs[name]
+    return view(stored_in(blobs, name) if type(stored) is Taken else stored)
+
+
+def stored_in(blobs: Mapping[Any, Any], name: Any) -> Any:
+    """Return a blob as it is stored; of one that a task is updating, how it looks now."""
+    stored = blobs[name]
+    if type(stored) is not Taken:
+        return stored
+    value = stored.box[0]
+    return adopt(value.view()) if type(value) is np.ndarray else settle([value])
 
 
 class WorkspaceView(Mapping[str, Any]):
     """A read-only view of a node's blobs, private ones of the run included."""
 
-    __slots__ = ("_workspace", "identity", "kept_states")
+    __slots__ = ("_workspace", "identity")
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self.kept_states = workspace.kept_states
         self.identity = workspace.uid or workspace.node
 
     def __getitem__(self, name: str) -> Any:
-        return view(self._workspace.lookup(name))
+        return self._workspace.lookup(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._workspace.globals, **self._workspace.private})
+        return iter(self._names())
 
     def __len__(self) -> int:
-        return len({**self._workspace.globals, **self._workspace.private})
+        return len(self._names())
 
     def __contains__(self, name: object) -> bool:
         return name in self._workspace.private or name in self._workspace.globals
@@ -194,10 +243,5 @@ class WorkspaceView(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"<blobs of {self._workspace.node!r}: {', '.join(map(repr, self)) or 'none'}>"
 
-
-def _copied(array: Any) -> Any:
-    """Copy an array of a frozen value if it is a view."""
-    if isinstance(array, np.ndarray) and not array.flags.owndata:
-        array = copied(array, "that can be fetched and a task updates")
-        array.flags.writeable = False
-    return array
+    def _names(self) -> dict[str, Any]:
+        return {**self._workspace.globals, **self._workspace.private}

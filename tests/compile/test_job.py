@@ -82,24 +82,6 @@ def test_a_remote_read_sees_the_last_write_defined_before_it_or_the_value_before
     assert tasks["a/write"].crossings == ()
 
 
-def test_a_crossing_is_copied_only_where_its_memory_changes_later_in_the_group():
-    def epoch():
-        Task(f, inputs=A["x"], node=B)
-        Task(f, inputs=A["y"], node=B)
-        Task(f, updates="x", node=A)
-        Task(f, inputs=A["x"], node=B)
-
-    def init():
-        Task(f, outputs=["x", "y"], node=A)
-
-    crossings = job_with(epoch=epoch, init=init).compile().groups["epoch"].crossings
-    assert [(c.blob, c.source_task, c.copy) for c in crossings] == [
-        ("x", None, True),
-        ("y", None, False),
-        ("x", 2, False),
-    ]
-
-
 def test_a_task_output_is_a_result_on_its_own_node_and_a_crossing_on_another():
     def epoch():
         out = Task(f, name="make", node=A).output()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import numpy as np
@@ -13,7 +14,7 @@ from jobrunner.checkpoint.loader import Loader, Origins
 from jobrunner.compile import job
 from jobrunner.compile.group import GroupCompiler
 from jobrunner.worker import call
-from jobrunner.workspace import copies, kept_states, pickles, values
+from jobrunner.workspace import adopt, pickles, values
 from tests.fuzz.fuzz import TOGETHER, failures, start_workers
 from tests.sampling import sampled
 
@@ -45,37 +46,58 @@ def test_random_jobs_follow_the_documented_rules(cluster, count):
 
 
 def input_arrays_can_be_written(broken):
-    broken.setattr(values, "_read_only", lambda array: array.view())
+    def read(blobs, name):
+        value = original(blobs, name)
+        return value.copy() if type(value) is np.ndarray else value
+
+    original = call.read
+    broken.setattr(call, "read", read)
 
 
 def inputs_share_their_containers(broken):
-    broken.setattr(call, "view", lambda value, known=None: value)
-    broken.setattr(call, "view_small", lambda value: None)
+    def read(blobs, name):
+        if type(blobs[name]) is not values.Frozen:
+            return original(blobs, name)
+        frozen = blobs[name]
+        return opened.setdefault(id(frozen), (frozen, original(blobs, name)))[1]
+
+    original, opened = call.read, {}
+    broken.setattr(call, "read", read)
 
 
 def an_update_gets_memory_that_others_have(broken):
-    broken.setattr(call, "own", lambda holder, key, copy: holder[key])
+    def make_writable(holder, key):
+        if not holder[key].flags.owndata:
+            return original(holder, key)
+        holder[key].flags.writeable = True
+
+    original = values._make_writable
+    broken.setattr(values, "_make_writable", make_writable)
 
 
 def a_result_shares_memory_with_inputs_and_caches(broken):
-    broken.setattr(call, "settle", lambda *args, **kwargs: None)
+    broken.setattr(values, "_is_sole", lambda array, references: array.flags.owndata)
 
 
 def an_updated_blob_keeps_what_was_put_into_it(broken):
-    broken.setattr(call, "_settle_updates", lambda step, arguments: None)
+    def settle_updates(step, arguments):
+        return {source.key: adopt(source.values[source.key].box[0]) for source in step.updates}
+
+    broken.setattr(call, "_settle_updates", settle_updates)
 
 
 def ties_come_apart(broken):
-    copied = copies._copied
+    original = values.Frozen.open
 
-    def apart(items, memory, made, is_tied):
-        return [copied([item], memory, {}, False)[0] for item in items]
+    def apart(self, parts):
+        value = original(self, parts)
+        return [copy.deepcopy(item) for item in value] if type(value) is list else value
 
-    broken.setattr(copies, "_copied", apart)
+    broken.setattr(values.Frozen, "open", apart)
 
 
 def pickling_swaps_bytes(broken):
-    broken.delitem(pickles._ARRAYS, np.ndarray)
+    broken.delitem(pickles._REDUCERS, np.ndarray)
 
 
 def a_writer_does_not_wait_for_readers(broken):
@@ -98,16 +120,6 @@ def a_reader_does_not_wait_for_the_writer(broken):
         return argument
 
     broken.setattr(GroupCompiler, "_read", forgets)
-
-
-def recovery_takes_any_kept_state(broken):
-    def recall(self, node, identity, names):
-        for save in self._saves.values():
-            kept = save.states.get(node, {})
-            return {name: kept_states._restored(kept[name]) for name in names if name in kept}
-        return {}
-
-    broken.setattr(kept_states.KeptStates, "recall", recall)
 
 
 def a_load_takes_the_epoch_before(broken):
@@ -138,7 +150,6 @@ MUTANTS = [
     inputs_share_their_containers,
     an_update_gets_memory_that_others_have,
     a_result_shares_memory_with_inputs_and_caches,
-    recovery_takes_any_kept_state,
     what_has_another_name_is_loaded_under_it,
     transient_blobs_are_not_made_again,
     pickling_swaps_bytes,

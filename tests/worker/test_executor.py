@@ -34,7 +34,7 @@ from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import CurrentTask, current_task
 from jobrunner.worker.threads import ThreadPool
-from jobrunner.workspace.workspace import BlobUpdate, Workspace
+from jobrunner.workspace import BlobUpdate, Workspace, adopt
 
 
 def task(index, fn, reads=(), outputs=(), *, after=(), updates=(), private=(), **more):
@@ -98,7 +98,8 @@ class Bench:
         held = nodes or list(plan.slices)
         self.workspaces = {node: Workspace(node) for node in held}
         for node, values in (blobs or {}).items():
-            self.workspaces[node].globals.update(values)
+            for name, value in values.items():
+                self.workspaces[node].put(name, adopt(value))
         self.program = Program(
             "epoch",
             replace(plan, slices={node: plan.slices[node] for node in held}),
@@ -370,14 +371,14 @@ def test_private_blobs_last_for_one_run(bench):
     one.run()
     one.run()
     assert one.workspaces["a"].private == {}
-    assert one.workspaces["a"].globals == {"seen": {"seen": {}, "n": 1}, "n": 1}
+    assert one.workspaces["a"].lookup("seen") == {"seen": {}, "n": 1}
 
 
 def test_readers_of_a_return_value_do_not_see_later_changes_of_the_blob(bench):
     def grow(w):
         w += 1
 
-    capture = Capture(part=0, copy=True, retain=True)
+    capture = Capture(part=0, retain=True)
     plan = group(
         {
             "a": [
@@ -393,27 +394,9 @@ def test_readers_of_a_return_value_do_not_see_later_changes_of_the_blob(bench):
     assert list(one.workspaces["a"].result(["epoch"], "t0", 0)) == [0, 0]
 
 
-def test_a_value_without_a_blob_is_passed_to_its_one_reader_itself(bench):
-    class Holder:
-        pass
-
-    made = Holder()
-    plan = group(
-        {
-            "a": [
-                task(0, lambda: made, captures=[Capture(0, copy=False, retain=False)]),
-                task(1, lambda h: h is made, [ResultArgument(0, 0)], ["same"], after=[0]),
-            ]
-        }
-    )
-    one = bench(plan)
-    one.run()
-    assert one.workspaces["a"].globals["same"] is True
-
-
 def test_an_output_that_cannot_be_copied_fails_the_task_only_if_another_reads_it(bench):
     lock = threading.Lock()
-    kept = Capture(0, copy=False, retain=True)
+    kept = Capture(0, retain=True)
     one = bench(group({"a": [task(0, lambda: lock, outputs=["l"], captures=[kept])]}))
     assert one.run().status == "done"
     with pytest.raises(TypeError, match="lock"):
@@ -469,8 +452,8 @@ def test_a_missing_input_is_an_error_that_names_blob_and_task(bench):
 # ---- crossings
 
 
-def crossing(id, source, targets, *, task=None, blob=None, part=None, copy=False):
-    return Crossing(id, source, task, blob, part, tuple(targets), copy)
+def crossing(id, source, targets, *, task=None, blob=None, part=None):
+    return Crossing(id, source, task, blob, part, tuple(targets))
 
 
 def test_a_crossing_between_nodes_of_one_worker_shares_no_mutable_object(bench):
@@ -490,8 +473,9 @@ def test_a_crossing_between_nodes_of_one_worker_shares_no_mutable_object(bench):
     )
     one = bench(plan)
     one.run()
-    assert one.workspaces["a"].globals == {"x": {"k": []}}
-    assert one.workspaces["b"].globals == {"y": {"k": [1]}, "z": {"k": [1]}}
+    assert one.workspaces["a"].lookup("x") == {"k": []}
+    assert one.workspaces["b"].lookup("y") == {"k": [1]}
+    assert one.workspaces["b"].lookup("z") == {"k": [1]}
     assert one.sent == {}
 
 
@@ -501,7 +485,7 @@ def test_a_value_that_cannot_be_sent_leaves_its_blob_unchanged(bench):
             "a": [task(0, threading.Lock, outputs=["x"], hands_over=(0,))],
             "b": [task(1, lambda x: None, [CrossingArgument(0)], crossings=(0,))],
         },
-        [Crossing(0, "a", 0, "x", None, ("b",), False)],
+        [Crossing(0, "a", 0, "x", None, ("b",))],
     )
     one = bench(plan, blobs={"a": {"x": "old"}})
     failure = one.run().failure
@@ -519,7 +503,7 @@ def test_a_blob_from_before_the_group_is_passed_on_unchanged(bench):
             "a": [task(0, grow, updates=["w"])],
             "b": [task(1, list, [CrossingArgument(0)], ["seen"], crossings=[0])],
         },
-        [crossing(0, "a", ["b"], blob="w", copy=True)],
+        [crossing(0, "a", ["b"], blob="w")],
     )
     one = bench(plan, blobs={"a": {"w": np.zeros(2)}})
     one.run()
@@ -834,7 +818,7 @@ def conditions_of(value, capture=True):
     condition = (
         Condition("a/t0", "a", None, 0, 0) if capture else Condition("a/x", "a", "x", None, None)
     )
-    captures = [Capture(0, copy=False, retain=False)] if capture else []
+    captures = [Capture(0, retain=False)] if capture else []
     tasks = [task(0, lambda: value, outputs=["x"], captures=captures)]
     return group({"a": tasks}, conditions=[condition])
 
@@ -954,7 +938,7 @@ def test_with_more_threads_at_every_step_results_equal_those_of_one_thread(bench
 
 
 def test_no_task_starts_before_blobs_for_other_nodes_are_frozen():
-    crossing = Crossing(0, "a", None, "x", None, ("b",), False)
+    crossing = Crossing(0, "a", None, "x", None, ("b",))
     plan = group(
         {
             "a": [task(1, lambda: 0)],

@@ -23,11 +23,10 @@ from jobrunner.compile.plan import (
 from jobrunner.errors import ExecutionError
 from jobrunner.worker.group_runs import BindingContext
 from jobrunner.worker.hosted_nodes import HostedNodes
+from jobrunner.worker.memory import MemoryLimit
 from jobrunner.worker.outbox import Outbox
 from jobrunner.worker.outcome import Failure
-from jobrunner.workspace.kept_states import KeptStates
-from jobrunner.workspace.memory_limit import MemoryLimit
-from jobrunner.workspace.pickles import from_frames, to_frames
+from jobrunner.workspace import from_frames, to_frames
 
 HERE, THERE = "tcp://here", "tcp://there"
 
@@ -62,7 +61,7 @@ def sender(fn):
             "a": Slice("a", (planned(0, fn, hands_over=(0,)),)),
             "b": Slice("b", (planned(1, add_one, [CrossingArgument(0)], crossings=(0,)),)),
         },
-        (Crossing(0, "a", 0, None, 0, ("b",), False),),
+        (Crossing(0, "a", 0, None, 0, ("b",)),),
     )
 
 
@@ -75,7 +74,7 @@ def receiver():
             "a": Slice("a", (planned(2, max, arguments, crossings=(0, 1)),)),
             "b": Slice("b", tuple(planned(i, int, hands_over=(i,)) for i in (0, 1))),
         },
-        tuple(Crossing(i, "b", i, None, 0, ("a",), False) for i in (0, 1)),
+        tuple(Crossing(i, "b", i, None, 0, ("a",)) for i in (0, 1)),
     )
 
 
@@ -113,7 +112,7 @@ class Host:
             call_peer=self.peers,
             **{"memory_limit": MemoryLimit(HERE, int, 0, 0), **self.options},
         )
-        self.hosted = HostedNodes(context, contextvars.copy_context(), KeptStates())
+        self.hosted = HostedNodes(context, contextvars.copy_context())
         placement = {"a": HERE, "b": THERE}
         await self.hosted.ship(1, 5, nodes={"a": ["t"]}, placement=placement)
         parcel = Parcel({"epoch": self.plan})
@@ -405,7 +404,7 @@ def test_a_worker_that_cannot_be_reached_is_named_as_suspect(peers):
             # The run is over here, all but the value that b waits for.
             plan = sender(lambda: 1)
             more = planned(2, add_one, [CrossingArgument(1)], outputs=("y",), crossings=(1,))
-            back = Crossing(1, "b", 1, None, 0, ("a",), False)
+            back = Crossing(1, "b", 1, None, 0, ("a",))
             plan = GroupPlan(
                 "epoch",
                 {**plan.slices, "a": Slice("a", (*plan.slices["a"].tasks, more))},

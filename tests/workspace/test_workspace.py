@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from jobrunner.errors import BlobNotFoundError, ExecutionError
-from jobrunner.workspace.values import freeze
-from jobrunner.workspace.workspace import BlobUpdate, Workspace, WorkspaceView
+from jobrunner.workspace import BlobUpdate, Workspace, WorkspaceView, capture, settle, view
 
 
 @pytest.fixture
@@ -32,8 +31,9 @@ def test_a_missing_blob_is_an_error_that_says_node_blob_and_what_there_is(worksp
 
 def test_an_update_sets_blobs_without_copying_values(workspace):
     values = np.arange(3)
-    workspace.apply(BlobUpdate({"w": values}))
+    workspace.apply(BlobUpdate({"w": values, "box": [values]}))
     assert workspace.globals["w"] is values
+    assert workspace.value("box")[0] is values
     assert workspace.globals["conn"] == "socket"
 
 
@@ -46,21 +46,31 @@ def test_a_replacing_update_drops_all_other_global_blobs(workspace):
 
 def test_a_run_begins_without_private_blobs_and_without_the_groups_last_results(workspace):
     workspace.retained = {"epoch": {("t", 0): 1}, "init": {("t", 0): 2}}
-    workspace.start_run("epoch", has_updates=False)
+    workspace.start_run("epoch")
     assert workspace.private == {}
     assert workspace.retained == {"init": {("t", 0): 2}}
 
 
+def test_a_change_gets_the_blob_opened_and_sets_what_it_returns(workspace):
+    workspace.put("box", settle([[np.zeros(2), [1]]]))
+
+    def change(box):
+        box[0][0] = 7
+        return [*box, 3]
+
+    workspace.apply(BlobUpdate({}, changes={"box": change, "new": lambda value: value}))
+    array, *rest = workspace.lookup("box")
+    assert array.tolist() == [7, 0]
+    assert rest == [[1], 3]
+    assert workspace.lookup("new") is None
+
+
 def test_a_result_outlives_updates_by_other_groups(workspace):
-    workspace.globals["w"] = np.zeros(3)
-    kept = {"k": [freeze(workspace.globals["w"], copy=False)]}
-    workspace.retained["init"] = {("t", 0): kept}
-    workspace.start_run("epoch", has_updates=True)
-    workspace.globals["w"] += 1
-    assert list(workspace.result(["init"], "t", 0)["k"][0]) == [0, 0, 0]
-    first = workspace.retained["init"]["t", 0]
-    workspace.start_run("epoch", has_updates=True)
-    assert workspace.retained["init"]["t", 0] is first  # copied once
+    workspace.put("w", settle([np.zeros(3)]))
+    workspace.retained["init"] = {("t", 0): capture(workspace.globals["w"])}
+    workspace.take("w")[...] += 1
+    assert list(view(workspace.result(["init"], "t", 0))) == [0, 0, 0]
+    assert list(workspace.lookup("w")) == [1, 1, 1]
 
 
 def test_a_result_is_searched_in_several_groups_and_a_missing_one_is_an_error(workspace):
@@ -81,7 +91,7 @@ def test_forgetting_a_group_drops_its_results(workspace):
 
 
 def test_tasks_see_the_blobs_through_a_read_only_mapping(workspace):
-    workspace.globals["w"] = np.zeros(2)
+    workspace.put("w", settle([np.zeros(2)]))
     seen = WorkspaceView(workspace)
     assert sorted(seen) == ["batch", "conn", "w"]
     assert len(seen) == 3

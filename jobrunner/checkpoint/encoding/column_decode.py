@@ -7,7 +7,6 @@ items than its arrays have bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +17,7 @@ from jobrunner.checkpoint.encoding import classes
 from jobrunner.checkpoint.encoding.dtypes import Array, Tree
 from jobrunner.checkpoint.encoding.outline import outline_columns
 from jobrunner.checkpoint.encoding.schema import Count
-from jobrunner.compile import gc_paused, made_unseen
+from jobrunner.compile import gc_paused
 
 _MOST_FIELDS = 16
 """In a node of a value without items, together with those of the nodes inside of it."""
@@ -99,8 +98,8 @@ def _cut(decoder: Decoder, lengths: int, *wholes: Any) -> Iterator[list[Any]]:
 
 def _rows(rows: Iterable[Any], count: int) -> list[Any]:
     """List rows that functions of C make one by one."""
-    found: list[Any] = made_unseen(partial(list, rows), count)
-    return found
+    with gc_paused():
+        return list(rows)
 
 
 def _join(decoder: Decoder, columns: list[Tree]) -> tuple[Iterator[tuple[Any, ...]], int]:

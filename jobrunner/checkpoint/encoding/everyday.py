@@ -27,13 +27,13 @@ import numpy as np
 from jobrunner.checkpoint.encoding.codecs import UnsuitableError
 from jobrunner.checkpoint.encoding.dtypes import Trail, Tree
 from jobrunner.checkpoint.encoding.packing import (
+    MANY,
     sort_members,
     sort_numbers,
     sort_texts,
     sort_tuples,
 )
 from jobrunner.checkpoint.encoding.schema import Count
-from jobrunner.workspace import MANY
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint.encoding.decode import Decoder

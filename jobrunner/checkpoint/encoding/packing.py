@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jobrunner.checkpoint.encoding.dtypes import Array
-from jobrunner.workspace import MANY
 
+MANY = 256
+"""So many items are looked at as columns."""
 SCALARS = (float, int, bool, complex)
 SAMPLE = 128
 MOST_VALUES = 200

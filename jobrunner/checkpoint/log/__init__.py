@@ -54,7 +54,6 @@ from jobrunner.checkpoint.log.state import (
     State,
     entry_to_json,
     make_entry,
-    memory_key,
     parse_entry,
     store_names,
 )

@@ -363,11 +363,6 @@ def _number(position: int) -> int:
     return position + max(0, position - 1) // (STATE_INTERVAL - 1)
 
 
-def memory_key(directory: str, claim: Claim) -> str:
-    """Names a saved epoch's objects in the workers' memory."""
-    return f"{directory} {claim.epoch}.{claim.retry}"
-
-
 def store_names(nodes: Iterable[str], epoch: int, retry: int) -> dict[str, str]:
     """Node -> name of its store, for one claim on an epoch."""
     return {node: format_store_name(node, epoch, retry) for node in nodes}

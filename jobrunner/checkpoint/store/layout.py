@@ -66,12 +66,10 @@ class PlannedArray:
     entry: dict[str, Any]  # in the manifest; the files are added when they are written
     document: bytes
     is_stack: bool = False
-    is_sole: bool = False
-    """Only its blob refers to its memory, so it does not change while this object refers to it."""
-    is_constant: bool = False
-    """No task changes its blob between epochs."""
+    is_at_rest: bool = False
+    """It lies in a blob, and does not change as long as this object refers to it."""
     is_unchanged: bool = False
-    """It is the array of the store before, and no task could have changed it since."""
+    """It is the array of the store before, and no task has updated its blob since."""
 
 
 @dataclass(slots=True)

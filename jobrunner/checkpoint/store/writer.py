@@ -43,7 +43,6 @@ from jobrunner.checkpoint.store.manifest import MANIFEST, MANIFEST_BYTES, ROOT_D
 from jobrunner.checkpoint.store.stacks import Alike, Rows
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import get_logger
-from jobrunner.workspace import ArrayPool
 
 logger = get_logger(__name__)
 
@@ -95,9 +94,8 @@ class StoreBatch:
     """Stores that a worker's threads write, and that are made durable together.
 
     `stores` gives, by name, their attributes (node, epoch, run, ...) and blobs; `former` the stores
-    whose unchanged chunks they may link; `array_pool` receives arrays that are written and not
-    needed any more. Call `write` as often as needed, then `finish` once. Not safe to retry: each
-    name is used once.
+    whose unchanged chunks they may link. Call `write` as often as needed, then `finish` once. Not
+    safe to retry: each name is used once.
     """
 
     def __init__(
@@ -106,10 +104,8 @@ class StoreBatch:
         directory: str,
         stores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, EncodedBlob | Alike]]],
         former: Mapping[str, FormerStore | None] | None = None,
-        array_pool: ArrayPool | None = None,
     ) -> None:
         self._files = files
-        self._array_pool = array_pool
         self._directory = directory
         self._stack = contextlib.ExitStack()
         self._is_open = False
@@ -188,10 +184,7 @@ class StoreBatch:
         if left.pop():  # each thread takes one, the last thread 0
             return
         # Drop the array, so that tasks can change it uncopied.
-        holder = {array.path: array.data}
         array.data = np.empty(0, array.data.dtype)
-        if array.is_sole and self._array_pool is not None:
-            self._array_pool.offer(holder)
 
 
 class StoreWriter:

@@ -272,10 +272,8 @@ def _set_aside(blobs: Mapping[str, frozenset[str]], workspaces: Mapping[str, Wor
     """Set replayed values aside before the recorded ones are loaded. Runs on each worker."""
     for node, workspace in workspaces.items():
         # A load replaces values; it never changes one in place.
-        workspace.companions[_REPLAYED] = {
-            name: workspace.globals.pop(name)
-            for name in blobs.get(node, ())
-            if name in workspace.globals
+        workspace.set_aside[_REPLAYED] = {
+            name: workspace.value(name) for name in blobs.get(node, ()) if name in workspace.globals
         }
 
 
@@ -287,10 +285,10 @@ def _compare(
     """Compare the values set aside with the loaded ones. Runs on each worker."""
     found: Found = {}
     for node, workspace in workspaces.items():
-        replayed = workspace.companions.pop(_REPLAYED)
+        replayed = workspace.set_aside.pop(_REPLAYED)
         for name in sorted(blobs.get(node, ())):
             if name in replayed:
-                recorded, made = workspace.globals[name], replayed.pop(name)
+                recorded, made = workspace.value(name), replayed.pop(name)
                 found[node, name] = list(compare_bits(node, name, recorded, made, codecs))
             else:
                 found[node, name] = [{"where": "", "what": "only recorded"}]

@@ -25,6 +25,7 @@ from jobrunner.data import from_records
 from jobrunner.run.replay.compare import compare_checkpoints
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
+from tests.blobs import Blobs
 from tests.checkpoint.test_manager import run_group
 
 
@@ -70,12 +71,12 @@ class Rig:
         workspace = Workspace("a")
         workspaces = {"a": workspace}
         if not anew:
-            workspace.globals.update(made)
+            Blobs(workspace).update(made)
         names = {"a": list(made)} if anew else None
         run_group(self.manager.loader.load(epoch, anew=names), workspaces)
         if anew:
             assert not workspace.globals.keys() & made.keys()
-            workspace.globals.update(made)
+            Blobs(workspace).update(made)
             load_waiting_states(workspaces)
         return workspace
 
@@ -103,14 +104,15 @@ def test_a_state_is_loaded_into_an_object_that_keeps_its_identity(rig: Rig, anew
 
 def test_objects_in_containers_are_found_at_their_places(rig: Rig) -> None:
     shared = Momentum()
-    rig.workspace.globals["all"] = {"one": shared, "more": [shared, (Momentum(2), 7)], 3: "text"}
-    rig.workspace.globals["all"]["more"][1][0].step()
+    other = Momentum(2)
+    Blobs(rig.workspace)["all"] = {"one": shared, "more": [shared, (other, 7)], 3: "text"}
+    other.step()
     shared.step()
     shared.step()
     rig.save(0)
     one, two = Momentum(), Momentum(2)
     made = {"one": one, "more": [one, (two, 0)], 3: ""}
-    found = rig.load(0, {"all": made}, anew=True).globals["all"]
+    found = rig.load(0, {"all": made}, anew=True).lookup("all")
     assert found["one"] is found["more"][0] is one
     assert found["more"][1] == (two, 7)
     assert (one.steps, two.steps, found[3]) == (2, 1, "text")

@@ -41,6 +41,7 @@ from jobrunner.checkpoint.store.grid import Grid, plan_grid
 from jobrunner.define.array_options import ArrayOptions
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
+from tests.blobs import Blobs
 from tests.checkpoint.test_manager import run_group
 
 
@@ -70,7 +71,8 @@ class Rig:
     def save(
         self, epoch: int, options: Mapping[str, ArrayOptions] | None = None, **blobs: Any
     ) -> Any:
-        self.workspace.globals.update(blobs)
+        self.blobs = Blobs(self.workspace)
+        self.blobs.update(blobs)
         begun = self.manager.commits.begin(epoch, array_options={"a": options or {}})
         save = cloudpickle.loads(cloudpickle.dumps(begun))
         receipts = save.write({"a": self.workspace})
@@ -82,8 +84,8 @@ class Rig:
         self.manager.verify(epoch)
         again = {"a": Workspace("a")}
         run_group(self.manager.load(epoch), again)
-        assert_identical(self.workspace.globals, again["a"].globals)
-        for name, value in self.workspace.globals.items():
+        assert_identical({**self.blobs}, {**Blobs(again["a"])})
+        for name, value in self.blobs.items():
             if isinstance(value, np.ndarray):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")

@@ -18,6 +18,7 @@ from jobrunner.checkpoint.store.stacks import LEAST_ALIKE, MOST_BYTES
 from jobrunner.define.array_options import ArrayOptions
 from jobrunner.testing import FaultyFiles, assert_identical
 from jobrunner.workspace.workspace import Workspace
+from tests.blobs import Blobs, updated
 from tests.checkpoint.store.test_array_options import CountingFiles
 from tests.checkpoint.test_manager import run_group
 
@@ -57,7 +58,7 @@ class Rig:
         again = {"a": Workspace("a")}
         run_group(self.manager.load(epoch), again)
         assert list(again["a"].globals) == list(self.blobs)
-        assert_identical(self.blobs, again["a"].globals)
+        assert_identical({**Blobs(self.workspace)}, {**Blobs(again["a"])})
         # One that lives on does not keep the others' memory.
         assert all(array.base is None for array in again["a"].globals.values() if is_row(array))
 
@@ -296,14 +297,14 @@ def test_a_compressed_job_has_no_stacks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("budget_bytes", [None, 1000, 0])
 def test_a_change_after_the_copy_is_not_saved(rig: Rig, budget_bytes: int | None) -> None:
-    rig.blobs.update(many(np.arange(100)), params={"p": list(many(np.arange(50.0)).values())})
+    params = {"p": list(many(np.arange(50.0)).values())}
+    Blobs(rig.workspace).update(many(np.arange(100)), params=params)
     before = {name: value.copy() for name, value in many(np.arange(100)).items()}
     save = rig.manager.commits.begin(0)
     save.copy({"a": rig.workspace}, budget_bytes)
     for name in before:
-        rig.blobs[name] += 1
-    for array in rig.blobs["params"]["p"]:
-        array += 1
+        updated(rig.workspace, name, lambda array: array.__iadd__(1))
+    updated(rig.workspace, "params", lambda params: [array.__iadd__(1) for array in params["p"]])
     rig.manager.commits.commit(save, save.write({"a": rig.workspace}, is_copied=True), {})
     with rig.manager.open(0) as checkpoint:
         assert_identical({name: checkpoint["a"].load(name) for name in before}, before)

@@ -7,17 +7,11 @@ before a copy that does not fit.
 
 from __future__ import annotations
 
-import heapq
-import sys
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
 
-import numpy as np
-
-from jobrunner.config import format_bytes
+from jobrunner.config import format_bytes, largest
 from jobrunner.errors import ExecutionError
 
 SLOWEST_LOOK_SECONDS = 0.1
@@ -26,8 +20,6 @@ FASTEST_LOOK_SECONDS = 0.005
 """How long a thread waits for the interpreter while another one is busy."""
 KNOWN_BYTES = 32 << 20
 """Arrays of this size or more always take new memory from the system."""
-TIGHT_SHARE = 0.7
-"""Share of a worker's limit. At 0.8 Dask pauses the worker, and then it starts no lease task."""
 
 
 @dataclass
@@ -39,12 +31,10 @@ class MemoryLimit:
     limit_bytes: int  # 0 if unknown
     share: float  # of the limit, beyond which a run ends; 0 for never
     sizes: Callable[[], Mapping[str, int]] = dict  # of nodes' blobs, for messages
-    relieve: Callable[[], object] = bool  # drops kept states
     clock: Callable[[], float] = monotonic
 
     def __post_init__(self) -> None:
         self.is_over = False  # at the last `look`: the run must end
-        self.is_tight = False  # at the last `look`: keep no states
         self.is_limited = self.limit_bytes > 0 and self.share > 0
         self.most_bytes = self.share * self.limit_bytes
         # How much may wait to be sent, and how much more for later runs.
@@ -59,9 +49,6 @@ class MemoryLimit:
         before, then = self._last
         now, used = self._last = (self.clock(), self.used_bytes())
         left = self.most_bytes - used
-        self.is_tight = used > TIGHT_SHARE * self.limit_bytes
-        if self.is_tight:
-            self.relieve()
         self.is_over = left < 0 and self.used_bytes() > self.most_bytes
         growth = (used - then) / max(now - before, 1e-6)
         if growth <= 0:
@@ -71,8 +58,6 @@ class MemoryLimit:
     def require(self, nbytes: int, what: str) -> None:
         """Raise an `ExecutionError` if that many bytes do not fit."""
         if self.is_limited and nbytes >= KNOWN_BYTES:
-            if self.used_bytes() + nbytes > self.most_bytes:
-                self.relieve()
             used = self.used_bytes()
             if used + nbytes > self.most_bytes:
                 raise ExecutionError(
@@ -96,39 +81,3 @@ class MemoryLimit:
             f"Python itself take the rest. Use more workers or workers with more memory, place "
             f"fewer nodes on each, or make blobs smaller."
         )
-
-
-MEMORY_LIMIT: ContextVar[MemoryLimit] = ContextVar("jobrunner_memory_limit")
-"""The limit of the worker that this thread belongs to."""
-
-
-def copied(array: np.ndarray, why: str) -> np.ndarray:
-    """Copy an array in the same memory order; `ExecutionError` if the copy does not fit."""
-    if array.nbytes >= KNOWN_BYTES and (limit := MEMORY_LIMIT.get(None)) is not None:
-        limit.require(array.nbytes, f"A copy of an array {why}")
-    return array.copy(order="K")
-
-
-def size_of(value: Any, seen: set[int] | None = None) -> int:
-    """Approximate size of a value in bytes. Shared memory counts once."""
-    seen = set() if seen is None else seen
-    while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
-        value = value.base
-    if id(value) in seen:
-        return 0
-    seen.add(id(value))
-    if isinstance(value, np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, dict | list | tuple | set):
-        items = value.values() if isinstance(value, dict) else value
-        return sum(size_of(item, seen) for item in list(items))
-    nbytes = getattr(value, "nbytes", None)  # tensors, frames of other libraries
-    return nbytes if isinstance(nbytes, int) else sys.getsizeof(value)
-
-
-def largest(sizes: Mapping[str, int], count: int = 10) -> str:
-    """List the largest nodes and their sizes, for a message."""
-    names = heapq.nlargest(count, sizes, key=sizes.__getitem__)
-    shown = ", ".join(f"{name!r} {format_bytes(sizes[name])}" for name in names)
-    more = f" and {len(sizes) - count} more" if len(sizes) > count else ""
-    return f"{shown or 'none'}{more}"

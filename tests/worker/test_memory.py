@@ -4,15 +4,13 @@ import numpy as np
 import pytest
 
 from jobrunner.errors import ExecutionError
-from jobrunner.workspace.memory_limit import (
+from jobrunner.worker.memory import (
     FASTEST_LOOK_SECONDS,
     KNOWN_BYTES,
-    MEMORY_LIMIT,
     SLOWEST_LOOK_SECONDS,
     MemoryLimit,
-    copied,
 )
-from jobrunner.workspace.workspace import Workspace
+from jobrunner.workspace import BEFORE_COPY, Workspace, capture, settle
 
 MIB = 1 << 20
 
@@ -20,7 +18,7 @@ MIB = 1 << 20
 class Process:
     """A process whose memory and time a test sets."""
 
-    def __init__(self, used_mib=0, limit_mib=1000, share=0.9, sizes=dict, relieve=bool):
+    def __init__(self, used_mib=0, limit_mib=1000, share=0.9, sizes=dict):
         self.used_mib, self.seconds = used_mib, 0.0
         self.limit = MemoryLimit(
             "tcp://w",
@@ -28,7 +26,6 @@ class Process:
             limit_bytes=limit_mib * MIB,
             share=share,
             sizes=sizes,
-            relieve=relieve,
             clock=lambda: self.seconds,
         )
 
@@ -39,17 +36,20 @@ class Process:
 
 def test_sizes_of_blobs_include_items_of_containers():
     space = Workspace("a", frozenset())
-    space.globals.update(x=np.zeros(1000), y=[np.zeros(500), {"k": np.zeros(250)}], s="text")
-    space.private["p"] = np.zeros(125)
-    assert 15_000 <= space.nbytes() < 15_100
+    for name, value in {"x": np.zeros(1000), "y": [np.zeros(500), {"k": np.zeros(250)}]}.items():
+        space.put(name, settle([value]))
+    space.private["p"] = settle([np.zeros(125)])
+    assert 15_000 <= space.nbytes() < 15_300
 
 
 def test_memory_that_blobs_and_retained_values_share_counts_once():
     space = Workspace("a", frozenset())
-    space.globals["x"] = np.zeros(1000)
-    space.private["half"] = space.globals["x"][:500]
-    space.retained["epoch"] = {("t", 0): space.globals["x"][:], ("t", 1): np.zeros(10)}
-    assert 8_080 <= space.nbytes() < 8_100
+    space.put("x", settle([[np.zeros(1000)]]))
+    space.retained["epoch"] = {
+        ("t", 0): capture(space.globals["x"]),
+        ("t", 1): settle([np.zeros(10)]),
+    }
+    assert 8_080 <= space.nbytes() < 8_400
 
 
 def test_the_error_names_the_largest_nodes_the_limit_and_what_to_do():
@@ -87,42 +87,26 @@ def test_the_faster_memory_grows_the_sooner_is_the_next_look():
 def test_a_copy_that_does_not_fit_is_refused_before_it_is_made():
     array = np.zeros(KNOWN_BYTES // 8)
     limit = Process(880, sizes=lambda: {"a": 32 * MIB}).limit
-    token = MEMORY_LIMIT.set(limit)
+    token = BEFORE_COPY.set(limit.require)
     try:
         with pytest.raises(
-            ExecutionError, match="A copy of an array that is shared takes 32.00 MiB"
+            ExecutionError,
+            match=r"A copy of an array that a task returned .* takes 32.00 MiB",
         ):
-            copied(array, "that is shared")
-        assert copied(array[1:], "that is smaller than what is known to be fresh").flags.owndata
+            settle([array])
+        assert settle([array[1:]]).flags.owndata  # smaller than what is known to be fresh
     finally:
-        MEMORY_LIMIT.reset(token)
-    assert copied(array, "where nobody looks") is not array
+        BEFORE_COPY.reset(token)
+    assert settle([array]) is not array  # where nobody looks
 
 
 def test_a_copy_that_fits_is_made_in_the_same_order():
     array = np.asfortranarray(np.arange(2 * KNOWN_BYTES // 16.0).reshape(2, -1))
-    token = MEMORY_LIMIT.set(Process(100).limit)
+    token = BEFORE_COPY.set(Process(100).limit.require)
     try:
-        copy = copied(array, "")
+        copy = settle([array])
     finally:
-        MEMORY_LIMIT.reset(token)
+        BEFORE_COPY.reset(token)
+    assert copy is not array
     assert copy.flags.f_contiguous
     assert np.array_equal(copy, array)
-
-
-def test_kept_states_are_dropped_before_a_run_ends_for_memory():
-    freed = []
-
-    def relieve():
-        freed.append(process.used_mib)
-        process.used_mib -= kept.pop() if kept else 0
-
-    process, kept = Process(100, relieve=relieve), [300]
-    process.grow(600, 1)
-    assert (process.limit.is_tight, freed) == (False, [])
-    process.grow(950, 1)
-    assert (process.limit.is_tight, process.limit.is_over, freed) == (True, False, [950])
-    kept.append(300)
-    process.used_mib = 880
-    process.limit.require(40 * MIB, "A copy")
-    assert freed[-1] == 880
