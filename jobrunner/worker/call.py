@@ -10,7 +10,7 @@ from typing import Any
 
 from jobrunner.errors import DefinitionError
 from jobrunner.worker.program import Handover, InputMissing, Program, Step
-from jobrunner.workspace import BlobUpdate, capture, read, settle, stored_in
+from jobrunner.workspace import IMMUTABLE, BlobUpdate, capture, read, settle, stored_in
 
 Send = Callable[[int, Any], None]
 """Sends a crossing's captured value, given the crossing's id, to other workers."""
@@ -31,7 +31,9 @@ def gather(step: Step, instance: int = 0) -> list[Any]:
     for source in step.arguments:
         try:
             if source.workspace is None:
-                value = read(source.values, source.key)
+                value = source.values[source.key]
+                if type(value) not in IMMUTABLE:
+                    value = read(source.values, source.key)
             elif instance == 0:
                 value = source.take()
             else:
