@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jobrunner.checkpoint import encode_blobs
-from jobrunner.checkpoint.store.reader import StoreReader
-from jobrunner.checkpoint.store.writer import StoreBatch
+from jobrunner.checkpoint.store.store_reader import StoreReader
+from jobrunner.checkpoint.store.store_writer import StoreBatch
 from jobrunner.testing import FaultyFiles
 
 
@@ -20,7 +20,7 @@ def write_store(directory: Path | str, encoded: Mapping[str, Any]) -> StoreReade
     batch = StoreBatch(files, str(directory), {"n.0": (about, encoded)})
     batch.write()
     (receipt,) = batch.finish()
-    return StoreReader(files, str(directory), "n.0", receipt.manifest)
+    return StoreReader(files, str(directory), "n.0", receipt.sha256)
 
 
 def written_and_read(value: Any) -> Any:

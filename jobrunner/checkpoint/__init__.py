@@ -100,7 +100,6 @@ from jobrunner.checkpoint.store import (
     is_old_form,
     name_position,
     name_step,
-    resolve_options,
     steps_in,
     whole_epochs,
 )

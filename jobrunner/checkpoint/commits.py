@@ -20,7 +20,7 @@ from jobrunner.checkpoint.loader import PARTITIONS, REPLICATED
 from jobrunner.checkpoint.log import Claim, RunLock, store_names, strict_json
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.storage import join_path
-from jobrunner.checkpoint.store import Receipt, resolve_options
+from jobrunner.checkpoint.store import Receipt
 from jobrunner.checkpoint.worker_save import BlobEncoder, Save
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
@@ -97,7 +97,7 @@ class Commits:
             tuple(REGISTERED_CODECS.values()),
             self.allow_pickle,
             initial,
-            resolve_options(array_options) if array_options else {},
+            array_options or {},
             self.default_options,
         )
         for unfinished in list(self._unfinished.values()):
@@ -188,7 +188,7 @@ class Commits:
             "stores": {
                 node: {
                     "store": receipt.store,
-                    "manifest": receipt.manifest,
+                    "manifest": receipt.sha256,
                     "nbytes": receipt.nbytes,
                     "seconds": round(receipt.seconds, 6),
                     **({"states": list(receipt.states)} if receipt.states else {}),
@@ -207,7 +207,7 @@ class Commits:
             replaced = self.retention.name_stores(state, epoch) if epoch in state.recorded else None
             entry = self.retention.append("commit", body)
         # The epoch is recorded: nothing that fails below may raise.
-        found = {node: (receipt.store, receipt.manifest) for node, receipt in stores.items()}
+        found = {node: (receipt.store, receipt.sha256) for node, receipt in stores.items()}
         self._newest, self._former_names = (entry.number, found), {}
         del self._unfinished[save.claim]
         if replaced is not None:

@@ -29,7 +29,7 @@ from jobrunner.checkpoint.log import (
     loose_json,
 )
 from jobrunner.checkpoint.storage import Files, absolute_path, files_of
-from jobrunner.checkpoint.store import MANIFEST
+from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.compile import gc_paused
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import StoreName, format_store_name, parse_store_name
@@ -197,10 +197,14 @@ class Epochs:
         return self._unclaimed
 
     def stores_among(self, names: Iterable[str]) -> list[tuple[str, StoreName]]:
-        """Those of `names` that name a store with a manifest, each with the parsed name."""
+        """Those of `names` that name a whole store, perhaps hidden, each with the parsed name."""
         stores = [(name, store) for name in names if (store := parse_store_name(name)) is not None]
-        manifests = [os.path.join(self.path, name, MANIFEST) for name, _ in stores]
-        return list(compress(stores, self.files.each(self.files.is_taken, manifests)))
+        return list(compress(stores, self.files.each(self._is_whole, stores)))
+
+    def _is_whole(self, store: tuple[str, StoreName]) -> bool:
+        root = os.path.join(self.path, store[0])
+        documents = [os.path.join(root, name) for name in (ROOT_DOCUMENT, RETIRED_DOCUMENT)]
+        return any(self.files.is_taken(document) for document in documents)
 
     def next_store(self, node: str, epoch: int) -> str:
         """The path of the store of a node at an epoch: the recorded one, or else the next."""

@@ -72,13 +72,13 @@ class Loader:
         self._allow_pickle = allow_pickle
 
     def blobs(self, record: Mapping[str, Any]) -> dict[str, list[str]]:
-        """The names of the blobs of each node at an epoch with this record; verifies the manifests."""
+        """The names of the blobs of each node at an epoch with this record; verifies the documents."""
         readers = self.readers(record)
         with self.recorded.reading(record["epoch"]):
-            manifests = self.recorded.files.each(StoreReader.read_manifest, readers.values())
+            documents = self.recorded.files.each(StoreReader.read_document, readers.values())
             found = {
-                node: list(manifest.blobs)
-                for node, manifest in zip(readers, manifests, strict=True)
+                node: list(document.blobs)
+                for node, document in zip(readers, documents, strict=True)
             }
         for name, (owner, *others) in record["details"].get(REPLICATED, {}).items():
             for node in others:
@@ -279,17 +279,17 @@ class Loader:
             if isinstance(part, States):
                 elsewhere += [(store, part.blob) for store in part.stores]
         for reader, name in elsewhere:
-            classes.update((reader.read_manifest().classes or {}).get(name, ()))
+            classes.update(reader.read_document().entry.classes.get(name, ()))
         if reading.own is None or (reading.blobs is not None and not reading.blobs):
             return classes
-        manifest = reading.own.read_manifest()
-        for blob in manifest.blobs if reading.blobs is None else reading.blobs.values():
-            if blob not in manifest.blobs:
+        document = reading.own.read_document()
+        for blob in document.blobs if reading.blobs is None else reading.blobs.values():
+            if blob not in document.blobs:
                 raise BlobNotFoundError(
                     f"Node {node!r} has no blob {blob!r} at epoch {epoch} of {self.path}. "
-                    f"It has {name_some(manifest.blobs)}."
+                    f"It has {name_some(document.blobs)}."
                 )
-            classes.update((manifest.classes or {}).get(blob, ()))
+            classes.update(document.entry.classes.get(blob, ()))
         return classes
 
 

@@ -15,7 +15,7 @@ from jobrunner.checkpoint.log import MetadataHandler, Patience
 from jobrunner.checkpoint.policies import RetentionPolicy, SaveEvery, SavePolicy
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.storage import FILES, Files
-from jobrunner.checkpoint.store import Checkpoint, check_compressors
+from jobrunner.checkpoint.store import Checkpoint
 from jobrunner.define import (
     EPOCH,
     EPOCHS,
@@ -68,7 +68,7 @@ class MultiNodeCheckpointManager:
         Delete all epochs once the job has ended, exit group included.
     load_path : str or os.PathLike, optional
         Another directory to resume from while this one records no epoch. It is only read.
-    compressors : str, codec of Zarr, or a sequence of them, optional
+    compressors : str or codec of Zarr, optional
         For all blobs that name none themselves; see `Blob`. By default nothing is compressed.
     allow_pickle : bool
         Pickle blobs that cannot be saved otherwise, and unpickle them: a checkpoint can then run
@@ -145,8 +145,7 @@ class MultiNodeCheckpointManager:
         if load_path is not None:
             self._origin = open_origin(load_path, self.path, files, allow_pickle=allow_pickle)
         if compressors is not None:
-            read = read_compressors(compressors, "compressors")
-            compressors = check_compressors(read, "compressors")
+            compressors = read_compressors(compressors, "compressors")
         self.save_on_failure, self.metadata = save_on_failure, metadata
         self.retention = Retention(self.recorded, keep)
         self.commits = Commits(

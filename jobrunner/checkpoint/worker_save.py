@@ -25,20 +25,15 @@ from jobrunner.checkpoint.loader import PARTITIONS
 from jobrunner.checkpoint.log import Claim
 from jobrunner.checkpoint.storage import THREADS, Files, run_all, run_gently
 from jobrunner.checkpoint.store import (
-    LEAST_ALIKE,
     LINKED_BYTES,
-    Alike,
-    FormerStore,
-    JsonText,
+    Former,
     PlannedArray,
     Receipt,
     Rows,
     StoreBatch,
     StoreReader,
     digest_blob,
-    find_alike,
-    former_store,
-    to_json,
+    encode_json,
 )
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
@@ -59,26 +54,19 @@ class BlobEncoder:
     options: Mapping[str, Mapping[str, ArrayOptions]] = field(default_factory=dict)
     default: ArrayOptions = DEFAULT_ARRAY_OPTIONS  # for blobs without options
 
-    def encode(
-        self, node: str, workspace: Workspace, apart: Collection[str] = ()
-    ) -> dict[str, EncodedBlob | Alike]:
-        """Encode the blobs of a node; do not stack those named in `apart`."""
+    def encode(self, node: str, workspace: Workspace) -> dict[str, EncodedBlob]:
+        """Encode the blobs of a node."""
         names = [name for name in workspace.globals if name not in workspace.transient]
         done = self._encoded_before(workspace, names)
         blobs = {name: None if name in done else workspace.value(name) for name in names}
         options = self.options.get(node, {})
-        alike: dict[str, Alike] = {}
-        if len(blobs) >= LEAST_ALIKE and not self.default.compressors:
-            alike = find_alike(blobs, {*apart, *options})
-        single = {name: value for name, value in blobs.items() if name not in alike}
-        beside: dict[str, Any] = {name: blobs[name] for name in alike}
         encoded = encode_blobs(
-            node, single, self.codecs, allow_pickle=self.allow_pickle, beside=beside, done=done
+            node, blobs, self.codecs, allow_pickle=self.allow_pickle, done=done
         )
         for name in encoded.keys() - done.keys():
             if workspace.is_provable(name) and not workspace.holds_arrays(name):
                 # Until a task changes it, it need not be encoded again.
-                encoded[name] = replace(encoded[name], tree=JsonText(to_json(encoded[name].tree)))
+                encoded[name] = replace(encoded[name], tree=msgspec.Raw(encode_json(encoded[name].tree)))
         initial = None if self.initial is None else self.initial.get(node, ())
         for name, blob in encoded.items():
             if blob.has_state and initial is not None and name not in initial:
@@ -95,7 +83,7 @@ class BlobEncoder:
         }
         if options:
             check_dimensions(node, encoded)
-        return {name: alike.get(name) or encoded[name] for name in blobs}
+        return encoded
 
     def key(self) -> Any:
         """Equal for encoders that encode equal values alike."""
@@ -133,7 +121,7 @@ class Save:
     encoder: BlobEncoder
     files: Files
     former: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Node -> its recorded store whose unchanged chunks are linked, and its manifest's SHA-256."""
+    """Node -> its recorded store whose unchanged chunks are linked, and the SHA-256 of its document."""
     replicated: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Name of a blob -> the nodes that have it. The first one saves it."""
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -195,11 +183,11 @@ class Save:
         nodes = [node for node in workspaces if node in self.stores]
         # Encode everything before writing anything: a blob that cannot be saved is an error of the
         # job, not of the storage.
-        encoded: dict[str, dict[str, EncodedBlob | Alike]] = {}
+        encoded: dict[str, dict[str, EncodedBlob]] = {}
         refused: list[DefinitionError] = []
         for node in nodes:
             try:
-                encoded[node] = self.encoder.encode(node, workspaces[node], self.replicated)
+                encoded[node] = self.encoder.encode(node, workspaces[node])
             except DefinitionError as error:
                 refused.append(error)
         if refused:
@@ -208,7 +196,7 @@ class Save:
             node: tuple(
                 name
                 for name, blob in blobs.items()
-                if isinstance(blob, EncodedBlob) and blob.has_state
+                if blob.has_state
             )
             for node, blobs in encoded.items()
         }
@@ -216,7 +204,7 @@ class Save:
             node: {
                 name: blob.classes
                 for name, blob in blobs.items()
-                if isinstance(blob, EncodedBlob) and blob.classes
+                if blob.classes
             }
             for node, blobs in encoded.items()
         }
@@ -224,7 +212,7 @@ class Save:
         for name, (first, *others) in self.replicated.items():
             for node in (first, *others):
                 blob = encoded.get(node, {}).get(name)
-                if isinstance(blob, EncodedBlob):
+                if blob is not None:
                     replicas.setdefault(node, {})[name] = digest_blob(blob)
                     if node != first:
                         del encoded[node][name]
@@ -268,18 +256,17 @@ class Save:
             about["record"] = {"nodes": list(self.stores), "details": dict(self.details)}
         return about
 
-    def _former(self, node: str, blobs: Mapping[str, EncodedBlob | Alike]) -> FormerStore | None:
+    def _former(self, node: str, blobs: Mapping[str, EncodedBlob]) -> Former | None:
         if node not in self.former or not any(
             part.data.nbytes >= self.files.linked_bytes
             for blob in blobs.values()
-            if isinstance(blob, EncodedBlob)
             for part in blob.parts
         ):
             return None
-        store, manifest = self.former[node]
-        reader = StoreReader(self.files, self.path, store, manifest)
+        store, sha256 = self.former[node]
+        reader = StoreReader(self.files, self.path, store, sha256)
         try:
-            return former_store(reader.root, reader.read_manifest())
+            return Former.of(reader.root, reader.read_document())
         except CheckpointError as error:
             logger.info("Nothing is linked to %s, which cannot be read: %s", reader.root, error)
             return None
@@ -297,7 +284,7 @@ class Save:
                 states=prepared.states[node],
                 classes=tuple(sorted(prepared.classes[node])),
             )
-            identity = (self.path, receipt.store, receipt.manifest)
+            identity = (self.path, receipt.store, receipt.sha256)
             blobs = prepared.stored[node]
             workspaces[node].stored = StoredAs(identity, blobs, self.encoder.key())
         return receipts
@@ -359,23 +346,22 @@ def mark_arrays(
         stored = blobs.get(name)
         if stored is not None and array.is_at_rest and array.path in stored.arrays:
             is_same_version = stored.version == workspace.versions[name]
-            array.is_unchanged = is_same_version and stored.arrays[array.path] == array.entry
+            array.is_unchanged = is_same_version and stored.arrays[array.path] == array.document
 
 
 def _stored_blobs(
     arrays: Iterable[PlannedArray],
     workspace: Workspace,
-    encoded: Mapping[str, EncodedBlob | Alike],
+    encoded: Mapping[str, EncodedBlob],
 ) -> dict[str, StoredBlob]:
     """What the next save is told of the blobs of this one."""
     entries: dict[str, dict[str, Any]] = {}
     for array in arrays:
         if not isinstance(array.data, Rows) and array.data.nbytes >= LINKED_BYTES:
-            entries.setdefault(array.blob, {})[array.path] = dict(array.entry)
+            entries.setdefault(array.blob, {})[array.path] = array.document
     stored = {}
     for name, blob in encoded.items():
-        is_kept = isinstance(blob, EncodedBlob) and isinstance(blob.tree, JsonText)
-        kept = blob if is_kept else None
+        kept = blob if isinstance(blob.tree, msgspec.Raw) else None
         stored[name] = StoredBlob(workspace.versions[name], kept, entries.get(name, {}))
     return stored
 

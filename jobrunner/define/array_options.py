@@ -1,38 +1,39 @@
-"""How the arrays of a blob are compressed, chunked, sharded and labelled, in Zarr's terms."""
+"""How the arrays of a blob are compressed, chunked and labelled, in Zarr's terms."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
 
 Compressor = Mapping[str, Any]
-"""``name`` and ``configuration`` of a codec, as in a Zarr document."""
+"""``name`` and ``configuration`` of the codec, as in a Zarr document."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayOptions:
     """What the user chose for the arrays of a blob."""
 
-    compressors: tuple[Compressor, ...] | None = None  # in order; (): none; None: the manager's
+    compressors: tuple[Compressor, ...] | None = None  # one; (): none; None: the manager's
     chunks: tuple[int, ...] | None = None  # shape of a chunk, which is stored and read as a unit
-    shards: tuple[int, ...] | None = None  # shape of a file; None: a file for each chunk
     dims: tuple[str, ...] | None = None  # names of the axes
     coords: tuple[str, ...] = ()  # blobs of the node that locate the items
 
 
 DEFAULT_ARRAY_OPTIONS = ArrayOptions()
 
+ZSTD_LEVELS = range(-(1 << 17), 23)
+
 
 def read_array_options(
-    compressors: object, chunks: object, shards: object, dims: object, coords: object, where: str
+    compressors: object, chunks: object, dims: object, coords: object, where: str
 ) -> ArrayOptions | None:
     """Check these arguments of a `Blob`; None if none is given. Errors begin with `where`."""
-    if all(it is None for it in (compressors, chunks, shards, dims, coords)):
+    if all(option is None for option in (compressors, chunks, dims, coords)):
         return None
     names = _read_names(dims, "dimension", f"{where}: dims")
     if names is not None and len(set(names)) < len(names):
@@ -43,23 +44,13 @@ def read_array_options(
             f"{where}: coords={located} requires dims, names for the blob's axes, which the blobs "
             f"named in coords have too."
         )
-    inner, outer = _read_shape(chunks, f"{where}: chunks"), _read_shape(shards, f"{where}: shards")
-    if outer is not None:
-        if inner is None:
-            raise DefinitionError(
-                f"{where}: shards={outer} requires chunks: a shard is a file of several chunks."
-            )
-        if len(inner) != len(outer) or any(o % i for i, o in zip(inner, outer, strict=True)):
-            raise DefinitionError(
-                f"{where}: shards must be a multiple of chunks along each axis; got "
-                f"chunks={inner} and shards={outer}."
-            )
-    if inner is not None and names is not None and len(inner) != len(names):
+    shape = _read_shape(chunks, f"{where}: chunks")
+    if shape is not None and names is not None and len(shape) != len(names):
         raise DefinitionError(
-            f"{where}: chunks={inner} have {len(inner)} axes, dims={names} {len(names)}."
+            f"{where}: chunks={shape} have {len(shape)} axes, dims={names} {len(names)}."
         )
     read = None if compressors is None else read_compressors(compressors, where)
-    return ArrayOptions(read, inner, outer, names, located)
+    return ArrayOptions(read, shape, names, located)
 
 
 def _read_names(names: object, kind: str, what: str) -> tuple[str, ...] | None:
@@ -78,33 +69,43 @@ def _read_names(names: object, kind: str, what: str) -> tuple[str, ...] | None:
 
 
 def read_compressors(compressors: object, where: str) -> tuple[Compressor, ...]:
-    """Convert names, mappings or Zarr codecs to the form of a Zarr document."""
-    is_one = isinstance(compressors, str) or not isinstance(compressors, Sequence)
-    items: Sequence[Any] = [compressors] if is_one else compressors  # type: ignore[assignment]
+    """Convert a name, mapping or Zarr codec to the form of a Zarr document, with all settings.
+
+    ``()`` is none. Errors begin with `where`.
+    """
+    items: Sequence[Any] = [compressors]
+    if isinstance(compressors, Sequence) and not isinstance(compressors, str):
+        items = compressors
+    if len(items) > 1:
+        raise DefinitionError(f"{where}: expected one compressor or (), got {len(items)}.")
     return tuple(_read_compressor(item, where) for item in items)
 
 
 def _read_compressor(item: Any, where: str) -> Compressor:
     if isinstance(item, str):
-        return {"name": item, "configuration": {}}
-    # The settings that Zarr's Blosc chooses itself; only this private attribute lists them. Before
-    # Zarr 3.1.3, they are None, and the codec cannot be described before they are set.
-    unset = getattr(item, "_tunable_attrs", ())
-    if hasattr(item, "to_dict"):
-        settings = {"typesize": 1, "shuffle": "noshuffle"}
-        if missing := {key: settings[key] for key in settings if getattr(item, key, "") is None}:
-            unset, item = missing, replace(item, **missing)
+        item = {"name": item}
+    elif hasattr(item, "to_dict"):
         item = item.to_dict()
-    configuration = item.get("configuration", {}) if isinstance(item, Mapping) else None
-    if not isinstance(configuration, Mapping) or not isinstance(item.get("name"), str):
+    settings = item.get("configuration", {}) if isinstance(item, Mapping) else None
+    if not isinstance(settings, Mapping) or not isinstance(item.get("name"), str):
         raise DefinitionError(
-            f"{where}: compressors must be names ('zstd') or Zarr codecs "
-            f"(zarr.codecs.BloscCodec(cname='lz4')), one or several; got {item!r}."
+            f"{where}: a compressor must be a name ('zstd') or a Zarr codec "
+            f"(zarr.codecs.ZstdCodec(level=3)); got {item!r}."
         )
-    return {
-        "name": item["name"],
-        "configuration": {key: value for key, value in configuration.items() if key not in unset},
-    }
+    if item["name"] != "zstd":
+        raise DefinitionError(
+            f"{where}: checkpoints are compressed by 'zstd', which every reader of Zarr has, not by "
+            f"{item['name']!r}. Name 'zstd', or pass zarr.codecs.ZstdCodec(level=3)."
+        )
+    full = {"level": 0, "checksum": False, **settings}
+    level, checksum = full["level"], full["checksum"]
+    is_level = type(level) is int and ZSTD_LEVELS.start <= level < ZSTD_LEVELS.stop
+    if len(full) > 2 or not is_level or type(checksum) is not bool:
+        raise DefinitionError(
+            f"{where}: the compressor 'zstd' does not accept the settings {dict(settings)}: level "
+            f"is an int of {ZSTD_LEVELS.start} to {ZSTD_LEVELS.stop - 1}, checksum a bool."
+        )
+    return {"name": "zstd", "configuration": full}
 
 
 def _read_shape(shape: object, what: str) -> tuple[int, ...] | None:

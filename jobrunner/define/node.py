@@ -167,13 +167,11 @@ class Blob:
         axis, in the order in which the nodes are defined. Another number of nodes can load them.
         Objects with a state may take the place of arrays (and the axis means nothing): another
         number of nodes loads what their ``merge_state_dicts(states)`` makes of the states of all.
-    compressors : str, Zarr codec, or a sequence of them, optional
-        Compress its arrays in checkpoints: ``"zstd"``, ``"blosc"``, ``"gzip"``, or a codec like
-        ``zarr.codecs.BloscCodec(cname="lz4")``. ``()``: never, even if the manager compresses.
+    compressors : str or Zarr codec, optional
+        Compress its arrays in checkpoints: ``"zstd"``, or a codec like
+        ``zarr.codecs.ZstdCodec(level=3)``. ``()``: never, even if the manager compresses.
     chunks : int or tuple of int, optional
         Shape of a chunk, which is stored and read as a unit, if the blob is an array.
-    shards : int or tuple of int, optional
-        Shape of a file; a multiple of `chunks`.
     dims : str or sequence of str, optional
         Names of the axes, for xarray and other readers of checkpoints. Axes of the same name have
         the same length in all blobs of a node. A blob with the name of its one axis holds the
@@ -200,7 +198,6 @@ class Blob:
         partition: int | None = None,
         compressors: object = None,
         chunks: int | Sequence[int] | None = None,
-        shards: int | Sequence[int] | None = None,
         dims: str | Sequence[str] | None = None,
         coords: str | Sequence[str] | None = None,
     ) -> None:
@@ -210,10 +207,10 @@ class Blob:
         self.transient = transient
         self.replicated = replicated
         self.partition = partition
-        self.array_options = read_array_options(compressors, chunks, shards, dims, coords, where)
+        self.array_options = read_array_options(compressors, chunks, dims, coords, where)
         if self.transient and self.array_options is not None:
             raise DefinitionError(
-                f"{where} is transient, so it is not saved: omit compressors, chunks, shards, dims "
+                f"{where} is transient, so it is not saved: omit compressors, chunks, dims "
                 f"and coords."
             )
         if self.transient + self.replicated + (partition is not None) > 1:

@@ -12,7 +12,7 @@ from typing import get_args
 
 from msgspec import structs
 
-from jobrunner.checkpoint import MultiNodeCheckpointManager, resolve_options
+from jobrunner.checkpoint import MultiNodeCheckpointManager
 from jobrunner.cluster import Binding, Session, awaited, in_thread
 from jobrunner.compile import Plan
 from jobrunner.define import (
@@ -384,8 +384,6 @@ class JobRunner:
                 f"this run, JobRunner(..., num_epochs=n) or --epochs n."
             )
         plan = job.compile()
-        if self.checkpoint_manager is not None:
-            resolve_options(plan.array_options)
         return structs.replace(plan, epoch_limit=min(limits, default=None), enders=ends)
 
     def _abort(self) -> None:

@@ -136,9 +136,7 @@ def _copy_store(source: StoreReader, target: StoreReader) -> None:
         jobs = copy.begin()
         with files.durable(target.directory, [target.store]):
             run_all(jobs, max(source.files.threads, files.threads), copy.nbytes)
-            copy.finish(f"{ROOT_DOCUMENT}.partial")
-        files.rename(f"{document}.partial", document)
-        files.sync_path(target.root)
+        copy.finish(durable=True)
     except OSError as error:
         raise CheckpointWriteError(
             f"Could not copy the store {source.root!r} to {target.root!r}: {error}. The checkpoint "

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import PurePosixPath
 
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
@@ -30,8 +30,6 @@ from jobrunner.checkpoint.storage import (
     run_all,
 )
 from jobrunner.checkpoint.store import (
-    MANIFEST,
-    MANIFEST_BYTES,
     RETIRED_DOCUMENT,
     ROOT_DOCUMENT,
     Receipt,
@@ -204,34 +202,37 @@ def _copy_stores(
 class StoreCopy:
     """Copies a store file by file, and verifies each; the caller makes it durable.
 
-    `nbytes` are those of its arrays and documents.
+    `nbytes` are those of its arrays.
     """
 
     def __init__(self, from_and_to: tuple[StoreReader, StoreReader]) -> None:
         self._source, self._target = from_and_to
-        self._listed = self._source.read_manifest().files()
-        self.nbytes = sum(size for size, _ in self._listed.values())
-        # The root document of a hidden store has another name.
         root = join_path(self._source.root, ROOT_DOCUMENT)
-        self._root_name = ROOT_DOCUMENT if self._source.files.is_taken(root) else RETIRED_DOCUMENT
+        # The root document of a hidden store has another name.
+        is_hidden = not self._source.files.is_taken(root)
+        self._root_name = RETIRED_DOCUMENT if is_hidden else ROOT_DOCUMENT
+        document = self._source.read_document(self._root_name)
+        self._chunks = document.files()
+        self._documents = document.zarr_documents()
+        self.nbytes = sum(size for size, _ in self._chunks.values())
 
     def begin(self) -> list[Callable[[], None]]:
-        """Make the directories; returns a job for each file but the root document and manifest."""
-        paths = map(PurePosixPath, (MANIFEST, *self._listed))
-        parents = {parent for path in paths for parent in path.parents} - {PurePosixPath()}
-        self._target.files.make_directory(self._target.root, sorted(map(str, parents)))
-        return [partial(self._copy, path) for path in self._listed if path != ROOT_DOCUMENT]
+        """Make the directories; returns a job for each file but the root document."""
+        directories = [os.path.dirname(path) for path in self._documents]
+        self._target.files.make_directory(self._target.root, directories)
+        documents = [partial(self._write, *document) for document in self._documents.items()]
+        return [*documents, *(partial(self._copy, path) for path in self._chunks)]
 
-    def finish(self, root: str = ROOT_DOCUMENT) -> None:
-        """Copy the manifest, and the root document as `root`, after all other files."""
-        path = join_path(self._source.root, MANIFEST)
-        with self._source.verified.reading(path):
-            manifest = self._source.files.read(path, MANIFEST_BYTES) or b""
-        self._target.files.write(join_path(self._target.root, MANIFEST), [manifest])
-        self._copy(ROOT_DOCUMENT, root)
-        self._target.read_manifest()  # verifies it
+    def finish(self, *, durable: bool = False) -> None:
+        """Copy the root document, after all other files."""
+        content = self._source.read_bytes(self._root_name)
+        self._target.files.put(
+            join_path(self._target.root, ROOT_DOCUMENT), content, durable=durable
+        )
+        self._target.read_document()  # verifies it
 
-    def _copy(self, path: str, copied: str = "") -> None:
-        name = self._root_name if path == ROOT_DOCUMENT else path
-        data = self._source.verified.read(name, self._listed[path])
-        self._target.files.write(join_path(self._target.root, copied or path), [data])
+    def _copy(self, path: str) -> None:
+        self._write(path, self._source.verified.read(path, self._chunks[path]))
+
+    def _write(self, path: str, content: bytes) -> None:
+        self._target.files.write(join_path(self._target.root, path), [content])

@@ -38,7 +38,6 @@ from jobrunner.checkpoint.log import (
 )
 from jobrunner.checkpoint.maintenance.repair_plan import reading
 from jobrunner.checkpoint.store import (
-    MANIFEST,
     RETIRED_DOCUMENT,
     ROOT_DOCUMENT,
     StoreReader,
@@ -110,7 +109,7 @@ class _History:
 def inspect_directory(directory: Epochs) -> list[Finding]:
     """Explain every object in a checkpoint directory whose log is in files, in order of paths.
 
-    Also runs while a run uses the directory. Compares the sizes and manifests of recorded stores
+    Also runs while a run uses the directory. Compares the sizes and documents of recorded stores
     with the record; only `Loader.verify` reads every byte. Raises CheckpointError if the directory
     cannot be read.
     """
@@ -295,31 +294,31 @@ def _explain_end(entry: LogEntry | None) -> str:
 def _inspect_recorded(
     directory: Epochs, name: str, epoch: int, about: StoreRecord
 ) -> Iterator[Finding]:
-    """Compare the files of a recorded store and their sizes with its manifest."""
+    """Compare the files of a recorded store and their sizes with its document."""
     reader = StoreReader(directory.files, directory.path, name, about.manifest)
     try:
-        manifest = reader.read_manifest()
-        listed = manifest.files()
+        document = reader.read_document()
+        listed = {path: size for path, (size, _) in document.files().items()}
+        for path, content in document.zarr_documents().items():
+            listed[path] = len(content)
     except CheckpointError as error:
         yield Finding(name, "damaged", str(error))
         return
     there = dict(directory.files.walk(reader.root))
     problems = 0
-    for path, (size, _) in listed.items():
+    for path, size in listed.items():
         found = there.pop(path, None)
         if found != size:
             problems += 1
             what = "missing" if found is None else "no file" if found < 0 else f"{found} bytes"
             why = f"Part of recorded epoch {epoch}: expected {size} bytes, found {what}."
-            if found is None and path == ROOT_DOCUMENT and RETIRED_DOCUMENT in there:
-                why = f"{why} It was renamed to {RETIRED_DOCUMENT}."
             yield Finding(f"{name}/{path}", "damaged", why)
-    there.pop(MANIFEST, None)
+    there.pop(ROOT_DOCUMENT, None)
     for path in there:
-        why = f"Not in the manifest of this store of epoch {epoch}. jobrunner never reads it."
+        why = f"Not in the document of this store of epoch {epoch}. jobrunner never reads it."
         yield Finding(f"{name}/{path}", "stray", why)
     if not problems:
-        why = f"Epoch {epoch} of node {manifest.node!r}, {len(listed) + 1} files."
+        why = f"Epoch {epoch} of node {document.node!r}, {len(listed) + 1} files."
         yield Finding(name, "live", why)
 
 

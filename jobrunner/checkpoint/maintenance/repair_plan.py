@@ -39,14 +39,13 @@ from jobrunner.checkpoint.log import (
 )
 from jobrunner.checkpoint.storage import join_path
 from jobrunner.checkpoint.store import (
-    MANIFEST,
-    MANIFEST_BYTES,
+    DOCUMENT_MOST_BYTES,
     RETIRED_DOCUMENT,
     ROOT_DOCUMENT,
     RecordEntry,
+    StoreDocument,
     StoreReader,
     is_sealed,
-    read_manifest,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
 from jobrunner.names import LOG_DIRECTORY
@@ -289,34 +288,34 @@ class _Planner:
         runs = set()
         newest = 0.0
         for node, name in names.items():
-            path = join_path(os.path.join(self._path, name), MANIFEST)
-            data = self._files.read(path, MANIFEST_BYTES) or b""
+            path = join_path(os.path.join(self._path, name), ROOT_DOCUMENT)
+            data = self._files.read(path, DOCUMENT_MOST_BYTES)
+            if data is None:
+                raise CheckpointCorruptError(
+                    f"{os.path.dirname(path)} has no {ROOT_DOCUMENT}: its save never ended, or the "
+                    f"epoch was retired or set aside.",
+                    path=os.path.dirname(path),
+                )
             digest = hashlib.sha256(data).hexdigest()
             if not is_sealed(data):
                 raise CheckpointCorruptError(
-                    f"{path} is damaged, or an earlier version wrote it: its {len(data)} bytes do "
-                    f"not end with their own SHA-256.",
+                    f"{path} is damaged: its {len(data)} bytes do not contain their own SHA-256.",
                     path=path,
                 )
-            manifest = read_manifest(data, path)
-            if (manifest.node, manifest.epoch) != (node, claim.epoch):
+            document = StoreDocument(data, path)
+            if (document.node, document.position) != (node, claim.epoch):
                 raise CheckpointCorruptError(
-                    f"{path}: expected the manifest of node {node!r} at epoch {claim.epoch}, found "
-                    f"that of node {manifest.node!r} at epoch {manifest.epoch}.",
+                    f"{path}: expected the document of node {node!r} at epoch {claim.epoch}, found "
+                    f"that of node {document.node!r} at epoch {document.position}.",
                     path=path,
                 )
             reader = StoreReader(self._files, self._path, name, digest)
-            if not self._files.is_taken(os.path.join(reader.root, ROOT_DOCUMENT)):
-                raise CheckpointCorruptError(
-                    f"{reader.root} has no {ROOT_DOCUMENT}: its save never ended, or the epoch was "
-                    f"retired or set aside.",
-                    path=reader.root,
-                )
             reader.verify()
-            nbytes = sum(size for size, _ in manifest.files().values())
-            abouts[node] = StoreRecord(name, digest, nbytes, 0.0, manifest.states or [])
-            record = manifest.record or record
-            runs.add(manifest.run)
+            entry = document.entry
+            nbytes = sum(size for size, _ in document.files().values())
+            abouts[node] = StoreRecord(name, digest, nbytes, 0.0, entry.states)
+            record = entry.record or record
+            runs.add(entry.run)
             newest = max(newest, self._files.modified_seconds(path))
         if record is None:
             raise CheckpointCorruptError(

@@ -10,5 +10,5 @@ from jobrunner.checkpoint.storage.places import (
     is_url,
     outer_directories,
 )
-from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles, crc32c_of_zeros, join_path
+from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, PosixFiles, join_path
 from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Files, Result

@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from crc32c import crc32c
+import xxhash
 
-from jobrunner.checkpoint.storage.posix import BLOCK_BYTES, crc32c_of_zeros
+from jobrunner.checkpoint.storage.posix import BLOCK_BYTES
 from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result
 from jobrunner.checkpoint.storage.unlinked import too_long
 from jobrunner.config import get_number
@@ -188,28 +188,17 @@ class ObjectFiles:
     def make_directories(self, path: str) -> None:
         pass
 
-    def write(
-        self,
-        path: str,
-        buffers: Sequence[bytes | memoryview],
-        padding_bytes: int = 0,
-        digest: Callable[[memoryview, int], int] = crc32c,
-    ) -> int:
-        digested = 0
+    def write(self, path: str, buffers: Sequence[bytes | memoryview]) -> str:
+        digest = xxhash.xxh3_128()
         content: list[bytes | memoryview] = []
         for buffer in buffers:
             view = memoryview(buffer)
-            if not view.nbytes:
-                continue
-            view = view.cast("B")
-            content.append(view)
-            for start in range(0, len(view), BLOCK_BYTES):
-                digested = digest(view[start : start + BLOCK_BYTES], digested)
-        if padding_bytes:
-            digested = crc32c_of_zeros(padding_bytes, digested)
-            content.append(bytes(padding_bytes))
+            if view.nbytes:
+                view = view.cast("B")
+                content.append(view)
+                digest.update(view)
         self._put(path, content)
-        return digested
+        return digest.hexdigest()
 
     def _put(self, path: str, content: Sequence[bytes | memoryview]) -> None:
         def put(store: ObjectStore) -> object:
@@ -316,23 +305,24 @@ class ObjectFiles:
             raise too_long(path, size, most)
         return data
 
-    def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
+    def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, str]:
         wanted = 0 if target is None else len(target)
 
-        def get(store: ObjectStore) -> tuple[int, int]:
-            digest = position = 0
+        def get(store: ObjectStore) -> tuple[int, str]:
+            digest = xxhash.xxh3_128()
+            position = 0
             result = store.get(self._key(path))
             size = int(result.meta["size"])
             if size != nbytes:
-                return size, 0
+                return size, ""
             for block in result.stream(min_chunk_size=BLOCK_BYTES):
                 view = memoryview(block)
-                digest = crc32c(view, digest)
+                digest.update(view)
                 if target is not None and position < wanted:
                     stop = min(wanted, position + len(view))
                     target[position:stop] = view[: stop - position]
                 position += len(view)
-            return position, digest if position == nbytes else 0
+            return position, digest.hexdigest() if position == nbytes else ""
 
         return self._ask("get", path, get)
 

@@ -25,7 +25,7 @@ _QUICK_SECONDS = 100e-6
 _LOW_PRIORITY = 15
 
 
-def run_all(jobs: Iterable[Callable[[], None]], threads: int, nbytes: int) -> None:
+def run_all(jobs: Iterable[Callable[[], object]], threads: int, nbytes: int) -> None:
     """Call all jobs, which access `nbytes`, in threads; the first error stops them and is raised.
 
     `threads` is a limit that includes the calling thread. Up to the number that local files use,
@@ -59,7 +59,7 @@ def run_all(jobs: Iterable[Callable[[], None]], threads: int, nbytes: int) -> No
         raise failures[0]
 
 
-def _try_alone(jobs: list[Callable[[], None]]) -> list[Callable[[], None]]:
+def _try_alone(jobs: list[Callable[[], object]]) -> list[Callable[[], object]]:
     """Call jobs in this thread as long as they are quick; returns those that are left."""
     deadline = time.perf_counter() + _TRIED_JOBS * _QUICK_SECONDS
     for i, job in enumerate(jobs):

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from crc32c import crc32c
+import xxhash
 
 from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result
 from jobrunner.checkpoint.storage.unlinked import (
@@ -34,7 +34,6 @@ BLOCK_BYTES = 1 << 20
 
 _WRITTEN_BACK_BYTES = 128 << 10  # for less, the call costs more than it saves
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-_ZEROS = bytes(BLOCK_BYTES)
 _WITHOUT_SYNCFS = (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 _NO_LINK = (
@@ -46,15 +45,6 @@ _NO_LINK = (
 def join_path(root: str, path: str) -> str:
     """Path of a file in a store, as its document names it."""
     return f"{root}/{path}"
-
-
-def crc32c_of_zeros(nbytes: int, before: int) -> int:
-    """The crc32c of `nbytes` zero bytes, appended to bytes whose crc32c is `before`."""
-    while nbytes > 0:
-        block = memoryview(_ZEROS)[:nbytes]
-        before = crc32c(block, before)
-        nbytes -= len(block)
-    return before
 
 
 class PosixFiles:
@@ -106,16 +96,11 @@ class PosixFiles:
             self.make_directory(path)
         self.sync_path(parent)
 
-    def write(
-        self,
-        path: str,
-        buffers: Sequence[bytes | memoryview],
-        padding_bytes: int = 0,
-        digest: Callable[[memoryview, int], int] = crc32c,
-    ) -> int:
+    def write(self, path: str, buffers: Sequence[bytes | memoryview]) -> str:
         self.before("create", path)
         descriptor = self.below.open(path, _NEW)
-        digested = position = 0
+        digest = xxhash.xxh3_128()
+        position = 0
         try:
             for buffer in buffers:
                 view = memoryview(buffer)
@@ -124,20 +109,15 @@ class PosixFiles:
                 view = view.cast("B")
                 for start in range(0, len(view), BLOCK_BYTES):
                     block = view[start : start + BLOCK_BYTES]
-                    digested = digest(block, digested)
+                    digest.update(block)
                     self._write_block(descriptor, path, block)
                     if len(block) >= _WRITTEN_BACK_BYTES:
                         # The disk writes while the next block is copied.
                         start_writing_back(descriptor, position, len(block), path)
                     position += len(block)
-            while padding_bytes > 0:
-                block = memoryview(_ZEROS)[:padding_bytes]
-                digested = crc32c(block, digested)
-                self._write_block(descriptor, path, block)
-                padding_bytes -= len(block)
         finally:
             os.close(descriptor)  # some network file systems report a full disk only here
-        return digested
+        return digest.hexdigest()
 
     def _write_block(self, descriptor: int, path: str, block: memoryview) -> None:
         while True:
@@ -309,14 +289,15 @@ class PosixFiles:
         finally:
             os.close(descriptor)
 
-    def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
+    def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, str]:
         self.before("open", path)
         descriptor, attributes = self.below.open_file(path)
         try:
             size = attributes.st_size
             if size != nbytes:
-                return size, 0
-            digest = position = 0
+                return size, ""
+            digest = xxhash.xxh3_128()
+            position = 0
             wanted = 0 if target is None else len(target)
             spare = memoryview(b"")
             while position < nbytes:
@@ -328,10 +309,10 @@ class PosixFiles:
                     block = spare[: nbytes - position]
                 count = os.readv(descriptor, [block])
                 if not count:  # cut while it was read
-                    return position, 0
-                digest = crc32c(block[:count], digest)
+                    return position, ""
+                digest.update(block[:count])
                 position += count
-            return size, digest
+            return size, digest.hexdigest()
         finally:
             os.close(descriptor)
 

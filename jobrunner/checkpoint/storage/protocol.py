@@ -61,18 +61,10 @@ class Files(Protocol):
     def make_directories(self, path: str) -> None:
         """Create a directory and its parents durably, unless they exist."""
 
-    def write(
-        self,
-        path: str,
-        buffers: Sequence[bytes | memoryview],
-        padding_bytes: int = 0,
-        digest: Callable[[memoryview, int], int] = ...,
-    ) -> int:
-        """Create a file from C-contiguous buffers and zeros; durable only once synced.
+    def write(self, path: str, buffers: Sequence[bytes | memoryview]) -> str:
+        """Create a file from C-contiguous buffers; durable only once synced.
 
-        A file must not exist; an object is replaced. `digest` gets each block of the buffers, while
-        it is in the core's cache, and its result for the block before (or 0); by default, it is the
-        crc32c of all blocks so far. Returns its last result, with the padding added by crc32c.
+        A file must not exist; an object is replaced. Returns the xxh3_128 of the content in hex.
         """
 
     def link(self, source: str, target: str, nbytes: int) -> bool:
@@ -124,11 +116,11 @@ class Files(Protocol):
         Raises a `CheckpointCorruptError` if it is longer than `most`.
         """
 
-    def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, int]:
+    def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, str]:
         """Read a file of `nbytes` bytes, of which `target` gets the first ones, and digest it.
 
-        Returns the file's size and its crc32c, which is 0 if the size is not `nbytes`: a file of
-        another size is not read.
+        Returns the file's size and its xxh3_128 in hex, which is empty if the size is not `nbytes`:
+        a file of another size is not read.
         """
 
     def read_span(self, path: str, start: int, nbytes: int) -> tuple[int, bytes]:

@@ -1,21 +1,16 @@
 """Plan the files of a store: Zarr documents, chunks and their names. Pure: no I/O.
 
 A store is a Zarr v3 group. In it, a blob that is an array is an array, and a container of arrays is
-a group; many short arrays that are alike are rows of one array. Small values are attributes of the
-store's group, for people and other readers: jobrunner itself loads them from the manifest.
+a group. An array by itself takes a directory, a document and a chunk; so many short arrays that are
+alike become rows of one array. Small values are attributes of the store's group, for people and other
+readers: jobrunner itself loads them from its own attribute.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
-import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from json.encoder import encode_basestring_ascii
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,35 +18,61 @@ import numpy as np
 from jobrunner.checkpoint.encoding import (
     Array,
     ArrayPart,
-    CoreType,
     EncodedBlob,
-    Spec,
     core_type,
-    dtype_from_spec,
     dtype_to_spec,
 )
-from jobrunner.checkpoint.store.chunk_bytes import TEXT_BYTES
-from jobrunner.checkpoint.store.compression import suit_dtype
-from jobrunner.checkpoint.store.grid import Grid, plan_grid, to_logical
-from jobrunner.checkpoint.store.manifest import MANIFEST
-from jobrunner.checkpoint.store.stacks import LEAST_ALIKE, Alike, Rows, cut_stacks, group_alike
-from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
-from jobrunner.names import child_names, escape
-
-RETIRED_DOCUMENT = "zarr.retired.json"
-
-STACKS = "_stacks"
-"""The group of stacked arrays; no blob can have this name."""
-
-OWN_KEY = "/jobrunner"
-"""The attribute for jobrunner's own metadata; no blob can have this name."""
-
-_MARK = f"JSON text {secrets.token_hex(16)}."  # in a document until the text is put in
-_INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-_CONSOLIDATED = (
-    b'%s,"consolidated_metadata":{"kind":"inline","must_understand":false,"metadata":{%s}}}'
+from jobrunner.checkpoint.store.chunks import Grid, Zstd, is_text, plan_chunks
+from jobrunner.checkpoint.store.document import (
+    STACKS,
+    STORE_FORMAT,
+    ArrayDocument,
+    ArrayFiles,
+    BlobEntry,
+    File,
+    GroupDocument,
+    Place,
+    RecordEntry,
+    StoreEntry,
+    ZarrDocument,
+    describe_array,
+    describe_usual_array,
+    write_document,
 )
-_SEAL = b',"sha256":"%s"}}'
+from jobrunner.define import ArrayOptions
+from jobrunner.names import child_names
+
+LEAST_ALIKE = 64
+"""Fewer are stored one by one, where other readers of Zarr find them by their names."""
+
+STACKED_BYTES = (64 << 10) - 1
+"""The longest array that is stacked; longer ones are linked if they have not changed."""
+
+_STACK_BYTES = 1 << 20
+_STACKED_KINDS = "biufcmMSU"
+
+
+class Rows:
+    """Arrays of one dtype and shape, contiguous in C order, to be stored as one."""
+
+    __slots__ = ("_arrays", "dtype", "shape")
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        self._arrays = arrays
+        self.dtype = arrays[0].dtype
+        self.shape = (len(arrays), *arrays[0].shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all of them."""
+        return len(self._arrays) * self._arrays[0].nbytes
+
+    def gather(self) -> Array:
+        """Copy them into one array, along a new first axis."""
+        # Twice as fast as np.stack; typeshed does not know that arrays are buffers.
+        joined = b"".join(self._arrays)  # type: ignore[arg-type]
+        rows: Array = np.frombuffer(joined, np.uint8).view(self.dtype)
+        return rows.reshape(self.shape)
 
 
 @dataclass(slots=True)
@@ -62,10 +83,8 @@ class PlannedArray:
     path: str
     data: Array | Rows  # axes in memory order, outermost first
     grid: Grid
-    compressors: Sequence[dict[str, Any]]
-    entry: dict[str, Any]  # in the manifest; the files are added when they are written
-    document: bytes
-    is_stack: bool = False
+    zstd: Zstd | None
+    document: ArrayDocument
     is_at_rest: bool = False
     """It lies in a blob, and does not change as long as this object refers to it."""
     is_unchanged: bool = False
@@ -73,306 +92,167 @@ class PlannedArray:
 
 
 @dataclass(slots=True)
+class _PlannedBlob:
+    tree: Any
+    arrays: list[PlannedArray | Place]
+
+
+@dataclass(slots=True)
 class StoreLayout:
-    """All files of a store except the manifest."""
+    """All files of a store."""
 
-    directories: dict[str, None] = field(  # within the store, parents first
-        default_factory=lambda: dict.fromkeys([os.path.dirname(MANIFEST)])
-    )
-    documents: dict[str, bytes] = field(default_factory=dict)  # by path, except the root's
-    root: bytes = b""
+    about: Mapping[str, Any]
+    """What the document says of the store: node, epoch, run, and for the first node the record."""
     arrays: list[PlannedArray] = field(default_factory=list)  # stacks come last
-    blobs: dict[str, Any] = field(default_factory=dict)  # their entries in the manifest
-    about: dict[str, Any] = field(default_factory=dict)
-    """What root document and manifest say of the store: format, node, epoch and run."""
+    documents: dict[str, ZarrDocument] = field(default_factory=dict)  # groups before their content
+    _attributes: dict[str, Any] = field(default_factory=dict)
+    _blobs: dict[str, _PlannedBlob] = field(default_factory=dict)
+    _stacks: list[PlannedArray] = field(default_factory=list)
 
-    def add_group(self, path: str, attributes: Mapping[str, Any]) -> None:
-        """Add a group, if there is none yet."""
-        if path not in self.directories:
-            self.directories[path] = None
-            self.documents[f"{path}/zarr.json"] = group_document(attributes)
+    def add_blob(
+        self, name: str, path: str, blob: EncodedBlob, rows: Mapping[tuple[str, int], Place]
+    ) -> None:
+        """Add a blob, whose arrays are at `path` or below it, but for those in `rows`."""
+        planned = _PlannedBlob(blob.tree, [])
+        is_attribute = True
+        for i, part in enumerate(blob.parts):
+            place = rows.get((name, i))
+            if place is not None:
+                planned.arrays.append(place)
+                is_attribute = is_attribute and bool(part.trail)
+                continue
+            is_attribute = False
+            for depth in range(len(part.trail)):
+                group = "/".join((path, *part.trail[:depth]))
+                self.documents.setdefault(group, GroupDocument())
+            array = _plan_array(name, part, "/".join((path, *part.trail)), blob.options)
+            planned.arrays.append(array)
+            self._add_array(array)
+        if is_attribute:
+            self._attributes[name] = blob.tree
+        self._blobs[name] = planned
 
-    def add_array(self, array: PlannedArray) -> None:
-        """Add an array; add its groups first."""
-        self.directories[array.path] = None
-        self.documents[f"{array.path}/zarr.json"] = array.document
+    def stack(
+        self, names: Sequence[str], arrays: Sequence[Array], order: tuple[int, ...] | None
+    ) -> list[Place]:
+        """Plan stacks of arrays that are alike; returns the place of each."""
+        places: list[Place] = []
+        step = max(1, _STACK_BYTES // arrays[0].nbytes)
+        for start in range(0, len(arrays), step):
+            number = len(self._stacks)
+            rows = Rows(arrays[start : start + step])
+            axes = None if order is None else (0, *(axis + 1 for axis in order))
+            grid = Grid(rows.shape, rows.shape, axes, _has_item_axis(rows.dtype))
+            spec = dtype_to_spec(rows.dtype)
+            document = describe_array(spec, grid, "stack", names=names[start : start + step])
+            path = f"{STACKS}/{number}"
+            self._stacks.append(PlannedArray("", path, rows, grid, None, document))
+            places += [(number, row) for row in range(rows.shape[0])]
+        return places
+
+    def close(self) -> None:
+        """Add the stacks, after all blobs."""
+        if self._stacks:
+            self.documents[STACKS] = GroupDocument()
+        for array in self._stacks:
+            self._add_array(array)
+
+    def _add_array(self, array: PlannedArray) -> None:
+        self.documents[array.path] = array.document
         self.arrays.append(array)
 
+    def write_document(self, files: Mapping[str, Sequence[File]]) -> bytes:
+        """Return the root document; `files` are those of each array, by its path."""
+        blobs: dict[str, BlobEntry] = {}
+        for name, planned in self._blobs.items():
+            arrays: list[ArrayFiles | Place] = []
+            for array in planned.arrays:
+                if isinstance(array, PlannedArray):
+                    arrays.append(ArrayFiles(array.path, list(files[array.path])))
+                else:
+                    arrays.append(array)
+            blobs[name] = BlobEntry(planned.tree, arrays)
+        stacks = [ArrayFiles(array.path, list(files[array.path])) for array in self._stacks]
+        about = dict(self.about)
+        record = about.pop("record", None)
+        entry = StoreEntry(
+            STORE_FORMAT,
+            **about,
+            blobs=blobs,
+            stacks=stacks,
+            record=None if record is None else RecordEntry(**record),
+        )
+        return write_document(entry, self._attributes, self.documents)
 
-def lay_out(blobs: Mapping[str, EncodedBlob | Alike], about: Mapping[str, Any]) -> StoreLayout:
-    """Plan a store; `about` is its node, epoch, run, and more for the manifest, as JSON."""
-    layout = StoreLayout(blobs=dict.fromkeys(blobs))  # in the order of the blobs
-    alone = {name: blob for name, blob in blobs.items() if isinstance(blob, EncodedBlob)}
-    stacks: list[PlannedArray] = []
-    if len(alone) < len(blobs):
-        for alike in {id(it): it for it in blobs.values() if isinstance(it, Alike)}.values():
-            layout.blobs |= zip(alike.arrays, _stack(stacks, alike.arrays, None), strict=True)
-    rows: dict[tuple[str, int], list[int]] = {}
-    if sum(len(blob.parts) for blob in alone.values()) >= LEAST_ALIKE:
-        rows = _stack_parts(stacks, alone)
-    attributes: dict[str, Any] = {OWN_KEY: None}
-    for name, top in zip(alone, child_names(alone), strict=True):
-        _lay_out_blob(layout, attributes, name, top, alone[name], rows)
-    if stacks:
-        layout.add_group(STACKS, {})
-    for array in stacks:
-        layout.add_array(array)
-    is_partial = isinstance(about["epoch"], str)
-    version = _format(layout.arrays, alone.values())
-    layout.about = {"format": max(version, 5 if is_partial else 1), **about}
-    attributes[OWN_KEY] = layout.about
-    layout.root = _root_document(attributes, layout.documents)
+
+def lay_out(blobs: Mapping[str, EncodedBlob], about: Mapping[str, Any]) -> StoreLayout:
+    """Plan a store; `about` is its node, epoch, run, and more for the document, as JSON."""
+    layout = StoreLayout(about)
+    rows = _stack_parts(layout, blobs)
+    for name, path in zip(blobs, child_names(blobs), strict=True):
+        layout.add_blob(name, path, blobs[name], rows)
+    layout.close()
     return layout
 
 
-def _format(arrays: Sequence[PlannedArray], blobs: Iterable[EncodedBlob]) -> int:
-    """Return the oldest format that has all that these arrays and blobs need."""
-    needed = [blob.format for blob in blobs]
-    if any(it.grid.item_axis or it.data.dtype.isbuiltin == 2 for it in arrays):
-        needed.append(4)
-    if any(it.is_stack for it in arrays):
-        needed.append(3)
-    if any(it.grid.piece_shape is not None or it.compressors for it in arrays):
-        needed.append(2)
-    return max(needed, default=1)
-
-
-def _lay_out_blob(
-    layout: StoreLayout,
-    attributes: dict[str, Any],
-    name: str,
-    top: str,
-    blob: EncodedBlob,
-    rows: Mapping[tuple[str, int], list[int]],
-) -> None:
-    """Add a blob's arrays but those in `rows`; its tree becomes an attribute of their group."""
-    places: list[Any] = []
-    for i, part in enumerate(blob.parts):
-        if (name, i) in rows:
-            places.append(rows[name, i])
-            continue
-        array = _plan_array(name, part, "/".join((top, *part.trail)), blob.options)
-        for depth in range(len(part.trail)):
-            group = "/".join((top, *part.trail[:depth]))
-            layout.add_group(group, {} if depth else {OWN_KEY: {"value": blob.tree}})
-        layout.add_array(array)
-        places.append(array.entry)
-    is_array = bool(blob.parts) and not blob.parts[0].trail
-    if not is_array and all(isinstance(place, list) for place in places):
-        attributes[name] = blob.tree
-    layout.blobs[name] = {"value": blob.tree, "arrays": places}
-
-
 def _stack_parts(
-    stacks: list[PlannedArray], blobs: Mapping[str, EncodedBlob]
-) -> dict[tuple[str, int], list[int]]:
-    """Stack short arrays of which many are alike; return each one's place, by blob and index."""
-    parts = (
-        ((name, i), part.data, part.order)
-        for name, blob in blobs.items()
-        if not blob.options.compressors
-        if blob.options.chunks is None and blob.options.dims is None
-        for i, part in enumerate(blob.parts)
-    )
-    places: dict[tuple[str, int], list[int]] = {}
-    for alike, order in group_alike(parts):
-        arrays = {
-            "/".join((name, *blobs[name].parts[i].trail)): data for (name, i), data in alike.items()
-        }
-        places |= zip(alike, _stack(stacks, arrays, order), strict=True)
+    layout: StoreLayout, blobs: Mapping[str, EncodedBlob]
+) -> dict[tuple[str, int], Place]:
+    """Stack short arrays of which many are alike; returns each one's place, by blob and index."""
+    places: dict[tuple[str, int], Place] = {}
+    if sum(len(blob.parts) for blob in blobs.values()) < LEAST_ALIKE:
+        return places
+    for keys, parts in _group_alike(blobs):
+        names = ["/".join((name, *part.trail)) for (name, _), part in zip(keys, parts, strict=True)]
+        stacked = layout.stack(names, [part.data for part in parts], parts[0].order)
+        places.update(zip(keys, stacked, strict=True))
     return places
 
 
-def _stack(
-    stacks: list[PlannedArray], arrays: Mapping[str, Array], order: tuple[int, ...] | None
-) -> Iterator[list[int]]:
-    """Stack arrays that are alike; yield the indices of each one's stack and row."""
-    names, members = list(arrays), list(arrays.values())
-    for cut in cut_stacks(len(members), members[0].nbytes):
-        rows = Rows(members[cut])
-        grid = Grid(rows.shape, rows.shape, None, order and (0, *(axis + 1 for axis in order)))
-        number = len(stacks)
-        stacks.append(_plan("", f"{STACKS}/{number}", rows, grid, "stack", names=names[cut]))
-        yield from ([number, row] for row in range(rows.shape[0]))
+def _group_alike(
+    blobs: Mapping[str, EncodedBlob],
+) -> Iterable[tuple[list[tuple[str, int]], list[ArrayPart]]]:
+    """Group short arrays in C order that are alike, with their blobs and indices."""
+    groups: dict[Any, tuple[list[tuple[str, int]], list[ArrayPart]]] = {}
+    for name, blob in blobs.items():
+        options = blob.options
+        if options.compressors or options.chunks is not None or options.dims is not None:
+            continue
+        for i, part in enumerate(blob.parts):
+            data = part.data
+            if 0 < data.nbytes <= STACKED_BYTES and data.flags.c_contiguous:
+                keys, parts = groups.setdefault((data.dtype, data.shape, part.order), ([], []))
+                keys.append((name, i))
+                parts.append(part)
+    for keys, parts in groups.values():
+        dtype = parts[0].data.dtype
+        # NumPy's own dtypes, of items without gaps.
+        if len(parts) >= LEAST_ALIKE and dtype.kind in _STACKED_KINDS and dtype.isbuiltin < 2:
+            yield keys, parts
 
 
 def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) -> PlannedArray:
     data = part.data
-    is_text = isinstance(data.dtype, np.dtypes.StringDType)
-    item_bytes = 1 if is_text else data.dtype.itemsize
     if options.chunks is not None:
         order = part.order or tuple(range(data.ndim))
-        chunks = tuple(options.chunks[axis] for axis in order)
-        shards = options.shards and tuple(options.shards[axis] for axis in order)
-        grid = Grid(data.shape, shards or chunks, chunks if shards else None, part.order)
-    elif is_text:
+        chunk_shape = tuple(options.chunks[axis] for axis in order)
+    elif is_text(data.dtype):
         characters = int(np.strings.str_len(data).sum())
         mean_bytes = 4 + math.ceil(characters / data.size) if data.size else 1
-        grid = plan_grid(data.shape, mean_bytes, part.order, in_pieces=False)
+        chunk_shape = plan_chunks(data.shape, mean_bytes)
     else:
-        grid = plan_grid(data.shape, item_bytes, part.order)
-    compressors = suit_dtype(options.compressors, item_bytes) if options.compressors else ()
-    if compressors and is_text and _most_text_bytes(data, grid) > TEXT_BYTES:
-        compressors = ()  # no reader would know a bomb from it
-    return _plan(blob, path, data, grid, part.holds, compressors, options=options)
-
-
-def _most_text_bytes(data: Array, grid: Grid) -> int:
-    """Return an upper bound of the bytes of a file's texts."""
-    nbytes = 4 + 4 * np.strings.str_len(data)  # a character has at most four
-    if int(nbytes.sum()) <= TEXT_BYTES:
-        return 0
-    return max(int(nbytes[grid.part(corner)].sum()) for corner in grid.corners())
-
-
-def _plan(
-    blob: str,
-    path: str,
-    data: Array | Rows,
-    grid: Grid,
-    holds: str,
-    compressors: Sequence[dict[str, Any]] = (),
-    names: Sequence[str] = (),
-    options: ArrayOptions = DEFAULT_ARRAY_OPTIONS,
-) -> PlannedArray:
+        chunk_shape = plan_chunks(data.shape, data.dtype.itemsize)
+    grid = Grid(data.shape, chunk_shape, part.order, _has_item_axis(data.dtype))
+    zstd = None
+    if options.compressors and not is_text(data.dtype):  # a reader would not know a bomb from texts
+        zstd = Zstd(**options.compressors[0]["configuration"])
     spec = data.dtype.str if data.dtype.isbuiltin == 1 else dtype_to_spec(data.dtype)
-    if core_type(data.dtype).length:
-        grid = replace(grid, item_axis=True)
-    if isinstance(spec, str) and not compressors and not names and options.dims is None:
-        document = _describe_usual_array(spec, grid, holds)
+    if isinstance(spec, str) and options.dims is None:
+        document = describe_usual_array(spec, grid, part.holds, zstd)
     else:
-        document = describe_array(spec, grid, holds, compressors, names, options=options)
-    entry = {  # what `manifest.ArrayEntry` reads, without the files
-        "path": path,
-        "dtype": spec,
-        "shape": list(grid.shape),
-        "order": list(grid.order) if grid.order else None,
-        **({"item_axis": True} if grid.item_axis else {}),
-        "chunk_shape": list(grid.chunk_shape),
-        **({"piece_shape": list(grid.piece_shape)} if grid.piece_shape else {}),
-        **({"compressors": compressors} if compressors else {}),
-    }
-    return PlannedArray(blob, path, data, grid, compressors, entry, document, bool(names))
+        document = describe_array(spec, grid, part.holds, zstd, options=options)
+    return PlannedArray(blob, path, data, grid, zstd, document)
 
 
-# --- Zarr documents
-
-
-def describe_array(
-    spec: Spec,
-    grid: Grid,
-    holds: str,
-    compressors: Sequence[dict[str, Any]] = (),
-    names: Sequence[str] = (),
-    core: CoreType | None = None,
-    options: ArrayOptions = DEFAULT_ARRAY_OPTIONS,
-) -> bytes:
-    """Return the Zarr document of an array; `names` are those of its rows, if it is a stack.
-
-    `core` is another data type than the one of Zarr's core; `options` are for other readers only.
-    """
-    core = core or core_type(dtype_from_spec(spec))
-    item = [core.length] if grid.item_axis else []
-    codecs: list[dict[str, Any]] = []
-    if grid.order:
-        order = [*grid.order, *range(len(grid.order), len(grid.order) + len(item))]
-        codecs.append({"name": "transpose", "configuration": {"order": order}})
-    codecs += [core.codec, *compressors]
-    if grid.piece_shape is not None:
-        shard = {
-            "chunk_shape": [*to_logical(grid.piece_shape, grid.order), *item],
-            "codecs": codecs,
-            "index_codecs": _INDEX_CODECS,
-            "index_location": "end",
-        }
-        codecs = [{"name": "sharding_indexed", "configuration": shard}]
-    chunk_shape = [*to_logical(grid.chunk_shape, grid.order), *item]
-    shape = [*to_logical(grid.shape, grid.order), *item]
-    return to_json(
-        {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": shape,
-            "data_type": core.name,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-            "fill_value": core.fill,
-            "codecs": codecs,
-            "attributes": {
-                **({"names": names} if names else {}),
-                **core.attributes,
-                **(
-                    {"coordinates": " ".join(map(escape, options.coords))} if options.coords else {}
-                ),
-                OWN_KEY: {"holds": holds, "dtype": spec},
-            },
-            "dimension_names": _name_dimensions(shape, options.dims or ()),
-            "storage_transformers": [],
-        }
-    )
-
-
-def _name_dimensions(shape: Sequence[int], given: Sequence[str]) -> list[str]:
-    """Name the axes that no name is given by their lengths, so that arrays of one group fit together.
-
-    No array has such a name, which would make it the coordinate of the axis.
-    """
-    names = list(given)
-    for length in shape[len(names) :]:
-        same = sum(other == length for other in shape[len(given) : len(names)])
-        names.append(f"_dim_{length}_{same}" if same else f"_dim_{length}")
-    return names
-
-
-_describe_usual_array = lru_cache(maxsize=4096)(describe_array)
-"""`describe_array`, cached: the arrays of an epoch are often those of the one before."""
-
-
-def group_document(attributes: Mapping[str, Any]) -> bytes:
-    """Return the Zarr document of a group."""
-    return to_json({"zarr_format": 3, "node_type": "group", "attributes": attributes})
-
-
-def _root_document(attributes: Mapping[str, Any], documents: Mapping[str, bytes]) -> bytes:
-    """Return the document of the root, with those of all groups and arrays for other readers."""
-    parts = (
-        b"%s:%s" % (encode_basestring_ascii(os.path.dirname(path)).encode(), document)
-        for path, document in documents.items()
-    )
-    return _CONSOLIDATED % (group_document(attributes)[:-1], b",".join(parts))
-
-
-def seal(document: bytes) -> bytes:
-    """Add its SHA-256 to the document of a group, as the last attribute."""
-    return document[:-2] + _SEAL % hashlib.sha256(document).hexdigest().encode()
-
-
-def is_sealed(document: bytes) -> bool:
-    """Whether a document is exactly what `seal` returned."""
-    return document == seal(document[: -len(_SEAL % bytes(64))] + b"}}")
-
-
-@dataclass(frozen=True, slots=True)
-class JsonText:
-    """A part of a document that is encoded already."""
-
-    text: bytes
-
-
-def to_json(document: object) -> bytes:
-    """Encode as strict JSON in ASCII."""
-    parts: list[JsonText] = []
-
-    def mark(part: object) -> str:
-        if not isinstance(part, JsonText):
-            raise TypeError(f"{type(part).__name__} is not JSON")
-        parts.append(part)
-        return f"{_MARK}{len(parts) - 1}."
-
-    encoder = json.JSONEncoder(
-        allow_nan=False, check_circular=False, separators=(",", ":"), default=mark
-    )
-    text = encoder.encode(document).encode()
-    for i, part in enumerate(parts):
-        text = text.replace(f'"{_MARK}{i}."'.encode(), part.text, 1)
-    return text
+def _has_item_axis(dtype: np.dtype[Any]) -> bool:
+    return bool(core_type(dtype).length)

@@ -1,119 +1,162 @@
 """Open an array of a store by Zarr, with the dtype that was saved. Imports Zarr.
 
 A stranger may have written the store, so Zarr gets neither its documents nor its files: the array is
-described anew from the manifest, as chunks that are not compressed, each of which is read, verified
-and decompressed here. Where Zarr-Python has the dtype itself (dates, texts, records), the description
-says so.
+described anew, as chunks that are not compressed, each of which is read, verified and decompressed
+here. Where Zarr-Python has the dtype itself (dates, texts, records), the description says so.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import zarr
-from zarr.abc.store import ByteRequest
-from zarr.buffer import cpu
+from zarr.abc.buffer import Buffer, BufferPrototype
+from zarr.abc.store import (
+    ByteRequest,
+    OffsetByteRequest,
+    RangeByteRequest,
+    Store,
+    SuffixByteRequest,
+)
 from zarr.dtype import data_type_registry
 
 from jobrunner.checkpoint.encoding import CoreType, core_type
-from jobrunner.checkpoint.store.array_reader import StoredArray
-from jobrunner.checkpoint.store.grid import to_logical
-from jobrunner.checkpoint.store.layout import describe_array
-from jobrunner.checkpoint.store.manifest import ROOT_DOCUMENT, ArrayEntry
+from jobrunner.checkpoint.store.document import (
+    OWN_KEY,
+    ROOT_DOCUMENT,
+    ArrayDocument,
+    describe_array,
+    encode_json,
+)
+from jobrunner.checkpoint.store.store_reader import ArrayReader
 
 
-class Labels(msgspec.Struct):
-    """What the document of an array tells users."""
+class VerifyingStore(Store):
+    """One array, read-only: its description, and its chunks, verified when they are read."""
 
-    attributes: dict[str, Any]
-    dimension_names: list[str | None]
+    supports_writes = False
+    supports_deletes = False
+    supports_listing = False
 
+    def __init__(self, reader: ArrayReader, path: str, document: bytes) -> None:
+        super().__init__(read_only=True)
+        self._reader = reader
+        self._path = path
+        self._document = document
 
-class LazyArray(zarr.Array):  # type: ignore[type-arg]  # Zarr 3.1.1 takes none
-    """A Zarr array of a store, whose chunks are verified when they are read."""
-
-    @property
-    def shards(self) -> tuple[int, ...] | None:
-        """The shape of a file, if it has several chunks."""
-        shards: tuple[int, ...] | None = self.store.shards  # type: ignore[attr-defined]
-        return shards
-
-
-def open_array(
-    stored: StoredArray, entry: ArrayEntry, path: str, labels: Labels | None
-) -> LazyArray:
-    """Open an array at `path`, which is for users to see."""
-    grid = entry.grid
-    shards = None if grid.piece_shape is None else tuple(to_logical(grid.chunk_shape, grid.order))
-    grid = replace(grid, chunk_shape=grid.stored_shape, piece_shape=None, item_axis=False)
-    core = core_type(stored.dtype)
-    is_own = bool(core.length) or stored.dtype.kind in "mM"
-    own = _own_type(stored.dtype) if is_own else core
-    document = json.loads(describe_array(entry.dtype, grid, "ndarray", core=own))
-    if labels is not None:
-        document["dimension_names"] = labels.dimension_names[: len(grid.shape)]
-        if not is_own:  # or they would tell how numbers are to be read
-            document["attributes"] = labels.attributes
-    chunks = _Chunks(stored, path, json.dumps(document).encode(), shards)
-    opened = zarr.open_array(chunks, mode="r", zarr_format=3)
-    # Public as `async_array` in later versions of Zarr; 3.1 has no other name for it.
-    return LazyArray(opened._async_array)
-
-
-class _Chunks(zarr.storage.WrapperStore[zarr.storage.MemoryStore]):
-    """The document of an array, and its chunks, read when they are asked for."""
-
-    def __init__(
-        self, stored: StoredArray, path: str, document: bytes, shards: Sequence[int] | None
-    ) -> None:
-        super().__init__(_hold(ROOT_DOCUMENT, document))
-        self.shards = shards
-        self._about = (stored, path, document, shards)
-
-    def with_read_only(self, read_only: bool = False) -> _Chunks:
+    def with_read_only(self, read_only: bool = False) -> VerifyingStore:
+        """It always is."""
         return self
 
-    async def get(self, key: str, prototype: Any, byte_range: ByteRequest | None = None) -> Any:
-        held = self._store
-        prefix, *at = key.split(".")
-        if prefix == "c":
-            stored, *_ = self._about
-            held = _hold(key, await asyncio.to_thread(stored.read_piece, tuple(map(int, at))))
-        return await held.get(key, prototype, byte_range)
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """The description, or a chunk."""
+        name, *at = key.split(".")
+        if key == ROOT_DOCUMENT:
+            data = self._document
+        elif name == "c":
+            data = await asyncio.to_thread(self._reader.read_chunk, [int(place) for place in at])
+        else:
+            return None
+        return prototype.buffer.from_bytes(_cut(data, byte_range))
+
+    async def get_partial_values(
+        self,
+        prototype: BufferPrototype,
+        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+    ) -> list[Buffer | None]:
+        """Parts of chunks, each of which is verified as a whole."""
+        return [await self.get(key, prototype, part) for key, part in key_ranges]
+
+    async def exists(self, key: str) -> bool:
+        """Whether there is such a chunk."""
+        return key == ROOT_DOCUMENT or key.startswith("c")
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Refused."""
+        raise PermissionError(f"{self._path} is part of a checkpoint, and read-only.")
+
+    async def delete(self, key: str) -> None:
+        """Refused."""
+        raise PermissionError(f"{self._path} is part of a checkpoint, and read-only.")
+
+    async def list(self) -> AsyncIterator[str]:
+        """Only the description: chunks have to be asked for."""
+        yield ROOT_DOCUMENT
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Only the description."""
+        yield ROOT_DOCUMENT
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Only the description."""
+        yield ROOT_DOCUMENT
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VerifyingStore) and self._path == other._path
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> Any:
-        return _Chunks, self._about
+        return VerifyingStore, (self._reader, self._path, self._document)
 
     def __str__(self) -> str:
-        return self._about[1]
+        return self._path
 
 
-def _hold(name: str, data: bytes) -> zarr.storage.MemoryStore:
-    buffer: Any = cpu.Buffer.from_bytes(data)
-    return zarr.storage.MemoryStore({name: buffer}, read_only=True)
+def _cut(data: bytes, part: ByteRequest | None) -> bytes:
+    match part:
+        case None:
+            return data
+        case RangeByteRequest(start, end):
+            return data[start:end]
+        case OffsetByteRequest(offset):
+            return data[offset:]
+        case SuffixByteRequest(suffix):
+            return data[-suffix:]
+
+
+def open_array(reader: ArrayReader, path: str) -> Any:
+    """Open an array as a `zarr.Array`; `path` is for users to see."""
+    dtype, stored = reader.dtype, reader.array
+    core = core_type(dtype)
+    is_own = bool(core.length) or dtype.kind in "mM"
+    own = _own_type(dtype) if is_own else core
+    grid = replace(reader.grid, item_axis=False)
+    document = describe_array(stored.own.dtype, grid, "ndarray", core=own)
+    if stored.row is None:
+        _copy_labels(stored.document, document, with_attributes=not is_own)
+    store = VerifyingStore(reader, path, encode_json(document))
+    return zarr.open_array(store, mode="r", zarr_format=3)
+
+
+def _copy_labels(source: ArrayDocument, target: ArrayDocument, *, with_attributes: bool) -> None:
+    """Copy what the document of an array tells users."""
+    target.dimension_names = source.dimension_names[: len(target.shape)]
+    if with_attributes:  # or they would tell how numbers are to be read
+        target.attributes = {**source.attributes, OWN_KEY: target.attributes[OWN_KEY]}
 
 
 def _own_type(dtype: Any) -> CoreType:
     """Return Zarr-Python's data type for a dtype, or raw bytes, which NumPy can view as it."""
     codec: dict[str, Any] = {"name": "bytes"}
     try:
-        found = data_type_registry.match_dtype(dtype)
-        name: Any = found.to_json(zarr_format=3)
+        kind = data_type_registry.match_dtype(dtype)
+        name: Any = kind.to_json(zarr_format=3)
         again = data_type_registry.match_json(name, zarr_format=3).to_native_dtype()
         if dtype.names is not None and again != dtype:
             raise ValueError("it lacks byte order or gaps")
         if dtype.str[0] in "<>":
             codec["configuration"] = {"endian": "big" if dtype.str[0] == ">" else "little"}
     except (TypeError, ValueError):
-        found = data_type_registry.match_dtype(np.dtype((np.void, dtype.itemsize)))
-        name = found.to_json(zarr_format=3)
-    fill = found.to_json_scalar(found.default_scalar(), zarr_format=3)
+        kind = data_type_registry.match_dtype(np.dtype((np.void, dtype.itemsize)))
+        name = kind.to_json(zarr_format=3)
+    fill = kind.to_json_scalar(kind.default_scalar(), zarr_format=3)
     if dtype.kind in "mM":
         fill = "NaT"  # Zarr-Python does not read some of the numbers that it writes
     return CoreType(name, fill, codec, 0, {})

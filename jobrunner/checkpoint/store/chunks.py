@@ -1,0 +1,281 @@
+"""Divide an array into chunks, encode these as bytes, and back. Pure: no I/O.
+
+A chunk is a file. All shapes here have their axes in memory order, outermost first, so that the
+chunks of an array, by default, are contiguous parts of its memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from jobrunner.checkpoint.encoding import Array
+
+CHUNK_BYTES = 16 << 20
+"""Size of the longest chunk, by default."""
+
+MOST_RATIO = 1 << 16
+"""How many times shorter zstd can make data: a block of 128 KiB takes 4 bytes at least."""
+
+_PADDING_SHARE = 1 / 16
+_MOST_LAID_OUT = 4096
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_HEADER_BYTES = 18  # of the longest one
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How an array is divided."""
+
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]  # the last chunks extend beyond the array
+    order: tuple[int, ...] | None  # the axes in memory order; None: they are in it already
+    item_axis: bool = False  # whether Zarr has one more axis, the last, along which an item lies
+
+    @property
+    def num_chunks(self) -> int:
+        """How many chunks the array has."""
+        return math.prod(map(_ceil_div, self.shape, self.chunk_shape))
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether each chunk starts with the bytes of its part of the array, one after another."""
+        for axis, size in enumerate(self.chunk_shape):
+            if size > 1:
+                return self.chunk_shape[axis + 1 :] == self.shape[axis + 1 :]
+        return True
+
+    def corners(self) -> Iterator[tuple[int, ...]]:
+        """Yield the grid coordinates of all chunks; none if the array has no items."""
+        if 0 in self.shape:
+            return iter(())  # `product` would list the other axes first
+        return itertools.product(*map(range, map(_ceil_div, self.shape, self.chunk_shape)))
+
+    def corner_at(self, number: int) -> tuple[int, ...]:
+        """Return the grid coordinates of the chunk with this number."""
+        corner = []
+        for length, size in zip(reversed(self.shape), reversed(self.chunk_shape), strict=True):
+            number, place = divmod(number, _ceil_div(length, size))
+            corner.append(place)
+        return tuple(reversed(corner))
+
+    def number_at(self, corner: Sequence[int]) -> int:
+        """Return the number of the chunk at these grid coordinates."""
+        number = 0
+        for place, length, size in zip(corner, self.shape, self.chunk_shape, strict=True):
+            number = number * _ceil_div(length, size) + place
+        return number
+
+    def key(self, corner: Sequence[int]) -> str:
+        """Return the file name of the chunk at `corner`."""
+        names = ["c", *map(str, to_logical(corner, self.order))]
+        if self.item_axis:
+            names.append("0")
+        return ".".join(names)
+
+    def part(self, corner: Sequence[int]) -> tuple[Any, ...]:
+        """Return the part of the array that a chunk holds.
+
+        The index ends with an ellipsis: without it, an array of no axes would give a scalar.
+        """
+        index: list[Any] = []
+        for place, size, length in zip(corner, self.chunk_shape, self.shape, strict=True):
+            index.append(slice(place * size, min((place + 1) * size, length)))
+        return (*index, ...)
+
+
+@lru_cache(maxsize=_MOST_LAID_OUT)  # the arrays of an epoch are often those of the one before
+def plan_chunks(shape: tuple[int, ...], itemsize: int, limit: int = CHUNK_BYTES) -> tuple[int, ...]:
+    """Return a chunk shape of at most `limit` bytes, of chunks contiguous in a C-ordered array."""
+    for axis, length in enumerate(shape):
+        row_bytes = itemsize * math.prod(shape[axis + 1 :])
+        if length * row_bytes <= limit:
+            break
+        if row_bytes <= limit:
+            inner = [max(1, size) for size in shape[axis + 1 :]]
+            return (*(1,) * axis, _choose_rows(length, limit // row_bytes), *inner)
+    else:
+        return (1,) * len(shape)
+    return tuple(max(1, length) for length in shape)
+
+
+def _choose_rows(length: int, most: int) -> int:
+    """Return the rows of a chunk, at most `most`, so that few of the last are padding."""
+    fewest = _ceil_div(length, most)
+    candidates = []
+    for count in range(fewest, 2 * fewest + 1):
+        rows = _ceil_div(length, count)
+        padding = rows * _ceil_div(length, rows) - length
+        if padding <= length * _PADDING_SHARE:
+            return rows
+        candidates.append((padding, rows))
+    return min(candidates)[1]
+
+
+def _ceil_div(length: int, size: int) -> int:
+    return -(-length // size)
+
+
+def to_logical(sizes: Sequence[int], order: Sequence[int] | None) -> list[int]:
+    """Reorder sizes from memory order to the array's own axes."""
+    if not order:
+        return list(sizes)
+    logical = [0] * len(order)
+    for axis, size in zip(order, sizes, strict=True):
+        logical[axis] = size
+    return logical
+
+
+def to_memory(sizes: Sequence[int], order: Sequence[int] | None) -> tuple[int, ...]:
+    """Reorder sizes from the array's own axes to memory order."""
+    return tuple(sizes[axis] for axis in order) if order else tuple(sizes)
+
+
+# --- a chunk as bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Zstd:
+    """The one compressor, with its settings."""
+
+    level: int = 0
+    checksum: bool = False
+
+
+def is_text(dtype: np.dtype[Any]) -> bool:
+    """Whether items are strings of any length."""
+    return isinstance(dtype, np.dtypes.StringDType)
+
+
+def encode_chunk(
+    data: Array, grid: Grid, corner: Sequence[int], zstd: Zstd | None
+) -> list[bytes | memoryview]:
+    """Return the bytes of a chunk, in parts: the array's own memory where possible."""
+    part = data[grid.part(corner)]
+    shape = grid.chunk_shape
+    items = math.prod(shape)
+    if is_text(part.dtype):
+        return [encode_texts(_fill_up(part, shape), items)]
+    if not _is_padded_at_the_end(part.shape, shape):
+        part = _fill_up(part, shape)
+    # Copies one chunk at a time, and only if the array is not contiguous.
+    memory = memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+    padding = bytes((items - part.size) * part.dtype.itemsize)
+    if zstd is not None:
+        return [compress(memory if not padding else bytes(memory) + padding, zstd)]
+    return [memory, padding] if padding else [memory]
+
+
+def _fill_up(part: Array, shape: tuple[int, ...]) -> Array:
+    if part.shape == shape:
+        return part
+    whole = np.zeros(shape, part.dtype)
+    whole[tuple(slice(size) for size in part.shape)] = part
+    return whole
+
+
+def _is_padded_at_the_end(part: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether the padding of a chunk comes last in memory, or there is none."""
+    for axis, (size, whole_size) in enumerate(zip(part, whole, strict=True)):
+        if size != whole_size:
+            outer, inner = whole[:axis], slice(axis + 1, None)
+            return math.prod(outer) == 1 and tuple(part[inner]) == tuple(whole[inner])
+    return True
+
+
+def decode_chunk(data: bytes, grid: Grid, dtype: np.dtype[Any], zstd: Zstd | None) -> Array:
+    """Decode a chunk, padding included.
+
+    Raises ValueError if `data` is not such a chunk, before it allocates more than such a chunk has.
+    """
+    raw = unpack_chunk(data, grid, dtype, zstd)
+    if is_text(dtype):
+        return np.array(decode_texts(raw), dtype).reshape(grid.chunk_shape)
+    whole: Array = np.frombuffer(raw, np.uint8).view(dtype).reshape(grid.chunk_shape)
+    return whole
+
+
+def unpack_chunk(data: bytes, grid: Grid, dtype: np.dtype[Any], zstd: Zstd | None) -> bytes:
+    """Return the bytes of a chunk, not compressed, of which there are as many as there must be."""
+    items = math.prod(grid.chunk_shape)
+    if is_text(dtype):
+        if _LENGTH.unpack_from(data)[0] != items or len(data) < 4 + 4 * items:
+            raise ValueError(f"a chunk does not hold {items} texts")
+        return data
+    nbytes = items * dtype.itemsize
+    raw = data if zstd is None else decompress(data, nbytes)
+    if len(raw) != nbytes:
+        raise ValueError(f"a chunk has {len(raw)} bytes, expected {nbytes}")
+    return raw
+
+
+def encode_texts(data: Array, count: int) -> bytes:
+    """Encode `count` strings as Zarr's ``vlen-utf8``."""
+    parts = [_LENGTH.pack(count)]
+    for text in data.ravel().tolist():
+        encoded = text.encode()
+        parts.append(_LENGTH.pack(len(encoded)))
+        parts.append(encoded)
+    return b"".join(parts)
+
+
+def decode_texts(data: bytes) -> list[str]:
+    """Decode the strings that `encode_texts` encoded."""
+    texts = []
+    position = _LENGTH.size
+    for _ in range(_LENGTH.unpack_from(data)[0]):
+        start = position + _LENGTH.size
+        position = start + int.from_bytes(data[position:start], "little")
+        if position > len(data):
+            raise ValueError("the texts are cut off")
+        texts.append(data[start:position].decode())
+    if position != len(data):
+        raise ValueError(f"{len(data) - position} bytes follow the texts")
+    return texts
+
+
+# --- zstd
+
+
+def compress(data: bytes | memoryview, zstd: Zstd) -> bytes:
+    """Compress data to one frame whose header says how long the content is."""
+    import numcodecs  # slow to import, and seldom needed
+
+    return bytes(numcodecs.Zstd(zstd.level, zstd.checksum).encode(data))
+
+
+def decompress(data: bytes, nbytes: int) -> bytes:
+    """Decompress one frame of so many bytes; raises ValueError before it allocates more."""
+    import numcodecs
+
+    size = _content_bytes(data)
+    if size != nbytes:
+        raise ValueError(f"zstd cannot decompress it: it holds {size} bytes, expected {nbytes}")
+    try:
+        content: bytes = numcodecs.Zstd().decode(data)
+    except Exception as error:
+        raise ValueError(f"zstd cannot decompress it: {error}") from error
+    if len(content) != size:
+        raise ValueError(f"zstd made {len(content)} bytes, and its header says {size}")
+    return content
+
+
+def _content_bytes(data: bytes) -> int:
+    """Return how long the content of a frame is, as its header says."""
+    header = data[:_ZSTD_HEADER_BYTES]
+    flags = header[4] if len(header) > len(_ZSTD_MAGIC) else 0
+    is_single_segment, dictionary, size_code = flags & 32, flags & 3, flags >> 6
+    if header[:4] != _ZSTD_MAGIC or dictionary or not (size_code or is_single_segment):
+        raise ValueError("zstd cannot decompress it: it does not begin as jobrunner writes it")
+    start = 5 if is_single_segment else 6
+    width = 1 << size_code
+    size = int.from_bytes(header[start : start + width], "little")
+    return size + 256 if size_code == 1 else size
