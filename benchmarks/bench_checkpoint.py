@@ -34,7 +34,7 @@ from harness import Report, Row, arguments, caffe2_python, write
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES
-from jobrunner.checkpoint.store.reader import StoreReader
+from jobrunner.checkpoint.store.store_reader import StoreReader
 from jobrunner.workspace import Workspace, adopt
 
 Blobs = dict[str, np.ndarray[Any, Any]]

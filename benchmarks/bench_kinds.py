@@ -33,8 +33,8 @@ from floors_of_kinds import print_floors
 from harness import arguments
 
 from jobrunner.checkpoint import encode_blobs
-from jobrunner.checkpoint.store.reader import StoreReader
-from jobrunner.checkpoint.store.writer import StoreBatch
+from jobrunner.checkpoint.store.store_reader import StoreReader
+from jobrunner.checkpoint.store.store_writer import StoreBatch
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace import Workspace, settle
 

@@ -27,7 +27,7 @@ from harness import OURS, Report, Row, alternate, arguments, write
 
 from jobrunner import KeepLast, MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage.object_files import ObjectFiles
-from jobrunner.checkpoint.store.reader import StoreReader
+from jobrunner.checkpoint.store.store_reader import StoreReader
 from jobrunner.workspace import Workspace, adopt
 
 Blobs = dict[str, np.ndarray[Any, Any]]

@@ -212,10 +212,7 @@ def test_a_partial_load_reads_only_what_is_asked_for(rig: Rig) -> None:
     read = {path for operation, path in rig.files.trace if operation == "open"}
     root = Path(rig.manager.path)
     stores = {str(Path(path).relative_to(root)) for path in read if "_log" not in path}
-    assert stores == {f"server.0/{name}" for name in ("_manifest/zarr.json", "zarr.json")} | {
-        "server.0/w/zarr.json",
-        "server.0/w/c.0.0",
-    }
+    assert stores == {f"server.0/{name}" for name in ("zarr.json", "w/zarr.json", "w/c.0.0")}
 
 
 def test_loading_a_missing_epoch_node_or_blob_names_it_at_the_call(rig: Rig) -> None:
@@ -493,14 +490,17 @@ def test_a_record_that_names_another_store_is_corrupt(rig: Rig, store: str) -> N
             read(0)
 
 
-def test_a_manifest_that_names_other_files_is_corrupt(rig: Rig) -> None:
-    from jobrunner.checkpoint.store.reader import StoreReader
+def test_a_document_that_names_other_files_is_corrupt(rig: Rig) -> None:
+    from jobrunner.checkpoint.store.store_reader import StoreReader
 
     rig.save(0)
-    path = Path(rig.manager.path) / "server.0" / "_manifest" / "zarr.json"
-    manifest = json.loads(path.read_text())
-    manifest["attributes"]["blobs"]["w"]["arrays"][0]["path"] = "../trainer:0.0/w"
-    path.write_text(json.dumps(manifest))
+    path = Path(rig.manager.path) / "server.0" / "zarr.json"
+    document = json.loads(path.read_text())
+    described = document["consolidated_metadata"]["metadata"]
+    described["../trainer:0.0/w"] = described.pop("w")
+    own = document["attributes"]["/jobrunner"]
+    own["blobs"]["w"]["arrays"][0]["path"] = "../trainer:0.0/w"
+    path.write_text(json.dumps(document))
     import hashlib
 
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -594,7 +594,7 @@ def test_an_epoch_retired_while_it_is_read_is_not_called_damaged(tmp_path: Path)
         pytest.raises(CheckpointNotFoundError, match="retired while it was read"),
         rig.manager.recorded.reading(0),
     ):
-        checkpoint["server"].read_manifest()
+        checkpoint["server"].read_document()
     rig.manager.run.end()
 
 

@@ -209,7 +209,7 @@ def test_verify_names_each_damaged_epoch_and_exits_with_7(runs: Path) -> None:
     result = _invoke("verify", runs)
     assert result.exit_code == 7
     assert "epoch 0: whole\nepoch 1: " in result.stdout
-    assert "expected crc32c" in result.stdout
+    assert "expected xxh3_128" in result.stdout
     assert "epoch 2: whole" in result.stdout
     found = _json("verify", runs)
     assert [epoch["is_whole"] for epoch in found["epochs"]] == [True, False, True]

@@ -26,7 +26,7 @@ COMMANDS = [
 ]
 PLACES = [
     *("_runs", "_runs/x", "_log", "_log/0000000003.json", "_save_now"),
-    *("a.1", "a.1/_manifest", "a.1/_manifest/zarr.json", "a.1/w", "a.1/w/c.0", "a.1/zarr.json"),
+    *("a.1", "a.1/w", "a.1/w/zarr.json", "a.1/w/c.0", "a.1/zarr.json"),
     "a.1/stray",
 ]
 
@@ -158,7 +158,7 @@ def test_nobody_waits_for_the_other_end_of_a_pipe(
         assert any(f"{path} is {name}" in text for text in said.values())
 
 
-@pytest.mark.parametrize("place", ["_log/0000000003.json", "a.1/_manifest/zarr.json"])
+@pytest.mark.parametrize("place", ["_log/0000000003.json", "a.1/zarr.json"])
 def test_a_document_of_a_gibibyte_is_not_read(place: str, runs: Path) -> None:
     os.truncate(runs / place, 1 << 30)
     assert f"{runs / place} is too long" in invoke("fsck", runs).output

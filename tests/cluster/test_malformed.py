@@ -19,7 +19,7 @@ from jobrunner import (
     WorkspaceType,
 )
 from jobrunner.checkpoint import read_receipts
-from jobrunner.checkpoint.store.writer import Receipt
+from jobrunner.checkpoint.store.store_writer import Receipt
 from jobrunner.cluster.binding import check_runs, read_value
 from jobrunner.cluster.messages import read_reply
 from jobrunner.cluster.scheduler import SchedulerLink

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jobrunner import CheckpointCorruptError, CheckpointError, MultiNodeCheckpointManager
-from jobrunner.checkpoint.store.stacks import LEAST_ALIKE
+from jobrunner.checkpoint.store.chunks import plan_chunks
+from jobrunner.checkpoint.store.layout import LEAST_ALIKE
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.sampling import sampled
@@ -39,7 +41,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
             workspace.globals.update(BLOBS)
         save = manager.commits.begin(epoch)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("jobrunner.checkpoint.store.grid.CHUNK_BYTES", 8000)
+            patch.setattr(
+                "jobrunner.checkpoint.store.layout.plan_chunks", partial(plan_chunks, limit=8000)
+            )
             manager.commits.commit(save, save.write(workspaces), {})
     manager.run.end()
     return path

@@ -27,8 +27,8 @@ import pytest
 
 from jobrunner import CheckpointError, CheckpointWriteError, KeepLast, MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.entries import RunEntry
-from jobrunner.checkpoint.store.stacks import LEAST_ALIKE
-from jobrunner.checkpoint.store.writer import LINKED_BYTES
+from jobrunner.checkpoint.store.layout import LEAST_ALIKE
+from jobrunner.checkpoint.store.store_writer import LINKED_BYTES
 from jobrunner.positions import epoch_to_json
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
 from jobrunner.workspace.workspace import Workspace

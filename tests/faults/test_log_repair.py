@@ -284,7 +284,7 @@ def test_a_store_that_is_not_whole_is_not_recorded(copies: Iterator[Path]) -> No
 def test_a_manifest_with_a_wrong_bit_proves_nothing(copies: Iterator[Path]) -> None:
     path = next(copies)
     shutil.rmtree(path / "_log")
-    manifest = path / "a.3" / "_manifest" / "zarr.json"
+    manifest = path / "a.3" / "zarr.json"
     whole = manifest.read_bytes()
     for i in range(0, len(whole), 23):
         damaged = bytearray(whole)

@@ -31,9 +31,8 @@ import pytest
 from jobrunner import JobRunnerError, KeepLast, MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.entries import CommitEntry
 from jobrunner.checkpoint.log.handler import read_content
-from jobrunner.checkpoint.store.layout import RETIRED_DOCUMENT
-from jobrunner.checkpoint.store.manifest import ROOT_DOCUMENT
-from jobrunner.checkpoint.store.reader import StoreReader
+from jobrunner.checkpoint.store.document import RETIRED_DOCUMENT, ROOT_DOCUMENT
+from jobrunner.checkpoint.store.store_reader import StoreReader
 from jobrunner.testing import FaultyFiles
 from tests.faults.power import (
     Disk,

@@ -18,7 +18,7 @@ def save(
     """Save one epoch of one node."""
     manager = MultiNodeCheckpointManager(path, allow_pickle=True)
     manager.run.start(["a"], {})
-    claimed = manager.commits.begin(0, array_options=options and {"a": options})
+    claimed = manager.commits.begin(0, array_options={"a": options or {}})
     workspace = Workspace("a")
     workspace.globals.update(blobs)
     manager.commits.commit(claimed, claimed.write({"a": workspace}), {})

@@ -265,8 +265,8 @@ def _other_name(draw: random.Random, tree: Tree) -> str:
             *("_log/00000000001.json", "_log/٠٠٠٠٠٠٠٠٠٩.json", f"_log/{'9' * 200}.json"),
             *("_log/.0000000001.ab.tmp", "_log/x", "_runs/x", "_runs/" + "0" * 32 + "/heartbeat"),
             *("_save_now", f"{store}/zarr.retired.json", f"{store}/more", "a.99", "a.99/zarr.json"),
-            *(f"{store}.r7/_manifest/zarr.json", f"a.{'9' * 100}/_manifest/zarr.json", "a.0.r1/x"),
-            *("%2E%2E.0/_manifest/zarr.json", "\x1b[31m.3/_manifest/zarr.json", "\udcff.4"),
+            *(f"{store}.r7/zarr.json", f"a.{'9' * 100}/zarr.json", "a.0.r1/x"),
+            *("%2E%2E.0/zarr.json", "\x1b[31m.3/zarr.json", "\udcff.4"),
         )
     )
 
@@ -320,10 +320,15 @@ def change_files(draw: random.Random, tree: Tree) -> set[str]:
 # ---- a mutant
 
 
+def is_root(name: str) -> bool:
+    """Whether it is the root document of a store."""
+    return name.count("/") == 1 and name.endswith("/zarr.json")
+
+
 def draw_file(draw: random.Random, tree: Tree) -> str:
     """A file: documents of jobrunner more often than those of Zarr and chunks."""
     names = list(tree)
-    own = [name for name in names if name.startswith("_log/") or "/_manifest/" in name]
+    own = [name for name in names if name.startswith("_log/") or is_root(name)]
     if own and draw.random() < 0.7:
         log = [name for name in own if name.startswith("_log/")]
         return draw.choice(log if log and draw.random() < 0.5 else own)
@@ -360,12 +365,13 @@ def change_json(
             entry = dump(change(draw, split_entry(content)))
             return content[:HEAD_BYTES] + entry + b"}\n"
         document = json.loads(content)
-        if "/_manifest/" not in name:
+        if not is_root(name) or draw.random() < 0.3:
             return dump(change(draw, document))
-        seal = document["attributes"].pop("sha256", None)
-        document["attributes"] = attributes = change(draw, document["attributes"])
-        if seal is not None and isinstance(attributes, dict):
-            attributes["sha256"] = seal
+        seal = document["attributes"]["/jobrunner"].pop("sha256", None)
+        entry = change(draw, document["attributes"]["/jobrunner"])
+        document["attributes"]["/jobrunner"] = entry
+        if seal is not None and isinstance(entry, dict):
+            entry["sha256"] = seal
         return dump(document)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return content

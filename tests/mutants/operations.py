@@ -191,7 +191,7 @@ class Case:
             for node in checkpoint.values():
                 for blob in node:
                     own = node._owner(blob)
-                    self._check(own._reader.manifest, blob, node.load(blob))
+                    self._check(own._reader.sha256, blob, node.load(blob))
 
         self.each(act)
 

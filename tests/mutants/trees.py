@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from crc32c import crc32c
+import xxhash
 
-MANIFEST = "_manifest/zarr.json"
+ROOT_DOCUMENT = "zarr.json"
 HEAD_BYTES = len('{"sha256":"') + 64 + len('","entry":')
 """Before the entry in a file of the log."""
-_SEAL = len(',"sha256":"') + 64 + len('"')
+_SEAL = 64 + len('"}}}')
 
 
 @dataclass(frozen=True)
@@ -102,56 +102,51 @@ def dump(document: Any) -> bytes:
 
 
 def seal(document: bytes) -> bytes:
-    """A manifest, with its own digest at its end."""
-    return document[:-2] + b',"sha256":"%s"}}' % hashlib.sha256(document).hexdigest().encode()
+    """A root document, whose own digest, at its end, is 64 zeros."""
+    digest = hashlib.sha256(document).hexdigest().encode()
+    return document[:-_SEAL] + digest + b'"}}}'
 
 
 def sign(tree: Tree, changed: set[str]) -> None:
     """Correct all sizes, checksums and digests that depend on the files that were changed.
 
-    As one does who has read the format: files in manifests, the manifests' own digests, their
+    As one does who has read the format: files in root documents, the documents' own digests, their
     digests in the log, and the digests of the log's entries.
     """
     stores = {name.split("/")[0] for name in changed if not name.startswith("_")}
     for store in stores:
-        manifest = tree.get(f"{store}/{MANIFEST}")
-        if isinstance(manifest, bytes):
+        root = tree.get(f"{store}/{ROOT_DOCUMENT}")
+        if isinstance(root, bytes):
             with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
-                tree[f"{store}/{MANIFEST}"] = _sign_manifest(tree, store, manifest)
+                tree[f"{store}/{ROOT_DOCUMENT}"] = _sign_root(tree, store, root)
     digests = {
         name.split("/")[0]: hashlib.sha256(content).hexdigest()
         for name, content in tree.items()
-        if name.endswith(f"/{MANIFEST}") and isinstance(content, bytes)
+        if name.count("/") == 1
+        and name.endswith(f"/{ROOT_DOCUMENT}")
+        and isinstance(content, bytes)
     }
     for name, content in tree.items():
         if name.startswith("_log/") and isinstance(content, bytes) and len(content) > HEAD_BYTES:
             tree[name] = _sign_entry(content, digests, stores, is_changed=name in changed)
 
 
-def _sign_manifest(tree: Tree, store: str, content: bytes) -> bytes:
+def _sign_root(tree: Tree, store: str, content: bytes) -> bytes:
     document = json.loads(content)
-    attributes = document["attributes"]
+    entry = document["attributes"]["/jobrunner"]
     before = copy.deepcopy(document)
-    documents = attributes.get("documents")
-    if isinstance(documents, dict):
-        for name in documents:
-            found = tree.get(f"{store}/{name}")
-            if isinstance(found, bytes):
-                documents[name] = _about(found)
-    for array in _arrays(attributes):
+    for array in _arrays(entry):
         _sign_array(tree, store, array)
-    if document == before and b'"sha256"' not in content[-_SEAL - 2 :]:
-        return content  # it may be odd JSON, which would not survive
-    sealed = attributes.pop("sha256", None)
-    text = content if document == before else dump(document)
-    if sealed is None:
-        return text
-    return seal(content[: -_SEAL - 2] + b"}}" if document == before else text)
+    is_sealed = "sha256" in entry and content[-_SEAL - 10 : -_SEAL] == b'"sha256":"'
+    if document == before:  # it may be odd JSON, which would not survive
+        return seal(content[:-_SEAL] + b"0" * 64 + b'"}}}') if is_sealed else content
+    entry["sha256"] = "0" * 64
+    return seal(dump(document))
 
 
-def _arrays(attributes: Any) -> Iterator[dict[str, Any]]:
-    stacks = attributes.get("stacks")
-    blobs = attributes.get("blobs")
+def _arrays(entry: Any) -> Iterator[dict[str, Any]]:
+    stacks = entry.get("stacks")
+    blobs = entry.get("blobs")
     found = list(stacks) if isinstance(stacks, list) else []
     if isinstance(blobs, dict):
         for blob in blobs.values():
@@ -167,28 +162,11 @@ def _sign_array(tree: Tree, store: str, array: dict[str, Any]) -> None:
         for name in tree
         if name.startswith(f"{store}/{array['path']}/c") and isinstance(tree[name], bytes)
     )
-    if not isinstance(files, list) or len(files) != len(there):
-        return
-    for i, name in enumerate(there):
-        content = tree[name]
-        assert isinstance(content, bytes)
-        if files[i] == _about(content):
-            continue
-        files[i] = _about(content)
-        rows = array.get("rows")
-        if isinstance(rows, list) and rows:
-            step = len(content) // len(rows)
-            array["rows"] = [crc32c(content[k * step : (k + 1) * step]) for k in range(len(rows))]
-        pieces = array.get("pieces")
-        if isinstance(pieces, list) and i < len(pieces) and isinstance(pieces[i], list):
-            start = 0
-            for piece in pieces[i]:
-                piece[1] = crc32c(content[start : start + piece[0]])
-                start += piece[0]
-
-
-def _about(content: bytes) -> list[int]:
-    return [len(content), crc32c(content)]
+    if isinstance(files, list) and len(files) == len(there):
+        for i, name in enumerate(there):
+            content = tree[name]
+            assert isinstance(content, bytes)
+            files[i] = [len(content), xxhash.xxh3_128_hexdigest(content)]
 
 
 def _sign_entry(

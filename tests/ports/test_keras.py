@@ -44,7 +44,7 @@ def test_interrupted_after_an_epoch_the_rest_runs(inproc_session, tmp_path):
 def test_a_damaged_backup_is_left_for_the_one_before(inproc_session, tmp_path, caplog):
     manager = manager_of(tmp_path)
     interrupted(JobRunner(counter(6, fails_at=3), manager), inproc_session)
-    manifest = Path(manager.get_ckpt_db_name("a", 2), "_manifest", "zarr.json")
+    manifest = Path(manager.get_ckpt_db_name("a", 2), "zarr.json")
     manifest.write_text("0")
     result = JobRunner(counter(5), manager).run(inproc_session)
     assert (result.resumed_from, result.epoch, inproc_session.fetch(N)) == (1, 5, 5)

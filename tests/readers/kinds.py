@@ -55,9 +55,7 @@ ARRAYS: dict[str, dict[str, np.ndarray[Any, Any]]] = {
     },
     "empty": {"none": np.zeros((0, 3))},
     "your own `chunks`": {"chunks": np.arange(35).reshape(5, 7)},
-    "`shards`": {"pieces": np.arange(35).reshape(5, 7)},
-    "zstd, gzip": {"zstd": TABLE, "gzip": WORDS},
-    "blosc": {"blosc": TABLE},
+    "zstd": {"zstd": TABLE},
 }
 """Kind of array -> blobs that are such arrays."""
 
@@ -71,10 +69,7 @@ else:
 
 OPTIONS: dict[str, Any] = {
     "chunks": {"chunks": (2, 3)},
-    "pieces": {"chunks": (1, 3), "shards": (2, 6)},
     "zstd": {"compressors": "zstd"},
-    "gzip": {"compressors": "gzip"},
-    "blosc": {"compressors": "blosc"},
 }
 CONTAINERS: dict[str, Any] = {
     "params": {"w": TABLE, "layers": [np.arange(4), np.array(["2020-01-01"], "M8[D]"), "text"]},

@@ -1,5 +1,6 @@
 """docs/format.md suffices to read a checkpoint directory: a reader written by it alone does."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from jobrunner import (
     Task,
     epoch_limiter,
 )
+from jobrunner.checkpoint.store.chunks import plan_chunks
 from jobrunner.cli import main
 from jobrunner.testing import FaultyFiles, assert_identical
 from tests.readers.independent import load, recorded
@@ -80,11 +82,9 @@ def test_a_long_log_is_read_from_its_last_summary_and_after_a_repair(tmp_path: P
     assert load(tmp_path) == {"a": {"n": 66}}
 
 
-def test_arrays_in_many_files_and_pieces_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jobrunner.checkpoint.store.grid.CHUNK_BYTES", 12_000)
-    monkeypatch.setattr("jobrunner.checkpoint.store.grid.PIECE_BYTES", 1_600)
+def test_arrays_in_many_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = partial(plan_chunks, limit=12_000)
+    monkeypatch.setattr("jobrunner.checkpoint.store.layout.plan_chunks", small)
     values = {
         "rows": np.arange(9_000).reshape(90, 100),
         "columns": np.arange(9_000.0).reshape(100, 90).T,

@@ -123,7 +123,7 @@ def test_lost_newest_entries_are_reported(inproc_session, manager):
 
 def test_a_resume_plan_names_damaged_epochs_and_another_run(inproc_session, manager):
     for epoch in (2, 3):
-        manifest = Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json")
+        manifest = Path(manager.get_ckpt_db_name("a", epoch), "zarr.json")
         manifest.write_bytes(b"{}")
     plan = JobRunner(counter(5), manager).plan_resume()
     assert (plan.epoch, list(plan.damaged), plan.sets_aside) == (1, [3, 2], (2, 3))
@@ -142,7 +142,7 @@ def test_a_resume_plan_names_damaged_epochs_and_another_run(inproc_session, mana
 def test_of_the_log_a_damaged_epoch_costs_its_record_and_a_look_whether_it_was_retired(manager):
     reads = []
     for epoch in (3, 2):
-        manifest = Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json")
+        manifest = Path(manager.get_ckpt_db_name("a", epoch), "zarr.json")
         manifest.write_bytes(b"{}")
         files = FaultyFiles()
         again = MultiNodeCheckpointManager(manager.path, files=files)
@@ -153,7 +153,7 @@ def test_of_the_log_a_damaged_epoch_costs_its_record_and_a_look_whether_it_was_r
 
 def test_a_run_with_no_whole_epoch_starts_afresh_and_says_so(inproc_session, manager):
     for epoch in range(4):
-        Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json").unlink()
+        Path(manager.get_ckpt_db_name("a", epoch), "zarr.json").unlink()
     plan = JobRunner(counter(2), manager).plan_resume()
     assert (plan.epoch, len(plan.damaged), plan.sets_aside) == (None, 4, (0, 1, 2, 3))
     assert plan.reason == f"no recorded epoch of {manager.path} is whole"

@@ -31,7 +31,7 @@ def contents(path):
     ("place", "resumed_from"),
     [
         *((place, None) for place in ("_runs", "_log", "_log/0000000002.json")),
-        *((place, 0) for place in ("a.1", "a.1/_manifest", "a.1/n/c.0", "a.1/zarr.json")),
+        *((place, 0) for place in ("a.1", "a.1/n", "a.1/n/c.0", "a.1/zarr.json")),
         *((place, 1) for place in ("_runs/x", "a.0", "a.1/stray", "_save_now")),
     ],
 )

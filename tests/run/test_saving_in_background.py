@@ -283,19 +283,15 @@ def test_an_array_is_released_as_soon_as_it_is_written(tmp_path, gate):
 
 
 def planned(*arrays):
-    from jobrunner.checkpoint.store.grid import plan_grid
+    from jobrunner.checkpoint.store.chunks import Grid
+    from jobrunner.checkpoint.store.document import describe_array
 
     return [
         PlannedArray(
-            "w",
-            str(i),
-            array,
-            plan_grid(array.shape, array.itemsize, None),
-            (),
-            {},
-            b"",
+            "w", str(i), array, grid, None, describe_array(array.dtype.str, grid, "ndarray")
         )
         for i, array in enumerate(arrays)
+        for grid in [Grid(array.shape, array.shape, None)]
     ]
 
 

@@ -116,7 +116,7 @@ def test_keep_last_1_has_at_most_two_epochs_on_disk(inproc_session, tmp_path):
 def test_a_resume_falls_back_past_all_damaged_epochs(inproc_session, manager):
     JobRunner(counter(6), manager).run(inproc_session)
     for epoch in (4, 5, 6):
-        manifest = Path(manager.get_ckpt_db_name("a", epoch), "_manifest", "zarr.json")
+        manifest = Path(manager.get_ckpt_db_name("a", epoch), "zarr.json")
         manifest.write_bytes(manifest.read_bytes()[:-1] + b" ")
     result = JobRunner(counter(8), manager).run(inproc_session)
     assert (result.resumed_from, result.epoch, inproc_session.fetch(Node("a")["n"])) == (3, 8, 8)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -60,6 +60,10 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST_BYTES)]
 Length = Annotated[int, msgspec.Meta(ge=1, le=_MOST_BYTES)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 Path = Annotated[str, msgspec.Meta(min_length=1)]
+Epoch = (
+    Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
+    | Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}\.s[0-9]{1,18}\Z")]
+)
 
 File = tuple[Count, Digest]
 """Size and xxh3_128 of a file."""
@@ -88,13 +92,13 @@ class ChunkGrid(Part, omit_defaults=False):
     configuration: ChunkShape
 
 
-class Separator(Part, omit_defaults=False, frozen=True):
+class Separator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What separates the coordinates in a chunk's name."""
 
     separator: Literal["."] = "."
 
 
-class KeyEncoding(Part, omit_defaults=False, frozen=True):
+class KeyEncoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How chunks are named."""
 
     name: Literal["default"] = "default"
@@ -230,7 +234,7 @@ class StoreEntry(Part, omit_defaults=True):
 
     format: Count
     node: str
-    epoch: int | str
+    epoch: Epoch
     run: str
     blobs: dict[str, BlobEntry]
     stacks: list[ArrayFiles] = []
@@ -359,7 +363,8 @@ class StoreDocument:
                 self._check()
         except (ValueError, RecursionError) as error:
             self._refuse_later(data)
-            problem = str(error) or "it is nested too deep"
+            is_deep = isinstance(error, RecursionError)
+            problem = "it is nested too deep" if is_deep else str(error)
             raise CheckpointCorruptError(
                 f"{path} is not a document that jobrunner writes: {problem}. {ADVICE}", path=path
             ) from None
@@ -414,11 +419,20 @@ class StoreDocument:
         chunks = itertools.chain.from_iterable(array.chunk_files() for array in self.arrays())
         return {path: file for path, _, file in chunks}
 
-    def zarr_documents(self) -> dict[str, bytes]:
-        """Return the content of all Zarr documents but this one, by path within the store."""
+    def zarr_documents(self, arrays: Collection[str] | None = None) -> dict[str, bytes]:
+        """Return the content of Zarr documents, by path within the store: all but this one.
+
+        Or those of some arrays, given by their paths, and of the groups that they are in.
+        """
+        paths = set(self.documents) if arrays is None else set(arrays)
+        for path in arrays or ():
+            while "/" in path:
+                path = path.rpartition("/")[0]
+                paths.add(path)
         return {
             f"{path}/{ROOT_DOCUMENT}": encode_json(document)
             for path, document in self.documents.items()
+            if path in paths
         }
 
     # --- checks

@@ -305,6 +305,7 @@ class _Reading:
     jobs: Jobs = field(default_factory=list)
     nbytes: int = 0
     expanded_bytes: int = 0
+    readers: list[ArrayReader] = field(default_factory=list)
     arrays: dict[str, list[Any]] = field(default_factory=dict)
     _rows: dict[str, list[tuple[list[Any], int, ArrayReader]]] = field(default_factory=dict)
 
@@ -314,6 +315,7 @@ class _Reading:
         self.arrays[name] = slots
         for i, reference in enumerate(blob.arrays):
             reader = ArrayReader(self.files, document.array(reference))
+            self.readers.append(reader)
             self.nbytes += reader.nbytes
             if reader.array.row is None:
                 self.expanded_bytes += max(0, reader.nbytes - reader.array.nbytes)
@@ -417,6 +419,8 @@ class StoreReader:
         for name, blob in document.blobs.items():
             if blobs is None or name in blobs:
                 reading.add(name, document, blob)
+        paths = {reader.array.path for reader in reading.readers}
+        reading.jobs += self._document_jobs(document.zarr_documents(paths))
         reading.read(self.files.threads)
         values: dict[str, Any] = {}
         for name, arrays in reading.arrays.items():
@@ -466,13 +470,17 @@ class StoreReader:
         document, verified = self.read_document(), self.verified
         files = document.files()
         jobs: Jobs = [partial(verified.read_into, path, None, files[path]) for path in files]
-        for path, expected in document.zarr_documents().items():
-            jobs.append(partial(self._verify_document, path, expected))
+        jobs += self._document_jobs(document.zarr_documents())
         run_all(jobs, self.files.threads, sum(size for size, _ in files.values()))
 
+    def _document_jobs(self, documents: Mapping[str, bytes]) -> Jobs:
+        return [partial(self._verify_document, *document) for document in documents.items()]
+
     def _verify_document(self, path: str, expected: bytes) -> None:
-        if self.verified.read_document(path, len(expected)) != expected:
-            raise self.verified.damaged(path, f"it differs from its copy in {ROOT_DOCUMENT}")
+        content = self.verified.read_document(path, len(expected))
+        if content != expected:
+            problem = f"expected what {ROOT_DOCUMENT} of the store repeats, found other content"
+            raise self.verified.damaged(path, problem)
 
     def digest(self, document: StoreDocument, name: str) -> str:
         """Return a SHA-256 of a blob's values, types and shapes."""

@@ -423,7 +423,7 @@ def test_an_outline_says_what_there_is(tmp_path: Path) -> None:
         "phases": [(Phase.HOT if i % 3 else Phase.COLD, b"x", i) for i in range(N)],
     }
     reader = write_store(tmp_path, encode_blobs("n", values))
-    manifest = reader.read_manifest()
+    manifest = reader.read_document()
     found = {name: repr(reader.peek(manifest, name, outline=True)) for name in values}
     assert found == {
         "rows": "list of 400 x {id: int32, at: (float64, int32), who: str}",

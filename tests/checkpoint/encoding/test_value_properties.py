@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jobrunner.checkpoint.encoding.node import encode_blobs
-from jobrunner.checkpoint.store import stacks
-from jobrunner.checkpoint.store.grid import plan_chunks
+from jobrunner.checkpoint.store import layout
+from jobrunner.checkpoint.store.chunks import plan_chunks
 from jobrunner.checkpoint.worker_save import BlobEncoder
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
@@ -108,8 +108,8 @@ def test_any_blobs_come_back_when_alike_ones_are_stacked(
             workspace.globals[f"{name}.{i}"] = np.roll(array, i).copy(order="K")
     workspace.globals.update(blobs)
     with directory() as path, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stacks, "LEAST_ALIKE", least)
-        patch.setattr(stacks, "_STACK_BYTES", stack_bytes)
+        patch.setattr(layout, "LEAST_ALIKE", least)
+        patch.setattr(layout, "_STACK_BYTES", stack_bytes)
         reader = write_store(path, BlobEncoder().encode("n", workspace))
         reader.verify()
         assert_identical(workspace.globals, reader.load())

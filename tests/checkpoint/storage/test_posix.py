@@ -79,8 +79,8 @@ def test_a_failed_write_back_is_an_error() -> None:
 
 def test_a_file_is_written_whole_and_in_order_while_the_disk_works(tmp_path: Path) -> None:
     pieces = [os.urandom(size) for size in (3 << 20, 200 << 10, 5)]
-    PosixFiles().write(str(tmp_path / "file"), pieces, padding_bytes=7)
-    assert (tmp_path / "file").read_bytes() == b"".join(pieces) + bytes(7)
+    PosixFiles().write(str(tmp_path / "file"), pieces)
+    assert (tmp_path / "file").read_bytes() == b"".join(pieces)
 
 
 class Busy(PosixFiles):

@@ -13,8 +13,9 @@ import zarr
 
 from jobrunner import DefinitionError, MultiNodeCheckpointManager
 from jobrunner.checkpoint import Epochs, Loader, copy_epoch, inspect_directory
-from jobrunner.checkpoint.store.layout import MANIFEST
-from jobrunner.checkpoint.store.stacks import LEAST_ALIKE, MOST_BYTES
+from jobrunner.checkpoint.store.document import ROOT_DOCUMENT
+from jobrunner.checkpoint.store.layout import LEAST_ALIKE
+from jobrunner.checkpoint.store.layout import STACKED_BYTES as MOST_BYTES
 from jobrunner.define.array_options import ArrayOptions
 from jobrunner.testing import FaultyFiles, assert_identical
 from jobrunner.workspace.workspace import Workspace
@@ -62,13 +63,12 @@ class Rig:
         # One that lives on does not keep the others' memory.
         assert all(array.base is None for array in again["a"].globals.values() if is_row(array))
 
-    def manifest(self, epoch: int = 0) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.path / f"a.{epoch}" / MANIFEST).read_bytes())
-        return found["attributes"]
-
     def stacks(self, epoch: int = 0) -> list[list[int]]:
         """The shapes of the stacks."""
-        return [stack["shape"] for stack in self.manifest(epoch).get("stacks", ())]
+        root = json.loads((self.path / f"a.{epoch}" / ROOT_DOCUMENT).read_bytes())
+        described = root["consolidated_metadata"]["metadata"]
+        stacks = root["attributes"]["/jobrunner"].get("stacks", ())
+        return [described[stack["path"]]["shape"] for stack in stacks]
 
 
 @pytest.fixture
@@ -84,14 +84,13 @@ def test_alike_arrays_are_rows_of_one_and_plain_zarr_reads_them(rig: Rig) -> Non
     rig.save()
     rig.check()
     assert rig.stacks() == [[MANY, 3, 4]]
-    assert rig.manifest()["format"] == 3
     group = zarr.open_group(str(rig.path / "a.0"), mode="r")
     stack = group["_stacks/0"]
     assert isinstance(stack, zarr.Array)
     assert stack.attrs["names"] == list(arrays)
     assert np.array_equal(np.asarray(stack[...]), np.stack(list(arrays.values())))
     assert np.array_equal(np.asarray(group["lone"][...]), np.arange(5.0))  # type: ignore[index]
-    assert sum(path.is_file() for path in (rig.path / "a.0").glob("**/*")) == 7
+    assert sum(path.is_file() for path in (rig.path / "a.0").glob("**/*")) == 6
 
 
 def test_arrays_of_another_shape_or_dtype_are_not_alike(rig: Rig) -> None:
@@ -111,7 +110,6 @@ def test_a_few_are_stored_by_themselves(rig: Rig) -> None:
     rig.save()
     rig.check()
     assert rig.stacks() == []
-    assert rig.manifest()["format"] == 1
 
 
 @pytest.mark.parametrize(
@@ -204,13 +202,13 @@ def test_long_stacks_are_cut_at_a_megabyte(rig: Rig) -> None:
     assert rig.stacks() == [[26, 5000], [26, 5000], [26, 5000], [12, 5000]]
 
 
-def test_one_blob_reads_its_own_bytes_and_verifies_them(rig: Rig) -> None:
-    rig.blobs.update(many(np.arange(100.0)))
+def test_one_blob_reads_one_stack_and_verifies_it(rig: Rig) -> None:
+    rig.blobs.update(many(np.arange(5000.0), 90))
     rig.save()
     with rig.manager.open(0) as checkpoint:
         CountingFiles.nbytes = 0
         assert_identical(rig.blobs["w5"], checkpoint["a"].load("w5"))
-        assert CountingFiles.nbytes == 800
+        assert CountingFiles.nbytes == 26 * 40_000
 
 
 def test_a_row_can_be_part_of_a_partitioned_array(tmp_path: Path) -> None:
@@ -325,10 +323,11 @@ def test_a_copy_of_the_epoch_contains_its_stacks_and_no_stray_files(
     rig.manager.run.start(["a"], {})
 
 
-def test_loading_blob_after_blob_reads_the_manifest_once(rig: Rig) -> None:
+def test_loading_blob_after_blob_reads_the_document_once(rig: Rig) -> None:
     rig.blobs.update(many(np.arange(4.0)), t={"a": [np.arange(3)]})
     rig.save()
     files = FaultyFiles()
     node = MultiNodeCheckpointManager(rig.path, files=files).open(0)["a"]
     assert_identical(rig.blobs, {name: node.load(name) for name in node})
-    assert sum(path.endswith(MANIFEST) for _, path in files.trace) == 1
+    opened = [path for operation, path in files.trace if operation == "open"]
+    assert sum(path.endswith(f"a.0/{ROOT_DOCUMENT}") for path in opened) == 1
