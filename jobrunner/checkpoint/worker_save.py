@@ -60,13 +60,13 @@ class BlobEncoder:
         done = self._encoded_before(workspace, names)
         blobs = {name: None if name in done else workspace.value(name) for name in names}
         options = self.options.get(node, {})
-        encoded = encode_blobs(
-            node, blobs, self.codecs, allow_pickle=self.allow_pickle, done=done
-        )
+        encoded = encode_blobs(node, blobs, self.codecs, allow_pickle=self.allow_pickle, done=done)
         for name in encoded.keys() - done.keys():
             if workspace.is_provable(name) and not workspace.holds_arrays(name):
                 # Until a task changes it, it need not be encoded again.
-                encoded[name] = replace(encoded[name], tree=msgspec.Raw(encode_json(encoded[name].tree)))
+                encoded[name] = replace(
+                    encoded[name], tree=msgspec.Raw(encode_json(encoded[name].tree))
+                )
         initial = None if self.initial is None else self.initial.get(node, ())
         for name, blob in encoded.items():
             if blob.has_state and initial is not None and name not in initial:
@@ -193,19 +193,11 @@ class Save:
         if refused:
             raise join_refusals(refused) from refused[0].__cause__
         states = {
-            node: tuple(
-                name
-                for name, blob in blobs.items()
-                if blob.has_state
-            )
+            node: tuple(name for name, blob in blobs.items() if blob.has_state)
             for node, blobs in encoded.items()
         }
         of_job = {
-            node: {
-                name: blob.classes
-                for name, blob in blobs.items()
-                if blob.classes
-            }
+            node: {name: blob.classes for name, blob in blobs.items() if blob.classes}
             for node, blobs in encoded.items()
         }
         replicas: dict[str, dict[str, str]] = {}
@@ -355,14 +347,14 @@ def _stored_blobs(
     encoded: Mapping[str, EncodedBlob],
 ) -> dict[str, StoredBlob]:
     """What the next save is told of the blobs of this one."""
-    entries: dict[str, dict[str, Any]] = {}
+    described: dict[str, dict[str, object]] = {}
     for array in arrays:
         if not isinstance(array.data, Rows) and array.data.nbytes >= LINKED_BYTES:
-            entries.setdefault(array.blob, {})[array.path] = array.document
+            described.setdefault(array.blob, {})[array.path] = array.document
     stored = {}
     for name, blob in encoded.items():
         kept = blob if isinstance(blob.tree, msgspec.Raw) else None
-        stored[name] = StoredBlob(workspace.versions[name], kept, entries.get(name, {}))
+        stored[name] = StoredBlob(workspace.versions[name], kept, described.get(name, {}))
     return stored
 
 

@@ -89,7 +89,7 @@ def _read_compressor(item: Any, where: str) -> Compressor:
     settings = item.get("configuration", {}) if isinstance(item, Mapping) else None
     if not isinstance(settings, Mapping) or not isinstance(item.get("name"), str):
         raise DefinitionError(
-            f"{where}: a compressor must be a name ('zstd') or a Zarr codec "
+            f"{where}: compressors must be a name ('zstd') or a Zarr codec "
             f"(zarr.codecs.ZstdCodec(level=3)); got {item!r}."
         )
     if item["name"] != "zstd":

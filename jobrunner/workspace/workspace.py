@@ -42,14 +42,14 @@ class StoredBlob:
 
     version: int  # of the blob
     encoded: Any  # the blob as it was encoded, if that needs none of its memory; else None
-    arrays: Mapping[str, Mapping[str, Any]]  # path within the store -> entry without its files
+    arrays: Mapping[str, object]  # path within the store -> how the array is described there
 
 
 @dataclass(frozen=True, slots=True)
 class StoredAs:
     """The last store that was written of a node."""
 
-    store: tuple[str, str, str]  # its directory, its name, the SHA-256 of its manifest
+    store: tuple[str, str, str]  # its directory, its name, the SHA-256 of its document
     blobs: Mapping[str, StoredBlob]
     encoded_by: Any  # equal for saves that encode equal values alike
 

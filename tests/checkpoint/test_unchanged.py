@@ -201,16 +201,6 @@ def test_an_array_that_nothing_can_have_changed_is_read_only_now_and_then(
     assert rig.manager.open(found)["a"].load("fixed")[-1] == BIG
 
 
-def test_a_forbidden_change_of_an_arrays_first_values_is_found_at_once(
-    rig: Rig, caplog: pytest.LogCaptureFixture
-) -> None:
-    rig.save(0)
-    change_unseen(rig, 0)
-    assert rig.save(1).linked_bytes == 0
-    assert rig.manager.open(1)["a"].load("fixed")[0] == 1
-    assert "name it in the updates=" in caplog.text
-
-
 def updates(rig: Rig) -> None:
     def change(array: np.ndarray) -> None:
         array[BIG - 1] += 1

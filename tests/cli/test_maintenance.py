@@ -123,7 +123,7 @@ def test_fsck_explains_every_object(runs: Path) -> None:
     (runs / save.stores["a"]).mkdir()  # a save that is under way
     for stray in ("notes.txt", "z.7", "a.0/more", "_log/x", "_log/00000000001.json"):
         (runs / stray).write_text("?")
-    (runs / "_log" / ".0000000099.ab.tmp").write_text("{")
+    (runs / "_log" / ".0000000099.json.ab.tmp").write_text("{")
     (runs / "_save_now").touch()
     (runs / "a.1" / "w" / "c.0").unlink()
     shutil.rmtree(runs / "b.2")
@@ -136,7 +136,7 @@ def test_fsck_explains_every_object(runs: Path) -> None:
         "a.0/more": "stray",
         "_log/x": "stray",
         "_log/00000000001.json": "stray",
-        "_log/.0000000099.ab.tmp": "pending",
+        "_log/.0000000099.json.ab.tmp": "pending",
         "_save_now": "pending",
         run: "pending",
         "a.3": "aside",

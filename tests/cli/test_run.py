@@ -498,7 +498,7 @@ def test_callbacks_logs_metadata_and_a_migration_are_named_as_options(
         (["--save-before", "slurm"], "SLURM_JOB_END_TIME"),
         (["--keep-every", "5steps"], "--keep-every 5steps: expected a number of epochs or seconds"),
         (["--keep-best", "loss:least"], "--keep-best loss:least: expected METRIC"),
-        (["--compress", "rar"], "'rar' is none of the compressors"),
+        (["--compress", "rar"], "by 'zstd', which every reader of Zarr has, not by 'rar'"),
         (["--param", "rate"], "'rate' is not NAME=VALUE, with each name once"),
         (
             ["--param", "rate=1", "--param", "rate=2"],

@@ -17,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from jobrunner.checkpoint.storage.posix import PosixFiles
 
 Tree = dict[str, "bytes | Tree"]
@@ -63,16 +61,10 @@ class TracingFiles(PosixFiles):
         if operation in ("mkdir", "create", "fsync", "syncfs", "unlink", "rmdir"):
             self.trace.append(Operation(operation, path))
 
-    def write(
-        self,
-        path: str,
-        buffers: Sequence[bytes | memoryview],
-        padding_bytes: int = 0,
-        digest: Callable[[memoryview, int], int] = crc32c,
-    ) -> int:
-        found = super().write(path, buffers, padding_bytes, digest)
+    def write(self, path: str, buffers: Sequence[bytes | memoryview]) -> str:
+        digest = super().write(path, buffers)
         self.trace.append(Operation("write", path, Path(path).read_bytes()))
-        return found
+        return digest
 
     def _link(self, source: str, target: str) -> os.stat_result:
         self.trace.append(Operation("link", target, source))

@@ -11,6 +11,7 @@ import sys
 import time
 
 from jobrunner import MultiNodeCheckpointManager
+from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.golden.making import anonymize
 
@@ -20,8 +21,8 @@ SPANS = [["a", "step", 1, 3.5, 0.75], ["a", "step", 2, 7.5, 0.5]]
 
 def make(path: str) -> None:
     """Save two epochs, as a run that began ten seconds ago."""
-    manager = MultiNodeCheckpointManager(path)
-    began = round(time.time() - 10, 3)
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    began = round(time.time() - 10.02, 3)
     manager.run.start(["a"], {"plan": {"job": "golden"}, "began": began})
     spent = {"start": 3.0}
     for epoch in (0, 2):

@@ -41,7 +41,7 @@ def test_mutants_give_values_or_errors_of_ours(count: int) -> None:
     assert ends["CheckpointCorruptError"] > ends.total() / 20
 
 
-@sampled("count", sample=8, nightly=3_000)
+@sampled("count", sample=24, nightly=3_000)
 def test_a_run_resumes_from_a_mutant_or_says_why(
     inproc_session: Session, tmp_path: Path, count: int
 ) -> None:

@@ -72,7 +72,10 @@ OPTIONS: dict[str, Any] = {
     "zstd": {"compressors": "zstd"},
 }
 CONTAINERS: dict[str, Any] = {
-    "params": {"w": TABLE, "layers": [np.arange(4), np.array(["2020-01-01"], "M8[D]"), "text"]},
+    "params": {
+        "w": TABLE,
+        "layers": [np.arange(4), np.array(["2020-01-01", "2020-01-02"], "M8[D]"), "text"],
+    },
     "rows": [{"id": i, "at": [i, -i], "who": f"n{i}é"} for i in range(300)],
     "bytes": bytes(range(256)) * 20,
     "step": 7,
@@ -121,7 +124,7 @@ def expected(store: Path) -> dict[str, Any]:
     found = {name: numbers(it) for arrays in ARRAYS.values() for name, it in arrays.items()}
     found["params/w"] = TABLE.tolist()
     found["params/layers/0"] = [0, 1, 2, 3]
-    found["params/layers/1"] = [18262]
+    found["params/layers/1"] = [18262, 18263]
     found["rows/id"] = list(range(300))
     found["rows/at"] = [[i, -i] for i in range(300)]
     found["rows/who/texts"] = list("\0".join(f"n{i}é" for i in range(300)).encode())

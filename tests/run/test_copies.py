@@ -42,10 +42,11 @@ def test_a_copy_opens_only_when_all_of_it_is_durable(tmp_path: Path) -> None:
         files.trace.clear()
         task.fn()
         store = str(tmp_path / "copy" / "a.1")
-        shown = files.trace.index(("rename", f"{store}/zarr.json.partial"))
-        last = max(at for at, (what, _) in enumerate(files.trace) if what == "write")
-        synced = [at for at, (what, _) in enumerate(files.trace) if what == "syncfs"]
-        assert last < synced[0] < shown
+        (shown,) = [at for at, (what, _) in enumerate(files.trace) if what == "rename"]
+        *chunks, root = [at for at, (what, _) in enumerate(files.trace) if what == "write"]
+        (synced,) = [at for at, (what, _) in enumerate(files.trace) if what == "syncfs"]
+        assert max(chunks) < synced < root < shown
+        assert "fsync" in [what for what, _ in files.trace[root:shown]]
         assert ("fsync", store) in files.trace[shown:]
     hidden = files.trace.index(("unlink", f"{store}/zarr.json"))
     assert files.trace[hidden + 1] == ("fsync", store)  # before anything else is removed

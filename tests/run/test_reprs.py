@@ -48,7 +48,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         runner = JobRunner(job, manager)
         result = runner.run(session)
         open_session = ET.fromstring(session._repr_html_())
-    others = {"open session": open_session, "fresh session": fresh}
+    checkpoint = manager.open(3)
+    others = {"open session": open_session, "fresh session": fresh, "Checkpoint": checkpoint}
     made = [job, runner.plan_resume(), job.compile(), result, session]
     return {type(it).__name__: it for it in made} | others
 

@@ -283,12 +283,18 @@ def test_an_array_is_released_as_soon_as_it_is_written(tmp_path, gate):
 
 
 def planned(*arrays):
+    from jobrunner.checkpoint.encoding import dtype_to_spec
     from jobrunner.checkpoint.store.chunks import Grid
     from jobrunner.checkpoint.store.document import describe_array
 
     return [
         PlannedArray(
-            "w", str(i), array, grid, None, describe_array(array.dtype.str, grid, "ndarray")
+            "w",
+            str(i),
+            array,
+            grid,
+            None,
+            describe_array(dtype_to_spec(array.dtype), grid, "ndarray"),
         )
         for i, array in enumerate(arrays)
         for grid in [Grid(array.shape, array.shape, None)]

@@ -578,7 +578,7 @@ def test_a_value_that_arrives_twice_counts_once(bench):
 def test_an_error_of_ours_is_told_without_frames_though_a_library_has_one(bench, tmp_path):
     read = VerifiedFiles(PosixFiles(), str(tmp_path)).read
     failure = bench(group({"a": [task(0, lambda: read("c.0", [1, 0]))]})).run().failure
-    assert "read_span" in failure.traceback  # what a user's function does is shown
+    assert "read_document" in failure.traceback  # what a user's function does is shown
     failure = bench(group({"a": [task(0, partial(read, "c.0", [1, 0]))]})).run().failure
     assert isinstance(failure.exception(), CheckpointCorruptError)
     assert failure.traceback == ""  # `contextlib` has a frame

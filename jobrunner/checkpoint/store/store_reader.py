@@ -250,9 +250,10 @@ class ArrayReader:
         data = self._files.read(path, file)
         with self._decoding(path):
             chunk = decode_chunk(data, self._grid, self.dtype, self.array.zstd)
-            chunk = chunk[inside]
-            # What is left over is padding.
-            target[...] = chunk[tuple(slice(size) for size in target.shape)]
+            # With the ellipses, an array without axes stays one. What is left over is padding.
+            wanted: Any = (*inside, ...)
+            content: Any = tuple(slice(size) for size in target.shape)
+            target[...] = chunk[wanted][(*content, ...)]
 
     def read_chunk(self, at: Sequence[int]) -> bytes:
         """Read a chunk, not compressed, at coordinates in the order of the array's own axes."""

@@ -191,7 +191,11 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
                 f"{axis}: {', '.join(map(_describe, parts))}. Parts must be arrays with that axis, "
                 f"and differ only in their length along it."
             )
-        arrays = [dask.array.from_array(part, part.chunks) for part in parts]
+        arrays = []
+        for node, part in zip(nodes, parts, strict=True):
+            # Without a name, Dask would pickle the array to make one.
+            name = f"{node}-{blob}-{self._readers[node].sha256}"
+            arrays.append(dask.array.from_array(part, part.chunks, name=name))
         return dask.array.concatenate(arrays, axis)
 
     def __iter__(self) -> Iterator[str]:

@@ -295,8 +295,8 @@ def test_unchanged_chunks_are_linked_with_their_digests(tmp_path: Path, compress
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"compressors": 3}, r"a compressor must be a name \('zstd'\) or a Zarr codec"),
-        ({"compressors": [["zstd"]]}, "a compressor must be a name"),
+        ({"compressors": 3}, r"compressors must be a name \('zstd'\) or a Zarr codec"),
+        ({"compressors": [["zstd"]]}, "compressors must be a name"),
         ({"compressors": ["zstd", "zstd"]}, "expected one compressor"),
         ({"chunks": 0}, "chunks must be an int >= 1 for each axis"),
         ({"chunks": (2, "x")}, "chunks must be an int >= 1 for each axis"),
