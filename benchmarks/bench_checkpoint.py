@@ -35,6 +35,7 @@ from harness import Report, Row, arguments, caffe2_python, write
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES
 from jobrunner.checkpoint.store.store_reader import StoreReader
+from jobrunner.positions import Position
 from jobrunner.workspace import Workspace, adopt
 
 Blobs = dict[str, np.ndarray[Any, Any]]
@@ -89,7 +90,7 @@ class Ours:
         manager.run.start(["node"], {})
         try:
             started = time.perf_counter()
-            save = manager.commits.begin(0)
+            save = manager.commits.begin(Position(0))
             manager.commits.commit(save, save.write({"node": workspace}), {})
             self.seconds = time.perf_counter() - started
         finally:
@@ -363,7 +364,7 @@ def change_one_percent(report: Report, parent: Path, rounds: int) -> None:
             for epoch, times in ((0, whole), (1, part)):
                 warm(2 << 30)
                 started = time.perf_counter()
-                save = manager.commits.begin(epoch)
+                save = manager.commits.begin(Position.of(epoch))
                 manager.commits.commit(save, save.write({"node": workspace}), {})
                 times.append(time.perf_counter() - started)
                 workspace.put("blob00050", adopt(workspace.value("blob00050") + np.float32(1)))
@@ -392,7 +393,7 @@ def stall(report: Report, parent: Path, rounds: int) -> None:
             for epoch in range(2 * rounds + 2):
                 rotate(workspace)  # or nothing would be written
                 started = time.perf_counter()
-                save = manager.commits.begin(epoch)
+                save = manager.commits.begin(Position.of(epoch))
                 if epoch % 2:
                     receipts = save.write({"node": workspace})
                     times = whole
@@ -463,7 +464,7 @@ def tiny_nodes(report: Report, parent: Path, rounds: int) -> None:
             manager.run.start(names, {})
             for epoch in range(rounds + 1):
                 started = time.perf_counter()
-                save = manager.commits.begin(epoch)
+                save = manager.commits.begin(Position.of(epoch))
                 manager.commits.commit(save, save.write(workspaces), {})
                 times.append(time.perf_counter() - started)
             manager.run.end()

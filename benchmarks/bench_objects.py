@@ -28,6 +28,7 @@ from harness import OURS, Report, Row, alternate, arguments, write
 from jobrunner import KeepLast, MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage.object_files import ObjectFiles
 from jobrunner.checkpoint.store.store_reader import StoreReader
+from jobrunner.positions import Position
 from jobrunner.workspace import Workspace, adopt
 
 Blobs = dict[str, np.ndarray[Any, Any]]
@@ -94,7 +95,7 @@ class Ours:
 
     def save(self, manager: MultiNodeCheckpointManager, epoch: int) -> float:
         started = time.perf_counter()
-        save = manager.commits.begin(epoch)
+        save = manager.commits.begin(Position.of(epoch))
         manager.commits.commit(save, save.write({"node": self.workspace}), {})
         return time.perf_counter() - started
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from jobrunner.errors import DefinitionError
-from jobrunner.positions import parse_position
+from jobrunner.positions import Position
 
 MAX_NAME_LENGTH = 128
 """In characters. An escaped name with its suffix must fit into 255 bytes on every file system."""
@@ -99,17 +99,14 @@ class StoreName(NamedTuple):
     """The parts of ``trainer:0.5``, its second save ``trainer:0.5.r1``, or ``trainer:0.4.s200``."""
 
     node: str
-    epoch: int
+    epoch: Position
     retry: int = 0
 
 
-def format_store_name(node: str, epoch: int, retry: int = 0) -> str:
-    """Name of the directory that contains `node` at `epoch`; `retry` counts repeated saves.
-
-    Raises `TypeError` or `ValueError` for arguments of a wrong type, as from a damaged log.
-    """
+def format_store_name(node: str, epoch: Position, retry: int = 0) -> str:
+    """Name of the directory that contains `node` at `epoch`; `retry` counts repeated saves."""
     suffix = f".r{retry:d}" if retry else ""
-    return f"{escape(node)}.{epoch:d}{suffix}"
+    return f"{escape(node)}.{epoch}{suffix}"
 
 
 def parse_store_name(text: str) -> StoreName | None:
@@ -117,7 +114,7 @@ def parse_store_name(text: str) -> StoreName | None:
     match = _STORE.fullmatch(text)
     if match is None:
         return None
-    epoch = parse_position(match["epoch"])
+    epoch = Position.parse(match["epoch"])
     assert epoch is not None  # the pattern allows nothing else
     found = StoreName(unescape(match["stem"]), epoch, int(match["retry"] or 0))
     return found if format_store_name(*found) == text else None

@@ -1,28 +1,28 @@
-"""Positions of a run: whole epochs, and steps of the next one."""
+"""Positions of a run: how many whole epochs it has run, and how many steps of the next one."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Self
+from typing import Any
 
 from jobrunner.errors import DefinitionError
-from jobrunner.texts import without_credentials
 
 _POSITION = re.compile(r"(0|[1-9][0-9]{0,17})(?:\.s([1-9][0-9]{0,17}))?")
 
 
-class Position(int):
-    """A position in the middle of an epoch: `epoch` whole epochs, and `step` steps of the next one.
+@dataclass(frozen=True, order=True, slots=True, repr=False)
+class Position:
+    """How far a run is: `epoch` whole epochs, and `step` steps of the next one.
 
     Parameters
     ----------
     epoch : int
-        At least 0.
+        At least 0, which is "after init".
     step : int
-        At least 1. The position after a whole epoch is a plain int.
+        At least 0; 0 after a whole epoch.
 
     Raises
     ------
@@ -31,153 +31,144 @@ class Position(int):
 
     Notes
     -----
-    A position comes after its whole epochs and before the next one: ``4 < Position(4, 200) < 5``.
-    It equals no int. In arithmetic it counts as its whole epochs, and JSON encoders write only
-    these: write ``str(position)``, which is ``"4.s200"``.
+    Positions are ordered among themselves: one within an epoch comes after its whole epochs and
+    before the next. Where the library returns one, it returns a plain int for a whole epoch, which
+    is what `public` is; `Position.of` reads both.
 
     Examples
     --------
-    >>> sorted([5, Position(4, 200), 4, Position(4, 20)])
-    [4, Position(4, 20), Position(4, 200), 5]
+    >>> sorted([Position(5), Position(4, 200), Position(4), Position(4, 20)])
+    [Position(4), Position(4, 20), Position(4, 200), Position(5)]
     >>> print(Position(4, 200))
     4.s200
+    >>> Position(4).public
+    4
     """
 
-    step: int
+    epoch: int
+    step: int = 0
 
-    def __new__(cls, epoch: int, step: int) -> Self:  # noqa: D102
-        for name, value, least in (("epoch", epoch, 0), ("step", step, 1)):
-            if not is_whole(value, least):
-                raise DefinitionError(
-                    f"Position: {name} must be an int >= {least}; got {value!r:.200}."
-                )
-        found = super().__new__(cls, epoch)
-        found.step = int(step)
-        return found
+    def __post_init__(self) -> None:
+        # Most are made from the log, with plain ints.
+        if type(self.epoch) is int and type(self.step) is int and self.epoch >= 0 <= self.step:
+            return
+        for name in ("epoch", "step"):
+            value = getattr(self, name)
+            if not is_whole(value, 0):
+                raise DefinitionError(f"Position: {name} must be an int >= 0; got {value!r:.200}.")
+            object.__setattr__(self, name, int(value))
 
-    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]
-        return int(self), self.step
+    @classmethod
+    def of(cls, value: EpochLike) -> Position:
+        """Read an epoch (4), a pair (4, 200), a text ("4.s200") or a position.
 
-    def __repr__(self) -> str:
-        return f"Position({int(self)}, {self.step})"
+        Raises
+        ------
+        DefinitionError
+            The value is none of these.
+        """
+        position = read_position(value)
+        if position is None:
+            raise DefinitionError(
+                f"Expected an epoch (an int >= 0) or a Position such as (4, 200) or '4.s200'; "
+                f"got {value!r:.200}."
+            )
+        return position
+
+    @classmethod
+    def parse(cls, text: str) -> Position | None:
+        """Read ``4`` or ``4.s200``, as in the names of stores; None for any other text."""
+        match = _POSITION.fullmatch(text)
+        if match is None:
+            return None
+        return cls(int(match[1]), int(match[2] or 0))
+
+    @classmethod
+    def from_json(cls, value: int | str) -> Position:
+        """Undo `to_json`; raises ValueError for what it does not write."""
+        if isinstance(value, str):
+            position = cls.parse(value)
+            if position is None or not position.step:
+                raise ValueError(f"{value!r:.80} is no position in an epoch")
+            return position
+        if value < 0:
+            raise ValueError(f"{value} is no epoch")
+        return cls(value)
+
+    def to_json(self) -> int | str:
+        """The position as JSON: an int after a whole epoch, else a text such as ``4.s200``."""
+        return str(self) if self.step else self.epoch
+
+    @property
+    def public(self) -> PublicPosition:
+        """What users get: an int after a whole epoch."""
+        return self if self.step else self.epoch
 
     def __str__(self) -> str:
-        return f"{int(self)}.s{self.step}"
+        return f"{self.epoch}.s{self.step}" if self.step else str(self.epoch)
 
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec.removesuffix("d"))
-
-    def __hash__(self) -> int:
-        return hash((int(self), self.step))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Position) and _key(self) == _key(other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __lt__(self, other: Any) -> bool:
-        return _key(self) < _key(other)
-
-    def __le__(self, other: Any) -> bool:
-        return _key(self) <= _key(other)
-
-    def __gt__(self, other: Any) -> bool:
-        return _key(self) > _key(other)
-
-    def __ge__(self, other: Any) -> bool:
-        return _key(self) >= _key(other)
+    def __repr__(self) -> str:
+        return f"Position({self.epoch}, {self.step})" if self.step else f"Position({self.epoch})"
 
 
-def is_whole(value: object, least: int) -> bool:
-    """Whether it is an int that is at least `least`, also one of NumPy; no bool, no position."""
-    if type(value) is int:  # much faster
-        return value >= least
-    is_int = isinstance(value, Integral) and not isinstance(value, bool | Position)
-    return is_int and int(value) >= least  # type: ignore[call-overload]
+PublicPosition = int | Position
+"""How users get positions: a whole epoch as an int."""
 
-
-EpochLike = int | tuple[int, int] | str
+EpochLike = int | tuple[int, int] | str | Position
 """How callers name a checkpoint: an epoch (4), a `Position`, or its pair (4, 200) or text "4.s200"."""
 
 
-def as_epoch(value: EpochLike) -> int:
-    """The epoch or `Position` that `read_position` finds in a value, which is one."""
-    found = read_position(value)
-    assert found is not None
-    return found
+def is_whole(value: object, least: int) -> bool:
+    """Whether it is an int that is at least `least`, also one of NumPy; no bool."""
+    if type(value) is int:  # much faster
+        return value >= least
+    is_int = isinstance(value, Integral) and not isinstance(value, bool)
+    return is_int and int(value) >= least  # type: ignore[call-overload]
 
 
-def _key(value: Any) -> tuple[Any, int]:
-    return (int(value), value.step) if isinstance(value, Position) else (value, 0)
-
-
-def step_of(epoch: int) -> int:
-    """The steps that a position contains besides whole epochs; 0 for an epoch."""
-    return epoch.step if isinstance(epoch, Position) else 0
-
-
-def parse_position(text: str) -> int | None:
-    """Read ``4`` as an epoch and ``4.s200`` as a position; None for any other text."""
-    match = _POSITION.fullmatch(text)
-    if match is None:
-        return None
-    return Position(int(match[1]), int(match[2])) if match[2] else int(match[1])
-
-
-def is_position(text: object) -> bool:
-    """Whether a text names a position in the middle of an epoch."""
-    return isinstance(text, str) and isinstance(parse_position(text), Position)
-
-
-def read_position(value: object) -> int | None:
-    """Read an epoch or a position, which may be a pair or ``"4.s200"``; None if it is neither."""
-    if isinstance(value, str):
-        return parse_position(value) if is_position(value) else None
-    if isinstance(value, tuple) and len(value) == 2 and all(is_whole(it, 0) for it in value):
-        return Position(*value) if value[1] else int(value[0])
+def read_position(value: object) -> Position | None:
+    """Read what `EpochLike` allows; None if it is something else."""
     if isinstance(value, Position):
         return value
-    return int(value) if is_whole(value, 0) else None  # type: ignore[call-overload]
-
-
-def epoch_to_json(epoch: int) -> int | str:
-    """An epoch or a position as JSON; `epoch_from_json` reads it."""
-    return str(epoch) if isinstance(epoch, Position) else epoch
-
-
-def plain(value: Any) -> Any:
-    """Plain data with all its positions as JSON."""
-    if isinstance(value, dict):
-        return {epoch_to_json(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return epoch_to_json(value)
-
-
-def to_json(value: Any) -> Any:
-    """Any value as strict JSON, without credentials; NaN and infinities become null."""
-    if isinstance(value, Mapping):
-        return {to_json(str(key)): to_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [to_json(item) for item in value]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
     if isinstance(value, str):
-        return without_credentials(value)
-    if isinstance(value, int):
-        return epoch_to_json(value)
-    if value is None:
-        return value
-    unpacked = value.item() if hasattr(value, "item") and getattr(value, "size", 0) == 1 else value
-    return str(value) if unpacked is value else to_json(unpacked)
+        position = Position.parse(value)
+        # Whole epochs are written as ints: "4" is more likely a mistake than an epoch.
+        return position if position is not None and position.step else None
+    if isinstance(value, tuple):
+        if len(value) == 2 and is_whole(value[0], 0) and is_whole(value[1], 0):
+            return Position(*value)
+        return None
+    if is_whole(value, 0):
+        return Position(value)  # type: ignore[arg-type]
+    return None
 
 
-def epoch_from_json(value: int | str) -> int:
-    """Undo `epoch_to_json`; raises ValueError for a text that is no position."""
-    if not isinstance(value, str):
-        return value
-    found = parse_position(value)
-    if not isinstance(found, Position):
-        raise ValueError(f"{value!r:.80} is no position in an epoch")
-    return found
+def position_of(record: Mapping[str, Any]) -> Position:
+    """The position of a recorded checkpoint."""
+    return Position.of(record["epoch"])
+
+
+def describe_position(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recorded checkpoint contains; ``epoch`` is what the log calls it."""
+    at = position_of(record)
+    return {
+        "epoch": at.public,
+        "whole_epochs": at.epoch,
+        "step": at.step,
+        "steps_per_epoch": record["details"].get("steps_per_epoch") if at.step else None,
+    }
+
+
+def name_position(record: Mapping[str, Any]) -> str:
+    """Name the epoch of a checkpoint, and the step if it was saved within one, for a message."""
+    at = position_of(record)
+    if not at.step:
+        return f"epoch {at}"
+    noun = "epoch" if at.epoch == 1 else "epochs"
+    step = name_step(at.step, record["details"].get("steps_per_epoch"))
+    return f"epoch {at} ({at.epoch} whole {noun} and {step})"
+
+
+def name_step(step: int, steps_per_epoch: int | None) -> str:
+    """Name a step, for a message; epochs may have no fixed number of them."""
+    return f"step {step}" if steps_per_epoch is None else f"step {step} of {steps_per_epoch}"

@@ -15,6 +15,7 @@ from jobrunner.names import (
     parse_store_name,
     unescape,
 )
+from jobrunner.positions import Position
 from jobrunner.texts import printable, without_credentials
 
 
@@ -26,10 +27,11 @@ def valid(name):
     return True
 
 
+positions = st.builds(Position, st.integers(0, 10**6), st.integers(0, 3))
 names = st.text(min_size=1, max_size=20).filter(valid)
 
 
-@given(names, st.integers(0, 10**6), st.integers(0, 99))
+@given(names, positions, st.integers(0, 99))
 def test_a_store_name_parses_back_to_its_parts(node, epoch, retry):
     assert parse_store_name(format_store_name(node, epoch, retry)) == (node, epoch, retry)
 
@@ -44,7 +46,10 @@ def test_an_escaped_name_is_one_plain_path_component(name):
     assert len(text.encode()) <= 200
 
 
-@given(names, names, st.integers(0, 50), st.integers(0, 50), st.integers(0, 3), st.integers(0, 3))
+near = st.builds(Position, st.integers(0, 50), st.integers(0, 1))
+
+
+@given(names, names, near, near, st.integers(0, 3), st.integers(0, 3))
 def test_different_stores_have_different_names(a, b, epoch_a, epoch_b, retry_a, retry_b):
     same = (a, epoch_a, retry_a) == (b, epoch_b, retry_b)
     assert (
@@ -53,8 +58,8 @@ def test_different_stores_have_different_names(a, b, epoch_a, epoch_b, retry_a, 
 
 
 def test_store_names_look_as_documented():
-    assert format_store_name("trainer:0", 5) == "trainer:0.5"
-    assert format_store_name("trainer:0", 5, 1) == "trainer:0.5.r1"
+    assert format_store_name("trainer:0", Position(5)) == "trainer:0.5"
+    assert format_store_name("trainer:0", Position(5), 1) == "trainer:0.5.r1"
 
 
 @pytest.mark.parametrize("text", ["a", "a.", ".5", "a.05", "a.-1", "a.5.r0", "_log.5", "a/b.5", ""])

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobrunner.callbacks.metrics import plain_metrics, require
+from jobrunner.positions import Position
 from jobrunner.run import Callback, JobRunner, ResumePlan, RunResult, SaveReport
 
 
@@ -73,7 +74,7 @@ class OpenTelemetry(Callback):
         """Note from where the run begins."""
         self._run.set_attribute("jobrunner.reason", plan.reason)
         if plan.epoch is not None:
-            self._run.set_attribute("jobrunner.resumed_from", plan.epoch)
+            self._run.set_attribute("jobrunner.resumed_from", Position.of(plan.epoch).epoch)
 
     def on_load(self, epoch: int, step: int, seconds: float) -> None:
         """Add the span of a load."""
@@ -97,8 +98,9 @@ class OpenTelemetry(Callback):
 
     def on_save(self, report: SaveReport) -> None:
         """Add the span of a save."""
-        about = {"epoch": int(report.epoch), "step": report.step, "nbytes": report.nbytes}
-        parent = self._epochs.get(report.epoch)
+        at = Position.of(report.epoch)
+        about = {"epoch": at.epoch, "step": at.step, "nbytes": report.nbytes}
+        parent = None if at.step else self._epochs.get(at.epoch)
         self._add("save", report.seconds, about, parent=parent, error=report.error)
 
     def on_loss(self, error: Exception) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from jobrunner.callbacks.metrics import numbers, require
 from jobrunner.define import LABEL, checked, number
+from jobrunner.positions import Position
 from jobrunner.run import Callback, JobRunner, SaveReport
 
 _PORT = number("a port from 1 to 65535", lambda it: it in range(1, 65_536))
@@ -93,7 +94,7 @@ class Prometheus(Callback):
         if report.error is not None:
             self._failed_saves.labels(self._job).inc()
             return
-        self._saved_epoch.labels(self._job).set(report.epoch)
+        self._saved_epoch.labels(self._job).set(Position.of(report.epoch).epoch)
         self._saved_bytes.labels(self._job).set(report.nbytes)
         self._save_seconds.labels(self._job).set(report.seconds)
 

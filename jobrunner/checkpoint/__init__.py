@@ -95,13 +95,7 @@ from jobrunner.checkpoint.store import (
     NodeCheckpoint,
     Receipt,
     StoreReader,
-    describe_position,
     digest_blob,
-    is_old_form,
-    name_position,
-    name_step,
-    steps_in,
-    whole_epochs,
 )
 from jobrunner.checkpoint.worker_load import load_waiting_states
 from jobrunner.checkpoint.worker_save import Save

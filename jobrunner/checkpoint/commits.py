@@ -24,6 +24,7 @@ from jobrunner.checkpoint.store import Receipt
 from jobrunner.checkpoint.worker_save import BlobEncoder, Save
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
+from jobrunner.positions import Position
 from jobrunner.texts import get_logger, listed
 
 logger = get_logger(__name__)
@@ -72,7 +73,7 @@ class Commits:
 
     def begin(
         self,
-        epoch: int,
+        epoch: Position,
         *,
         replicated: Mapping[str, Sequence[str]] | None = None,
         initial: Mapping[str, Collection[str]] | None = None,

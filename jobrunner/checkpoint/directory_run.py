@@ -15,6 +15,7 @@ from jobrunner.checkpoint.retention import Retention
 from jobrunner.config import get_number
 from jobrunner.errors import CheckpointError, DefinitionError
 from jobrunner.names import check_distinct, check_name
+from jobrunner.positions import Position
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
@@ -134,7 +135,7 @@ class DirectoryRun:
         """Check the answers to `probe`, by address of the worker; raises what its `check` does."""
         self.commits.held().probe.check(self.recorded.path, answers)
 
-    def rewind(self, epoch: int | None, reason: str) -> None:
+    def rewind(self, epoch: Position | None, reason: str) -> None:
         """Set aside every epoch after `epoch`, or all if None; their stores stay, hidden.
 
         `reason` is for people who read the log.
@@ -142,11 +143,11 @@ class DirectoryRun:
         self.commits.held()
         self.recorded.loaded = epoch
         state = self.recorded.log.check_held()
-        if later := state.recorded.after(-1 if epoch is None else epoch):
+        if later := state.recorded.after(epoch):
             self.retention.give_up(state, later, "rewind", {"after": epoch, "reason": reason})
             self.retention.sweeper.drain()
 
-    def set_aside(self, epoch: int, reason: str) -> None:
+    def set_aside(self, epoch: Position, reason: str) -> None:
         """Set one damaged epoch aside; its stores stay, hidden."""
         self.commits.held()
         state = self.recorded.log.check_held()
@@ -154,7 +155,7 @@ class DirectoryRun:
         self.retention.give_up(state, [epoch], "rewind", {"only": epoch, "reason": reason})
         self.retention.sweeper.drain()
 
-    def finish(self, epoch: int) -> None:
+    def finish(self, epoch: Position) -> None:
         """Record that the job ended after `epoch`, exit group included; see `delete_on_success`."""
         self.commits.held()
         self.recorded.log.check_held()

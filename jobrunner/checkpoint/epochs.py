@@ -33,7 +33,7 @@ from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.compile import gc_paused
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import StoreName, format_store_name, parse_store_name
-from jobrunner.positions import Position, parse_position
+from jobrunner.positions import Position
 from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
@@ -64,20 +64,20 @@ class Epochs:
         self.handler.set_params(self.path, ())
         self.log = LogWriter(self.handler, self.path)
         self.only_node: str | None = None  # the node of a `CheckpointManager`
-        self.loaded: int | None = None  # by the current run, last; retention keeps it
+        self.loaded: Position | None = None  # by the current run, last; retention keeps it
         self._is_running = False
-        self._unclaimed: list[int] | None = None
+        self._unclaimed: list[Position] | None = None
 
     def mark_run(self, *, is_running: bool) -> None:
         """Note that a run of this manager has taken or released the directory."""
         self._is_running = is_running
         self.loaded = self._unclaimed = None
 
-    def all(self) -> list[int]:
-        """The recorded epochs, in ascending order."""
+    def all(self) -> list[Position]:
+        """What is recorded, in ascending order."""
         return list(self.log.refresh().recorded)
 
-    def latest(self) -> int | None:
+    def latest(self) -> Position | None:
         """The newest recorded epoch, if any."""
         return self.log.refresh().latest
 
@@ -86,7 +86,7 @@ class Epochs:
         state = self.log.refresh()
         return state.done is not None and state.done == state.latest
 
-    def numbers(self, epochs: Iterable[int] | None = None) -> dict[int, int]:
+    def numbers(self, epochs: Iterable[Position] | None = None) -> dict[Position, int]:
         """Each of these epochs, by default all in ascending order, with its entry's number in the log."""
         state = self.log.refresh()
         numbers = {}
@@ -95,19 +95,19 @@ class Epochs:
             numbers[epoch] = state.commit_number(epoch)
         return numbers
 
-    def record(self, epoch: int) -> Mapping[str, Any]:
+    def record(self, epoch: Position) -> Mapping[str, Any]:
         """See `MultiNodeCheckpointManager.record`."""
         state = self.log.refresh()
         self.check_recorded(epoch, state)
         return self.read_record(epoch, state.commit_number(epoch))
 
     def records(
-        self, epochs: Iterable[int] | None = None
-    ) -> Iterator[tuple[int, Mapping[str, Any] | CheckpointCorruptError]]:
+        self, epochs: Iterable[Position] | None = None
+    ) -> Iterator[tuple[Position, Mapping[str, Any] | CheckpointCorruptError]]:
         """Each of these epochs, by default all, with its record, or why it cannot be read."""
         numbers = self.numbers(epochs)
 
-        def read(epoch: int) -> Mapping[str, Any] | CheckpointCorruptError:
+        def read(epoch: Position) -> Mapping[str, Any] | CheckpointCorruptError:
             try:
                 return self.read_record(epoch, numbers[epoch])
             except CheckpointCorruptError as error:
@@ -116,7 +116,7 @@ class Epochs:
         return zip(numbers, self.files.each(read, numbers), strict=True)
 
     @gc_paused()
-    def read_record(self, epoch: int, number: int) -> Mapping[str, Any]:
+    def read_record(self, epoch: Position, number: int) -> Mapping[str, Any]:
         """Read the record of an epoch from entry `number` of the log."""
         entry = self.log.read_entry(number)
         try:
@@ -125,7 +125,7 @@ class Epochs:
                 if about.store != format_store_name(node, epoch, commit.retry):
                     raise ValueError(f"{about.store!r} is not the store of node {node!r}")
             details = check_details(loose_json(commit.details))
-            record = {**entry_to_json(commit), "epoch": commit.epoch, "details": details}
+            record = {**entry_to_json(commit), "epoch": commit.epoch.public, "details": details}
         except (ValueError, RecursionError) as error:
             raise CheckpointCorruptError(
                 f"{self.path}: entry {number} of the log is not a valid record of epoch {epoch}: "
@@ -137,11 +137,11 @@ class Epochs:
             record["stores"] = {node: s for node, s in stores.items() if node == self.only_node}
         return record
 
-    def run_info(self, epoch: int) -> Mapping[str, Any]:
+    def run_info(self, epoch: Position) -> Mapping[str, Any]:
         """The info that the run that recorded `epoch` logged when it began; see `info_of`."""
         return self.info_of(self.record(epoch)["run_number"])
 
-    def run_plan(self, epoch: int) -> Mapping[str, Any] | None:
+    def run_plan(self, epoch: Position) -> Mapping[str, Any] | None:
         """The plan of the run that recorded `epoch`, as it described it; None if it is unknown."""
         return self.plan_of(self.record(epoch)["run_number"])
 
@@ -175,7 +175,7 @@ class Epochs:
             return None
         return None if is_known_dead(run.process, run.run) else str(run)
 
-    def unclaimed(self) -> list[int]:
+    def unclaimed(self) -> list[Position]:
         """The epochs of stores that exist and that no entry of the log claims, in ascending order.
 
         Runs claim every store before they write it. So the log, or its newest entries, must be
@@ -188,7 +188,7 @@ class Epochs:
             suspects = []
             for name in names:
                 match = _EPOCH_AND_RETRY.search(name)
-                epoch = None if match is None else parse_position(match[1])
+                epoch = None if match is None else Position.parse(match[1])
                 if match is None or epoch is None:
                     continue
                 if int(match[2] or 0) >= claims.get(epoch, 0):
@@ -206,17 +206,17 @@ class Epochs:
         documents = [os.path.join(root, name) for name in (ROOT_DOCUMENT, RETIRED_DOCUMENT)]
         return any(self.files.is_taken(document) for document in documents)
 
-    def next_store(self, node: str, epoch: int) -> str:
+    def next_store(self, node: str, epoch: Position) -> str:
         """The path of the store of a node at an epoch: the recorded one, or else the next."""
         state = self.log.refresh()
         retry = state.retries.get(epoch, state.claims.get(epoch, 0))
         return os.path.join(self.path, format_store_name(node, epoch, retry))
 
-    def pins(self) -> dict[int, list[str]]:
+    def pins(self) -> dict[Position, list[str]]:
         """The pinned epochs in ascending order, each with its labels."""
         return {epoch: list(labels) for epoch, labels in sorted(self.log.refresh().pins.items())}
 
-    def pin(self, epoch: int, label: str) -> None:
+    def pin(self, epoch: Position, label: str) -> None:
         """See `MultiNodeCheckpointManager.pin`."""
 
         def decide(state: State) -> Mapping[str, Any] | None:
@@ -226,7 +226,7 @@ class Epochs:
 
         self.log.note("pin", decide)
 
-    def unpin(self, epoch: int, label: str | None = None) -> bool:
+    def unpin(self, epoch: Position, label: str | None = None) -> bool:
         """See `MultiNodeCheckpointManager.unpin`."""
 
         def decide(state: State) -> Mapping[str, Any] | None:
@@ -238,8 +238,8 @@ class Epochs:
         return self.log.note("unpin", decide) is not None
 
     def watch(
-        self, after: int | None, poll_seconds: float, timeout_seconds: float | None
-    ) -> Iterator[int]:
+        self, after: Position | None, poll_seconds: float, timeout_seconds: float | None
+    ) -> Iterator[Position]:
         """See `MultiNodeCheckpointManager.watch`."""
         seen = -1
         if after is not None:
@@ -249,11 +249,11 @@ class Epochs:
         last_news = time.monotonic()
         while True:
             state = self.log.refresh()
-            epochs = state.recorded.keys_in_order()
+            epochs = state.recorded.public_in_order()
             known = len(epochs)
-            while known and state.recorded[epochs[known - 1]] > seen:
+            while known and state.recorded[Position.of(epochs[known - 1])] > seen:
                 known -= 1
-            news = list(epochs[known:])
+            news = [Position.of(epoch) for epoch in epochs[known:]]
             if news:
                 seen = state.recorded[news[-1]]
                 yield from news
@@ -269,7 +269,7 @@ class Epochs:
             time.sleep(left)
 
     @contextmanager
-    def reading(self, epoch: int) -> Iterator[None]:
+    def reading(self, epoch: Position) -> Iterator[None]:
         """Raise CheckpointNotFoundError for damage if the epoch was retired while it was read."""
         try:
             yield
@@ -316,10 +316,8 @@ class Epochs:
             raise problem
         return lost
 
-    def check_recorded(self, epoch: int, state: State) -> None:
+    def check_recorded(self, epoch: Position, state: State) -> None:
         """Raise CheckpointNotFoundError, with what to do, unless the epoch is recorded."""
-        if type(epoch) not in (int, Position):
-            raise DefinitionError(f"An epoch must be an int or a Position; got {epoch!r}.")
         if epoch in state.recorded:
             return
         remedy = "Choose one of these, or 'latest'."

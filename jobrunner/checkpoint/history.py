@@ -20,6 +20,7 @@ from jobrunner.checkpoint.log import (
 )
 from jobrunner.define import Rule
 from jobrunner.errors import DefinitionError
+from jobrunner.positions import Position, PublicPosition, position_of
 from jobrunner.texts import get_logger
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ logger = get_logger(__name__)
 
 MOST_METADATA_BYTES = 64 << 10
 
-Metadata = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
+Metadata = Mapping[str, Any] | Callable[[PublicPosition], Mapping[str, Any]]
 """What users add to the records: the same to all, or a function of the epoch."""
 
 METADATA = Rule(
@@ -38,10 +39,10 @@ METADATA = Rule(
 )
 
 
-def read_metadata(metadata: Metadata, epoch: int | None = None) -> dict[str, Any]:
+def read_metadata(metadata: Metadata, epoch: Position | None = None) -> dict[str, Any]:
     """The metadata for the record of an epoch; raises DefinitionError if it cannot be recorded."""
     where = "metadata" if epoch is None else f"metadata({epoch})"
-    found = metadata if isinstance(metadata, Mapping) else metadata(epoch or 0)
+    found = metadata if isinstance(metadata, Mapping) else metadata((epoch or Position(0)).public)
     if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
         raise DefinitionError(
             f"{where} must be a dict whose keys are str; got {type(found).__name__}: {found!r:.200}."
@@ -59,10 +60,10 @@ def read_metadata(metadata: Metadata, epoch: int | None = None) -> dict[str, Any
 
 def read_history(entries: Iterable[LogEntry], *, set_aside: bool = False) -> list[dict[str, Any]]:
     """What the records say, in the order of epochs; see `MultiNodeCheckpointManager.history`."""
-    counts: dict[int, dict[str, Any]] = {}
+    counts: dict[Position, dict[str, Any]] = {}
     others: list[dict[str, Any]] = []
 
-    def give_up(epochs: Iterable[int]) -> None:
+    def give_up(epochs: Iterable[Position]) -> None:
         others.extend({**counts.pop(epoch), "is_set_aside": True} for epoch in epochs)
 
     for entry in entries:
@@ -75,7 +76,7 @@ def read_history(entries: Iterable[LogEntry], *, set_aside: bool = False) -> lis
             if (row := _row(commit)) is not None:
                 counts[commit.epoch] = row
     rows = [*others, *counts.values()] if set_aside else counts.values()
-    return sorted(rows, key=lambda row: (row["epoch"], row["time"]))
+    return sorted(rows, key=lambda row: (position_of(row), row["time"]))
 
 
 def _row(commit: CommitEntry) -> dict[str, Any] | None:
@@ -85,8 +86,8 @@ def _row(commit: CommitEntry) -> dict[str, Any] | None:
         logger.warning("The record of epoch %s cannot be read: %s", commit.epoch, error)
         return None
     return {
-        "epoch": commit.epoch,
-        "step": details.get("step", 0),
+        "epoch": commit.epoch.public,
+        "step": commit.epoch.step,
         "time": commit.time,
         "run": commit.run,
         "metrics": details.get("metrics", {}),

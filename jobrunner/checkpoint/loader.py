@@ -31,6 +31,7 @@ from jobrunner.errors import (
     CheckpointNotFoundError,
     DefinitionError,
 )
+from jobrunner.positions import Position, position_of
 
 REPLICATED = "replicated"
 """Detail of a record: name of a blob -> the nodes that have it. The first node's store has it."""
@@ -74,7 +75,7 @@ class Loader:
     def blobs(self, record: Mapping[str, Any]) -> dict[str, list[str]]:
         """The names of the blobs of each node at an epoch with this record; verifies the documents."""
         readers = self.readers(record)
-        with self.recorded.reading(record["epoch"]):
+        with self.recorded.reading(position_of(record)):
             documents = self.recorded.files.each(StoreReader.read_document, readers.values())
             found = {
                 node: list(document.blobs)
@@ -86,26 +87,26 @@ class Loader:
                     found[node].append(name)
         return found
 
-    def stateful_blobs(self, epoch: int) -> dict[str, frozenset[str]]:
+    def stateful_blobs(self, epoch: Position) -> dict[str, frozenset[str]]:
         """The names of each node's blobs with objects that are saved by their state."""
         stores = self.recorded.record(epoch)["stores"]
         return {node: frozenset(about.get("states", ())) for node, about in stores.items()}
 
-    def verify(self, epoch: int) -> None:
+    def verify(self, epoch: Position) -> None:
         """See `MultiNodeCheckpointManager.verify`."""
         self.verify_record(self.recorded.record(epoch))
 
     def verify_record(self, record: Mapping[str, Any]) -> None:
         """Read every byte of the epoch of a record."""
-        with self.recorded.reading(record["epoch"]):
+        with self.recorded.reading(position_of(record)):
             readers = self.readers(record).values()
             list(self.recorded.files.each(StoreReader.verify, readers, _VERIFIED_AT_ONCE))
 
     def open_record(self, record: Mapping[str, Any]) -> Checkpoint:
         """Open the epoch of a record."""
-        return Checkpoint(record["epoch"], record, self.readers(record))
+        return Checkpoint(position_of(record), record, self.readers(record))
 
-    def open(self, epoch: int, *, pin: bool = False) -> Checkpoint:
+    def open(self, epoch: Position, *, pin: bool = False) -> Checkpoint:
         """See `MultiNodeCheckpointManager.open`."""
         release = None
         if pin:
@@ -124,7 +125,7 @@ class Loader:
 
     def load(
         self,
-        epoch: int,
+        epoch: Position,
         *,
         nodes: Collection[str] | None = None,
         blobs: Mapping[str, Collection[str]] | None = None,
@@ -270,7 +271,7 @@ class Loader:
                 parts[node][name] = Part(then, axis, found)
         return parts
 
-    def _check_blobs(self, epoch: int, named: tuple[str, Reading]) -> set[str]:
+    def _check_blobs(self, epoch: Position, named: tuple[str, Reading]) -> set[str]:
         """Check that a node has the blobs that it is to load; return the classes that they name."""
         node, reading = named
         classes: set[str] = set()

@@ -35,7 +35,7 @@ from jobrunner.define import (
     read_compressors,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
-from jobrunner.positions import EpochLike, as_epoch
+from jobrunner.positions import EpochLike, Position, PublicPosition
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -156,7 +156,17 @@ class MultiNodeCheckpointManager:
         )
 
     def epochs(self) -> list[int]:
-        """The recorded epochs, in ascending order; none if the directory does not exist.
+        """The recorded whole epochs, in ascending order; none if the directory does not exist.
+
+        Raises
+        ------
+        CheckpointError
+            The directory cannot be read.
+        """
+        return [at.epoch for at in self.recorded.all() if not at.step]
+
+    def positions(self) -> list[Position]:
+        """Everything that is recorded, in ascending order: whole epochs, and positions within one.
 
         Raises
         ------
@@ -165,9 +175,10 @@ class MultiNodeCheckpointManager:
         """
         return self.recorded.all()
 
-    def latest(self) -> int | None:
-        """The newest recorded epoch, if any."""
-        return self.recorded.latest()
+    def latest(self) -> PublicPosition | None:
+        """The newest recorded epoch, or position within one, if any."""
+        latest = self.recorded.latest()
+        return None if latest is None else latest.public
 
     @checked(epoch=EPOCH)
     def record(self, epoch: EpochLike) -> Mapping[str, Any]:
@@ -185,12 +196,12 @@ class MultiNodeCheckpointManager:
         CheckpointNotFoundError
             The epoch is not recorded; the message names those that are.
         """
-        return self.recorded.record(as_epoch(epoch))
+        return self.recorded.record(Position.of(epoch))
 
     @checked(epochs=EPOCHS)
     def records(
         self, epochs: Collection[EpochLike] | None = None
-    ) -> Iterator[tuple[int, Mapping[str, Any] | CheckpointCorruptError]]:
+    ) -> Iterator[tuple[PublicPosition, Mapping[str, Any] | CheckpointCorruptError]]:
         """Each epoch with its record, or with the error if its record is damaged.
 
         Parameters
@@ -205,7 +216,8 @@ class MultiNodeCheckpointManager:
         CheckpointError
             The storage fails.
         """
-        return self.recorded.records(None if epochs is None else [*map(as_epoch, epochs)])
+        asked = None if epochs is None else [Position.of(epoch) for epoch in epochs]
+        return ((at.public, record) for at, record in self.recorded.records(asked))
 
     @checked(set_aside=FLAG)
     def history(self, *, set_aside: bool = False) -> list[dict[str, Any]]:
@@ -214,7 +226,7 @@ class MultiNodeCheckpointManager:
         Returns
         -------
         list of dict
-            Also of checkpoints that were removed later. Each has ``epoch``, as `epochs` names it;
+            Also of checkpoints that were removed later. Each has ``epoch``, an int or a `Position`;
             ``step``, 0 for whole epochs; ``time``; ``run``, the run's name; ``metrics``;
             ``metadata``; and ``is_set_aside``, False unless `set_aside` asks for these too: epochs
             that were run again, or not continued.
@@ -237,11 +249,11 @@ class MultiNodeCheckpointManager:
         That is ``path/node.epoch``, with ``.r1``, ``.r2``, ... if earlier attempts to save the
         epoch have claimed that name.
         """
-        return self.recorded.next_store(node, as_epoch(epoch))
+        return self.recorded.next_store(node, Position.of(epoch))
 
-    def pins(self) -> dict[int, list[str]]:
+    def pins(self) -> dict[PublicPosition, list[str]]:
         """The pinned epochs in ascending order, each with its labels."""
-        return self.recorded.pins()
+        return {at.public: labels for at, labels in self.recorded.pins().items()}
 
     @checked(epoch=EPOCH, label=LABEL)
     def pin(self, epoch: EpochLike, label: str = "kept") -> None:
@@ -266,7 +278,7 @@ class MultiNodeCheckpointManager:
         the log. An epoch is not deleted if that entry comes before the one that retires it. *Safe
         to retry*: yes. A rewind sets pinned epochs aside too, but deletes nothing.
         """
-        self.recorded.pin(as_epoch(epoch), label)
+        self.recorded.pin(Position.of(epoch), label)
 
     @checked(epoch=EPOCH, label=TEXT)
     def unpin(self, epoch: EpochLike, label: str | None = None) -> bool:
@@ -275,7 +287,7 @@ class MultiNodeCheckpointManager:
         Returns whether there was one. Raises, runs and retries as `pin` does. From the next commit
         on, the retention policy may retire the epoch.
         """
-        return self.recorded.unpin(as_epoch(epoch), label)
+        return self.recorded.unpin(Position.of(epoch), label)
 
     @checked(after=EPOCH, poll_seconds=INTERVAL, timeout_seconds=SECONDS)
     def watch(
@@ -284,7 +296,7 @@ class MultiNodeCheckpointManager:
         *,
         poll_seconds: float = 1.0,
         timeout_seconds: float | None = None,
-    ) -> Iterator[int]:
+    ) -> Iterator[PublicPosition]:
         """Wait for epochs to be recorded, and yield each.
 
         Parameters
@@ -298,8 +310,8 @@ class MultiNodeCheckpointManager:
 
         Yields
         ------
-        int
-            An epoch or a `Position`, in ascending order; again if it was set aside and recorded anew.
+        int or Position
+            In ascending order; again if it was set aside and recorded anew.
 
         Raises
         ------
@@ -313,8 +325,9 @@ class MultiNodeCheckpointManager:
         retire an epoch before you have read it: ``open(epoch, pin=True)`` keeps it, or raises if
         it is gone.
         """
-        last = None if after is None else as_epoch(after)
-        return self.recorded.watch(last, poll_seconds, timeout_seconds)
+        last = None if after is None else Position.of(after)
+        news = self.recorded.watch(last, poll_seconds, timeout_seconds)
+        return (at.public for at in news)
 
     @checked(epoch=EPOCH)
     def verify(self, epoch: EpochLike) -> None:
@@ -325,7 +338,7 @@ class MultiNodeCheckpointManager:
         CheckpointCorruptError
             A file is not what was written; the message names the first such file.
         """
-        self.loader.verify(as_epoch(epoch))
+        self.loader.verify(Position.of(epoch))
 
     @checked(epoch=EPOCH, pin=FLAG)
     def open(self, epoch: EpochLike, *, pin: bool = False) -> Checkpoint:
@@ -341,7 +354,7 @@ class MultiNodeCheckpointManager:
         CheckpointNotFoundError
             The epoch is not recorded.
         """
-        return self.loader.open(as_epoch(epoch), pin=pin)
+        return self.loader.open(Position.of(epoch), pin=pin)
 
     @checked(epoch=EPOCH, nodes=NAMES, blobs=NAMES_BY_NAME, partitions=NAMES_BY_NAME)
     def load(
@@ -385,11 +398,11 @@ class MultiNodeCheckpointManager:
         replaced before all are verified. *Safe to retry*: yes. During a run, the retention policy
         does not retire the epoch that was loaded last.
         """
-        return self.loader.load(as_epoch(epoch), nodes=nodes, blobs=blobs, partitions=partitions)
+        return self.loader.load(Position.of(epoch), nodes=nodes, blobs=blobs, partitions=partitions)
 
     def source(self) -> Loader:
         """Where a run would resume from: this directory, or `load_path` while this is empty."""
-        if self._origin is None or self.epochs():
+        if self._origin is None or self.recorded.all():
             return self.loader
         if not self._origin.recorded.all():
             raise CheckpointNotFoundError(

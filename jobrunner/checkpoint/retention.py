@@ -13,7 +13,15 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from jobrunner.checkpoint.epochs import Epochs
-from jobrunner.checkpoint.log import Claim, LogEntry, RunEntry, State, commit_in, store_names
+from jobrunner.checkpoint.log import (
+    Claim,
+    CommitEntry,
+    LogEntry,
+    RunEntry,
+    State,
+    commit_in,
+    store_names,
+)
 from jobrunner.checkpoint.policies import (
     KeepAll,
     Metrics,
@@ -22,10 +30,10 @@ from jobrunner.checkpoint.policies import (
     retired_by,
 )
 from jobrunner.checkpoint.storage import REMOVALS, Files, run_all
-from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT, steps_in
+from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.errors import CheckpointError
 from jobrunner.names import parse_store_name
-from jobrunner.positions import Position
+from jobrunner.positions import Position, PublicPosition
 from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
@@ -47,7 +55,6 @@ class Retention:
         self._recorded = recorded
         # By position of the commit entry.
         self._metrics: dict[int, Mapping[str, Any]] = {}
-        self._steps: dict[int, int] = {}
         self._times: dict[int, float] = {}
         self._has_warned = False  # in this run
 
@@ -77,18 +84,18 @@ class Retention:
         if settled:
             body = {**body, "settled": settled}
         entry = self._recorded.log.append(kind, body)
-        position = self._recorded.log.known().recorded.get(body.get("epoch", -1))
-        if kind == "commit" and position is not None:
+        recorded = self._recorded.log.known().recorded
+        position = recorded.get(entry.epoch) if isinstance(entry, CommitEntry) else None
+        if position is not None:
             # They need not be read again.
-            self._steps[position] = body["details"].get("step", 0)
             self._times[position] = _seconds(entry.time)
         return entry
 
-    def retirable(self) -> list[int]:
+    def retirable(self) -> list[Position]:
         """The recorded epochs that the policy would retire now, in ascending order."""
         return self._choose(self._recorded.log.refresh())
 
-    def retire(self) -> list[int]:
+    def retire(self) -> list[Position]:
         """Retire the epochs that the policy does not keep, and return them in ascending order.
 
         Every commit does this. Their stores are deleted in the background.
@@ -104,7 +111,7 @@ class Retention:
         return retired
 
     def give_up(
-        self, state: State, epochs: Sequence[int], kind: str, body: Mapping[str, Any]
+        self, state: State, epochs: Sequence[Position], kind: str, body: Mapping[str, Any]
     ) -> None:
         """Append the entry that gives up epochs, then hide or delete their stores."""
         named = list(self._recorded.files.each(partial(self.name_stores, state), epochs))
@@ -118,7 +125,7 @@ class Retention:
         if chore is not None and stores is not None:
             self.sweeper.add(claim, chore.action, stores)
 
-    def name_stores(self, state: State, epoch: int) -> tuple[Claim, list[str] | None]:
+    def name_stores(self, state: State, epoch: Position) -> tuple[Claim, list[str] | None]:
         """The claim of a recorded epoch, and the names of its stores; None if they are unknown."""
         claim = Claim(epoch, state.retries[epoch])
         nodes = self._find_nodes(claim, state.commit_number(epoch), {})
@@ -148,43 +155,36 @@ class Retention:
             )
             return None
 
-    def _choose(self, state: State) -> list[int]:
-        epochs = state.recorded.keys_in_order()
+    def _choose(self, state: State) -> list[Position]:
+        epochs = state.recorded.public_in_order()
         kept = {state.latest, self._recorded.loaded, *state.pins}
         learn = partial(self._learn, state)
         proposed = retired_by(
             self.policy,
             epochs,
             _Recorded(state, self._metrics, learn),
-            partial(self._unfinished, state),
+            _unfinished,
             _Recorded(state, self._times, learn),
         )
-        return sorted(e for e in proposed if e not in kept and e in state.recorded)
+        chosen = set(map(Position.of, proposed)) - kept
+        return sorted(at for at in chosen if at in state.recorded)
 
-    def _unfinished(self, state: State, epochs: Sequence[int]) -> set[int]:
-        """Which of these epochs have mid-epoch checkpoints; none whose record cannot be read."""
-        positions, known = state.recorded, self._steps
-        found = {epoch for epoch in epochs if isinstance(epoch, Position)}
-        others = [epoch for epoch in epochs if epoch not in found]
-        self._learn(state, [epoch for epoch in others if positions[epoch] not in known])
-        return found.union(epoch for epoch in others if known[positions[epoch]])
-
-    def _learn(self, state: State, epochs: Sequence[int]) -> None:
+    def _learn(self, state: State, epochs: Sequence[Position]) -> None:
         """Read the records of these epochs, many at once."""
 
-        def read(epoch: int) -> tuple[Mapping[str, Any], int, float]:
+        def read(epoch: Position) -> tuple[Mapping[str, Any], float]:
             try:
                 record = self._recorded.read_record(epoch, state.commit_number(epoch))
             except CheckpointError as error:
                 path = self._recorded.path
                 logger.warning("%s: the record of epoch %s cannot be read: %s", path, epoch, error)
-                return {}, 0, math.nan
+                return {}, math.nan
             metrics = record["details"].get("metrics", {})
-            return metrics, steps_in(record), _seconds(record["time"])
+            return metrics, _seconds(record["time"])
 
         for epoch, found in zip(epochs, self._recorded.files.each(read, epochs), strict=True):
             position = state.recorded[epoch]
-            self._metrics[position], self._steps[position], self._times[position] = found
+            self._metrics[position], self._times[position] = found
 
     def _warn_of_unreported(self, state: State) -> None:
         """Warn, once a run, if `KeepBest` keeps no epoch because none reported its metric."""
@@ -201,25 +201,30 @@ class Retention:
         )
 
 
-class _Recorded(Mapping[int, _T]):
+def _unfinished(epochs: Sequence[PublicPosition]) -> set[PublicPosition]:
+    """Which of these are in the middle of an epoch."""
+    return {epoch for epoch in epochs if isinstance(epoch, Position)}
+
+
+class _Recorded(Mapping[PublicPosition, _T]):
     """Recorded epoch -> something that its record says; read from the log on first use."""
 
     def __init__(
-        self, state: State, known: Mapping[int, _T], learn: Callable[[Sequence[int]], None]
+        self, state: State, known: Mapping[int, _T], learn: Callable[[Sequence[Position]], None]
     ) -> None:
         self._state = state
         self._known = known
         self._learn = learn
 
-    def __getitem__(self, epoch: int) -> _T:
-        position = self._state.recorded[epoch]
+    def __getitem__(self, epoch: PublicPosition) -> _T:
+        position = self._state.recorded[Position.of(epoch)]
         if position not in self._known:
             # Read all at once: a policy that asks for one epoch asks for all.
             self._learn([e for e, at in self._state.recorded.items() if at not in self._known])
         return self._known[position]
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._state.recorded)
+    def __iter__(self) -> Iterator[PublicPosition]:
+        return iter(self._state.recorded.public_in_order())
 
     def __len__(self) -> int:
         return len(self._state.recorded)

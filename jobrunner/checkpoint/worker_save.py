@@ -128,8 +128,8 @@ class Save:
     """Of the record; the first node's store has a copy, for repairs."""
 
     @property
-    def epoch(self) -> int:
-        """The epoch of the claim."""
+    def epoch(self) -> Position:
+        """What the claim is for."""
         return self.claim.epoch
 
     def write(
@@ -237,9 +237,7 @@ class Save:
     def _about(
         self, node: str, states: Sequence[str], classes: Mapping[str, Collection[str]]
     ) -> dict[str, Any]:
-        about: dict[str, Any] = {"node": node, "epoch": self.epoch, "run": self.run}
-        if isinstance(self.epoch, Position):
-            about["epoch"] = str(self.epoch)
+        about: dict[str, Any] = {"node": node, "epoch": self.epoch.to_json(), "run": self.run}
         if states:
             about["states"] = list(states)
         if classes:

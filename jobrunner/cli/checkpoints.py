@@ -31,6 +31,7 @@ from jobrunner.errors import (
     CheckpointNotFoundError,
     DefinitionError,
 )
+from jobrunner.positions import Position, PublicPosition, describe_position, name_position
 from jobrunner.signals import terminated_as_interrupt
 from jobrunner.texts import printable
 
@@ -93,7 +94,7 @@ def verify_command(
             if param.name in _REPLAY_OPTIONS and ctx.params[param.name]:
                 raise click.UsageError(f"{param.opts[0]} requires --replay EPOCH.")
         manager = open_directory(directory)
-        epochs = manager.epochs() if epoch is None else [read_epoch(epoch, manager)]
+        epochs = manager.positions() if epoch is None else [read_epoch(epoch, manager)]
         return verify_epochs(manager, epochs, is_all=epoch is None, is_deep=is_deep)
     if target is None or epoch is not None or is_deep:
         raise click.UsageError(
@@ -115,7 +116,7 @@ def verify_command(
 
 def verify_epochs(
     manager: MultiNodeCheckpointManager,
-    epochs: Sequence[int],
+    epochs: Sequence[Position],
     *,
     is_all: bool = False,
     is_deep: bool = False,
@@ -161,16 +162,14 @@ def verify_epochs(
     return Output(data, "\n".join(lines), exit_code_of(failure))
 
 
-def _locate(record: Mapping[str, Any] | None, epoch: int) -> tuple[str, dict[str, object]]:
+def _locate(record: Mapping[str, Any] | None, epoch: Position) -> tuple[str, dict[str, object]]:
     """An epoch in words and as JSON, with the step if its checkpoint is mid-epoch."""
-    from jobrunner.checkpoint import describe_position, name_position
-
     if record is None:  # it cannot be read
-        return f"epoch {epoch}", {"epoch": epoch}
+        return f"epoch {epoch}", {"epoch": epoch.to_json()}
     return name_position(record), describe_position(record)
 
 
-def _name(manager: MultiNodeCheckpointManager, epoch: int) -> str:
+def _name(manager: MultiNodeCheckpointManager, epoch: Position) -> str:
     record = None
     with contextlib.suppress(CheckpointError):
         record = manager.record(epoch)
@@ -269,8 +268,8 @@ def pin_command(*, directory: str, epoch: str, label: str) -> Output:
     manager = open_directory(directory)
     number = read_epoch(epoch, manager)
     manager.pin(number, label)
-    labels = manager.pins().get(number, [])
-    data = {"path": manager.path, "epoch": number, "pins": labels}
+    labels = manager.recorded.pins().get(number, [])
+    data = {"path": manager.path, "epoch": number.public, "pins": labels}
     text = f"{_name(manager, number)} is pinned: {', '.join(labels)}."
     return Output(data, printable(text, kept=""))
 
@@ -289,8 +288,8 @@ def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
     manager = open_directory(directory)
     number = read_epoch(epoch, manager)
     was_pinned = manager.unpin(number, label)
-    labels = manager.pins().get(number, [])
-    data = {"path": manager.path, "epoch": number, "was_pinned": was_pinned, "pins": labels}
+    labels = manager.recorded.pins().get(number, [])
+    data = {"path": manager.path, "epoch": number.public, "was_pinned": was_pinned, "pins": labels}
     state = f"still pinned: {', '.join(labels)}" if labels else "no longer pinned"
     if not was_pinned:
         was = f"was not pinned{f' as {label}' if label else ''}"
@@ -327,7 +326,7 @@ def restore_command(*, directory: str, epoch: str, number: int | None, take_over
     manager = open_directory(directory)
     record = restore_epoch(manager.recorded, at, number, take_over=take_over)
     stores = {node: about["store"] for node, about in manager.record(at)["stores"].items()}
-    data = {"path": manager.path, "epoch": at, "commit": record.number, "stores": stores}
+    data = {"path": manager.path, "epoch": at.public, "commit": record.number, "stores": stores}
     what = f"{_name(manager, at)} of {manager.path}"
     text = f"{what} is recorded again, as saved at {record.time}."
     return Output(data, printable(text, kept=""))
@@ -352,13 +351,13 @@ def copy_command(*, directory: str, epoch: str, target: str, take_over: bool) ->
     """
     manager = open_directory(directory)
     is_all = epoch == "all"
-    epochs = manager.epochs() if is_all else [read_epoch(epoch, manager)]
+    epochs = manager.positions() if is_all else [read_epoch(epoch, manager)]
     return copy_epochs(manager, epochs, target, is_all=is_all, take_over=take_over)
 
 
 def copy_epochs(
     manager: MultiNodeCheckpointManager,
-    epochs: Sequence[int],
+    epochs: Sequence[Position],
     target: str,
     *,
     is_all: bool = False,
@@ -368,17 +367,17 @@ def copy_epochs(
     from jobrunner.checkpoint import Epochs, copy_epoch
     from jobrunner.run import format_ranges
 
-    copied: list[int] = []
-    deleted: list[int] = []
+    copied: list[PublicPosition] = []
+    deleted: list[PublicPosition] = []
     for epoch in epochs:
         try:
             copy_epoch(manager.recorded, epoch, target, take_over=take_over)
         except CheckpointNotFoundError:
-            if not is_all or epoch in manager.epochs():
+            if not is_all or epoch in manager.positions():
                 raise
-            deleted.append(epoch)
+            deleted.append(epoch.public)
         else:
-            copied.append(epoch)
+            copied.append(epoch.public)
     if not copied:  # a backup of nothing is no success
         raise nothing_recorded(manager)
     path = Epochs(target).path

@@ -18,7 +18,7 @@ import click
 
 from jobrunner import errors
 from jobrunner._version import __version__
-from jobrunner.positions import to_json
+from jobrunner.json_output import to_json
 from jobrunner.signals import TerminatedError
 from jobrunner.texts import printable, shorten, without_credentials
 

@@ -18,6 +18,7 @@ from jobrunner.cli.options import (
 )
 from jobrunner.cli.runs import list_runs, runs_options
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
+from jobrunner.positions import Position, describe_position, name_position, name_step
 from jobrunner.texts import (
     clip,
     format_metrics,
@@ -58,10 +59,9 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     """List the recorded epochs, or only the newest `last`."""
     from dask.utils import format_bytes
 
-    from jobrunner.checkpoint import name_step
     from jobrunner.run import format_ranges
 
-    recorded = manager.epochs()
+    recorded = manager.positions()
     shown = recorded if last is None else recorded[-last:]
     epochs, damaged = [], {}
     parameters_of = functools.cache(lambda number: _parameters_of(manager, number))
@@ -75,7 +75,7 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     pins = manager.pins()
     for found in epochs:
         found["pins"] = pins.get(found["epoch"], [])
-    unclaimed = manager.recorded.unclaimed()
+    unclaimed = [at.public for at in manager.recorded.unclaimed()]
     data: dict[str, Any] = {
         "path": manager.path,
         "is_done": is_done,
@@ -99,7 +99,11 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     rows += [
         (
             str(found["epoch"]),
-            *([name_step(found).removeprefix("step ") if found["step"] else ""] if partial else ()),
+            *(
+                [_name_step_of(found).removeprefix("step ") if found["step"] else ""]
+                if partial
+                else ()
+            ),
             format_time(found["time"]),
             str(len(found["nodes"])),
             format_bytes(found["nbytes"]),
@@ -111,7 +115,7 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     right = (0, 3, 4, 5) if partial else (0, 2, 3, 4)
     lines = [format_table(rows, right)]
     lines += [
-        f"Checkpoint {found['epoch']} was saved after {name_step(found)} of epoch "
+        f"Checkpoint {found['epoch']} was saved after {_name_step_of(found)} of epoch "
         f"{found['whole_epochs'] + 1}."
         for found in partial[:1]  # says what the names and steps of all mean
     ]
@@ -142,11 +146,9 @@ def info_command(*, directory: str, epoch: str) -> Output:
     return describe_checkpoint(manager, read_epoch(epoch, manager))
 
 
-def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: int) -> Output:
+def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) -> Output:
     """Describe an epoch: its record, and the blobs of each node."""
     from dask.utils import format_bytes
-
-    from jobrunner.checkpoint import name_position
 
     with manager.recorded.reading(epoch):
         checkpoint = manager.open(epoch)
@@ -185,9 +187,11 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: int) -> Outp
     return Output(data, "\n".join(lines))
 
 
-def _describe_epoch(record: Mapping[str, Any]) -> dict[str, Any]:
-    from jobrunner.checkpoint import describe_position
+def _name_step_of(found: Mapping[str, Any]) -> str:
+    return name_step(found["step"], found["steps_per_epoch"])
 
+
+def _describe_epoch(record: Mapping[str, Any]) -> dict[str, Any]:
     stores = record["stores"].values()
     details = record["details"]
     return {

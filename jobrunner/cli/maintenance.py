@@ -15,6 +15,7 @@ from jobrunner.cli.formatting import format_table
 from jobrunner.cli.options import directory_argument, open_directory, take_over_option
 from jobrunner.cli.saving import keep_options
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
+from jobrunner.positions import Position, PublicPosition
 from jobrunner.texts import listed, printable
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def prune_command(
     kept = sorted(set(state.recorded).difference(retired))
     left = [] if dry_run else sorted({claim.epoch for claim in state.chores}.intersection(retired))
     deleted = [epoch for epoch in retired if epoch not in left]
-    nbytes = sum(sizes[epoch] for epoch in deleted)
+    nbytes = sum(sizes[epoch.public] for epoch in deleted)
     data = {
         "path": manager.path,
         "dry_run": dry_run,
@@ -88,10 +89,14 @@ def prune_command(
     would = "would be " if dry_run else ""
     if not retired:
         return Output(data, f"Nothing {would}deleted. Number of epochs kept: {len(kept)}.")
-    lines = [f"{would}deleted: {format_ranges(deleted)} ({format_bytes(nbytes)})"] * bool(deleted)
+    lines = [f"{would}deleted: {format_ranges(_public(deleted))} ({format_bytes(nbytes)})"] * bool(
+        deleted
+    )
     if left:
-        lines.append(f"retired, not deleted yet (the next run tries again): {format_ranges(left)}")
-    return Output(data, "\n".join([*lines, f"kept: {format_ranges(kept)}"]))
+        lines.append(
+            f"retired, not deleted yet (the next run tries again): {format_ranges(_public(left))}"
+        )
+    return Output(data, "\n".join([*lines, f"kept: {format_ranges(_public(kept))}"]))
 
 
 def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None:
@@ -101,9 +106,9 @@ def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None
 
     uses_metrics = any(isinstance(part, KeepBest) for part in policy.policies)
     metrics = {}
-    unreadable: dict[int, CheckpointCorruptError] = {}
+    unreadable: dict[PublicPosition, CheckpointCorruptError] = {}
     for epoch, record in manager.records(
-        manager.epochs() if uses_metrics else manager.retention.retirable()
+        manager.positions() if uses_metrics else manager.retention.retirable()
     ):
         if isinstance(record, CheckpointCorruptError):
             unreadable[epoch] = record
@@ -125,7 +130,13 @@ def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None
         )
 
 
-def _sizes(manager: MultiNodeCheckpointManager, epochs: Sequence[int]) -> dict[int, int]:
+def _public(positions: Iterable[Position]) -> list[PublicPosition]:
+    return [at.public for at in positions]
+
+
+def _sizes(
+    manager: MultiNodeCheckpointManager, epochs: Sequence[Position]
+) -> dict[PublicPosition, int]:
     sizes = {}
     for epoch, record in manager.records(epochs):
         if isinstance(record, CheckpointCorruptError):
@@ -214,11 +225,11 @@ def _format_repair(plan: Repair) -> list[str]:
     from jobrunner.run import format_ranges
 
     lost = sorted(number for number in plan.lost if number not in plan.elsewhere)
-    lines = [f"epochs that stay recorded: {format_ranges(plan.kept)}"]
+    lines = [f"epochs that stay recorded: {format_ranges(_public(plan.kept))}"]
     if plan.rebuilt:
         lines.append(
             f"epochs recorded anew, from stores that were verified byte for byte: "
-            f"{format_ranges(plan.rebuilt)}"
+            f"{format_ranges(_public(plan.rebuilt))}"
         )
     given_up = ((str(epoch), why) for epoch, why in plan.given_up.items())
     lines += [f"no longer recorded: {names}: {why}" for names, _, why in _join_alike(given_up)]

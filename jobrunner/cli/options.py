@@ -15,7 +15,7 @@ import click
 from jobrunner import errors
 from jobrunner.cli.command import AT_EPOCH, Output
 from jobrunner.outputs import check_output
-from jobrunner.positions import parse_position
+from jobrunner.positions import Position
 from jobrunner.texts import listed, without_credentials
 
 if TYPE_CHECKING:
@@ -250,14 +250,14 @@ param_option = click.option(
 )
 
 
-def read_number(text: str) -> int | None:
+def read_number(text: str) -> Position | None:
     """Parse the number of an epoch, or a position such as ``4.s200``; None for another text."""
     if text.isdecimal() and len(text) <= _MOST_DIGITS:
-        return int(text)
-    return parse_position(text)
+        return Position(int(text))
+    return Position.parse(text)
 
 
-def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> int:
+def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> Position:
     """Parse the number of an epoch, a position, or ``latest``."""
     if (number := read_number(text)) is not None:
         return number
@@ -265,10 +265,10 @@ def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> int:
         raise errors.DefinitionError(
             f"{text!r} is neither 'latest' nor the number of an epoch, nor a position such as 4.s200."
         )
-    epoch = manager.latest()
-    if epoch is None:
+    latest = manager.recorded.latest()
+    if latest is None:
         raise nothing_recorded(manager)
-    return epoch
+    return latest
 
 
 def nothing_recorded(

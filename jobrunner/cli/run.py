@@ -285,7 +285,7 @@ def _command_again(job: Job) -> str:
 
 
 def _advise(manager: MultiNodeCheckpointManager, again: str) -> str:
-    from jobrunner.checkpoint import name_position
+    from jobrunner.positions import name_position
 
     try:
         epoch = manager.latest()

@@ -12,7 +12,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -26,6 +25,8 @@ from jobrunner.cli.options import (
     refuse_epoch,
 )
 from jobrunner.errors import DefinitionError
+from jobrunner.json_output import with_json_positions
+from jobrunner.positions import Position, PublicPosition
 from jobrunner.texts import (
     abbreviate,
     clip,
@@ -49,7 +50,7 @@ _MOST_METRICS = 3
 _MOST_ROWS = 8
 
 Function = Callable[..., Output]
-Row = tuple["RunSummary", tuple[float, int] | None]
+Row = tuple["RunSummary", tuple[float, PublicPosition] | None]
 """A run, and its best value of a metric with its epoch."""
 
 
@@ -167,11 +168,15 @@ def _choose(
         case "seen":
             rows.sort(key=lambda row: row[0].last_seen or 0.0, reverse=True)
         case "epoch":
-            rows.sort(key=lambda row: -1 if row[0].epoch is None else row[0].epoch, reverse=True)
+            rows.sort(key=lambda row: _progress(row[0]), reverse=True)
         case "best":
             sign = 1 if mode == "min" else -1
             rows.sort(key=lambda row: sign * row[1][0] if row[1] else math.inf)
     return rows, metric
+
+
+def _progress(run: RunSummary) -> tuple[bool, Position]:
+    return run.epoch is not None, Position.of(run.epoch or 0)
 
 
 def _is_chosen(run: RunSummary, choice: Mapping[str, Any]) -> bool:
@@ -187,10 +192,12 @@ def _is_chosen(run: RunSummary, choice: Mapping[str, Any]) -> bool:
     )
 
 
-def run_to_json(run: RunSummary, best: tuple[float, int] | None = None) -> dict[str, Any]:
+def run_to_json(
+    run: RunSummary, best: tuple[float, PublicPosition] | None = None
+) -> dict[str, Any]:
     """A run, for ``--json``."""
     hidden = ("num_epochs", "error", "nodes", "keeps_best")
-    about = {name: it for name, it in asdict(run).items() if name not in hidden}
+    about = {name: value for name, value in with_json_positions(run).items() if name not in hidden}
     value, epoch = best or (None, None)
     return {
         **about,

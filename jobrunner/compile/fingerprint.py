@@ -17,6 +17,7 @@ from typing import Any
 
 from jobrunner.compile.plan import Plan
 from jobrunner.define import HIDDEN, Task, TaskOutput, without_secrets
+from jobrunner.positions import Position
 from jobrunner.texts import clip, printable, show
 
 DESCRIPTION_VERSION = 1
@@ -36,7 +37,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "steps_per_epoch": plan.steps_per_epoch,
         # Digests of code can be compared within a minor version of Python.
         "python": ".".join(platform.python_version_tuple()[:2]),
-        "nodes": {node: sorted(blobs) for node, blobs in plan.saved_blobs(1).items()},
+        "nodes": {node: sorted(blobs) for node, blobs in plan.saved_blobs(Position(1)).items()},
         **{flag: True for flag in _RANDOM if getattr(plan, flag)},
         **({"parameters": dict(plan.parameters)} if plan.parameters else {}),
         "structure": dict(plan.structure),

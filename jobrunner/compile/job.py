@@ -39,6 +39,7 @@ from jobrunner.define import (
 )
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_distinct
+from jobrunner.positions import Position
 
 
 @gc_paused()
@@ -144,7 +145,7 @@ def compile_resume(
     remade = keys_of(anew or {}) | lacking
     global_blobs, transient = keys_of(plan.globals), keys_of(plan.transient)
     if present is None:
-        available = keys_of(plan.saved_blobs(0))
+        available = keys_of(plan.saved_blobs(Position(0)))
         loaded = {key for key in global_blobs - transient if key[0] in plan.checkpointed}
     else:
         loaded = available = keys_of(present)

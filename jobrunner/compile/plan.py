@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from jobrunner.define import ArrayOptions
+from jobrunner.positions import Position
 from jobrunner.texts import Html, card, counted, counted_names, printable, table, tag
 
 ENDS_EPOCH = " (ends the epoch)"
@@ -267,9 +268,13 @@ class Plan(Struct, frozen=True):
         head = ("group", "tasks", "nodes", "values that cross nodes")
         return card("Plan", self.job, table(head, rows, left=(0, 2)), tag("div", saved))
 
-    def saved_blobs(self, epoch: int) -> dict[str, frozenset[str]]:
-        """The blobs of each checkpointed node that a checkpoint of `epoch` contains."""
-        made = self.initial if epoch == 0 else self.early if epoch < 1 else self.lasting
+    def saved_blobs(self, at: Position) -> dict[str, frozenset[str]]:
+        """The blobs of each checkpointed node that a checkpoint contains."""
+        made = self.lasting
+        if at == Position(0):
+            made = self.initial
+        elif at < Position(1):
+            made = self.early
         none: frozenset[str] = frozenset()
         return {
             node: made.get(node, none) - self.transient.get(node, none)

@@ -16,8 +16,8 @@ from jobrunner.texts import printable
 
 def _saved_epoch(known: Mapping[str, Any]) -> int | None:
     """The whole epochs of the last save."""
-    epoch = read_position((known["saved"] or {}).get("epoch"))
-    return None if epoch is None else int(epoch)
+    at = read_position((known["saved"] or {}).get("epoch"))
+    return None if at is None else at.epoch
 
 
 _SERIES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {

@@ -8,6 +8,7 @@ from operator import add, attrgetter
 from typing import NamedTuple
 
 from jobrunner.checkpoint import Timing
+from jobrunner.positions import Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ _values = attrgetter(*(part.name for part in fields(Ledger)))
 class Mark(NamedTuple):
     """What a run had spent when the save of a checkpoint began, since the run began."""
 
-    epoch: int  # or a position in one
+    at: Position
     spent: Ledger
 
 
@@ -70,19 +71,21 @@ def total(ledgers: Iterable[Ledger]) -> Ledger:
     return sum(ledgers, Ledger())
 
 
-def estimate(began: float, saves: Sequence[tuple[int, float, float]]) -> tuple[list[Mark], Ledger]:
+def estimate(
+    began: float, saves: Sequence[tuple[Position, float, float]]
+) -> tuple[list[Mark], Ledger]:
     """The marks of a run that recorded no timing, as far as its entries tell, and what it spent.
 
-    `saves` are the epoch, the end and the seconds of each. Whatever lies between two saves counts as
+    `saves` are the position, the end and the seconds of each. Whatever lies between two saves counts as
     epochs.
     """
     marks: list[Mark] = []
     spent, last = Ledger(), began
-    for epoch, ended, seconds in saves:
+    for at, ended, seconds in saves:
         ended = max(ended, last)
         seconds = min(seconds, ended - last)
         spent = spent + _part("compute" if marks else "start", ended - seconds - last)
-        marks.append(Mark(epoch, spent))
+        marks.append(Mark(at, spent))
         spent, last = spent + _part("save_wait", seconds), ended
     return marks, spent
 
@@ -100,10 +103,10 @@ def close(spent: Ledger, wall: float, *, is_lost: bool) -> Ledger:
     return spent + _part("redone" if is_lost else "idle", rest)
 
 
-def go_back(ledger: Ledger, marks: Sequence[Mark], epoch: int | None) -> Ledger:
-    """The ledger of an earlier run after another went back to `epoch`; None: to the start."""
+def go_back(ledger: Ledger, marks: Sequence[Mark], to: Position | None) -> Ledger:
+    """The ledger of an earlier run after another went back to a position; None: to the start."""
     kept = 0.0
-    if epoch is not None:
-        kept = max((it.spent.compute for it in marks if it.epoch <= epoch), default=0.0)
+    if to is not None:
+        kept = max((mark.spent.compute for mark in marks if mark.at <= to), default=0.0)
     lost = max(0.0, ledger.compute - kept)
     return replace(ledger, compute=ledger.compute - lost, redone=ledger.redone + lost)

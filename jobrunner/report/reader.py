@@ -28,14 +28,13 @@ from jobrunner.checkpoint import (
     check_info,
     check_plan,
     commits_in,
-    describe_position,
     given_up_by,
     loose_json,
     may_live,
     read_beat,
 )
 from jobrunner.define import PATH, Rule, checked
-from jobrunner.positions import epoch_from_json
+from jobrunner.positions import Position
 from jobrunner.report.ledger import Ledger, Mark, close, estimate, go_back
 from jobrunner.report.story import (
     EpochStory,
@@ -51,7 +50,7 @@ from jobrunner.texts import get_logger
 logger = get_logger(__name__)
 
 
-_ALL = 1 << 62  # no epoch comes after it
+_ALL = Position(10**18)  # no epoch comes after it
 KEPT_SPANS = 100_000
 """Samples that are kept, of all runs: the newest."""
 KEPT_METRICS = 4096
@@ -104,7 +103,7 @@ def read_story(source: MultiNodeCheckpointManager | str | os.PathLike[str]) -> S
 class _Save(NamedTuple):
     story: SaveStory
     metrics: Mapping[str, Any]
-    epochs: int  # whole ones that it contains
+    at: Position
     timing: Timing | None
 
 
@@ -121,12 +120,12 @@ class _Run:
     is_command: bool = False  # not a run of a job
     is_taken_over: bool = False  # another run followed
     has_loaded: bool = False  # `resumed_from` and `first` are known
-    resumed_from: int | None = None
+    resumed_from: Position | None = None
     outcome: StateName = "stopped"  # if it has ended
     saves: list[_Save] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
     set_aside: set[int] = field(default_factory=set)  # of `saves`, by index
-    first: int | None = None  # the earliest that it went on from; None: the start, or unknown
+    first: Position | None = None  # the earliest that it went on from; None: the start, or unknown
 
 
 class _Reader:
@@ -138,7 +137,9 @@ class _Reader:
         self._runs: dict[str, _Run] = {}
         self._newest: _Run | None = None
         self._names: dict[str, str] = {}  # of metrics: those of all epochs share them
-        self._where: dict[int, tuple[_Run, int]] = {}  # recorded epoch -> its run and save there
+        self._where: dict[
+            Position, tuple[_Run, int]
+        ] = {}  # what is recorded -> its run and save there
         self._spans: deque[tuple[str, SpanRecord]] = deque(maxlen=KEPT_SPANS)  # with their runs
 
     def read(self) -> Story:
@@ -155,7 +156,7 @@ class _Reader:
         for name, span in self._spans:
             spans.get(name, []).append(span)
         told: list[RunStory] = []
-        kept: int | None = _ALL  # what all later runs have left of this one
+        kept: Position | None = _ALL  # what all later runs have left of this one
         for number in range(len(runs), 0, -1):
             run = runs[number - 1]
             told.append(self._tell(number, run, kept, spans[run.name]))
@@ -202,7 +203,7 @@ class _Reader:
             self._runs[name] = _Run(name, None, time, time)
         return self._runs[name]
 
-    def _set_aside(self, epochs: list[int]) -> None:
+    def _set_aside(self, epochs: list[Position]) -> None:
         for epoch in epochs:
             run, index = self._where.pop(epoch)
             run.set_aside.add(index)
@@ -215,13 +216,14 @@ class _Reader:
             return
         ended = unix_time(commit.time)
         run = self._run(commit.run, ended)
-        at = describe_position({"epoch": commit.epoch, "details": details})
         if not run.has_loaded:
             self._go_back(commit.run, self._state.latest)
         nodes = {node: store.seconds for node, store in commit.stores.items()}
         seconds = max(nodes.values(), default=0.0)
         nbytes = sum(store.nbytes for store in commit.stores.values())
-        save = SaveStory(commit.epoch, at["step"], ended, seconds, seconds, nbytes, nodes)
+        save = SaveStory(
+            commit.epoch.public, commit.epoch.step, ended, seconds, seconds, nbytes, nodes
+        )
         found = details.get("timing")
         timing = self._note(run, None if found is None else msgspec.convert(found, Timing))
         if commit.epoch in self._where:
@@ -229,7 +231,7 @@ class _Reader:
         self._where[commit.epoch] = (run, len(run.saves))
         kept = islice(details.get("metrics", {}).items(), KEPT_METRICS)
         metrics = {self._names.setdefault(name, name): value for name, value in kept}
-        run.saves.append(_Save(save, metrics, at["whole_epochs"], timing))
+        run.saves.append(_Save(save, metrics, commit.epoch, timing))
 
     def _note(self, run: _Run, timing: Timing | None) -> Timing | None:
         """Note what a run had spent; returns it without the samples, which may be very many."""
@@ -239,7 +241,7 @@ class _Reader:
         run.timings.append(msgspec.structs.replace(timing, spans=[]))
         return run.timings[-1]
 
-    def _go_back(self, name: str, epoch: int | None) -> None:
+    def _go_back(self, name: str, epoch: Position | None) -> None:
         """Note that a run went on from an epoch: what earlier runs ran after that is lost."""
         run = self._runs.get(name)
         if run is None:
@@ -249,7 +251,7 @@ class _Reader:
         run.first = None if epoch is None or run.first is None else min(epoch, run.first)
 
     def _tell(
-        self, number: int, run: _Run, kept: int | None, spans: Sequence[SpanRecord]
+        self, number: int, run: _Run, kept: Position | None, spans: Sequence[SpanRecord]
     ) -> RunStory:
         """A run, of which later ones have left the epochs up to `kept`; None: none."""
         process = run.entry.process if run.entry is not None else None
@@ -275,7 +277,7 @@ class _Reader:
             ended=last_seen if state not in ("running", "lost") else None,
             last_seen=last_seen,
             state=state,
-            resumed_from=run.resumed_from,
+            resumed_from=None if run.resumed_from is None else run.resumed_from.public,
             epochs=_epochs(run, marks),
             saves=saves,
             losses=_losses(run),
@@ -318,13 +320,13 @@ class _Reader:
 def _spent(run: _Run) -> tuple[list[Mark], Ledger]:
     """What a run had spent at each save, and at its last record."""
     if not run.timings:
-        saves = [(it.story.epoch, it.story.ended, it.story.seconds) for it in run.saves]
+        saves = [(save.at, save.story.ended, save.story.seconds) for save in run.saves]
         return estimate(run.began, saves)
     marks: list[Mark] = []
     spent = Ledger()
     for save in run.saves:
         spent = Ledger.of(save.timing) if save.timing is not None else spent
-        marks.append(Mark(save.story.epoch, spent))
+        marks.append(Mark(save.at, spent))
     return marks, Ledger.of(run.timings[-1])
 
 
@@ -340,10 +342,11 @@ def _with_waits(
 
 def _epochs(run: _Run, marks: Sequence[Mark]) -> tuple[EpochStory, ...]:
     found: list[EpochStory] = []
-    before = [(-1 if run.resumed_from is None else int(run.resumed_from), 0.0)]
-    for index, ((save, metrics, epoch, _), mark) in enumerate(zip(run.saves, marks, strict=True)):
-        if save.step:
+    before = [(-1 if run.resumed_from is None else run.resumed_from.epoch, 0.0)]
+    for index, ((_, metrics, at, _), mark) in enumerate(zip(run.saves, marks, strict=True)):
+        if at.step:
             continue
+        epoch = at.epoch
         while len(before) > 1 and before[-1][0] >= epoch:  # the run went back
             before.pop()
         last, compute = before[-1]
@@ -362,7 +365,7 @@ def _losses(run: _Run) -> tuple[LossStory, ...]:
             time=run.began + loss.at,
             text=loss.text,
             resumed=None if loss.resumed is None else run.began + loss.resumed,
-            resumed_from=None if loss.epoch is None else epoch_from_json(loss.epoch),
+            resumed_from=None if loss.epoch is None else Position.from_json(loss.epoch).public,
         )
         for loss in found.values()
     )

@@ -29,6 +29,7 @@ from jobrunner.compile import described_nodes
 from jobrunner.define import HIDDEN
 from jobrunner.errors import CheckpointError
 from jobrunner.names import LOG_DIRECTORY, MAX_NAME_LENGTH
+from jobrunner.positions import Position, PublicPosition
 from jobrunner.report.reader import unix_time
 from jobrunner.report.story import StateName
 from jobrunner.texts import clip
@@ -66,10 +67,10 @@ class RunSummary:
         Those that were others in the run that recorded the oldest epoch, as they were there.
     num_epochs : int
         How many epochs are recorded.
-    latest : int or None
-        The newest of them, which may be a `Position`.
-    epoch : int or None
-        The last that ended, or the `Position` of `latest` if that is later.
+    latest : int, Position or None
+        The newest of them.
+    epoch : int, Position or None
+        The last that ended, or `latest` if that is later.
     total_epochs : int or None
         The last of the job, if it has a limit.
     pace_seconds : float or None
@@ -94,8 +95,8 @@ class RunSummary:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     former_parameters: Mapping[str, Any] = field(default_factory=dict)
     num_epochs: int = 0
-    latest: int | None = None
-    epoch: int | None = None
+    latest: PublicPosition | None = None
+    epoch: PublicPosition | None = None
     total_epochs: int | None = None
     pace_seconds: float | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -105,6 +106,11 @@ class RunSummary:
     pid: int | None = None
     nodes: Collection[str] = ()
     keeps_best: tuple[str, Literal["min", "max"]] | None = None
+
+    @property
+    def whole_epochs(self) -> int:
+        """How many epochs have ended, as far as is known."""
+        return Position.of(self.epoch or 0).epoch
 
 
 def find_runs(
@@ -196,8 +202,8 @@ def _summarize(
         parameters=plan.get("parameters", {}),
         former_parameters=_former_parameters(manager, state, plan),
         num_epochs=len(state.recorded),
-        latest=latest,
-        epoch=latest,
+        latest=None if latest is None else latest.public,
+        epoch=None if latest is None else latest.public,
         total_epochs=total if isinstance(total, int) and 0 <= total < _MOST_EPOCHS else None,
         metrics=record["details"].get("metrics", {}) if record else {},
         saved=saved,
@@ -221,8 +227,8 @@ def _summarize(
         return summary
     status, seconds = beat.status, max(0.0, beat.time - unix_time(run.time))
     pace, metrics = seconds / status.num_ended, status.metrics or summary.metrics
-    epoch = max(latest or 0, status.epoch)
-    return replace(summary, epoch=epoch, pace_seconds=pace, metrics=metrics)
+    at = max(latest or Position(0), Position(status.epoch))
+    return replace(summary, epoch=at.public, pace_seconds=pace, metrics=metrics)
 
 
 def _former_parameters(
@@ -278,7 +284,7 @@ def best_of(
     mode: Literal["min", "max"],
     *,
     is_kept: bool = False,
-) -> tuple[float, int] | None:
+) -> tuple[float, PublicPosition] | None:
     """The lowest or highest value of a metric that a directory's runs recorded, and its epoch.
 
     Epochs removed since also count, those set aside do not: reads the whole log. If `is_kept`, because
@@ -291,12 +297,12 @@ def best_of(
     else:
         rows = [(row["epoch"], row["metrics"]) for row in manager.history()]
     found = [
-        (sign * float(value), epoch)
+        (sign * float(value), Position.of(epoch))
         for epoch, metrics in rows
         if isinstance(value := metrics.get(metric), int | float) and abs(value) <= _LARGEST
     ]
     best = min(found, default=None)
-    return None if best is None else (sign * best[0], best[1])
+    return None if best is None else (sign * best[0], best[1].public)
 
 
 class LiveRun(NamedTuple):
@@ -314,7 +320,7 @@ class LiveRun(NamedTuple):
         run, pace = self.run, self.pace_seconds
         if pace is None or run.total_epochs is None:
             return None
-        return pace * max(0, run.total_epochs - (run.epoch or 0))
+        return pace * max(0, run.total_epochs - run.whole_epochs)
 
 
 class _Watched(NamedTuple):
@@ -383,7 +389,7 @@ class LiveRuns:
 
     def _see(self, run: RunSummary, now: float) -> LiveRun:
         beats = self._beats.setdefault(run.name, deque())
-        seen, epoch = run.last_seen or 0.0, run.epoch or 0
+        seen, epoch = run.last_seen or 0.0, run.whole_epochs
         if beats and (seen < beats[-1][0] or epoch < beats[-1][1]):  # another run, or a loss
             beats.clear()
         if not beats or seen > beats[-1][0]:

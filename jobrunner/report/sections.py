@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 from dask.utils import format_bytes
 
 from jobrunner.compile import described_nodes
+from jobrunner.positions import Position, PublicPosition
 from jobrunner.report.charts import Curve, Mark, bar, curves, range_of
 from jobrunner.report.ledger import Ledger
 from jobrunner.report.parts import (
@@ -133,12 +134,12 @@ def metrics_section(story: Story) -> Html:
     x = range_of(float(epoch.number) for epoch in kept)
     marks = [
         *(
-            Mark(float(it), "resume", f"run {run.number} resumed from epoch {it}")
+            Mark(_number(it), "resume", f"run {run.number} resumed from epoch {it}")
             for run in story.runs
             if (it := run.resumed_from) is not None
         ),
         *(
-            Mark(float(it), "loss", f"lost, back to epoch {it}")
+            Mark(_number(it), "loss", f"lost, back to epoch {it}")
             for run in story.runs
             for loss in run.losses
             if (it := loss.resumed_from) is not None
@@ -220,7 +221,7 @@ def checkpoints_section(story: Story) -> Html:
     def each(kind: str, value: Any) -> list[Curve]:
         found = []
         for run in story.runs[-MOST_ROWS:]:
-            ordered = sorted(run.saves, key=lambda save: save.epoch)
+            ordered = sorted(run.saves, key=lambda save: Position.of(save.epoch))
             found.append(Curve(kind, [(_place(it, run), value(it)) for it in ordered]))
         return [curve for curve in found if curve.points]
 
@@ -267,7 +268,11 @@ def _place(save: SaveStory, run: RunStory) -> float:
     """Where a checkpoint lies among the epochs."""
     steps = run.plan.get("steps_per_epoch")
     part = save.step / steps if isinstance(steps, int) and steps >= max(1, save.step) else 0.5
-    return float(save.epoch) + (part if save.step else 0.0)
+    return _number(save.epoch) + (part if save.step else 0.0)
+
+
+def _number(epoch: PublicPosition) -> float:
+    return float(Position.of(epoch).epoch)
 
 
 def _slowest(save: SaveStory) -> str:

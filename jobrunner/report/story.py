@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jobrunner.positions import PublicPosition
 from jobrunner.report.ledger import Ledger, total
 
 StateName = Literal["running", "finished", "stopped", "failed", "lost"]
@@ -26,7 +27,7 @@ class EpochStory:
 class SaveStory:
     """A recorded checkpoint."""
 
-    epoch: int  # or a `Position`, as `MultiNodeCheckpointManager.epochs` names it
+    epoch: PublicPosition
     step: int  # 0: it contains whole epochs
     ended: float
     seconds: float  # until the slowest node's store was durable
@@ -42,7 +43,7 @@ class LossStory:
     time: float
     text: str
     resumed: float | None  # when the run went on; None: it did not
-    resumed_from: int | None  # the epoch; None: the start, or it did not go on
+    resumed_from: PublicPosition | None  # None: the start, or it did not go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,8 @@ class RunStory:
         ``"running"``: it may be alive; ``"finished"``: the job ended; ``"stopped"``: it was asked to
         end early; ``"failed"``: an error ended it; ``"lost"``: it ended without a word, as after a
         crash.
-    resumed_from : int or None
-        The epoch, or `Position`, it resumed from; None if it began with the init group.
+    resumed_from : int, Position or None
+        The epoch it resumed from; None if it began with the init group.
     epochs : tuple of EpochStory
         The whole epochs that it recorded, also those removed since.
     saves : tuple of SaveStory
@@ -112,7 +113,7 @@ class RunStory:
     ended: float | None
     last_seen: float
     state: StateName
-    resumed_from: int | None
+    resumed_from: PublicPosition | None
     epochs: tuple[EpochStory, ...]
     saves: tuple[SaveStory, ...]
     losses: tuple[LossStory, ...]

@@ -12,7 +12,7 @@ from dask.utils import natural_sort_key
 
 from jobrunner.define import PATH, checked
 from jobrunner.outputs import check_output, write_output
-from jobrunner.positions import epoch_to_json
+from jobrunner.positions import Position
 from jobrunner.report.reader import TOLD, Source, story_of
 from jobrunner.report.story import RunStory, Span, Story
 from jobrunner.texts import printable
@@ -101,7 +101,7 @@ def _run_events(run: RunStory, zero: float, before: int) -> Iterator[Event]:
         args = {"text": printable(loss.text)}
         yield event("i", _LOSSES, "loss", loss.time, cat="loss", s="t", args=args)
         if loss.resumed is not None:
-            at = None if loss.resumed_from is None else epoch_to_json(loss.resumed_from)
+            at = None if loss.resumed_from is None else Position.of(loss.resumed_from).to_json()
             seconds = loss.resumed - loss.time
             yield lasting(_LOSSES, "recovery", "loss", loss.time, seconds, resumed_from=at)
     for began, ended in run.moves:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from jobrunner.checkpoint import Status
 from jobrunner.compile import Plan
 from jobrunner.define import Reported
-from jobrunner.positions import Position, epoch_to_json
+from jobrunner.positions import Position, PublicPosition
 from jobrunner.run.losses import Losses
 from jobrunner.run.result import RunResult, SaveReport
 from jobrunner.worker import GroupResult
@@ -37,8 +37,7 @@ class State:
     losses: Losses
     epoch: int = 0  # the last that ended; 0 is "after init"
     steps_done: int = 0  # of the next epoch, in the loaded checkpoint
-    recorded: int | None = None  # the epoch in the workspaces, if it is recorded
-    old_form: int | None = None  # the epoch that runs, if the log has its steps under this number
+    recorded: Position | None = None  # what is in the workspaces, if it is recorded
     fired: tuple[str, ...] = ()  # stop conditions that were true when `epoch` ended
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)  # by epoch
     saves: list[SaveReport] = field(default_factory=list)  # successful or not
@@ -50,12 +49,13 @@ class State:
     most_workers: int = 0  # the most in use at once so far
     next_look: float = 0.0  # when to look for spare workers, by the monotonic clock
     is_announced: bool = False  # `on_start` was called
-    resumed_from: int | None = None  # the epoch of the first load; None: the run began with init
+    resumed_from: PublicPosition | None = None  # by the first load; None: it began with init
     is_finished: bool = False  # the loaded run had run its exit group
 
-    def position_of(self, epoch: int, step: int) -> int:
-        """What the log calls an epoch that has ended, or one that runs, after `step` steps."""
-        return Position(epoch - 1, step) if step and epoch != self.old_form else epoch
+    @property
+    def at(self) -> Position:
+        """The last epoch that ended."""
+        return Position(self.epoch)
 
     def begin(self, epochs: range) -> None:
         """Note the epochs that the workers run next."""
@@ -79,7 +79,7 @@ class State:
         if report.error is None:
             if self.losses.in_a_row:
                 self.losses = self.losses.after_record()
-            self.recorded = None if report.step else report.epoch
+            self.recorded = Position.of(report.epoch)
 
     def needs_care(self, epoch: int) -> bool:
         """Whether to run an epoch one task at a time; see `Losses.careful_epochs`."""
@@ -137,12 +137,12 @@ class Stopwatch:
         self._is_on, self._clock = is_on, clock
         self._part: Part = "start"
         self._spent = dict.fromkeys(PARTS, 0.0)
-        self._marks: dict[int, float] = {}  # saved epoch -> `compute` when its save began
+        self._marks: dict[Position, float] = {}  # what was saved -> `compute` when its save began
         # The same, how many losses its record tells, and what it says.
-        self._captured: dict[int, tuple[float, int, dict[str, Any]]] = {}
+        self._captured: dict[Position, tuple[float, int, dict[str, Any]]] = {}
         self._losses: list[dict[str, Any]] = []
         self._told = 0  # how many of them are recorded
-        self._from: int | None = None  # the epoch that was loaded last
+        self._from: Position | None = None  # what was loaded last
         self._moves: list[list[float]] = []  # from when to when nodes moved, since the last record
         self._spans: list[Sequence[Any]] = []
         self._next_sample = began
@@ -156,7 +156,7 @@ class Stopwatch:
             for loss in self._losses:
                 if "resumed" not in loss:
                     loss["resumed"] = round(now - self._began, 4)
-                    loss["epoch"] = None if self._from is None else epoch_to_json(self._from)
+                    loss["epoch"] = None if self._from is None else self._from.to_json()
         return before
 
     @contextmanager
@@ -186,18 +186,21 @@ class Stopwatch:
         """The time since the last loss."""
         return self._clock() - self._began - float(self._losses[-1]["at"])
 
-    def go_back(self, epoch: int | None) -> None:
-        """Note that the run goes on from a recorded epoch, or None: from the start."""
+    def go_back(self, to: Position | None) -> None:
+        """Note that the run goes on from what was recorded there, or None: from the start."""
         self.enter(self._part)
-        kept = 0.0 if epoch is None else self._marks.get(epoch, 0.0)
+        kept = 0.0
+        marks: dict[Position, float] = {}
+        if to is not None:
+            kept = self._marks.get(to, 0.0)
+            marks = {at: compute for at, compute in self._marks.items() if at <= to}
         self._spent["redone"] += self._spent["compute"] - kept
-        self._spent["compute"], self._from = kept, epoch
-        self._marks = (
-            {} if epoch is None else {at: it for at, it in self._marks.items() if at <= epoch}
-        )
+        self._spent["compute"] = kept
+        self._from = to
+        self._marks = marks
 
-    def capture(self, epoch: int, *, is_held: bool = False) -> dict[str, Any]:
-        """What the record of an epoch says of the time when its save begins; empty if it is off.
+    def capture(self, at: Position, *, is_held: bool = False) -> dict[str, Any]:
+        """What the record of a position says of the time when its save begins; empty if it is off.
 
         If the state is only held in memory, its record has no moves and no spans: the next save has them.
         """
@@ -207,18 +210,18 @@ class Stopwatch:
         ended = sum("resumed" in loss for loss in self._losses)
         told = min(ended, self._told + MOST_LOSSES)
         timing = self._timing(told, is_held=is_held)
-        self._captured[epoch] = self._spent["compute"], told, timing
+        self._captured[at] = self._spent["compute"], told, timing
         _trim(self._captured)
         return {"timing": timing}
 
-    def note_save(self, epoch: int, *, is_recorded: bool) -> None:
+    def note_save(self, at: Position, *, is_recorded: bool) -> None:
         """Note the end of a save."""
-        compute, told, timing = self._captured.pop(epoch, (0.0, 0, {}))
+        compute, told, timing = self._captured.pop(at, (0.0, 0, {}))
         if not is_recorded:
             self._moves = [*timing.get("moves", ()), *self._moves]
             self._spans = [*timing.get("spans", ()), *self._spans][-MOST_SPANS:]
         else:
-            self._marks[epoch] = compute
+            self._marks[at] = compute
             self._told = max(told, self._told)
             _trim(self._marks)
 
@@ -263,7 +266,7 @@ class Stopwatch:
         )
 
 
-def _trim(found: dict[int, Any]) -> None:
+def _trim(found: dict[Position, Any]) -> None:
     if len(found) > MOST_MARKS:
         del found[next(iter(found))]
 
@@ -324,20 +327,19 @@ def each_step(
 
 
 def remainder(
-    epoch: int,
+    at: Position,
     limit: int | None,
     *,
-    step: int = 0,
     fired: Sequence[str] = (),
-    later: Sequence[int] = (),
+    later: Sequence[Position] = (),
     is_done: bool = False,
 ) -> Literal["epochs", "last groups", "nothing"]:
-    """What is left to run after the load of a recorded epoch.
+    """What is left to run after the load of what is recorded at a position.
 
-    `step` is how many steps of it were done, 0 for all; `fired` are the stop conditions that were
-    true, `later` the recorded epochs after it; `is_done`: the last run ran its exit group.
+    `fired` are the stop conditions that were
+    true, `later` what is recorded after it; `is_done`: the last run ran its exit group.
     """
-    is_reached = limit is not None and epoch >= limit
-    if step or not (fired or is_reached):
+    is_reached = limit is not None and at.epoch >= limit
+    if at.step or not (fired or is_reached):
         return "epochs"
     return "nothing" if is_done and not later else "last groups"

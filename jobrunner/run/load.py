@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from jobrunner.checkpoint import (
     DAMAGE_ADVICE,
+    Epochs,
     Loader,
     MultiNodeCheckpointManager,
-    is_old_form,
     load_waiting_states,
-    name_position,
-    steps_in,
-    whole_epochs,
 )
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import GroupPlan, Plan, compile_resume, planned_nodes
@@ -29,6 +26,7 @@ from jobrunner.errors import (
     CheckpointError,
     PlanMismatchError,
 )
+from jobrunner.positions import Position, name_position, position_of
 from jobrunner.run.matching import START_AFRESH, Adaptation, Match, match, name_now
 from jobrunner.run.migrate import migrated
 
@@ -56,7 +54,7 @@ def load(
     binding: Binding,
     job: Job,
     manager: Loader,
-    epoch: int,
+    epoch: Position,
     adaptation: Adaptation,
 ) -> Loaded:
     """Load an epoch into workspaces."""
@@ -83,7 +81,7 @@ def load(
         origins=found.origins,
         given=given,
     )
-    session.run_group(group, epoch, get_number("checkpoint.deadline-seconds"))
+    session.run_group(group, epoch.epoch, get_number("checkpoint.deadline-seconds"))
     blobs = {
         node: found.blobs.get(node, frozenset()).union(given.get(node, ()))
         for node in {**found.blobs, **given}
@@ -91,45 +89,44 @@ def load(
     return Loaded(group, resume_group, waiting, found, blobs)
 
 
-def load_recorded(run: Run, decision: ResumePlan) -> int | None:
+def load_recorded(run: Run, decision: ResumePlan) -> Position | None:
     """Load the named epoch, or for "latest" the newest whole one; None if there is none."""
     started, runner, state = time.monotonic(), run.runner, run.state
     own = runner.checkpoint_manager
     assert own is not None
     is_own = (manager := own.source()) is own.loader
-    plan, damaged = run.plan, dict[int, str]()
+    plan, damaged = run.plan, dict[Position, str]()
     found = load_newest(run, manager, damaged)
     if found is None:
         if is_own:
             run.saver.set_aside(damaged)
         return None
-    epoch, record, loaded = found
-    run.watch.go_back(epoch)
+    at, record, loaded = found
+    run.watch.go_back(at)
     finish_load(run.binding, loaded, run.run_group)
     state.reported = reported_in(record)
     state.fired = recorded_stops(plan, record)
-    state.steps_done = steps_done(plan, record, manager.path)
-    state.epoch, steps = whole_epochs(record), state.steps_done
-    state.old_form = epoch if is_own and is_old_form(record) else None
+    check_steps(plan, record, manager.path)
+    state.epoch, state.steps_done = at.epoch, at.step
     run.callbacks.load_states(record["details"].get("callbacks", {}))
     run.lineage = runner.adaptation.lineage(plan, record["details"])
-    save = partial(run.save, state.epoch + bool(steps), state.reported.metrics, steps)
+    save = partial(run.save, at, state.reported.metrics)
     own.commits.name_former(loaded.match.origins.nodes if is_own else {})
     if is_own:
         run.saver.set_aside(damaged)
-        run.saver.rewind(epoch, f"resumed from epoch {epoch}")
-        state.recorded = None if steps else epoch
-    run.callbacks.notify("on_load", state.epoch, steps, time.monotonic() - started)
+        run.saver.rewind(at, f"resumed from epoch {at}")
+        state.recorded = at
+    run.callbacks.notify("on_load", at.epoch, at.step, time.monotonic() - started)
     if not is_own:
         save()  # then the run can resume from its own directory alone
-    elif loaded.match.is_reshaped and not (decision.is_finished and epoch == decision.epoch):
-        record_anew(own, epoch, save, run.wait_for_save)
-    return epoch
+    elif loaded.match.is_reshaped and not (decision.is_finished and is_loaded(decision, at)):
+        record_anew(own.recorded, at, save, run.wait_for_save)
+    return at
 
 
 def load_newest(
-    run: Run, manager: Loader, damaged: dict[int, str]
-) -> tuple[int, Mapping[str, Any], Loaded] | None:
+    run: Run, manager: Loader, damaged: dict[Position, str]
+) -> tuple[Position, Mapping[str, Any], Loaded] | None:
     """Load the epoch that was asked for, or the newest whole one; return it with its record.
 
     None: no recorded epoch is whole. Adds those that are not to `damaged`, each with its damage.
@@ -173,9 +170,14 @@ def finish_load(binding: Binding, loaded: Loaded, run: Callable[[str, int], obje
         binding.apply(load_waiting_states)
 
 
+def is_loaded(decision: ResumePlan, at: Position | None) -> bool:
+    """Whether that is what the run decided to load: not, if it was damaged."""
+    return at is not None and at.public == decision.epoch
+
+
 def record_anew(
-    manager: MultiNodeCheckpointManager,
-    epoch: int,
+    recorded: Epochs,
+    at: Position,
     save: Callable[[], None],
     wait: Callable[[], None],
 ) -> None:
@@ -184,23 +186,23 @@ def record_anew(
     The stores in the former shape are set aside, not deleted: the log does so with pinned epochs.
     A crash before the commit leaves the record as it was, with one pin more.
     """
-    labels = [label for label in manager.pins().get(epoch, ()) if label != FORMER]
-    manager.pin(epoch, FORMER)
+    labels = [label for label in recorded.pins().get(at, ()) if label != FORMER]
+    recorded.pin(at, FORMER)
     try:
         save()
         wait()
     finally:
         with suppress(CheckpointError):
-            manager.unpin(epoch, FORMER)  # unless a commit has done so
+            recorded.unpin(at, FORMER)  # unless a commit has done so
     for label in labels:
-        manager.pin(epoch, label)
+        recorded.pin(at, label)
 
 
 def rebuild(
     job: Job,
     plan: Plan,
     manager: Loader,
-    epoch: int,
+    epoch: Position,
     found: Match,
     given: Mapping[str, Mapping[str, Any]],
 ) -> tuple[GroupPlan, dict[str, frozenset[str]]]:
@@ -257,9 +259,9 @@ def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in record["details"].get("stopped_by", ()) if name in names)
 
 
-def steps_done(plan: Plan, record: Mapping[str, Any], path: str) -> int:
-    """How many steps a checkpoint contains besides whole epochs; see `steps_in`."""
-    done = steps_in(record)
+def check_steps(plan: Plan, record: Mapping[str, Any], path: str) -> None:
+    """Raise `PlanMismatchError` if a checkpoint contains more steps than the job's epochs have."""
+    done = position_of(record).step
     if plan.steps_per_epoch is not None and 0 < plan.steps_per_epoch <= done:
         raise PlanMismatchError(
             f"The checkpoint of {name_position(record)} in {path} was saved after step {done}, but "
@@ -267,13 +269,12 @@ def steps_done(plan: Plan, record: Mapping[str, Any], path: str) -> int:
             f"run cannot resume from it. Give the job more than {done} steps per epoch, or resume "
             f"from an earlier epoch."
         )
-    return done
 
 
 def load_blobs(
     job: Job,
     manager: Loader,
-    epoch: int,
+    epoch: Position,
     asked: Sequence[str | Blob],
     session: Session,
     rename: Mapping[str, str],
@@ -309,7 +310,10 @@ def load_blobs(
 
 
 def _find_blobs(
-    there: Collection[tuple[str, str]], manager: Loader, epoch: int, asked: Sequence[str | Blob]
+    there: Collection[tuple[str, str]],
+    manager: Loader,
+    epoch: Position,
+    asked: Sequence[str | Blob],
 ) -> dict[str, set[str]]:
     """The blobs that were asked for, by node; a name stands for every node that has the blob."""
     found: dict[str, set[str]] = {}

@@ -18,9 +18,10 @@ from jobrunner.errors import (
     SchedulerLostError,
     TaskFailedError,
 )
+from jobrunner.positions import Position
 from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import State, Step, Stopwatch, each_step, next_step
-from jobrunner.run.load import load_recorded, recorded_metrics
+from jobrunner.run.load import is_loaded, load_recorded, recorded_metrics
 from jobrunner.run.losses import Loss, Losses, is_transient
 from jobrunner.run.null_saver import NullSaver
 from jobrunner.run.recovery import count_loss
@@ -151,20 +152,21 @@ class Run:
         state.recorded, state.steps_done = None, 0
         # Try epochs known to be damaged too: this reports them and sets them aside.
         tries = decision.epoch is not None or decision.damaged
-        epoch = load_recorded(self, decision) if tries else None
-        if epoch is None:
+        at = load_recorded(self, decision) if tries else None
+        if at is None:
             self.watch.go_back(None)
             self.lineage = self.runner.adaptation.lineage(self.plan, {})
             self.saver.refuse_classes(self.runner.job)
             self.run_group("init", 0)
             self.saver.rewind(None, "started afresh")
-            state.fired, state.epoch, state.old_form = (), 0, None
+            state.fired, state.epoch = (), 0
             self.callbacks.load_states({})
-            self.save(0, {})
+            self.save(Position(0), {})
         if self.resumption.is_first:
-            self.resumption.is_first, state.resumed_from = False, epoch
+            self.resumption.is_first = False
+            state.resumed_from = None if at is None else at.public
         # A finished job is unfinished again if its last epoch is damaged.
-        state.is_finished = decision.is_finished and epoch == decision.epoch
+        state.is_finished = decision.is_finished and is_loaded(decision, at)
         if not state.is_finished:
             state.fire(self.callbacks.ended_by())
 
@@ -182,9 +184,9 @@ class Run:
                 self._run_epoch()
         state = self.state
         if step == "stop":
-            if not state.steps_done and state.recorded != state.epoch:
+            if not state.steps_done and state.recorded != state.at:
                 # A batch of epochs ended, in which nothing was saved.
-                self.save(state.epoch, state.metrics.get(state.epoch, {}))
+                self.save(state.at, state.metrics.get(state.epoch, {}))
                 self.wait_for_save()
             raise self.resumption.stopped(state.epoch, "its epoch has ended")
 
@@ -241,10 +243,11 @@ class Run:
             if not has_ended:
                 can_stop = self.saver.can_save or self.plan.steps_per_epoch is None
                 stops = bool(self.runner.stop_reason) and can_stop
+                at = Position(epoch - 1, done)
                 if stops or self.saver.is_due(epoch, done):
-                    self.save(epoch, reported.metrics, done)
+                    self.save(at, reported.metrics)
                 else:
-                    self._hold(epoch, reported.metrics, done)
+                    self._hold(at, reported.metrics)
                 if stops:
                     self.wait_for_save()
                     why = f"step {done} of epoch {epoch} has ended"
@@ -283,9 +286,9 @@ class Run:
         then = self._next_step(is_recorded=True)
         steps = self.plan.steps_per_epoch or self.state.num_steps
         if self.saver.is_due(epoch, steps, has_ended=True) or then != "run an epoch":
-            self.save(epoch, self.state.metrics[epoch])
+            self.save(self.state.at, self.state.metrics[epoch])
         else:
-            self._hold(epoch, self.state.metrics[epoch])
+            self._hold(self.state.at, self.state.metrics[epoch])
         if then in ("stop", "move"):
             self.wait_for_save()
 
@@ -293,7 +296,7 @@ class Run:
         return next_step(
             stopped_by=self.state.stopped_by(self.plan.epoch_limit),
             stop_asked=self.runner.stop_reason,
-            is_recorded=is_recorded or self.state.recorded == self.state.epoch,
+            is_recorded=is_recorded or self.state.recorded == self.state.at,
             is_leaving=bool(self.binding.leaving),
             has_room=self._has_room(),
         )
@@ -346,23 +349,21 @@ class Run:
             self.watch.note_spans(epoch, started, outcome.spans)
         return outcome
 
-    def save(self, epoch: int, metrics: Mapping[str, Any], step: int = 0) -> None:
-        """Save an epoch that has ended, or one that runs, after `step` steps."""
-        at = self.state.position_of(epoch, step)
+    def save(self, at: Position, metrics: Mapping[str, Any]) -> None:
+        """Save the state of the workspaces, which is that of position `at`."""
         if self.saver.can_save:
             self.wait_for_save()  # of the save before this one
-            self._notify("on_save_start", epoch - bool(step), step)
-            about = {**self._details(metrics, step), **self.watch.capture(at)}
+            self._notify("on_save_start", at.epoch, at.step)
+            about = {**self._details(metrics, at.step), **self.watch.capture(at)}
             with self.watch.spending("save_wait"):
-                self.saver.save(at, about, step)
+                self.saver.save(at, about)
 
-    def _hold(self, epoch: int, metrics: Mapping[str, Any], step: int = 0) -> None:
+    def _hold(self, at: Position, metrics: Mapping[str, Any]) -> None:
         if self.saver.holds:
-            at = self.state.position_of(epoch, step)
             timing = self.watch.capture(at, is_held=True)
-            about = {**self._details(metrics, step), **timing}
+            about = {**self._details(metrics, at.step), **timing}
             with self.watch.spending("save_wait"):
-                self.saver.hold(at, about, step)
+                self.saver.hold(at, about)
 
     def wait_for_save(self) -> None:
         """Wait for a save in the background."""
@@ -375,7 +376,7 @@ class Run:
 
     def _saved(self, report: SaveReport) -> None:
         self.state.note_save(report)
-        self.watch.note_save(report.epoch, is_recorded=report.error is None)
+        self.watch.note_save(Position.of(report.epoch), is_recorded=report.error is None)
         self._notify("on_save", report)
 
     def _bind(self, *, stays: bool = False) -> None:

@@ -16,6 +16,7 @@ from jobrunner.compile import Plan
 from jobrunner.define import Job, check_call, without_partials
 from jobrunner.errors import DefinitionError, PlanMismatchError
 from jobrunner.names import check_name
+from jobrunner.positions import Position, position_of
 from jobrunner.texts import listed
 
 Key = tuple[str, str]
@@ -58,7 +59,7 @@ class Adaptation:
     def check_start(self, plan: Plan) -> None:
         """Raise `PlanMismatchError` if a run without a checkpoint would record a wrong rename."""
         last = {old: new for old, new in self.rename.items() if new not in self.rename}
-        _check_new_names(plan, last, plan.saved_blobs(1))
+        _check_new_names(plan, last, plan.saved_blobs(Position(1)))
 
     @property
     def migration(self) -> str:
@@ -260,7 +261,7 @@ def match(
     With `given` None, `migrate` may return all that is missing. Raises `PlanMismatchError` if blobs
     are missing that nothing makes, or if a rename does not fit.
     """
-    epoch, there = record["epoch"], manager.blobs(record)
+    epoch, there = position_of(record), manager.blobs(record)
     needed = plan.saved_blobs(epoch)
     now = name_now(adaptation.rename, plan.uids(), needed, manager.path, record, there)
     _check_new_names(plan, now.renamed, needed)

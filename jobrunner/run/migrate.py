@@ -8,11 +8,12 @@ from typing import Any
 from jobrunner.checkpoint import Loader
 from jobrunner.compile import Plan
 from jobrunner.errors import CheckpointError, PlanMismatchError
+from jobrunner.positions import Position
 from jobrunner.run.matching import Adaptation
 
 
 def migrated(
-    adaptation: Adaptation, plan: Plan, manager: Loader, epoch: int
+    adaptation: Adaptation, plan: Plan, manager: Loader, epoch: Position
 ) -> dict[str, dict[str, Any]]:
     """What `migrate` makes of a checkpoint: node -> blob -> value; nothing if it is not called.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
 
-from jobrunner.positions import plain, step_of
+from jobrunner.json_output import with_json_positions
+from jobrunner.positions import Position, PublicPosition
 from jobrunner.texts import (
     Html,
     card,
@@ -39,7 +40,7 @@ class SaveReport:
 
     Attributes
     ----------
-    epoch : int
+    epoch : int or Position
     seconds : float
         Until the checkpoint was durable and recorded.
     stall_seconds : float
@@ -53,7 +54,7 @@ class SaveReport:
         How many steps it contains besides whole epochs.
     """
 
-    epoch: int
+    epoch: PublicPosition
     seconds: float
     stall_seconds: float
     nbytes: int
@@ -70,8 +71,8 @@ class RunResult:
     ----------
     epoch : int
         The last finished epoch; 0 is "after init".
-    resumed_from : int or None
-        The epoch it resumed from, or a `Position` in one; None if it began with the init group.
+    resumed_from : int, Position or None
+        The epoch it resumed from; None if it began with the init group.
     stopped_by : str
         ``"node/task"`` or ``"node/blob"`` of the stop condition, ``"epoch_limiter"``, or the
         `Callback.ends_by` of a callback.
@@ -86,7 +87,7 @@ class RunResult:
     """
 
     epoch: int
-    resumed_from: int | None
+    resumed_from: PublicPosition | None
     stopped_by: str
     restarts: int
     metrics: list[dict[str, Any]]
@@ -111,7 +112,7 @@ class RunResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        found: dict[str, Any] = plain(asdict(replace(self, earlier=list)))
+        found: dict[str, Any] = with_json_positions(replace(self, earlier=list))
         del found["earlier"]
         return found
 
@@ -157,9 +158,8 @@ class ResumePlan:
 
     Attributes
     ----------
-    epoch : int or None
-        The epoch it would resume from, or a `Position` in one; None: it would begin with the init
-        group.
+    epoch : int, Position or None
+        The epoch it would resume from; None: it would begin with the init group.
     reason : str
     step : int
         How many steps of the next epoch the checkpoint contains.
@@ -175,7 +175,7 @@ class ResumePlan:
         Recorded nodes and blobs that the job would not load.
     migrates : str
         The name of the function ``migrate`` if it would be called; what it returns is not known.
-    sets_aside : tuple of int
+    sets_aside : tuple of int or Position
         Recorded epochs that the run would set aside.
     changes : tuple of str
         How this job differs from the recorded one.
@@ -183,11 +183,11 @@ class ResumePlan:
         The recorded run ended after its exit group, and nothing would run.
     warnings : tuple of str
         Possible problems: another run uses the directory, or the log has lost entries.
-    damaged : mapping of int to str
+    damaged : mapping of int or Position to str
         Recorded epochs newer than `epoch` that are known to be damaged -> how.
     """
 
-    epoch: int | None
+    epoch: PublicPosition | None
     reason: str
     steps: tuple[str, ...] = ()
     rebuilds: tuple[str, ...] = ()
@@ -195,23 +195,22 @@ class ResumePlan:
     makes: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
     migrates: str = ""
-    sets_aside: tuple[int, ...] = ()
+    sets_aside: tuple[PublicPosition, ...] = ()
     changes: tuple[str, ...] = ()
     is_finished: bool = False
     step: int = 0
     warnings: tuple[str, ...] = ()
-    damaged: Mapping[int, str] = field(default_factory=dict)
+    damaged: Mapping[PublicPosition, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        found: dict[str, Any] = plain(asdict(self))
+        found: dict[str, Any] = with_json_positions(self)
         return found
 
     @property
     def name(self) -> str:
         """Where it would begin, for a message; not if `epoch` is None."""
-        is_old_form = self.step and self.epoch is not None and not step_of(self.epoch)
-        return f"epoch {self.epoch}" + (f", step {self.step}" if is_old_form else "")
+        return f"epoch {self.epoch}"
 
     @property
     def _start(self) -> str:
@@ -257,11 +256,12 @@ class ResumePlan:
         return card("ResumePlan", self._start, items(self._problems), *folds)
 
 
-def format_ranges(numbers: Sequence[int]) -> str:
+def format_ranges(numbers: Sequence[PublicPosition]) -> str:
     """Write ascending numbers as text, three or more consecutive ones as a range."""
     runs = groupby(
         enumerate(numbers),
-        lambda pair: pair[1] if step_of(pair[1]) else pair[1] - pair[0],
+        # Of consecutive numbers the difference to their place is the same.
+        lambda pair: pair[1] if isinstance(pair[1], Position) else pair[1] - pair[0],
     )
     ranges = [[number for _, number in run] for _, run in runs]
     texts = [f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in ranges]

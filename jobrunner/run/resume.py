@@ -6,11 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from jobrunner.checkpoint import (
-    Loader,
-    name_position,
-    whole_epochs,
-)
+from jobrunner.checkpoint import Loader
 from jobrunner.compile import Plan, changes, describe
 from jobrunner.define import EPOCH, Rule
 from jobrunner.errors import (
@@ -19,10 +15,16 @@ from jobrunner.errors import (
     DefinitionError,
     RunStoppedError,
 )
-from jobrunner.positions import EpochLike, read_position
+from jobrunner.positions import (
+    EpochLike,
+    Position,
+    name_position,
+    position_of,
+    read_position,
+)
 from jobrunner.run.callbacks import check_callbacks
 from jobrunner.run.decisions import remainder
-from jobrunner.run.load import rebuild, recorded_stops, steps_done
+from jobrunner.run.load import check_steps, rebuild, recorded_stops
 from jobrunner.run.matching import Adaptation, Match, match
 from jobrunner.run.result import ResumePlan, format_ranges
 from jobrunner.run.upload import CopyTo
@@ -54,7 +56,7 @@ def check_options(runner: JobRunner) -> None:
     check_callbacks(runner.callbacks, where)
     if manager is None:
         for name, is_given in (
-            ("resume_from_epoch", isinstance(runner.resume_from_epoch, int)),
+            ("resume_from_epoch", isinstance(runner.resume_from_epoch, Position)),
             ("upload_task_group_builder", builder is not None),
             ("rename", bool(runner.rename)),
             ("missing='init'", runner.missing == "init"),
@@ -84,7 +86,7 @@ def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> Resum
             None,
             "resume_from_epoch is None",
             _first_steps(plan, "save epoch 0"),
-            sets_aside=tuple(own.epochs()),
+            sets_aside=tuple(at.public for at in own.recorded.all()),
             warnings=warnings,
         )
     if resume_from == "latest":
@@ -93,8 +95,8 @@ def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> Resum
     if resume_from == "latest" and manager is not own.loader:
         warnings += _check_claimed(manager)
     epochs = manager.recorded.all()
-    damaged: dict[int, str] = {}
-    if isinstance(resume_from, int):
+    damaged: dict[Position, str] = {}
+    if isinstance(resume_from, Position):
         reason = "it was asked for"
         record = manager.recorded.record(resume_from)
         found: Match | None = match(plan, manager, record, adaptation)
@@ -110,52 +112,51 @@ def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> Resum
             None,
             f"no recorded epoch of {path} is whole" if epochs else f"nothing is recorded in {path}",
             _first_steps(plan, "save epoch 0"),
-            sets_aside=tuple(epochs) if manager is own.loader else (),
+            sets_aside=tuple(at.public for at in epochs) if manager is own.loader else (),
             warnings=warnings,
-            damaged=damaged,
+            damaged={at.public: why for at, why in damaged.items()},
         )
-    epoch = record["epoch"]
-    before = manager.recorded.run_plan(epoch)
+    at = position_of(record)
+    before = manager.recorded.run_plan(at)
     now = describe(plan)
-    step, whole = steps_done(plan, record, manager.path), whole_epochs(record)
-    later = tuple(e for e in epochs if e > epoch)
+    check_steps(plan, record, manager.path)
+    later = tuple(recorded for recorded in epochs if recorded > at)
     left = remainder(
-        epoch,
+        at,
         plan.epoch_limit,
-        step=step,
         fired=recorded_stops(plan, record),
         later=later,
         is_done=manager.recorded.is_done(),
     )
     steps = [f"load {name_position(record)}"]
     if found.is_reshaped and left != "nothing":
-        steps.append(f"save epoch {epoch} with the nodes and blobs of this job")
-    if step:
+        steps.append(f"save epoch {at} with the nodes and blobs of this job")
+    if at.step:
         last = "the last" if plan.steps_per_epoch is None else plan.steps_per_epoch
-        steps.append(f"steps {step + 1} to {last} of epoch {whole + 1}")
+        steps.append(f"steps {at.step + 1} to {last} of epoch {at.epoch + 1}")
     if left == "epochs":
-        steps.append(_epochs(plan, whole + bool(step) + 1))
+        steps.append(_epochs(plan, at.epoch + bool(at.step) + 1))
     if left != "nothing":
         steps += _last_groups(plan)
     return ResumePlan(
-        epoch,
+        at.public,
         reason if left != "nothing" else f"{reason}, and that run had finished",
         tuple(steps),
         rebuilds=tuple(
             f"{node}/{task.name}"
-            for node, part in rebuild(runner.job, plan, manager, epoch, found, {})[0].slices.items()
+            for node, part in rebuild(runner.job, plan, manager, at, found, {})[0].slices.items()
             for task in part.tasks
         ),
         renames=found.renamed,
         makes=tuple(found.describe_made(adaptation.migrates(record))),
         drops=found.dropped,
         migrates=adaptation.migration if adaptation.migrates(record) else "",
-        sets_aside=later if manager is own.loader else (),
+        sets_aside=tuple(it.public for it in later) if manager is own.loader else (),
         changes=tuple(changes(found.rename(before, now), now)) if before else (),
         is_finished=left == "nothing",
-        step=step,
+        step=at.step,
         warnings=warnings,
-        damaged=damaged,
+        damaged={it.public: why for it, why in damaged.items()},
     )
 
 
@@ -173,9 +174,9 @@ class Resumption:
         return self._runner.resume_from_epoch if self.is_first else "latest"
 
     @property
-    def named(self) -> int | None:
+    def named(self) -> Position | None:
         """The epoch that was asked for by number."""
-        return self._begins_from if isinstance(self._begins_from, int) else None
+        return self._begins_from if isinstance(self._begins_from, Position) else None
 
     def plan(self) -> ResumePlan:
         """See `plan_resume`."""
@@ -210,7 +211,7 @@ class Resumption:
 
 
 def _find_newest(
-    plan: Plan, manager: Loader, adaptation: Adaptation, damaged: dict[int, str]
+    plan: Plan, manager: Loader, adaptation: Adaptation, damaged: dict[Position, str]
 ) -> tuple[Mapping[str, Any], Match | None]:
     """The record of the newest epoch not known to be damaged; only its load shows if it is whole.
 
@@ -231,7 +232,9 @@ def _check_claimed(directory: Loader) -> tuple[str, ...]:
     lost = directory.recorded.unclaimed()
     if not lost:
         return ()
-    epochs = f"{'epoch' if len(lost) == 1 else 'epochs'} {format_ranges(lost)}"
+    epochs = (
+        f"{'epoch' if len(lost) == 1 else 'epochs'} {format_ranges([at.public for at in lost])}"
+    )
     found = f"{directory.path} contains stores of {epochs} that no entry of its log mentions"
     remedy = f"`jobrunner fsck {directory.path}` shows them, and --repair records them again"
     if directory.recorded.all():

@@ -32,7 +32,7 @@ from jobrunner.define import (
     some,
 )
 from jobrunner.errors import DefinitionError
-from jobrunner.positions import EpochLike, as_epoch
+from jobrunner.positions import EpochLike, Position
 from jobrunner.report import write_report
 from jobrunner.run.callbacks import enders
 from jobrunner.run.load import load_blobs
@@ -318,7 +318,7 @@ class JobRunner:
         replay = Replay(
             self.job,
             self._manager("replay").loader,
-            as_epoch(epoch),
+            Position.of(epoch),
             adaptation=self.adaptation,
             wait_seconds=self.worker_wait_seconds,
             deadline_seconds=self.epoch_deadline_seconds,
@@ -358,7 +358,7 @@ class JobRunner:
             A store is damaged. No blob was loaded.
         """
         loader = self._manager("load_blobs_from_checkpoints").loader
-        at = as_epoch(epoch)
+        at = Position.of(epoch)
         if at not in loader.recorded.all():
             return False
         load_blobs(self.job, loader, at, blob_names, session, self.adaptation.rename)

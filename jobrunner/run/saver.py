@@ -27,6 +27,7 @@ from jobrunner.compile import Plan, describe, find_classes
 from jobrunner.config import get_number
 from jobrunner.define import Job
 from jobrunner.errors import CheckpointWriteError, CommitConflictError
+from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, SaveReport
 from jobrunner.texts import get_logger
 
@@ -40,10 +41,9 @@ _NUMBERS = re.compile(r"[0-9a-f]{32}|[0-9]+(\.s[0-9]+)?")
 
 @dataclass(slots=True)
 class _Save:
-    """A save of an epoch, or of a position in one, after `step` steps."""
+    """A save under way."""
 
-    epoch: int
-    step: int
+    at: Position
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     stall_seconds: float = 0.0
@@ -60,9 +60,9 @@ class _Failures:
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._kind = ""
-        self._epochs: list[int] = []
+        self._epochs: list[Position] = []
 
-    def add(self, epoch: int | None, error: BaseException, then: str = "") -> None:
+    def add(self, epoch: Position | None, error: BaseException, then: str = "") -> None:
         """Add a failure; `epoch` None: the directory could not be locked."""
         # The nodes that fail first, and their files, may differ from epoch to epoch.
         kind = _NUMBERS.sub("#", str(error).rpartition(": ")[2])
@@ -134,7 +134,7 @@ class Saver:
         self._binding = binding
         self._is_shared = False
         is_refused = self._on_save_error == "refuse" and not self._has_lock
-        is_empty = not self._manager.epochs()
+        is_empty = not self._manager.recorded.all()
         try:
             self._lock_directory()
             self._check_shared()
@@ -150,7 +150,7 @@ class Saver:
 
     def refuse_classes(self, job: Job) -> None:
         """Raise `DefinitionError` if init tasks make objects that cannot be saved, as far as known."""
-        saved = self._plan.saved_blobs(0)
+        saved = self._plan.saved_blobs(Position(0))
         made = find_classes(job.init_group.tasks()).items()
         self._manager.commits.refuse_classes(
             {(node, name): cls for (node, name), cls in made if name in saved.get(node, ())}
@@ -164,21 +164,21 @@ class Saver:
             self._has_lock = False
             self._manager.run.end(about())
 
-    def set_aside(self, damaged: Mapping[int, str]) -> None:
+    def set_aside(self, damaged: Mapping[Position, str]) -> None:
         """Set aside epochs that could not be loaded; each has its reason."""
         if self._has_lock:
             for epoch, reason in damaged.items():
                 self._manager.run.set_aside(epoch, reason)
 
-    def rewind(self, epoch: int | None, reason: str) -> None:
-        """Set aside the epochs recorded after `epoch`; None: all."""
-        if self._has_lock and self._manager.latest() not in (None, epoch):
-            self._manager.run.rewind(epoch, reason)
+    def rewind(self, to: Position | None, reason: str) -> None:
+        """Set aside what is recorded after a position; None: all."""
+        if self._has_lock and self._manager.recorded.latest() not in (None, to):
+            self._manager.run.rewind(to, reason)
 
-    def finish(self, epoch: int) -> None:
-        """Record that the job ended after `epoch` and ran its exit group."""
-        if self._has_lock and self._manager.latest() == epoch:
-            self._manager.run.finish(epoch)
+    def finish(self, at: Position) -> None:
+        """Record that the job ended there and ran its exit group."""
+        if self._has_lock and self._manager.recorded.latest() == at:
+            self._manager.run.finish(at)
 
     def epochs_until(self, epoch: int) -> int | None:
         """How many epochs, from `epoch` on, may run before the next call of `is_due`.
@@ -204,8 +204,8 @@ class Saver:
             self._save_now.set()
         return self._save_now.is_set() or self._manager.save_policy.is_due(moment)
 
-    def save(self, epoch: int, about: Mapping[str, Any], step: int = 0) -> None:
-        """Write and record the checkpoint of `epoch`; in the middle of an epoch, with its `step`.
+    def save(self, at: Position, about: Mapping[str, Any]) -> None:
+        """Write and record a checkpoint.
 
         `about` is what the record says of the run. With an asynchronous manager, return once tasks
         cannot change what is saved; `is_due` and `wait` then report the end of the save. Raises
@@ -213,7 +213,7 @@ class Saver:
         """
         self.wait()
         self._let_go()
-        save = _Save(epoch, step)
+        save = _Save(at)
         self._pace.begin_save(save.started)
         self._save_now.clear()
         try:
@@ -232,17 +232,17 @@ class Saver:
         save.seconds = save.stall_seconds = time.monotonic() - save.started
         self._report(save)
 
-    def hold(self, epoch: int, about: Mapping[str, Any], step: int = 0) -> None:
+    def hold(self, at: Position, about: Mapping[str, Any]) -> None:
         """Let the workers copy a state that is not saved, for `save_held`; see `save`."""
         self._let_go()
         if self._in_flight is not None:  # its copies use the memory
             return
-        save = _Save(epoch, step)
+        save = _Save(at)
         try:
             self._begin(save, about)
             self._copy(save)
         except CheckpointWriteError as error:
-            logger.info("Epoch %s could not be kept in memory: %s", epoch, error)
+            logger.info("Epoch %s could not be kept in memory: %s", at, error)
         else:
             self._held = save
 
@@ -254,12 +254,12 @@ class Saver:
         save, self._held = self._held, None
         if save is None:
             return
-        starting(save.epoch, save.step)
+        starting(save.at.epoch, save.at.step)
         save.started = time.monotonic()
         try:
             self._write(save, is_copied=True)
         except Exception as error:
-            logger.warning("Epoch %s could not be saved after a failure: %s", save.epoch, error)
+            logger.warning("Epoch %s could not be saved after a failure: %s", save.at, error)
             return
         save.seconds = save.stall_seconds = time.monotonic() - save.started
         self._report(save)
@@ -269,12 +269,12 @@ class Saver:
             self._manager.commits.forget(self._held.order)
             self._held = None
 
-    def _describe(self, epoch: int, about: Mapping[str, Any], step: int) -> dict[str, Any]:
+    def _describe(self, at: Position, about: Mapping[str, Any]) -> dict[str, Any]:
         details = dict(about)
         if (metadata := self._manager.metadata) is not None:
-            details["metadata"] = read_metadata(metadata, epoch)
-        if step:
-            details["step"] = step
+            details["metadata"] = read_metadata(metadata, at)
+        if at.step:
+            details["step"] = at.step
             details["steps_per_epoch"] = self._plan.steps_per_epoch
         if self._plan.partitions:
             details[PARTITIONS] = {
@@ -305,13 +305,13 @@ class Saver:
         if error is not None and not isinstance(error, CheckpointWriteError):
             raise error
         report = SaveReport(
-            epoch=save.epoch,
+            epoch=save.at.public,
             seconds=save.seconds,
             stall_seconds=save.stall_seconds,
             nbytes=sum(node.nbytes for node in save.nodes.values()),
             nodes=save.nodes,
             error=None if error is None else str(error),
-            step=save.step,
+            step=save.at.step,
         )
         self._pace.end_save(save.stall_seconds, save.seconds)
         self._pace.continue_run(time.monotonic())
@@ -320,14 +320,14 @@ class Saver:
         elif self._on_save_error == "raise":
             raise error
         else:
-            self._failures.add(save.epoch, error)
+            self._failures.add(save.at, error)
         self._saved(report)
 
     def _begin(self, save: _Save, about: Mapping[str, Any]) -> None:
-        save.details = self._describe(save.epoch, about, save.step)
+        save.details = self._describe(save.at, about)
         if not self._has_lock:
             self._lock_directory()
-            if self._manager.epochs():
+            if self._manager.recorded.all():
                 raise CommitConflictError(
                     f"{self._manager.path} was not writable when this run began, and now contains "
                     f"epochs of another run. Choose another directory, or run again to resume "
@@ -335,7 +335,7 @@ class Saver:
                 )
         self._check_shared()
         save.order = self._manager.commits.begin(
-            save.epoch,
+            save.at,
             replicated=self._plan.replicated,
             initial=self._plan.initial,
             details={name: it for name, it in save.details.items() if name != "timing"},
@@ -346,7 +346,7 @@ class Saver:
         """Let the workers copy what a later write needs."""
         with self._abandons(save.order):
             copy = partial(save.order.copy, **options)
-            self._apply(copy, f"the copy of epoch {save.epoch}")
+            self._apply(copy, f"the copy of epoch {save.at}")
 
     def _write(self, save: _Save, **options: Any) -> None:
         """Let the workers write, and record the epoch. Runs in any thread."""
@@ -354,7 +354,7 @@ class Saver:
         try:
             with self._abandons(order):
                 write = partial(order.write, **options)
-                replies = self._apply(write, f"the save of epoch {save.epoch}", "save")
+                replies = self._apply(write, f"the save of epoch {save.at}", "save")
                 receipts = read_receipts(replies, order, self._binding.placement)
                 placement = dict(self._binding.placement)
                 details = {**save.details, "placement": placement}

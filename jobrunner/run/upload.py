@@ -29,7 +29,7 @@ def finish_job(run: Run) -> None:
     """Run the upload, download and exit groups, and record that the job has ended."""
     run.wait_for_save()
     epoch = run.state.epoch
-    is_recorded = run.state.recorded == epoch
+    is_recorded = run.state.recorded == run.state.at
     builder, manager = run.runner.upload_task_group_builder, run.runner.checkpoint_manager
     if builder is not None and not is_recorded:
         run.callbacks.warn(
@@ -43,7 +43,7 @@ def finish_job(run: Run) -> None:
     for group in ("download", "exit"):
         run.run_group(group, epoch)
     if is_recorded:
-        run.saver.finish(epoch)
+        run.saver.finish(run.state.at)
 
 
 class UploadTaskGroupBuilder(Protocol):

@@ -33,6 +33,7 @@ from jobrunner.checkpoint import (
     read_state,
 )
 from jobrunner.errors import CommitConflictError
+from jobrunner.positions import Position
 from jobrunner.testing.identity import assert_identical
 from jobrunner.workspace import Workspace, settle
 
@@ -149,7 +150,7 @@ class MetadataHandlerContract:
         manager = self._manager(tmp_path)
         manager.run.start([], {})
         for epoch in range(STATE_INTERVAL + 10):
-            manager.commits.commit(manager.commits.begin(epoch), {}, {})
+            manager.commits.commit(manager.commits.begin(Position(epoch)), {}, {})
         manager.run.end()
         handler = self._open(tmp_path)
         whole = State()
@@ -164,19 +165,19 @@ class MetadataHandlerContract:
         workspace.put("x", settle([np.arange(5)]))
         manager = self._manager(tmp_path)
         manager.run.start(["a"], {"why": "contract"})
-        save = manager.commits.begin(0)
+        save = manager.commits.begin(Position(0))
         manager.commits.commit(save, save.write({"a": workspace}), {"stopped_by": []})
         manager.run.end()
         reader = self._manager(tmp_path)
         _same([0], reader.epochs(), "epochs() of a second manager")
-        _same({"why": "contract"}, reader.recorded.run_info(0), "run_info(0)")
+        _same({"why": "contract"}, reader.recorded.run_info(Position(0)), "run_info(0)")
         assert_identical(np.arange(5), reader.open(0)["a"].load("x"))
 
     def test_a_run_that_was_taken_over_cannot_commit(self, tmp_path: Path) -> None:
         """Its commit fails, and the epoch does not exist."""
         old, new = (self._manager(tmp_path, take_over=True) for _ in range(2))
         old.run.start([], {})
-        save = old.commits.begin(0)
+        save = old.commits.begin(Position(0))
         new.run.start([], {})
         try:
             old.commits.commit(save, {}, {})

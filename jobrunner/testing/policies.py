@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobrunner.checkpoint import Moment, RetentionPolicy, SavePolicy, retired_by
+from jobrunner.positions import PublicPosition
 
 _EPOCHS = (0, 1, 2, 3, 5, 8, 9, 10, 20, 21)
 
@@ -73,9 +74,13 @@ class RetentionPolicyContract:
     """What every epoch but the first reports."""
 
     def _retired(self, policy: RetentionPolicy, epochs: tuple[int, ...]) -> list[int]:
-        reported = {epoch: dict(self.metrics) if epoch else {} for epoch in epochs}
-        times = {epoch: 60.0 * epoch for epoch in epochs}
-        return sorted(retired_by(policy, list(epochs), reported, _unfinished, times))
+        reported: dict[PublicPosition, dict[str, Any]] = {epoch: {} for epoch in epochs}
+        times: dict[PublicPosition, float] = {epoch: 60.0 * epoch for epoch in epochs}
+        for epoch in epochs:
+            if epoch:
+                reported[epoch] = dict(self.metrics)
+        retired = set(retired_by(policy, list(epochs), reported, _unfinished, times))
+        return [epoch for epoch in epochs if epoch in retired]
 
     def test_it_is_a_retention_policy(self) -> None:
         """The manager refuses an object without the method."""
@@ -104,7 +109,7 @@ class RetentionPolicyContract:
         _check(not again, f"nothing more of {sorted(left)}", again)
 
 
-def _unfinished(epochs: Sequence[int]) -> list[int]:
+def _unfinished(epochs: Sequence[PublicPosition]) -> list[PublicPosition]:
     return [epoch for epoch in epochs if epoch == 9]
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from jobrunner.positions import to_json
+from jobrunner.json_output import to_json
 from jobrunner.texts import printable
 from jobrunner.view import wording
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobrunner.errors import RunStoppedError
-from jobrunner.positions import epoch_to_json
+from jobrunner.positions import Position
 from jobrunner.texts import printable
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class RunState:
         self._save_seconds = 0.9 * mean + 0.1 * stall if mean else stall
         self._saving = None
         about = {
-            "epoch": epoch_to_json(report.epoch),
+            "epoch": Position.of(report.epoch).to_json(),
             "seconds": report.seconds,
             "stall_seconds": stall,
             "nbytes": report.nbytes,

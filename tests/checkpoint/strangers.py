@@ -37,6 +37,7 @@ from jobrunner.checkpoint.store.store_reader import StoreReader
 from jobrunner.cli import main
 from jobrunner.define.array_options import ArrayOptions
 from jobrunner.errors import JobRunnerError
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.checkpoint.test_manager import run_group
@@ -608,7 +609,7 @@ def _save(path: Path) -> None:
             **{f"row{i}": np.arange(4.0) + i for i in range(LEAST_ALIKE)},
         }
     )
-    save = manager.commits.begin(0, array_options={"a": {"z": compressed}})
+    save = manager.commits.begin(Position(0), array_options={"a": {"z": compressed}})
     manager.commits.commit(save, save.write({"a": workspace}), {})
     manager.run.end()
 

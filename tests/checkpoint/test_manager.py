@@ -36,6 +36,7 @@ from jobrunner import (
 )
 from jobrunner.checkpoint.log.run_lock import ProbeAnswer
 from jobrunner.checkpoint.log.state import STATE_INTERVAL
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, assert_identical
 from jobrunner.workspace.workspace import BlobUpdate, Workspace
 
@@ -57,7 +58,7 @@ class Rig:
     def save(self, epoch: int, details: Mapping[str, Any] | None = None) -> None:
         for node, workspace in self.workspaces.items():
             workspace.globals["w"] = values(node, epoch)
-        save = cloudpickle.loads(cloudpickle.dumps(self.manager.commits.begin(epoch)))
+        save = cloudpickle.loads(cloudpickle.dumps(self.manager.commits.begin(Position.of(epoch))))
         self.manager.commits.commit(save, save.write(self.workspaces), details or {})
         self.manager.retention.sweeper.drain()
 
@@ -141,7 +142,7 @@ def test_a_saved_epoch_is_recorded_verified_and_opened(rig: Rig) -> None:
     assert record["stores"]["trainer:0"]["store"] == "trainer:0.0"
     assert math.isnan(record["details"]["metrics"]["loss"])
     assert record["details"]["metrics"]["best"] == -math.inf
-    assert manager.recorded.run_info(0) == {"plan": "p"}
+    assert manager.recorded.run_info(Position(0)) == {"plan": "p"}
     assert manager.loader.blobs(manager.record(0)) == {node: ["name", "w"] for node in NODES}
     checkpoint = manager.open(0)
     assert checkpoint.nodes == NODES
@@ -242,7 +243,7 @@ def test_durations_of_nodes_are_reported_by_action(rig: Rig) -> None:
 def test_store_names_are_claimed_once(rig: Rig) -> None:
     manager, root = rig.manager, Path(rig.manager.path)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0")
-    manager.commits.abandon(manager.commits.begin(0))
+    manager.commits.abandon(manager.commits.begin(Position(0)))
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r1")
     rig.save(0)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r1")
@@ -258,7 +259,7 @@ def test_the_record_of_the_epoch_before_is_not_read_again(rig: Rig, epochs: int)
     for epoch in range(epochs):
         rig.save(epoch)
     done, there = len(rig.files.trace), os.listdir(os.path.join(rig.manager.path, "_log"))
-    rig.manager.commits.begin(epochs)
+    rig.manager.commits.begin(Position.of(epochs))
     read = [path for operation, path in rig.files.trace[done:] if operation == "open"]
     # The last entry of the log shows that the directory is still the same.
     assert [name for path in read if (name := os.path.basename(path)) in there] == [max(there)]
@@ -350,9 +351,9 @@ def fail_with(error: BaseException) -> Callable[..., None]:
 def test_rewinding_hides_later_epochs_and_deletes_nothing(rig: Rig) -> None:
     for epoch in range(4):
         rig.save(epoch)
-    rig.manager.run.finish(3)
+    rig.manager.run.finish(Position(3))
     assert rig.manager.recorded.is_done()
-    rig.manager.run.rewind(1, "asked for")
+    rig.manager.run.rewind(Position(1), "asked for")
     assert (rig.manager.epochs(), rig.manager.recorded.is_done()) == ([0, 1], False)
     root = Path(rig.manager.path)
     assert not (root / "server.2" / "zarr.json").exists()
@@ -368,10 +369,10 @@ def test_rewinding_hides_later_epochs_and_deletes_nothing(rig: Rig) -> None:
 def test_setting_one_epoch_aside_does_not_change_the_others(rig: Rig) -> None:
     for epoch in range(3):
         rig.save(epoch)
-    rig.manager.run.set_aside(1, "damaged")
+    rig.manager.run.set_aside(Position(1), "damaged")
     assert rig.manager.epochs() == [0, 2]
     with pytest.raises(CheckpointNotFoundError):
-        rig.manager.run.set_aside(1, "again")
+        rig.manager.run.set_aside(Position(1), "again")
     rig.save(3)
     assert rig.manager.epochs() == [0, 2, 3]
 
@@ -379,14 +380,14 @@ def test_setting_one_epoch_aside_does_not_change_the_others(rig: Rig) -> None:
 def test_a_job_is_done_only_while_its_last_epoch_is_the_newest(rig: Rig, tmp_path: Path) -> None:
     rig.save(0)
     rig.save(1)
-    rig.manager.run.finish(1)
+    rig.manager.run.finish(Position(1))
     assert MultiNodeCheckpointManager(rig.manager.path).recorded.is_done()
     rig.save(2)
     assert not rig.manager.recorded.is_done()
 
 
 def test_a_missing_receipt_is_an_error_that_names_the_node(rig: Rig) -> None:
-    save = rig.manager.commits.begin(0)
+    save = rig.manager.commits.begin(Position(0))
     receipts = save.write({"server": rig.workspaces["server"]})
     with pytest.raises(CheckpointWriteError, match="none from trainer:0"):
         rig.manager.commits.commit(save, receipts, {})
@@ -394,13 +395,13 @@ def test_a_missing_receipt_is_an_error_that_names_the_node(rig: Rig) -> None:
 
 
 def test_details_that_are_not_json_are_an_error(rig: Rig) -> None:
-    save = rig.manager.commits.begin(0)
+    save = rig.manager.commits.begin(Position(0))
     with pytest.raises(DefinitionError, match="details of a checkpoint must be JSON"):
         rig.manager.commits.commit(save, save.write(rig.workspaces), {"x": object()})
 
 
 def test_an_abandoned_save_cannot_be_committed(rig: Rig) -> None:
-    save = rig.manager.commits.begin(0)
+    save = rig.manager.commits.begin(Position(0))
     receipts = save.write(rig.workspaces)
     rig.manager.commits.abandon(save)
     rig.manager.retention.sweeper.drain()
@@ -411,7 +412,7 @@ def test_an_abandoned_save_cannot_be_committed(rig: Rig) -> None:
 
 def test_stores_that_a_slow_worker_writes_for_an_abandoned_save_are_deleted(rig: Rig) -> None:
     root = Path(rig.manager.path)
-    save = rig.manager.commits.begin(0)
+    save = rig.manager.commits.begin(Position(0))
     rig.manager.commits.abandon(save)
     rig.manager.retention.sweeper.drain()
     save.write(rig.workspaces)  # the worker does not know that it was abandoned
@@ -428,7 +429,7 @@ def test_stores_that_a_slow_worker_writes_for_an_abandoned_save_are_deleted(rig:
 
 
 def test_blobs_are_checked_without_storage(rig: Rig) -> None:
-    encoder = pickle.loads(pickle.dumps(rig.manager.commits.begin(0).encoder))
+    encoder = pickle.loads(pickle.dumps(rig.manager.commits.begin(Position(0)).encoder))
     rig.files.trace.clear()
     for node, workspace in rig.workspaces.items():
         encoder.encode(node, workspace)
@@ -440,7 +441,7 @@ def test_blobs_are_checked_without_storage(rig: Rig) -> None:
 
 def test_a_blob_that_cannot_be_encoded_is_found_before_anything_is_written(rig: Rig) -> None:
     rig.workspaces["trainer:0"].globals["bad"] = open
-    save = rig.manager.commits.begin(0)
+    save = rig.manager.commits.begin(Position(0))
     rig.files.trace.clear()
     with pytest.raises(DefinitionError, match="'bad'"):
         save.write(rig.workspaces)
@@ -449,7 +450,7 @@ def test_a_blob_that_cannot_be_encoded_is_found_before_anything_is_written(rig: 
 
 def test_a_full_disk_is_a_write_error_with_its_cause(rig: Rig) -> None:
     rig.save(0)
-    save = rig.manager.commits.begin(1)
+    save = rig.manager.commits.begin(Position(1))
     rig.files.at = rig.files.count + 9
     with pytest.raises(CheckpointWriteError, match=r"Epoch 1 of server.*Input/output error") as e:
         save.write(rig.workspaces)
@@ -481,7 +482,7 @@ def test_a_read_error_is_never_no_checkpoint(tmp_path: Path) -> None:
     "store", ["../x.0", "/etc/x.0", "server.1", "server.0/../x", "server.0.r7"]
 )
 def test_a_record_that_names_another_store_is_corrupt(rig: Rig, store: str) -> None:
-    save = rig.manager.commits.begin(0)
+    save = rig.manager.commits.begin(Position(0))
     receipts = dict(save.write(rig.workspaces))
     receipts["server"] = type(receipts["server"])(store, "0" * 64, 0, 0.0)
     rig.manager.commits.commit(save, receipts, {})
@@ -512,10 +513,10 @@ def test_a_document_that_names_other_files_is_corrupt(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda m: m.commits.begin(0),
+        lambda m: m.commits.begin(Position(0)),
         lambda m: m.run.probe(),
         lambda m: m.run.check_probe({}),
-        lambda m: m.run.rewind(0, "test"),
+        lambda m: m.run.rewind(Position(0), "test"),
     ],
     ids=["begin", "probe", "check_probe", "rewind"],
 )
@@ -543,15 +544,15 @@ def test_several_runs_may_use_one_manager_but_not_at_once(rig: Rig) -> None:
 
 def test_the_fence_stops_a_run_that_was_taken_over(rig: Rig) -> None:
     rig.save(0)
-    save = rig.manager.commits.begin(1)
+    save = rig.manager.commits.begin(Position(1))
     receipts = save.write(rig.workspaces)
     newcomer = Rig(Path(rig.manager.path), take_over=True).start()
     newcomer.manager.retention.sweeper.drain()
     for write in (
         lambda: rig.manager.commits.commit(save, receipts, {}),
-        lambda: rig.manager.commits.begin(2),
-        lambda: rig.manager.run.rewind(0, "x"),
-        lambda: rig.manager.run.finish(0),
+        lambda: rig.manager.commits.begin(Position(2)),
+        lambda: rig.manager.run.rewind(Position(0), "x"),
+        lambda: rig.manager.run.finish(Position(0)),
     ):
         with pytest.raises(CommitConflictError, match="taken over "):
             write()
@@ -574,7 +575,7 @@ def test_only_the_log_and_stores_remain_after_a_run(rig: Rig) -> None:
 def test_leftovers_of_a_run_that_died_are_removed_at_the_next_start(rig: Rig) -> None:
     root = Path(rig.manager.path)
     rig.save(0)
-    rig.manager.commits.begin(1).write(rig.workspaces)
+    rig.manager.commits.begin(Position(1)).write(rig.workspaces)
     (root / "_log" / ".0000000001.json.00ff.tmp").write_text("half an entry")
     (root / "_runs" / "dead").mkdir()
     again = Rig(root, take_over=True).start()
@@ -592,7 +593,7 @@ def test_an_epoch_retired_while_it_is_read_is_not_called_damaged(tmp_path: Path)
     rig.save(1)
     with (
         pytest.raises(CheckpointNotFoundError, match="retired while it was read"),
-        rig.manager.recorded.reading(0),
+        rig.manager.recorded.reading(Position(0)),
     ):
         checkpoint["server"].read_document()
     rig.manager.run.end()
@@ -633,7 +634,7 @@ def test_a_single_node_manager_saves_its_node(tmp_path: Path) -> None:
     with pytest.raises(DefinitionError, match=r"one node, 'trainer:0'.*'server'"):
         manager.run.start(NODES, {})
     manager.run.start(["trainer:0"], {})
-    save = manager.commits.begin(0)
+    save = manager.commits.begin(Position(0))
     manager.commits.commit(save, save.write(workspaces()), {})
     manager.run.end()
     assert manager.get_ckpt_db_name(None, 0) == str(tmp_path / "k" / "trainer:0.0")
@@ -708,7 +709,7 @@ def test_a_single_node_manager_reads_only_its_node(rig: Rig) -> None:
 def test_a_single_node_manager_names_the_node_whose_store_has_a_blob(rig: Rig) -> None:
     for workspace in rig.workspaces.values():
         workspace.globals.update(shared=1, part=np.arange(3))
-    save = rig.manager.commits.begin(0, replicated={"shared": NODES})
+    save = rig.manager.commits.begin(Position(0), replicated={"shared": NODES})
     details = {"partitions": {"part": {"axis": 0, "nodes": list(NODES)}}}
     rig.manager.commits.commit(save, save.write(rig.workspaces), details)
     manager = CheckpointManager(rig.manager.path, "trainer:0")
@@ -737,7 +738,7 @@ def test_a_storage_failure_while_answers_are_read_is_reported(rig: Rig) -> None:
 def test_parts_that_have_no_such_axis_do_not_fit_together(rig: Rig, part: object) -> None:
     for workspace in rig.workspaces.values():
         workspace.globals["part"] = part
-    save = rig.manager.commits.begin(0)
+    save = rig.manager.commits.begin(Position(0))
     details = {"partitions": {"part": {"axis": 1, "nodes": list(NODES)}}}
     rig.manager.commits.commit(save, save.write(rig.workspaces), details)
     with pytest.raises(CheckpointError, match=r"'part' do not fit together along axis 1"):

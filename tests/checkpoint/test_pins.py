@@ -15,6 +15,7 @@ from jobrunner import (
     MultiNodeCheckpointManager,
 )
 from jobrunner.checkpoint.log.state import STATE_INTERVAL
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 
@@ -28,7 +29,7 @@ def begin(path: Path, **options: Any) -> MultiNodeCheckpointManager:
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
     workspace = Workspace("a")
     workspace.globals["epoch"] = epoch
-    save = manager.commits.begin(epoch)
+    save = manager.commits.begin(Position.of(epoch))
     manager.commits.commit(save, save.write({"a": workspace}), {})
     manager.retention.sweeper.drain()
 
@@ -93,7 +94,7 @@ def test_a_rewind_sets_a_pinned_epoch_aside_and_deletes_nothing(tmp_path: Path) 
     save(run, 0)
     save(run, 1)
     run.pin(1)
-    run.run.rewind(0, "test")
+    run.run.rewind(Position(0), "test")
     assert (run.epochs(), run.pins()) == ([0], {})
     assert (tmp_path / "a.1" / "zarr.retired.json").exists()
     run.run.end()

@@ -12,6 +12,7 @@ from jobrunner import KeepAll, MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.state import Claim
 from jobrunner.checkpoint.retention import Sweeper
 from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.positions import Position
 from jobrunner.workspace.workspace import Workspace
 
 
@@ -42,7 +43,7 @@ def sweep(files: TracedFiles, path: Path) -> list[tuple[str, str]]:
     for epoch in range(2):
         (path / f"a.{epoch}").mkdir()
         (path / f"a.{epoch}" / "zarr.json").touch()
-        sweeper.add(Claim(epoch, 0), "delete", [f"a.{epoch}"])
+        sweeper.add(Claim(Position.of(epoch), 0), "delete", [f"a.{epoch}"])
         assert sweeper.drain(60)
     assert not list(path.iterdir())
     return files.trace
@@ -90,7 +91,7 @@ def test_an_earlier_rename_is_made_durable_before_the_store_is_deleted(
     (tmp_path / "a.0" / "zarr.retired.json").touch()
     files = TracedFiles(None)
     sweeper = Sweeper(files, str(tmp_path))
-    sweeper.add(Claim(0, 0), "delete", ["a.0"])
+    sweeper.add(Claim(Position(0), 0), "delete", ["a.0"])
     assert sweeper.drain(60)
     assert files.trace == [
         ("rename", "zarr.json"),
@@ -108,7 +109,7 @@ def test_a_policy_that_derives_from_keep_all_is_asked(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path, keep=KeepOdd())
     manager.run.start(["a"], {})
     for epoch in range(4):
-        save = manager.commits.begin(epoch)
+        save = manager.commits.begin(Position.of(epoch))
         manager.commits.commit(save, save.write({"a": Workspace("a")}), {})
     manager.run.end()
     assert manager.epochs() == [1, 3]

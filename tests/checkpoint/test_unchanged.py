@@ -24,6 +24,7 @@ from jobrunner import (
 from jobrunner.checkpoint import Epochs, Receipt, inspect_directory
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store import store_writer
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.testing.identity import assert_identical
 from jobrunner.workspace import BlobUpdate, Workspace
@@ -42,7 +43,7 @@ class Rig:
         self.manager.run.start(["a"], {})
 
     def save(self, epoch: int) -> Receipt:
-        save = self.manager.commits.begin(epoch)
+        save = self.manager.commits.begin(Position.of(epoch))
         receipts = save.write({"a": self.workspace})
         self.manager.commits.commit(save, receipts, {})
         self.manager.retention.sweeper.drain()
@@ -229,7 +230,7 @@ def fails_to_save(rig: Rig) -> None:
 
 def saves_what_is_not_recorded(rig: Rig) -> None:
     updates(rig)
-    save = rig.manager.commits.begin(1)
+    save = rig.manager.commits.begin(Position(1))
     save.write({"a": rig.workspace})
     rig.manager.commits.abandon(save)
 
@@ -335,7 +336,7 @@ def test_a_file_system_without_links_only_costs_the_links(tmp_path: Path) -> Non
 
     rig = Rig(tmp_path / "k", files=NoLinks(sync=False))
     rig.save(0)
-    save = rig.manager.commits.begin(1)
+    save = rig.manager.commits.begin(Position(1))
     receipts = save.write({"a": rig.workspace})
     assert receipts["a"].linked_bytes == 0
     rig.manager.commits.commit(save, receipts, {})

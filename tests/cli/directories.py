@@ -14,6 +14,7 @@ from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.state import STATE_INTERVAL
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli.command import main
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 
@@ -38,7 +39,7 @@ def save(
     workspaces = {node: Workspace(node) for node in "ab"}
     for workspace in workspaces.values():
         workspace.globals.update(w=np.arange(6.0), step=epoch, **(extra or {}))
-    save = manager.commits.begin(epoch)
+    save = manager.commits.begin(Position.of(epoch))
     loss = {0: 3.0, 1: 1.0, 2: float("nan")}.get(epoch, 2.0)
     manager.commits.commit(save, save.write(workspaces), {"metrics": {"loss": loss}})
     manager.retention.sweeper.drain()

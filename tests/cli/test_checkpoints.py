@@ -12,6 +12,7 @@ import pytest
 from jobrunner import CheckpointNotFoundError, MultiNodeCheckpointManager
 from jobrunner.cli.checkpoints import copy_epochs, verify_epochs
 from jobrunner.cli.listing import describe_checkpoint
+from jobrunner.positions import Position
 from jobrunner.run.replay.compare import compare_values
 from jobrunner.testing import assert_identical
 from tests.cli.directories import PrunedMeanwhile, ask, begin, invoke, lengthen_log, recorded, save
@@ -136,7 +137,7 @@ def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> N
     manager = MultiNodeCheckpointManager(runs)
     manager.verify(3)
     assert manager.record(3)["details"] == {"metrics": {"loss": 2.0}}
-    assert manager.recorded.run_info(3) == {"plan": "p", "command": "copy"}
+    assert manager.recorded.run_info(Position(3)) == {"plan": "p", "command": "copy"}
     assert_identical(np.arange(6.0), manager.open(3)["a"].load("w"))
     assert invoke("restore", runs, 3).exit_code == 2
     assert invoke("restore", runs, 7).exit_code == 6
@@ -150,7 +151,7 @@ def test_damage_is_found_before_anything_is_restored_or_copied(runs: Path, tmp_p
     assert invoke("copy", runs, 2, tmp_path / "copy").exit_code == 7
     assert recorded(tmp_path / "copy") == []
     again = begin(runs)
-    again.run.rewind(1, "test")
+    again.run.rewind(Position(1), "test")
     again.run.end()
     result = invoke("restore", runs, 2)
     assert result.exit_code == 7
@@ -161,7 +162,7 @@ def test_damage_is_found_before_anything_is_restored_or_copied(runs: Path, tmp_p
 
 def test_copies_are_complete_checkpoints(runs: Path, tmp_path: Path) -> None:
     again = begin(runs)
-    again.run.finish(3)
+    again.run.finish(Position(3))
     again.run.end()
     target = tmp_path / "copy"
     assert ask("copy", runs, "all", target)["epochs"] == [0, 1, 2, 3]
@@ -169,7 +170,10 @@ def test_copies_are_complete_checkpoints(runs: Path, tmp_path: Path) -> None:
     one, other = MultiNodeCheckpointManager(runs), MultiNodeCheckpointManager(target)
     assert other.recorded.is_done()
     for epoch in range(4):
-        assert {**one.recorded.run_info(epoch), "command": "copy"} == other.recorded.run_info(epoch)
+        assert {
+            **one.recorded.run_info(Position.of(epoch)),
+            "command": "copy",
+        } == other.recorded.run_info(Position.of(epoch))
         assert one.record(epoch)["details"].keys() == other.record(epoch)["details"].keys()
     shutil.rmtree(runs)
     for epoch in range(4):
@@ -202,9 +206,9 @@ def test_an_epoch_that_is_deleted_at_any_operation_is_reported_as_retired(
         manager = MultiNodeCheckpointManager(runs, files=files)
         try:
             if command == "copy":
-                copy_epochs(manager, [0], str(tmp_path / f"copy{count}"))
+                copy_epochs(manager, [Position(0)], str(tmp_path / f"copy{count}"))
             else:
-                describe_checkpoint(manager, 0)
+                describe_checkpoint(manager, Position(0))
         except CheckpointNotFoundError as error:
             told.add("retired while" in str(error))
         if files.left > 0:
@@ -232,11 +236,11 @@ def test_a_copy_of_all_epochs_skips_those_that_are_deleted_meanwhile(
 ) -> None:
     manager = MultiNodeCheckpointManager(runs, files=PrunedMeanwhile(runs, "/a.0/"))
     target = str(tmp_path / "copy")
-    output = copy_epochs(manager, manager.epochs(), target, is_all=True)
+    output = copy_epochs(manager, manager.positions(), target, is_all=True)
     assert output.data["epochs"] == [2, 3] == recorded(tmp_path / "copy")
     assert output.text == f"Copied to {target}: 2, 3 (deleted meanwhile: 0, 1)"
     with pytest.raises(CheckpointNotFoundError):
-        copy_epochs(manager, [0], str(tmp_path / "other"))
+        copy_epochs(manager, [Position(0)], str(tmp_path / "other"))
 
 
 def test_a_copy_of_all_epochs_of_an_empty_directory_fails(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.cli.directories import ask, invoke
@@ -29,7 +30,7 @@ def record(
         workspaces = {node: Workspace(node) for node in "ab"}
         workspaces["a"].globals["x"] = np.arange(6.0)
         workspaces["b"].globals["x"] = np.full(3, value)
-        save = manager.commits.begin(epoch)
+        save = manager.commits.begin(Position.of(epoch))
         metrics = {"loss": value, "nan": float("nan"), "note": "text"}
         manager.commits.commit(save, save.write(workspaces), {"metrics": metrics})
     manager.run.end()
@@ -107,7 +108,7 @@ def test_many_differences_are_shortened(tmp_path: Path) -> None:
         manager.run.start(["a"], {})
         workspace = Workspace("a")
         workspace.globals.update({f"x{i}": value for i in range(30)})
-        save = manager.commits.begin(0)
+        save = manager.commits.begin(Position(0))
         manager.commits.commit(save, save.write({"a": workspace}), {})
         manager.run.end()
     lines = invoke("compare", tmp_path / "a", tmp_path / "b").stdout.splitlines()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobrunner.cli.formatting import format_briefly
+from jobrunner.positions import Position
 from tests.cli.directories import ask, begin, invoke, save
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "log_3"
@@ -15,7 +16,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "log_3"
 
 def test_stats_shows_the_parts_of_the_time_of_each_run_and_of_all(runs: Path) -> None:
     again = begin(runs)
-    again.run.rewind(1, "a try")
+    again.run.rewind(Position(1), "a try")
     save(again, 2)
     again.run.end()
     found = invoke("stats", runs)

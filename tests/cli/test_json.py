@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from jobrunner.positions import Position
 from tests.cli.directories import ask, begin
 
 
@@ -22,7 +23,7 @@ def test_the_json_of_every_command_has_the_keys_that_the_guide_names(
     runs: Path, tmp_path: Path
 ) -> None:
     again = begin(runs)
-    again.run.rewind(2, "a try")
+    again.run.rewind(Position(2), "a try")
     again.run.end()
     for command, *arguments in (
         ("ls", runs),

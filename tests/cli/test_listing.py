@@ -9,6 +9,7 @@ import pytest
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.state import STATE_INTERVAL
 from jobrunner.cli.listing import list_epochs
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, FaultyObjects
 
 EPOCHS = 2_000
@@ -24,7 +25,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manager.run.start([], {})
     for epoch in range(EPOCHS):
         manager.commits.commit(
-            manager.commits.begin(epoch), {}, {"metrics": {"loss": 1 / (epoch + 1)}}
+            manager.commits.begin(Position.of(epoch)), {}, {"metrics": {"loss": 1 / (epoch + 1)}}
         )
     manager.run.end()
     return path

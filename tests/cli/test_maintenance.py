@@ -12,6 +12,7 @@ from jobrunner import KeepLast, MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.checkpoint.log.state import Claim, make_entry
 from jobrunner.checkpoint.maintenance.inspect import _History
+from jobrunner.positions import Position
 from tests.cli.directories import ask, begin, invoke, lengthen_log, recorded, save
 
 
@@ -118,8 +119,8 @@ def test_fsck_of_a_directory_without_strays_shows_none(runs: Path) -> None:
 
 def test_fsck_explains_every_object(runs: Path) -> None:
     again = begin(runs)
-    again.run.rewind(2, "a try")
-    save = again.commits.begin(3)
+    again.run.rewind(Position(2), "a try")
+    save = again.commits.begin(Position(3))
     (runs / save.stores["a"]).mkdir()  # a save that is under way
     for stray in ("notes.txt", "z.7", "a.0/more", "_log/x", "_log/00000000001.json"):
         (runs / stray).write_text("?")
@@ -164,7 +165,7 @@ def test_fsck_shows_a_store_as_aside_though_its_root_document_is_missing(runs: P
     content = root.read_bytes()
     root.unlink()
     again = begin(runs)
-    again.run.set_aside(3, "a.3/zarr.json is missing.")
+    again.run.set_aside(Position(3), "a.3/zarr.json is missing.")
     again.run.end()
     found = {finding["path"]: finding for finding in ask("fsck", runs)["objects"]}
     assert [found[name]["status"] for name in ("a.3", "b.3")] == ["aside", "aside"]
@@ -176,7 +177,7 @@ def test_fsck_shows_a_store_as_aside_though_its_root_document_is_missing(runs: P
 
 def test_fsck_advises_nothing_for_an_epoch_that_was_recorded_again(runs: Path) -> None:
     again = begin(runs)
-    again.run.set_aside(3, "it is damaged.")
+    again.run.set_aside(Position(3), "it is damaged.")
     save(again, 3)
     again.run.end()
     found = {finding["path"]: finding for finding in ask("fsck", runs)["objects"]}
@@ -269,5 +270,5 @@ def test_fsck_looks_up_the_epochs_that_an_entry_removes_and_does_not_walk_all() 
     for number, (kind, body) in enumerate(bodies):
         history.state.recorded = Recorded(history.state.recorded.runs())
         history.take_in(make_entry(number, kind, "r", body))
-    assert history.state.retries == {1: 0}
-    assert history.ended.keys() == {Claim(0, 0), Claim(2, 0)}
+    assert history.state.retries == {Position(1): 0}
+    assert history.ended.keys() == {Claim(Position(0), 0), Claim(Position(2), 0)}

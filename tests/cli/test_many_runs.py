@@ -18,6 +18,7 @@ from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli.formatting import cells, fit_items, format_age, format_table
 from jobrunner.cli.runs import clip_name, format_runs, list_runs
+from jobrunner.positions import Position
 from jobrunner.report import RunSummary, find_runs, read_story
 from jobrunner.testing import FaultyFiles, FaultyObjects
 from tests.cli.directories import ask, invoke
@@ -39,7 +40,7 @@ def record(
     manager.run.start([], {"plan": plan, "total_epochs": total}, lambda: status)
     for epoch, loss in enumerate(losses):
         details = {"metrics": {"loss": loss, "a/loss": loss, "note": "text"}}
-        manager.commits.commit(manager.commits.begin(epoch), {}, details)
+        manager.commits.commit(manager.commits.begin(Position.of(epoch)), {}, details)
     return manager
 
 
@@ -47,7 +48,7 @@ def record(
 def root(tmp_path: Path) -> Iterator[Path]:
     """Four runs, at several levels: one goes on, one is damaged."""
     finished = record(tmp_path / "a" / "finished", [3.0, 1.0, 2.0], total=2, k=2, lr=0.1)
-    finished.run.finish(2)
+    finished.run.finish(Position(2))
     finished.run.end()
     record(tmp_path / "stopped", [4.0, float("nan")], total=9, k=3, lr=0.1).run.end()
     running = record(tmp_path / "b" / "c" / "d" / "running", [0.5], total=9, k=4, lr=0.1)
@@ -207,7 +208,7 @@ def test_commands_on_a_directory_do_not_change_how_its_run_ended(
         assert manager.commits.lock is not None
         manager.commits.lock.leave()
     elif state_before == "finished":
-        manager.run.finish(2)
+        manager.run.finish(Position(2))
         manager.run.end()  # as earlier versions, which recorded no outcome
     else:
         manager.run.end({"outcome": state_before} if state_before == "failed" else {})

@@ -27,6 +27,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
+from jobrunner.positions import Position
 from jobrunner.run.result import ResumePlan
 from jobrunner.view import show_on
 from jobrunner.worker.epoch_batch import UnderWay
@@ -66,7 +67,7 @@ def hostile(tmp_path: Path) -> Path:
         save(manager, epoch, {NAME: {HOSTILE: HOSTILE}, "v": epoch})
     details = {"metrics": {HOSTILE: 1.0, "text": HOSTILE}, "stopped_by": [HOSTILE]}
     manager.commits.lock.nodes = (NODE, "b")  # type: ignore[union-attr, assignment]
-    written = manager.commits.begin(3)
+    written = manager.commits.begin(Position(3))
     assert written is not None
     from jobrunner.workspace.workspace import Workspace
 

@@ -6,6 +6,7 @@ from jobrunner import Blob, DefinitionError, Job, Node, Task, TaskGroup, Workspa
 from jobrunner.compile.fingerprint import changes, describe, fingerprint
 from jobrunner.compile.job import compile_group
 from jobrunner.compile.plan import BlobArgument, CrossingArgument, ResultArgument, UpdateArgument
+from jobrunner.positions import Position
 
 A, B = Node("a"), Node("b")
 
@@ -198,8 +199,8 @@ def test_a_blob_is_global_where_init_or_a_global_task_makes_it():
     plan = job.compile()
     assert plan.globals == {"a": {"x", "g"}}
     assert plan.initial == {"a": {"x"}}
-    assert plan.saved_blobs(0) == {"a": {"x"}}
-    assert plan.saved_blobs(1) == {"a": {"x", "g"}}
+    assert plan.saved_blobs(Position(0)) == {"a": {"x"}}
+    assert plan.saved_blobs(Position(1)) == {"a": {"x", "g"}}
 
 
 def test_an_output_of_another_group_stands_for_its_global_blob():
@@ -254,7 +255,7 @@ def test_init_tasks_that_run_again_at_a_resume():
     assert list(again) == ["a/path", "a/conn", "a/open", "b/all"]
     assert [(o.name, o.is_kept) for o in again["a/conn"].outputs] == [("v", False), ("c", True)]
     assert [o.is_kept for o in again["b/all"].outputs] == [True]
-    assert plan.saved_blobs(3) == {"a": {"w", "v"}}
+    assert plan.saved_blobs(Position(3)) == {"a": {"w", "v"}}
 
 
 def test_a_task_that_runs_again_may_not_update_a_loaded_blob():

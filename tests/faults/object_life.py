@@ -11,6 +11,7 @@ import numpy as np
 
 from jobrunner import CheckpointError, KeepLast, MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage.object_files import ObjectFiles
+from jobrunner.positions import Position
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
 
@@ -23,7 +24,7 @@ def blobs(epoch: int) -> dict[str, Any]:
 
 
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
-    save = manager.commits.begin(epoch)
+    save = manager.commits.begin(Position.of(epoch))
     workspace = Workspace("a")
     workspace.globals.update(blobs(epoch))
     try:

@@ -14,6 +14,7 @@ import pytest
 from jobrunner import CheckpointCorruptError, CheckpointError, MultiNodeCheckpointManager
 from jobrunner.checkpoint.store.chunks import plan_chunks
 from jobrunner.checkpoint.store.layout import LEAST_ALIKE
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.sampling import sampled
@@ -39,7 +40,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         workspaces = {node: Workspace(node) for node in "ab"}
         for workspace in workspaces.values():
             workspace.globals.update(BLOBS)
-        save = manager.commits.begin(epoch)
+        save = manager.commits.begin(Position.of(epoch))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 "jobrunner.checkpoint.store.layout.plan_chunks", partial(plan_chunks, limit=8000)
@@ -219,14 +220,14 @@ def test_a_damaged_full_state_is_read_around(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "k", files=FaultyFiles(sync=False))
     manager.run.start([], {})
     for epoch in range(130):
-        manager.commits.commit(manager.commits.begin(epoch), {}, {})
+        manager.commits.commit(manager.commits.begin(Position.of(epoch)), {}, {})
     manager.run.end()
     for name in ("0000000128.json", "0000000256.json"):
         (tmp_path / "k" / "_log" / name).write_bytes(b"damaged")
     again = MultiNodeCheckpointManager(tmp_path / "k")
     assert again.epochs() == list(range(130))
     again.run.start([], {})
-    again.commits.commit(again.commits.begin(130), {}, {})
+    again.commits.commit(again.commits.begin(Position(130)), {}, {})
     again.run.end()
     assert MultiNodeCheckpointManager(tmp_path / "k").latest() == 130
 
@@ -239,10 +240,11 @@ def test_a_hundred_thousand_epochs_are_opened_from_the_last_full_state(tmp_path:
     state = State()
     state.apply(make_entry(0, "run", "r", {"nodes": [], "info": {}}))
     for epoch in range(100_000):
-        state.recorded[epoch], state.retries[epoch] = 2 * epoch + 2, 0
-        state.claims[epoch] = 1
+        at = Position(epoch)
+        state.recorded[at], state.retries[at] = 2 * epoch + 2, 0
+        state.claims[at] = 1
     last = 200_200
-    at = last - last % STATE_INTERVAL
+    full = last - last % STATE_INTERVAL
     read: list[int] = []
 
     class Long:
@@ -252,10 +254,10 @@ def test_a_hundred_thousand_epochs_are_opened_from_the_last_full_state(tmp_path:
         def entries(self, first: int = 0) -> Iterator[object]:
             for number in range(first, last + 1):
                 read.append(number)
-                body = {"state": state.to_json()} if number == at else {"epoch": 1}
-                kind = "state" if number == at else "done"
+                body = {"state": state.to_json()} if number == full else {"epoch": 1}
+                kind = "state" if number == full else "done"
                 yield entry_to_json(make_entry(number, kind, "r", body))
 
     found = read_state(Long())  # type: ignore[arg-type]
-    assert (found.latest, len(found.recorded)) == (99_999, 100_000)
-    assert set(read) <= set(range(at, last + 1))
+    assert (found.latest, len(found.recorded)) == (Position(99_999), 100_000)
+    assert set(read) <= set(range(full, last + 1))

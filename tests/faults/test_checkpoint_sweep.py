@@ -29,7 +29,7 @@ from jobrunner import CheckpointError, CheckpointWriteError, KeepLast, MultiNode
 from jobrunner.checkpoint.log.entries import RunEntry
 from jobrunner.checkpoint.store.layout import LEAST_ALIKE
 from jobrunner.checkpoint.store.store_writer import LINKED_BYTES
-from jobrunner.positions import epoch_to_json
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.sampling import sampled
@@ -47,11 +47,12 @@ ROWS = LEAST_ALIKE
 Recorded = tuple[int, ...]
 
 
-def blobs(node: str, epoch: int) -> dict[str, Any]:
+def blobs(node: str, epoch: int | Position) -> dict[str, Any]:
+    at = Position.of(epoch)
     if node == "a":
-        rows = {f"row{i}": np.arange(3) + epoch + i for i in range(ROWS)}
-        return {"w": np.arange(100.0) + epoch, "epoch": epoch_to_json(epoch), **rows}
-    return {"epoch": epoch_to_json(epoch), "same": SAME}
+        rows = {f"row{i}": np.arange(3) + at.epoch + i for i in range(ROWS)}
+        return {"w": np.arange(100.0) + at.epoch, "epoch": at.to_json(), **rows}
+    return {"epoch": at.to_json(), "same": SAME}
 
 
 def take_step(manager: MultiNodeCheckpointManager, step: str) -> None:
@@ -62,16 +63,16 @@ def take_step(manager: MultiNodeCheckpointManager, step: str) -> None:
     elif what == "save":
         save(manager, int(number))
     elif what == "rewind":
-        manager.run.rewind(int(number), "test")
+        manager.run.rewind(Position(int(number)), "test")
     elif what == "finish":
-        manager.run.finish(int(number))
+        manager.run.finish(Position(int(number)))
     else:
         manager.run.end()
     manager.retention.sweeper.drain()
 
 
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
-    save = manager.commits.begin(epoch)
+    save = manager.commits.begin(Position.of(epoch))
     workspaces = {node: Workspace(node) for node in NODES}
     for node in NODES:
         workspaces[node].globals.update(blobs(node, epoch))
@@ -94,7 +95,7 @@ def outcomes(step: str, before: Recorded) -> set[Recorded]:
 
 
 def recorded(path: Path) -> Recorded:
-    return tuple(MultiNodeCheckpointManager(path).epochs())
+    return tuple(at.public for at in MultiNodeCheckpointManager(path).positions())
 
 
 def live(

@@ -224,18 +224,22 @@ def test_an_entry_with_one_wrong_bit_is_read_as_it_was_written(copies: Iterator[
         file.write_bytes(content)
 
 
+def at(*epochs: int) -> list[Position]:
+    return [Position(epoch) for epoch in epochs]
+
+
 def test_a_log_that_is_gone_is_made_again_from_the_stores(copies: Iterator[Path]) -> None:
     path = next(copies)
     details = {epoch: directory(path).record(epoch)["details"] for epoch in (1, 2, 3)}
     shutil.rmtree(path / "_log")
-    assert directory(path).recorded.unclaimed() == [1, 2, 3]
+    assert directory(path).recorded.unclaimed() == at(1, 2, 3)
     repair = repair_log(directory(path).recorded)
     assert repair is not None
-    assert (repair.kept, repair.rebuilt) == ([], [1, 2, 3])
+    assert (repair.kept, repair.rebuilt) == ([], at(1, 2, 3))
     assert recorded(path) == (1, 2, 3)
     assert directory(path).recorded.unclaimed() == []
     assert {epoch: directory(path).record(epoch)["details"] for epoch in (1, 2, 3)} == details
-    assert directory(path).recorded.run_info(3) == {}
+    assert directory(path).recorded.run_info(Position(3)) == {}
     check_that_a_run_goes_on(path, (1, 2, 3))
 
 
@@ -247,7 +251,7 @@ def test_a_run_looks_once_for_stores_that_nobody_claims(copies: Iterator[Path]) 
     for _ in range(2):
         manager.run.start(NODES, {})
         found = [manager.recorded.unclaimed() for _ in range(3)]
-        assert found == [[1, 2, 3]] * 3
+        assert found == [at(1, 2, 3)] * 3
         save(manager, 4)
         manager.run.end()
     assert files.trace.count(("list", str(path))) == 2
@@ -261,10 +265,10 @@ def test_newest_entries_that_are_gone_are_made_again_from_the_stores(
     last_begin = len(kinds) - 1 - kinds[::-1].index("begin")
     for file in log_of(path)[last_begin:]:
         file.unlink()
-    assert directory(path).recorded.unclaimed() == [3]
+    assert directory(path).recorded.unclaimed() == at(3)
     repair = repair_log(directory(path).recorded)
     assert repair is not None
-    assert repair.rebuilt == [3]
+    assert repair.rebuilt == at(3)
     assert recorded(path) == (1, 2, 3)
     check_epochs(directory(path))
 
@@ -276,7 +280,7 @@ def test_a_store_that_is_not_whole_is_not_recorded(copies: Iterator[Path]) -> No
     document.write_bytes(document.read_bytes()[:-1])
     repair = repair_log(directory(path).recorded)
     assert repair is not None
-    assert repair.rebuilt == [1, 2]
+    assert repair.rebuilt == at(1, 2)
     assert str(document) in repair.unproven["a.3"]
     assert recorded(path) == (1, 2)
 
@@ -292,7 +296,7 @@ def test_a_manifest_with_a_wrong_bit_proves_nothing(copies: Iterator[Path]) -> N
         manifest.write_bytes(damaged)
         repair = plan_repair(directory(path).recorded)
         assert repair is not None
-        assert repair.rebuilt == [1, 2], i
+        assert repair.rebuilt == at(1, 2), i
         assert str(manifest) in repair.unproven["a.3"], i
 
 
@@ -302,7 +306,7 @@ def test_an_epoch_whose_stores_are_not_all_there_is_not_recorded(copies: Iterato
     shutil.rmtree(path / "b.3")
     repair = repair_log(directory(path).recorded)
     assert repair is not None
-    assert repair.rebuilt == [1, 2]
+    assert repair.rebuilt == at(1, 2)
     assert "those of b are missing" in repair.unproven["a.3"]
 
 
@@ -311,7 +315,7 @@ def test_details_come_back_with_the_record(tmp_path: Path) -> None:
     manager = directory(tmp_path / "k")
     manager.run.start(["a"], {})
     details = {"step": 3, "metrics": {"loss": float("nan")}, "stopped_by": []}
-    save = manager.commits.begin(1, details=details)
+    save = manager.commits.begin(Position(1), details=details)
     manager.commits.commit(save, save.write({"a": Workspace("a")}), details)
     manager.run.end()
     cut(log_of(tmp_path / "k")[2])
@@ -405,20 +409,20 @@ def test_damage_before_a_full_state_costs_at_most_the_record_of_its_epoch(tmp_pa
     workspace = Workspace("a")
     for epoch in range(STATE_INTERVAL // 2 + 5):
         workspace.globals["w"] = np.full(3, epoch)
-        save = run.commits.begin(epoch)
+        save = run.commits.begin(Position.of(epoch))
         run.commits.commit(save, save.write({"a": workspace}), {})
     run.run.end()
-    epochs = run.epochs()
+    epochs = run.positions()
     (path / "_log" / "0000000010.json").unlink()  # the commit of epoch 4
     again = directory(path)
-    assert again.epochs() == epochs
+    assert again.positions() == epochs
     with pytest.raises(CheckpointCorruptError, match="fsck"):
         again.record(4)
     again.verify(5)
     repair = repair_log(again.recorded)
     assert repair is not None
-    assert repair.rebuilt == [4]
-    assert directory(path).epochs() == epochs
+    assert repair.rebuilt == at(4)
+    assert directory(path).positions() == epochs
     assert_identical(np.full(3, 4), directory(path).open(4)["a"].load("w"))
     assert directory(path).recorded.verify_log() == [10]
 
@@ -429,7 +433,7 @@ def test_a_repair_at_the_number_of_a_full_state_is_found(tmp_path: Path) -> None
     run.run.start([], {})
     epochs = STATE_INTERVAL // 2 - 1
     for epoch in range(epochs):
-        run.commits.commit(run.commits.begin(epoch), {}, {})
+        run.commits.commit(run.commits.begin(Position.of(epoch)), {}, {})
     run.run.end()
     assert len(log_of(path)) == STATE_INTERVAL
     cut(log_of(path)[STATE_INTERVAL - 1])
@@ -438,7 +442,7 @@ def test_a_repair_at_the_number_of_a_full_state_is_found(tmp_path: Path) -> None
     again = directory(path)
     again.run.start([], {})
     for epoch in range(epochs, epochs + 70):  # past the next full state
-        again.commits.commit(again.commits.begin(epoch), {}, {})
+        again.commits.commit(again.commits.begin(Position.of(epoch)), {}, {})
     again.run.end()
     assert directory(path).epochs() == list(range(epochs + 70))
 

@@ -26,6 +26,7 @@ import pytest
 
 from jobrunner import CheckpointError, KeepLast, MultiNodeCheckpointManager
 from jobrunner.checkpoint import Epochs, copy_epoch, inspect_directory, restore_epoch
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, PowerCutError
 from tests.faults.test_checkpoint_sweep import (
     NODES,
@@ -49,13 +50,13 @@ def prune(path: Path, files: FaultyFiles) -> None:
 
 def restore(path: Path, files: FaultyFiles) -> None:
     if 3 not in recorded(path):
-        restore_epoch(Epochs(path, files=files), 3)
+        restore_epoch(Epochs(path, files=files), Position(3))
 
 
 def copy(path: Path, files: FaultyFiles) -> None:
     if 1 not in recorded(copied(path)):
         directory = Epochs(path, files=files)
-        copy_epoch(directory, 1, str(copied(path)))
+        copy_epoch(directory, Position(1), str(copied(path)))
 
 
 def copied(path: Path) -> Path:
@@ -68,7 +69,7 @@ def resume(path: Path, files: FaultyFiles) -> None:
     manager = MultiNodeCheckpointManager(path, keep=KeepLast(3), files=files)
     manager.run.start(NODES, {})
     try:
-        manager.run.rewind(1, "resume")
+        manager.run.rewind(Position(1), "resume")
         save(manager, 2)
     finally:
         manager.run.end()
@@ -90,7 +91,7 @@ def leave(path: Path, how: Literal["die", "kill"]) -> None:
     manager.run.start(NODES, {})
     for epoch in range(4):
         save(manager, epoch)
-    manager.run.rewind(2, "test")
+    manager.run.rewind(Position(2), "test")
     files.at, files.how = files.count + 20, how
     save(manager, 4)
 

@@ -197,9 +197,10 @@ class Trial:
                 continue
             rules.step()
 
-    def steps_in(self, epoch: int) -> int:
+    def steps_in(self, epoch: int | Position) -> int:
         """How many steps an epoch or a position contains."""
-        return epoch * self.way.steps + (epoch.step if isinstance(epoch, Position) else 0)
+        position = Position.of(epoch)
+        return position.epoch * self.way.steps + position.step
 
     def recorded(self) -> int:
         """The steps done in the newest checkpoint, if saves are not asynchronous."""
@@ -208,7 +209,7 @@ class Trial:
         every = int(number) * (way.steps if kind == "epochs" else 1)
         return rules.steps_done // every * every
 
-    def resume(self, epoch: int | None, change: Change | None) -> None:
+    def resume(self, epoch: int | Position | None, change: Change | None) -> None:
         """Continue by the rules from where a run says that it resumed."""
         rules, way = self.rules, self.way
         if way.manager == "async":
@@ -263,7 +264,7 @@ class Trial:
     def compare_stores(self, manager: MultiNodeCheckpointManager) -> None:
         """Compare what is on disk."""
         rules = self.rules
-        for epoch in manager.epochs():
+        for epoch in manager.positions():
             checkpoint = manager.open(epoch)
             state = rules.checkpoints[self.steps_in(epoch)]
             for (node, name), value in state.items():

@@ -11,6 +11,7 @@ import sys
 import time
 
 from jobrunner import MultiNodeCheckpointManager
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.golden.making import anonymize
@@ -26,14 +27,14 @@ def make(path: str) -> None:
     manager.run.start(["a"], {"plan": {"job": "golden"}, "began": began})
     spent = {"start": 3.0}
     for epoch in (0, 2):
-        claimed = manager.commits.begin(epoch)
+        claimed = manager.commits.begin(Position.of(epoch))
         workspace = Workspace("a")
         workspace.globals["n"] = epoch
         manager.commits.commit(claimed, claimed.write({"a": workspace}), {"timing": spent})
         spent = {"start": 3.0, "compute": 2.0, "redone": 1.5, "recovery": 1.75, "save_wait": 0.25}
         spent |= {"losses": [LOSS], "spans": SPANS}
     end = {"start": 3.0, "compute": 2.0, "redone": 1.5, "recovery": 1.75, "save_wait": 0.75}
-    manager.run.finish(2)
+    manager.run.finish(Position(2))
     manager.run.end({"outcome": "finished", "timing": end})
     anonymize(path)
 

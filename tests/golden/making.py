@@ -9,6 +9,7 @@ from typing import Any
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.define.array_options import ArrayOptions
+from jobrunner.positions import Position
 from jobrunner.workspace.workspace import Workspace
 
 
@@ -18,7 +19,7 @@ def save(
     """Save one epoch of one node."""
     manager = MultiNodeCheckpointManager(path, allow_pickle=True)
     manager.run.start(["a"], {})
-    claimed = manager.commits.begin(0, array_options={"a": options or {}})
+    claimed = manager.commits.begin(Position(0), array_options={"a": options or {}})
     workspace = Workspace("a")
     workspace.globals.update(blobs)
     manager.commits.commit(claimed, claimed.write({"a": workspace}), {})

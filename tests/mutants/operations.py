@@ -25,7 +25,8 @@ from jobrunner.cli.options import open_directory
 from jobrunner.cli.runs import _word_comparison
 from jobrunner.define import Job
 from jobrunner.errors import JobRunnerError
-from jobrunner.positions import to_json
+from jobrunner.json_output import to_json
+from jobrunner.positions import Position
 from jobrunner.report import LiveRuns, best_of, read_story, summarize_run, to_page, to_trace
 from jobrunner.run import Replay, compare_runs
 from jobrunner.run.replay.compare import compare_checkpoints
@@ -171,7 +172,7 @@ class Case:
         for finding in aside[:2]:
             epoch = finding.path.split(".")[1]
             if epoch.isdecimal():
-                restore_epoch(recorded, int(epoch))
+                restore_epoch(recorded, Position.of(int(epoch)))
 
     def copy_all(self) -> None:
         manager = self.manager()
@@ -266,8 +267,8 @@ class Case:
         try:
             latest = manager.latest()
             if latest is not None:
-                manager.run.rewind(latest, "resumed")
-            save = manager.commits.begin((latest or 0) + 1)
+                manager.run.rewind(Position.of(latest), "resumed")
+            save = manager.commits.begin(Position.of((latest or 0) + 1))
             workspace = Workspace("a")
             workspace.globals.update(w=np.arange(9000.0), big=np.arange(9000.0), n=1)
             manager.commits.commit(save, save.write({"a": workspace}), {})

@@ -15,6 +15,7 @@ from jobrunner import Blob, Job, KeepLast, MultiNodeCheckpointManager, Node, Tas
 from jobrunner.checkpoint import repair_log
 from jobrunner.compile.fingerprint import describe
 from jobrunner.define.array_options import ArrayOptions
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.checkpoint.encoding.kinds_of_values import PLAIN_VALUES, VALUES
@@ -85,7 +86,7 @@ class Life:
         for node, values in blobs.items():
             workspaces[node].globals.update(values)
         details = {"metrics": {"loss": 0.5 * epoch}, "stopped_by": [], **(details or {})}
-        save = self.manager.commits.begin(epoch, details=details, **options)
+        save = self.manager.commits.begin(Position.of(epoch), details=details, **options)
         placement = {"placement": dict.fromkeys(blobs, "tcp://127.0.0.1:1")}
         self.manager.commits.commit(save, save.write(workspaces), {**details, **placement})
 
@@ -107,7 +108,7 @@ def two_runs(path: Path) -> tuple[Mapping[str, list[str]], Mapping[str, Any]]:
         life.start(shared)
         for epoch in epochs:
             if epoch == 2 and 2 in life.manager.epochs():
-                life.manager.run.rewind(1, "to have a rewind in it")
+                life.manager.run.rewind(Position(1), "to have a rewind in it")
             step = {"step": 1, "steps_per_epoch": 2} if epoch == 3 else {"stopped_by": ["stop"]}
             life.save(epoch, blobs(epoch), {**axes, **step}, replicated={"s": NODES})
         life.manager.run.end()
@@ -165,7 +166,7 @@ def long_log(path: Path) -> Any:
     life.start()
     for epoch in range(50):
         life.save(epoch, {"a": {"n": epoch}})
-    life.manager.run.finish(49)
+    life.manager.run.finish(Position(49))
     life.manager.run.end()
     return life.names, {}
 
@@ -186,8 +187,8 @@ def killed(path: Path) -> Any:
     life.start()
     life.save(0, blobs)
     life.save(1, blobs)
-    life.manager.run.set_aside(0, "to have it")
-    save = life.manager.commits.begin(2)
+    life.manager.run.set_aside(Position(0), "to have it")
+    save = life.manager.commits.begin(Position(2))
     workspace = Workspace("a")
     workspace.globals.update(blobs["a"])
     save.write({"a": workspace})

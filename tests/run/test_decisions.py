@@ -3,6 +3,7 @@
 import pytest
 
 from jobrunner import NodeLostError
+from jobrunner.positions import Position
 from jobrunner.run.decisions import State, remainder
 from jobrunner.run.losses import Losses
 
@@ -53,12 +54,12 @@ def test_a_loss_in_a_batch_after_a_careful_group_names_no_suspect():
     [
         (3, {}, "epochs"),
         (5, {}, "last groups"),
-        (5, {"step": 2}, "epochs"),
+        ((5, 2), {}, "epochs"),
         (3, {"fired": ["a/met"]}, "last groups"),
         (3, {"fired": ["a/met"], "is_done": True}, "nothing"),
-        (5, {"later": [6], "is_done": True}, "last groups"),
+        (5, {"later": [Position(6)], "is_done": True}, "last groups"),
         (3, {"is_done": True}, "epochs"),
     ],
 )
 def test_what_is_left_after_a_resume(epoch, recorded, left):
-    assert remainder(epoch, 5, **recorded) == left
+    assert remainder(Position.of(epoch), 5, **recorded) == left

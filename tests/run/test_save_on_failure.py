@@ -110,8 +110,8 @@ def test_with_saves_in_the_background_the_newest_copy_is_saved(runs):
     options = {"save": SaveEvery(epochs=100), "asynchronous": True, "save_on_failure": True}
     manager, _ = runs("with", 9, (8, 0), fails=TaskFailedError, **options)
     # Nothing is copied while epoch 0 is being written.
-    newest = manager.epochs()[-1]
-    assert manager.epochs() in ([0], [0, newest])
+    newest = manager.positions()[-1]
+    assert manager.positions() in ([Position(0)], [Position(0), newest])
     assert_same(content(manager, newest), content(every, newest))
 
 
@@ -119,7 +119,7 @@ def test_the_state_before_the_failed_step_is_saved(runs):
     every, _ = runs("every", 2, steps_per_epoch=4, save=SaveEvery(steps=1))
     options = {"steps_per_epoch": 4, "save": SaveEvery(epochs=5), "save_on_failure": True}
     manager, _ = runs("with", 2, (2, 2), fails=TaskFailedError, **options)
-    assert manager.epochs() == [0, Position(1, 2)]
+    assert manager.positions() == [Position(0), Position(1, 2)]
     manager, _ = runs("with", 2, **options)
     assert_same(content(manager, 2), content(every, 2))
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from jobrunner import CheckpointWriteError, MultiNodeCheckpointManager
 from jobrunner.checkpoint.worker_save import Save
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace import Workspace, settle
 from tests.sampling import examples
@@ -128,7 +129,7 @@ class Rig:
 
     def save(self, how: str, meanwhile: Sequence[Act], budget: int | None) -> None:
         self.epoch += 1
-        save = self.manager.commits.begin(self.epoch)
+        save = self.manager.commits.begin(Position.of(self.epoch))
         expected = {name: copy.deepcopy(self.workspace.lookup(name)) for name in NAMES}
         if how == "is full":
             self.files.is_full = True

@@ -149,7 +149,7 @@ def test_a_run_resumes_in_mid_epoch(inproc_session, tmp_path):
         JobRunner(counter(3, steps_per_epoch=5, fails_at=9), manager).run(inproc_session)
     # 6 steps are 5 of epoch 1 and the first of epoch 2.
     at = Position(1, 1)
-    assert manager.epochs() == [0, 1, at]
+    assert manager.positions() == [Position(0), Position(1), at]
     assert manager.record(at)["details"]["step"] == 1
     runner = JobRunner(counter(3, steps_per_epoch=5), manager)
     plan = runner.plan_resume()
@@ -364,7 +364,7 @@ def test_a_requested_epoch_that_vanishes_meanwhile_is_an_error(inproc_session, t
     class GivesItUp:
         def on_start(self, plan, total_epochs):
             origin.run.start(["a"], {})
-            origin.run.set_aside(2, "by hand")
+            origin.run.set_aside(Position(2), "by hand")
             origin.run.end()
 
     manager = manager_of(tmp_path, load_path=tmp_path / "origin")
@@ -476,8 +476,10 @@ def test_saves_that_fail_for_one_reason_on_other_nodes_are_warned_of_once():
     failures = _Failures(warnings.append)
     for epoch in range(6):
         which = ("a", "b")[epoch % 2]
-        failures.add(epoch, CheckpointWriteError(f"{which}.{epoch}: OSError: No space left."))
-    failures.add(6, CheckpointWriteError("a.6: OSError: Input/output error."))
+        failures.add(
+            Position(epoch), CheckpointWriteError(f"{which}.{epoch}: OSError: No space left.")
+        )
+    failures.add(Position(6), CheckpointWriteError("a.6: OSError: Input/output error."))
     failures.close()
     assert warnings == [
         "Epoch 0 was not saved: a.0: OSError: No space left.",

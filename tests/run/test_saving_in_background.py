@@ -26,6 +26,7 @@ from jobrunner import (
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store.layout import PlannedArray
 from jobrunner.checkpoint.worker_save import hold_arrays
+from jobrunner.positions import Position
 from jobrunner.workspace import Workspace
 from tests.blobs import Blobs, updated
 
@@ -211,7 +212,7 @@ class Snapshot:
         Blobs(self.workspace).update(blobs)
         self.places = {name: self.place(name) for name in blobs}
         self.manager.run.start(["a"], {})
-        self.begun = self.manager.commits.begin(0)
+        self.begun = self.manager.commits.begin(Position(0))
         self.begun.copy({"a": self.workspace}, budget_bytes)
 
     def place(self, name):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from jobrunner.positions import Position
 from jobrunner.run.decisions import MOST_SPANS, Stopwatch
 
 
@@ -33,8 +34,9 @@ def spend(watch: Stopwatch, clock: Clock, part: Any, seconds: float) -> None:
 
 
 def save(watch: Stopwatch, epoch: int, *, fails: bool = False) -> dict[str, Any]:
-    found = watch.capture(epoch)
-    watch.note_save(epoch, is_recorded=not fails)
+    at = Position(epoch)
+    found = watch.capture(at)
+    watch.note_save(at, is_recorded=not fails)
     return dict(found["timing"])
 
 
@@ -56,7 +58,7 @@ def test_epochs_that_ran_after_the_one_that_a_run_goes_on_from_were_lost(watch, 
     spend(watch, clock, "compute", 10)
     watch.lose("worker lost")
     clock.now += 5
-    watch.go_back(2)  # 3 is damaged
+    watch.go_back(Position(2))  # 3 is damaged
     spend(watch, clock, "compute", 4)
     about = save(watch, 3)
     assert (about["compute"], about["redone"], about["recovery"]) == (7, 13, 5)
@@ -139,4 +141,4 @@ def test_samples_become_rarer_and_are_bounded(watch, clock):
 def test_nothing_is_recorded_if_timing_is_off(clock):
     watch = Stopwatch(clock(), is_on=False, clock=clock)
     assert not watch.is_sample_due()
-    assert watch.capture(1) == watch.end("finished") == {}
+    assert watch.capture(Position(1)) == watch.end("finished") == {}

@@ -51,15 +51,14 @@ def fold(entries: Iterable[LogEntry]) -> State:
     return state
 
 
-def at(runs: int) -> int:
+def at(runs: int) -> Position:
     """The epoch or position after that many runs of the epoch group."""
-    epoch, step = divmod(runs, 2)
-    return Position(epoch, step) if step else epoch
+    return Position(*divmod(runs, 2))
 
 
-def runs_in(epoch: int) -> int:
+def runs_in(position: Position) -> int:
     """Undo `at`."""
-    return 2 * epoch + (epoch.step if isinstance(epoch, Position) else 0)
+    return 2 * position.epoch + position.step
 
 
 def after_epoch(state: str, node: str, epoch: int) -> str:
@@ -276,10 +275,10 @@ class Driver:
 
     def save(self, epoch: int) -> Generator[None, None, None]:
         """Claim names, let the workers write, record."""
-        epoch = at(epoch)
-        retry = self.world.claim(self.state, epoch)
-        self.append("begin", {"epoch": epoch, "retry": retry})
-        names = store_names(NODES, epoch, retry)
+        position = at(epoch)
+        retry = self.world.claim(self.state, position)
+        self.append("begin", {"epoch": position, "retry": retry})
+        names = store_names(NODES, position, retry)
         receipts = yield from self.tell("save", stores=names)
         stores = {
             node: {"store": names[node], "manifest": state, "nbytes": 0, "seconds": 0.0}
@@ -287,7 +286,7 @@ class Driver:
             for node, state in answer.items()
         }
         body = {"run_number": 0, "stores": stores, "details": {}}
-        self.append("commit", {"epoch": epoch, "retry": retry, **body})
+        self.append("commit", {"epoch": position, "retry": retry, **body})
 
     def tell(self, kind: str, **details: object) -> Generator[None, None, dict]:
         """Send every worker in use its part, and wait for all answers."""
@@ -359,7 +358,7 @@ class World:
         self,
         seed: int,
         *,
-        claim: Callable[[State, int], int] = lambda state, epoch: state.claims.get(epoch, 0),
+        claim: Callable[[State, Position], int] = lambda state, epoch: state.claims.get(epoch, 0),
         fresh_bindings: bool = True,
         tells: bool = False,
     ) -> None:
@@ -403,7 +402,7 @@ class World:
 
     def run(self) -> Counter[str]:
         """Let things happen until the job is done; raises AssertionError where a promise breaks."""
-        reached = -1
+        reached = Position(0)
         for _ in range(MAX_EVENTS):
             if not any(driver.loop is not None for driver in self.drivers):
                 self.counts["drivers"] += 1
@@ -414,7 +413,7 @@ class World:
                 self.go_on()
             self.counts["events"] += 1
             state = fold(self.store.log)
-            latest = -1 if state.latest is None else state.latest
+            latest = state.latest or Position(0)
             assert latest >= reached, f"epoch {reached} was recorded, and now {latest} is the last"
             reached = latest
             if state.done is not None:

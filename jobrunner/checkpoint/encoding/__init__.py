@@ -37,6 +37,7 @@ from jobrunner.checkpoint.encoding.outline import SavedObject, ValueOutline
 from jobrunner.checkpoint.encoding.schema import (
     Count,
     Document,
+    EpochJson,
     EpochKey,
     Length,
     Shape,

@@ -16,11 +16,16 @@ from jobrunner.errors import CheckpointCorruptError
 T = TypeVar("T")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+EpochJson = (
+    Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
+    | Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}\.s[0-9]{1,18}\Z")]
+)
 if TYPE_CHECKING:
-    EpochKey = int
-else:  # in JSON, a position in an epoch is text; each class makes it a `Position`
-    _Epoch = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
-    EpochKey = _Epoch | Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}\.s[0-9]{1,18}\Z")]
+    from jobrunner.positions import Position
+
+    EpochKey = Position
+else:  # as in JSON: each class makes it a `Position`
+    EpochKey = EpochJson
 Length = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
 

@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, UnsetType, structs
 from jobrunner.checkpoint.encoding import EpochKey, described
 from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.checkpoint.log.timing import Seconds, Timing
-from jobrunner.positions import epoch_from_json, is_position
+from jobrunner.positions import Position
 from jobrunner.texts import printable
 
 _MOST = 1 << 62  # no number of an honest log comes near it
@@ -94,7 +94,7 @@ class RebuiltRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     details: dict[str, Any]
 
     def __post_init__(self) -> None:
-        structs.force_setattr(self, "epoch", epoch_from_json(self.epoch))
+        structs.force_setattr(self, "epoch", _read_positions(self.epoch))
         _check_nodes(self.stores, "stores")
 
 
@@ -144,7 +144,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
             except ValueError as error:
                 raise ValueError(f"`{name}`: {error}") from None
 
-        chores = {Claim(epoch_from_json(row[0]), row[1]): row[2:] for row in self.chores}
+        chores = {_read_positions(Claim(*row[:2])): row[2:] for row in self.chores}
         return read("recorded"), read("retries"), read("claims"), chores
 
     def check(self, number: int) -> None:
@@ -166,8 +166,12 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
         if not recorded.has_keys_of(retries):
             raise ValueError("`recorded` and `retries` are of different epochs")
         for row in self.pins:
-            is_epoch = bool(row) and (type(row[0]) is int or is_position(row[0]))
-            if not is_epoch or not all(isinstance(it, str) for it in row[1:]):
+            try:
+                _read_positions(row[0])
+                is_pin = all(isinstance(label, str) for label in row[1:])
+            except (IndexError, ValueError):
+                is_pin = False
+            if not is_pin:
                 raise ValueError("`pins`: expected an epoch and its labels in each row")
 
 
@@ -175,13 +179,15 @@ EPOCH_FIELDS = {"epoch", "epochs", "after", "only", "settled"}
 """The fields of entries that contain epochs."""
 
 
-def _with_positions(value: Any) -> Any:
-    """What such a field contains, with positions instead of their texts."""
+def _read_positions(value: Any) -> Any:
+    """What such a field contains, with positions for their JSON; raises ValueError."""
+    if isinstance(value, int | str):
+        return Position.from_json(value)
     if isinstance(value, Claim):
-        return Claim(_with_positions(value.epoch), value.retry)
+        return Claim(_read_positions(value.epoch), value.retry)
     if isinstance(value, list):
-        return [_with_positions(it) for it in value]
-    return epoch_from_json(value) if isinstance(value, str) else value
+        return [_read_positions(item) for item in value]
+    return value
 
 
 class LogEntry(
@@ -202,10 +208,11 @@ class LogEntry(
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if name in EPOCH_FIELDS and (value := getattr(self, name)):
+            if name in EPOCH_FIELDS:
+                value = getattr(self, name)
                 if isinstance(value, list):
                     _check_count(name, len(value), self.number + MOST_REBUILT)
-                setattr(self, name, _with_positions(value))
+                setattr(self, name, _read_positions(value))
 
     @property
     def kind(self) -> str:
@@ -260,9 +267,9 @@ class RewindEntry(LogEntry, tag="rewind"):
             raise ValueError("A rewind has either `after` or `only`")
 
     @property
-    def epochs(self) -> list[int]:
+    def epochs(self) -> list[Position]:
         """The epochs listed one by one."""
-        return [self.only] if isinstance(self.only, int) else []
+        return [self.only] if isinstance(self.only, Position) else []
 
 
 class RetireEntry(LogEntry, tag="retire"):
@@ -274,7 +281,7 @@ class RetireEntry(LogEntry, tag="retire"):
 class DoneEntry(LogEntry, tag="done"):
     """The job ended after this epoch, exit group included."""
 
-    epoch: Natural
+    epoch: EpochKey
 
 
 class EndEntry(LogEntry, tag="end"):
@@ -323,7 +330,7 @@ class RepairEntry(LogEntry, tag="repair", dict=True):
         _check_count("lost", len(self.lost), self.number)
 
     @cached_property
-    def by_epoch(self) -> dict[int, RebuiltRecord]:
+    def by_epoch(self) -> dict[Position, RebuiltRecord]:
         """The records by epoch."""
         return {commit.epoch: commit for commit in reversed(self.commits)}
 
@@ -344,7 +351,7 @@ def commits_in(entry: LogEntry) -> list[CommitEntry]:
     return [entry] if isinstance(entry, CommitEntry) else []
 
 
-def commit_in(entry: LogEntry, epoch: int) -> CommitEntry:
+def commit_in(entry: LogEntry, epoch: Position) -> CommitEntry:
     """The record of an epoch in an entry; raises ValueError if there is none."""
     if isinstance(entry, RepairEntry) and (found := entry.by_epoch.get(epoch)):
         head: dict[str, Any] = {"format": entry.format, "number": entry.number, "id": entry.id}
@@ -354,13 +361,13 @@ def commit_in(entry: LogEntry, epoch: int) -> CommitEntry:
     raise ValueError(f"it is a {entry.kind} of epoch {getattr(entry, 'epoch', None)}")
 
 
-def given_up_by(entry: RetireEntry | RewindEntry, epochs: Collection[int]) -> list[int]:
+def given_up_by(entry: RetireEntry | RewindEntry, epochs: Collection[Position]) -> list[Position]:
     """Which of `epochs`, a fast container, a ``rewind`` or ``retire`` gives up."""
     if isinstance(entry, RewindEntry) and entry.only is UNSET:
-        after = entry.after if isinstance(entry.after, int) else -1
+        after = entry.after if isinstance(entry.after, Position) else None
         if isinstance(epochs, EpochMap):
             return epochs.after(after)
-        return [epoch for epoch in epochs if epoch > after]
+        return [epoch for epoch in epochs if after is None or epoch > after]
     return [epoch for epoch in entry.epochs if epoch in epochs]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from itertools import islice, takewhile
 from typing import overload
 
-from jobrunner.positions import Position
+from jobrunner.positions import Position, PublicPosition
 
 Run = tuple[int, ...]
 """A progression: first key, key step, count, first value, value step; the step of positions."""
@@ -15,7 +15,7 @@ Run = tuple[int, ...]
 _MOST = 10**18  # positions are written with at most 18 digits
 
 
-class EpochMap(MutableMapping[int, int]):
+class EpochMap(MutableMapping[Position, int]):
     """Epoch -> number, stored as arithmetic progressions.
 
     A hundred thousand epochs saved one after another take as much space as two, in memory and in
@@ -36,7 +36,7 @@ class EpochMap(MutableMapping[int, int]):
                 raise ValueError(f"the progression {[*run]} and the one before overlap")
             before = step, _last(run)
             self._length += count
-        self._positions: list[int] | None = None  # in order, once they were asked for
+        self._positions: list[Position] | None = None  # in order, once they were asked for
 
     def copy(self) -> EpochMap:
         """A map that changes independently."""
@@ -45,7 +45,7 @@ class EpochMap(MutableMapping[int, int]):
         found._positions = None if self._positions is None else list(self._positions)
         return found
 
-    def only(self, keys: Iterable[int]) -> EpochMap:
+    def only(self, keys: Iterable[Position]) -> EpochMap:
         """A map of these keys alone, all of which are here."""
         found = EpochMap()
         for key in keys:
@@ -85,47 +85,51 @@ class EpochMap(MutableMapping[int, int]):
                 theirs.append(_cut(two, count, two[2]))
         return True
 
-    def keys_in_order(self) -> Sequence[int]:
-        """The keys as a sequence; not copied if all are epochs."""
-        return list(self) if self.has_positions else EpochSequence(self._runs, self._length)
+    def public_in_order(self) -> Sequence[PublicPosition]:
+        """The keys as users get them, as a sequence; not copied if all are epochs."""
+        if not self.has_positions:
+            return EpochSequence(self._runs, self._length)
+        return [key.public for key in self]
 
     @property
-    def last(self) -> int:
+    def last(self) -> Position:
         """The last key; raises ValueError if there is none."""
-        place, _ = self._find(_MOST)  # that of the last epochs, before all positions
-        epochs = [_last(run) for run in self._runs[place : place + 1] if place >= 0]
+        place, _ = self._find(Position(_MOST))  # that of the last epochs, before all positions
+        epochs = [Position(_last(run)) for run in self._runs[place : place + 1] if place >= 0]
         return max(epochs + self._positions_in_order()[-1:])
 
-    def after(self, key: int) -> list[int]:
-        """The keys that come after `key`, in order, without a look at those before it."""
-        place, _ = self._find(int(key))
-        epochs: list[int] = []
+    def after(self, key: Position | None) -> list[Position]:
+        """The keys that come after `key`, in order, without a look at those before it; None: all."""
+        if key is None:
+            return list(self)
+        place, _ = self._find(Position(key.epoch))
+        epochs: list[Position] = []
         for run in takewhile(lambda run: len(run) == 5, self._runs[max(0, place) :]):
-            epochs += _epochs(run)[max(0, (int(key) - run[0]) // run[1] + 1) :]
+            epochs += map(Position, _epochs(run)[max(0, (key.epoch - run[0]) // run[1] + 1) :])
         positions = self._positions_in_order()
         return sorted(epochs + positions[bisect_right(positions, key) :])
 
-    def _positions_in_order(self) -> list[int]:
+    def _positions_in_order(self) -> list[Position]:
         if self._positions is None:
             keys = [(it, run[5:]) for run in self._runs if len(run) > 5 for it in _epochs(run)]
-            self._positions = [_key(*key) for key in sorted(keys)]
+            self._positions = [Position(epoch, *step) for epoch, step in sorted(keys)]
         return self._positions
 
-    def __getitem__(self, key: int) -> int:
+    def __getitem__(self, key: Position) -> int:
         place, at = self._find(key)
         if at is None:
             raise KeyError(key)
         run = self._runs[place]
         return run[3] + at * run[4]
 
-    def __setitem__(self, key: int, value: int) -> None:
+    def __setitem__(self, key: Position, value: int) -> None:
         place, at = self._find(key)
         if at is not None:
             if self[key] == value:
                 return
             del self[key]
             place, _ = self._find(key)
-        epoch, step = int(key), _step(key)
+        epoch, step = key.epoch, _step(key)
         self._length += 1
         if step and self._positions is not None:
             insort(self._positions, key)
@@ -142,7 +146,7 @@ class EpochMap(MutableMapping[int, int]):
                     return
         self._runs.insert(place + 1, (epoch, 1, 1, value, 0, *step))
 
-    def __delitem__(self, key: int) -> None:
+    def __delitem__(self, key: Position) -> None:
         place, at = self._find(key)
         if at is None:
             raise KeyError(key)
@@ -150,21 +154,21 @@ class EpochMap(MutableMapping[int, int]):
         parts = (_cut(run, 0, at), _cut(run, at + 1, run[2]))
         self._runs[place : place + 1] = [part for part in parts if part[2]]
         self._length -= 1
-        if self._positions is not None and isinstance(key, Position):
+        if self._positions is not None and key.step:
             del self._positions[bisect_left(self._positions, key)]
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Position]:
         if not self.has_positions:
-            return iter(self.keys_in_order())
+            return map(Position, EpochSequence(self._runs, self._length))
         keys = [(epoch, run[5:]) for run in self._runs for epoch in _epochs(run)]
-        return (_key(*key) for key in sorted(keys))
+        return (Position(epoch, *step) for epoch, step in sorted(keys))
 
     def __len__(self) -> int:
         return self._length
 
-    def _find(self, key: int) -> tuple[int, int | None]:
+    def _find(self, key: Position) -> tuple[int, int | None]:
         """The place of the last run that begins at or before `key`, and that of `key` in it."""
-        epoch, step = int(key), _step(key)
+        epoch, step = key.epoch, _step(key)
         place = bisect_right(self._runs, (step, epoch), key=lambda run: (run[5:], run[0])) - 1
         if place >= 0 and (run := self._runs[place])[5:] == step:
             at, off = divmod(epoch - run[0], run[1])
@@ -174,7 +178,7 @@ class EpochMap(MutableMapping[int, int]):
 
 
 class EpochSequence(Sequence[int]):
-    """The keys of an `EpochMap` in order; indexing costs the same at any length."""
+    """The numbers of whole epochs in order; indexing costs the same at any length."""
 
     def __init__(self, runs: Sequence[Run], length: int) -> None:
         self._runs = runs
@@ -226,9 +230,5 @@ def _cut(run: Run, start: int, stop: int) -> Run:
     )
 
 
-def _step(key: int) -> Run:
-    return (key.step,) if isinstance(key, Position) else ()
-
-
-def _key(epoch: int, step: Run) -> int:
-    return Position(epoch, *step) if step else epoch
+def _step(key: Position) -> Run:
+    return (key.step,) if key.step else ()

@@ -30,6 +30,7 @@ from jobrunner.compile import gc_paused
 from jobrunner.define import checked
 from jobrunner.errors import CheckpointCorruptError, CheckpointWriteError
 from jobrunner.names import LOG_DIRECTORY
+from jobrunner.positions import Position, PublicPosition
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
@@ -82,7 +83,7 @@ class FileMetadataHandler:
             self._files.make_directories(self._directory)
         return self._files.create(self.path_of(number), encode_entry(entry))
 
-    def write(self, epoch: int, record: Entry) -> bool:
+    def write(self, epoch: PublicPosition, record: Entry) -> bool:
         """See `MetadataHandler`."""
         return self.append(record)
 
@@ -186,12 +187,12 @@ class FileMetadataHandler:
             logger.warning("One bit of %s is wrong; corrected it while reading.", path)
             return decode_entry(mended, number, path)
 
-    def last_epoch(self, user_epoch: int | None = None) -> int | None:
+    def last_epoch(self, user_epoch: PublicPosition | None = None) -> PublicPosition | None:
         """See `MetadataHandler`."""
         state = read_state(self)
         if user_epoch is None:
-            return state.latest
-        return user_epoch if user_epoch in state.recorded else None
+            return None if state.latest is None else state.latest.public
+        return user_epoch if Position.of(user_epoch) in state.recorded else None
 
     def report(self, action: str, stats: Mapping[str, float]) -> None:
         """See `MetadataHandler`."""
@@ -199,10 +200,10 @@ class FileMetadataHandler:
         if stats:
             logger.debug("%s: %d nodes, %.3f s at most", action, len(stats), max(stats.values()))
 
-    def accessible(self, epoch: int | None = None) -> bool:
+    def accessible(self, epoch: PublicPosition | None = None) -> bool:
         """See `MetadataHandler`."""
         state = read_state(self)
-        return state.number >= 0 and (epoch is None or epoch in state.recorded)
+        return state.number >= 0 and (epoch is None or Position.of(epoch) in state.recorded)
 
     def remove_leftovers(self, number: int) -> None:
         """Remove the temporary files of entries up to `number`, which must exist."""

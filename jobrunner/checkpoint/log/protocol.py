@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from jobrunner.checkpoint.log.entries import Entry
+from jobrunner.positions import PublicPosition
 
 
 @runtime_checkable
@@ -43,8 +44,8 @@ class MetadataHandler(Protocol):
         any process, exactly one returns True.
         """
 
-    def write(self, epoch: int, record: Entry) -> bool:
-        """Store the entry that makes `epoch`, maybe a `Position`, exist; else like `append`."""
+    def write(self, epoch: PublicPosition, record: Entry) -> bool:
+        """Store the entry that makes `epoch`, an int or a `Position`, exist; else like `append`."""
 
     def last_number(self) -> int:
         """Highest number that is taken; -1 for an empty log."""
@@ -60,7 +61,7 @@ class MetadataHandler(Protocol):
             Reading failed.
         """
 
-    def last_epoch(self, user_epoch: int | None = None) -> int | None:
+    def last_epoch(self, user_epoch: PublicPosition | None = None) -> PublicPosition | None:
         """The newest recorded epoch, or `user_epoch` if given and recorded; None otherwise."""
 
     def report(self, action: str, stats: Mapping[str, float]) -> None:
@@ -74,5 +75,5 @@ class MetadataHandler(Protocol):
             Node -> seconds.
         """
 
-    def accessible(self, epoch: int | None = None) -> bool:
+    def accessible(self, epoch: PublicPosition | None = None) -> bool:
         """Whether there is a log, and it records `epoch`, if given."""

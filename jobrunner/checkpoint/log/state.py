@@ -38,8 +38,9 @@ from jobrunner.checkpoint.log.entries import (
 )
 from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.errors import CheckpointCorruptError
+from jobrunner.json_output import with_json_positions
 from jobrunner.names import format_store_name
-from jobrunner.positions import Position, epoch_from_json, epoch_to_json, plain
+from jobrunner.positions import Position
 
 FORMAT = 3
 """Newest format of entries: 3 if they say how a run ended, 2 if they contain positions in the middle
@@ -56,10 +57,8 @@ _HEAD = ("format", "number", "kind", "run", "id", "time")
 def make_entry(number: int, kind: str, run: str, body: Mapping[str, Any]) -> LogEntry:
     """Make an entry to append, with a new ``id``."""
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-    has_position = _has_position(body)
-    version = 3 if "timing" in body else 2 if has_position else 1
-    written = EPOCH_FIELDS.intersection(body) if has_position else ()
-    epochs = {key: plain(body[key]) for key in written}
+    version = 3 if "timing" in body else 2 if _has_position(body) else 1
+    epochs = {key: with_json_positions(body[key]) for key in EPOCH_FIELDS.intersection(body)}
     head = (version, number, kind, run, uuid.uuid4().hex, now)
     tree = {**dict(zip(_HEAD, head, strict=True)), **body, **epochs}
     return parse_entry(tree, f"New entry {number}")
@@ -70,7 +69,9 @@ def _has_position(body: Mapping[str, Any]) -> bool:
     epochs += [*body.get("epochs", ()), *(epoch for epoch, _ in body.get("settled", ()))]
     # Every position that a state contains was claimed.
     claims = body["state"]["claims"] if "state" in body else ()
-    return any(isinstance(it, Position) for it in epochs) or any(len(run) > 5 for run in claims)
+    return any(isinstance(it, Position) and it.step for it in epochs) or any(
+        len(run) > 5 for run in claims
+    )
 
 
 class LaterVersionError(CheckpointCorruptError):
@@ -104,14 +105,19 @@ def parse_entry(tree: object, where: str, advice: str = "") -> LogEntry:
 
 def entry_to_json(entry: LogEntry) -> Entry:
     """An entry as a `MetadataHandler` stores it: dicts and lists."""
-    tree: dict[str, Any] = dict.fromkeys(_HEAD) | msgspec.to_builtins(entry, enc_hook=epoch_to_json)
+    tree: dict[str, Any] = dict.fromkeys(_HEAD) | msgspec.to_builtins(entry)
+    for name in EPOCH_FIELDS.intersection(tree):
+        tree[name] = with_json_positions(getattr(entry, name))
+    if isinstance(entry, RepairEntry):
+        for commit, record in zip(tree["commits"], entry.commits, strict=True):
+            commit["epoch"] = record.epoch.to_json()
     if "state" in tree:
         tree["state"] = {
             key: [list(row) for row in value] if isinstance(value, list) else value
             for key, value in tree["state"].items()
         }
-    if entry.settled:
-        tree["settled"] = [list(claim) for claim in tree.pop("settled")]  # as the last
+    if "settled" in tree:
+        tree["settled"] = tree.pop("settled")  # as the last
     return tree
 
 
@@ -142,17 +148,17 @@ class State:
     """Epoch -> how often its names were claimed."""
     chores: dict[Claim, Chore] = field(default_factory=dict)
     """All claims that are not settled, including saves in progress."""
-    done: int | None = None
+    done: Position | None = None
     """The epoch after which the job ended."""
-    pins: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    pins: dict[Position, tuple[str, ...]] = field(default_factory=dict)
     """Recorded epoch -> its labels."""
 
     @property
-    def latest(self) -> int | None:
+    def latest(self) -> Position | None:
         """Newest recorded epoch."""
         return self.recorded.last if self.recorded else None
 
-    def commit_number(self, epoch: int) -> int:
+    def commit_number(self, epoch: Position) -> int:
         """Number of the ``commit`` entry of a recorded epoch."""
         return _number(self.recorded[epoch])
 
@@ -282,14 +288,14 @@ class State:
     def _give_up_all(self, entry: RewindEntry | RetireEntry, is_strict: bool) -> None:
         epochs = given_up_by(entry, self.recorded)
         if is_strict and (unknown := set(entry.epochs) - set(epochs)):
-            raise ValueError(f"epochs {sorted(unknown)[:10]} are not recorded")
+            raise ValueError(f"epochs {[*map(str, sorted(unknown)[:10])]} are not recorded")
         for epoch in dict.fromkeys(epochs):
             if isinstance(entry, RewindEntry):
                 self._give_up(epoch, "hide")
             elif epoch not in self.pins:  # it may have been pinned since the policy chose it
                 self._give_up(epoch, "delete")
 
-    def _give_up(self, epoch: int, action: Literal["delete", "hide"]) -> None:
+    def _give_up(self, epoch: Position, action: Literal["delete", "hide"]) -> None:
         number = self.commit_number(epoch)
         del self.recorded[epoch]
         self.pins.pop(epoch, None)
@@ -321,17 +327,16 @@ class State:
             "retries": self.retries.runs(),
             "claims": self.claims.runs(),
             "chores": [
-                [epoch_to_json(epoch), retry, *chore]
-                for (epoch, retry), chore in self.chores.items()
+                [epoch.to_json(), retry, *chore] for (epoch, retry), chore in self.chores.items()
             ],
-            "done": self.done,
-            "pins": [[epoch_to_json(epoch), *labels] for epoch, labels in self.pins.items()],
+            "done": None if self.done is None else self.done.to_json(),
+            "pins": [[epoch.to_json(), *labels] for epoch, labels in self.pins.items()],
         }
 
     @classmethod
     def from_json(cls, body: Summary) -> State:
         """The state of a ``state`` entry, without its number."""
-        pins = {epoch_from_json(epoch): tuple(map(str, labels)) for epoch, *labels in body.pins}
+        pins = {Position.from_json(epoch): tuple(map(str, labels)) for epoch, *labels in body.pins}
         *maps, chores = body.parsed
         recorded, retries, claims = (it.copy() for it in maps)
         return cls(
@@ -341,7 +346,7 @@ class State:
             retries=retries,
             claims=claims,
             chores={claim: Chore(*about) for claim, about in chores.items()},
-            done=body.done,
+            done=None if body.done is None else Position(body.done),
             pins=pins,
         )
 
@@ -363,6 +368,6 @@ def _number(position: int) -> int:
     return position + max(0, position - 1) // (STATE_INTERVAL - 1)
 
 
-def store_names(nodes: Iterable[str], epoch: int, retry: int) -> dict[str, str]:
+def store_names(nodes: Iterable[str], epoch: Position, retry: int) -> dict[str, str]:
     """Node -> name of its store, for one claim on an epoch."""
     return {node: format_store_name(node, epoch, retry) for node in nodes}

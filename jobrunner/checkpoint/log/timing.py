@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from jobrunner.checkpoint.encoding import EpochKey
+from jobrunner.checkpoint.encoding import EpochJson
 
 MOST_LOSSES, MOST_SPANS = 100, 2_000
 """In one entry, at most."""
@@ -28,7 +28,7 @@ class LossRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     at: Seconds
     text: _Text
     resumed: Seconds | None = None  # the first epoch after it began
-    epoch: EpochKey | None = None  # that the run went on from; None: from the start
+    epoch: EpochJson | None = None  # that the run went on from; None: from the start
 
 
 class SpanRecord(NamedTuple):

@@ -200,7 +200,7 @@ class LogWriter:
         tree = entry_to_json(entry)
         try:
             if isinstance(entry, CommitEntry):
-                created = self._handler.write(entry.epoch, tree)
+                created = self._handler.write(entry.epoch.public, tree)
             else:
                 created = self._handler.append(tree)
         except Exception as error:

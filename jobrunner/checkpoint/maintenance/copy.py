@@ -43,11 +43,12 @@ from jobrunner.errors import (
     DefinitionError,
 )
 from jobrunner.names import LOG_DIRECTORY
+from jobrunner.positions import Position
 
 
 def restore_epoch(
     directory: Epochs,
-    epoch: int,
+    epoch: Position,
     number: int | None = None,
     *,
     take_over: bool = False,
@@ -96,7 +97,7 @@ def _find_set_aside(directory: Epochs) -> list[CommitEntry]:
     return found
 
 
-def copy_epoch(directory: Epochs, epoch: int, target: str, *, take_over: bool = False) -> None:
+def copy_epoch(directory: Epochs, epoch: Position, target: str, *, take_over: bool = False) -> None:
     """Record an epoch also in directory `target`, from which a job can resume.
 
     `take_over` takes that directory even from a run that is alive.

@@ -32,7 +32,6 @@ from jobrunner.checkpoint.log import (
     StoreRecord,
     commits_in,
     each_entry,
-    entry_to_json,
     given_up_by,
     is_known_dead,
 )
@@ -41,11 +40,11 @@ from jobrunner.checkpoint.store import (
     RETIRED_DOCUMENT,
     ROOT_DOCUMENT,
     StoreReader,
-    steps_in,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
+from jobrunner.json_output import with_json_positions
 from jobrunner.names import LOG_DIRECTORY, StoreName, parse_store_name
-from jobrunner.positions import plain
+from jobrunner.positions import Position
 from jobrunner.texts import clip
 
 Status = Literal["live", "pending", "aside", "stray", "damaged"]
@@ -80,7 +79,7 @@ class _History:
 
     def take_in(self, entry: LogEntry) -> None:
         """Apply the next entry."""
-        epochs: Collection[int] = ()
+        epochs: Collection[Position] = ()
         if isinstance(entry, CommitEntry):
             epochs = [entry.epoch]
         elif isinstance(entry, RetireEntry | RewindEntry):
@@ -218,9 +217,9 @@ def _explain_entry(entry: LogEntry) -> str:
     for name in ("epoch", "retry", "epochs", "after", "only", "reason", "label"):
         value = getattr(entry, name, UNSET)
         if value is not UNSET and value != "":
-            words.append(f"{name} {clip(json.dumps(plain(value)), _LONGEST)}")
-    if isinstance(entry, CommitEntry) and (step := steps_in(entry_to_json(entry))):
-        words.append(f"saved after step {step}")
+            words.append(f"{name} {clip(json.dumps(with_json_positions(value)), _LONGEST)}")
+    if isinstance(entry, CommitEntry) and entry.epoch.step:
+        words.append(f"saved after step {entry.epoch.step}")
     return ", ".join(words)
 
 
@@ -292,7 +291,7 @@ def _explain_end(entry: LogEntry | None) -> str:
 
 
 def _inspect_recorded(
-    directory: Epochs, name: str, epoch: int, about: StoreRecord
+    directory: Epochs, name: str, epoch: Position, about: StoreRecord
 ) -> Iterator[Finding]:
     """Compare the files of a recorded store and their sizes with its document."""
     reader = StoreReader(directory.files, directory.path, name, about.manifest)

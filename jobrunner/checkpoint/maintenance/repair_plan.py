@@ -49,6 +49,7 @@ from jobrunner.checkpoint.store import (
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
 from jobrunner.names import LOG_DIRECTORY
+from jobrunner.positions import Position
 
 
 @dataclass(slots=True)
@@ -61,21 +62,21 @@ class Repair:
     """Number of an entry that is missing or cannot be read -> why."""
     elsewhere: dict[int, str] = field(default_factory=dict)
     """Number of an entry whose file has another entry's name -> that name."""
-    kept: list[int] = field(default_factory=list)
+    kept: list[Position] = field(default_factory=list)
     """Epochs that stay recorded."""
-    given_up: dict[int, str] = field(default_factory=dict)
+    given_up: dict[Position, str] = field(default_factory=dict)
     """Epochs that are no longer recorded -> why."""
     unproven: dict[str, str] = field(default_factory=dict)
     """Stores of which no record can be rebuilt -> why."""
     state: State = field(default_factory=State)
     """What the repair's entry says, besides `commits`."""
-    commits: dict[int, RebuiltRecord] = field(default_factory=dict)
+    commits: dict[Position, RebuiltRecord] = field(default_factory=dict)
     """Epoch -> its record, rebuilt from its stores, every byte verified."""
     entries: dict[int, LogEntry] = field(default_factory=dict)
     """The remaining entries, by number."""
 
     @property
-    def rebuilt(self) -> list[int]:
+    def rebuilt(self) -> list[Position]:
         """Epochs whose lost record is rebuilt."""
         return sorted(self.commits)
 
@@ -206,7 +207,7 @@ class _Planner:
             state.restart(self._repair.entries[self._base])
         return state
 
-    def _find_records(self) -> dict[int, CommitEntry]:
+    def _find_records(self) -> dict[Position, CommitEntry]:
         """The records of the epochs whose entries remain; the state may name very many others."""
         state = self._repair.state
         return {

@@ -20,17 +20,17 @@ from jobrunner.define import (
     or_none,
 )
 from jobrunner.errors import DefinitionError
-from jobrunner.positions import step_of
+from jobrunner.positions import Position, PublicPosition
 
-Metrics = Mapping[int, Mapping[str, Any]]
+Metrics = Mapping[PublicPosition, Mapping[str, Any]]
 """Recorded epoch -> the metrics that its tasks reported; read from the log on first use."""
 
 
-Unfinished = Callable[[Sequence[int]], Collection[int]]
-"""Which of some epochs have mid-epoch checkpoints; their records are read on first use."""
+Unfinished = Callable[[Sequence[PublicPosition]], Collection[PublicPosition]]
+"""Which of some epochs are in the middle of one."""
 
 
-Times = Mapping[int, float]
+Times = Mapping[PublicPosition, float]
 """Recorded epoch -> when it was recorded, in Unix seconds; NaN if its record cannot be read."""
 
 
@@ -41,7 +41,9 @@ class RetentionPolicy(Protocol):
     A run always keeps the newest recorded epoch, the one that it resumed from, and pinned ones.
     """
 
-    def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
+    def retires(
+        self, epochs: Sequence[PublicPosition], metrics: Metrics
+    ) -> Collection[PublicPosition]:
         """Which of `epochs`, the recorded ones in ascending order, to retire.
 
         Checkpoints in the middle of an epoch are among them, each as a `Position`.
@@ -54,11 +56,11 @@ class RetentionPolicy(Protocol):
 
 def retired_by(
     policy: RetentionPolicy,
-    epochs: Sequence[int],
+    epochs: Sequence[PublicPosition],
     metrics: Metrics,
     unfinished: Unfinished | None = None,
     times: Times | None = None,
-) -> Collection[int]:
+) -> Collection[PublicPosition]:
     """Call the policy's `retires` with what it takes of `unfinished` and `times`."""
     taken = inspect.signature(policy.retires).parameters
     offered = {"unfinished": unfinished, "times": times}
@@ -85,14 +87,16 @@ class KeepAny(_JoinsRetention):
 
     def retires(
         self,
-        epochs: Sequence[int],
+        epochs: Sequence[PublicPosition],
         metrics: Metrics,
         unfinished: Unfinished | None = None,
         times: Times | None = None,
-    ) -> Collection[int]:
+    ) -> Collection[PublicPosition]:
         """See `RetentionPolicy`."""
-        each = [set(retired_by(it, epochs, metrics, unfinished, times)) for it in self.policies]
-        return sorted(set.intersection(*each))
+        retired = set(epochs)
+        for policy in self.policies:
+            retired.intersection_update(retired_by(policy, epochs, metrics, unfinished, times))
+        return [epoch for epoch in epochs if epoch in retired]
 
 
 @checked(partial=FLAG)
@@ -108,9 +112,11 @@ class KeepAll(_JoinsRetention):
 
     partial: bool = False
 
-    def retires(self, epochs: Sequence[int], metrics: Metrics) -> Collection[int]:
+    def retires(
+        self, epochs: Sequence[PublicPosition], metrics: Metrics
+    ) -> Collection[PublicPosition]:
         """See `RetentionPolicy`."""
-        return () if self.partial else [epoch for epoch in epochs if step_of(epoch)]
+        return () if self.partial else [epoch for epoch in epochs if isinstance(epoch, Position)]
 
 
 _METRIC = Rule(
@@ -141,10 +147,13 @@ class KeepLast(_JoinsRetention):
     partial: bool = False
 
     def retires(
-        self, epochs: Sequence[int], metrics: Metrics, unfinished: Unfinished | None = None
-    ) -> Collection[int]:
+        self,
+        epochs: Sequence[PublicPosition],
+        metrics: Metrics,
+        unfinished: Unfinished | None = None,
+    ) -> Collection[PublicPosition]:
         """See `RetentionPolicy`."""
-        kept: set[int] = set()
+        kept: set[PublicPosition] = set()
         stop = len(epochs)
         while len(kept) < self.n and stop > 0:
             start = max(0, stop - self.n + len(kept))
@@ -194,15 +203,16 @@ class KeepEvery(_JoinsRetention):
 
     def retires(
         self,
-        epochs: Sequence[int],
+        epochs: Sequence[PublicPosition],
         metrics: Metrics,
         unfinished: Unfinished | None = None,
         times: Times | None = None,
-    ) -> Collection[int]:
+    ) -> Collection[PublicPosition]:
         """See `RetentionPolicy`."""
-        kept: set[int] = set()
+        kept: set[PublicPosition] = set()
         if self.n is not None:
-            multiples = [it for it in epochs if not (it % self.n or step_of(it))]
+            whole = [epoch for epoch in epochs if not isinstance(epoch, Position)]
+            multiples = [epoch for epoch in whole if epoch % self.n == 0]
             kept.update(_ranked(multiples, self.partial, unfinished))
         if self.seconds is not None:
             if times is None:
@@ -273,8 +283,11 @@ class KeepBest(_JoinsRetention):
             )
 
     def retires(
-        self, epochs: Sequence[int], metrics: Metrics, unfinished: Unfinished | None = None
-    ) -> Collection[int]:
+        self,
+        epochs: Sequence[PublicPosition],
+        metrics: Metrics,
+        unfinished: Unfinished | None = None,
+    ) -> Collection[PublicPosition]:
         """See `RetentionPolicy`."""
         found = _ranked(epochs, self.partial, unfinished)
         badness = {epoch: self._badness(metrics[epoch]) for epoch in found}
@@ -329,12 +342,14 @@ def find_best(policy: RetentionPolicy) -> tuple[str, str] | None:
     return next(filter(None, map(find_best, parts)), None)
 
 
-def _ranked(epochs: Sequence[int], partial: bool, unfinished: Unfinished | None) -> Sequence[int]:
+def _ranked(
+    epochs: Sequence[PublicPosition], partial: bool, unfinished: Unfinished | None
+) -> Sequence[PublicPosition]:
     left_out = () if partial or unfinished is None else unfinished(epochs)
     return [epoch for epoch in epochs if epoch not in left_out] if left_out else epochs
 
 
-def _spaced(epochs: Sequence[int], times: Times, seconds: float) -> list[int]:
+def _spaced(epochs: Sequence[PublicPosition], times: Times, seconds: float) -> list[PublicPosition]:
     """The first epoch, and each recorded at least that long after the last of these."""
     kept, last = [], -math.inf
     for epoch in epochs:

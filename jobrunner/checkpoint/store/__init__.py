@@ -11,14 +11,6 @@ from jobrunner.checkpoint.store.document import (
     is_sealed,
 )
 from jobrunner.checkpoint.store.layout import PlannedArray, Rows
-from jobrunner.checkpoint.store.position import (
-    describe_position,
-    is_old_form,
-    name_position,
-    name_step,
-    steps_in,
-    whole_epochs,
-)
 from jobrunner.checkpoint.store.store_reader import ArrayOutline, StoreReader
 from jobrunner.checkpoint.store.store_writer import (
     LINKED_BYTES,

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, Self
 
 from jobrunner.checkpoint.storage import Result
-from jobrunner.checkpoint.store.position import name_position, steps_in
 from jobrunner.checkpoint.store.store_reader import StoreReader
 from jobrunner.define import TEXT, checked
 from jobrunner.errors import BlobNotFoundError, CheckpointError, CheckpointNotFoundError
+from jobrunner.positions import Position, name_position
 from jobrunner.texts import listed, printable
 
 _MOST_NAMED = 12
@@ -93,9 +93,9 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
 
     Attributes
     ----------
-    epoch : int
+    epoch : int or Position
     step : int
-        The step of the epoch in progress after which it was saved; 0: it contains whole epochs.
+        How many steps it contains besides whole epochs.
     record : mapping
         Its entry in the log.
 
@@ -108,13 +108,13 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
 
     def __init__(
         self,
-        epoch: int,
+        at: Position,
         record: Mapping[str, Any],
         readers: Mapping[str, StoreReader],
         release: Callable[[], object] | None = None,
     ) -> None:
-        self.epoch = epoch
-        self.step = steps_in(record)
+        self.epoch = at.public
+        self.step = at.step
         self.record = record
         self._readers = readers
         self._release = release

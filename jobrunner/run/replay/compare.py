@@ -21,9 +21,9 @@ from jobrunner.checkpoint import (
     digest_blob,
     encode_blobs,
     library_parts,
-    name_position,
 )
 from jobrunner.errors import DefinitionError
+from jobrunner.positions import name_position
 from jobrunner.run.replay.objects import are_same_class, compare_objects, identical
 from jobrunner.texts import printable
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from msgspec import structs
 
-from jobrunner.checkpoint import REGISTERED_CODECS, Codec, Loader, whole_epochs
+from jobrunner.checkpoint import REGISTERED_CODECS, Codec, Loader
 from jobrunner.cluster import Binding, Session
-from jobrunner.compile import Plan, changes, describe
+from jobrunner.compile import changes, describe
 from jobrunner.define import Job
-from jobrunner.positions import plain
+from jobrunner.json_output import with_json_positions
+from jobrunner.positions import Position, PublicPosition
 from jobrunner.run.decisions import each_step
-from jobrunner.run.load import Loaded, finish_load, load, rebuild, steps_done
+from jobrunner.run.load import Loaded, check_steps, finish_load, load, rebuild
 from jobrunner.run.matching import Adaptation, match
 from jobrunner.run.replay.compare import compare_bits, count_equal, format_difference
 from jobrunner.run.replay.tracing import Call, Dataflow, Trace, read_trace, traced
@@ -86,11 +87,11 @@ class ReplayReport:
 
     Attributes
     ----------
-    epoch : int
+    epoch : int or Position
         The epoch that was run again and compared.
     step : int
         How many of its steps the record contains; 0: all.
-    from_epoch : int or None
+    from_epoch : int, Position or None
         The recorded epoch from which the replay began; None: the init group.
     num_equal : int
         How many blobs are equal to the bit.
@@ -99,9 +100,9 @@ class ReplayReport:
         How the job differs from the recorded one.
     """
 
-    epoch: int
+    epoch: PublicPosition
     step: int
-    from_epoch: int | None
+    from_epoch: PublicPosition | None
     num_equal: int
     differences: tuple[BlobDifference, ...]
     changes: tuple[str, ...]
@@ -113,7 +114,7 @@ class ReplayReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return {"is_equal": self.is_equal, **plain(asdict(self))}
+        return {"is_equal": self.is_equal, **with_json_positions(self)}
 
     def __str__(self) -> str:
         began = "the init group" if self.from_epoch is None else f"epoch {self.from_epoch}"
@@ -137,7 +138,7 @@ class Replay:
         self,
         job: Job,
         manager: Loader,
-        epoch: int,
+        epoch: Position,
         *,
         adaptation: Adaptation | None = None,
         wait_seconds: float = 60,
@@ -150,23 +151,19 @@ class Replay:
         self._wait_seconds = wait_seconds
         self._deadlines = deadlines
         plan = job.compile()
-        self._last = self._position_of(plan, epoch)
-        self._from = max((e for e in manager.recorded.all() if e < epoch), default=None)
+        earlier = [at for at in manager.recorded.all() if at < epoch]
+        self._from = max(earlier, default=None)
         self._needed = [epoch] if self._from is None else [epoch, self._from]
         for needed in self._needed:
-            found = match(plan, manager, manager.recorded.record(needed), adaptation)
+            record = manager.recorded.record(needed)
+            check_steps(plan, record, manager.path)
+            found = match(plan, manager, record, adaptation)
             rebuild(job, plan, manager, needed, found, {})
-        self._first = (0, 0) if self._from is None else self._position_of(plan, self._from)
         self._codecs = tuple(REGISTERED_CODECS.values())
         groups = {key: traced(group, self._codecs) for key, group in plan.groups.items()}
         self._plan = structs.replace(plan, groups=groups)
         then = manager.recorded.run_plan(epoch)
         self._changes = tuple(changes(then, describe(plan))) if then else ()
-
-    def _position_of(self, plan: Plan, epoch: int) -> tuple[int, int]:
-        """The whole epochs and the steps in a recorded checkpoint."""
-        record = self._manager.recorded.record(epoch)
-        return whole_epochs(record), steps_done(plan, record, self._manager.path)
 
     def check(self) -> None:
         """Verify the epochs to load; raises `CheckpointCorruptError`."""
@@ -185,9 +182,9 @@ class Replay:
                 second, _ = self._run_again()
                 differences = self._explain(found, flow, trace, second)
         return ReplayReport(
-            self._epoch,
-            self._last[1],
-            self._from,
+            self._epoch.public,
+            self._epoch.step,
+            None if self._from is None else self._from.public,
             len(found) - len(differences),
             tuple(differences),
             self._changes,
@@ -214,11 +211,11 @@ class Replay:
             for node, names in loaded.waiting.items():
                 for name in names:  # no run made the state that was loaded into this object
                     flow.blobs.pop((node, name), None)
-        first, start = self._first
-        last, stop = self._last
-        for epoch in range(first + 1, last + bool(stop) + 1):
+        begin, end = self._from or Position(0), self._epoch
+        start = begin.step
+        for epoch in range(begin.epoch + 1, end.epoch + bool(end.step) + 1):
             for done, _, _ in each_step(self._plan, epoch, start, run):
-                if epoch > last and done == stop:
+                if epoch > end.epoch and done == end.step:
                     break
             start = 0
         return trace, flow
@@ -226,7 +223,7 @@ class Replay:
     def _run(self, group: str, epoch: int, step: int = 0) -> GroupResult:
         return self._binding.run(group, epoch=epoch, step=step, **self._deadlines)
 
-    def _load(self, epoch: int) -> Loaded:
+    def _load(self, epoch: Position) -> Loaded:
         manager, adaptation = self._manager, self._adaptation
         loaded = load(self._session, self._binding, self._job, manager, epoch, adaptation)
         if loaded.waiting or loaded.match.made:

@@ -9,6 +9,7 @@ from typing import Any
 from jobrunner.checkpoint import MultiNodeCheckpointManager
 from jobrunner.compile import changes, gc_paused
 from jobrunner.errors import CheckpointNotFoundError
+from jobrunner.positions import Position
 from jobrunner.run.replay.compare import compare_checkpoints
 
 _NOT_GIVEN = object()
@@ -69,9 +70,9 @@ def compare_runs(
         data["num_compared"] += 1
         found = parameters_at(*(record["run_number"] for record in records))
         if found and data["parameters_differ_at"] is None:
-            data["parameters_differ_at"] = {"epoch": epoch, "parameters": found}
+            data["parameters_differ_at"] = {"epoch": epoch.public, "parameters": found}
         if difference is not None:
-            data |= {"differ_at": epoch, "difference": difference}
+            data |= {"differ_at": epoch.public, "difference": difference}
             break
     return data, text
 
@@ -87,7 +88,7 @@ def _differing_parameters(plans: Sequence[Mapping[str, Any]]) -> dict[str, list[
 
 
 def _plan_of(manager: MultiNodeCheckpointManager) -> Mapping[str, Any]:
-    latest = manager.latest()
+    latest = manager.recorded.latest()
     return (None if latest is None else manager.recorded.run_plan(latest)) or {}
 
 
@@ -102,7 +103,7 @@ def _are_equal(one: object, other: object) -> bool:
 def _compare_epoch(
     one: MultiNodeCheckpointManager,
     other: MultiNodeCheckpointManager,
-    epoch: int,
+    epoch: Position,
     records: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any] | None, str]:
     """What `compare_checkpoints` says of an epoch, and as text; None if its blobs are equal."""

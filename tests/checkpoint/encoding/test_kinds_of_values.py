@@ -21,6 +21,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.checkpoint import encode_blobs
+from jobrunner.positions import Position
 from jobrunner.workspace.workspace import Workspace
 from tests.checkpoint.encoding.kinds_of_values import REFUSED, VALUES, describe, is_same
 
@@ -58,7 +59,7 @@ def test_every_kind_comes_back_in_another_process(tmp_path: Path) -> None:
     manager.run.start(["a"], {})
     workspace = Workspace("a")
     workspace.globals.update(make_all())
-    save = manager.commits.begin(0)
+    save = manager.commits.begin(Position(0))
     manager.commits.commit(save, save.write({"a": workspace}), {})
     manager.run.end()
     environment = {**os.environ, "PYTHONHASHSEED": "7"}

@@ -22,6 +22,7 @@ from jobrunner import (
 from jobrunner.checkpoint import copy_epoch, load_waiting_states, repair_log
 from jobrunner.checkpoint.encoding.stateful import SavedState, StatefulBlob
 from jobrunner.data import from_records
+from jobrunner.positions import Position
 from jobrunner.run.replay.compare import compare_checkpoints
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
@@ -63,7 +64,7 @@ class Rig:
         self.initial = {"a": {"opt", "all", "w"}}
 
     def save(self, epoch: int) -> None:
-        begun = self.manager.commits.begin(epoch, initial=self.initial)
+        begun = self.manager.commits.begin(Position.of(epoch), initial=self.initial)
         save = cloudpickle.loads(cloudpickle.dumps(begun))
         self.manager.commits.commit(save, save.write({"a": self.workspace}), {})
 
@@ -73,7 +74,7 @@ class Rig:
         if not anew:
             Blobs(workspace).update(made)
         names = {"a": list(made)} if anew else None
-        run_group(self.manager.loader.load(epoch, anew=names), workspaces)
+        run_group(self.manager.loader.load(Position.of(epoch), anew=names), workspaces)
         if anew:
             assert not workspace.globals.keys() & made.keys()
             Blobs(workspace).update(made)
@@ -127,7 +128,7 @@ def test_a_checkpoint_returns_the_state_without_the_class(rig: Rig) -> None:
     assert_identical(store.load("opt"), opt.state_dict())
     assert store["opt"]["velocity"][1] == 0.1  # lazily
     rig.manager.verify(0)
-    assert rig.manager.loader.stateful_blobs(0) == {"a": {"opt"}}
+    assert rig.manager.loader.stateful_blobs(Position(0)) == {"a": {"opt"}}
 
 
 def test_diff_names_the_changed_items_of_a_state(rig: Rig) -> None:
@@ -143,8 +144,10 @@ def test_diff_names_the_changed_items_of_a_state(rig: Rig) -> None:
 def test_a_copied_epoch_still_says_which_blobs_have_a_state(rig: Rig, tmp_path: Path) -> None:
     rig.workspace.globals["opt"] = Momentum()
     rig.save(0)
-    copy_epoch(rig.manager.recorded, 0, str(tmp_path / "copy"))
-    assert MultiNodeCheckpointManager(tmp_path / "copy").loader.stateful_blobs(0) == {"a": {"opt"}}
+    copy_epoch(rig.manager.recorded, Position(0), str(tmp_path / "copy"))
+    assert MultiNodeCheckpointManager(tmp_path / "copy").loader.stateful_blobs(Position(0)) == {
+        "a": {"opt"}
+    }
 
 
 def test_a_save_in_the_background_writes_the_state_at_its_epoch(tmp_path: Path) -> None:
@@ -152,7 +155,7 @@ def test_a_save_in_the_background_writes_the_state_at_its_epoch(tmp_path: Path) 
     rig.workspace.globals["opt"] = opt = Momentum()
     opt.step()
     workspaces = {"a": rig.workspace}
-    save = rig.manager.commits.begin(0, initial=rig.initial)
+    save = rig.manager.commits.begin(Position(0), initial=rig.initial)
     save.copy(workspaces)
     opt.step()  # changes the very array that state_dict() gave
     rig.manager.commits.commit(save, save.write(workspaces, is_copied=True), {})
@@ -195,7 +198,7 @@ class Nested(Momentum):
 def test_a_state_that_cannot_be_saved_is_named(rig: Rig, value: Any, message: str) -> None:
     rig.workspace.globals["opt"] = value
     with pytest.raises(DefinitionError, match=message):
-        rig.manager.commits.begin(0).write({"a": rig.workspace})
+        rig.manager.commits.begin(Position(0)).write({"a": rig.workspace})
 
 
 def test_a_codec_takes_precedence_over_a_state_and_cannot_contain_one(rig: Rig) -> None:
@@ -206,11 +209,11 @@ def test_a_codec_takes_precedence_over_a_state_and_cannot_contain_one(rig: Rig) 
     register_codec(Wrapper, lambda w: w.opt, Wrapper)
     rig.workspace.globals["opt"] = Wrapper(Momentum())
     with pytest.raises(DefinitionError, match=r"it is in the output of its codec .*"):
-        rig.manager.commits.begin(0).write({"a": rig.workspace})
+        rig.manager.commits.begin(Position(0)).write({"a": rig.workspace})
     register_codec(Momentum, lambda m: m.steps, lambda steps: Momentum())
     rig.workspace.globals["opt"] = Momentum()
     rig.save(0)
-    assert rig.manager.loader.stateful_blobs(0) == {"a": frozenset()}
+    assert rig.manager.loader.stateful_blobs(Position(0)) == {"a": frozenset()}
 
 
 @pytest.mark.parametrize(
@@ -273,12 +276,12 @@ def test_a_replicated_object_is_saved_once_and_loaded_by_all(tmp_path: Path) -> 
     for workspace in workspaces.values():
         workspace.globals["opt"] = opt = Momentum()
         opt.step()
-    save = manager.commits.begin(0, replicated={"opt": ["a", "b"]})
+    save = manager.commits.begin(Position(0), replicated={"opt": ["a", "b"]})
     manager.commits.commit(save, save.write(workspaces), {})
     manager.run.end()
-    assert manager.loader.stateful_blobs(0) == {"a": {"opt"}, "b": {"opt"}}
+    assert manager.loader.stateful_blobs(Position(0)) == {"a": {"opt"}, "b": {"opt"}}
     again = {node: Workspace(node) for node in "ab"}
-    run_group(manager.loader.load(0, anew={"a": ["opt"], "b": ["opt"]}), again)
+    run_group(manager.loader.load(Position(0), anew={"a": ["opt"], "b": ["opt"]}), again)
     for workspace in again.values():
         workspace.globals["opt"] = Momentum()
     load_waiting_states(again)
@@ -290,8 +293,8 @@ def test_a_repaired_record_says_which_blobs_have_a_state(rig: Rig) -> None:
     rig.save(0)
     rig.save(1)
     rig.manager.run.end()
-    number = rig.manager.recorded.log.refresh().commit_number(0)
+    number = rig.manager.recorded.log.refresh().commit_number(Position(0))
     Path(rig.manager.path, "_log", f"{number:010d}.json").unlink()
     again = MultiNodeCheckpointManager(rig.manager.path)
     assert repair_log(again.recorded) is not None
-    assert again.loader.stateful_blobs(0) == {"a": {"opt"}}
+    assert again.loader.stateful_blobs(Position(0)) == {"a": {"opt"}}

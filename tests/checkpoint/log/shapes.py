@@ -29,6 +29,7 @@ from jobrunner import Job, MultiNodeCheckpointManager, Task
 from jobrunner.checkpoint.log.entries import MOST_REBUILT, frame
 from jobrunner.checkpoint.log.handler import decode_entry
 from jobrunner.errors import JobRunnerError
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.mutants.operations import READING, WRITING, Case, operate
@@ -172,7 +173,7 @@ def save(path: Path) -> None:
     for epoch in (0, 1):
         workspace = Workspace("a")
         workspace.globals["w"] = np.arange(3) + epoch
-        begun = manager.commits.begin(epoch)
+        begun = manager.commits.begin(Position.of(epoch))
         manager.commits.commit(begun, begun.write({"a": workspace}), {"metrics": {"loss": 0.5}})
     manager.run.end()
 

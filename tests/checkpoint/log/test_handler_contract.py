@@ -16,6 +16,7 @@ import pytest
 from jobrunner import FileMetadataHandler, JobRunnerError
 from jobrunner.checkpoint import read_state
 from jobrunner.checkpoint.log.state import Entry
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyObjects
 from jobrunner.testing.contracts import MetadataHandlerContract
 
@@ -57,15 +58,15 @@ class SqliteMetadataHandler:
     def last_epoch(self, user_epoch: int | None = None) -> int | None:
         recorded = read_state(self).recorded
         if user_epoch is not None:
-            return user_epoch if user_epoch in recorded else None
-        return max(recorded, default=None)
+            return user_epoch if Position.of(user_epoch) in recorded else None
+        return max(recorded).public if recorded else None
 
     def report(self, action: str, stats: Mapping[str, float]) -> None:
         pass
 
     def accessible(self, epoch: int | None = None) -> bool:
         state = read_state(self)
-        return state.number >= 0 and (epoch is None or epoch in state.recorded)
+        return state.number >= 0 and (epoch is None or Position.of(epoch) in state.recorded)
 
 
 class TestFileMetadataHandler(MetadataHandlerContract):

@@ -214,11 +214,11 @@ def test_a_manager_that_was_dropped_in_its_run_does_not_look_alive(tmp_path: Pat
 def test_a_run_that_was_killed_here_is_followed_at_once(tmp_path: Path) -> None:
     code = textwrap.dedent(f"""
         import os, signal
-        from jobrunner import MultiNodeCheckpointManager
+        from jobrunner import MultiNodeCheckpointManager, Position
         from jobrunner.workspace.workspace import Workspace
         manager = MultiNodeCheckpointManager({str(tmp_path / "k")!r})
         manager.run.start(["a"], {{}})
-        order = manager.commits.begin(0)
+        order = manager.commits.begin(Position(0))
         manager.commits.commit(order, order.write({{"a": Workspace("a")}}), {{}})
         os.kill(os.getpid(), signal.SIGKILL)
     """)

@@ -36,6 +36,7 @@ from jobrunner.checkpoint.log.state import (
     parse_entry,
 )
 from jobrunner.checkpoint.log.writer import LogWriter
+from jobrunner.positions import Position
 from tests.sampling import sampled
 
 Mutant = Literal[
@@ -223,7 +224,7 @@ class Actor:
         body = state.to_json()
         body["run"] = body["run"] and {**body["run"], "id": "", "time": ""}
         for name in ("recorded", "retries", "claims"):
-            body[name] = [[epoch, 1, 1, n, 0] for epoch, n in getattr(state, name).items()]
+            body[name] = [[at.epoch, 1, 1, n, 0] for at, n in getattr(state, name).items()]
         return json.dumps([state.number, body], sort_keys=True)
 
     # --- what a manager does: take the directory, clean up, save epochs, retire, leave
@@ -251,7 +252,7 @@ class Actor:
     def rewind(self, saves: int) -> Stage:
         state = self._writer.check_held()
         first, *later = state.recorded
-        chores = {Claim(epoch, state.retries[epoch]): HIDE for epoch in later}
+        chores = {Claim(Position.of(epoch), state.retries[epoch]): HIDE for epoch in later}
         if later:
             self._append("rewind", {"after": first, "reason": "test"})
         return self._sweep_all(chores, Stage("begin", (saves,)))
@@ -260,10 +261,12 @@ class Actor:
         if not saves:
             return Stage("end")
         state = self._writer.check_held()
-        epoch = 0 if state.latest is None else state.latest + 1
+        epoch = Position(0)
+        if state.latest is not None:
+            epoch = Position(state.latest.epoch + 1)
         retry = 0 if self._mutant == "uses names again" else state.claims.get(epoch, 0)
         self._append("begin", {"epoch": epoch, "retry": retry})
-        return Stage("write", (Claim(epoch, retry), saves))
+        return Stage("write", (Claim(Position.of(epoch), retry), saves))
 
     def write(self, claim: Claim, saves: int) -> Stage:
         try:
@@ -297,8 +300,9 @@ class Actor:
     def retire(self, saves: int) -> Stage:
         state = self._writer.check_held()
         kept = {state.latest, *state.pins}
-        epochs = [e for e in KeepLast(1).retires(list(state.recorded), {}) if e not in kept]
-        claims = [Claim(epoch, state.retries[epoch]) for epoch in epochs]
+        proposed = KeepLast(1).retires(state.recorded.public_in_order(), {})
+        epochs = [at for at in map(Position.of, proposed) if at not in kept]
+        claims = [Claim(Position.of(epoch), state.retries[epoch]) for epoch in epochs]
         if self._mutant == "deletes before the entry":
             for claim in claims:
                 self.storage.delete(claim)
@@ -340,12 +344,12 @@ class Actor:
 
     # --- what a reader does
 
-    def pin(self, epoch: int | None = None) -> None:
+    def pin(self, epoch: Position | None = None) -> None:
         """Pin the oldest epoch."""
 
         def decide(state: State) -> dict[str, Any] | None:
             nonlocal epoch
-            epoch = state.recorded.keys_in_order()[0] if epoch is None else epoch
+            epoch = next(iter(state.recorded)) if epoch is None else epoch
             self._begin_round(Stage("pin", (epoch,)))
             return {"epoch": epoch, "label": self._name} if epoch in state.recorded else None
 
@@ -522,16 +526,16 @@ class Model:
             raise BrokenError(f"the log cannot be read: {error}") from error
         known = {store_of(claim) for claim in state.chores}
         for epoch in state.recorded:
-            name = store_of(Claim(epoch, state.retries[epoch]))
+            name = store_of(Claim(Position.of(epoch), state.retries[epoch]))
             known.add(name)
-            entry = self.entries[world.log[state.commit_number(epoch)]]
+            entry = self.entries[world.log[state.commit_number(Position.of(epoch))]]
             if world.find(name) != (name, "whole", entry["run"]):
                 raise BrokenError(f"epoch {epoch} is recorded, and {name} is {world.find(name)}")
         for key in promised:
             entry = self.entries[key]
             if key not in world.log:
                 raise BrokenError(f"{entry['kind']} was acknowledged, and is not in the log")
-            if entry["kind"] == "pin" and entry["epoch"] not in state.recorded:
+            if entry["kind"] == "pin" and Position.from_json(entry["epoch"]) not in state.recorded:
                 raise BrokenError(f"epoch {entry['epoch']} was pinned, and is gone")
         holder = state.run.run if state.run else None
         for store in world.stores:

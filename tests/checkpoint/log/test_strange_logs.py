@@ -30,6 +30,7 @@ from jobrunner.checkpoint.log.handler import (
     read_content,
     read_state,
 )
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 
@@ -46,7 +47,7 @@ def path(tmp_path: Path) -> Path:
     for epoch in (0, 1):
         workspace = Workspace("a")
         workspace.globals["w"] = np.arange(3) + epoch
-        save = manager.commits.begin(epoch)
+        save = manager.commits.begin(Position.of(epoch))
         manager.commits.commit(save, save.write({"a": workspace}), {"metrics": {"loss": 0.5}})
     manager.run.end()
     return path
@@ -137,7 +138,7 @@ def test_a_state_that_its_entry_cannot_contain_is_damage(
     assert list(damaged(path)) == ["_log/0000000005.json", "a.0", "a.1"]
     plan = plan_repair(manager_of(path).recorded)
     assert plan is not None
-    assert (plan.kept, list(plan.lost)) == ([0, 1], [5])
+    assert (plan.kept, list(plan.lost)) == ([Position(0), Position(1)], [5])
 
 
 def test_a_log_of_very_many_steps_is_read_soon(path: Path, edit: Edit) -> None:
@@ -150,7 +151,7 @@ def test_a_log_of_very_many_steps_is_read_soon(path: Path, edit: Edit) -> None:
         manager_of(path).epochs()
     plan = plan_repair(manager_of(path).recorded)
     assert plan is not None
-    assert (plan.kept, len(plan.given_up), plan.rebuilt) == ([], 35_000, [0, 1])
+    assert (plan.kept, len(plan.given_up), plan.rebuilt) == ([], 35_000, [Position(0), Position(1)])
     assert time.process_time() - started < 2
 
 
@@ -266,7 +267,7 @@ def test_a_directory_in_the_place_of_an_entry_damages_that_one_alone(path: Path)
     assert [it for it in damaged(path) if "_log" in it] == ["_log/0000000003.json"]
     plan = plan_repair(manager_of(path).recorded)
     assert plan is not None
-    assert (plan.kept, list(plan.lost)) == ([0, 1], [3])
+    assert (plan.kept, list(plan.lost)) == ([Position(0), Position(1)], [3])
 
 
 def test_a_long_entry_is_read_again_only_if_it_has_changed(
@@ -314,7 +315,7 @@ def test_holes_are_not_read_as_entries_for_long(path: Path, has_ends: bool) -> N
     assert "was not read, because damaged entries" in damaged(path)["_log/0000000099.json"]
     plan = plan_repair(manager_of(path).recorded)
     assert plan is not None
-    assert (plan.kept, len(plan.lost)) == ([0, 1], 94)
+    assert (plan.kept, len(plan.lost)) == ([Position(0), Position(1)], 94)
     assert time.process_time() - started < 2
 
 
@@ -344,7 +345,7 @@ def test_one_long_entry_is_in_memory_at_a_time(path: Path, edit: Edit) -> None:
     handler.set_params(str(path), ["a"])
     tracemalloc.start()
     try:
-        assert read_state(handler).latest == 24
+        assert read_state(handler).latest == Position(24)
         assert tracemalloc.get_traced_memory()[1] < 10 << 20
     finally:
         tracemalloc.stop()

@@ -8,6 +8,7 @@ import pytest
 
 from jobrunner import CommitConflictError, FileMetadataHandler, MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.state import Entry
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 
@@ -24,7 +25,7 @@ def test_a_run_that_is_taken_over_at_once_deletes_nothing_of_its_successor(tmp_p
         def append(self, entry: Entry) -> bool:
             is_kept = super().append(entry)
             second.run.start(["a"], {})
-            self.save = second.commits.begin(0)
+            self.save = second.commits.begin(Position(0))
             self.receipts = self.save.write({"a": workspace})
             return is_kept
 

@@ -44,6 +44,7 @@ from jobrunner.checkpoint.storage.places import absolute_path
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli.command import main
 from jobrunner.cli.listing import describe_checkpoint, list_epochs
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyObjects, assert_identical
 from jobrunner.workspace.workspace import Workspace
 
@@ -78,7 +79,7 @@ class Rig:
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> Receipt:
     workspace = Workspace("a:0")
     workspace.globals.update(VALUES, epoch=epoch)
-    save = pickle.loads(pickle.dumps(manager.commits.begin(epoch)))
+    save = pickle.loads(pickle.dumps(manager.commits.begin(Position.of(epoch))))
     receipts = save.write({"a:0": workspace})
     manager.commits.commit(save, receipts, {})
     manager.retention.sweeper.drain()
@@ -446,7 +447,9 @@ def save_nodes(manager: MultiNodeCheckpointManager, epoch: int, gate: Gate | Non
     workspaces = {node: Workspace(node) for node in NODES}
     for workspace in workspaces.values():
         workspace.globals.update(fixed=VALUES["fixed"], epoch=epoch)
-    save = dataclasses.replace(manager.commits.begin(epoch), files=manager.recorded.files)
+    save = dataclasses.replace(
+        manager.commits.begin(Position.of(epoch)), files=manager.recorded.files
+    )
     if gate is not None:
         gate.expect("get", r"\.\d+/zarr.json")
         save._prepare(workspaces)
@@ -507,7 +510,7 @@ def test_the_stores_of_all_nodes_are_copied_at_once(
 ) -> None:
     source = Epochs("s3://bucket/k", files=bucket)
     bucket.expect(operation, what)
-    copy_epoch(source, 0, "s3://bucket/copy")
+    copy_epoch(source, Position(0), "s3://bucket/copy")
     assert bucket.passed == count
     bucket.expect("put", "nothing")
     copy = MultiNodeCheckpointManager("s3://bucket/copy", files=bucket)
@@ -523,7 +526,7 @@ def test_the_files_of_a_store_are_uploaded_at_once(
     manager.run.start(["a"], {})
     workspace = Workspace("a")
     workspace.globals.update({f"b{i}": np.arange(9.0) + i for i in range(ObjectFiles.threads)})
-    save = manager.commits.begin(1)
+    save = manager.commits.begin(Position(1))
     manager.commits.commit(save, save.write({"a": workspace}), {})
     manager.run.end()
     target = where if where.startswith("s3:") else str(tmp_path / where)
@@ -551,7 +554,7 @@ def test_of_a_long_log_many_entries_are_read_at_once(gate: Gate) -> None:
     other = MultiNodeCheckpointManager(gate.root, files=gate, keep=KeepBest("loss", mode="max"))
     assert other.epochs() == again.epochs()
     commits = "|".join(
-        f"{again.recorded.log.refresh().commit_number(epoch):02}" for epoch in range(9)
+        f"{again.recorded.log.refresh().commit_number(Position.of(epoch)):02}" for epoch in range(9)
     )
     gate.expect("get", rf"_log/00000000({commits})\.json", 9)
     listed = again.records()

@@ -34,6 +34,7 @@ from jobrunner import (
 from jobrunner.checkpoint import ObjectFiles
 from jobrunner.cli import main
 from jobrunner.compile import changes, describe
+from jobrunner.positions import Position
 
 CANARY = "cAnArY"
 
@@ -254,7 +255,7 @@ def test_a_run_writes_and_prints_no_credentials_of_its_environment(
         manager = MultiNodeCheckpointManager(path)
         runner = JobRunner(job, manager)
         told += [str(runner.plan_resume()), repr(runner.run(inproc_session))]
-        told += [repr(manager.open(2).record), repr(manager.recorded.run_info(2))]
+        told += [repr(manager.open(2).record), repr(manager.recorded.run_info(Position(2)))]
         told.append(str(cloudpickle.dumps([manager.recorded.files, manager.loader.path])))
         files = manager.recorded.files
         told += [str(files.read(f"{path}/{name}")) for name in dict(files.walk(path))]

@@ -11,6 +11,7 @@ from jobrunner.checkpoint.retention import Sweeper
 from jobrunner.checkpoint.storage.object_files import ObjectFiles
 from jobrunner.checkpoint.storage.parallel import REMOVALS, THREADS, run_all
 from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.positions import Position
 
 MANY = 200
 
@@ -68,7 +69,7 @@ def test_slow_deletions_run_in_several_threads(tmp_path):
     removed = []
     stores = ["first", *map(str, range(REMOVALS))]
     sweeper = Sweeper(Slow(), str(tmp_path))
-    sweeper.add(Claim(0, 0), "delete", stores)
+    sweeper.add(Claim(Position(0), 0), "delete", stores)
     assert sweeper.drain(60)
     assert len(removed) == len(stores)
 

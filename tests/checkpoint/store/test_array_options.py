@@ -38,6 +38,7 @@ from jobrunner.checkpoint.store.chunks import (
     plan_chunks,
 )
 from jobrunner.define.array_options import ArrayOptions
+from jobrunner.positions import Position
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.blobs import Blobs
@@ -74,7 +75,7 @@ class Rig:
     ) -> Any:
         self.blobs = Blobs(self.workspace)
         self.blobs.update(blobs)
-        begun = self.manager.commits.begin(epoch, array_options={"a": options or {}})
+        begun = self.manager.commits.begin(Position.of(epoch), array_options={"a": options or {}})
         save = cloudpickle.loads(cloudpickle.dumps(begun))
         receipts = save.write({"a": self.workspace})
         self.manager.commits.commit(save, receipts, {})

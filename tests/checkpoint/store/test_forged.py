@@ -29,6 +29,7 @@ from jobrunner.checkpoint.store.layout import LEAST_ALIKE
 from jobrunner.checkpoint.store.store_reader import StoreReader
 from jobrunner.define.array_options import ArrayOptions
 from jobrunner.errors import JobRunnerError
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 
@@ -48,7 +49,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manager.run.start(["a"], {})
     workspace = Workspace("a")
     workspace.globals.update(BLOBS)
-    save = manager.commits.begin(0, array_options={"a": {"z": ZSTD}})
+    save = manager.commits.begin(Position(0), array_options={"a": {"z": ZSTD}})
     manager.commits.commit(save, save.write({"a": workspace}), {})
     manager.run.end()
     return path
@@ -144,7 +145,7 @@ def test_a_copy_writes_nothing_outside_of_its_store(forge: Any, tmp_path: Path) 
 
     directory = Epochs(forge(edit), files=PosixFiles())
     with pytest.raises(CheckpointCorruptError, match="leads out of the store"):
-        copy_epoch(directory, 0, str(tmp_path / "one" / "two"))
+        copy_epoch(directory, Position(0), str(tmp_path / "one" / "two"))
     assert not (tmp_path / "one" / "elsewhere").exists()
     (damaged,) = (f for f in inspect_directory(directory) if f.path == "a.0")
     assert damaged.status == "damaged"
@@ -257,7 +258,7 @@ def test_a_claim_cannot_name_a_directory_elsewhere(tmp_path: Path, retry: Any) -
     path = tmp_path / "k"
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
     manager.run.start(["a"], {})
-    manager.commits.begin(0)
+    manager.commits.begin(Position(0))
     manager.run.end()
     (path / "a.0.r").mkdir()
     victim = tmp_path / "victim"

@@ -14,6 +14,7 @@ from jobrunner import (
     KeepLast,
     MultiNodeCheckpointManager,
 )
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 
@@ -29,7 +30,7 @@ class Run:
     def save(self, *epochs: int) -> None:
         for epoch in epochs:
             self.workspace.globals["w"] = np.full(5, epoch)
-            save = self.manager.commits.begin(epoch)
+            save = self.manager.commits.begin(Position.of(epoch))
             self.manager.commits.commit(save, save.write({"a": self.workspace}), {})
         self.manager.retention.sweeper.drain()
 
@@ -68,7 +69,7 @@ def test_closing_twice_or_after_a_rewind_is_harmless(
 ) -> None:
     run.save(0, 1)
     checkpoint = reader.open(1, pin=True)
-    run.manager.run.rewind(0, "by hand")
+    run.manager.run.rewind(Position(0), "by hand")
     checkpoint.close()
     checkpoint.close()
     reader.open(0).close()
@@ -119,7 +120,7 @@ def test_watch_yields_later_epochs_and_those_recorded_again(
     run.save(0, 1)
     watch = reader.watch(after=0, poll_seconds=0.001)
     assert next(watch) == 1
-    run.manager.run.rewind(0, "by hand")
+    run.manager.run.rewind(Position(0), "by hand")
     run.save(1, 2)
     assert [next(watch), next(watch)] == [1, 2]
     run.manager.run.end()

@@ -17,6 +17,7 @@ from jobrunner.checkpoint.store.document import ROOT_DOCUMENT
 from jobrunner.checkpoint.store.layout import LEAST_ALIKE
 from jobrunner.checkpoint.store.layout import STACKED_BYTES as MOST_BYTES
 from jobrunner.define.array_options import ArrayOptions
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.blobs import Blobs, updated
@@ -50,7 +51,7 @@ class Rig:
         self.blobs = self.workspace.globals
 
     def save(self, epoch: int = 0, **options: Any) -> None:
-        save = self.manager.commits.begin(epoch, **options)
+        save = self.manager.commits.begin(Position.of(epoch), **options)
         self.manager.commits.commit(save, save.write({"a": self.workspace}), {})
 
     def check(self, epoch: int = 0) -> None:
@@ -275,7 +276,7 @@ def test_replicas_are_compared_and_not_stacked(tmp_path: Path) -> None:
     workspaces = {node: Workspace(node) for node in "ab"}
     for workspace in workspaces.values():
         workspace.globals.update(many(np.arange(4)))
-    save = manager.commits.begin(0, replicated={"w3": ["a", "b"]})
+    save = manager.commits.begin(Position(0), replicated={"w3": ["a", "b"]})
     receipts = save.write(workspaces)
     assert receipts["a"].replicas == receipts["b"].replicas != {}
     manager.commits.commit(save, receipts, {})
@@ -298,7 +299,7 @@ def test_a_change_after_the_copy_is_not_saved(rig: Rig, budget_bytes: int | None
     params = {"p": list(many(np.arange(50.0)).values())}
     Blobs(rig.workspace).update(many(np.arange(100)), params=params)
     before = {name: value.copy() for name, value in many(np.arange(100)).items()}
-    save = rig.manager.commits.begin(0)
+    save = rig.manager.commits.begin(Position(0))
     save.copy({"a": rig.workspace}, budget_bytes)
     for name in before:
         updated(rig.workspace, name, lambda array: array.__iadd__(1))
@@ -316,8 +317,8 @@ def test_a_copy_of_the_epoch_contains_its_stacks_and_no_stray_files(
     rig.save()
     rig.manager.run.end()
     source, copied = (Epochs(path, files=CountingFiles()) for path in (rig.path, tmp_path / "copy"))
-    copy_epoch(source, 0, str(tmp_path / "copy"))
-    Loader(copied).verify(0)
+    copy_epoch(source, Position(0), str(tmp_path / "copy"))
+    Loader(copied).verify(Position(0))
     for directory in (source, copied):
         assert {finding.status for finding in inspect_directory(directory)} <= {"live", "pending"}
     rig.manager.run.start(["a"], {})

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jobrunner import MultiNodeCheckpointManager
+from jobrunner.positions import Position
 from jobrunner.run.replay.compare import compare_bits, digest_value
 from jobrunner.workspace.workspace import Workspace
 
@@ -83,7 +84,7 @@ def test_replicas_are_compared_by_their_values_and_not_by_their_padding(tmp_path
         )
     manager = MultiNodeCheckpointManager(tmp_path)
     manager.run.start(["a", "b"], {})
-    save = manager.commits.begin(0, replicated=dict.fromkeys(values, ("a", "b")))
+    save = manager.commits.begin(Position(0), replicated=dict.fromkeys(values, ("a", "b")))
     manager.commits.commit(save, save.write(workspaces), {})
     assert manager.epochs() == [0]
     manager.run.end()
