@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from jobrunner.errors import DefinitionError
-from jobrunner.positions import Position
+from jobrunner.positions import Position, parse_position
 
 MAX_NAME_LENGTH = 128
 """In characters. An escaped name with its suffix must fit into 255 bytes on every file system."""
@@ -114,7 +114,7 @@ def parse_store_name(text: str) -> StoreName | None:
     match = _STORE.fullmatch(text)
     if match is None:
         return None
-    epoch = Position.parse(match["epoch"])
+    epoch = parse_position(match["epoch"])
     assert epoch is not None  # the pattern allows nothing else
     found = StoreName(unescape(match["stem"]), epoch, int(match["retry"] or 0))
     return found if format_store_name(*found) == text else None

@@ -59,7 +59,7 @@ class Position:
             object.__setattr__(self, name, int(value))
 
     @classmethod
-    def of(cls, value: EpochLike) -> Position:
+    def of(cls, epoch: EpochLike) -> Position:
         """Read an epoch (4), a pair (4, 200), a text ("4.s200") or a position.
 
         Raises
@@ -67,33 +67,13 @@ class Position:
         DefinitionError
             The value is none of these.
         """
-        position = read_position(value)
+        position = read_position(epoch)
         if position is None:
             raise DefinitionError(
                 f"Expected an epoch (an int >= 0) or a Position such as (4, 200) or '4.s200'; "
-                f"got {value!r:.200}."
+                f"got {epoch!r:.200}."
             )
         return position
-
-    @classmethod
-    def parse(cls, text: str) -> Position | None:
-        """Read ``4`` or ``4.s200``, as in the names of stores; None for any other text."""
-        match = _POSITION.fullmatch(text)
-        if match is None:
-            return None
-        return cls(int(match[1]), int(match[2] or 0))
-
-    @classmethod
-    def from_json(cls, value: int | str) -> Position:
-        """Undo `to_json`; raises ValueError for what it does not write."""
-        if isinstance(value, str):
-            position = cls.parse(value)
-            if position is None or not position.step:
-                raise ValueError(f"{value!r:.80} is no position in an epoch")
-            return position
-        if value < 0:
-            raise ValueError(f"{value} is no epoch")
-        return cls(value)
 
     def to_json(self) -> int | str:
         """The position as JSON: an int after a whole epoch, else a text such as ``4.s200``."""
@@ -118,6 +98,26 @@ EpochLike = int | tuple[int, int] | str | Position
 """How callers name a checkpoint: an epoch (4), a `Position`, or its pair (4, 200) or text "4.s200"."""
 
 
+def parse_position(text: str) -> Position | None:
+    """Read ``4`` or ``4.s200``, as in the names of stores; None for any other text."""
+    match = _POSITION.fullmatch(text)
+    if match is None:
+        return None
+    return Position(int(match[1]), int(match[2] or 0))
+
+
+def position_from_json(value: int | str) -> Position:
+    """Undo `Position.to_json`; raises ValueError for what it does not write."""
+    if isinstance(value, str):
+        position = parse_position(value)
+        if position is None or not position.step:
+            raise ValueError(f"{value!r:.80} is no position in an epoch")
+        return position
+    if value < 0:
+        raise ValueError(f"{value} is no epoch")
+    return Position(value)
+
+
 def is_whole(value: object, least: int) -> bool:
     """Whether it is an int that is at least `least`, also one of NumPy; no bool."""
     if type(value) is int:  # much faster
@@ -131,7 +131,7 @@ def read_position(value: object) -> Position | None:
     if isinstance(value, Position):
         return value
     if isinstance(value, str):
-        position = Position.parse(value)
+        position = parse_position(value)
         # Whole epochs are written as ints: "4" is more likely a mistake than an epoch.
         return position if position is not None and position.step else None
     if isinstance(value, tuple):

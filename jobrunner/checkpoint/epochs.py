@@ -33,7 +33,7 @@ from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.compile import gc_paused
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import StoreName, format_store_name, parse_store_name
-from jobrunner.positions import Position
+from jobrunner.positions import Position, parse_position
 from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
@@ -188,7 +188,7 @@ class Epochs:
             suspects = []
             for name in names:
                 match = _EPOCH_AND_RETRY.search(name)
-                epoch = None if match is None else Position.parse(match[1])
+                epoch = None if match is None else parse_position(match[1])
                 if match is None or epoch is None:
                     continue
                 if int(match[2] or 0) >= claims.get(epoch, 0):

@@ -15,7 +15,7 @@ import click
 from jobrunner import errors
 from jobrunner.cli.command import AT_EPOCH, Output
 from jobrunner.outputs import check_output
-from jobrunner.positions import Position
+from jobrunner.positions import Position, parse_position
 from jobrunner.texts import listed, without_credentials
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def read_number(text: str) -> Position | None:
     """Parse the number of an epoch, or a position such as ``4.s200``; None for another text."""
     if text.isdecimal() and len(text) <= _MOST_DIGITS:
         return Position(int(text))
-    return Position.parse(text)
+    return parse_position(text)
 
 
 def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> Position:

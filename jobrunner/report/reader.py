@@ -34,7 +34,7 @@ from jobrunner.checkpoint import (
     read_beat,
 )
 from jobrunner.define import PATH, Rule, checked
-from jobrunner.positions import Position
+from jobrunner.positions import Position, position_from_json
 from jobrunner.report.ledger import Ledger, Mark, close, estimate, go_back
 from jobrunner.report.story import (
     EpochStory,
@@ -365,7 +365,7 @@ def _losses(run: _Run) -> tuple[LossStory, ...]:
             time=run.began + loss.at,
             text=loss.text,
             resumed=None if loss.resumed is None else run.began + loss.resumed,
-            resumed_from=None if loss.epoch is None else Position.from_json(loss.epoch).public,
+            resumed_from=None if loss.epoch is None else position_from_json(loss.epoch).public,
         )
         for loss in found.values()
     )

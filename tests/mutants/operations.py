@@ -81,11 +81,11 @@ class Case:
             **options,
         )
 
-    def epochs(self) -> list[int]:
+    def epochs(self) -> list[Position]:
         """Two recorded epochs, at most."""
-        return self.manager().epochs()[-2:]
+        return self.manager().positions()[-2:]
 
-    def each(self, act: Callable[[MultiNodeCheckpointManager, int], object]) -> None:
+    def each(self, act: Callable[[MultiNodeCheckpointManager, Position], object]) -> None:
         """Do something with several epochs; an error in one hides none in the others."""
         error: JobRunnerError | None = None
         for epoch in self.epochs():
@@ -123,15 +123,15 @@ class Case:
 
     def verify(self) -> None:
         manager = self.manager()
-        _print(checkpoints.verify_epochs(manager, manager.epochs(), is_all=True))
+        _print(checkpoints.verify_epochs(manager, manager.positions(), is_all=True))
 
     def verify_deep(self) -> None:
         manager = self.manager()
-        _print(checkpoints.verify_epochs(manager, manager.epochs(), is_all=True, is_deep=True))
+        _print(checkpoints.verify_epochs(manager, manager.positions(), is_all=True, is_deep=True))
 
     def diff(self, *, is_deep: bool = False) -> None:
         manager = self.manager()
-        epochs = manager.epochs()[-2:]
+        epochs = manager.positions()[-2:]
         if epochs:
             with manager.open(epochs[0]) as one, manager.open(epochs[-1]) as other:
                 data, text, _ = compare_checkpoints(one, other, is_deep=is_deep)
@@ -176,7 +176,7 @@ class Case:
 
     def copy_all(self) -> None:
         manager = self.manager()
-        _print(checkpoints.copy_epochs(manager, manager.epochs()[-3:], self.copy, is_all=True))
+        _print(checkpoints.copy_epochs(manager, manager.positions()[-3:], self.copy, is_all=True))
 
     def report(self) -> None:
         story = read_story(self.manager())
@@ -187,7 +187,7 @@ class Case:
     # ---- Python
 
     def load(self) -> None:
-        def act(manager: MultiNodeCheckpointManager, epoch: int) -> None:
+        def act(manager: MultiNodeCheckpointManager, epoch: Position) -> None:
             checkpoint = manager.open(epoch)
             for node in checkpoint.values():
                 for blob in node:
@@ -197,7 +197,7 @@ class Case:
         self.each(act)
 
     def look(self) -> None:
-        def act(manager: MultiNodeCheckpointManager, epoch: int) -> None:
+        def act(manager: MultiNodeCheckpointManager, epoch: Position) -> None:
             checkpoint = manager.open(epoch)
             repr(checkpoint)
             for blob in list(checkpoint.record["details"].get("partitions", {})):
@@ -211,7 +211,7 @@ class Case:
         self.each(act)
 
     def look_lazily(self) -> None:
-        def act(manager: MultiNodeCheckpointManager, epoch: int) -> None:
+        def act(manager: MultiNodeCheckpointManager, epoch: Position) -> None:
             for node in manager.open(epoch).values():
                 for blob in list(node)[:12]:
                     node[blob]
@@ -234,7 +234,7 @@ class Case:
         str(runner.plan_resume())
 
     def plan_epoch(self) -> None:
-        def act(manager: MultiNodeCheckpointManager, epoch: int) -> None:
+        def act(manager: MultiNodeCheckpointManager, epoch: Position) -> None:
             runner = JobRunner(self.job, manager, num_epochs=20, resume_from_epoch=epoch)
             str(runner.plan_resume())
 
@@ -246,7 +246,7 @@ class Case:
     def load_in_run(self) -> None:
         """What a worker does when a run resumes."""
 
-        def act(manager: MultiNodeCheckpointManager, epoch: int) -> None:
+        def act(manager: MultiNodeCheckpointManager, epoch: Position) -> None:
             for task in manager.load(epoch).tasks():
                 if "read" in (task.name or ""):
                     task.fn()

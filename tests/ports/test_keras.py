@@ -91,7 +91,7 @@ def test_every_nth_batch_is_saved():
 def test_every_batch_of_every_epoch_has_a_checkpoint(inproc_session, tmp_path):
     manager = manager_of(tmp_path, save=SaveEvery(steps=1), keep=KeepAll(partial=True))
     JobRunner(counter(3, steps_per_epoch=2), manager).run(inproc_session)
-    assert [str(it) for it in manager.epochs()] == ["0", "0.s1", "1", "1.s1", "2", "2.s1", "3"]
+    assert [str(it) for it in manager.positions()] == ["0", "0.s1", "1", "1.s1", "2", "2.s1", "3"]
     assert manager.open(Position(1, 1))["a"]["n"] == 3
 
 

@@ -17,7 +17,6 @@ from jobrunner import (
     Moment,
     MultiNodeCheckpointManager,
     Node,
-    Position,
     SaveBefore,
     SaveEvery,
     Task,
@@ -72,8 +71,8 @@ def test_a_checkpoint_has_the_score_and_the_schedule_of_its_epoch(inproc_session
 def test_validated_within_an_epoch_each_validation_has_a_checkpoint(inproc_session, tmp_path):
     manager = manager_of(tmp_path, save=SaveEvery(steps=2), keep=KeepAll(partial=True))
     JobRunner(scheduled(2, validate_every=2), manager).run(inproc_session)
-    assert manager.epochs() == [0, Position(0, 2), 1, Position(1, 2), 2]
-    rates = [manager.open(it)["a"]["schedule"]["rate"] for it in manager.epochs()]
+    assert [str(at) for at in manager.positions()] == ["0", "0.s2", "1", "1.s2", "2"]
+    rates = [manager.open(it)["a"]["schedule"]["rate"] for it in manager.positions()]
     assert rates == [0.1, 0.1, 0.2, 0.2, 0.4]  # the schedule steps at the end of an epoch
 
 

@@ -71,7 +71,7 @@ def make_story(
                 ended=at if is_last else None,
                 last_seen=at,
                 state="finished" if is_last else "lost",
-                resumed_from=first - 3 if first else None,
+                resumed_from=max(0, first - 3) if first else None,
                 epochs=tuple(epochs),
                 saves=tuple(saves),
                 losses=tuple(losses),

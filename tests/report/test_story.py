@@ -25,6 +25,7 @@ from jobrunner import (
 )
 from jobrunner.checkpoint.log.entries import Entry
 from jobrunner.checkpoint.log.state import entry_to_json, make_entry
+from jobrunner.positions import Position
 from jobrunner.report import Story, read_story
 from jobrunner.report.reader import KEPT_METRICS
 from jobrunner.run.decisions import Stopwatch
@@ -225,17 +226,17 @@ class Simulation:
         for piece in [*self.unsaved, *(piece for it in later for piece in self.saved.pop(it))]:
             piece.part = "redone"
         self.unsaved.clear()
-        self.watch.go_back(epoch)
+        self.watch.go_back(None if epoch is None else Position(epoch))
         return epoch or 0
 
     def save(self, epoch: int, seconds: float, *, fails: bool = False) -> None:
         if epoch in self.saved:
             return
-        timing = self.watch.capture(epoch)
+        timing = self.watch.capture(Position(epoch))
         captured = len(self.pieces)
         with self.watch.spending("save_wait"):
             self.spend("save_wait", seconds)
-        self.watch.note_save(epoch, is_recorded=not fails)
+        self.watch.note_save(Position(epoch), is_recorded=not fails)
         if not fails:
             self.saved[epoch], self.unsaved, self.captured = self.unsaved, [], captured
             self.log.save(self.names[-1], epoch, self.now, seconds, **timing)

@@ -143,7 +143,7 @@ def test_a_resume_in_the_middle_of_an_epoch_combines_all_its_steps(inproc_sessio
     whole = JobRunner(job(fails=False)).run(inproc_session).metrics
     with pytest.raises(TaskFailedError):
         JobRunner(job(fails=True), manager).run(inproc_session)
-    [*_, middle] = manager.epochs()
+    [*_, middle] = manager.positions()
     assert manager.record(middle)["details"]["totals"]["count"] == {
         "a": ["sum", 3, 1 + 1 + 1],
         "b": ["sum", 2, 1 + 1],

@@ -194,11 +194,11 @@ def test_every_call_takes_an_epoch_or_a_position_in_any_form(inproc_session, tmp
             assert list(manager.pins()) == [at]
             assert manager.unpin(form)
             assert [epoch for epoch, _ in manager.records([form, 2])] == [at, 2]
-            assert next(manager.watch(form)) > at
+            assert Position.of(next(manager.watch(form))) > Position.of(at)
             inproc_session.run(manager.load(epoch=form))
             assert runner.load_blobs_from_checkpoints(["n"], form, inproc_session)
             assert runner.replay(inproc_session, form).is_equal
-            assert JobRunner(runner.job, manager, form).resume_from_epoch == at
+            assert JobRunner(runner.job, manager, form).resume_from_epoch == Position.of(at)
     with pytest.raises(DefinitionError, match="epochs must be a collection of epochs"):
         manager.records(b"\1")
     for wrong in ("1", "latest", (1,), (1, -1), 1.0, True, np.True_, "1.s01", None):

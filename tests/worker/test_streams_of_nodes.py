@@ -105,7 +105,7 @@ def test_a_resumed_run_on_other_workers_draws_what_an_uninterrupted_one_does(who
     run(make_job(2), manager, workers=3)
     with pytest.raises(TaskFailedError, match="gone"):
         run(make_job(4, fail), manager, workers=2)
-    assert manager.epochs()[-1] == Position(2, 1)
+    assert manager.positions()[-1] == Position(2, 1)
     assert run(make_job(4), manager, workers=2) == whole
 
 

@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, UnsetType, structs
 from jobrunner.checkpoint.encoding import EpochKey, described
 from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.checkpoint.log.timing import Seconds, Timing
-from jobrunner.positions import Position
+from jobrunner.positions import Position, position_from_json
 from jobrunner.texts import printable
 
 _MOST = 1 << 62  # no number of an honest log comes near it
@@ -182,7 +182,7 @@ EPOCH_FIELDS = {"epoch", "epochs", "after", "only", "settled"}
 def _read_positions(value: Any) -> Any:
     """What such a field contains, with positions for their JSON; raises ValueError."""
     if isinstance(value, int | str):
-        return Position.from_json(value)
+        return position_from_json(value)
     if isinstance(value, Claim):
         return Claim(_read_positions(value.epoch), value.retry)
     if isinstance(value, list):

@@ -40,7 +40,7 @@ from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.json_output import with_json_positions
 from jobrunner.names import format_store_name
-from jobrunner.positions import Position
+from jobrunner.positions import Position, position_from_json
 
 FORMAT = 3
 """Newest format of entries: 3 if they say how a run ended, 2 if they contain positions in the middle
@@ -336,7 +336,7 @@ class State:
     @classmethod
     def from_json(cls, body: Summary) -> State:
         """The state of a ``state`` entry, without its number."""
-        pins = {Position.from_json(epoch): tuple(map(str, labels)) for epoch, *labels in body.pins}
+        pins = {position_from_json(epoch): tuple(map(str, labels)) for epoch, *labels in body.pins}
         *maps, chores = body.parsed
         recorded, retries, claims = (it.copy() for it in maps)
         return cls(

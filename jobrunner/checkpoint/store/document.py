@@ -29,7 +29,7 @@ from jobrunner.checkpoint.store.chunks import MOST_RATIO, Grid, Zstd, is_text, t
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
 from jobrunner.names import escape
-from jobrunner.positions import Position
+from jobrunner.positions import position_from_json
 
 STORE_FORMAT = 1
 """The newest format of stores."""
@@ -358,7 +358,7 @@ class StoreDocument:
             root = _ROOT_DECODER.decode(data)
             self.entry = root.attributes.own
             self.documents = root.consolidated_metadata.metadata
-            self.position = Position.from_json(self.entry.epoch)
+            self.position = position_from_json(self.entry.epoch)
             if self.entry.format == STORE_FORMAT:
                 self._check()
         except (ValueError, RecursionError) as error:

@@ -36,7 +36,7 @@ from jobrunner.checkpoint.log.state import (
     parse_entry,
 )
 from jobrunner.checkpoint.log.writer import LogWriter
-from jobrunner.positions import Position
+from jobrunner.positions import Position, position_from_json
 from tests.sampling import sampled
 
 Mutant = Literal[
@@ -535,7 +535,7 @@ class Model:
             entry = self.entries[key]
             if key not in world.log:
                 raise BrokenError(f"{entry['kind']} was acknowledged, and is not in the log")
-            if entry["kind"] == "pin" and Position.from_json(entry["epoch"]) not in state.recorded:
+            if entry["kind"] == "pin" and position_from_json(entry["epoch"]) not in state.recorded:
                 raise BrokenError(f"epoch {entry['epoch']} was pinned, and is gone")
         holder = state.run.run if state.run else None
         for store in world.stores:

@@ -385,7 +385,7 @@ def test_epochs_are_copied_to_a_directory_and_back(memory: str, tmp_path: Path) 
         manager.verify(1)
         assert_identical(VALUES["fixed"], manager.open(1)["a:0"].load("fixed"))
     assert MultiNodeCheckpointManager(tmp_path / "new", load_path=back).source().recorded.all() == [
-        1
+        Position(1)
     ]
 
 
@@ -515,7 +515,7 @@ def test_the_stores_of_all_nodes_are_copied_at_once(
     bucket.expect("put", "nothing")
     copy = MultiNodeCheckpointManager("s3://bucket/copy", files=bucket)
     copy.verify(0)
-    assert copy.loader.blobs(copy.record(0)) == Loader(source).blobs(source.record(0))
+    assert copy.loader.blobs(copy.record(0)) == Loader(source).blobs(source.record(Position(0)))
 
 
 @pytest.mark.parametrize("where", ["here", "s3://bucket/copy"])
@@ -562,7 +562,7 @@ def test_of_a_long_log_many_entries_are_read_at_once(gate: Gate) -> None:
         epoch for epoch, record in listed if not isinstance(record, Exception)
     ] == again.epochs()
     assert gate.passed == 9
-    assert other.retention.retirable() == list(range(8))
+    assert other.retention.retirable() == [Position(epoch) for epoch in range(8)]
     assert gate.passed == 18
 
 
