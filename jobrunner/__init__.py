@@ -15,7 +15,6 @@ from jobrunner._version import __version__
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import (
-        Auto,
         Checkpoint,
         CheckpointManager,
         Codec,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
         MultiNodeCheckpointManager,
         RetentionPolicy,
         SaveBefore,
+        SavedEpoch,
         SaveEvery,
         SavePolicy,
         register_codec,
@@ -112,7 +112,6 @@ _PACKAGES = (
 """Each imports those before it, but `pipes`: looking a name up in all of them loads little else."""
 
 __all__ = [
-    "Auto",
     "Blob",
     "BlobDifference",
     "BlobNotFoundError",
@@ -165,6 +164,7 @@ __all__ = [
     "SavePolicy",
     "SaveReport",
     "SaveStory",
+    "SavedEpoch",
     "SchedulerLostError",
     "Session",
     "Span",

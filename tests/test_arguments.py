@@ -31,13 +31,14 @@ _MADE = {
         "RunResult",
     ),
     *("EpochStory", "Ledger", "LossStory", "RunStory", "SaveStory", "Span", "Story"),
-    *("SaveReport", "TaskOutput", "WorkspaceType", "__version__", "current_task"),
+    *("SavedEpoch", "SaveReport", "TaskOutput", "WorkspaceType", "__version__", "current_task"),
     *("MetadataHandler", "RetentionPolicy", "SavePolicy", "UploadTaskGroupBuilder"),
 }
 _CALLED_BY_JOBRUNNER = re.compile(
     r"FileMetadataHandler\.|GlobalRNG\.|CopyTo\.|.*\.(retires|is_due|epochs_until)$|"
     r"Session\.(bind|run_group|run_compiled|exclusive|reconnect|blob_names)$|"
-    r"TaskGroup\.(add|find|check_open)$|Task\.|Blob\.on$"
+    r"TaskGroup\.(add|find|check_open)$|Task\.|Blob\.on$|"
+    r"KeepBest\.value$"
 )
 
 _HUGE = 10**5000  # too long for `repr`

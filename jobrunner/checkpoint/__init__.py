@@ -16,6 +16,17 @@ from jobrunner.checkpoint.encoding import (
 )
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.history import read_metadata
+from jobrunner.checkpoint.keep_policies import (
+    KeepAll,
+    KeepAny,
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    RetentionPolicy,
+    SavedEpoch,
+    best_policies,
+    find_unreported,
+)
 from jobrunner.checkpoint.loader import PARTITIONS, REPLICATED, Loader, Origins
 from jobrunner.checkpoint.log import (
     STATE_INTERVAL,
@@ -60,24 +71,15 @@ from jobrunner.checkpoint.maintenance import (
 )
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.node_manager import CheckpointManager
-from jobrunner.checkpoint.policies import (
-    Auto,
-    KeepAll,
-    KeepAny,
-    KeepBest,
-    KeepEvery,
-    KeepLast,
+from jobrunner.checkpoint.retention import name_reported
+from jobrunner.checkpoint.save_policies import (
     Moment,
     Pace,
-    RetentionPolicy,
     SaveBefore,
     SaveEvery,
     SavePolicy,
     epochs_until,
-    find_unreported,
-    retired_by,
 )
-from jobrunner.checkpoint.retention import name_reported
 from jobrunner.checkpoint.storage import (
     Files,
     ObjectFiles,

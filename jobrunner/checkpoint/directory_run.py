@@ -9,8 +9,8 @@ from typing import Any
 
 from jobrunner.checkpoint.commits import Commits, as_json, writing
 from jobrunner.checkpoint.epochs import Epochs
+from jobrunner.checkpoint.keep_policies import find_best
 from jobrunner.checkpoint.log import FileMetadataHandler, Patience, RunLock, Status, read_beat
-from jobrunner.checkpoint.policies import find_best
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.config import get_number
 from jobrunner.errors import CheckpointError, DefinitionError

@@ -10,10 +10,11 @@ from jobrunner.checkpoint.commits import Commits
 from jobrunner.checkpoint.directory_run import DirectoryRun
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.history import METADATA, Metadata, frame_of, read_history
+from jobrunner.checkpoint.keep_policies import RetentionPolicy
 from jobrunner.checkpoint.loader import Loader, open_origin
 from jobrunner.checkpoint.log import MetadataHandler, Patience
-from jobrunner.checkpoint.policies import RetentionPolicy, SaveEvery, SavePolicy
 from jobrunner.checkpoint.retention import Retention
+from jobrunner.checkpoint.save_policies import SaveEvery, SavePolicy
 from jobrunner.checkpoint.storage import FILES, Files
 from jobrunner.checkpoint.store import Checkpoint
 from jobrunner.define import (

@@ -6,9 +6,10 @@ import os
 from typing import TypedDict, Unpack
 
 from jobrunner.checkpoint.history import Metadata
+from jobrunner.checkpoint.keep_policies import RetentionPolicy
 from jobrunner.checkpoint.log import MetadataHandler, Patience
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
-from jobrunner.checkpoint.policies import RetentionPolicy, SavePolicy
+from jobrunner.checkpoint.save_policies import SavePolicy
 from jobrunner.checkpoint.storage import Files
 from jobrunner.names import check_name
 from jobrunner.positions import EpochLike

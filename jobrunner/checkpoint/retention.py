@@ -8,39 +8,37 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from jobrunner.checkpoint.epochs import Epochs
+from jobrunner.checkpoint.keep_policies import (
+    KeepAll,
+    RetentionPolicy,
+    SavedEpoch,
+    find_unreported,
+    needs_rows,
+)
 from jobrunner.checkpoint.log import (
     Claim,
-    CommitEntry,
     LogEntry,
     RunEntry,
     State,
     commit_in,
     store_names,
 )
-from jobrunner.checkpoint.policies import (
-    KeepAll,
-    Metrics,
-    RetentionPolicy,
-    find_unreported,
-    retired_by,
-)
 from jobrunner.checkpoint.storage import REMOVALS, Files, run_all
 from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT
 from jobrunner.errors import CheckpointError
 from jobrunner.names import parse_store_name
-from jobrunner.positions import Position, PublicPosition
+from jobrunner.positions import Position
 from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
 
 _DRAIN_SECONDS = 30.0
-
-_T = TypeVar("_T")
 
 
 class Retention:
@@ -53,9 +51,7 @@ class Retention:
         self.policy = KeepAll() if policy is None else policy
         self.sweeper = Sweeper(recorded.files, recorded.path)
         self._recorded = recorded
-        # By position of the commit entry.
-        self._metrics: dict[int, Mapping[str, Any]] = {}
-        self._times: dict[int, float] = {}
+        self._rows: dict[int, SavedEpoch] = {}  # by the number of the commit entry
         self._has_warned = False  # in this run
 
     def start_run(self) -> None:
@@ -83,17 +79,12 @@ class Retention:
         settled = [list(claim) for claim in self.sweeper.take_settled()]
         if settled:
             body = {**body, "settled": settled}
-        entry = self._recorded.log.append(kind, body)
-        recorded = self._recorded.log.known().recorded
-        position = recorded.get(entry.epoch) if isinstance(entry, CommitEntry) else None
-        if position is not None:
-            # They need not be read again.
-            self._times[position] = _seconds(entry.time)
-        return entry
+        return self._recorded.log.append(kind, body)
 
     def retirable(self) -> list[Position]:
         """The recorded epochs that the policy would retire now, in ascending order."""
-        return self._choose(self._recorded.log.refresh())
+        state = self._recorded.log.refresh()
+        return self._choose(state, self.saved_epochs(state))
 
     def retire(self) -> list[Position]:
         """Retire the epochs that the policy does not keep, and return them in ascending order.
@@ -104,9 +95,10 @@ class Retention:
         if type(self.policy) is KeepAll and (self.policy.partial or is_simple):
             return []
         state = self._recorded.log.check_held()
-        retired = self._choose(state)
+        saved = self.saved_epochs(state)
+        retired = self._choose(state, saved)
         if retired:
-            self._warn_of_unreported(state)
+            self._warn_of_unreported(saved)
             self.give_up(state, retired, "retire", {"epochs": retired})
         return retired
 
@@ -155,41 +147,42 @@ class Retention:
             )
             return None
 
-    def _choose(self, state: State) -> list[Position]:
-        epochs = state.recorded.public_in_order()
+    def saved_epochs(self, state: State) -> list[SavedEpoch]:
+        """What a policy sees of the recorded epochs, in ascending order."""
+        recorded = state.recorded
+        if needs_rows(self.policy):
+            unread = [at for at, number in recorded.items() if number not in self._rows]
+            # Many at once: requests to an object store take longer than all else.
+            rows = self._recorded.files.each(partial(self._read_row, state), unread)
+            for at, row in zip(unread, rows, strict=True):
+                self._rows[recorded[at]] = row
+        saved = []
+        for at in sorted(recorded):
+            row = self._rows.get(recorded[at], SavedEpoch(at))
+            if at in state.pins:
+                row = replace(row, is_pinned=True)
+            saved.append(row)
+        return saved
+
+    def _choose(self, state: State, saved: Sequence[SavedEpoch]) -> list[Position]:
         kept = {state.latest, self._recorded.loaded, *state.pins}
-        learn = partial(self._learn, state)
-        proposed = retired_by(
-            self.policy,
-            epochs,
-            _Recorded(state, self._metrics, learn),
-            _unfinished,
-            _Recorded(state, self._times, learn),
-        )
-        chosen = set(map(Position.of, proposed)) - kept
-        return sorted(at for at in chosen if at in state.recorded)
+        retired = {Position.of(at) for at in self.policy.retires(saved)}
+        return sorted(at for at in retired - kept if at in state.recorded)
 
-    def _learn(self, state: State, epochs: Sequence[Position]) -> None:
-        """Read the records of these epochs, many at once."""
+    def _read_row(self, state: State, at: Position) -> SavedEpoch:
+        try:
+            record = self._recorded.read_record(at, state.commit_number(at))
+        except CheckpointError as error:
+            path = self._recorded.path
+            logger.warning("%s: the record of epoch %s cannot be read: %s", path, at, error)
+            return SavedEpoch(at)
+        metrics = record["details"].get("metrics", {})
+        return SavedEpoch(at, _seconds(record["time"]), metrics)
 
-        def read(epoch: Position) -> tuple[Mapping[str, Any], float]:
-            try:
-                record = self._recorded.read_record(epoch, state.commit_number(epoch))
-            except CheckpointError as error:
-                path = self._recorded.path
-                logger.warning("%s: the record of epoch %s cannot be read: %s", path, epoch, error)
-                return {}, math.nan
-            metrics = record["details"].get("metrics", {})
-            return metrics, _seconds(record["time"])
-
-        for epoch, found in zip(epochs, self._recorded.files.each(read, epochs), strict=True):
-            position = state.recorded[epoch]
-            self._metrics[position], self._times[position] = found
-
-    def _warn_of_unreported(self, state: State) -> None:
+    def _warn_of_unreported(self, saved: Sequence[SavedEpoch]) -> None:
         """Warn, once a run, if `KeepBest` keeps no epoch because none reported its metric."""
-        metrics = _Recorded(state, self._metrics, partial(self._learn, state))
-        if self._has_warned or not (names := find_unreported(self.policy, metrics)):
+        names = find_unreported(self.policy, saved)
+        if self._has_warned or not names:
             return
         self._has_warned = True
         logger.warning(
@@ -197,37 +190,8 @@ class Retention:
             "other policy keeps are deleted. Reported: %s. Check the name of the metric.",
             self._recorded.path,
             " or ".join(map(repr, names)),
-            name_reported(metrics),
+            name_reported(saved),
         )
-
-
-def _unfinished(epochs: Sequence[PublicPosition]) -> set[PublicPosition]:
-    """Which of these are in the middle of an epoch."""
-    return {epoch for epoch in epochs if isinstance(epoch, Position)}
-
-
-class _Recorded(Mapping[PublicPosition, _T]):
-    """Recorded epoch -> something that its record says; read from the log on first use."""
-
-    def __init__(
-        self, state: State, known: Mapping[int, _T], learn: Callable[[Sequence[Position]], None]
-    ) -> None:
-        self._state = state
-        self._known = known
-        self._learn = learn
-
-    def __getitem__(self, epoch: PublicPosition) -> _T:
-        position = self._state.recorded[Position.of(epoch)]
-        if position not in self._known:
-            # Read all at once: a policy that asks for one epoch asks for all.
-            self._learn([e for e, at in self._state.recorded.items() if at not in self._known])
-        return self._known[position]
-
-    def __iter__(self) -> Iterator[PublicPosition]:
-        return iter(self._state.recorded.public_in_order())
-
-    def __len__(self) -> int:
-        return len(self._state.recorded)
 
 
 Action = Literal["delete", "hide"]
@@ -374,10 +338,12 @@ class Sweeper:
             list(self._files.each(hide, [os.path.join(self._path, store) for store in stores]))
 
 
-def name_reported(metrics: Metrics) -> str:
+def name_reported(saved: Sequence[SavedEpoch]) -> str:
     """The names of all metrics that recorded epochs have reported, for a message."""
-    names = sorted({name for reported in metrics.values() for name in reported})
-    return printable(", ".join(names), kept="") or "none"
+    names = set[str]()
+    for row in saved:
+        names.update(row.metrics)
+    return printable(", ".join(sorted(names)), kept="") or "none"
 
 
 def _seconds(time: str) -> float:

@@ -101,19 +101,19 @@ def prune_command(
 
 def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None:
     """Refuse to prune if a record that decides cannot be read, or a metric is unknown."""
-    from jobrunner.checkpoint import KeepBest, find_unreported, name_reported
+    from jobrunner.checkpoint import SavedEpoch, best_policies, find_unreported, name_reported
     from jobrunner.run import format_ranges
 
-    uses_metrics = any(isinstance(part, KeepBest) for part in policy.policies)
-    metrics = {}
+    saved = []
     unreadable: dict[PublicPosition, CheckpointCorruptError] = {}
     for epoch, record in manager.records(
-        manager.positions() if uses_metrics else manager.retention.retirable()
+        manager.positions() if best_policies(policy) else manager.retention.retirable()
     ):
         if isinstance(record, CheckpointCorruptError):
             unreadable[epoch] = record
         else:
-            metrics[epoch] = record["details"].get("metrics", {})
+            metrics = record["details"].get("metrics", {})
+            saved.append(SavedEpoch(Position.of(epoch), metrics=metrics))
     if unreadable:
         first, *others = unreadable.values()
         epochs = f"epoch{'s' if others else ''} {format_ranges(list(unreadable))}"
@@ -122,11 +122,11 @@ def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None
             f"cannot be read: {first}",
             path=first.path,
         ) from first
-    names = find_unreported(policy, metrics) if metrics else []
-    if names:
+    names = find_unreported(policy, saved)
+    if saved and names:
         raise DefinitionError(
             f"No epoch of {manager.path} has reported {names[0]!r}, so --keep-best would keep only "
-            f"the newest. Reported metrics: {name_reported(metrics)}."
+            f"the newest. Reported metrics: {name_reported(saved)}."
         )
 
 

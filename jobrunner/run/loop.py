@@ -244,7 +244,7 @@ class Run:
                 can_stop = self.saver.can_save or self.plan.steps_per_epoch is None
                 stops = bool(self.runner.stop_reason) and can_stop
                 at = Position(epoch - 1, done)
-                if stops or self.saver.is_due(epoch, done):
+                if stops or self.saver.is_due(epoch, done, reported.metrics):
                     self.save(at, reported.metrics)
                 else:
                     self._hold(at, reported.metrics)
@@ -285,7 +285,10 @@ class Run:
         # The state must be recorded before the nodes leave their workspaces.
         then = self._next_step(is_recorded=True)
         steps = self.plan.steps_per_epoch or self.state.num_steps
-        if self.saver.is_due(epoch, steps, has_ended=True) or then != "run an epoch":
+        if (
+            self.saver.is_due(epoch, steps, self.state.metrics[epoch], has_ended=True)
+            or then != "run an epoch"
+        ):
             self.save(self.state.at, self.state.metrics[epoch])
         else:
             self._hold(self.state.at, self.state.metrics[epoch])

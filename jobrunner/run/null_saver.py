@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class NullSaver:
     """Replaces the `Saver` of a run without a checkpoint manager."""
@@ -19,6 +22,8 @@ class NullSaver:
     def epochs_until(self, epoch: int) -> int | None:
         """No save limits the length of a batch of epochs."""
 
-    def is_due(self, epoch: int, step: int, *, has_ended: bool = False) -> bool:
+    def is_due(
+        self, epoch: int, step: int, metrics: Mapping[str, Any], *, has_ended: bool = False
+    ) -> bool:
         """No save is ever due."""
         return False

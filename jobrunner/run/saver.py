@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from jobrunner.checkpoint import (
     PARTITIONS,
+    Moment,
     MultiNodeCheckpointManager,
     Pace,
     Save,
@@ -188,18 +189,28 @@ class Saver:
         steps = self._plan.steps_per_epoch or 1
         return 1 if self.holds else epochs_until(self._manager.save_policy, epoch, steps)
 
-    def is_due(self, epoch: int, step: int, *, has_ended: bool = False) -> bool:
+    def is_due(
+        self, epoch: int, step: int, metrics: Mapping[str, Any], *, has_ended: bool = False
+    ) -> bool:
         """Whether the policy or the user asks to save after step `step` of `epoch`, from 1 on.
 
-        `has_ended`: it was the last. Also reports a save in the background that has ended.
+        `metrics` is what the epoch has reported so far. `has_ended`: the step was its last. Also
+        reports a save in the background that has ended.
         """
         save = self._in_flight
         if save is not None and save.writing.done():
             self.wait()
-        width, is_saving = self._plan.steps_per_epoch, self._in_flight is not None
-        position, ended = (epoch, step, width), has_ended and width is None
-        now, at = time.monotonic(), time.time()
-        moment = self._pace.look(now, at, position, is_saving=is_saving, has_ended=ended)
+        width = self._plan.steps_per_epoch
+        moment = Moment(
+            epoch,
+            step,
+            width,
+            is_saving=self._in_flight is not None,
+            has_ended=has_ended and width is None,
+            time=time.time(),
+            metrics=metrics,
+        )
+        moment = self._pace.look(time.monotonic(), moment)
         if self._has_lock and self._manager.commits.take_request():
             self._save_now.set()
         return self._save_now.is_set() or self._manager.save_policy.is_due(moment)

@@ -12,20 +12,22 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from jobrunner.checkpoint import Moment, RetentionPolicy, SavePolicy, retired_by
-from jobrunner.positions import PublicPosition
+from jobrunner.checkpoint import Moment, RetentionPolicy, SavedEpoch, SavePolicy
+from jobrunner.positions import Position
 
-_EPOCHS = (0, 1, 2, 3, 5, 8, 9, 10, 20, 21)
+_WITHIN_EPOCH_9 = Position(8, 2)
+_POSITIONS = sorted([*map(Position, (0, 1, 2, 3, 5, 8, 10, 20, 21)), _WITHIN_EPOCH_9])
 
 
 def _moments() -> list[Moment]:
     return [
-        Moment(epoch, step, 4, seconds, cost, is_saving)
+        Moment(epoch, step, 4, seconds, cost, is_saving, metrics=metrics)
         for epoch in (1, 2, 7, 100)
         for step in (1, 3, 4)
         for seconds in (0.0, 5.0, 1e5)
         for cost in (None, 0.0, 0.1, 60.0)
         for is_saving in (False, True)
+        for metrics in ({}, {"loss": 0.5}, {"loss": float("nan")})
     ] + [
         Moment(
             *(7, 4, 4, since, 1.0),
@@ -73,44 +75,38 @@ class RetentionPolicyContract:
     metrics: dict[str, Any] = {"loss": 0.5}  # noqa: RUF012  # users set it on their class
     """What every epoch but the first reports."""
 
-    def _retired(self, policy: RetentionPolicy, epochs: tuple[int, ...]) -> list[int]:
-        reported: dict[PublicPosition, dict[str, Any]] = {epoch: {} for epoch in epochs}
-        times: dict[PublicPosition, float] = {epoch: 60.0 * epoch for epoch in epochs}
-        for epoch in epochs:
-            if epoch:
-                reported[epoch] = dict(self.metrics)
-        retired = set(retired_by(policy, list(epochs), reported, _unfinished, times))
-        return [epoch for epoch in epochs if epoch in retired]
+    def _retired(self, policy: RetentionPolicy, positions: Sequence[Position]) -> list[Position]:
+        saved = []
+        for at in positions:
+            metrics = dict(self.metrics) if at.epoch else {}
+            saved.append(SavedEpoch(at, time=60.0 * at.epoch + at.step, metrics=metrics))
+        return sorted(Position.of(at) for at in policy.retires(saved))
 
     def test_it_is_a_retention_policy(self) -> None:
         """The manager refuses an object without the method."""
-        _check(isinstance(self.policy, RetentionPolicy), "has retires(epochs, metrics)")
+        _check(isinstance(self.policy, RetentionPolicy), "has retires(saved)")
 
     def test_it_retires_recorded_epochs_only(self) -> None:
         """Of any number of epochs, none and one included."""
-        for count in range(len(_EPOCHS) + 1):
-            epochs = _EPOCHS[:count]
-            retired = self._retired(self.policy, epochs)
-            _check(set(retired) <= set(epochs), f"some of {epochs}", retired)
+        for count in range(len(_POSITIONS) + 1):
+            positions = _POSITIONS[:count]
+            retired = self._retired(self.policy, positions)
+            _check(set(retired) <= set(positions), f"some of {positions}", retired)
 
-    def test_the_result_depends_on_epochs_and_metrics_alone(self) -> None:
+    def test_the_result_depends_on_the_saved_epochs_alone(self) -> None:
         """So a restarted client keeps the same epochs."""
-        first = self._retired(self.policy, _EPOCHS)
-        self._retired(self.policy, _EPOCHS[:3])
+        first = self._retired(self.policy, _POSITIONS)
+        self._retired(self.policy, _POSITIONS[:3])
         copy: RetentionPolicy = pickle.loads(pickle.dumps(self.policy))
         for policy in (self.policy, copy):
-            again = self._retired(policy, _EPOCHS)
-            _check(again == first, f"{first} again", again)
+            retired = self._retired(policy, _POSITIONS)
+            _check(retired == first, f"{first} again", retired)
 
     def test_kept_epochs_stay_kept(self) -> None:
         """A second call, with the remaining epochs, retires none of them."""
-        left = tuple(set(_EPOCHS) - set(self._retired(self.policy, _EPOCHS)))
-        again = self._retired(self.policy, tuple(sorted(left)))
-        _check(not again, f"nothing more of {sorted(left)}", again)
-
-
-def _unfinished(epochs: Sequence[PublicPosition]) -> list[PublicPosition]:
-    return [epoch for epoch in epochs if epoch == 9]
+        kept = sorted(set(_POSITIONS) - set(self._retired(self.policy, _POSITIONS)))
+        retired = self._retired(self.policy, kept)
+        _check(not retired, f"nothing more of {kept}", retired)
 
 
 def _check(holds: bool, expected: str, found: object = "something else") -> None:

@@ -297,8 +297,8 @@ def test_the_epoch_resumed_from_is_kept(tmp_path: Path) -> None:
 
 def test_no_policy_can_retire_the_newest_epoch(tmp_path: Path) -> None:
     class KeepNothing:
-        def retires(self, epochs: Any, metrics: Any) -> Any:
-            return [*epochs, 77]
+        def retires(self, saved: Any) -> Any:
+            return [*(row.at for row in saved), 77]
 
     rig = Rig(tmp_path / "k", keep=KeepNothing()).start()
     rig.save(0)
@@ -311,7 +311,7 @@ def test_a_policy_that_raises_does_not_end_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken:
-        def retires(self, epochs: object, metrics: object) -> list[int]:
+        def retires(self, saved: object) -> list[int]:
             raise KeyError("the policy's own mistake")
 
     rig = Rig(tmp_path / "k", keep=Broken()).start()

@@ -13,9 +13,10 @@ from jobrunner import (
     DefinitionError,
     KeepLast,
     MultiNodeCheckpointManager,
+    Position,
+    SavedEpoch,
 )
 from jobrunner.checkpoint.log.state import STATE_INTERVAL
-from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 
@@ -62,10 +63,10 @@ def test_a_pin_that_comes_before_the_retirement_wins(tmp_path: Path) -> None:
     reader = MultiNodeCheckpointManager(tmp_path)
 
     class PinnedMeanwhile:
-        def retires(self, epochs: Sequence[int], *metrics: object) -> Collection[int]:
-            if len(epochs) == 3:
+        def retires(self, saved: Sequence[SavedEpoch]) -> Collection[Position]:
+            if len(saved) == 3:
                 reader.pin(0)
-            return epochs[:-2]
+            return [row.at for row in saved[:-2]]
 
     run = begin(tmp_path, keep=PinnedMeanwhile())
     for epoch in (0, 1, 2):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from jobrunner import (
-    Auto,
     DefinitionError,
     KeepAll,
     KeepBest,
@@ -19,10 +18,11 @@ from jobrunner import (
     Moment,
     Position,
     SaveBefore,
+    SavedEpoch,
     SaveEvery,
 )
 from jobrunner.checkpoint import epochs_until
-from jobrunner.checkpoint.policies.saving import Pace
+from jobrunner.checkpoint.save_policies import Pace
 
 
 def due(policy: Any, epochs: int, steps_per_epoch: int = 1) -> list[tuple[int, int]]:
@@ -38,7 +38,7 @@ def test_a_moment_says_how_long_ago_the_last_save_began() -> None:
     pace = Pace(100.0)
     pace.start(101.0, 0)
     pace.begin_save(105.0)
-    moment = pace.look(112.0, 0.0, (1, 1, 1), is_saving=False, has_ended=False)
+    moment = pace.look(112.0, Moment(1, 1, 1))
     assert moment.seconds_since_save == 7.0
 
 
@@ -66,7 +66,7 @@ def test_seconds_count_from_the_last_save() -> None:
 
 
 def test_auto_keeps_the_wait_within_its_share_of_the_time() -> None:
-    policy = Auto(max_overhead=0.1)
+    policy = SaveEvery("auto", max_overhead=0.1)
     assert not policy.is_due(Moment(1, 1, 2, 0.0))
     assert policy.is_due(Moment(1, 2, 2, 0.0))  # what a save costs is not known yet
     assert not policy.is_due(Moment(5, 1, 1, 9.9, seconds_to_save=1.0))
@@ -75,7 +75,7 @@ def test_auto_keeps_the_wait_within_its_share_of_the_time() -> None:
 
 @pytest.mark.parametrize("slow", [1, 2, 3])
 def test_auto_keeps_its_share_if_some_saves_cost_much_more_than_others(slow: int) -> None:
-    policy = Auto(max_overhead=0.1)
+    policy = SaveEvery("auto", max_overhead=0.1)
     costs = [10.0 if n % 5 < slow else 0.1 for n in range(400)]
     now = began = waited = 0.0
     for n, cost in enumerate(costs):
@@ -89,7 +89,7 @@ def test_auto_keeps_its_share_if_some_saves_cost_much_more_than_others(slow: int
 
 
 def test_auto_waits_for_no_save_that_is_still_written() -> None:
-    policy = Auto(max_overhead=0.1)
+    policy = SaveEvery("auto", max_overhead=0.1)
     assert not policy.is_due(Moment(5, 1, 1, 1e9, seconds_to_save=1.0, is_saving=True))
     assert not policy.is_due(Moment(1, 1, 1, 1e9, is_saving=True))
     assert SaveEvery(epochs=1).is_due(Moment(5, 1, 1, 0.0, is_saving=True))
@@ -222,16 +222,17 @@ def test_an_invalid_interval_is_refused(arguments: Any) -> None:
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, math.nan, "a", True])
 def test_an_invalid_share_is_refused(share: Any) -> None:
-    with pytest.raises(DefinitionError, match="Auto"):
-        Auto(share)
+    with pytest.raises(DefinitionError, match="SaveEvery: max_overhead"):
+        SaveEvery("auto", max_overhead=share)
 
 
 LOSSES = {0: {}, 1: {"loss": 3.0}, 2: {"loss": math.nan}, 3: {"loss": 1.0}, 4: {"loss": 2.0}}
 
 
 def kept(policy: Any, metrics: Any = LOSSES) -> list[int]:
-    retired = policy.retires(list(metrics), metrics)
-    return [epoch for epoch in metrics if epoch not in retired]
+    saved = [SavedEpoch(at, metrics=reported) for at, reported in metrics.items()]
+    retired = {Position.of(at) for at in policy.retires(saved)}
+    return [at for at in metrics if Position.of(at) not in retired]
 
 
 def test_the_best_are_kept_and_nan_or_no_metric_ranks_worst() -> None:
@@ -276,21 +277,22 @@ TIMES = {0: 0.0, 1: 9.0, 2: 10.0, 3: 12.0, 4: 25.0, 5: 3.0, 6: 4.0, 7: math.nan,
 
 def test_epochs_are_kept_by_the_time_of_their_records() -> None:
     def spaced(**options: Any) -> list[int]:
-        retired = KeepEvery(seconds=10, **options).retires(list(TIMES), {}, None, TIMES)
-        return [epoch for epoch in TIMES if epoch not in retired]
+        saved = [SavedEpoch(epoch, time) for epoch, time in TIMES.items()]
+        retired = KeepEvery(seconds=10, **options).retires(saved)
+        return [epoch for epoch in TIMES if Position(epoch) not in retired]
 
     assert spaced() == [0, 2, 4, 5, 7, 9]  # the clock was set back after 4; the time of 7 is lost
     assert spaced(n=3) == [0, 2, 3, 4, 5, 6, 7, 9]
 
 
 def test_what_is_kept_by_time_stays_kept() -> None:
-    epochs: list[int] = []
+    saved: list[SavedEpoch] = []
     for epoch in range(100):
-        epochs.append(epoch)
-        times = {it: 7.0 * it for it in epochs}
-        retired = KeepEvery(seconds=30).retires(epochs, {}, None, times)
-        epochs = [it for it in epochs if it not in retired or it == epoch]  # the newest stays
-    assert epochs == [*range(0, 100, 5), 99]
+        saved.append(SavedEpoch(epoch, 7.0 * epoch))
+        retired = KeepEvery(seconds=30).retires(saved)
+        # The newest stays.
+        saved = [row for row in saved if row.at not in retired or row.epoch == epoch]
+    assert [row.epoch for row in saved] == [*range(0, 100, 5), 99]
 
 
 def test_joined_policies_keep_what_either_keeps() -> None:
@@ -355,6 +357,6 @@ def test_epochs_until_is_none_for_policies_by_time_and_1_if_undefined() -> None:
         def is_due(self, moment: Moment) -> bool:
             return False
 
-    assert epochs_until(SaveEvery(seconds=5) | Auto(), 3, 1) is None
+    assert epochs_until(SaveEvery(seconds=5) | SaveEvery("auto"), 3, 1) is None
     assert epochs_until(Mine(), 3, 1) == 1
     assert epochs_until(SaveEvery(seconds=5) | Mine(), 3, 1) == 1

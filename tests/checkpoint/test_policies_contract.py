@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
 
-from jobrunner import Auto, KeepAll, KeepBest, KeepEvery, KeepLast, Moment, SaveBefore, SaveEvery
+from jobrunner import (
+    KeepAll,
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    Moment,
+    Position,
+    SaveBefore,
+    SavedEpoch,
+    SaveEvery,
+)
 from jobrunner.testing.policies import RetentionPolicyContract, SavePolicyContract
 
 
@@ -16,11 +27,17 @@ class TestSaveEvery(SavePolicyContract):
 
 
 class TestJoined(SavePolicyContract):
-    policy = SaveEvery(steps=3) | Auto()
+    policy = SaveEvery(steps=3) | SaveEvery("auto")
 
 
-class TestAuto(SavePolicyContract):
-    policy = Auto(0.5)
+class UnlessNaN:
+    def is_due(self, moment: Moment) -> bool:
+        loss = moment.metrics.get("loss", 0.0)
+        return moment.seconds_since_save >= 300 and not math.isnan(loss)
+
+
+class TestUnlessNaN(SavePolicyContract):
+    policy = UnlessNaN()
 
 
 class TestSaveEveryAuto(SavePolicyContract):
@@ -69,9 +86,9 @@ class Counts:
         self.asked += 1
         return self.asked % 7 == 0
 
-    def retires(self, epochs: Sequence[int], metrics: Any) -> Collection[int]:
+    def retires(self, saved: Sequence[SavedEpoch]) -> Collection[Position]:
         self.asked += 1
-        return epochs[: self.asked]
+        return [row.at for row in saved[: self.asked]]
 
 
 def test_a_policy_that_counts_its_calls_is_caught() -> None:
@@ -84,4 +101,4 @@ def test_a_policy_that_counts_its_calls_is_caught() -> None:
     with pytest.raises(AssertionError, match="another order"):
         Save().test_the_result_depends_on_the_moment_alone()
     with pytest.raises(AssertionError, match="again"):
-        Keep().test_the_result_depends_on_epochs_and_metrics_alone()
+        Keep().test_the_result_depends_on_the_saved_epochs_alone()

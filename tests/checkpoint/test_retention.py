@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jobrunner import KeepAll, MultiNodeCheckpointManager
+from jobrunner import KeepAll, MultiNodeCheckpointManager, Position, SavedEpoch
 from jobrunner.checkpoint.log.state import Claim
 from jobrunner.checkpoint.retention import Sweeper
 from jobrunner.checkpoint.storage.posix import PosixFiles
-from jobrunner.positions import Position
 from jobrunner.workspace.workspace import Workspace
 
 
@@ -101,8 +100,8 @@ def test_an_earlier_rename_is_made_durable_before_the_store_is_deleted(
 
 
 class KeepOdd(KeepAll):
-    def retires(self, epochs: Sequence[int], metrics: object) -> list[int]:
-        return [epoch for epoch in epochs if epoch % 2 == 0]
+    def retires(self, saved: Sequence[SavedEpoch]) -> list[Position]:
+        return [row.at for row in saved if row.epoch % 2 == 0]
 
 
 def test_a_policy_that_derives_from_keep_all_is_asked(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from jobrunner import (
     Moment,
     MultiNodeCheckpointManager,
     Node,
+    Position,
+    SavedEpoch,
     Task,
     TaskFailedError,
     current_task,
@@ -66,8 +68,9 @@ def kept(policy, metrics, times=None, after_each=False):
 
 
 def _retired(policy, metrics, times):
-    asked = {"times": {epoch: times[epoch] for epoch in metrics}} if times else {}
-    return policy.retires(list(metrics), metrics, **asked)
+    times = times or {}
+    saved = [SavedEpoch(at, times.get(at, 0.0), reported) for at, reported in metrics.items()]
+    return [at.public for at in map(Position.of, policy.retires(saved))]
 
 
 def due(policy, epochs, steps_per_epoch=1):

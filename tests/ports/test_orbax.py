@@ -50,8 +50,8 @@ def test_an_interval_of_0_and_a_policy_that_keeps_none_are_refused(make):
 class KeepThese:
     epochs: frozenset
 
-    def retires(self, epochs, metrics):
-        return [epoch for epoch in epochs if epoch not in self.epochs]
+    def retires(self, saved):
+        return [row.at for row in saved if row.epoch not in self.epochs]
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ class KeepRecent:
     seconds: float
     now: float
 
-    def retires(self, epochs, metrics, *, times):
-        return [epoch for epoch in epochs if times[epoch] < self.now - self.seconds]
+    def retires(self, saved):
+        return [row.at for row in saved if row.time < self.now - self.seconds]
 
 
 @pytest.mark.parametrize(

@@ -175,20 +175,21 @@ def test_policies_rank_whole_epochs_unless_told_otherwise(
     assert recorded(MultiNodeCheckpointManager(tmp_path)) == kept
 
 
-def test_a_policy_of_ones_own_may_ask_which_epochs_have_not_ended(
+def test_a_policy_of_ones_own_sees_which_epochs_have_not_ended(
     tmp_path: Path, inproc_session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Asks:
-        asked: list[tuple[list[int], list[int]]] = []  # noqa: RUF012
+        asked: list[list[tuple[int, int]]] = []  # noqa: RUF012
 
-        def retires(self, epochs: Any, metrics: Any, unfinished: Any) -> Any:
-            self.asked.append((list(epochs), sorted(unfinished(epochs))))
+        def retires(self, saved: Any) -> Any:
+            self.asked.append([(row.epoch, row.step) for row in saved])
             return ()
 
     caplog.set_level(logging.WARNING)
     train(inproc_session, tmp_path, every=3, last=8, keep=Asks())
     assert not caplog.records
-    assert Asks.asked[-1] == ([0, AT_1, 2, 3, AT_4, 5, 6, AT_7], [AT_1, AT_4, AT_7])
+    expected = [Position.of(at) for at in (0, AT_1, 2, 3, AT_4, 5, 6, AT_7)]
+    assert Asks.asked[-1] == [(at.epoch, at.step) for at in expected]
 
 
 def test_a_position_is_set_aside_restored_and_recorded_again(

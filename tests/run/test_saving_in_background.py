@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from jobrunner import (
-    Auto,
     CheckpointWriteError,
     DefinitionError,
     Job,
@@ -112,7 +111,7 @@ def test_auto_never_waits_for_a_save_in_flight(inproc_session, tmp_path, gate):
                 gate.set()
 
     gate.clear()  # epoch 0 cannot be written
-    manager = manager_of(tmp_path, save=Auto(0.99))
+    manager = manager_of(tmp_path, save=SaveEvery("auto", max_overhead=0.99))
     result = JobRunner(growing(5), manager, callbacks=[Watch()]).run(inproc_session)
     assert result.epoch == 5
     assert manager.epochs()[0] == 0

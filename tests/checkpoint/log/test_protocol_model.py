@@ -26,7 +26,13 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 import msgspec
 import pytest
 
-from jobrunner import CheckpointCorruptError, CheckpointError, CommitConflictError, KeepLast
+from jobrunner import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CommitConflictError,
+    KeepLast,
+    SavedEpoch,
+)
 from jobrunner.checkpoint.log.entries import Claim, Entry, LogEntry, Summary
 from jobrunner.checkpoint.log.state import (
     Chore,
@@ -300,9 +306,9 @@ class Actor:
     def retire(self, saves: int) -> Stage:
         state = self._writer.check_held()
         kept = {state.latest, *state.pins}
-        proposed = KeepLast(1).retires(state.recorded.public_in_order(), {})
-        epochs = [at for at in map(Position.of, proposed) if at not in kept]
-        claims = [Claim(Position.of(epoch), state.retries[epoch]) for epoch in epochs]
+        saved = [SavedEpoch(at) for at in sorted(state.recorded)]
+        epochs = [at for at in KeepLast(1).retires(saved) if at not in kept]
+        claims = [Claim(epoch, state.retries[epoch]) for epoch in epochs]
         if self._mutant == "deletes before the entry":
             for claim in claims:
                 self.storage.delete(claim)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from statistics import fmean
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from jobrunner.define import COUNT, INTERVAL, SECONDS, Rule, checked, number
 from jobrunner.errors import DefinitionError
@@ -32,7 +32,7 @@ class Moment:
     seconds_to_save : float or None
         Mean time that the epochs waited for each of the last few saves; None before the first.
     is_saving : bool
-        Whether a save in the background is still being written; another one would wait for it.
+        Whether a save in the background is still being written, so that another one would wait.
     has_ended : bool
         Whether this step was the last of an epoch whose number of steps was not known.
     seconds_to_record : float or None
@@ -47,12 +47,14 @@ class Moment:
         How often the run has begun again after a loss.
     time : float
         Unix time, in seconds.
+    metrics : mapping
+        What the tasks of this epoch have reported so far, by name; see `TaskContext.report`.
     """
 
     epoch: int
     step: int
     steps_per_epoch: int | None
-    seconds_since_save: float
+    seconds_since_save: float = 0.0
     seconds_to_save: float | None = None
     is_saving: bool = False
     has_ended: bool = False
@@ -61,6 +63,7 @@ class Moment:
     seconds_running: float = 0.0
     losses: int = 0
     time: float = 0.0
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_boundary(self) -> bool:
@@ -103,30 +106,22 @@ class Pace:
         self._stalls.append(stall_seconds)
         self._records.append(seconds)
 
-    def look(
-        self,
-        now: float,
-        time: float,
-        position: tuple[int, int, int | None],
-        *,
-        is_saving: bool,
-        has_ended: bool,
-    ) -> Moment:
-        """The present moment; `position` is the epoch, the step and how many steps it has."""
+    def look(self, now: float, moment: Moment) -> Moment:
+        """The moment, with what this pace knows of it; `now` is the monotonic clock's time."""
         self._gaps.append(now - self._last_look)
         self._last_look = now
-        return Moment(
-            *position,
-            now - self._last_save,
+        seconds_to_save = None
+        if self._stalls:
             # The mean, not the median, so that rare expensive saves count in full.
-            fmean(self._stalls) if self._stalls else None,
-            is_saving,
-            has_ended,
-            max(self._records, default=None),
-            max(self._gaps),
-            now - self._began,
-            self._losses,
-            time,
+            seconds_to_save = fmean(self._stalls)
+        return replace(
+            moment,
+            seconds_since_save=now - self._last_save,
+            seconds_to_save=seconds_to_save,
+            seconds_to_record=max(self._records, default=None),
+            seconds_to_next=max(self._gaps),
+            seconds_running=now - self._began,
+            losses=self._losses,
         )
 
 
@@ -138,6 +133,15 @@ class SavePolicy(Protocol):
     may also have a method ``epochs_until(epoch, steps_per_epoch)``: how many epochs, from `epoch`
     on, may run before `is_due` must be asked; None if only time decides. It lets workers run
     several short epochs without asking the client.
+
+    Examples
+    --------
+    >>> class UnlessNaN:
+    ...     def is_due(self, moment):
+    ...         loss = moment.metrics.get("loss", 0.0)
+    ...         return moment.seconds_since_save >= 300 and not np.isnan(loss)
+    >>> UnlessNaN().is_due(Moment(7, 1, 1, seconds_since_save=301, metrics={"loss": np.nan}))
+    False
     """
 
     def is_due(self, moment: Moment) -> bool:
@@ -146,8 +150,11 @@ class SavePolicy(Protocol):
 
 def epochs_until(policy: SavePolicy, epoch: int, steps_per_epoch: int) -> int | None:
     """Call the policy's ``epochs_until``; 1 if it has none. See `SavePolicy`."""
-    ask = getattr(policy, "epochs_until", None)
-    return 1 if ask is None else ask(epoch, steps_per_epoch)
+    method = getattr(policy, "epochs_until", None)
+    if method is None:
+        return 1
+    count: int | None = method(epoch, steps_per_epoch)
+    return count
 
 
 class _JoinsSaves:
@@ -168,19 +175,25 @@ class AnyOf(_JoinsSaves):
     policies: tuple[SavePolicy, ...]
 
     def is_due(self, moment: Moment) -> bool:
-        """See `SavePolicy`."""
+        """Whether any policy is due."""
         return any(policy.is_due(moment) for policy in self.policies)
 
     def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
-        """See `epochs_until`."""
-        return _least(epochs_until(policy, epoch, steps_per_epoch) for policy in self.policies)
+        """How many epochs may run before any policy must be asked."""
+        least = None
+        for policy in self.policies:
+            count = epochs_until(policy, epoch, steps_per_epoch)
+            if count is not None and (least is None or count < least):
+                least = count
+        return least
 
 
-_SHARE = number("a number > 0 and < 1, for example 0.02", lambda it: 0 < it < 1)
+_DEFAULT_OVERHEAD = 0.02
+_SHARE = number("a number > 0 and < 1, for example 0.02", lambda share: 0 < share < 1)
 
 
 @checked(
-    epochs=Rule("an int >= 1 or 'auto'", lambda it: COUNT.fits(it) or _is_auto(it)),
+    epochs=Rule("an int >= 1 or 'auto'", lambda value: COUNT.fits(value) or _is_auto(value)),
     steps=COUNT,
     seconds=INTERVAL,
     max_overhead=_SHARE,
@@ -239,75 +252,59 @@ class SaveEvery(_JoinsSaves):
             raise DefinitionError("SaveEvery: max_overhead needs 'auto': SaveEvery('auto', ...).")
 
     def is_due(self, moment: Moment) -> bool:
-        """See `SavePolicy`."""
+        """Whether one of the intervals has ended."""
         if self.epochs == "auto":
             if self._is_worth_it(moment):
                 return True
-        elif self.epochs is not None and moment.is_boundary and not moment.epoch % self.epochs:
+        elif self.epochs is not None and moment.is_boundary and moment.epoch % self.epochs == 0:
             return True
         if self.steps is not None and self._is_step_due(moment, self.steps):
             return True
         return self.seconds is not None and moment.seconds_since_save >= self.seconds
 
     def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
-        """See `epochs_until`."""
-        intervals = [self.epochs] if isinstance(self.epochs, int) else []
+        """How many epochs, from `epoch` on, may run before a save is due; None: time decides."""
+        intervals = []
+        if isinstance(self.epochs, int):
+            intervals.append(self.epochs)
         if self.steps is not None:
-            epochs, rest = divmod(self.steps, steps_per_epoch)
-            intervals.append(1 if rest else epochs)
-        return _least(interval - (epoch - 1) % interval for interval in intervals)
+            whole_epochs, steps_left = divmod(self.steps, steps_per_epoch)
+            intervals.append(1 if steps_left else whole_epochs)
+        counts = [interval - (epoch - 1) % interval for interval in intervals]
+        return min(counts, default=None)
 
     def _is_worth_it(self, moment: Moment) -> bool:
-        if not Auto(self.max_overhead or 0.02).is_due(moment):
-            return False
-        between_losses = moment.seconds_running / (1 + moment.losses)
-        interval = math.sqrt(2 * (moment.seconds_to_save or 0.0) * between_losses)
-        return moment.seconds_since_save >= interval
-
-    @staticmethod
-    def _is_step_due(moment: Moment, steps: int) -> bool:
-        done = moment.total_steps
-        if not moment.is_boundary:
-            return not done % steps
-        return moment.has_ended or done // steps > (done - moment.step) // steps
-
-
-@checked(max_overhead=_SHARE)
-@dataclass(frozen=True, slots=True)
-class Auto(_JoinsSaves):
-    """Save as often as possible while saves take only a small share of the run's time.
-
-    ``SaveEvery("auto")`` does so with regard to losses, too.
-
-    Parameters
-    ----------
-    max_overhead : float
-        The share of the run's time, between 0 and 1, that epochs may wait for saves. The times of
-        the last few saves decide.
-    """
-
-    max_overhead: float = 0.03
-
-    def is_due(self, moment: Moment) -> bool:
-        """See `SavePolicy`."""
+        """Whether enough time has passed for what a save costs, and losses make it worth it."""
         if moment.is_saving:
             return False
         if moment.seconds_to_save is None:
+            # What a save costs is not known before the first one.
             return moment.is_boundary
-        return moment.seconds_since_save * self.max_overhead >= moment.seconds_to_save
+        share = self.max_overhead or _DEFAULT_OVERHEAD
+        if moment.seconds_since_save * share < moment.seconds_to_save:
+            return False
+        seconds_between_losses = moment.seconds_running / (1 + moment.losses)
+        young_interval = math.sqrt(2 * moment.seconds_to_save * seconds_between_losses)
+        return moment.seconds_since_save >= young_interval
 
-    def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
-        """See `epochs_until`."""
-        return None
+    @staticmethod
+    def _is_step_due(moment: Moment, steps: int) -> bool:
+        total = moment.total_steps
+        if not moment.is_boundary:
+            return total % steps == 0
+        # At the end of an epoch: whether a multiple of `steps` lies within it.
+        return moment.has_ended or total // steps > (total - moment.step) // steps
 
 
-_UNIX_SECONDS = number("Unix seconds", lambda it: 0 <= it < 1e12)
+_UNIX_SECONDS = number("Unix seconds", lambda seconds: 0 <= seconds < 1e12)
 
 
 @checked(
     deadline=Rule(
         "Unix seconds, a datetime or 'slurm'",
-        lambda it: isinstance(it, datetime) or _UNIX_SECONDS.fits(it) or str(it) == "slurm",
+        lambda value: (
+            isinstance(value, datetime) or _UNIX_SECONDS.fits(value) or str(value) == "slurm"
+        ),
     ),
     margin_seconds=SECONDS,
 )
@@ -359,23 +356,19 @@ class SaveBefore(_JoinsSaves):
         object.__setattr__(self, "deadline", float(deadline))  # type: ignore[arg-type]
 
     def is_due(self, moment: Moment) -> bool:
-        """See `SavePolicy`."""
+        """Whether the next step and a save would end too late."""
         assert isinstance(self.deadline, float)
-        left = self.deadline - moment.time
-        saves = 2 if moment.is_saving else 1  # another one waits for that in the background
+        seconds_left = self.deadline - moment.time
+        saves = 2 if moment.is_saving else 1  # another save waits for the one in the background
         needed = self.margin_seconds + (moment.seconds_to_next or 0.0)
         needed += saves * (moment.seconds_to_record or 0.0)
         # A save that began when no more time was left than that need not be repeated.
-        return left <= needed < left + moment.seconds_since_save
+        return seconds_left <= needed < seconds_left + moment.seconds_since_save
 
     def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
-        """See `epochs_until`."""
+        """None: only time decides."""
         return None
 
 
 def _is_auto(value: object) -> bool:
     return isinstance(value, str) and value == "auto"
-
-
-def _least(counts: Iterable[int | None]) -> int | None:
-    return min((count for count in counts if count is not None), default=None)
