@@ -16,6 +16,7 @@ from jobrunner.checkpoint.encoding import (
     Codec,
     EncodedBlob,
     check_dimensions,
+    check_part,
     encode_blobs,
     join_refusals,
     sent_as,
@@ -211,8 +212,10 @@ class Save:
         parts: dict[str, dict[str, str]] = {node: {} for node in encoded}
         for name, about in self.details.get(PARTITIONS, {}).items():
             for node in about["nodes"]:
-                if name in encoded.get(node, ()):
+                blob = encoded.get(node, {}).get(name)
+                if blob is not None:
                     value = workspaces[node].value(name)
+                    check_part(node, name, value, blob, about["axis"])
                     parts[node][name] = _describe_part(value, about["axis"])
         stores = {
             self.stores[node]: (self._about(node, states[node], of_job[node]), blobs)

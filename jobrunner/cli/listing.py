@@ -30,7 +30,7 @@ from jobrunner.texts import (
 )
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import MultiNodeCheckpointManager, NodeCheckpoint
+    from jobrunner.checkpoint import MultiNodeCheckpointManager, NodeCheckpoint, Unmade
 
 _SHOWN_VALUE_LENGTH = 48
 
@@ -233,20 +233,32 @@ def _format_parameters(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _describe_blob(node: NodeCheckpoint, name: str) -> dict[str, Any]:
-    from jobrunner.checkpoint import ArrayOutline, LibraryParts, ValueOutline
+    from jobrunner.checkpoint import ArrayOutline, Unmade
 
     try:
         value = node.outline(name)
     except DefinitionError as error:  # saved by a later version
         return {"type": "unreadable", "value": str(error)}
-    if isinstance(value, ValueOutline):
-        return {"type": value.kind, **value.about}
+    if isinstance(value, Unmade):
+        return _describe_unmade(value)
     if isinstance(value, ArrayOutline):
         about = {"type": "array", "shape": list(value.shape), "dtype": value.dtype}
         return about if value.shape else {**about, "value": show(node.load(name).item())}
-    if isinstance(value, LibraryParts):
-        return {"type": value.of, "value": show(value.parts)}
     return {"type": type(value).__name__, "value": show(value)}
+
+
+def _describe_unmade(value: Unmade) -> dict[str, Any]:
+    from jobrunner.checkpoint import ArrayOutline
+
+    parts = value.parts
+    if value.kind == "torch.Tensor" and isinstance(parts["data"], ArrayOutline):
+        return {"type": "tensor", "shape": list(parts["data"].shape), "dtype": parts["dtype"]}
+    if value.kind == "pickle":
+        return {"type": "pickle", **parts}
+    if value.kind.startswith("codec "):
+        name = value.kind.removeprefix("codec ")
+        return {"type": "codec", "codec": name, "value": show(parts)}
+    return {"type": value.kind, "value": show(parts)}
 
 
 def _format_blob(blob: Mapping[str, Any]) -> tuple[str, str]:

@@ -52,7 +52,6 @@ def assert_identical(expected: Any, found: Any, where: str = "value") -> None:
 
 def _arrays(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any], where: str) -> None:
     _check(where, "dtype", expected.dtype, found.dtype)
-    _check(where, "alignment", expected.dtype.isalignedstruct, found.dtype.isalignedstruct)
     _check(where, "shape", expected.shape, found.shape)
     for order in ("c_contiguous", "f_contiguous"):
         if getattr(expected.flags, order):

@@ -48,7 +48,7 @@ SPARE_BYTES = 4 * GIB
 """What the program may take, so that a failure does not harm the machine."""
 
 ZSTD = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
-STRING = {"string": None, "coerce": True}
+STRING = "string"
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 
 Store = Any
@@ -268,7 +268,7 @@ def _(store: Store) -> None:
         entry = store.make_array(f"t/{i}", b"", dtype="<f8", shape=[1 << 28], codecs=codecs)
         os.truncate(store.root / f"t/{i}/c.0", 1 << 16)
         entries.append({**entry, "files": [[1 << 16, "0" * 32]]})
-    tree = [{**LONE_ARRAY, next(key for key in LONE_ARRAY if key != "$"): i} for i in range(64)]
+    tree = [{"$": "array", "of": i} for i in range(64)]
     store.entry["blobs"]["t"] = {"tree": tree, "arrays": entries}
 
 
@@ -296,11 +296,57 @@ def _(store: Store) -> None:
     store.described["w"]["attributes"]["/jobrunner"]["item_axis"] = True
 
 
+@case("dtype: a field without a name", "")
+def _(store: Store) -> None:
+    store.describe("w", dtype=[["", "<f8", [4]]], shape=[3])
+    store.array("w")["files"] = [store.put("w/c.0", bytes(96))]
+
+
+@case("dtype: a subarray of strings", "dtype")
+def _(store: Store) -> None:
+    store.describe("w", dtype=[["a", STRING, [1]]])
+
+
+@case("dtype: a record of strings", "dtype")
+def _(store: Store) -> None:
+    store.describe("w", dtype=[["a", STRING]])
+
+
+@case("dtype: a million fields", "fields")
+def _(store: Store) -> None:
+    store.describe("w", dtype=[[f"f{i}", "|u1"] for i in range(1_000_000)])
+
+
+@case("dtype: fields within fields within fields", "fields")
+def _(store: Store) -> None:
+    dtype: Any = "|u1"
+    for _ in range(3):
+        dtype = [[f"f{i}", dtype] for i in range(30)]
+    store.describe("w", dtype=dtype)
+
+
+@case("dtype: an item larger than any memory", "too large|dtype")
+def _(store: Store) -> None:
+    store.describe("w", dtype=[["a", [["b", "<f8", [1 << 20]]], [1 << 29]]])
+
+
+@case("dtype: nested deep", "nested|a file has")
+def _(store: Store) -> None:
+    dtype: Any = "|u1"
+    for _ in range(300):
+        dtype = [["a", dtype]]
+    store.describe("w", dtype=dtype)
+
+
+@case("dtype: an object", "is not the dtype")
+def _(store: Store) -> None:
+    store.describe("w", dtype="|O8")
+
+
 @case("twice: an array", "there twice")
 def _(store: Store) -> None:
     entry = store.array("w")
-    key = next(key for key in LONE_ARRAY if key != "$")
-    tree = [{**LONE_ARRAY, key: i} for i in range(9)]
+    tree = [{"$": "array", "of": i} for i in range(9)]
     store.entry["blobs"]["w"] = {"tree": tree, "arrays": [entry] * 9}
 
 
@@ -369,191 +415,151 @@ OF_STRINGS = {"dtype": STRING, "shape": [1]}
 HUGE = "f" * 1_000_000
 
 
-def _library(of: str, **parts: Any) -> dict[str, Any]:
-    return {"$": "library", "of": of, "value": parts}
+def _node(kind: str, content: Any) -> dict[str, Any]:
+    return {"$": kind, "of": content}
+
+
+ARRAY, SECOND, THIRD = (_node("array", i) for i in range(3))
+ADDRESSES = _node("objects", [[1], ["a"]])
+ENDLESS = _node("range", [0, 10**15, 1])
 
 
 def _endless() -> dict[str, Any]:
-    return _library("pandas.Index", range=[0, 10**15, 1], name=None)
+    return _node("pandas.Index", {"range": [0, 10**15, 1], "name": None})
 
 
 def _laughs(rows: int = 50) -> list[Any]:
     """Lists of two lists, both the one before: 2**50 in all."""
     # Object 0 is the outer list; each row is the next object.
-    return [[], *([{"$": "same", "as": number}] * 2 for number in range(1, rows))]
+    return [[], *([_node("same", number)] * 2 for number in range(1, rows))]
+
+
+def _extension(**parts: Any) -> dict[str, Any]:
+    return _node("pandas.api.extensions.ExtensionArray", parts)
 
 
 value(
     "memory: bytes of an array of strings",
     "expected uint8",
-    {"$": "bytes", "at": 0},
+    _node("bytes", 0),
     x=(TEXT, OF_STRINGS),
 )
 value(
     "memory: a string of an array of strings",
     "expected uint8",
-    {"$": "str", "at": 0},
+    _node("str", 0),
     x=(TEXT, OF_STRINGS),
 )
 value(
-    "memory: a scalar of strings",
-    "no scalar of",
-    {"$": "scalar", "dtype": STRING, "hex": "00" * 16},
+    "memory: numbers of an array of strings", "expected", _node("numbers", 0), x=(TEXT, OF_STRINGS)
+)
+value("memory: a scalar of strings", "no scalar of", _node("scalar", ["string", "00" * 16]))
+value(
+    "memory: addresses in an array.array", "items of type", _node("array.array", ["q", ADDRESSES])
 )
 value(
-    "memory: addresses in an array.array",
-    "items of type",
-    {"$": "array.array", "typecode": "q", "items": {"$": "objects", "items": ["a"], "shape": [1]}},
-)
-value(
-    "memory: addresses in a memoryview",
-    "addresses",
-    {"$": "memoryview", "array": {"$": "objects", "items": ["a"], "shape": [1]}, "readonly": True},
-)
-value(
-    "hollow: with items",
-    "does not have zero bytes",
-    {"$": "hollow", "dtype": "<f8", "shape": [1000]},
-)
-value(
-    "hollow: of strings",
-    "does not have zero bytes",
-    {"$": "hollow", "dtype": STRING, "shape": [1 << 50]},
-)
-value(
-    "hollow: very many",
-    "does not have zero bytes",
-    {"$": "hollow", "dtype": "|V0", "shape": [10**15]},
-)
-value(
-    "gaps: of a wide dtype",
-    "gaps",
-    {"$": "gaps", "dtype": "<U100000000", "at": 0, "missing": 1},
-    x=(TEXT, OF_STRINGS),
-    y=(b"\0", {"dtype": "|b1"}),
-)
-value(
-    "gaps: of another shape",
-    "does not fit",
-    {"$": "gaps", "dtype": {"string": "nan", "coerce": True}, "at": 0, "missing": 1},
-    x=(TEXT, OF_STRINGS),
-    y=(b"\0\0", {"dtype": "|b1"}),
+    "memory: addresses in a tensor",
+    "cannot make|cannot be imported",
+    _node(
+        "torch.Tensor",
+        {"data": ADDRESSES, "dtype": "int64", "requires_grad": False, "parameter": False},
+    ),
 )
 value(
     "twice: an array in many lists",
     "another node",
-    [{"$": "list", "at": 0}] * 1000,
-    x=(bytes(1 << 20), {}),
+    [_node("numbers", 0)] * 1000,
+    x=(bytes(1 << 20), {"dtype": "<i8", "shape": [1 << 17]}),
 )
-value("twice: bytes", "another node", [{"$": "bytes", "at": 0}] * 1000, x=(bytes(1 << 20), {}))
-value("same: in itself", "contains itself", [[{"$": "same", "as": 1}]])
+value("twice: bytes", "another node", [_node("bytes", 0)] * 1000, x=(bytes(1 << 20), {}))
+value("same: in itself", "contains itself", [[_node("same", 1)]])
 value("same: laughs", "", _laughs)
 value("deep: lists", "nested|Invalid|invalid", lambda: json.loads("[" * 700 + "]" * 700))
 value(
     "deep: tuples",
     "nested|Invalid|invalid",
-    lambda: json.loads('{"$":"tuple","items":[' * 300 + "]}" * 300),
+    lambda: json.loads('{"$":"tuple","of":[' * 300 + "]}" * 300),
 )
-value("long: an int", "", {"$": "int", "hex": HUGE})
+value(
+    "deep: rows",
+    "nested|Invalid|invalid",
+    lambda: json.loads('{"$":"rows","of":[' * 300 + "[1]" + "]}" * 300),
+)
+value(
+    "deep: codecs",
+    "nested|Invalid|invalid",
+    lambda: json.loads('{"$":"frozenset","of":[' * 300 + "]}" * 300),
+)
+value("long: an int", "", _node("int", HUGE))
 value(
     "long: a fraction",
     "bits",
-    {
-        "$": "fraction",
-        "ratio": {
-            "$": "tuple",
-            "items": [{"$": "int", "hex": HUGE}, {"$": "int", "hex": HUGE[:-1] + "1"}],
-        },
-    },
+    _node("fraction", [_node("int", HUGE), _node("int", HUGE[:-1] + "1")]),
 )
 value(
     "long: a seed",
     "bits",
-    {
-        "$": "np.SeedSequence",
-        "entropy": {"$": "int", "hex": HUGE},
-        "spawn_key": {"$": "tuple", "items": []},
-        "pool_size": 4,
-        "spawned": 0,
-    },
+    _node("np.SeedSequence", [_node("int", HUGE), _node("tuple", []), 4, 0]),
 )
-value("long: a decimal", "", {"$": "decimal", "text": "1E+999999999"})
-value(
-    "endless: a deque of a range",
-    "expected tuple",
-    {
-        "$": "deque",
-        "maxlen": None,
-        "items": {"$": "range", "bounds": {"$": "tuple", "items": [0, 10**15, 1]}},
-    },
-)
-value("endless: a range", "", {"$": "range", "bounds": {"$": "tuple", "items": [0, 10**15, 1]}})
-value(
-    "endless: a deque's maxlen",
-    "deque",
-    {"$": "deque", "maxlen": 1 << 62, "items": {"$": "int", "hex": "1"}},
-)
-value("zone: a directory", "zone|cannot be decoded", {"$": "zone", "key": "Europe"})
+value("long: a decimal", "", _node("decimal", "1E+999999999"))
+value("endless: a deque of a range", "expected list", _node("deque", [ENDLESS, None]))
+value("endless: a set of a range", "expected list", _node("set", ENDLESS))
+value("endless: objects", "reshape|shape|objects", _node("objects", [[10**12], [1]]))
+value("endless: a range", "", ENDLESS)
+value("endless: a deque's maxlen", "deque", _node("deque", [_node("int", "1"), 1 << 62]))
+value("zone: a directory", "zone|cannot be decoded", _node("zone", "Europe"))
 value("endless: an index", "", _endless)
 value(
     "endless: categories",
     "too long",
-    lambda: _library(
-        "pandas.api.extensions.ExtensionArray",
-        kind="categorical",
-        values={"$": "array", "at": 0},
-        categories=_endless(),
-        ordered=False,
-    ),
+    lambda: _extension(kind="categorical", values=ARRAY, categories=_endless(), ordered=False),
     x=(b"\0", {"dtype": "|i1"}),
 )
 value(
     "endless: levels",
     "too long",
-    lambda: _library(
+    lambda: _node(
         "pandas.Index",
-        levels=[_endless()],
-        codes=[{"$": "array", "at": 0}],
-        names=["a"],
-        sortorder=None,
+        {"levels": [_endless()], "codes": [ARRAY], "names": ["a"], "sortorder": None},
     ),
     x=(b"\0", {"dtype": "|i1"}),
 )
 value(
     "endless: an interval",
     "too long",
-    lambda: _library(
-        "pandas.api.extensions.ExtensionArray",
-        kind="interval",
-        left=_endless(),
-        right={"$": "same", "as": 2},
-        closed="left",
-    ),
+    lambda: _extension(kind="interval", left=_endless(), right=_endless(), closed="left"),
 )
 value(
     "endless: a variable",
     "expected an array",
-    _library(
+    _node(
         "xarray.Variable",
-        dims=["x"],
-        data={
-            "kind": "value",
-            "value": {"$": "range", "bounds": {"$": "tuple", "items": [0, 10**15, 1]}},
-        },
-        attrs={},
-        encoding={},
+        {"dims": ["x"], "data": {"kind": "value", "value": ENDLESS}, "attrs": {}},
     ),
+)
+value(
+    "endless: rows of a lil",
+    "too large",
+    _node(
+        "scipy.sparse.sparray",
+        {
+            "format": "lil",
+            "shape": [10**12, 1],
+            "data": ARRAY,
+            "coords": [SECOND, THIRD],
+            "canonical": True,
+        },
+    ),
+    x=(bytes(8), {"dtype": "<f8", "shape": [1]}),
+    y=(bytes(8), {"dtype": "<i8", "shape": [1]}),
+    z=(bytes(8), {"dtype": "<i8", "shape": [1]}),
 )
 value(
     "sparse: indices beyond the shape",
     "do not fit",
-    _library(
+    _node(
         "scipy.sparse.sparray",
-        format="csr",
-        shape=[1, 1],
-        data={"$": "array", "at": 0},
-        indices={"$": "array", "at": 1},
-        indptr={"$": "array", "at": 2},
+        {"format": "csr", "shape": [1, 1], "data": ARRAY, "indices": SECOND, "indptr": THIRD},
     ),
     x=(bytes(8), {"dtype": "<f8", "shape": [1]}),
     y=(b"\xff\xff\xff\x0f", {"dtype": "<i4", "shape": [1]}),
@@ -562,34 +568,24 @@ value(
 value(
     "arrow: data that are addresses",
     "expected an array",
-    lambda: _library(
-        "pyarrow.Array",
-        type=_arrow_type(),
-        length=1,
-        offsets={"$": "array", "at": 0},
-        data={"$": "objects", "items": ["a"], "shape": [1]},
-    ),
+    lambda: _arrow(ADDRESSES),
     x=(struct.pack("<2i", 0, 8), {"dtype": "<i4", "shape": [2]}),
 )
 value(
     "arrow: offsets beyond the data",
     "cannot make",
-    lambda: _library(
-        "pyarrow.Array",
-        type=_arrow_type(),
-        length=1,
-        offsets={"$": "array", "at": 0},
-        data={"$": "array", "at": 1},
-    ),
+    lambda: _arrow(SECOND),
     x=(struct.pack("<2i", 0, 1 << 30), {"dtype": "<i4", "shape": [2]}),
     y=(b"abc", {}),
 )
 
 
-def _arrow_type() -> dict[str, Any]:
+def _arrow(data: Any) -> dict[str, Any]:
     import pyarrow as pa
 
-    return {"$": "bytes", "hex": bytes(pa.schema([("", pa.string())]).serialize()).hex()}
+    kind = bytes(pa.schema([("", pa.string())]).serialize()).hex()
+    array = {"length": 1, "buffers": [None, ARRAY, data], "children": []}
+    return _node("pyarrow.Array", {"type": _node("bytes", kind), "array": array})
 
 
 # --- running them

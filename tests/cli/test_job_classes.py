@@ -18,7 +18,7 @@ from jobrunner import (
     PlanMismatchError,
     Session,
 )
-from jobrunner.checkpoint import SavedObject
+from jobrunner.checkpoint import Unmade
 from jobrunner.cli.script import Script
 from jobrunner.texts import printable
 
@@ -162,7 +162,9 @@ def test_a_resume_has_the_running_jobs_classes(tmp_path: Path, as_script: bool) 
     checkpoint = MultiNodeCheckpointManager(tmp_path / "runs").open(2)
     assert [checkpoint[node]["wrong"] for node in "ab"] == [[], []]
     module = "__main__" if as_script else "jobrunner_script_job"
-    assert checkpoint["a"]["point"] == SavedObject(f"{module}:Point", {"x": 1})
+    unmade = checkpoint["a"]["point"]
+    assert isinstance(unmade, Unmade)
+    assert (unmade.kind, unmade.parts) == (f"{module}:Point", {"x": 1})
     assert checkpoint["a"]["phase"].fields == {"name": "COLD", "value": 1}
     other = run(tmp_path, 3, as_script=not as_script)
     assert other.returncode == 0, other.stderr

@@ -75,8 +75,7 @@ def test_info_shows_pickles_and_values_of_codecs_without_running_them(tmp_path: 
     assert blobs["p"]["type"] == blobs["big"]["type"] == "pickle"
     assert blobs["big"]["nbytes"] > 1000 > blobs["p"]["nbytes"] > 10
     assert blobs["f"] == {"type": "codec", "codec": codec.name, "value": "[1, int64[3]]"}
-    assert blobs["in"]["type"] == "list"
-    assert "pickle of" in blobs["in"]["value"]
+    assert blobs["in"]["type"] == "pickle"
     assert "unreadable" not in text
     assert "pickle" in text
     assert codec.name in text
@@ -92,7 +91,7 @@ def test_info_shows_dtype_and_shape_of_tensors(tmp_path: Path) -> None:
     assert blobs["t"] == {"type": "tensor", "shape": [2, 3], "dtype": "float32"}
     assert blobs["h"] == {"type": "tensor", "shape": [4], "dtype": "bfloat16"}
     assert blobs["none"]["shape"] == [0]
-    assert blobs["model"] == {"type": "dict", "value": "{'layers': [tensor float32[5]]}"}
+    assert "'layers': [torch.Tensor({'data': float32[5]" in blobs["model"]["value"]
     assert ["t", "float32", "tensor", "2", "x", "3"] in [line.split() for line in text.split("\n")]
 
 

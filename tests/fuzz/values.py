@@ -18,7 +18,9 @@ DTYPES = (
     *("<c8", ">c16", "S3", "<U2", ">U2", "<M8[s]", ">M8[D]", ">m8[ms]", "V3"),
     [("a", "<i4"), ("b", ">f8", (2,))],
 )
-ALIGNED = np.dtype([("a", "u1"), ("b", "<f8")], align=True)
+PADDED = np.dtype(
+    {"names": ["a", "b"], "formats": ["u1", "<f8"], "offsets": [0, 8], "itemsize": 16}
+)
 
 
 class Chance(random.Random):
@@ -72,7 +74,7 @@ def make_scalar(chance: random.Random) -> Any:
 def make_array(chance: random.Random, dtype: Any = None, shape: Any = None) -> np.ndarray:
     """An array: of many dtypes, contiguous or not, writeable or not, its own memory or not."""
     if dtype is None:
-        dtype = chance.choice(DTYPES) if chance.random() < 0.95 else ALIGNED
+        dtype = chance.choice(DTYPES) if chance.random() < 0.95 else PADDED
     if shape is None:
         shape = chance.choice([(), (0,), (1,), (3,), (4,), (5,), (2, 3), (3, 2), (2, 0), (2, 2, 2)])
         if chance.random() < 0.02:

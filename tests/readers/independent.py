@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-OBJECTS = {"array", "bytearray", "dict", "list"}
+OBJECTS = {"array", "bytearray", "dict", "numbers", "records", "rows"}
 """Kinds of values with an identity, of those that this reader knows."""
 
 
@@ -162,66 +162,61 @@ class Store:
         match tree:
             case list():
                 return [self.value(it) for it in tree]
-            case {"$": "same", "as": number}:
+            case {"$": "same", "of": number}:
                 return self.objects[number]
-            case {"$": "array", "at": at}:
-                return self.array(at)
-            case {"$": "int", "hex": digits}:
+            case {"$": "array", "of": i}:
+                return self.array(i)
+            case {"$": "int", "of": digits}:
                 return int(digits, 16)
-            case {"$": "float"}:
-                return struct.unpack(">d", self.data(tree))[0]
-            case {"$": "str"}:
-                return self.data(tree).decode("utf-8", "surrogatepass")
-            case {"$": "bytes"}:
-                return self.data(tree)
-            case {"$": "bytearray"}:
-                return bytearray(self.data(tree))
-            case {"$": "scalar", "dtype": dtype, "hex": digits}:
+            case {"$": "float", "of": digits}:
+                return struct.unpack(">d", bytes.fromhex(digits))[0]
+            case {"$": "str", "of": content}:
+                return self.data(content).decode("utf-8", "surrogatepass")
+            case {"$": "bytes", "of": content}:
+                return self.data(content)
+            case {"$": "bytearray", "of": content}:
+                return bytearray(self.value(content))
+            case {"$": "scalar", "of": parts}:
+                dtype, digits = self.value(parts)
                 return np.frombuffer(bytes.fromhex(digits), dtype_of(dtype))[0]
-            case {"$": "dict", "items": items}:
-                return {self.value(key): self.value(it) for key, it in items}
-            case {"$": "dict", "keys": keys, "of": items}:
-                return dict(zip(self.value(keys), self.value(items), strict=True))
-            case {"$": "list" | "tuple" as kind, **fields}:
-                items = (
-                    map(self.value, fields["items"]) if "items" in fields else self.column(fields)
-                )
-                return list(items) if kind == "list" else tuple(items)
-            case {"$": "numbers" | "texts" | "tuples"}:
-                return self.column({"of": tree})
+            case {"$": "dict", "of": [keys, values]}:
+                return dict(zip(self.items(keys), self.items(values), strict=True))
+            case {"$": "tuple", "of": items}:
+                return tuple(self.items(items))
+            case {"$": "numbers" | "rows" | "records"}:
+                return self.items(tree)
             case {"$": kind}:
                 raise ValueError(f"this reader does not know the kind {kind}")
             case _:
-                return {name: self.value(it) for name, it in tree.items()}
+                return {name: self.value(item) for name, item in tree.items()}
 
-    def column(self, fields):
-        match fields:
-            case {"of": {"$": "numbers", "at": at, "scalars": True}}:
-                return list(self.array(at))
-            case {"at": at} | {"of": {"$": "numbers", "at": at}}:
-                return self.array(at).tolist()
-            case {"of": {"$": "texts", "at": at, "count": _}}:
-                return self.array(at).tobytes().decode("utf-8", "surrogatepass").split("\0")
-            case {"of": {"$": "tuples", "columns": columns}}:
-                return list(zip(*(self.column({"of": it}) for it in columns), strict=True))
-            case {"of": {"$": "tuples", "at": at}}:
-                return [tuple(row) for row in self.array(at).tolist()]
-        raise ValueError(f"this reader does not know the column {fields}")
+    def items(self, tree):
+        match tree:
+            case list():
+                return [self.value(item) for item in tree]
+            case {"$": "numbers", "of": i}:
+                return self.array(i).tolist()
+            case {"$": "rows", "of": columns}:
+                return list(zip(*map(self.items, columns), strict=True))
+            case {"$": "records", "of": [keys, columns]}:
+                rows = zip(*map(self.items, columns), strict=True)
+                records = [dict(zip(keys, row, strict=True)) for row in rows]
+                self.objects += records
+                return records
+        raise ValueError(f"this reader does not know the items {tree}")
 
-    def data(self, tree):
-        return bytes.fromhex(tree["hex"]) if "hex" in tree else self.array(tree["at"]).tobytes()
+    def data(self, content):
+        return bytes.fromhex(content) if isinstance(content, str) else self.array(content).tobytes()
 
 
 def dtype_of(spec):
-    match spec:
-        case {"base": base, "shape": shape}:
-            return np.dtype((dtype_of(base), tuple(shape)))
-        case {"fields": fields, "itemsize": itemsize, "aligned": is_aligned}:
-            names, dtypes, offsets, titles = zip(*fields, strict=True)
-            layout = {"names": names, "formats": list(map(dtype_of, dtypes)), "offsets": offsets}
-            titles = {"titles": titles} if any(titles) else {}
-            return np.dtype({**layout, **titles, "itemsize": itemsize}, align=is_aligned)
-    return np.dtype(spec)
+    if isinstance(spec, str):
+        return np.dtype(spec)
+    fields = []
+    for name, inner, *shape in spec:
+        key = tuple(name) if isinstance(name, list) else name
+        fields.append((key, dtype_of(inner), *map(tuple, shape)))
+    return np.dtype(fields)
 
 
 def starts(first, step, end):

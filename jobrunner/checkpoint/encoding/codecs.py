@@ -1,11 +1,10 @@
-"""Codecs, by which users save values of their own types, and errors for what cannot be saved."""
+"""Codecs, by which values of a type are saved, and the errors of what cannot be saved or made."""
 
 from __future__ import annotations
 
 import collections
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,25 +23,22 @@ EXACT_TYPES: frozenset[type] = frozenset(
 
 
 class UnsuitableError(TypeError):
-    """A value that cannot be saved without pickle; the message says why."""
+    """Raised by a codec of ours for a value that it cannot save; the message says why."""
 
 
-class UnsupportedValueError(Exception):
+class UnmakeableError(Exception):
+    """Raised by a codec of ours for what is whole, but cannot be made on this machine."""
+
+
+class RefusedValueError(Exception):
     """A value inside a blob cannot be saved."""
 
-    def __init__(self, trail: tuple[str, ...], cls: type, why: str, remedy: str = "") -> None:
-        super().__init__(why)
-        self.trail, self.cls, self.why, self.remedy = trail, cls, why, remedy
-
-
-@contextmanager
-def refusing(value: object, trail: tuple[str, ...], what: str) -> Iterator[None]:
-    """Refuse the value if `what` raises."""
-    try:
-        yield
-    except Exception as error:
-        why = f"{what} raised {type(error).__name__}: {error}"
-        raise UnsupportedValueError(trail, type(value), why) from error
+    def __init__(self, trail: tuple[str, ...], cls: type, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.trail = trail
+        self.cls = cls
+        self.reason = reason
+        self.remedy = remedy
 
 
 def _takes_one_argument(function: object) -> bool:
@@ -57,7 +53,7 @@ def _takes_one_argument(function: object) -> bool:
 
 _FUNCTION = Rule("a function of one argument", _takes_one_argument)
 _RULES = {
-    "cls": Rule("a class", lambda it: isinstance(it, type)),
+    "cls": Rule("a class", lambda value: isinstance(value, type)),
     "encode": _FUNCTION,
     "decode": _FUNCTION,
     "name": LABEL,
@@ -65,7 +61,7 @@ _RULES = {
 }
 
 
-@checked(**_RULES)
+@checked(**_RULES, is_mutable=FLAG)
 @dataclass(frozen=True, slots=True)
 class Codec:
     """Converts values of one type to values that can be saved, and back.
@@ -82,6 +78,9 @@ class Codec:
         Its name in checkpoints; keep it as long as you read them.
     subclasses : bool
         Whether it also converts values of subclasses that have no codec of their own.
+    is_mutable : bool
+        Whether one object that occurs twice in a blob must load as one. Only for jobrunner's own
+        codecs: a value of a user's codec loads as one unless its class has a hash of its own.
     """
 
     cls: type
@@ -89,21 +88,36 @@ class Codec:
     decode: Callable[[Any], object]
     name: str
     subclasses: bool = False
+    is_mutable: bool = True
 
 
 class CodecTable:
     """The codec of each type: its own, or that of its nearest base class with `subclasses`."""
 
     def __init__(self, codecs: Iterable[Codec]) -> None:
-        self._found: dict[type, Codec | None] = {codec.cls: codec for codec in codecs}
-        self._bases = {cls: it for cls, it in self._found.items() if it and it.subclasses}
+        self._by_class: dict[type, Codec | None] = {}
+        self._by_base: dict[type, Codec] = {}
+        self._by_name: dict[str, Codec] = {}
+        for codec in codecs:
+            self._by_class[codec.cls] = codec
+            self._by_name[codec.name] = codec
+            if codec.subclasses:
+                self._by_base[codec.cls] = codec
 
     def get(self, cls: type) -> Codec | None:
         """The codec of a type, if any."""
-        if cls not in self._found:
-            bases = (self._bases[base] for base in cls.__mro__ if base in self._bases)
-            self._found[cls] = next(bases, None) if self._bases else None
-        return self._found[cls]
+        if cls not in self._by_class:
+            codec = None
+            for base in cls.__mro__:
+                codec = self._by_base.get(base)
+                if codec is not None:
+                    break
+            self._by_class[cls] = codec
+        return self._by_class[cls]
+
+    def named(self, name: str) -> Codec | None:
+        """The codec that a checkpoint names, if any."""
+        return self._by_name.get(name)
 
 
 REGISTERED_CODECS: dict[type, Codec] = {}
@@ -162,21 +176,22 @@ def register_codec(
         )
     if not subclasses and needs_no_codec(cls):
         raise DefinitionError(f"register_codec: {cls.__name__} is saved exactly without a codec.")
-    full_name = name or f"{cls.__module__}.{cls.__qualname__}"
-    codec = Codec(cls, encode, decode, full_name, subclasses)
-    for other in [it for it in REGISTERED_CODECS.values() if it.name == codec.name]:
-        is_again = (other.cls.__module__, other.cls.__qualname__) == (
-            cls.__module__,
-            cls.__qualname__,
-        )
-        if not is_again:
+    codec = Codec(cls, encode, decode, name or _full_name(cls), subclasses)
+    for registered in list(REGISTERED_CODECS.values()):
+        if registered.name != codec.name:
+            continue
+        if _full_name(registered.cls) != _full_name(cls):
             raise DefinitionError(
-                f"register_codec: the codec of {other.cls.__name__} already has the name "
+                f"register_codec: the codec of {registered.cls.__name__} already has the name "
                 f"{codec.name!r}. Choose another one."
             )
-        del REGISTERED_CODECS[other.cls]  # the class was defined anew
+        del REGISTERED_CODECS[registered.cls]  # the class was defined anew
     REGISTERED_CODECS[cls] = codec
     return codec
+
+
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def needs_no_codec(cls: type) -> bool:

@@ -1,67 +1,78 @@
-"""Decode a tree and its arrays to the value that they stand for. Pure: no I/O."""
+"""Decode a tree and its arrays to the value that they stand for. Pure: no I/O.
+
+A stranger may have written the tree. So nothing in it is called or imported: it chooses among the
+kinds of this module, the codecs of ours and the job's, and the classes that this process has. Each
+array is given to one value only, since copies of one would add up; a value refers to an earlier one by
+its number.
+"""
 
 from __future__ import annotations
 
-import collections
-import inspect
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
-from jobrunner.checkpoint.encoding import classes, column_decode, everyday, numpy_values
-from jobrunner.checkpoint.encoding.classes import unpickle
-from jobrunner.checkpoint.encoding.codecs import Codec
+from jobrunner.checkpoint.encoding.codecs import Codec, UnmakeableError
 from jobrunner.checkpoint.encoding.dtypes import Array, Tree, UnsupportedDtypeError
-from jobrunner.checkpoint.encoding.libraries import decode_tensor, decode_value
-from jobrunner.checkpoint.encoding.outline import (
-    OutlinedError,
-    ValueOutline,
-    outline_array,
-    outline_codec,
-    outline_pickle,
-    outline_row,
-    outline_tensor,
-    outlined,
+from jobrunner.checkpoint.encoding.encode import OWN_CODECS
+from jobrunner.checkpoint.encoding.everyday import expect, fields_of
+from jobrunner.checkpoint.encoding.job_classes import (
+    find_class,
+    find_classes,
+    make_instance,
+    unpickle,
 )
-from jobrunner.checkpoint.encoding.schema import Count, described
+from jobrunner.checkpoint.encoding.libraries import LibraryType, type_named
 from jobrunner.checkpoint.encoding.stateful import SavedState
+from jobrunner.checkpoint.encoding.unmade import Unmade
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
 
 T = TypeVar("T")
+
+LONE_ARRAY = {"$": "array", "of": 0}
+"""The tree of a blob that is an array."""
+
+_MOST_DEPTH = 200
+"""An encoder nests containers at most 150 deep, and some values are another in their container."""
+
+_MOST_SHOWN_BITS = 4096
+"""Python does not write longer ints as text."""
+
+_UNFINISHED: Any = object()
+_BYTE = np.dtype(np.uint8)
+_NUMBERS = frozenset(map(np.dtype, ("?", "<i8", "<f8")))
 
 
 class InvalidTreeError(ValueError):
     """A tree that no encoder produces; names the node."""
 
 
-_INVALID = (
-    *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
-    struct.error,
-)
-"""What NumPy, PyTorch and Python raise if the fields of a node do not fit together."""
-
-_UNFINISHED: Any = object()
-_MOST_SHOWN_BITS = 4096  # Python does not write longer ints as text
-
-_MOST_DEPTH = 250
-"""An encoder nests containers at most 150 deep, and some values are another in their container."""
-
-
 class Decoder:
     """Decodes one blob, which messages call `where`.
 
-    The parameters of a kind's method are the fields of its nodes, checked before the call.
-    `array` returns the i-th array part, or raises IndexError; `leaf` a stand-in for it where the
-    value is that array; with `is_outline` wherever an array is. With `keeps_states`, an object saved
-    by its ``state_dict()`` becomes a `SavedState`, else the state. `classes` are those of the job,
-    by name, which must have all that the tree names; None: those of this process, with a
-    `SavedObject` in place of others.
+    Parameters
+    ----------
+    array : callable
+        Returns the i-th array of the blob, whole; raises LookupError if there is none.
+    codecs : sequence of Codec
+        Those of users.
+    allow_pickle : bool
+        Whether pickles are loaded, which runs code from the checkpoint.
+    leaf : callable, optional
+        Returns what stands for an array where the value is that array: a lazy array; or its outline.
+    where : str
+        Names the blob in messages.
+    keeps_states : bool
+        Whether an object saved by its ``state_dict()`` becomes a `SavedState`, else the state.
+    is_outline : bool
+        Whether `Unmade` stands for all that would be made of arrays, and of the values of users and
+        of libraries.
+    classes : mapping, optional
+        The job's classes by name, which must have all that the tree names. By default those of this
+        process, with `Unmade` in place of values of others.
     """
-
-    kinds_of_nodes: Mapping[str, tuple[Any, Callable[..., Any]]]  # in columns
 
     def __init__(
         self,
@@ -75,326 +86,381 @@ class Decoder:
         is_outline: bool = False,
         classes: Mapping[str, type] | None = None,
     ) -> None:
-        self.part = self._once(array)
+        self.has_states = False  # whether the decoded value contains a `SavedState`
+        self._array = array
+        self._leaf = leaf or array
         self._codecs = {codec.name: codec for codec in codecs}
         self._allow_pickle = allow_pickle
-        self.leaf = self._once(leaf) if leaf else self.part
-        self.where = where
+        self._where = where
+        self._keeps_states = keeps_states
+        self._is_outline = is_outline
+        self._is_lazy = leaf is not None
         self._classes = classes
         self._used: set[int] = set()  # arrays
+        self._made: list[Any] = []  # numbered objects, in the order of the tree
         self._depth = 0
-        self._made: list[Any] = []  # objects with an identity, in the order of the tree
-        self.blocks: list[Sequence[Any]] = []  # rows with an identity, see `columns`
-        self._keeps_states = keeps_states
-        self.is_outline = is_outline
-        self.is_lazy = leaf is not None
-        self.lacks_library = False
-        self.has_states = False  # whether the decoded value contains a `SavedState`
+        self._num_codecs = 0  # around the present value; inside of one, arrays are whole
+        self._num_unmade = 0  # values for which others stand
 
-    def decode(self, item: Tree) -> Any:
+    def decode(self, tree: Tree) -> Any:
         """Decode a tree; raises `InvalidTreeError` if no encoder produces it.
 
         Raises `DefinitionError` if it needs a codec that is not registered, or unpickling that is
         not allowed; `CheckpointError` if a codec or the class of a pickled object raised, or this
         platform lacks a dtype.
         """
-        cls = type(item)
+        cls = type(tree)
         if cls is not list and cls is not dict:
-            return item
-        if self._depth == _MOST_DEPTH:
-            raise InvalidTreeError(f"values are nested more than {_MOST_DEPTH} deep")
+            return tree
         self._depth += 1
-        value = self._decode_list(item) if cls is list else self._decode_dict(item)
+        if self._depth > _MOST_DEPTH:
+            raise InvalidTreeError(f"values are nested more than {_MOST_DEPTH} deep")
+        try:
+            if cls is dict and "$" in tree:
+                value = self._decode_node(tree)
+            else:
+                number = self._reserve()
+                value = self._items(tree) if cls is list else self._plain_dict(tree)
+                self._made[number] = value
+        except RecursionError:
+            raise InvalidTreeError("values are nested too deep") from None
         self._depth -= 1
         return value
 
-    def _decode_list(self, item: list[Tree]) -> list[Any]:
-        number = len(self._made)
-        self._made.append(_UNFINISHED)
-        self._made[number] = made = list(map(self.decode, item))
-        return made
-
-    def _decode_dict(self, item: dict[str, Tree]) -> Any:
-        kind = item.get("$")
-        if kind is None:
-            number = len(self._made)
-            self._made.append(_UNFINISHED)
-            self._made[number] = result = {key: self.decode(it) for key, it in item.items()}
-            return result
+    def _decode_node(self, tree: dict[str, Tree]) -> Any:
+        kind, content = tree["$"], tree.get("of")
         try:
-            if kind == "tuple" and len(item) == 2 and type(item.get("items")) is list:
-                return tuple(map(self.decode, item["items"]))  # as below; there may be very many
-            if kind in _KINDS:
-                fields_type, method = _KINDS[kind]
-                if self.is_outline:
-                    method = outlined(kind, _OUTLINES.get(kind, method))
-                fields = msgspec.structs.astuple(msgspec.convert(item, fields_type))
-                if kind in _PLAIN:
-                    return method(self, *fields)
-                if kind in column_decode.BLOCKS:
-                    block = len(self.blocks)  # before those of its items
-                    self.blocks.append(())
-                    self.blocks[block] = rows = method(self, *fields)
-                    return rows
-                number = len(self._made)  # before those of its items
-                self._made.append(_UNFINISHED)
-                self._made[number] = value = method(self, *fields)
+            if len(tree) != 2 or type(kind) is not str:
+                raise ValueError("expected the fields `$` and `of`")
+            method = _KINDS.get(kind)
+            if method is not None:
+                return method(self, content)
+            if kind in _NUMBERED_KINDS or kind in _PACKED:
+                number = self._reserve()
+                method = _NUMBERED_KINDS.get(kind)
+                value = self._items(tree) if method is None else method(self, content)
+                self._made[number] = value
                 return value
-        except (JobRunnerError, InvalidTreeError):
+            codec = OWN_CODECS.named(kind)
+            if codec is not None:
+                return self._by_codec(codec, content)
+            library_type = type_named(kind)
+            if library_type is not None:
+                number = self._reserve()
+                value = self._made[number] = self._by_library(library_type, content)
+                return value
+        except (JobRunnerError, InvalidTreeError, RecursionError):
             raise
-        except UnsupportedDtypeError as error:
-            raise self.undecodable(error) from error
-        except _INVALID as error:
-            raise InvalidTreeError(f"invalid node of kind {kind!r}: {error}") from error
+        except (UnmakeableError, UnsupportedDtypeError) as error:
+            raise self._undecodable(error) from error
+        except Exception as error:
+            raise InvalidTreeError(f"invalid node of kind {kind!r:.80}: {error}") from error
         raise DefinitionError(
-            f"{self.where} contains a value of kind {kind!r}, which this version of jobrunner "
+            f"{self._where} contains a value of kind {kind!r:.80}, which this version of jobrunner "
             f"cannot read. Read it with the version that wrote it, or a later one."
         )
 
-    def decode_as(self, cls: type[T], item: Tree) -> T:
-        """Decode a tree that must stand for a value of exactly this type."""
-        value = self.decode(item)
-        if type(value) is not cls:
-            if type(value) is ValueOutline:
-                raise OutlinedError(value.about.get("value", value.text))
-            raise TypeError(f"expected {cls.__name__}, found {type(value).__name__}")
-        return value
+    def _reserve(self) -> int:
+        """Take the next number, before those of what the object contains."""
+        self._made.append(_UNFINISHED)
+        return len(self._made) - 1
 
-    def whole(self, item: Tree) -> Any:
-        """Decode a tree with whole arrays, also where others are lazy."""
-        before, self.leaf = self.leaf, self.part
-        try:
-            return self.decode(item)
-        finally:
-            self.leaf = before
-
-    def array(self, item: Tree) -> Array:
-        """Decode a tree that must stand for an array, to a whole one."""
-        array = self.whole(item)
-        if type(array) is not np.ndarray:
-            raise TypeError(f"expected an array, found {type(array).__name__}")
-        return array
-
-    def find_class(self, name: str) -> type | None:
-        """Find a class of the job; None if a `SavedObject` can stand for its values."""
-        if self._classes is None:
-            return classes.find_class(name)
-        if name not in self._classes:
-            classes.find_classes([name], self.where)  # raises, unless imported since
-        return self._classes.get(name) or classes.find_class(name)
-
-    # --- parts
-
-    def _once(self, array: Callable[[int], T]) -> Callable[[int], T]:
-        """Return `array`, which now returns each array to one node only, or their copies add up."""
-
-        def take(i: int) -> T:
-            if i in self._used:
-                raise ValueError(f"array {i} is that of another node")
-            self._used.add(i)
-            return array(i)
-
-        return take
-
-    def plain(self, at: int, dtype: np.dtype[Any], ndim: int | None = None) -> Array:
-        """Return an array part, which must be of this dtype: others may hold addresses."""
-        array = self.part(at)
-        if array.dtype != dtype or (ndim is not None and array.ndim != ndim):
-            raise TypeError(f"array {at} is {array.dtype}{list(array.shape)}, expected {dtype}")
-        return array
-
-    def _data(self, digits: str | None, at: int | None) -> bytes:
-        if (digits is None) == (at is None):
-            raise ValueError("expected either `hex` or `at`")
-        if at is None:
-            return bytes.fromhex(digits)  # type: ignore[arg-type]
-        return self.plain(at, _BYTE, 1).tobytes()
-
-    def undecodable(self, error: Exception) -> CheckpointError:
-        """The error for a value that is whole and cannot be made here."""
+    def _undecodable(self, error: Exception) -> CheckpointError:
         return CheckpointError(
-            f"{self.where} is whole, but cannot be decoded: {type(error).__name__}: {error}. Fix "
+            f"{self._where} is whole, but cannot be decoded: {type(error).__name__}: {error}. Fix "
             f"its codec's decode function or the class that it unpickles, or read it on a platform "
             f"that has its dtype."
         )
 
-    # --- values without an identity
+    # --- arrays
 
-    def _same(self, number: Count) -> Any:
-        found = self._made[number]
-        if found is _UNFINISHED:
+    def _take(self, i: object, get: Callable[[int], T]) -> T:
+        """Return an array, to one node only, or their copies add up."""
+        index = expect(int, i)
+        if index < 0:
+            raise ValueError(f"there is no array {index}")
+        if index in self._used:
+            raise ValueError(f"array {index} is that of another node")
+        self._used.add(index)
+        return get(index)
+
+    def _numbers_at(self, i: object, *dtypes: np.dtype[Any]) -> Array:
+        """Return an array that must be flat and of one of these dtypes: others may hold addresses."""
+        array = self._take(i, self._array)
+        if array.dtype not in dtypes or array.ndim != 1:
+            shape = list(array.shape)
+            raise TypeError(f"array {i} is {array.dtype}{shape}, expected {dtypes[0]}")
+        return array
+
+    def _lone_array(self, i: Tree) -> Any:
+        if self._is_outline:
+            self._num_unmade += 1
+            return self._take(i, self._leaf)
+        return self._take(i, self._array if self._num_codecs else self._leaf)
+
+    def _data(self, content: Tree) -> bytes:
+        """Return bytes that are hexadecimal digits, or an array."""
+        if isinstance(content, str):
+            return bytes.fromhex(content)
+        return self._numbers_at(content, _BYTE).tobytes()
+
+    # --- plain values
+
+    def _same(self, number: Tree) -> Any:
+        if self._is_outline:  # which does not number the rows of records
+            return self._unmade("same", "as before")
+        if not 0 <= expect(int, number) < len(self._made):
+            raise ValueError(f"there is no object {number}")
+        value = self._made[number]
+        if value is _UNFINISHED:
             raise ValueError(f"object {number} contains itself")
-        if self.is_outline and not hasattr(found, "shape"):
-            return ValueOutline("same", {"value": "(as before)"}, "(as before)")
-        return found
+        return value
 
-    def _int(self, digits: str) -> Any:
-        number = int(digits, 16)
-        if self.is_outline and number.bit_length() > _MOST_SHOWN_BITS:
-            size = f"{number.bit_length()} bits"
-            return ValueOutline("int", {"value": size}, f"int of {size}")
+    def _int(self, digits: Tree) -> Any:
+        number = int(expect(str, digits), 16)
+        if self._is_outline and number.bit_length() > _MOST_SHOWN_BITS:
+            return self._unmade("int", f"{number.bit_length()} bits")
         return number
 
-    def _tuple(
-        self, items: list[Tree] | None = None, at: Count | None = None, of: Tree = None
-    ) -> tuple[Any, ...]:
-        if items is None:
-            return tuple(self._items(at, of))
-        if at is not None or of is not None:
-            raise ValueError("expected only one of `items`, `at` and `of`")
-        return tuple(map(self.decode, items))
+    def _float(self, digits: Tree) -> float:
+        (value,) = struct.unpack(">d", bytes.fromhex(expect(str, digits)))
+        return float(value)
 
-    def _items(self, at: int | None, of: Tree) -> list[Any]:
-        if (at is None) == (of is None):
-            raise ValueError("expected either `at` or `of`")
-        if of is not None:
-            return column_decode.decode_items(self, of)
-        return column_decode.decode_numbers(self, at)  # type: ignore[arg-type]  # it is not None
+    def _text(self, content: Tree) -> str:
+        return self._data(content).decode("utf-8", "surrogatepass")
 
-    # --- values with an identity
+    # --- containers
 
-    def _dict(self, items: list[Tree] | None = None, keys: Tree = None, of: Tree = None) -> Any:
-        return self._mapping(dict, items, keys, of)
+    def _plain_dict(self, tree: dict[str, Tree]) -> dict[str, Any]:
+        items = {}
+        for key, item in tree.items():
+            items[key] = self.decode(item)
+        return items
 
-    def _mapping(self, cls: Any, items: list[Tree] | None, keys: Tree, of: Tree) -> Any:
-        if items is None:
-            return column_decode.decode_dict(self, keys, of, cls)
-        if keys is not None or of is not None:
-            raise ValueError("expected either `items`, or `keys` and `of`")
-        return cls({self.decode(key): self.decode(item) for key, item in items})
+    def _items(self, tree: Tree) -> list[Any]:
+        """Decode items: those of a list, or a node for many that are alike."""
+        if type(tree) is list:
+            return list(map(self.decode, tree))
+        if self._is_outline:
+            return [Unmade(tree["$"], self._outline_packed(tree))]
+        if len(tree) != 2:
+            raise ValueError("expected the fields `$` and `of`")
+        # A level for each, or a forged tree could nest them without end.
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            raise InvalidTreeError(f"values are nested more than {_MOST_DEPTH} deep")
+        items: list[Any] = _PACKED[tree["$"]](self, tree["of"])
+        self._depth -= 1
+        return items
 
-    def _ordered_dict(
-        self,
-        items: list[Tree] | None = None,
-        attributes: Tree = None,
-        keys: Tree = None,
-        of: Tree = None,
-    ) -> Any:
-        result = self._mapping(collections.OrderedDict, items, keys, of)
-        if attributes is not None:
-            vars(result).update(self.decode(attributes))
-        return result
+    def _tuple(self, tree: Tree) -> tuple[Any, ...]:
+        return tuple(self._items(tree))
 
-    def _list(self, at: Count | None = None, of: Tree = None) -> list[Any]:
-        return self._items(at, of)
+    def _dict(self, tree: Tree) -> Any:
+        keys, values = (self._items(items) for items in fields_of(tree, object, object))
+        if self._is_outline and len(keys) != len(values):
+            return Unmade("dict", [keys, values])
+        return dict(zip(keys, values, strict=True))
 
-    def _plain_array(self, at: Count) -> object:
-        return self.leaf(at)
+    def _numbers(self, i: Tree) -> list[Any]:
+        numbers: list[Any] = self._numbers_at(i, *_NUMBERS).tolist()
+        return numbers
 
-    def _by_codec(self, name: str, value: Tree) -> Any:
-        codec = self._codecs.get(name)
-        if codec is None:
+    def _mixed(self, tree: Tree) -> list[Any]:
+        arrays = [self._numbers_at(i, *_NUMBERS) for i in fields_of(tree, int, int, int)]
+        are_ints = arrays[0]
+        if are_ints.dtype != np.dtype(bool):
+            raise TypeError(f"expected an array of bool, found {are_ints.dtype}")
+        items = np.empty(len(are_ints), object)
+        items[are_ints] = _exactly(arrays[1].tolist(), int(are_ints.sum()))
+        items[~are_ints] = _exactly(arrays[2].tolist(), int((~are_ints).sum()))
+        return items.tolist()
+
+    def _rows(self, tree: Tree) -> list[Any]:
+        columns = [self._items(column) for column in expect(list, tree)]
+        rows: list[Any] = list(zip(*columns, strict=True))
+        return rows
+
+    def _records(self, tree: Tree) -> list[Any]:
+        keys, trees = fields_of(tree, list, list)
+        if set(map(type, keys)) != {str} or len(trees) != len(keys):
+            raise ValueError("records have a text for each of their columns")
+        columns = map(self._items, trees)
+        rows = [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
+        self._made += rows
+        return rows
+
+    def _outline_packed(self, tree: Tree) -> Any:
+        """Describe items by the arrays that hold them."""
+        if type(tree) is list:
+            return [self.decode(item) for item in tree]
+        kind, content = tree["$"], tree["of"]
+        self._num_unmade += 1
+        if kind == "numbers":
+            return self._take(content, self._leaf)
+        if kind == "mixed":
+            return [self._take(i, self._leaf) for i in fields_of(content, int, int, int)[1:]]
+        if kind == "records":
+            keys, trees = fields_of(content, list, list)
+            return dict(zip(keys, map(self._outline_packed, trees), strict=True))
+        return list(map(self._outline_packed, content))
+
+    # --- by codecs
+
+    def _decode_parts(self, tree: Tree) -> tuple[Any, bool]:
+        """Decode the parts of a codec, with whole arrays; say whether nothing else stands for one."""
+        num_unmade = self._num_unmade
+        self._num_codecs += 1
+        parts = self.decode(tree)
+        self._num_codecs -= 1
+        return parts, self._num_unmade == num_unmade
+
+    def _by_codec(self, codec: Codec, tree: Tree) -> Any:
+        number = self._reserve() if codec.is_mutable else None
+        parts, is_whole = self._decode_parts(tree)
+        value = codec.decode(parts) if is_whole else Unmade(codec.name, parts)
+        if number is not None:
+            self._made[number] = value
+        return value
+
+    def _by_library(self, kind: LibraryType, tree: Tree) -> Any:
+        parts, is_whole = self._decode_parts(tree)
+        if is_whole and not self._is_outline:
+            return self._make_by_library(kind, parts)
+        return self._unmade(kind.name, parts)
+
+    def _unmade(self, kind: str, parts: object) -> Unmade:
+        self._num_unmade += 1
+        return Unmade(kind, parts)
+
+    def _make_by_library(self, kind: LibraryType, parts: Any) -> Any:
+        try:
+            return kind.decode(parts)
+        except ImportError as error:
+            if self._is_lazy:
+                return self._unmade(kind.name, parts)
+            missing = (error.name or kind.library).partition(".")[0]
             raise DefinitionError(
-                f"{self.where} was saved by the codec {name!r}, which is not registered. "
+                f"{self._where} contains {kind.name}, but {missing} cannot be imported ({error}). "
+                f"Install it (pip install {missing}). Its arrays can be read without it: "
+                f"manager.open(epoch)[node][blob].parts."
+            ) from error
+        except JobRunnerError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{self._where} is whole, but {kind.library} cannot make {kind.name} of it: "
+                f"{type(error).__name__}: {error}. Read it with the version of {kind.library} that "
+                f"saved it, or a later one."
+            ) from error
+
+    def _by_users_codec(self, tree: Tree) -> Any:
+        name, content = fields_of(tree, str, object)
+        codec = self._codecs.get(name)
+        if codec is None and not self._is_outline:
+            raise DefinitionError(
+                f"{self._where} was saved by the codec {name!r}, which is not registered. "
                 f"Register it first: register_codec(..., name={name!r})."
             )
-        encoded = self.decode(value)
+        parts, is_whole = self._decode_parts(content)
+        if codec is None or self._is_outline or not is_whole:
+            return self._unmade(f"codec {name}", parts)
         try:
-            return codec.decode(encoded)
+            return codec.decode(parts)
         except Exception as error:
-            raise self.undecodable(error) from error
+            raise self._undecodable(error) from error
 
-    def _state(self, cls: str, value: Tree) -> Any:
-        state = self.decode(value)
+    # --- by classes
+
+    def _state(self, tree: Tree) -> Any:
+        cls, content = fields_of(tree, str, object)
+        state = self.decode(content)
         if not self._keeps_states:
             return state
         self.has_states = True
         return SavedState(cls, state)
 
-    def _pickle(
-        self, digits: str | None = None, at: Count | None = None, classes: list[str] | None = None
-    ) -> Any:
-        data = self._data(digits, at)
+    def _enum(self, tree: Tree) -> Any:
+        return self._instance("enum", tree)
+
+    def _named_tuple(self, tree: Tree) -> Any:
+        return self._instance("namedtuple", tree)
+
+    def _dataclass(self, tree: Tree) -> Any:
+        return self._instance("dataclass", tree)
+
+    def _instance(self, kind: str, tree: Tree) -> Any:
+        name, names, content = fields_of(tree, str, list, dict)
+        for field in names:
+            expect(str, field)
+        state = expect(dict, self.decode(content))
+        cls = self._find_class(name)
+        if cls is None:
+            return Unmade(name, state)
+        return make_instance(kind, cls, names, state, self._where)
+
+    def _find_class(self, name: str) -> type | None:
+        """Find a class of the job; None if `Unmade` can stand for its values."""
+        if self._classes is None:
+            return find_class(name)
+        if name not in self._classes:
+            find_classes([name], self._where)  # raises, unless imported since
+        return self._classes.get(name) or find_class(name)
+
+    def _pickle(self, tree: Tree) -> Any:
+        i, buffers, _ = fields_of(tree, int, list, list)
+        if self._is_outline:
+            outline: Any = self._take(i, self._leaf)
+            return self._unmade("pickle", {"nbytes": outline.shape[0]})
         if not self._allow_pickle:
             raise DefinitionError(
-                f"{self.where} contains a pickle, and unpickling runs code from the checkpoint. "
+                f"{self._where} contains a pickle, and unpickling runs code from the checkpoint. "
                 f"If you trust its author, pass allow_pickle=True to the checkpoint manager "
                 f"(--allow-pickle)."
             )
+        data = self._numbers_at(i, _BYTE).tobytes()
+        memory = [self._numbers_at(place, _BYTE) for place in buffers]
         try:
-            return unpickle(data, self.find_class)
+            return unpickle(data, memory, self._find_class)
         except JobRunnerError:
             raise
         except Exception as error:
-            raise self.undecodable(error) from error
+            raise self._undecodable(error) from error
 
 
-def _data_as(convert: Callable[[bytes], Any]) -> Callable[..., Any]:
-    """Return the method of text or bytes: ``hex`` if short, else an array of bytes."""
-
-    def method(decoder: Decoder, digits: str | None = None, at: Count | None = None) -> Any:
-        return convert(decoder._data(digits, at))
-
-    return method
+def _exactly(items: list[Any], count: int) -> list[Any]:
+    # NumPy would repeat a single item.
+    if len(items) != count:
+        raise ValueError(f"expected {count} numbers, found {len(items)}")
+    return items
 
 
-_BYTE = np.dtype(np.uint8)
+_Method = Callable[[Decoder, Tree], Any]
 
-_PLAIN: Mapping[str, Callable[..., Any]] = {
+_KINDS: Mapping[str, _Method] = {
     "same": Decoder._same,
-    "float": _data_as(lambda data: struct.unpack(">d", data)[0]),
-    "complex": _data_as(lambda data: complex(*struct.unpack(">2d", data))),
-    "str": _data_as(lambda data: data.decode("utf-8", "surrogatepass")),
-    "bytes": _data_as(bytes),
-    "np.str_": _data_as(lambda data: np.str_(data.decode("utf-8", "surrogatepass"))),
-    "np.bytes_": _data_as(np.bytes_),
-    **everyday.PLAIN,
-    **numpy_values.PLAIN,
-    **classes.PLAIN,
-    **column_decode.COLUMNS,
-    "row": column_decode.decode_row,
     "int": Decoder._int,
+    "float": Decoder._float,
+    "str": Decoder._text,
+    "bytes": Decoder._data,
     "tuple": Decoder._tuple,
-}
-
-_WITH_IDENTITY: Mapping[str, Callable[..., Any]] = {
-    **everyday.WITH_IDENTITY,
-    **numpy_values.WITH_IDENTITY,
-    **classes.WITH_IDENTITY,
-    "dict": Decoder._dict,
-    "odict": Decoder._ordered_dict,
-    "list": Decoder._list,
-    "bytearray": _data_as(bytearray),
-    "array": Decoder._plain_array,
-    "tensor": decode_tensor,
-    "codec": Decoder._by_codec,
-    "library": decode_value,
-    "state": Decoder._state,
+    "enum": Decoder._enum,
+    "namedtuple": Decoder._named_tuple,
     "pickle": Decoder._pickle,
 }
 
-
-_OUTLINES: Mapping[str, Callable[..., Any]] = {
-    "row": outline_row,
-    "tensor": outline_tensor,
-    "codec": outline_codec,
-    "pickle": outline_pickle,
-    "np.MaskedArray": outline_array("masked array"),
-    "np.matrix": outline_array("matrix"),
-    "np.recarray": outline_array("recarray"),
-    "memoryview": outline_array("memoryview"),
+_NUMBERED_KINDS: Mapping[str, _Method] = {
+    "array": Decoder._lone_array,
+    "dict": Decoder._dict,
+    "dataclass": Decoder._dataclass,
+    "codec": Decoder._by_users_codec,
+    "state": Decoder._state,
 }
 
-
-def _fields_type(kind: str, method: Callable[..., Any]) -> type[msgspec.Struct]:
-    _, *parameters = inspect.signature(method, eval_str=True).parameters.values()
-    fields_type = msgspec.defstruct(
-        kind,
-        [
-            (it.name, it.annotation, msgspec.NODEFAULT if it.default is it.empty else it.default)
-            for it in parameters
-        ],
-        rename={"digits": "hex", "number": "as"},
-        forbid_unknown_fields=True,
-        tag_field="$",
-        tag=kind,
-        gc=False,
-    )
-    return described(fields_type)
-
-
-_KINDS = {
-    kind: (_fields_type(kind, method), method)
-    for kind, method in {**_PLAIN, **column_decode.BLOCKS, **_WITH_IDENTITY}.items()
+_PACKED: Mapping[str, _Method] = {
+    "numbers": Decoder._numbers,
+    "mixed": Decoder._mixed,
+    "rows": Decoder._rows,
+    "records": Decoder._records,
 }
-Decoder.kinds_of_nodes = {kind: _KINDS[kind] for kind in everyday.PLAIN}
+"""Each a list of items."""

@@ -1,22 +1,23 @@
-"""NumPy dtypes as JSON and back, and the Zarr data type that stands for each. Pure."""
+"""NumPy dtypes as JSON and back, and the Zarr data type that stands for each. Pure: no I/O.
+
+The JSON is NumPy's own description, the `descr` of a dtype, of which only plain texts, fields and
+subarrays are read: NumPy itself would take addresses, Python code and lists without end.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
-
-from jobrunner.checkpoint.encoding.schema import Count, Document, Shape, described
 
 Array = np.ndarray[Any, Any]
 
-Spec = str | dict[str, Any]
-"""JSON of a dtype: its string, or an object as one of the three below."""
-
+Spec = str | list[Any]
+"""JSON of a dtype: a text, or a list of fields: name (or title and name), dtype, perhaps a shape."""
 
 Tree = Any
 """A JSON tree that stands for a value."""
@@ -35,33 +36,14 @@ class ArrayPart:
     holds: str  # type of the encoded value: ndarray, bytes, str, ...
 
 
-_MOST_FIELDS = 1 << 14
+MOST_FIELDS = 1 << 14
 """Fields of a record; more would take NumPy long, each time that it makes the dtype."""
 
+MOST_ITEM_BYTES = 1 << 30
+"""Size of an item: a few fields of a forged record may claim more than any memory."""
 
-class StringSpec(Document):
-    """A variable-width string dtype; ``string`` is its missing value."""
-
-    string: Literal["none", "nan"] | None
-    coerce: bool
-
-
-class SubarraySpec(Document):
-    """A subarray dtype."""
-
-    base: Spec
-    shape: Shape
-
-
-class StructSpec(Document):
-    """A structured dtype; each field is its name, dtype, offset and title."""
-
-    fields: Annotated[
-        list[tuple[str, Spec, Count, str | None]], msgspec.Meta(max_length=_MOST_FIELDS)
-    ]
-    itemsize: Count
-    aligned: bool
-
+MOST_BYTES = 1 << 62
+"""What an array could take if none of its axes were empty: sizes in a store are 64-bit integers."""
 
 NUMBERS = [
     "bool",
@@ -75,8 +57,11 @@ _ZARR_NAMES = {np.dtype(name).str[1:]: name for name in NUMBERS}
 _ML_DTYPES = re.compile(r"b?complex32|bfloat16|float[468]_e\dm\d\w*|u?int[124]")
 """Names of dtypes of the package ml_dtypes, which JAX and others use."""
 
-_PLAIN = re.compile(r"[<>|][biufcSUV]\d+|[<>|][mM]8(\[\d*[a-zA-Z]+\])?")
+_PLAIN = re.compile(r"[<>|][biufcSUV]\d{1,10}|[<>|][mM]8(\[\d{0,9}[a-zA-Z]+\])?")
 """What `dtype.str` is for all others without fields."""
+
+_TEXTS = {"string": np.dtypes.StringDType(), "strict string": np.dtypes.StringDType(coerce=False)}
+"""Strings of variable width; those of the second dtype take nothing but strings."""
 
 _CF_UNITS = {
     "D": "days",
@@ -99,10 +84,32 @@ class UnsupportedDtypeError(TypeError):
 
 def dtype_to_spec(dtype: np.dtype[Any]) -> Spec:
     """Describe a dtype so that `dtype_from_spec` makes an equal one, byte order included."""
-    spec = _describe(dtype)
+    if isinstance(dtype, np.dtypes.StringDType):
+        if hasattr(dtype, "na_object"):
+            raise UnsupportedDtypeError(
+                "its strings may be missing; save an array of str objects and None instead"
+            )
+        return "string" if dtype.coerce else "strict string"
+    if dtype.hasobject:
+        raise UnsupportedDtypeError(f"the dtype {dtype!r} holds Python objects")
+    if _has_metadata(dtype):
+        raise UnsupportedDtypeError(f"the dtype {dtype!r} has metadata, which would be lost")
+    if dtype.isbuiltin == 1:
+        return dtype.str
+    spec: Spec
+    if _is_of_ml_dtypes(dtype):
+        spec = dtype.name
+    elif dtype.names is None:
+        spec = dtype.str
+    elif len(dtype.names) > MOST_FIELDS:
+        raise UnsupportedDtypeError(
+            f"a record has {len(dtype.names)} fields, and at most {MOST_FIELDS} can be saved"
+        )
+    else:
+        spec = _as_lists(np.lib.format.dtype_to_descr(dtype))
+    # A dtype that another package registered may look like one of NumPy's own.
     try:
-        # A dtype that another package registered may look like a void of the same size.
-        is_own = dtype_from_spec(spec) == dtype
+        is_own = dtype_from_spec(spec) == dtype and dtype.type is not np.record
     except (TypeError, ValueError):
         is_own = False
     if not is_own:
@@ -110,111 +117,103 @@ def dtype_to_spec(dtype: np.dtype[Any]) -> Spec:
     return spec
 
 
-def _describe(dtype: np.dtype[Any]) -> Spec:
+def _has_metadata(dtype: np.dtype[Any]) -> bool:
     if dtype.metadata:
-        raise UnsupportedDtypeError(f"the dtype {dtype!r} has metadata, which would be lost")
-    if isinstance(dtype, np.dtypes.StringDType):
-        return {"string": _missing_value(dtype), "coerce": dtype.coerce}
-    if dtype.hasobject:
-        raise UnsupportedDtypeError(f"the dtype {dtype!r} holds Python objects")
+        return True
     if dtype.subdtype is not None:
-        base, shape = dtype.subdtype
-        return {"base": _describe(base), "shape": list(shape)}
-    if dtype.names is None:
-        return dtype.name if _is_of_ml_dtypes(dtype) else dtype.str
-    if dtype.type is not np.void:
-        raise UnsupportedDtypeError(
-            f"records of type {dtype.type.__name__} cannot be saved as such"
-        )
-    fields: list[Any] = []
-    if len(dtype.names) > _MOST_FIELDS:
-        raise UnsupportedDtypeError(
-            f"a record has {len(dtype.names)} fields, and at most {_MOST_FIELDS} can be saved"
-        )
-    for name in dtype.names:
-        entry: tuple[Any, ...] = dtype.fields[name]  # type: ignore[index]
-        title = entry[2] if len(entry) > 2 else None
-        if not isinstance(title, str | None):
-            raise UnsupportedDtypeError(f"the field {name!r} has a title that is not a str")
-        fields.append([name, _describe(entry[0]), entry[1], title])
-    return {"fields": fields, "itemsize": dtype.itemsize, "aligned": dtype.isalignedstruct}
+        return _has_metadata(dtype.subdtype[0])
+    return any(_has_metadata(dtype[name]) for name in dtype.names or ())
 
 
-def _is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
-    """Whether it is one of the small floats and integers of the package ml_dtypes."""
-    of = getattr(dtype.type, "__module__", "")
-    return of == "ml_dtypes" and bool(_ML_DTYPES.fullmatch(dtype.name))
+def _as_lists(descr: Any) -> Any:
+    if isinstance(descr, list | tuple):
+        return [_as_lists(item) for item in descr]
+    return descr
 
 
-def _missing_value(dtype: Any) -> str | None:
-    if not hasattr(dtype, "na_object"):
-        return None
-    missing = dtype.na_object
-    if missing is None:
-        return "none"
-    if type(missing) is float and missing != missing:
-        return "nan"
-    raise UnsupportedDtypeError(
-        f"its missing strings are {missing!r}, and only None and NaN can be saved"
-    )
-
-
-def dtype_from_spec(spec: Spec) -> np.dtype[Any]:
+def dtype_from_spec(spec: object) -> np.dtype[Any]:
     """Make the dtype that `dtype_to_spec` described.
 
-    Raises `UnsupportedDtypeError` if this platform lacks it, `msgspec.ValidationError` if `spec`
-    does not describe a dtype.
+    Raises `UnsupportedDtypeError` if this platform lacks it, ValueError if `spec` does not describe
+    a dtype.
     """
-    try:
-        return _make(spec)
-    except msgspec.ValidationError:
-        raise
-    except RecursionError:
-        raise msgspec.ValidationError("it is nested too deep") from None
-    except (TypeError, ValueError) as error:
-        raise UnsupportedDtypeError(str(error)) from error
-
-
-def _make(spec: Spec) -> np.dtype[Any]:
     if isinstance(spec, str):
         return _plain(spec)
-    if "string" in spec:
-        string = msgspec.convert(spec, described(StringSpec))
-        options: dict[str, Any] = {"coerce": string.coerce}
-        if string.string is not None:
-            options["na_object"] = None if string.string == "none" else float("nan")
-        return np.dtypes.StringDType(**options)
-    if "base" in spec:
-        subarray = msgspec.convert(spec, described(SubarraySpec))
-        return np.dtype((_make_inner(subarray.base), subarray.shape))
-    struct = msgspec.convert(spec, described(StructSpec))
-    layout: dict[str, Any] = {
-        "names": [name for name, *_ in struct.fields],
-        "formats": [_make_inner(form) for _, form, *_ in struct.fields],
-        "offsets": [offset for _, _, offset, _ in struct.fields],
-        "itemsize": struct.itemsize,
-    }
-    if any(title is not None for *_, title in struct.fields):
-        layout["titles"] = [title for *_, title in struct.fields]
-    structured: np.dtype[Any] = np.dtype(layout, align=struct.aligned)  # type: ignore[call-overload]
-    return structured
+    counter = _FieldCounter()
+    try:
+        descr = counter.checked(spec)
+        return np.lib.format.descr_to_dtype(descr)
+    except UnsupportedDtypeError:
+        raise
+    except RecursionError:
+        raise ValueError("a dtype is nested too deep") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"it is not the dtype of an array that is saved: {error}") from error
 
 
-def _make_inner(spec: Spec) -> np.dtype[Any]:
-    dtype = _make(spec)
-    if dtype.hasobject:  # NumPy would take the bytes of a file for addresses
-        raise msgspec.ValidationError("strings of variable width are part of another dtype")
-    return dtype
+class _FieldCounter:
+    """Turns JSON into what NumPy reads, and counts the fields and bytes that it would make."""
+
+    def __init__(self) -> None:
+        self._num_fields = 0
+
+    def checked(self, spec: object) -> Any:
+        if isinstance(spec, str):
+            return self._checked_text(spec)
+        if not isinstance(spec, list):
+            raise ValueError(f"expected a text or a list of fields, found {type(spec).__name__}")
+        self._num_fields += len(spec)
+        if self._num_fields > MOST_FIELDS:
+            raise ValueError(f"a record has more than {MOST_FIELDS} fields")
+        return [self._field(field) for field in spec]
+
+    def _checked_text(self, spec: str) -> str:
+        dtype = _plain(spec)
+        # The bytes of a file would be taken for addresses.
+        if dtype.hasobject:
+            raise ValueError("strings of variable width are part of another dtype")
+        return dtype.str
+
+    def _field(self, field: object) -> tuple[Any, ...]:
+        if not isinstance(field, list) or len(field) not in (2, 3):
+            raise ValueError("a field has a name, a dtype, and perhaps a shape")
+        name, inner, *shape = field
+        names = name if isinstance(name, list) else [name]
+        if len(names) not in (1, 2) or not all(isinstance(item, str) for item in names):
+            raise ValueError("the name of a field is a text, or a title and a text")
+        key = tuple(names) if isinstance(name, list) else name
+        if not shape:
+            return key, self.checked(inner)
+        (lengths,) = shape
+        if not isinstance(lengths, list) or len(lengths) > 32:
+            raise ValueError("the shape of a field is a list of lengths")
+        if not all(type(length) is int and length >= 0 for length in lengths):
+            raise ValueError("the shape of a field has lengths that are not numbers")
+        if math.prod(lengths) > MOST_ITEM_BYTES:
+            raise ValueError("a field is too large")
+        return key, self.checked(inner), tuple(lengths)
 
 
 @lru_cache(maxsize=256)
 def _plain(spec: str) -> np.dtype[Any]:
+    if spec in _TEXTS:
+        return _TEXTS[spec]
     if _ML_DTYPES.fullmatch(spec):
-        dtype: np.dtype[Any] = np.dtype(_type_of_ml_dtypes(spec))
-        return dtype
+        small: np.dtype[Any] = np.dtype(_type_of_ml_dtypes(spec))
+        return small
     if not _PLAIN.fullmatch(spec):
-        raise msgspec.ValidationError(f"{spec!r:.80} is not the dtype of an array that is saved")
-    return np.dtype(spec)
+        raise ValueError(f"{spec!r:.80} is not the dtype of an array that is saved")
+    try:
+        dtype: np.dtype[Any] = np.dtype(spec)
+    except (TypeError, ValueError) as error:
+        raise UnsupportedDtypeError(str(error)) from error
+    return dtype
+
+
+def _is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
+    """Whether it is one of the small floats and integers of the package ml_dtypes."""
+    package = getattr(dtype.type, "__module__", "")
+    return package == "ml_dtypes" and bool(_ML_DTYPES.fullmatch(dtype.name))
 
 
 def _type_of_ml_dtypes(name: str) -> Any:
@@ -223,8 +222,29 @@ def _type_of_ml_dtypes(name: str) -> Any:
 
         return getattr(ml_dtypes, name)
     except (ImportError, AttributeError) as error:
-        why = f"{name} needs the package ml_dtypes (pip install ml_dtypes): {error}"
-        raise TypeError(why) from None
+        raise UnsupportedDtypeError(
+            f"{name} needs the package ml_dtypes (pip install ml_dtypes): {error}"
+        ) from None
+
+
+def check_shape(array: Array) -> None:
+    """Refuse an array that no store could describe.
+
+    An array of the shape (10**9, 0, 10**9) has no items, yet the offsets of its chunks, were there
+    any, do not fit into 64 bits: it could be written, and never be read.
+    """
+    if not array.itemsize:
+        raise UnsupportedDtypeError(
+            f"items of the dtype {array.dtype!r} have no bytes; save its shape instead"
+        )
+    if array.size:
+        return
+    nbytes = array.itemsize * math.prod(max(1, length) for length in array.shape)
+    if nbytes > MOST_BYTES:
+        raise UnsupportedDtypeError(
+            f"its shape {array.shape} would not fit into memory if no axis were empty; save an "
+            f"array with shorter axes, such as np.zeros(0)"
+        )
 
 
 class CoreType(NamedTuple):

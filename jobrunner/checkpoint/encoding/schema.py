@@ -15,7 +15,6 @@ from jobrunner.errors import CheckpointCorruptError
 
 T = TypeVar("T")
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 EpochJson = (
     Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
     | Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}\.s[0-9]{1,18}\Z")]
@@ -26,13 +25,6 @@ if TYPE_CHECKING:
     EpochKey = Position
 else:  # as in JSON: each class makes it a `Position`
     EpochKey = EpochJson
-Length = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
-Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
-
-
-class Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """A JSON object; subclasses list its fields, with types and limits."""
-
 
 _described: set[Any] = set()
 _describing = threading.Lock()
@@ -47,26 +39,11 @@ def described(kind: type[T]) -> type[T]:
     return kind
 
 
-def read_document(data: bytes | str, kind: type[T], path: str, *, advice: str) -> T:
-    """Read a JSON document as `kind`, with exactly its fields; `path` and `advice` are for messages.
-
-    Raises `CheckpointCorruptError` if it is not JSON, or a field is missing, unknown, repeated, of
-    another type or out of range.
-    """
-    try:
-        document = msgspec.json.decode(data, type=described(kind))
-        # Much faster than `parse`; what is encoded again has no key twice.
-        if not _has_many_digits(data) and msgspec.json.encode(document) == data:
-            return document
-    except msgspec.ValidationError as error:
-        raise _invalid(error, path, advice) from None
-    except (ValueError, RecursionError):
-        pass
-    return convert(parse(data, path, advice=advice), kind, path, advice=advice)
-
-
 def parse(data: bytes | str, path: str, *, advice: str) -> Any:
-    """Read JSON strictly: no key twice, no NaN, no bytes that are not UTF-8; see `read_document`."""
+    """Read JSON strictly: no key twice, no NaN, no bytes that are not UTF-8.
+
+    `path` and `advice` are for messages. Raises `CheckpointCorruptError` if it is not such JSON.
+    """
     with contextlib.suppress(ValueError, RecursionError):
         if not _has_many_digits(data):
             tree = msgspec.json.decode(data)
@@ -89,7 +66,10 @@ def parse(data: bytes | str, path: str, *, advice: str) -> Any:
 
 
 def convert(tree: object, kind: type[T], path: str, *, advice: str) -> T:
-    """Convert what `parse` returned to `kind`; see `read_document`."""
+    """Convert what `parse` returned to `kind`, with exactly its fields.
+
+    Raises `CheckpointCorruptError` if a field is missing, unknown, of another type or out of range.
+    """
     try:
         return msgspec.convert(tree, described(kind))
     except (ValueError, RecursionError) as error:  # also of a key with a lone surrogate

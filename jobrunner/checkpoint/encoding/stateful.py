@@ -14,9 +14,8 @@ from typing import Any
 from jobrunner.errors import CheckpointError, PlanMismatchError
 
 
-def has_state(value: object) -> bool:
-    """Whether an object is saved by its ``state_dict()``."""
-    cls = type(value)
+def has_state(cls: type) -> bool:
+    """Whether objects of a class are saved by their ``state_dict()``."""
     return all(callable(getattr(cls, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
@@ -126,7 +125,7 @@ class _Merge:
 
     def _load(self, saved: SavedState, made: Any, place: str) -> Any:
         where = self.where + (f", item {place}" if place else "")
-        if not has_state(made):
+        if not has_state(type(made)):
             found = "nothing" if made is None else name_class(made)
             raise PlanMismatchError(
                 f"{where}: expected an object{saved.cls and f' of class {saved.cls}'} to load the state into, "

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from jobrunner.checkpoint.encoding import (
+    LONE_ARRAY,
     CoreType,
     Spec,
     UnsupportedDtypeError,
@@ -46,9 +47,6 @@ OWN_KEY = "/jobrunner"
 
 STACKS = "_stacks"
 """The group of stacked arrays; no blob can have this name."""
-
-LONE_ARRAY = {"$": "array", "at": 0}
-"""The tree of a blob that is an array."""
 
 ADVICE = "Resume with 'latest' to fall back to the epoch before, or restore the file from a copy."
 
@@ -535,5 +533,5 @@ def _dtype(spec: Spec) -> np.dtype[Any] | None:
         return dtype_from_spec(spec)
     except UnsupportedDtypeError:
         return None
-    except msgspec.ValidationError as error:
+    except ValueError as error:
         raise ValueError(f"`dtype`: {error}") from None

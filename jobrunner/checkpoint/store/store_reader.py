@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 from jobrunner.checkpoint.encoding import (
+    LONE_ARRAY,
     Array,
     Codec,
     Decoder,
@@ -35,7 +36,6 @@ from jobrunner.checkpoint.store.chunks import (
 from jobrunner.checkpoint.store.document import (
     ADVICE,
     DOCUMENT_MOST_BYTES,
-    LONE_ARRAY,
     ROOT_DOCUMENT,
     BlobEntry,
     File,
@@ -450,11 +450,10 @@ class StoreReader:
         return part
 
     def _lone_array(self, name: str, axis: int) -> tuple[ArrayReader, Any]:
-        """An array blob, and its tree, which adds at most metadata of the dtype."""
+        """An array blob, and its tree."""
         document = self.read_document()
         blob = self._blob(document, name)
-        kind = blob.tree.get("$") if isinstance(blob.tree, dict) else None
-        if len(blob.arrays) != 1 or kind not in ("array", "noted"):
+        if blob.tree != LONE_ARRAY:
             raise DefinitionError(
                 f"Blob {name!r} in {self.root} is not an array, so it cannot be part of one."
             )

@@ -17,7 +17,7 @@ from jobrunner.checkpoint import (
     Decoder,
     EncodedBlob,
     NodeCheckpoint,
-    SavedObject,
+    Unmade,
     digest_blob,
     encode_blobs,
     library_parts,
@@ -142,11 +142,11 @@ def _compare_parts(one: Any, other: Any, where: str, seen: _Seen) -> Iterator[Di
                 yield from _compare(one[key], other[key], f"{where}[{key!r}]", seen)
         if list(one) != list(other) and set(one) == set(other):
             yield {"where": where, "what": "order of the keys"}
-    elif isinstance(one, SavedObject):  # not by `==`: one may hold another very many times
-        if one.cls != other.cls:
-            yield {"where": where, "what": f"type: {one.cls} and {other.cls}"}
+    elif isinstance(one, Unmade):
+        if one.kind != other.kind:
+            yield {"where": where, "what": f"type: {one.kind} and {other.kind}"}
         else:
-            yield from _compare(one.fields, other.fields, where, seen)
+            yield from _compare(one.parts, other.parts, where, seen)
     elif isinstance(one, list | tuple):
         if len(one) != len(other):
             yield {"where": where, "what": f"length: {len(one)} and {len(other)}"}
@@ -166,8 +166,8 @@ def _parts_of_libraries(one: Any, other: Any) -> tuple[Any, Any] | None:
     """What pandas objects and the like are made of, which is more than the array they give."""
     if (a := library_parts(one)) is None or (b := library_parts(other)) is None:
         return None
-    has_numbers = a.of == "jax.Array" and "key" not in a.parts and "key" not in b.parts
-    return None if has_numbers or a.of != b.of else (a.parts, b.parts)
+    has_numbers = a.kind == "jax.Array" and "key" not in a.parts and "key" not in b.parts
+    return None if has_numbers or a.kind != b.kind else (a.parts, b.parts)
 
 
 def _to_array(value: Any) -> np.ndarray[Any, Any]:
@@ -271,7 +271,8 @@ def _digest_but_pickles(blob: EncodedBlob) -> str:
         if not isinstance(tree, dict):
             return tree
         if tree.get("$") == "pickle":
-            left_out.add(tree.get("at", -1))
+            data, buffers, _ = tree["of"]
+            left_out.update([data, *buffers])
             return {"$": "pickle"}
         return {key: blank(item) for key, item in tree.items()}
 

@@ -64,7 +64,7 @@ def test_the_codec_of_the_nearest_class_saves_a_subclass() -> None:
     assert [table.get(cls) for cls in (Shape, Square, Cube)] == [shape, square, shape]
     assert table.get(int) is None
     tree = encode_blobs("n", {"x": [{}, type("Odd", (dict,), {})()]}, [odd])["x"].tree
-    assert tree == [{}, {"$": "codec", "name": "dict", "value": {}}]
+    assert tree == [{}, {"$": "codec", "of": ["dict", {}]}]
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,6 @@ FORGED = [
 @pytest.mark.parametrize("parts", FORGED)
 def test_what_would_change_or_was_forged_is_refused(parts: dict[str, Any]) -> None:
     blob = encode_blobs("n", {"x": parts})["x"]
-    node = {"$": "library", "of": "jax.Array", "value": blob.tree}
+    node = {"$": "jax.Array", "of": blob.tree}
     with pytest.raises(CheckpointError, match="jax cannot make jax.Array of it"):
         Decoder(lambda i: blob.parts[i].data, where="Blob 'x'").decode(node)

@@ -11,16 +11,20 @@ import msgspec
 import pytest
 
 from jobrunner import CheckpointCorruptError
-from jobrunner.checkpoint.encoding.schema import Document, parse, read_document
+from jobrunner.checkpoint.encoding.schema import convert, parse
 
 
-class Part(Document):
+class Part(msgspec.Struct, forbid_unknown_fields=True):
     size: Annotated[int, msgspec.Meta(ge=0)]
     names: tuple[str, ...] = ()
 
 
-class Whole(Document):
+class Whole(msgspec.Struct, forbid_unknown_fields=True):
     part: Part
+
+
+def read(text: str | bytes, path: str, advice: str = "") -> Whole:
+    return convert(parse(text, path, advice=advice), Whole, path, advice=advice)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +38,7 @@ class Whole(Document):
         ('{"part": {"size": 1, "names": ["a", null]}}', r"at `\$\.part\.names\[1\]`"),
         ('{"part": {"size": 1, "size": 2}}', "the key 'size' appears twice"),
         ('{"part": {"size": NaN}}', "NaN is not a JSON number"),
-        ('{"part": {"size": ' + "9" * 5000 + "}}", r"out of range - at `\$\.part\.size`"),
+        ('{"part": {"size": ' + "9" * 5000 + "}}", "5,000 digits; expected at most 1,000"),
         ("", "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
         ("[]", "Expected `object`, got `array`"),
@@ -42,13 +46,13 @@ class Whole(Document):
 )
 def test_an_invalid_document_is_an_error_that_names_file_and_field(text, told):
     with pytest.raises(CheckpointCorruptError, match=told) as caught:
-        read_document(text, Whole, "run/_log/1.json", advice="Restore it.")
+        read(text, "run/_log/1.json", "Restore it.")
     assert str(caught.value).startswith("run/_log/1.json ")
     assert str(caught.value).endswith("Restore it.")
 
 
 def test_a_document_is_read_as_its_type_says():
-    assert read_document(b'{"part": {"size": 3}}', Whole, "p", advice="") == Whole(Part(3))
+    assert read(b'{"part": {"size": 3}}', "p") == Whole(Part(3))
 
 
 def test_an_integer_may_have_a_thousand_digits_and_a_string_any():
@@ -62,11 +66,11 @@ def test_an_integer_may_have_a_thousand_digits_and_a_string_any():
 
 READ_AT_ONCE = """
 import sys, threading, msgspec
-from jobrunner.checkpoint.encoding import read_document
+from jobrunner.checkpoint.encoding import convert
 
 sys.setswitchinterval(1e-6)
 numbers = {f"f{i}": i for i in range(20)}
-data = msgspec.json.encode({"one": numbers, "many": [], "named": {}})
+data = {"one": numbers, "many": [], "named": {}}
 for _ in range(30):
     part = msgspec.defstruct("Part", [(name, int) for name in numbers])
     fields = [("one", part), ("many", list[part]), ("named", dict[str, part])]
@@ -74,7 +78,7 @@ for _ in range(30):
 
     def read():
         gate.wait()
-        read_document(data, kind, "a.json", advice="")
+        convert(data, kind, "a.json", advice="")
 
     threads = [threading.Thread(target=read) for _ in range(6)]
     for thread in threads:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jobrunner import CheckpointError, DefinitionError
-from jobrunner.checkpoint import Decoder, LibraryParts, encode_blobs
+from jobrunner.checkpoint import Decoder, Unmade, encode_blobs
 from jobrunner.testing import assert_identical
 from tests.sampling import examples
 from tests.stores import write_store, written_and_read
@@ -133,7 +133,7 @@ FORGED = [
 def test_forged_indices_are_refused(parts: dict[str, Any]) -> None:
     found = {"shape": [2, 2], "data": np.ones(2), **parts}
     blob = encode_blobs("n", {"x": found})["x"]
-    node = {"$": "library", "of": "scipy.sparse.sparray", "value": blob.tree}
+    node = {"$": "scipy.sparse.sparray", "of": blob.tree}
     with pytest.raises(CheckpointError, match="scipy cannot make scipy.sparse.sparray of it"):
         Decoder(lambda i: blob.parts[i].data, where="Blob 'x'").decode(node)
 
@@ -155,11 +155,11 @@ def test_without_the_library_an_error_names_it_and_lazy_reads_give_the_parts(
     ):
         reader.load()
     (parts,) = reader.peek(manifest, "x")
-    assert isinstance(parts, LibraryParts)
+    assert isinstance(parts, Unmade)
     assert_identical(np.ones(2), parts.parts["data"])
 
 
 def test_a_type_that_this_version_does_not_know_is_refused() -> None:
-    node = {"$": "library", "of": "os.path", "value": {}}
-    with pytest.raises(DefinitionError, match="contains os.path, which this version"):
+    node = {"$": "os.path", "of": {}}
+    with pytest.raises(DefinitionError, match="of kind 'os.path', which this version"):
         Decoder(lambda i: np.ones(1), where="Blob 'x'").decode(node)

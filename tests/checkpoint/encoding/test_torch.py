@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobrunner import DefinitionError
-from jobrunner.checkpoint.encoding.node import encode_blobs
+from jobrunner.checkpoint.encoding import encode_blobs
 from jobrunner.testing import assert_identical
 from tests.stores import write_store
 
@@ -86,3 +86,14 @@ def test_a_state_dict_comes_back_with_tied_weights_still_tied(tmp_path: Path) ->
 def test_a_tensor_that_cannot_be_saved_exactly_is_an_error(make: object, why: str) -> None:
     with pytest.raises(DefinitionError, match=why):
         encode_blobs("n", {"x": make()})  # type: ignore[operator]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", ["strided", "jagged"])
+def test_a_nested_tensor_is_refused_by_the_blobs_name(layout: str) -> None:
+    parts = [torch.ones(2), torch.ones(3)]
+    nested = torch.nested.nested_tensor(parts, layout=getattr(torch, layout))
+    with pytest.raises(
+        DefinitionError, match="Node 'n', blob 'x', item w: .*cannot be saved: it is"
+    ):
+        encode_blobs("n", {"x": {"w": nested}})

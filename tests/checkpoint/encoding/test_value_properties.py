@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jobrunner.checkpoint.encoding.node import encode_blobs
+from jobrunner.checkpoint.encoding import encode_blobs
 from jobrunner.checkpoint.store import layout
 from jobrunner.checkpoint.store.chunks import plan_chunks
 from jobrunner.checkpoint.worker_save import BlobEncoder

@@ -1,15 +1,129 @@
-"""Values of SciPy, pandas, pyarrow, xarray, JAX and PyTorch as arrays and plain values, and back."""
+"""Which types of other libraries are saved: PyTorch, SciPy, pandas, pyarrow, xarray, JAX.
 
-from jobrunner.checkpoint.encoding.libraries.node import (
-    LibraryParts,
-    decode_value,
-    encode_value,
-    library_parts,
+Imports none of them until a value is decoded. A checkpoint names a type; the name is looked up here,
+so that it can choose only among these. Another thread may just be importing a library: then its
+module is there, but some of its names are not yet, and no value can be of the types that lack.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from jobrunner.checkpoint.encoding.codecs import Codec
+from jobrunner.checkpoint.encoding.libraries.torch import check_device as check_device
+from jobrunner.checkpoint.encoding.unmade import Unmade
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryType:
+    """A public class of a library, and the private subclasses that stand for it."""
+
+    module: str
+    attribute: str
+    codec: str
+    """The module of this package that encodes and decodes it."""
+    is_mutable: bool = True
+    copies_on_write: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name in checkpoints."""
+        return f"{self.module}.{self.attribute}"
+
+    @property
+    def library(self) -> str:
+        """What to import and to install."""
+        return self.module.partition(".")[0]
+
+    @property
+    def hides_memory(self) -> bool:
+        """Whether a change of it never shows in what shares its memory, nor the other way round."""
+        if not self.copies_on_write:
+            return not self.is_mutable
+        pandas = sys.modules["pandas"]
+        is_old = int(pandas.__version__.partition(".")[0]) < 3
+        return not is_old or pandas.options.mode.copy_on_write is True
+
+    def codec_for(self, cls: type) -> Codec:
+        """The codec for a class that `type_of` finds."""
+        functions = self._import_codec()
+        return Codec(
+            cls,
+            partial(functions.encode, self.name),
+            partial(functions.decode, self.name),
+            self.name,
+        )
+
+    def decode(self, parts: Any) -> Any:
+        """Make the value again; raises ImportError, or what the library raises for wrong parts."""
+        importlib.import_module(self.module)
+        return self._import_codec().decode(self.name, parts)
+
+    def _import_codec(self) -> Any:
+        return importlib.import_module(f"{__name__}.{self.codec}")
+
+    def has_subclass(self, cls: type) -> bool:
+        """Whether it is the base of a class."""
+        base = getattr(sys.modules.get(self.module), self.attribute, None)
+        return isinstance(base, type) and issubclass(cls, base)
+
+
+_TYPES = (
+    LibraryType("torch", "Tensor", "torch"),
+    LibraryType("scipy.sparse", "sparray", "sparse"),
+    LibraryType("scipy.sparse", "spmatrix", "sparse"),
+    LibraryType("pandas", "DataFrame", "pandas", copies_on_write=True),
+    LibraryType("pandas", "Series", "pandas", copies_on_write=True),
+    LibraryType("pandas", "Index", "pandas", is_mutable=False),
+    LibraryType("pandas.api.extensions", "ExtensionArray", "pandas"),
+    LibraryType("pandas", "Timestamp", "pandas", is_mutable=False),
+    LibraryType("pandas", "Timedelta", "pandas", is_mutable=False),
+    LibraryType("pandas", "Period", "pandas", is_mutable=False),
+    LibraryType("pandas", "Interval", "pandas", is_mutable=False),
+    LibraryType("pandas.api.typing", "NAType", "pandas", is_mutable=False),
+    LibraryType("pandas.api.typing", "NaTType", "pandas", is_mutable=False),
+    LibraryType("pyarrow", "Table", "arrow", is_mutable=False),
+    LibraryType("pyarrow", "RecordBatch", "arrow", is_mutable=False),
+    LibraryType("pyarrow", "Array", "arrow", is_mutable=False),
+    LibraryType("pyarrow", "ChunkedArray", "arrow", is_mutable=False),
+    LibraryType("pyarrow", "Schema", "arrow", is_mutable=False),
+    LibraryType("pyarrow", "DataType", "arrow", is_mutable=False),
+    LibraryType("xarray", "Dataset", "xarray"),
+    LibraryType("xarray", "DataArray", "xarray"),
+    LibraryType("xarray", "DataTree", "xarray"),
+    LibraryType("xarray", "Variable", "xarray"),
+    LibraryType("jax", "Array", "jax", is_mutable=False),
 )
-from jobrunner.checkpoint.encoding.libraries.table import NotExactError, find_type
-from jobrunner.checkpoint.encoding.libraries.tensors import (
-    UnsupportedTensorError,
-    decode_tensor,
-    encode_tensor,
-    is_tensor,
-)
+_BY_NAME = {kind.name: kind for kind in _TYPES}
+_DEFINING = {"jaxlib": "jax"}
+"""Packages that define the classes of another library's values."""
+
+
+def type_of(cls: type) -> LibraryType | None:
+    """Find the type of values of a class that the library itself defines; not of users' subclasses."""
+    package = str(cls.__module__).partition(".")[0]
+    library = _DEFINING.get(package, package)
+    for kind in _TYPES:
+        if kind.library == library and kind.has_subclass(cls):
+            return kind
+    return None
+
+
+def type_named(name: str) -> LibraryType | None:
+    """Return the type that a checkpoint names."""
+    return _BY_NAME.get(name)
+
+
+def library_parts(value: Any) -> Unmade | None:
+    """Return what a library's value is made of; None if it is not one, or not exact."""
+    kind = type_of(type(value))
+    if kind is None:
+        return None
+    try:
+        return Unmade(kind.name, kind.codec_for(type(value)).encode(value))
+    except Exception:
+        return None

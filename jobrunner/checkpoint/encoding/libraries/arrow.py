@@ -1,6 +1,7 @@
 """Arrow arrays, tables and schemas, as the buffers that they are made of.
 
-Only types are read by Arrow's own format; data is taken from arrays of known size, and validated.
+Only types are read by Arrow's own format. Its format for data would allocate what a forged header
+says before it looks at the data; so buffers are arrays of known size, and Arrow validates the whole.
 """
 
 from __future__ import annotations
@@ -10,36 +11,38 @@ from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding.dtypes import Array
-from jobrunner.checkpoint.encoding.libraries.table import NotExactError
+from jobrunner.checkpoint.encoding.codecs import UnsuitableError
 
 _EXTENSION = b"ARROW:extension:name"
+_SPARE_BYTES = 64
+"""Arrow rounds the size of its buffers up to so many bytes."""
 
 
 def encode(name: str, value: Any) -> Any:
-    """Return its type or schema, and its arrays; raises `NotExactError`."""
-    pa = sys.modules["pyarrow"]
+    """Return its type or schema, and its arrays."""
     match name.rpartition(".")[2]:
         case "Schema":
             return {"schema": _pack_schema(value)}
         case "DataType":
             return {"type": _pack_type(value)}
         case "Array":
-            return {"type": _pack_type(value.type), **_pack(value)}
+            return {"type": _pack_type(value.type), "array": _pack(value)}
         case "ChunkedArray":
             return {"type": _pack_type(value.type), "chunks": list(map(_pack, value.chunks))}
     if not value.num_columns and value.num_rows:
-        raise NotExactError("it has rows but no columns, so they would be lost")
-    parts: dict[str, Any] = {"schema": _pack_schema(value.schema)}
-    names = value.schema.names
-    is_named = len(set(names)) == len(names)
-    packed: list[Any]
-    if isinstance(value, pa.Table):
-        packed = [list(map(_pack, column.chunks)) for column in value.columns]
-    else:
-        packed = [_pack(column) for column in value.columns]
-    # Under their names in the store, if these are distinct.
-    return {**parts, "columns": dict(zip(names, packed, strict=True)) if is_named else packed}
+        raise UnsuitableError("it has rows but no columns, so they would be lost")
+    columns: list[Any] = []
+    for column in value.columns:
+        if name == "pyarrow.Table":
+            columns.append([_pack(chunk) for chunk in column.chunks])
+        else:
+            columns.append(_pack(column))
+    schema = value.schema
+    if len(set(schema.names)) < len(schema.names):
+        return {"schema": _pack_schema(schema), "columns": columns}
+    # Under their names in the store.
+    named = dict(zip(schema.names, columns, strict=True))
+    return {"schema": _pack_schema(schema), "columns": named}
 
 
 def decode(name: str, parts: Any) -> Any:
@@ -51,20 +54,19 @@ def decode(name: str, parts: Any) -> Any:
         case "DataType":
             return _unpack_type(parts["type"])
         case "Array":
-            return _unpack(_unpack_type(parts["type"]), parts)
+            return _unpack_valid(_unpack_type(parts["type"]), parts["array"])
         case "ChunkedArray":
             return _unpack_chunks(_unpack_type(parts["type"]), parts["chunks"])
     schema, columns = _unpack_schema(parts["schema"]), parts["columns"]
     if isinstance(columns, dict):
         columns = list(columns.values())
-    pairs = list(zip((field.type for field in schema), columns, strict=True))
-    if name == "pyarrow.Table":
-        table = pa.Table.from_arrays([_unpack_chunks(*it) for it in pairs], schema=schema)
-        table.validate()
-        return table
-    batch = pa.RecordBatch.from_arrays([_unpack(*it) for it in pairs], schema=schema)
-    batch.validate()
-    return batch
+    is_table = name == "pyarrow.Table"
+    unpack = _unpack_chunks if is_table else _unpack_valid
+    arrays = [unpack(field.type, column) for field, column in zip(schema, columns, strict=True)]
+    cls = pa.Table if is_table else pa.RecordBatch
+    result = cls.from_arrays(arrays, schema=schema)
+    result.validate()
+    return result
 
 
 # --- types and schemas
@@ -72,9 +74,10 @@ def decode(name: str, parts: Any) -> Any:
 
 def _pack_schema(schema: Any) -> bytes:
     data = bytes(schema.serialize())
-    _refuse_extensions(data, NotExactError)
+    if _EXTENSION in data:
+        raise UnsuitableError("its schema has an extension type; save the array's storage instead")
     if not _unpack_schema(data).equals(schema, check_metadata=True):
-        raise NotExactError("Arrow's own format does not keep all of its schema")
+        raise UnsuitableError("Arrow's own format does not keep all of its schema")
     return data
 
 
@@ -87,7 +90,8 @@ def _unpack_schema(data: Any) -> Any:
     pa = sys.modules["pyarrow"]
     if type(data) is not bytes:
         raise TypeError(f"expected bytes, found {type(data).__name__}")
-    _refuse_extensions(data, ValueError)
+    if _EXTENSION in data:
+        raise ValueError("its schema has an extension type")
     return pa.ipc.read_schema(pa.py_buffer(data))
 
 
@@ -96,168 +100,105 @@ def _unpack_type(data: Any) -> Any:
     return field.type
 
 
-def _refuse_extensions(data: bytes, error: type[Exception]) -> None:
-    if _EXTENSION in data:
-        raise error("its schema has an extension type; save the array's storage instead")
-
-
 # --- arrays
 
 
-def _unpack_chunks(kind: Any, chunks: list[Any]) -> Any:
-    return sys.modules["pyarrow"].chunked_array([_unpack(kind, it) for it in chunks], type=kind)
-
-
 def _pack(array: Any) -> dict[str, Any]:
-    """Return the length, the validity and the buffers of an array, without what a slice hides."""
-    types, kind = sys.modules["pyarrow"].types, array.type
+    """Return the length, the buffers and the children of an array, without what a slice hides."""
+    pa = sys.modules["pyarrow"]
     try:
         array.validate(full=True)
     except ValueError as error:  # as a load would find it
-        raise NotExactError(f"Arrow says that it is not valid: {error}") from error
+        raise UnsuitableError(f"Arrow says that it is not valid: {error}") from error
+    kind = array.type
+    if not _is_known(kind):
+        raise UnsuitableError(
+            f"there is no codec for the Arrow type {kind}; cast it to another type"
+        )
+    if array.offset or _hides_much(array):
+        array = pa.concat_arrays([array])  # a copy of no more than the slice
     parts: dict[str, Any] = {"length": len(array)}
-    if types.is_null(kind):
-        return parts
-    if types.is_dictionary(kind):
+    if pa.types.is_dictionary(kind):
         return {**parts, "indices": _pack(array.indices), "dictionary": _pack(array.dictionary)}
-    valid = None
-    if array.null_count:
-        parts["valid"] = valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False))
-    if types.is_boolean(kind):
-        bits = np.unpackbits(_buffer(array, 1, "u1"), bitorder="little")
-        values = bits[array.offset : array.offset + len(array)].astype(bool)
-        return {**parts, "values": _blank(values, valid)}
-    if _is_binary(kind):
-        offsets = _offsets(array, kind)
-        data = _buffer(array, 2, "u1")[offsets[0] : offsets[-1]]
-        return {**parts, "offsets": offsets - offsets[0], "data": data}
-    if types.is_fixed_size_list(kind):
-        size = kind.list_size
-        return {
-            **parts,
-            "values": _pack(array.values.slice(array.offset * size, len(array) * size)),
-        }
-    if _is_list(kind):
-        offsets = _offsets(array, kind)
-        items = array.values if not types.is_map(kind) else _entries(array)
-        inner = items.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-        return {**parts, "offsets": offsets - offsets[0], "values": _pack(inner)}
-    if types.is_struct(kind):
-        return {**parts, "fields": [_pack(array.field(i)) for i in range(kind.num_fields)]}
-    if types.is_primitive(kind) or _width(kind):
-        values = _buffer(array, 1, _dtype(kind))
-        if width := _width(kind):
-            values = values[: len(values) // width * width].reshape(-1, width)
-        return {**parts, "values": _blank(values[array.offset : array.offset + len(array)], valid)}
-    raise NotExactError(f"there is no codec for the Arrow type {kind}; cast it to another type")
+    children = [_pack(child) for child in _children(array)]
+    buffers = [_array_of(buffer) for buffer in array.buffers()[: kind.num_buffers]]
+    if buffers and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        # For other readers, which know numbers.
+        dtype = np.dtype(kind.to_pandas_dtype())
+        buffers[-1] = buffers[-1][: len(array) * dtype.itemsize].view(dtype)
+    return {**parts, "buffers": buffers, "children": children}
 
 
-def _unpack(kind: Any, parts: Any) -> Any:
-    pa = sys.modules["pyarrow"]
-    types, length = pa.types, parts["length"]
-    if types.is_null(kind):
-        return pa.nulls(length)
-    if types.is_dictionary(kind):
-        indices = _unpack(kind.index_type, parts["indices"])
-        values = _unpack(kind.value_type, parts["dictionary"])
-        made = pa.DictionaryArray.from_arrays(indices, values, ordered=kind.ordered, safe=True)
-        return _validated(made, length)
-    valid = parts.get("valid")
-    if valid is not None and (valid.dtype != bool or valid.shape != (length,)):
-        raise ValueError("its validity does not fit its length")
-    buffers = [None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))]
-    children: list[Any] = []
-    if types.is_boolean(kind):
-        bits = np.packbits(parts["values"], bitorder="little")
-        buffers.append(_flat(bits, "u"))
-    elif _is_binary(kind):
-        buffers += [_flat(parts["offsets"], "i"), _flat(parts["data"], "u")]
-    elif types.is_struct(kind):
-        children = [_unpack(it.type, part) for it, part in zip(kind, parts["fields"], strict=True)]
-    elif types.is_fixed_size_list(kind):
-        children = [_unpack(kind.value_type, parts["values"])]
-    elif _is_list(kind):
-        is_map = types.is_map(kind)
-        inner = pa.struct([kind.key_field, kind.item_field]) if is_map else kind.value_type
-        buffers.append(_flat(parts["offsets"], "i"))
-        children = [_unpack(inner, parts["values"])]
-    elif types.is_primitive(kind) or _width(kind):
-        if parts["values"].dtype != _dtype(kind):
-            raise ValueError(f"its values are {parts['values'].dtype}, expected {_dtype(kind)}")
-        buffers.append(_flat(parts["values"], _dtype(kind).kind))
-    else:
-        raise ValueError(f"the Arrow type {kind} is not one that is saved")
-    made = pa.Array.from_buffers(kind, length, buffers, children=children or None)
-    return _validated(made, length)
+def _array_of(buffer: Any) -> Any:
+    return None if buffer is None else np.frombuffer(buffer, np.uint8)
 
 
-def _validated(array: Any, length: int) -> Any:
-    if len(array) != length:
-        raise ValueError(f"its length is {len(array)}, expected {length}")
+_UNKNOWN = (
+    "union",
+    "run_end_encoded",
+    "string_view",
+    "binary_view",
+    "list_view",
+    "large_list_view",
+)
+"""Kinds whose buffers refer to others by pointers or in any order."""
+
+
+def _is_known(kind: Any) -> bool:
+    types = sys.modules["pyarrow"].types
+    for name in _UNKNOWN:
+        is_one = getattr(types, f"is_{name}", None)  # newer versions know more kinds
+        if is_one is not None and is_one(kind):
+            return False
+    return True
+
+
+def _hides_much(array: Any) -> bool:
+    sizes = [buffer.size for buffer in array.buffers() if buffer is not None]
+    return any(size > _SPARE_BYTES + 2 * array.nbytes for size in sizes)
+
+
+def _children(array: Any) -> list[Any]:
+    pa, kind = sys.modules["pyarrow"], array.type
+    if pa.types.is_struct(kind):
+        return [array.field(i) for i in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        fields = [kind.key_field, kind.item_field]
+        return [pa.StructArray.from_arrays([array.keys, array.items], fields=fields)]
+    return [array.values] if kind.num_fields else []
+
+
+def _unpack_chunks(kind: Any, chunks: list[Any]) -> Any:
+    arrays = [_unpack_valid(kind, chunk) for chunk in chunks]
+    return sys.modules["pyarrow"].chunked_array(arrays, type=kind)
+
+
+def _unpack_valid(kind: Any, parts: Any) -> Any:
+    array = _unpack(kind, parts)
     array.validate(full=True)  # above all, that its buffers are as long as it says
     return array
 
 
-def _is_binary(kind: Any) -> bool:
-    types = sys.modules["pyarrow"].types
-    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return any(is_it(kind) for is_it in tests)
+def _unpack(kind: Any, parts: Any) -> Any:
+    pa = sys.modules["pyarrow"]
+    if not _is_known(kind):
+        raise ValueError(f"the Arrow type {kind} is not one that is saved")
+    if pa.types.is_dictionary(kind):
+        indices = _unpack_valid(kind.index_type, parts["indices"])
+        values = _unpack_valid(kind.value_type, parts["dictionary"])
+        return pa.DictionaryArray.from_arrays(indices, values, ordered=kind.ordered, safe=True)
+    kinds = [kind.field(i).type for i in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        kinds = [pa.struct([kind.key_field, kind.item_field])]
+    children = [_unpack_valid(*pair) for pair in zip(kinds, parts["children"], strict=True)]
+    if len(parts["buffers"]) != kind.num_buffers:
+        raise ValueError(f"an array of {kind} has {kind.num_buffers} buffers")
+    buffers = [None if data is None else _buffer_of(data) for data in parts["buffers"]]
+    return pa.Array.from_buffers(kind, parts["length"], buffers, children=children or None)
 
 
-def _is_list(kind: Any) -> bool:
-    types = sys.modules["pyarrow"].types
-    return any(is_it(kind) for is_it in (types.is_list, types.is_large_list, types.is_map))
-
-
-def _width(kind: Any) -> int:
-    """Return the bytes of an item that no number of NumPy holds; else 0."""
-    types = sys.modules["pyarrow"].types
-    is_bytes = types.is_fixed_size_binary(kind) or types.is_decimal(kind)
-    return kind.bit_width // 8 if is_bytes or types.is_interval(kind) else 0
-
-
-def _dtype(kind: Any) -> np.dtype[Any]:
-    """Return the dtype of an item's number, or of its bytes."""
-    types = sys.modules["pyarrow"].types
-    if types.is_integer(kind) or types.is_floating(kind):
-        dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
-        return dtype
-    return np.dtype("u1" if _width(kind) else f"i{kind.bit_width // 8}")
-
-
-def _buffer(array: Any, i: int, dtype: Any) -> Array:
-    buffer = array.buffers()[i]
-    if buffer is None:
-        return np.zeros(0, dtype)
-    return np.frombuffer(buffer, dtype, buffer.size // np.dtype(dtype).itemsize)
-
-
-def _blank(values: Array, valid: Array | None) -> Array:
-    """Return the values with zeros where there is none: what lies there may differ in every run."""
-    if valid is None:
-        return values
-    values = values.copy()
-    values[~valid] = 0
-    return values
-
-
-def _offsets(array: Any, kind: Any) -> Array:
-    types = sys.modules["pyarrow"].types
-    large = (types.is_large_binary, types.is_large_string, types.is_large_list)
-    dtype = np.dtype("i8" if any(is_it(kind) for is_it in large) else "i4")
-    if not len(array):
-        return np.zeros(1, dtype)
-    return _buffer(array, 1, dtype)[array.offset : array.offset + len(array) + 1]
-
-
-def _entries(array: Any) -> Any:
-    """Return the entries of maps, without regard to the array's offset."""
-    fields = [array.type.key_field, array.type.item_field]
-    arrays = [array.keys, array.items]
-    return sys.modules["pyarrow"].StructArray.from_arrays(arrays, fields=fields)
-
-
-def _flat(values: Array, kind: str) -> Any:
-    if type(values) is not np.ndarray or values.dtype.kind != kind:
-        raise TypeError(f"expected an array of kind {kind!r}, found {type(values).__name__}")
-    return sys.modules["pyarrow"].py_buffer(np.ascontiguousarray(values))
+def _buffer_of(data: Any) -> Any:
+    # An array of Python objects would be read as addresses.
+    if type(data) is not np.ndarray or data.dtype.kind not in "iuf":
+        raise TypeError(f"expected an array of numbers, found {type(data).__name__}")
+    return sys.modules["pyarrow"].py_buffer(np.ascontiguousarray(data))

@@ -1,0 +1,314 @@
+"""The job's own classes: saved by name, and found again in the running job. Pure: no I/O.
+
+Named tuples, dataclasses and enumerations are saved as the name of their class and their fields.
+Pickles refer by name to classes that they would otherwise contain, those of the job's own file, so
+that a resume has one class and not two. No module is imported because a checkpoint names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import pickle
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from functools import lru_cache
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import cloudpickle
+
+from jobrunner.checkpoint.encoding.codecs import UnsuitableError
+from jobrunner.errors import CheckpointError, DefinitionError, PlanMismatchError
+from jobrunner.texts import SCRIPT_PREFIX
+
+_IS_HEAP_TYPE = 1 << 9  # of `__flags__`: the class was made by a class statement
+_CLOUDPICKLE = vars(cloudpickle.cloudpickle)  # for what it does not document, and may lose
+
+# --- names of classes
+
+
+def name_of(cls: type) -> str:
+    """Return the name by which a resume finds a class; raises `UnsuitableError` if it could not."""
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    module = sys.modules.get(cls.__module__)
+    is_known = cls.__module__ == "__main__" or module is None  # for the client to check
+    if "<" in cls.__qualname__ or not (is_known or _look_up(module, cls.__qualname__) is cls):
+        raise UnsuitableError(
+            f"a resume could not find its class {name}: it is not at the top level of its module, "
+            f"under its own name. Define it there"
+        )
+    return name
+
+
+def find_class(name: str) -> type | None:
+    """Find a class in the modules that this process has; imports nothing.
+
+    The job's own file has another module name when another program runs it.
+    """
+    module_name, _, qualified = name.partition(":")
+    for module in _modules(module_name):
+        located = _look_up(module, qualified)
+        if isinstance(located, type):
+            return located
+    return None
+
+
+def find_classes(names: Iterable[str], where: str) -> dict[str, type]:
+    """Find classes by name; raises `PlanMismatchError` if one is not there."""
+    located = {name: find_class(name) for name in names}
+    missing = [name for name, cls in located.items() if cls is None]
+    if missing:
+        raise PlanMismatchError(
+            f"{where} contains values of {', '.join(missing)}, which this program does not have. "
+            f"Define the class under that name at the top level of the job's file, or import its "
+            f"module there."
+        )
+    return {name: cls for name, cls in located.items() if cls is not None}
+
+
+def sent_as(cls: type) -> str:
+    """The id that a class has in all processes to which it was sent by value; empty for others."""
+    return str(_CLOUDPICKLE.get("_DYNAMIC_CLASS_TRACKER_BY_CLASS", {}).get(cls, ""))
+
+
+def check_classes(saved: Collection[tuple[str, str]], where: str) -> None:
+    """Raise if the program finds no class, or another, by a name; each comes with its `sent_as`."""
+    by_name = find_classes({name for name, _ in saved}, where)
+    sent = _CLOUDPICKLE.get("_DYNAMIC_CLASS_TRACKER_BY_ID", {})
+    for name, key in saved:
+        if sent.get(key, by_name[name]) is not by_name[name]:
+            raise DefinitionError(
+                f"{where} contains values of a class {name}, but the program has another class "
+                f"of that name, which a resume would find. Give each class its own name."
+            )
+
+
+def _modules(name: str) -> Iterator[ModuleType | None]:
+    yield sys.modules.get(name)
+    main = sys.modules.get("__main__")
+    is_script = name == "__main__" or name.startswith(SCRIPT_PREFIX)
+    if is_script:
+        for loaded_name in reversed(list(sys.modules)):
+            if loaded_name.startswith(SCRIPT_PREFIX):
+                yield sys.modules.get(loaded_name)
+        yield main
+        yield sys.modules.get(name.removeprefix(SCRIPT_PREFIX))
+    else:
+        stem = re.sub(r"\W", "_", name)
+        yield sys.modules.get(SCRIPT_PREFIX + stem)
+        file = getattr(main, "__file__", None) or ""
+        if file.replace("\\", "/").endswith(f"/{name}.py") or file == f"{name}.py":
+            yield main
+
+
+def _look_up(module: ModuleType | None, qualified: str) -> object:
+    """Look a name up without running code: no ``__getattr__``, no descriptors."""
+    located: Any = module
+    for part in qualified.split("."):
+        if located is not module and not isinstance(located, type):
+            return None
+        located = None if located is None else vars(located).get(part)
+    return located
+
+
+# --- enumerations, named tuples and dataclasses
+
+
+def kind_of(cls: type) -> str | None:
+    """Say as what values of a class are saved: enum, namedtuple, dataclass; None: as neither."""
+    if issubclass(cls, enum.Enum):
+        return "enum"
+    if issubclass(cls, tuple) and field_names(cls):
+        return "namedtuple"
+    return "dataclass" if dataclasses.is_dataclass(cls) else None
+
+
+@lru_cache(maxsize=256)
+def field_names(cls: Any) -> tuple[str, ...]:
+    """The names of the fields of a named tuple or dataclass; none of another tuple."""
+    if not issubclass(cls, tuple):
+        return tuple(field.name for field in dataclasses.fields(cls))
+    names = getattr(cls, "_fields", None)
+    if type(names) is not tuple or not all(type(name) is str for name in names):
+        return ()
+    return names
+
+
+def state_of(kind: str, value: Any) -> dict[str, Any]:
+    """Return the fields of a value and what else it holds, by name; raises `UnsuitableError`.
+
+    A dataclass may hold less than its fields, or attributes of its own.
+    """
+    cls: Any = type(value)
+    if kind == "enum":
+        # Others are found by their name.
+        is_plain = type(value.value) in (bool, int, float, str, type(None))
+        return {"name": value.name, "value": value.value if is_plain else None}
+    if kind == "namedtuple":
+        if getattr(value, "__dict__", None) or len(value) != len(field_names(cls)):
+            raise UnsuitableError("it has more than its fields")
+        return dict(zip(field_names(cls), value, strict=True))
+    if reason := _unlike_dataclass(cls):
+        raise UnsuitableError(reason)
+    state = dict(getattr(value, "__dict__", None) or {})
+    slots = _slots(cls)
+    if not set(field_names(cls)).issuperset(slots):
+        raise UnsuitableError("it has slots that are not fields")
+    for name in slots:
+        if not hasattr(value, name):
+            raise UnsuitableError(f"its slot {name!r} is not set")
+        state[name] = getattr(value, name)
+    return state
+
+
+@lru_cache(maxsize=256)
+def _unlike_dataclass(cls: Any) -> str:
+    """Why fields and attributes are not all that an instance is; empty if they are."""
+    for base in cls.__mro__[:-1]:
+        if not base.__flags__ & _IS_HEAP_TYPE:
+            return f"it inherits from {base.__name__}"
+        for name in ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"):
+            own = vars(base).get(name)
+            if own is not None and getattr(own, "__module__", "") != "dataclasses":
+                return f"its class has a {name} of its own"
+    return ""
+
+
+@lru_cache(maxsize=256)
+def _slots(cls: Any) -> list[str]:
+    names: list[str] = []
+    for base in cls.__mro__:
+        slots = vars(base).get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    return [name for name in names if name[:2] != "__"]
+
+
+def make_instance(
+    kind: str, cls: Any, names: Sequence[str], state: dict[str, Any], where: str
+) -> Any:
+    """Make a value of a class again, without its code, from the names of its fields and its state.
+
+    Raises `CheckpointError` if the class has changed since.
+    """
+    if kind == "enum":
+        _check_kind(issubclass(cls, enum.Enum), cls, "an enumeration", where)
+        return _member_of(cls, state, where)
+    if kind == "namedtuple":
+        is_named = issubclass(cls, tuple) and bool(field_names(cls))
+        _check_kind(is_named, cls, "a named tuple", where)
+        _check_fields(cls, names, field_names(cls), where)
+        if list(state) != list(names):
+            raise ValueError("the fields of a named tuple are not those of its class")
+        return tuple.__new__(cls, state.values())
+    is_dataclass = hasattr(cls, "__dataclass_fields__") and not _unlike_dataclass(cls)
+    _check_kind(is_dataclass, cls, "a dataclass", where)
+    _check_fields(cls, sorted(names), sorted(field_names(cls)), where)
+    instance: Any = object.__new__(cls)
+    slots = _slots(cls)
+    for name, value in state.items():
+        if name in slots:
+            object.__setattr__(instance, name, value)  # frozen ones too
+        else:
+            vars(instance)[name] = value
+    return instance
+
+
+def _member_of(cls: Any, state: dict[str, Any], where: str) -> Any:
+    name, content = state["name"], state["value"]
+    member = None
+    if issubclass(cls, enum.Flag) and type(content) is int:
+        with contextlib.suppress(ValueError):
+            member = cls(content)
+    elif name is not None:
+        member = cls.__members__.get(name)
+    if member is None or member.name != name:
+        raise _changed(cls, f"it no longer has the member {name!r}, which was saved", where)
+    return member
+
+
+def _check_kind(is_right: bool, cls: type, kind: str, where: str) -> None:
+    if not is_right:
+        raise _changed(cls, f"it was {kind}, and no longer is", where)
+
+
+def _check_fields(cls: type, saved: Sequence[str], now: Sequence[str], where: str) -> None:
+    if list(saved) != list(now):
+        fields = f"it was saved with the fields {', '.join(saved)}, but now has {', '.join(now)}"
+        raise _changed(cls, fields, where)
+
+
+def _changed(cls: type, change: str, where: str) -> CheckpointError:
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    return CheckpointError(
+        f"{where} is whole, but the class {name} has changed: {change}. Change the class back, "
+        f"or start afresh (resume_from_epoch=None, --resume none)."
+    )
+
+
+# --- pickles
+
+_finding: ContextVar[Callable[[str], type | None]] = ContextVar("finding", default=find_class)
+
+
+def class_of_job(name: str) -> type:
+    """Find a class by name. Pickles in checkpoints call it: it must keep this place and name."""
+    cls = _finding.get()(name)
+    if cls is None:
+        raise PlanMismatchError(f"this program does not have the class {name}")
+    return cls
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # no types
+    """Pickles by name what cloudpickle would pickle by value: classes of the job's own file."""
+
+    def __init__(
+        self,
+        write: Callable[[bytes], object],
+        name_class: Callable[[type], str],
+        buffers: list[pickle.PickleBuffer],
+    ) -> None:
+        super().__init__(SimpleNamespace(write=write), protocol=5, buffer_callback=buffers.append)
+        self._name_class = name_class
+        self.names: dict[str, None] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Called for all but the simplest objects."""
+        if type(obj) is memoryview:
+            raise UnsuitableError("it contains a memoryview, which would load as bytes")
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2:
+            name = self._name_class(obj)
+            self.names[name] = None
+            return class_of_job, (name,)
+        return reduced
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pickle:
+    """A pickled value: its arrays' memory lies beside it, and it names classes of the job."""
+
+    data: bytes
+    buffers: Sequence[memoryview]
+    classes: Sequence[str]
+
+
+def pickle_by_name(value: object, name_class: Callable[[type], str]) -> Pickle:
+    """Pickle a value."""
+    written: list[bytes] = []
+    buffers: list[pickle.PickleBuffer] = []
+    pickler = _Pickler(written.append, name_class, buffers)
+    pickler.dump(value)
+    return Pickle(b"".join(written), [buffer.raw() for buffer in buffers], list(pickler.names))
+
+
+def unpickle(data: bytes, buffers: Sequence[Any], find: Callable[[str], type | None]) -> Any:
+    """Unpickle with the classes that `find` returns."""
+    token = _finding.set(find)
+    try:
+        return pickle.loads(data, buffers=buffers)
+    finally:
+        _finding.reset(token)

@@ -1,0 +1,155 @@
+"""What cannot be saved is refused at the first save, by node and blob, whatever Python makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobrunner import (
+    Blob,
+    DefinitionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Session,
+    Task,
+    epoch_limiter,
+)
+from jobrunner.checkpoint import Codec, Decoder, encode_blobs
+from jobrunner.testing import assert_identical
+
+
+@dataclasses.dataclass
+class Link:
+    next: Any = None
+
+
+class Nest:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+def test_a_chain_of_500_dataclasses_is_refused_by_the_blobs_name() -> None:
+    chain = None
+    for _ in range(500):
+        chain = Link(chain)
+    with pytest.raises(DefinitionError, match="Node 'n', blob 'x'.*nested"):
+        encode_blobs("n", {"x": chain})
+
+
+def test_a_codec_that_never_ends_is_refused_by_the_blobs_name() -> None:
+    codec = Codec(Nest, lambda value: [Nest(value)], lambda parts: parts[0], "nest")
+    with pytest.raises(DefinitionError, match="Node 'n', blob 'x'.*nested"):
+        encode_blobs("n", {"x": Nest(1)}, [codec])
+
+
+def test_the_deepest_value_that_is_saved_is_also_loaded() -> None:
+    values: dict[str, Any] = {"lists": [], "dicts": {}, "tuples": (), "links": Link()}
+    for _ in range(149):
+        values["lists"] = [values["lists"]]
+        values["dicts"] = {"a": values["dicts"]}
+        values["tuples"] = (values["tuples"],)
+    for _ in range(74):
+        values["links"] = Link(values["links"])
+    for name, blob in encode_blobs("n", values).items():
+        loaded = Decoder(pytest.fail, classes=blob.classes).decode(blob.tree)  # type: ignore[arg-type]
+        assert repr(loaded) == repr(values[name])
+
+
+@pytest.mark.parametrize("name", ["torch", "pandas", "jax", "pyarrow", "xarray", "scipy.sparse"])
+def test_a_module_that_another_thread_is_importing_does_not_end_a_save(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    values = {"a": np.arange(3), "b": {"c": [1.5, {2}]}, "d": Link(None)}
+    blobs = encode_blobs("n", values)
+    assert list(blobs) == ["a", "b", "d"]
+    strange = type("Tensor", (), {"__module__": name})
+    with pytest.raises(DefinitionError, match="blob 'x'.*no codec for its type"):
+        encode_blobs("n", {"x": strange()})
+
+
+NOT_PARTS = {
+    "list": lambda: [1, 2],
+    "none": lambda: None,
+    "scalar": lambda: 0.5,
+    "array without axes": lambda: np.array(1.0),
+    "array of objects": lambda: np.array([1, "a"], object),
+    "masked array": lambda: np.ma.MaskedArray([1.0], [True]),
+}
+
+
+@pytest.mark.parametrize("name", NOT_PARTS)
+def test_a_part_that_no_other_number_of_nodes_could_load_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    with Job("parts") as job:
+        with job.init_group:
+            for node in ("a", "b"):
+                Task(NOT_PARTS[name], outputs=Blob("p", partition=0), node=node)
+        epoch_limiter(job, 1)
+    manager = MultiNodeCheckpointManager(tmp_path)
+    with (
+        Session.local(workers=1, processes=False) as session,
+        pytest.raises(DefinitionError, match=r"Node 'a', blob 'p': partition=0 expects an array"),
+    ):
+        JobRunner(job, manager).run(session)
+    assert manager.epochs() == []
+
+
+ENCODE = """
+import datetime as dt
+from tests.checkpoint.encoding.kinds_of_values import VALUES
+from jobrunner.checkpoint import digest_blob, encode_blobs
+blobs = {name: make() for name, make in VALUES.items()}
+blobs["words"] = {str(i) for i in range(2000)} | {dt.date(2020, 1, i) for i in range(1, 20)}
+blobs["sets"] = {frozenset(map(str, range(i))) for i in range(9)}
+for name, value in blobs.items():
+    print(name, digest_blob(encode_blobs("n", {"x": value})["x"]))
+"""
+
+
+def test_equal_values_are_encoded_alike_in_every_process() -> None:
+    printed = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", ENCODE]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        printed.append(done.stdout.splitlines())
+    assert len(printed[0]) > 300
+    assert printed[0] == printed[1]
+
+
+def test_many_items_that_are_alike_come_back_as_they_were() -> None:
+    shared = {"step": 1, "loss": 0.5}
+    values = {
+        "mixed": [i if i % 3 else i / 2 for i in range(1000)],
+        "large": [2**70, *range(999), 0.5],
+        "rows": [(i, i / 2, str(i), None) for i in range(1000)],
+        "lists in rows": [(i, [i]) for i in range(1000)],
+        "records": [{"step": i, "loss": i / 2, "note": str(i)} for i in range(1000)],
+        "records in rows": [(i, {"a": i}) for i in range(1000)],
+        "records of lists": [{"a": [i]} for i in range(1000)],
+        "records of other keys": [{str(i): i} for i in range(1000)],
+        "shared records": [shared, *({"step": i, "loss": 0.1} for i in range(1000)), shared],
+        "keys": {i: (i, 0.5) for i in range(1000)},
+        "empty rows": [()] * 1000,
+        "empty records": [{} for _ in range(1000)],
+        "signs": [0.0, -0.0, float("inf")] * 100,
+    }
+    tied = [{"step": i, "loss": 0.1} for i in range(300)]
+    values["tied"] = {"a": tied, "first": tied[0], "last": [tied[-1]]}
+    for name, blob in encode_blobs("n", values).items():
+        loaded = Decoder(lambda i, parts=blob.parts: parts[i].data).decode(blob.tree)  # type: ignore[misc]
+        assert_identical(values[name], loaded, name)
+        if name == "tied":
+            assert loaded["first"] is loaded["a"][0]
+            assert loaded["last"][0] is loaded["a"][-1]
