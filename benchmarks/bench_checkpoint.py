@@ -405,7 +405,7 @@ def stall(report: Report, parent: Path, rounds: int) -> None:
                 manager.commits.commit(save, receipts, {})
                 times.append(time.perf_counter() - started)
                 store = Path(manager.path, receipts["node"].store)
-                manager.run.rewind(epoch - 1 if epoch else None, "room for the next")
+                manager.run.rewind(Position.of(epoch - 1) if epoch else None, "room for the next")
                 for chunk in store.glob("*/c*"):
                     os.truncate(chunk, 0)
             manager.run.end()

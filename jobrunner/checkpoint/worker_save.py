@@ -36,6 +36,7 @@ from jobrunner.checkpoint.store import (
     digest_blob,
     encode_json,
 )
+from jobrunner.compile import gc_paused
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.positions import Position
@@ -63,6 +64,8 @@ class BlobEncoder:
         options = self.options.get(node, {})
         encoded = encode_blobs(node, blobs, self.codecs, allow_pickle=self.allow_pickle, done=done)
         for name in encoded.keys() - done.keys():
+            if type(blobs[name]) is np.ndarray:
+                continue
             if workspace.is_provable(name) and not workspace.holds_arrays(name):
                 # Until a task changes it, it need not be encoded again.
                 encoded[name] = replace(
@@ -78,11 +81,9 @@ class BlobEncoder:
                     f"group, or store the object's state_dict() in it, or exclude it from "
                     f"checkpoints: outputs=Blob({name!r}, transient=True)."
                 )
-        encoded = {
-            name: with_options(node, name, blob, options.get(name), self.default)
-            for name, blob in encoded.items()
-        }
-        if options:
+        if options or self.default.compressors:
+            for name, blob in encoded.items():
+                encoded[name] = with_options(node, name, blob, options.get(name), self.default)
             check_dimensions(node, encoded)
         return encoded
 
@@ -180,6 +181,7 @@ class Save:
                 return prepared  # type: ignore[no-any-return]  # all nodes have the same one
         return None
 
+    @gc_paused()  # of thousands of blobs, none of what is made here is garbage
     def _prepare(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
         nodes = [node for node in workspaces if node in self.stores]
         # Encode everything before writing anything: a blob that cannot be saved is an error of the
@@ -355,7 +357,8 @@ def _stored_blobs(
     stored = {}
     for name, blob in encoded.items():
         kept = blob if isinstance(blob.tree, msgspec.Raw) else None
-        stored[name] = StoredBlob(workspace.versions[name], kept, described.get(name, {}))
+        if kept is not None or name in described:
+            stored[name] = StoredBlob(workspace.versions[name], kept, described.get(name, {}))
     return stored
 
 

@@ -26,7 +26,7 @@ Trail = tuple[str, ...]
 """Path within a blob: keys, escaped for file systems, and indices."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ArrayPart:
     """One array of a value."""
 

@@ -27,7 +27,7 @@ from jobrunner.errors import DefinitionError
 from jobrunner.texts import counted, listed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EncodedBlob:
     """A blob as a tree and the arrays that it refers to."""
 
@@ -56,6 +56,11 @@ class _Node:
         self._shared: dict[tuple[str, str], str] = {}
 
     def add(self, name: str, value: object, codecs: CodecTable | None, allow_pickle: bool) -> None:
+        if type(value) is np.ndarray and _is_plain(value):
+            # Most blobs of large nodes are such arrays, by the thousand: all else takes as long.
+            self.encoded[name] = EncodedBlob(LONE_ARRAY, (ArrayPart(value, None, (), "ndarray"),))
+            self.memory.append(_View(name, (), value))
+            return
         encoder = Encoder(codecs)
         try:
             tree = _encode_whole(encoder, value)
@@ -83,11 +88,9 @@ class _Node:
                     f"Copy one of them, or put both in one blob (a dict or a list)."
                 )
 
-    def sharing(self, bare_arrays: Mapping[str, Array]) -> list[str]:
+    def sharing(self) -> list[str]:
         """A line for each pair of blobs that share an object, or else for one that shares memory."""
-        return [*self._shared.values()] or [
-            *_find_shared_memory(self.name, self.memory, bare_arrays)
-        ]
+        return [*self._shared.values()] or [*_find_shared_memory(self.name, self.memory)]
 
 
 def encode_blobs(
@@ -96,13 +99,11 @@ def encode_blobs(
     codecs: Sequence[Codec] = (),
     *,
     allow_pickle: bool = False,
-    bare_arrays: Mapping[str, Array] | None = None,
     done: Mapping[str, EncodedBlob] | None = None,
 ) -> dict[str, EncodedBlob]:
     """Encode the blobs of a node; write them before the values, whose memory they share, change.
 
-    `bare_arrays` are the node's other blobs: arrays that own their memory and need no encoding; `done`
-    blobs that have not changed since they were encoded, which are taken over. Raises
+    `done` has blobs that have not changed since they were encoded, which are taken over. Raises
     `DefinitionError`, with a line for each blob that cannot be encoded, and for two that share an
     object or memory, and would load as two.
     """
@@ -113,7 +114,7 @@ def encode_blobs(
             encoded.encoded[name] = done[name]
         else:
             encoded.add(name, value, table, allow_pickle)
-    lines = encoded.sharing(bare_arrays or {})
+    lines = encoded.sharing()
     if encoded.refused or lines:
         of_node = {(node, name): error for name, error in encoded.refused.items()}
         raised = RefusedBlobsError("\n".join([*_explain(of_node), *lines]))
@@ -121,6 +122,13 @@ def encode_blobs(
         causes = [error.__cause__ for error in of_node.values() if error.__cause__ is not None]
         raise raised from (causes[0] if causes else None)
     return encoded.encoded
+
+
+def _is_plain(array: Array) -> bool:
+    """Whether an array of numbers is stored just as it lies in memory."""
+    dtype = array.dtype
+    is_of_numbers = dtype.kind in "biufc" and dtype.isbuiltin == 1 and dtype.metadata is None
+    return is_of_numbers and array.size > 0 and array.flags.c_contiguous
 
 
 def _encode_whole(encoder: Encoder, value: object) -> Tree:
@@ -289,14 +297,11 @@ _CONVERT = "Convert it to a type that can be saved, such as an array of numbers 
 # --- shared memory
 
 
-def _find_shared_memory(
-    node: str, memory: Sequence[_View], bare_arrays: Mapping[str, Array]
-) -> Iterator[str]:
-    arrays = [*(view.array for view in memory), *bare_arrays.values()]
+def _find_shared_memory(node: str, memory: Sequence[_View]) -> Iterator[str]:
+    arrays = [view.array for view in memory]
     is_once = len(set(map(id, arrays))) == len(arrays)
-    if is_once and all(view.array.flags.owndata for view in memory):
+    if is_once and all(array.flags.owndata for array in arrays):
         return  # arrays that own their memory share none
-    memory = [*memory, *(_View(name, (), array) for name, array in bare_arrays.items())]
     spans = sorted(
         (
             (*np.lib.array_utils.byte_bounds(array), index)

@@ -322,15 +322,11 @@ class StoredArray:
 
     path: str
     document: ArrayDocument
+    own: OwnAttributes
     grid: Grid
     zstd: Zstd | None
     files: Sequence[File]
     row: int | None = None
-
-    @property
-    def own(self) -> OwnAttributes:
-        """What jobrunner says of it in its attributes."""
-        return msgspec.convert(self.document.attributes[OWN_KEY], OwnAttributes)
 
     @property
     def nbytes(self) -> int:
@@ -401,7 +397,7 @@ class StoreDocument:
         assert isinstance(document, ArrayDocument)
         own = msgspec.convert(document.attributes[OWN_KEY], OwnAttributes)
         grid, zstd = _read_grid(document, own)
-        return StoredArray(array.path, document, grid, zstd, array.files, row)
+        return StoredArray(array.path, document, own, grid, zstd, array.files, row)
 
     def arrays(self) -> Iterator[StoredArray]:
         """Yield all stacks, and the arrays that are not in one."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.checkpoint.encoding import (
+    LONE_ARRAY,
     Array,
     ArrayPart,
     EncodedBlob,
@@ -85,16 +86,11 @@ class PlannedArray:
     grid: Grid
     zstd: Zstd | None
     document: ArrayDocument
+    files: list[File] = field(default_factory=list)  # of its chunks, as soon as these are written
     is_at_rest: bool = False
     """It lies in a blob, and does not change as long as this object refers to it."""
     is_unchanged: bool = False
     """It is the array of the store before, and no task has updated its blob since."""
-
-
-@dataclass(slots=True)
-class _PlannedBlob:
-    tree: Any
-    arrays: list[PlannedArray | Place]
 
 
 @dataclass(slots=True)
@@ -106,80 +102,53 @@ class StoreLayout:
     arrays: list[PlannedArray] = field(default_factory=list)  # stacks come last
     documents: dict[str, ZarrDocument] = field(default_factory=dict)  # groups before their content
     _attributes: dict[str, Any] = field(default_factory=dict)
-    _blobs: dict[str, _PlannedBlob] = field(default_factory=dict)
-    _stacks: list[PlannedArray] = field(default_factory=list)
+    _blobs: dict[str, BlobEntry] = field(default_factory=dict)
+    _stacks: list[ArrayFiles] = field(default_factory=list)
 
-    def add_blob(
-        self, name: str, path: str, blob: EncodedBlob, rows: Mapping[tuple[str, int], Place]
-    ) -> None:
-        """Add a blob, whose arrays are at `path` or below it, but for those in `rows`."""
-        planned = _PlannedBlob(blob.tree, [])
-        is_attribute = True
-        for i, part in enumerate(blob.parts):
-            place = rows.get((name, i))
-            if place is not None:
-                planned.arrays.append(place)
-                is_attribute = is_attribute and bool(part.trail)
-                continue
-            is_attribute = False
-            for depth in range(len(part.trail)):
-                group = "/".join((path, *part.trail[:depth]))
-                self.documents.setdefault(group, GroupDocument())
-            array = _plan_array(name, part, "/".join((path, *part.trail)), blob.options)
-            planned.arrays.append(array)
-            self._add_array(array)
-        if is_attribute:
-            self._attributes[name] = blob.tree
-        self._blobs[name] = planned
+    def add_blobs(self, blobs: Mapping[str, EncodedBlob], rows: Mapping[int, Place]) -> None:
+        """Add all blobs; `rows` has the places of parts that are in stacks, by their `id`."""
+        apart = []
+        for name, blob in blobs.items():
+            arrays: list[Any] = [rows.get(id(part)) for part in blob.parts]
+            if None in arrays:
+                apart.append(name)
+            elif blob.tree is not LONE_ARRAY:
+                self._attributes[name] = blob.tree
+            self._blobs[name] = BlobEntry(blob.tree, arrays)
+        for name, path in zip(apart, child_names(apart), strict=True):
+            arrays = self._blobs[name].arrays
+            for i, part in enumerate(blobs[name].parts):
+                if arrays[i] is None:
+                    arrays[i] = self._add_part(name, path, part, blobs[name].options)
 
-    def stack(
-        self, names: Sequence[str], arrays: Sequence[Array], order: tuple[int, ...] | None
-    ) -> list[Place]:
-        """Plan stacks of arrays that are alike; returns the place of each."""
-        places: list[Place] = []
-        step = max(1, _STACK_BYTES // arrays[0].nbytes)
-        for start in range(0, len(arrays), step):
-            number = len(self._stacks)
-            rows = Rows(arrays[start : start + step])
-            axes = None if order is None else (0, *(axis + 1 for axis in order))
-            grid = Grid(rows.shape, rows.shape, axes, _has_item_axis(rows.dtype))
-            spec = dtype_to_spec(rows.dtype)
-            document = describe_array(spec, grid, "stack", names=names[start : start + step])
-            path = f"{STACKS}/{number}"
-            self._stacks.append(PlannedArray("", path, rows, grid, None, document))
-            places += [(number, row) for row in range(rows.shape[0])]
-        return places
+    def _add_part(self, blob: str, path: str, part: ArrayPart, options: ArrayOptions) -> ArrayFiles:
+        """Add a part of the blob at `path`, after the groups that it is in."""
+        for depth in range(len(part.trail)):
+            group = "/".join((path, *part.trail[:depth]))
+            self.documents.setdefault(group, GroupDocument())
+        return self._add_array(_plan_array(blob, part, "/".join((path, *part.trail)), options))
 
-    def close(self) -> None:
-        """Add the stacks, after all blobs."""
-        if self._stacks:
-            self.documents[STACKS] = GroupDocument()
-        for array in self._stacks:
-            self._add_array(array)
-
-    def _add_array(self, array: PlannedArray) -> None:
+    def _add_array(self, array: PlannedArray) -> ArrayFiles:
         self.documents[array.path] = array.document
         self.arrays.append(array)
+        return ArrayFiles(array.path, array.files)  # the same list
 
-    def write_document(self, files: Mapping[str, Sequence[File]]) -> bytes:
-        """Return the root document; `files` are those of each array, by its path."""
-        blobs: dict[str, BlobEntry] = {}
-        for name, planned in self._blobs.items():
-            arrays: list[ArrayFiles | Place] = []
-            for array in planned.arrays:
-                if isinstance(array, PlannedArray):
-                    arrays.append(ArrayFiles(array.path, list(files[array.path])))
-                else:
-                    arrays.append(array)
-            blobs[name] = BlobEntry(planned.tree, arrays)
-        stacks = [ArrayFiles(array.path, list(files[array.path])) for array in self._stacks]
+    def add_stacks(self, stacks: Sequence[PlannedArray]) -> None:
+        """Add the stacks, after all blobs."""
+        if stacks:
+            self.documents[STACKS] = GroupDocument()
+        for stack in stacks:
+            self._stacks.append(self._add_array(stack))
+
+    def write_document(self) -> bytes:
+        """Return the root document, once all chunks are written."""
         about = dict(self.about)
         record = about.pop("record", None)
         entry = StoreEntry(
             STORE_FORMAT,
             **about,
-            blobs=blobs,
-            stacks=stacks,
+            blobs=self._blobs,
+            stacks=self._stacks,
             record=None if record is None else RecordEntry(**record),
         )
         return write_document(entry, self._attributes, self.documents)
@@ -188,47 +157,54 @@ class StoreLayout:
 def lay_out(blobs: Mapping[str, EncodedBlob], about: Mapping[str, Any]) -> StoreLayout:
     """Plan a store; `about` is its node, epoch, run, and more for the document, as JSON."""
     layout = StoreLayout(about)
-    rows = _stack_parts(layout, blobs)
-    for name, path in zip(blobs, child_names(blobs), strict=True):
-        layout.add_blob(name, path, blobs[name], rows)
-    layout.close()
+    stacks: list[PlannedArray] = []
+    rows: dict[int, Place] = {}
+    if sum(len(blob.parts) for blob in blobs.values()) >= LEAST_ALIKE:
+        for group in _group_alike(blobs):
+            _stack(group, stacks, rows)
+    layout.add_blobs(blobs, rows)
+    layout.add_stacks(stacks)
     return layout
 
 
-def _stack_parts(
-    layout: StoreLayout, blobs: Mapping[str, EncodedBlob]
-) -> dict[tuple[str, int], Place]:
-    """Stack short arrays of which many are alike; returns each one's place, by blob and index."""
-    places: dict[tuple[str, int], Place] = {}
-    if sum(len(blob.parts) for blob in blobs.values()) < LEAST_ALIKE:
-        return places
-    for keys, parts in _group_alike(blobs):
-        names = ["/".join((name, *part.trail)) for (name, _), part in zip(keys, parts, strict=True)]
-        stacked = layout.stack(names, [part.data for part in parts], parts[0].order)
-        places.update(zip(keys, stacked, strict=True))
-    return places
+_NamedPart = tuple[str, ArrayPart]
 
 
-def _group_alike(
-    blobs: Mapping[str, EncodedBlob],
-) -> Iterable[tuple[list[tuple[str, int]], list[ArrayPart]]]:
-    """Group short arrays in C order that are alike, with their blobs and indices."""
-    groups: dict[Any, tuple[list[tuple[str, int]], list[ArrayPart]]] = {}
+def _group_alike(blobs: Mapping[str, EncodedBlob]) -> Iterable[list[_NamedPart]]:
+    """Group short arrays in C order that are alike, each with the name of its blob."""
+    groups: dict[Any, list[_NamedPart]] = {}
     for name, blob in blobs.items():
         options = blob.options
         if options.compressors or options.chunks is not None or options.dims is not None:
             continue
-        for i, part in enumerate(blob.parts):
+        for part in blob.parts:
             data = part.data
             if 0 < data.nbytes <= STACKED_BYTES and data.flags.c_contiguous:
-                keys, parts = groups.setdefault((data.dtype, data.shape, part.order), ([], []))
-                keys.append((name, i))
-                parts.append(part)
-    for keys, parts in groups.values():
-        dtype = parts[0].data.dtype
+                key = (data.dtype, data.shape, part.order)
+                groups.setdefault(key, []).append((name, part))
+    for (dtype, _, _), group in groups.items():
         # NumPy's own dtypes, of items without gaps.
-        if len(parts) >= LEAST_ALIKE and dtype.kind in _STACKED_KINDS and dtype.isbuiltin < 2:
-            yield keys, parts
+        if len(group) >= LEAST_ALIKE and dtype.kind in _STACKED_KINDS and dtype.isbuiltin < 2:
+            yield group
+
+
+def _stack(group: Sequence[_NamedPart], stacks: list[PlannedArray], rows: dict[int, Place]) -> None:
+    """Plan stacks of arrays that are alike, and note the place of each."""
+    _, first = group[0]
+    step = max(1, _STACK_BYTES // first.data.nbytes)
+    axes = None if first.order is None else (0, *(axis + 1 for axis in first.order))
+    spec = dtype_to_spec(first.data.dtype)
+    has_item_axis = _has_item_axis(first.data.dtype)
+    for start in range(0, len(group), step):
+        members = group[start : start + step]
+        names = []
+        for row, (name, part) in enumerate(members):
+            names.append("/".join((name, *part.trail)))
+            rows[id(part)] = (len(stacks), row)
+        data = Rows([part.data for _, part in members])
+        grid = Grid(data.shape, data.shape, axes, has_item_axis)
+        document = describe_array(spec, grid, "stack", names=names)
+        stacks.append(PlannedArray("", f"{STACKS}/{len(stacks)}", data, grid, None, document))
 
 
 def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) -> PlannedArray:

@@ -37,8 +37,10 @@ from jobrunner.checkpoint.store.document import (
     ADVICE,
     DOCUMENT_MOST_BYTES,
     ROOT_DOCUMENT,
+    ArrayFiles,
     BlobEntry,
     File,
+    Place,
     StoredArray,
     StoreDocument,
     encode_json,
@@ -209,17 +211,12 @@ class ArrayReader:
                 jobs.append(partial(self._read_chunk_into, path, file, target))
         return result, jobs
 
-    def take_row(self, stack: Array) -> Array:
-        """Return a copy of the array that is a row of a stack."""
-        row: Array = stack[self.array.row, ...].copy(order="K")
-        return row
-
     def read_whole(self) -> Array:
         """Read the array."""
         data, jobs = self.read()
         for job in jobs:
             job()
-        return data if self.array.row is None else self.take_row(data)
+        return data if self.array.row is None else data[self.array.row, ...].copy(order="K")
 
     def read_slice(self, axis: int, start: int, stop: int) -> tuple[Array, Jobs]:
         """Return a part along an axis, to be filled, and the jobs that fill it from its chunks."""
@@ -299,30 +296,53 @@ class ArrayReader:
 
 
 @dataclass(slots=True)
+class _StackReading:
+    """A stack that is read, and where its rows go: to an index of a list."""
+
+    reader: ArrayReader
+    rows: list[tuple[int, list[Any], int]] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Read the stack, and copy its rows."""
+        stack, jobs = self.reader.read()
+        for job in jobs:
+            job()
+        for row, slots, i in self.rows:
+            slots[i] = stack[row, ...].copy(order="K")
+
+
+@dataclass(slots=True)
 class _Reading:
     """The arrays of some blobs that are read together."""
 
     files: VerifiedFiles
+    document: StoreDocument
     jobs: Jobs = field(default_factory=list)
     nbytes: int = 0
     expanded_bytes: int = 0
-    readers: list[ArrayReader] = field(default_factory=list)
+    paths: set[str] = field(default_factory=set)  # of all arrays and stacks
     arrays: dict[str, list[Any]] = field(default_factory=dict)
-    _rows: dict[str, list[tuple[list[Any], int, ArrayReader]]] = field(default_factory=dict)
+    _stacks: dict[int, _StackReading] = field(default_factory=dict)
 
-    def add(self, name: str, document: StoreDocument, blob: BlobEntry) -> None:
+    def add(self, name: str, blob: BlobEntry) -> None:
         """Add the arrays of a blob."""
         slots: list[Any] = [None] * len(blob.arrays)
         self.arrays[name] = slots
         for i, reference in enumerate(blob.arrays):
-            reader = ArrayReader(self.files, document.array(reference))
-            self.readers.append(reader)
-            self.nbytes += reader.nbytes
-            if reader.array.row is None:
-                self.expanded_bytes += max(0, reader.nbytes - reader.array.nbytes)
-                slots[i] = reader
+            if isinstance(reference, tuple):
+                stack, row = reference
+                if stack not in self._stacks:
+                    self._stacks[stack] = _StackReading(self._reader(reference))
+                self._stacks[stack].rows.append((row, slots, i))
             else:
-                self._rows.setdefault(reader.array.path, []).append((slots, i, reader))
+                slots[i] = self._reader(reference)
+
+    def _reader(self, reference: ArrayFiles | Place) -> ArrayReader:
+        reader = ArrayReader(self.files, self.document.array(reference))
+        self.paths.add(reader.array.path)
+        self.nbytes += reader.nbytes
+        self.expanded_bytes += max(0, reader.nbytes - reader.array.nbytes)
+        return reader
 
     def read(self, threads: int) -> None:
         """Read and verify all arrays, once their memory is known to exist."""
@@ -332,8 +352,7 @@ class _Reading:
                 if reader is not None:
                     slots[i], jobs = reader.read()
                     self.jobs += jobs
-        for rows in self._rows.values():
-            self.jobs.append(partial(self._read_stack, rows))
+        self.jobs += [stack.read for stack in self._stacks.values()]
         run_all(self.jobs, threads, self.nbytes)
 
     def _check_memory(self) -> None:
@@ -346,13 +365,6 @@ class _Reading:
                     f"{self.expanded_bytes} bytes of memory, and this machine has {there}. Read "
                     f"fewer blobs at once, or read them elsewhere."
                 )
-
-    def _read_stack(self, rows: Sequence[tuple[list[Any], int, ArrayReader]]) -> None:
-        stack, jobs = rows[0][2].read()
-        for job in jobs:
-            job()
-        for slots, i, reader in rows:
-            slots[i] = reader.take_row(stack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,12 +428,11 @@ class StoreReader:
         document = self.read_document() if document is None else document
         for name in blobs or ():
             self._blob(document, name)
-        reading = _Reading(self.verified)
+        reading = _Reading(self.verified, document)
         for name, blob in document.blobs.items():
             if blobs is None or name in blobs:
-                reading.add(name, document, blob)
-        paths = {reader.array.path for reader in reading.readers}
-        reading.jobs += self._document_jobs(document.zarr_documents(paths))
+                reading.add(name, blob)
+        reading.jobs += self._document_jobs(document.zarr_documents(reading.paths))
         reading.read(self.files.threads)
         values: dict[str, Any] = {}
         for name, arrays in reading.arrays.items():

@@ -115,7 +115,7 @@ class StoreBatch:
             for store in self._stores:
                 for array in store.layout.arrays:
                     is_wanted = wanted is None or id(array) in wanted
-                    if is_wanted and array.path not in store.files:
+                    if is_wanted and not array.files:
                         nbytes += array.data.nbytes
                         jobs += self._chunk_jobs(store, array)
                 if wanted is None:
@@ -128,12 +128,11 @@ class StoreBatch:
 
     def _chunk_jobs(self, store: _StoreWriter, array: PlannedArray) -> list[Callable[[], object]]:
         corners = list(array.grid.corners())
-        files: list[File] = [(0, "")] * len(corners)
-        store.files[array.path] = files
+        array.files += [(0, "")] * len(corners)
         left = list(range(len(corners)))
 
         def write(i: int) -> None:
-            files[i] = store.write_chunk(array, corners[i])
+            array.files[i] = store.write_chunk(array, corners[i])
             if left.pop():  # each thread takes one, the last thread 0
                 return
             # Drop the array, so that tasks can change it uncopied.
@@ -177,7 +176,6 @@ class _StoreWriter:
         self.name = name
         self.root = join_path(directory, name)
         self.layout = layout
-        self.files: dict[str, list[File]] = {}  # of each array, by its path
         self.linked_bytes = 0
         self._document_bytes = 0
         self._storage = files
@@ -254,7 +252,7 @@ class _StoreWriter:
 
     def finish(self) -> tuple[str, int]:
         """Write the root document; return its SHA-256 and the store's size."""
-        document = self.layout.write_document(self.files)
+        document = self.layout.write_document()
         if len(document) > DOCUMENT_MOST_BYTES:
             raise DefinitionError(
                 f"Node {self.layout.about['node']!r}: the document of its store would have "
@@ -264,7 +262,7 @@ class _StoreWriter:
             )
         # The root document comes last, so that it proves a complete store.
         self._storage.write(join_path(self.root, ROOT_DOCUMENT), [document])
-        nbytes = sum(size for files in self.files.values() for size, _ in files)
+        nbytes = sum(size for array in self.layout.arrays for size, _ in array.files)
         nbytes += self._document_bytes + len(document)
         return hashlib.sha256(document).hexdigest(), nbytes
 
