@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import time
@@ -17,13 +16,22 @@ from msgspec import structs
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, check_classes, refuse_classes
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.loader import PARTITIONS, REPLICATED
-from jobrunner.checkpoint.log import Claim, RunLock, store_names, strict_json
+from jobrunner.checkpoint.log import (
+    Attempt,
+    CommitEntry,
+    NodeContents,
+    Record,
+    RunLock,
+    Store,
+    strict_json,
+)
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.storage import join_path
-from jobrunner.checkpoint.store import Receipt
-from jobrunner.checkpoint.worker_save import BlobEncoder, Save
+from jobrunner.checkpoint.store import ROOT_DOCUMENT, Receipt
+from jobrunner.checkpoint.worker_save import BlobEncoder, Claim, Save
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
+from jobrunner.names import parse_store_name
 from jobrunner.positions import Position
 from jobrunner.texts import get_logger, listed
 
@@ -48,6 +56,12 @@ class Commits:
     _abandoned: dict[Claim, Save] = field(default_factory=dict, init=False)
     _newest: tuple[int, dict[str, tuple[str, str]]] | None = field(default=None, init=False)
     """The newest commit entry: its number, and node -> store and digest of its manifest."""
+    _names: Sequence[str] = field(default=(), init=False)
+    """Those in the directory when the run took it."""
+    _must_look: bool = field(default=True, init=False)
+    """Whether the client has not yet seen what the workers write, as they are placed now."""
+    _unordered: set[int] = field(default_factory=set, init=False)
+    """The attempts of which no worker was told."""
     _former_names: Mapping[str, str] = field(default_factory=dict, init=False)
 
     def take_request(self) -> bool:
@@ -106,12 +120,9 @@ class Commits:
         # The disk needs room for the epochs that are kept and one more, even if deletion is slow.
         self.retention.sweeper.drain()
         with writing(self.recorded.path, f"the save of epoch {epoch} could not be begun"):
-            retry = self.recorded.log.check_held().claims.get(epoch, 0)
-            # A store that exists unclaimed is not ours: it stays.
-            while self._is_any_taken(names := store_names(lock.nodes, epoch, retry)):
-                retry += 1
-            self.retention.append("begin", {"epoch": epoch, "retry": retry})
-        claim = Claim(epoch, retry)
+            attempt = self._begin_attempt(epoch)
+        names = {node: attempt.store_name(node, epoch) for node in lock.nodes}
+        claim = Claim(epoch, attempt.number, attempt.label)
         save = Save(
             self.recorded.path,
             lock.run,
@@ -126,13 +137,44 @@ class Commits:
         self._unfinished[claim] = save
         return save
 
+    def _begin_attempt(self, epoch: Position) -> Attempt:
+        log = self.recorded.log
+        state = log.check_held()
+        nodes = self.held().nodes
+        taken = set()
+        label = 0
+        for name in self._names:
+            store = parse_store_name(name)
+            if store is None or store.node not in nodes:
+                continue
+            # No entry has claimed these names, so the stores are not ours: they stay.
+            if store.retry > state.label:
+                label = max(label, store.retry)
+            elif not store.retry and (state.upto is None or store.epoch > state.upto):
+                taken.add(store.epoch)
+        swept = state.swept(self.retention.sweeper.deleted)
+        return log.begin(epoch, taken=taken, label=label, swept=swept)
+
+    def note_names(self, names: Sequence[str]) -> None:
+        """Say which names are in the directory now that this run has taken it."""
+        self._names = [name for name in names if parse_store_name(name) is not None]
+        self._unordered = set()
+
+    def note_placement(self) -> None:
+        """Say that workers have nodes which they had not before."""
+        self._must_look = True
+
+    @property
+    def ordered_upto(self) -> Position | None:
+        """What the run's last entry gives back, if no worker was told of the last attempt."""
+        attempt = self.recorded.log.known().attempt
+        if attempt is None or attempt.number not in self._unordered:
+            return None
+        return attempt.after
+
     def name_former(self, names: Mapping[str, str]) -> None:
         """Say what nodes are called in the newest checkpoint, if not as now: its chunks are linked."""
         self._former_names, self._newest = names, None
-
-    def _is_any_taken(self, names: Mapping[str, str]) -> bool:
-        paths = [join_path(self.recorded.path, store) for store in names.values()]
-        return any(self.recorded.files.each(self.recorded.files.is_taken, paths))
 
     def _former(self) -> dict[str, tuple[str, str]]:
         """Node -> its newest recorded store and digest; the next one may link unchanged chunks."""
@@ -140,7 +182,7 @@ class Commits:
         latest = state.latest
         if latest is None:
             return {}
-        number = state.commit_number(latest)
+        number = state.recorded[latest]
         if self._newest is None or self._newest[0] != number:
             try:
                 stores = self.recorded.record(latest)["stores"]
@@ -178,53 +220,43 @@ class Commits:
             if receipt.classes:
                 where = f"Epoch {save.epoch} of {self.recorded.path} is not recorded. Node {node!r}"
                 check_classes(receipt.classes, where)
-        epoch, retry = save.claim
         if save.replicated:
             details = {**details, REPLICATED: save.replicated}
-        stores = {node: receipts[node] for node in save.stores}
-        body = {
-            "epoch": epoch,
-            "retry": retry,
-            "run_number": self.held().number,
-            "stores": {
-                node: {
-                    "store": receipt.store,
-                    "manifest": receipt.sha256,
-                    "nbytes": receipt.nbytes,
-                    "seconds": round(receipt.seconds, 6),
-                    **({"states": list(receipt.states)} if receipt.states else {}),
-                }
-                for node, receipt in stores.items()
-            },
-            "details": as_json(details, "details"),
-        }
-        with writing(self.recorded.path, f"epoch {epoch} could not be recorded"):
-            state = self.recorded.log.check_held()
+        stores = {}
+        contents = {}
+        for node in save.stores:
+            receipt = receipts[node]
+            seconds = round(receipt.seconds, 6)
+            stores[node] = Store(receipt.store, receipt.sha256, receipt.nbytes, seconds)
+            if receipt.states:
+                contents[node] = NodeContents(states=list(receipt.states))
+        record = Record(save.epoch, stores, details=as_json(details, "details"))
+        with writing(self.recorded.path, f"epoch {save.epoch} could not be recorded"):
+            self.recorded.log.check_held()
             if save.claim not in self._unfinished:
                 raise CheckpointWriteError(
-                    f"The save of epoch {epoch} in {self.recorded.path} was abandoned. Begin it "
-                    f"again."
+                    f"The save of epoch {save.epoch} in {self.recorded.path} was abandoned. Begin "
+                    f"it again."
                 )
-            replaced = self.retention.name_stores(state, epoch) if epoch in state.recorded else None
-            entry = self.retention.append("commit", body)
+            self._look_for(save)
+            entry = self.retention.append(
+                CommitEntry,
+                begin=save.claim.begin,
+                records=[record],
+                run_number=self.held().number,
+                contents=contents,
+            )
         # The epoch is recorded: nothing that fails below may raise.
-        found = {node: (receipt.store, receipt.sha256) for node, receipt in stores.items()}
-        self._newest, self._former_names = (entry.number, found), {}
+        newest = {node: (store.name, store.sha256) for node, store in stores.items()}
+        self._newest, self._former_names = (entry.number, newest), {}
         del self._unfinished[save.claim]
-        if replaced is not None:
-            self.retention.sweep(*replaced)
-        try:
-            seconds = {node: receipt.seconds for node, receipt in stores.items()}
-            self.recorded.handler.report("checkpoint_save", seconds)
-        except Exception:
-            logger.warning("The metadata handler's report() failed", exc_info=True)
         try:
             self.retention.retire()
         except Exception as error:  # a policy is the user's code
             logger.warning(
                 "%s: no epoch was retired after epoch %s: %s: %s",
                 self.recorded.path,
-                epoch,
+                save.epoch,
                 type(error).__name__,
                 error,
             )
@@ -242,19 +274,40 @@ class Commits:
                 error,
             )
             return
-        # A commit that seemed to fail may have been recorded: then there is no chore.
-        if save.claim in state.chores:
-            # A slow worker may still write. The end of this run sweeps the stores once more, and
-            # the next run settles the claim.
+        # A commit that seemed to fail may have been recorded.
+        attempts = [*state.attempts, *([state.attempt] if state.attempt is not None else [])]
+        if any(item.number == save.claim.begin and item.last is None for item in attempts):
+            # A slow worker may still write. The end of this run sweeps the stores once more, and so
+            # does the next run.
             self._abandoned[save.claim] = save
-            self.retention.sweeper.add(
-                save.claim, "delete", list(save.stores.values()), is_final=False
-            )
+            self.retention.sweeper.add(None, list(save.stores.values()))
+        self.retention.sweep_new()
+
+    def _look_for(self, save: Save) -> None:
+        """Raise CheckpointError unless the client sees what the workers have written.
+
+        Once after each placement: a worker may read the client's directory, and write to another
+        one that lies over it.
+        """
+        if not self._must_look:
+            return
+        path, files = self.recorded.path, self.recorded.files
+        roots = {
+            node: join_path(path, f"{store}/{ROOT_DOCUMENT}") for node, store in save.stores.items()
+        }
+        for node, is_there in zip(roots, files.each(files.is_taken, roots.values()), strict=True):
+            if not is_there:
+                raise CheckpointError(
+                    f"{path} is not shared: expected to find {save.stores[node]}, which the worker "
+                    f"of node {node!r} has written, but found nothing. Use a directory that the "
+                    f"client and all workers share."
+                )
+        self._must_look = False
 
     def forget(self, save: Save) -> None:
         """Give back the claim of a save that no worker was told to write."""
         if self._unfinished.pop(save.claim, None) is not None:
-            self.retention.sweeper.settle(save.claim)
+            self._unordered.add(save.claim.begin)
 
     def abandon_all(self) -> None:
         """Abandon every save that was not committed, again if it was abandoned before."""
@@ -360,7 +413,7 @@ def as_json(value: Mapping[str, Any], what: str) -> Any:
     """`value` as strict JSON; raises DefinitionError if that is impossible."""
     try:
         strict = strict_json(value)
-        json.dumps(strict, allow_nan=False)
+        msgspec.json.encode(strict)
     except (TypeError, ValueError) as error:
         raise DefinitionError(
             f"{what} of a checkpoint must be JSON (str, numbers, bool, None, lists and dicts of "

@@ -10,7 +10,17 @@ from typing import Any
 from jobrunner.checkpoint.commits import Commits, as_json, writing
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.keep_policies import find_best
-from jobrunner.checkpoint.log import FileMetadataHandler, Patience, RunLock, Status, read_beat
+from jobrunner.checkpoint.log import (
+    DoneEntry,
+    EndEntry,
+    FileMetadataHandler,
+    Patience,
+    RetireEntry,
+    RewindEntry,
+    RunLock,
+    Status,
+    read_beat,
+)
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.config import get_number
 from jobrunner.errors import CheckpointError, DefinitionError
@@ -68,26 +78,33 @@ class DirectoryRun:
         try:
             with writing(self.recorded.path, "the directory could not be locked"):
                 before = recorded.log.known()
-                if before.run is not None and not before.is_ended:  # its heartbeat is removed below
+                holder = before.holder
+                if holder is not None and not before.is_ended:  # its heartbeat is removed below
                     with suppress(OSError, CheckpointError):
-                        seen = read_beat(recorded.files, path, before.run.run).time
-                        info = {**info, "seen": {before.run.run: seen}}
+                        seen = read_beat(recorded.files, path, holder.run).time
+                        info = {**info, "seen": {holder.run: seen}}
                 if (best := find_best(self.retention.policy)) is not None:
                     info = {**info, "keeps_best": best}
                 lock.take(as_json(info, "info"), patience, take_over=self.take_over)
             self.commits.lock = lock
-            recorded.mark_run(is_running=True)
+            recorded.mark_run(())
             with writing(self.recorded.path, "leftovers of earlier runs could not be removed"):
-                self.retention.start_run()
+                # After the `run` entry: whatever is there was not written for this run.
+                names = recorded.files.list_names(path)
+                recorded.mark_run(names)
+                self.commits.note_names(names)
+                self.retention.start_run(names)
                 lock.remove_traces_of_others()
                 if isinstance(recorded.handler, FileMetadataHandler):
                     recorded.handler.remove_leftovers(lock.number)
         except BaseException:
             # Also on Ctrl-C: a run that did not begin must not look alive to the next one.
-            if self.commits.lock is not None:
-                self.end()
-            else:
+            if self.commits.lock is None:
                 lock.leave()
+            elif recorded.log.repairs:
+                self.leave()  # its `end` would say that the log is repaired
+            else:
+                self.end()
             raise
 
     def end(self, about: Mapping[str, Any] | None = None) -> None:
@@ -111,15 +128,23 @@ class DirectoryRun:
                 )
             self.recorded.log.check_held()  # an entry must not follow those of another directory
             self.retention.sweeper.confirm()
-            self.retention.append("end", about)
+            self.retention.append(EndEntry, upto=self.commits.ordered_upto, **about)
         except CheckpointError as error:
             logger.warning(
                 "%s: the end of the run could not be recorded: %s", self.recorded.path, error
             )
         finally:
-            lock.leave()
-            self.commits.lock = None
-            self.recorded.mark_run(is_running=False)
+            self._forget(lock)
+
+    def leave(self) -> None:
+        """Leave the directory as a run that was killed does, but without its heartbeat."""
+        if self.commits.lock is not None:
+            self._forget(self.commits.lock)
+
+    def _forget(self, lock: RunLock) -> None:
+        lock.leave()
+        self.commits.lock = None
+        self.recorded.mark_end()
 
     def probe(self) -> Callable[[Mapping[str, Any]], Any]:
         """Make the probe that shows whether workers share the directory; picklable.
@@ -129,6 +154,7 @@ class DirectoryRun:
         with writing(self.recorded.path, "the probe for the workers could not be written"):
             probe = self.commits.held().probe
             probe.ask()
+            self.commits.note_placement()
             return probe
 
     def check_probe(self, answers: Mapping[str, Any]) -> None:
@@ -136,34 +162,30 @@ class DirectoryRun:
         self.commits.held().probe.check(self.recorded.path, answers)
 
     def rewind(self, epoch: Position | None, reason: str) -> None:
-        """Set aside every epoch after `epoch`, or all if None; their stores stay, hidden.
+        """Set aside every epoch after `epoch`, or all if None; their stores stay.
 
         `reason` is for people who read the log.
         """
         self.commits.held()
         self.recorded.loaded = epoch
         state = self.recorded.log.check_held()
-        if later := state.recorded.after(epoch):
-            self.retention.give_up(state, later, "rewind", {"after": epoch, "reason": reason})
-            self.retention.sweeper.drain()
+        if state.after(epoch):
+            self.retention.append(RewindEntry, after=epoch, reason=reason)
 
     def set_aside(self, epoch: Position, reason: str) -> None:
-        """Set one damaged epoch aside; its stores stay, hidden."""
+        """Set one damaged epoch aside; its stores stay."""
         self.commits.held()
         state = self.recorded.log.check_held()
         self.recorded.check_recorded(epoch, state)
-        self.retention.give_up(state, [epoch], "rewind", {"only": epoch, "reason": reason})
-        self.retention.sweeper.drain()
+        self.retention.append(RewindEntry, only=epoch, reason=reason)
 
     def finish(self, epoch: Position) -> None:
         """Record that the job ended after `epoch`, exit group included; see `delete_on_success`."""
         self.commits.held()
         self.recorded.log.check_held()
-        self.retention.append("done", {"epoch": epoch})
+        self.retention.append(DoneEntry, epoch=epoch)
         if self.delete_on_success:
-            state = self.recorded.log.refresh()
-            epochs = list(state.recorded)
-            self.retention.give_up(state, epochs, "retire", {"epochs": epochs})
+            self.retention.append(RetireEntry, epochs=self.recorded.log.refresh().epochs)
 
 
 def _configured_seconds(key: str) -> float:

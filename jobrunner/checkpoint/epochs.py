@@ -5,32 +5,30 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import compress
 from typing import Any
 
 from jobrunner.checkpoint.log import (
+    CommitEntry,
     FileMetadataHandler,
-    GapEntry,
     LogWriter,
+    LostEntry,
     MetadataHandler,
-    RepairEntry,
+    PinEntry,
     RunEntry,
     State,
-    StateEntry,
+    UnpinEntry,
     check_details,
     check_plan,
-    commit_in,
     each_entry,
-    entry_to_json,
     is_known_dead,
     loose_json,
+    record_in,
 )
 from jobrunner.checkpoint.storage import Files, absolute_path, files_of
-from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT
-from jobrunner.compile import gc_paused
+from jobrunner.checkpoint.store import ROOT_DOCUMENT
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import StoreName, format_store_name, parse_store_name
 from jobrunner.positions import Position, parse_position
@@ -38,7 +36,7 @@ from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
 
-_EPOCH_AND_RETRY = re.compile(r"\.(\d+(?:\.s\d+)?)(?:\.r(\d+))?$")
+_EPOCH_AND_LABEL = re.compile(r"\.(\d+(?:\.s\d+)?)(?:\.r(\d+))?$")
 
 
 class Epochs:
@@ -58,7 +56,7 @@ class Epochs:
             raise DefinitionError(
                 f"metadata_handler must be a MetadataHandler; got "
                 f"{type(metadata_handler).__name__}, which lacks some of its methods: set_params, "
-                f"append, write, last_number, entries, last_epoch, report, accessible."
+                f"append, last_number, entries."
             )
         self.handler = metadata_handler
         self.handler.set_params(self.path, ())
@@ -66,16 +64,24 @@ class Epochs:
         self.only_node: str | None = None  # the node of a `CheckpointManager`
         self.loaded: Position | None = None  # by the current run, last; retention keeps it
         self._is_running = False
+        self._names: Sequence[str] = ()  # in the directory when the current run took it
         self._unclaimed: list[Position] | None = None
 
-    def mark_run(self, *, is_running: bool) -> None:
-        """Note that a run of this manager has taken or released the directory."""
-        self._is_running = is_running
+    def mark_run(self, names: Sequence[str]) -> None:
+        """Note that a run of this manager has taken the directory, which has these names."""
+        self._is_running = True
+        self._names = names
+        self.loaded = self._unclaimed = None
+
+    def mark_end(self) -> None:
+        """Note that the run has released the directory."""
+        self._is_running = False
+        self._names = ()
         self.loaded = self._unclaimed = None
 
     def all(self) -> list[Position]:
         """What is recorded, in ascending order."""
-        return list(self.log.refresh().recorded)
+        return self.log.refresh().epochs
 
     def latest(self) -> Position | None:
         """The newest recorded epoch, if any."""
@@ -83,23 +89,22 @@ class Epochs:
 
     def is_done(self) -> bool:
         """Whether the job ended, exit group included, after the newest recorded epoch."""
-        state = self.log.refresh()
-        return state.done is not None and state.done == state.latest
+        return self.log.refresh().is_done
 
     def numbers(self, epochs: Iterable[Position] | None = None) -> dict[Position, int]:
         """Each of these epochs, by default all in ascending order, with its entry's number in the log."""
         state = self.log.refresh()
         numbers = {}
-        for epoch in state.recorded if epochs is None else epochs:
+        for epoch in state.epochs if epochs is None else epochs:
             self.check_recorded(epoch, state)
-            numbers[epoch] = state.commit_number(epoch)
+            numbers[epoch] = state.recorded[epoch]
         return numbers
 
     def record(self, epoch: Position) -> Mapping[str, Any]:
         """See `MultiNodeCheckpointManager.record`."""
         state = self.log.refresh()
         self.check_recorded(epoch, state)
-        return self.read_record(epoch, state.commit_number(epoch))
+        return self.read_record(epoch, state.recorded[epoch])
 
     def records(
         self, epochs: Iterable[Position] | None = None
@@ -115,27 +120,44 @@ class Epochs:
 
         return zip(numbers, self.files.each(read, numbers), strict=True)
 
-    @gc_paused()
     def read_record(self, epoch: Position, number: int) -> Mapping[str, Any]:
         """Read the record of an epoch from entry `number` of the log."""
         entry = self.log.read_entry(number)
         try:
-            commit = commit_in(entry, epoch)
-            for node, about in commit.stores.items():
-                if about.store != format_store_name(node, epoch, commit.retry):
-                    raise ValueError(f"{about.store!r} is not the store of node {node!r}")
-            details = check_details(loose_json(commit.details))
-            record = {**entry_to_json(commit), "epoch": commit.epoch.public, "details": details}
+            record = record_in(entry, epoch)
+            details = check_details(loose_json(record.details))
         except (ValueError, RecursionError) as error:
             raise CheckpointCorruptError(
                 f"{self.path}: entry {number} of the log is not a valid record of epoch {epoch}: "
                 f"{error}. Restore the entry from a copy, or run `jobrunner fsck {self.path} "
                 f"--repair` to rebuild the record."
             ) from error
-        if self.only_node is not None:
-            stores = record["stores"]
-            record["stores"] = {node: s for node, s in stores.items() if node == self.only_node}
-        return record
+        assert isinstance(entry, CommitEntry)
+        contents = entry.contents
+        if record.contents is not None and record.contents != number:
+            source = self.log.read_entry(record.contents)
+            contents = source.contents if isinstance(source, CommitEntry) else {}
+        stores: dict[str, dict[str, Any]] = {}
+        for node, store in (record.stores or {}).items():
+            if self.only_node not in (None, node):
+                continue
+            stores[node] = {
+                "store": store.name,
+                "manifest": store.sha256,
+                "nbytes": store.nbytes,
+                "seconds": store.seconds,
+            }
+            if node in contents and contents[node].states:
+                stores[node]["states"] = contents[node].states
+        return {
+            "number": number,
+            "epoch": epoch.public,
+            "time": entry.time,
+            "run": entry.run,
+            "run_number": entry.run_number,
+            "stores": stores,
+            "details": details,
+        }
 
     def run_info(self, epoch: Position) -> Mapping[str, Any]:
         """The info that the run that recorded `epoch` logged when it began; see `info_of`."""
@@ -145,7 +167,6 @@ class Epochs:
         """The plan of the run that recorded `epoch`, as it described it; None if it is unknown."""
         return self.plan_of(self.record(epoch)["run_number"])
 
-    @gc_paused()
     def plan_of(self, run_number: int | None) -> Mapping[str, Any] | None:
         """The plan of a run, as it described it when it began; None if it is unknown."""
         plan = self.info_of(run_number).get("plan")
@@ -155,7 +176,6 @@ class Epochs:
             logger.warning("%s: the plan of run %s: %s", self.path, run_number, error)
             return None
 
-    @gc_paused()
     def info_of(self, run_number: int | None) -> Mapping[str, Any]:
         """The info that a run logged in its ``run`` entry; empty if the entry is lost."""
         if run_number is None:
@@ -170,28 +190,30 @@ class Epochs:
 
     def held_by(self) -> str | None:
         """The other run that holds the directory and may be alive, described for people."""
-        run = self.log.refresh().run
-        if self._is_running or run is None or self.log.known().is_ended:
+        state = self.log.refresh()
+        holder = state.holder
+        if self._is_running or holder is None or state.is_ended:
             return None
-        return None if is_known_dead(run.process, run.run) else str(run)
+        return None if is_known_dead(holder.process, holder.run) else str(holder)
 
     def unclaimed(self) -> list[Position]:
         """The epochs of stores that exist and that no entry of the log claims, in ascending order.
 
         Runs claim every store before they write it. So the log, or its newest entries, must be
-        lost. During a run, only the first call looks. Reads names, no stores.
+        lost. During a run, the names are those that it began with. Reads names, no stores.
         """
         if self._unclaimed is None or not self._is_running:
             # List before the log is read: a name is claimed before it is used.
-            names = self.files.list_names(self.path)
-            claims = self.log.refresh().claims
+            names = self._names if self._is_running else self.files.list_names(self.path)
+            state = self.log.refresh()
             suspects = []
             for name in names:
-                match = _EPOCH_AND_RETRY.search(name)
+                # Far fewer names are parsed in full than there are stores.
+                match = _EPOCH_AND_LABEL.search(name)
                 epoch = None if match is None else parse_position(match[1])
                 if match is None or epoch is None:
                     continue
-                if int(match[2] or 0) >= claims.get(epoch, 0):
+                if not state.has_claimed(epoch, int(match[2] or 0)):
                     suspects.append(name)
             self._unclaimed = sorted({store.epoch for _, store in self.stores_among(suspects)})
         return self._unclaimed
@@ -202,15 +224,17 @@ class Epochs:
         return list(compress(stores, self.files.each(self._is_whole, stores)))
 
     def _is_whole(self, store: tuple[str, StoreName]) -> bool:
-        root = os.path.join(self.path, store[0])
-        documents = [os.path.join(root, name) for name in (ROOT_DOCUMENT, RETIRED_DOCUMENT)]
-        return any(self.files.is_taken(document) for document in documents)
+        return self.files.is_taken(os.path.join(self.path, store[0], ROOT_DOCUMENT))
 
     def next_store(self, node: str, epoch: Position) -> str:
         """The path of the store of a node at an epoch: the recorded one, or else the next."""
         state = self.log.refresh()
-        retry = state.retries.get(epoch, state.claims.get(epoch, 0))
-        return os.path.join(self.path, format_store_name(node, epoch, retry))
+        if epoch in state.recorded:
+            record = self.read_record(epoch, state.recorded[epoch])
+            if node in record["stores"]:
+                return os.path.join(self.path, record["stores"][node]["store"])
+        label = state.label + 1 if state.has_claimed(epoch, 0) else 0
+        return os.path.join(self.path, format_store_name(node, epoch, label))
 
     def pins(self) -> dict[Position, list[str]]:
         """The pinned epochs in ascending order, each with its labels."""
@@ -224,7 +248,7 @@ class Epochs:
             is_pinned = label in state.pins.get(epoch, ())
             return None if is_pinned else {"epoch": epoch, "label": label}
 
-        self.log.note("pin", decide)
+        self.log.note(PinEntry, decide)
 
     def unpin(self, epoch: Position, label: str | None = None) -> bool:
         """See `MultiNodeCheckpointManager.unpin`."""
@@ -235,31 +259,32 @@ class Epochs:
             is_pinned = bool(labels) if label is None else label in labels
             return {"epoch": epoch, "label": label} if is_pinned else None
 
-        return self.log.note("unpin", decide) is not None
+        return self.log.note(UnpinEntry, decide) is not None
 
     def watch(
         self, after: Position | None, poll_seconds: float, timeout_seconds: float | None
     ) -> Iterator[Position]:
         """See `MultiNodeCheckpointManager.watch`."""
-        seen = -1
+        # A group has one entry; within it, epochs follow each other.
+        seen = (-1, Position(0))
         if after is not None:
             state = self.log.refresh()
             self.check_recorded(after, state)
-            seen = state.recorded[after]
+            seen = (state.recorded[after], after)
         last_news = time.monotonic()
         while True:
             state = self.log.refresh()
-            epochs = state.recorded.public_in_order()
-            known = len(epochs)
-            while known and state.recorded[Position.of(epochs[known - 1])] > seen:
-                known -= 1
-            news = [Position.of(epoch) for epoch in epochs[known:]]
+            epochs = state.epochs
+            first = len(epochs)
+            while first and (state.recorded[epochs[first - 1]], epochs[first - 1]) > seen:
+                first -= 1
+            news = epochs[first:]
             if news:
-                seen = state.recorded[news[-1]]
+                seen = (state.recorded[news[-1]], news[-1])
                 yield from news
                 last_news = time.monotonic()
                 continue  # the reader may have been slow: look again at once
-            if state.run is not None and state.is_ended:
+            if state.holder is not None and state.is_ended:
                 return
             left = poll_seconds
             if timeout_seconds is not None:
@@ -281,39 +306,18 @@ class Epochs:
             ) from error
 
     def verify_log(self) -> list[int]:
-        """Check every entry of the log, and every full state against the entries before it.
+        """Check every entry of the log; returns the numbers of those that a repair has replaced.
 
-        Returns the numbers of lost and damaged entries that a repair has replaced. Raises
-        CheckpointCorruptError if an entry that no repair replaced is missing, damaged or
-        contradicts those before it.
+        Raises CheckpointCorruptError if an entry is missing, damaged or contradicts those before it.
         """
         state = State()
-        lost: list[int] = []
-        problem: CheckpointCorruptError | None = None
+        lost = []
         for number, entry in each_entry(self.handler):
             if isinstance(entry, CheckpointCorruptError):
-                problem = problem or entry
+                raise entry
+            state.apply(entry)
+            if isinstance(entry, LostEntry):
                 lost.append(number)
-            elif isinstance(entry, RepairEntry):
-                state.restart(entry)
-                problem = None
-            elif isinstance(entry, GapEntry):
-                lost.append(number)
-                problem = problem or CheckpointCorruptError(
-                    f"{self.path}: entry {number} of the log is lost. Run `jobrunner fsck "
-                    f"{self.path} --repair`."
-                )
-            elif problem is None:
-                if isinstance(entry, StateEntry) and state != replace(
-                    State.from_json(entry.state), number=state.number
-                ):
-                    raise CheckpointCorruptError(
-                        f"The full state in entry {number} of the log of {self.path} contradicts "
-                        f"the entries before it. Restore it from a copy."
-                    )
-                state.apply(entry)
-        if problem is not None:
-            raise problem
         return lost
 
     def check_recorded(self, epoch: Position, state: State) -> None:
@@ -328,7 +332,7 @@ class Epochs:
             )
         raise CheckpointNotFoundError(
             f"Epoch {epoch} of {self.path} is not recorded; recorded epochs: "
-            f"{name_some(state.recorded)}. {remedy}"
+            f"{name_some(state.epochs)}. {remedy}"
         )
 
 

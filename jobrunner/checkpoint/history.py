@@ -10,11 +10,9 @@ from jobrunner.checkpoint.commits import as_json
 from jobrunner.checkpoint.log import (
     CommitEntry,
     LogEntry,
-    RepairEntry,
+    Record,
     RewindEntry,
-    State,
     check_details,
-    commits_in,
     given_up_by,
     loose_json,
 )
@@ -67,29 +65,28 @@ def read_history(entries: Iterable[LogEntry], *, set_aside: bool = False) -> lis
         others.extend({**counts.pop(epoch), "is_set_aside": True} for epoch in epochs)
 
     for entry in entries:
-        if isinstance(entry, RepairEntry):
-            latest = State.from_json(entry.state).latest
-            give_up([epoch for epoch in counts if latest is None or epoch > latest])
         if isinstance(entry, RewindEntry):
             give_up(given_up_by(entry, list(counts)))
-        for commit in commits_in(entry):
-            if (row := _row(commit)) is not None:
-                counts[commit.epoch] = row
+        if isinstance(entry, CommitEntry):
+            for record in entry.records:
+                row = _row(entry, record)
+                if row is not None:
+                    counts[record.at] = row
     rows = [*others, *counts.values()] if set_aside else counts.values()
     return sorted(rows, key=lambda row: (position_of(row), row["time"]))
 
 
-def _row(commit: CommitEntry) -> dict[str, Any] | None:
+def _row(entry: CommitEntry, record: Record) -> dict[str, Any] | None:
     try:
-        details = check_details(loose_json(commit.details))
+        details = check_details(loose_json(record.details))
     except (ValueError, RecursionError) as error:
-        logger.warning("The record of epoch %s cannot be read: %s", commit.epoch, error)
+        logger.warning("The record of epoch %s cannot be read: %s", record.at, error)
         return None
     return {
-        "epoch": commit.epoch.public,
-        "step": commit.epoch.step,
-        "time": commit.time,
-        "run": commit.run,
+        "epoch": record.at.public,
+        "step": record.at.step,
+        "time": entry.time,
+        "run": entry.run,
         "metrics": details.get("metrics", {}),
         "metadata": details.get("metadata", {}),
         "is_set_aside": False,

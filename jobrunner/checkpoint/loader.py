@@ -22,7 +22,6 @@ from jobrunner.checkpoint.worker_load import (
     States,
     cut_evenly,
     load_group,
-    reading_seconds,
 )
 from jobrunner.define import TaskGroup
 from jobrunner.errors import (
@@ -201,13 +200,6 @@ class Loader:
                 f"{next(iter(own))!r} cannot be loaded there."
             )
         return Reading(readers.get(home), own, borrowed)
-
-    def report_load(self, group: TaskGroup, action: str) -> None:
-        """Report to the metadata handler how long each node took to run a group that `load` made.
-
-        Raises ExecutionError if the group has not run.
-        """
-        self.recorded.handler.report(action, reading_seconds(group))
 
     def readers(self, record: Mapping[str, Any]) -> dict[str, StoreReader]:
         """The readers of a recorded epoch's stores, by node."""

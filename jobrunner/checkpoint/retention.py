@@ -1,17 +1,18 @@
-"""Gives up epochs, retired by policy or set aside, and deletes or hides their stores."""
+"""Retires epochs by policy, and deletes their stores and what attempts have left."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import itertools
 import math
-import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.keep_policies import (
@@ -22,19 +23,21 @@ from jobrunner.checkpoint.keep_policies import (
     needs_rows,
 )
 from jobrunner.checkpoint.log import (
-    Claim,
+    Attempt,
+    GivenUp,
+    HolderEntry,
     LogEntry,
+    RetireEntry,
     RunEntry,
     State,
-    commit_in,
-    store_names,
+    record_in,
 )
-from jobrunner.checkpoint.storage import REMOVALS, Files, run_all
-from jobrunner.checkpoint.store import RETIRED_DOCUMENT, ROOT_DOCUMENT
+from jobrunner.checkpoint.storage import REMOVALS, Files, join_path, run_all
+from jobrunner.checkpoint.store import ROOT_DOCUMENT
 from jobrunner.errors import CheckpointError
 from jobrunner.names import parse_store_name
 from jobrunner.positions import Position
-from jobrunner.texts import get_logger, printable
+from jobrunner.texts import get_logger, listed, printable
 
 logger = get_logger(__name__)
 
@@ -42,7 +45,7 @@ _DRAIN_SECONDS = 30.0
 
 
 class Retention:
-    """Gives up epochs: first an entry of the log, then `sweeper` deletes or hides their stores.
+    """Gives up epochs: first an entry of the log, then `sweeper` deletes their stores.
 
     Runs on the client. Only the run that holds the directory may give up epochs.
     """
@@ -51,35 +54,86 @@ class Retention:
         self.policy = KeepAll() if policy is None else policy
         self.sweeper = Sweeper(recorded.files, recorded.path)
         self._recorded = recorded
-        self._rows: dict[int, SavedEpoch] = {}  # by the number of the commit entry
+        # By epoch and the number of its commit entry.
+        self._rows: dict[tuple[Position, int], SavedEpoch] = {}
         self._has_warned = False  # in this run
 
-    def start_run(self) -> None:
-        """Hide and delete the stores that earlier runs should have."""
+    def start_run(self, names: Sequence[str]) -> None:
+        """Delete the stores that earlier runs should have; `names` are those in the directory."""
         self._has_warned = False
-        # `check_held` raises if another run has just taken over: the chores are then its own.
-        chores = self._recorded.log.check_held().chores
+        self.sweeper.forget()
+        # `check_held` raises if another run has just taken over: the leftovers are then its own.
+        state = self._recorded.log.check_held()
+        leftovers = state.leftovers
+        # A repair does not know what a lost entry said of these.
+        if not leftovers or self._recorded.log.repairs:
+            return
         # Look for what exists: the log may name more stores than there are files in the world.
-        there: dict[Claim, dict[str, str]] = defaultdict(dict)
-        for name in self._recorded.files.list_names(self._recorded.path) if chores else ():
-            if (store := parse_store_name(name)) is not None:
-                there[Claim(store.epoch, store.retry)][store.node] = name
-        nodes: dict[int, Collection[str]] = {}
-        for claim, chore in chores.items():
-            if claim not in there:
-                self.sweeper.settle_removed(claim)
-                continue
-            own = self._find_nodes(claim, chore.source, nodes)
-            if own is not None:
-                stores = [name for node, name in there[claim].items() if node in own]
-                self.sweeper.add(claim, chore.action, stores)
+        there: dict[Position, list[str]] = defaultdict(list)
+        for name in names:
+            store = parse_store_name(name)
+            if store is not None:
+                there[store.epoch].append(name)
+        for item in leftovers:
+            stores: list[str] | None = []
+            if isinstance(item, Attempt):
+                stores = self._find_left(item, there)
+            elif item.at in there:
+                stores = self._find_stores(item.at, item.commit)
+            if stores is not None:
+                self.sweeper.add(item, stores)
 
-    def append(self, kind: str, body: Mapping[str, Any]) -> LogEntry:
-        """Append an entry of the run, with the claims that are settled since the last one."""
-        settled = [list(claim) for claim in self.sweeper.take_settled()]
-        if settled:
-            body = {**body, "settled": settled}
-        return self._recorded.log.append(kind, body)
+    def _find_left(self, attempt: Attempt, there: Mapping[Position, list[str]]) -> list[str] | None:
+        """The stores that an attempt has left; None if nothing tells whose they are."""
+        try:
+            entry = self._recorded.log.read_entry(attempt.run)
+        except CheckpointError as error:
+            logger.warning(
+                "%s: what attempt %d has left stays, because the entry of its run is lost: %s",
+                self._recorded.path,
+                attempt.number,
+                error,
+            )
+            return None
+        nodes = entry.nodes if isinstance(entry, RunEntry) else []
+        left = []
+        for name in itertools.chain.from_iterable(there.values()):
+            store = parse_store_name(name)
+            assert store is not None
+            if store.node in nodes and attempt.may_have_left(store.epoch, store.retry):
+                left.append(name)
+        return left
+
+    def _find_stores(self, at: Position, commit: int) -> list[str] | None:
+        """The stores that entry `commit` names for an epoch; None if it does not."""
+        try:
+            stores = record_in(self._recorded.log.read_entry(commit), at).stores or {}
+            return [store.name for store in stores.values()]
+        except (CheckpointError, ValueError) as error:
+            logger.warning(
+                "%s: stores of epoch %s stay, because entry %d of the log does not name them: %s",
+                self._recorded.path,
+                at,
+                commit,
+                error,
+            )
+            return None
+
+    def append(self, kind: type[HolderEntry], **fields: Any) -> LogEntry:
+        """Append an entry of the run; then delete, in the background, what was retired."""
+        swept = self._recorded.log.known().swept(self.sweeper.deleted)
+        entry = self._recorded.log.append(kind, swept=swept, **fields)
+        self.sweep_new()
+        return entry
+
+    def sweep_new(self) -> None:
+        """Delete the stores of epochs that were retired since the last call."""
+        log = self._recorded.log
+        for item in () if log.repairs else log.known().given_up:
+            if item not in self.sweeper.scheduled:
+                stores = self._find_stores(item.at, item.commit)
+                if stores is not None:
+                    self.sweeper.add(item, stores)
 
     def retirable(self) -> list[Position]:
         """The recorded epochs that the policy would retire now, in ascending order."""
@@ -91,74 +145,28 @@ class Retention:
 
         Every commit does this. Their stores are deleted in the background.
         """
-        is_simple = not self._recorded.log.known().recorded.has_positions
-        if type(self.policy) is KeepAll and (self.policy.partial or is_simple):
+        if type(self.policy) is KeepAll and self.policy.partial:
             return []
         state = self._recorded.log.check_held()
         saved = self.saved_epochs(state)
         retired = self._choose(state, saved)
         if retired:
             self._warn_of_unreported(saved)
-            self.give_up(state, retired, "retire", {"epochs": retired})
+            self.append(RetireEntry, epochs=retired)
         return retired
-
-    def give_up(
-        self, state: State, epochs: Sequence[Position], kind: str, body: Mapping[str, Any]
-    ) -> None:
-        """Append the entry that gives up epochs, then hide or delete their stores."""
-        named = list(self._recorded.files.each(partial(self.name_stores, state), epochs))
-        self.append(kind, body)
-        for claim, names in named:
-            self.sweep(claim, names)
-
-    def sweep(self, claim: Claim, stores: Sequence[str] | None) -> None:
-        """Hide or delete stores that the log gives up; not if the epoch was pinned just before."""
-        chore = self._recorded.log.known().chores.get(claim)
-        if chore is not None and stores is not None:
-            self.sweeper.add(claim, chore.action, stores)
-
-    def name_stores(self, state: State, epoch: Position) -> tuple[Claim, list[str] | None]:
-        """The claim of a recorded epoch, and the names of its stores; None if they are unknown."""
-        claim = Claim(epoch, state.retries[epoch])
-        nodes = self._find_nodes(claim, state.commit_number(epoch), {})
-        return claim, None if nodes is None else list(store_names(nodes, *claim).values())
-
-    def _find_nodes(
-        self, claim: Claim, source: int, known: dict[int, Collection[str]]
-    ) -> Collection[str] | None:
-        """The nodes of a claim's stores; None if entry `source` does not name them.
-
-        `known` are those of runs.
-        """
-        try:
-            if source not in known:
-                entry = self._recorded.log.read_entry(source)
-                if not isinstance(entry, RunEntry):
-                    return commit_in(entry, claim.epoch).stores
-                known[source] = frozenset(entry.nodes)
-            return known[source]
-        except (CheckpointError, ValueError) as error:
-            logger.warning(
-                "%s: stores of epoch %s stay, because entry %d of the log does not name them: %s",
-                self._recorded.path,
-                claim.epoch,
-                source,
-                error,
-            )
-            return None
 
     def saved_epochs(self, state: State) -> list[SavedEpoch]:
         """What a policy sees of the recorded epochs, in ascending order."""
         recorded = state.recorded
         if needs_rows(self.policy):
-            unread = [at for at, number in recorded.items() if number not in self._rows]
+            unread = [at for at, number in recorded.items() if (at, number) not in self._rows]
             # Many at once: requests to an object store take longer than all else.
             rows = self._recorded.files.each(partial(self._read_row, state), unread)
             for at, row in zip(unread, rows, strict=True):
-                self._rows[recorded[at]] = row
+                self._rows[at, recorded[at]] = row
         saved = []
-        for at in sorted(recorded):
-            row = self._rows.get(recorded[at], SavedEpoch(at))
+        for at in state.epochs:
+            row = self._rows.get((at, recorded[at]), SavedEpoch(at))
             if at in state.pins:
                 row = replace(row, is_pinned=True)
             saved.append(row)
@@ -171,7 +179,7 @@ class Retention:
 
     def _read_row(self, state: State, at: Position) -> SavedEpoch:
         try:
-            record = self._recorded.read_record(at, state.commit_number(at))
+            record = self._recorded.read_record(at, state.recorded[at])
         except CheckpointError as error:
             path = self._recorded.path
             logger.warning("%s: the record of epoch %s cannot be read: %s", path, at, error)
@@ -194,52 +202,48 @@ class Retention:
         )
 
 
-Action = Literal["delete", "hide"]
+Leftover = GivenUp | Attempt
 
 
 class Sweeper:
-    """Hides and deletes stores in a thread, one claim after another, after the log gave them up.
+    """Deletes stores in a thread, one leftover after another, after the log gave them up.
 
-    A claim is settled once its stores are durably hidden or gone. Failures are logged, and the
-    next run tries again. The thread ends when it has nothing to do.
+    A leftover is `deleted` once its stores are durably gone. Failures are logged, and the next run
+    tries again. The thread ends when it has nothing to do.
     """
 
     def __init__(self, files: Files, path: str) -> None:
         self._files = files
         self._path = path
-        self._waiting: deque[tuple[Claim, Action, Sequence[str], bool]] = deque()
-        self._removed: list[Claim] = []
-        self._settled: list[Claim] = []
+        self._waiting: deque[tuple[Leftover | None, Sequence[str]]] = deque()
+        self._removed: list[Leftover] = []  # not yet durably
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self.scheduled: set[Leftover] = set()
+        self.deleted: set[Leftover] = set()
 
-    def add(
-        self, claim: Claim, action: Action, stores: Sequence[str], *, is_final: bool = True
-    ) -> None:
-        """Hide, or hide and delete, the stores of a claim; settle it if `is_final`.
-
-        It is not final while a slow worker may still write the stores.
-        """
+    def forget(self) -> None:
+        """Forget what earlier runs have deleted."""
         with self._changed:
-            self._waiting.append((claim, action, stores, is_final))
+            self.scheduled, self.deleted, self._removed = set(), set(), []
+
+    def add(self, item: Leftover | None, stores: Sequence[str]) -> None:
+        """Delete stores, which is all that is left of `item`; None: slow workers may still write."""
+        with self._changed:
+            if item is not None:
+                self.scheduled.add(item)
+                if not stores:
+                    self._removed.append(item)
+                    return
+            self._waiting.append((item, stores))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="jobrunner-sweeper", daemon=True
                 )
                 self._thread.start()
 
-    def settle_removed(self, claim: Claim) -> None:
-        """Settle a claim whose stores are gone, once that is durable."""
-        with self._changed:
-            self._removed.append(claim)
-
-    def settle(self, claim: Claim) -> None:
-        """Settle a claim whose stores were never written."""
-        with self._changed:
-            self._settled.append(claim)
-
     def confirm(self) -> None:
-        """Make the last deletions durable; the sweep of each claim does so for those before."""
+        """Make the last deletions durable; the sweep of each leftover does so for those before."""
         with self._changed:
             removed = list(self._removed)
         if removed:
@@ -252,13 +256,7 @@ class Sweeper:
                     error,
                 )
                 return
-            self._settle_removed(removed)
-
-    def take_settled(self) -> list[Claim]:
-        """The claims that were settled since the last call."""
-        with self._changed:
-            settled, self._settled = self._settled, []
-            return settled
+            self._note_durable(removed)
 
     def drain(self, timeout_seconds: float | None = None) -> bool:
         """Wait until nothing is left to do, half a minute by default; False if it takes longer."""
@@ -288,54 +286,48 @@ class Sweeper:
                 self._thread = None
                 self._changed.notify_all()
                 return False
-            claim, action, stores, is_final = self._waiting.popleft()
+            item, stores = self._waiting.popleft()
             removed = list(self._removed)
         try:
-            self._hide(stores, bool(removed))
-            self._settle_removed(removed)
-            if action == "delete":
-                roots = [os.path.join(self._path, store) for store in stores]
-                removals = [partial(self._files.remove_tree, root) for root in roots]
-                run_all(removals, max(REMOVALS, self._files.lookups), 0)
+            self._remove_roots(stores, bool(removed))
+            self._note_durable(removed)
+            roots = [join_path(self._path, store) for store in stores]
+            removals = [partial(self._files.remove_tree, root) for root in roots]
+            run_all(removals, max(REMOVALS, self._files.lookups), 0)
         except OSError as error:
             logger.warning(
-                "%s: stores of epoch %s could not be %s; the next run tries again: %s",
+                "%s: %s could not be deleted; the next run tries again: %s",
                 self._path,
-                claim.epoch,
-                "deleted" if action == "delete" else "hidden",
+                listed(stores, 3),
                 error,
             )
         else:
-            if is_final:
+            if item is not None:
                 with self._changed:
-                    (self._removed if action == "delete" else self._settled).append(claim)
+                    self._removed.append(item)
         return True
 
-    def _settle_removed(self, removed: Sequence[Claim]) -> None:
-        done = set(removed)
+    def _note_durable(self, removed: Sequence[Leftover]) -> None:
         with self._changed:
-            self._removed = [claim for claim in self._removed if claim not in done]
-            self._settled += removed
+            self._removed = [item for item in self._removed if item not in removed]
+            self.deleted.update(removed)
 
-    def _hide(self, stores: Sequence[str], has_removed: bool) -> None:
-        """Hide stores durably, so that no store opens with chunks missing once files are deleted.
+    def _remove_roots(self, stores: Sequence[str], has_removed: bool) -> None:
+        """Remove root documents durably, so that no store opens with chunks missing.
 
         Also makes earlier deletions durable.
         """
         changed = [self._path] if has_removed else []
 
-        def hide(root: str) -> None:
-            retired = os.path.join(root, RETIRED_DOCUMENT)
-            try:
-                self._files.rename(os.path.join(root, ROOT_DOCUMENT), retired)
-            except (FileNotFoundError, NotADirectoryError):
-                # A process may have renamed it and died before that was durable.
-                if not self._files.is_taken(retired):
-                    return
-            changed.append(root)
+        def remove(root: str) -> None:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._files.remove_file(join_path(root, ROOT_DOCUMENT))
+            # A process may have removed it and died before that was durable.
+            if self._files.is_taken(root):
+                changed.append(root)
 
         with self._files.durable(self._path, (), changed):
-            list(self._files.each(hide, [os.path.join(self._path, store) for store in stores]))
+            list(self._files.each(remove, [join_path(self._path, store) for store in stores]))
 
 
 def name_reported(saved: Sequence[SavedEpoch]) -> str:

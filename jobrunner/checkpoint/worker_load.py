@@ -219,8 +219,6 @@ def load_group(
         Task(reading.load, outputs=[_VERIFIED, _SECONDS], node=node, group=group, name=_READ)
         for node, reading in readings.items()
     ]
-    for read in reads:
-        read.output(1)  # before the run, so that workers retain it for `reading_seconds`
     if reads:
         verified = Task(
             _all_verified, node=reads[0].node, group=group, name="all verified", after=reads
@@ -236,8 +234,3 @@ def load_group(
             )
     forget_orphan(group)  # it belongs to no job, and whoever asked for it need not run it
     return group
-
-
-def reading_seconds(group: TaskGroup) -> dict[str, float]:
-    """How long each node took to read, once a group of `load_group` has run."""
-    return {task.node.name: task.output(1).fetch() for task in group.tasks() if task.name == _READ}

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,7 +23,6 @@ from jobrunner.checkpoint.encoding import (
     with_options,
 )
 from jobrunner.checkpoint.loader import PARTITIONS
-from jobrunner.checkpoint.log import Claim
 from jobrunner.checkpoint.storage import THREADS, Files, run_all, run_gently
 from jobrunner.checkpoint.store import (
     LINKED_BYTES,
@@ -106,6 +105,14 @@ class BlobEncoder:
             if blob.version == workspace.versions[name]:
                 encoded[name] = blob.encoded
         return encoded
+
+
+class Claim(NamedTuple):
+    """An attempt to save an epoch: `begin` is the number of its entry in the log."""
+
+    epoch: Position
+    begin: int
+    label: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +249,12 @@ class Save:
     def _about(
         self, node: str, states: Sequence[str], classes: Mapping[str, Collection[str]]
     ) -> dict[str, Any]:
-        about: dict[str, Any] = {"node": node, "epoch": self.epoch.to_json(), "run": self.run}
+        about: dict[str, Any] = {
+            "node": node,
+            "epoch": self.epoch.to_json(),
+            "run": self.run,
+            "attempt": self.claim.label,
+        }
         if states:
             about["states"] = list(states)
         if classes:

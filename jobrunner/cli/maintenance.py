@@ -74,7 +74,10 @@ def prune_command(
             manager.run.end()
     state = manager.recorded.log.refresh()
     kept = sorted(set(state.recorded).difference(retired))
-    left = [] if dry_run else sorted({claim.epoch for claim in state.chores}.intersection(retired))
+    left = []
+    if not dry_run:
+        doomed = set(state.given_up) - manager.retention.sweeper.deleted
+        left = sorted({item.at for item in doomed}.intersection(retired))
     deleted = [epoch for epoch in retired if epoch not in left]
     nbytes = sum(sizes[epoch.public] for epoch in deleted)
     data = {
@@ -158,13 +161,13 @@ def _sizes(
     "--repair",
     "is_repair",
     is_flag=True,
-    help="If log entries are lost, append one that records what the other files prove.",
+    help="If log entries are lost, record what the other files prove.",
 )
 def fsck_command(*, directory: str, is_brief: bool, is_repair: bool) -> Output:
     """Explain everything in DIR that is not part of a checkpoint.
 
-    Without --repair, changes nothing and shows what a repair would do. A repair appends one entry to
-    the log; no run may use DIR meanwhile.
+    Without --repair, changes nothing and shows what a repair would do. No run may use DIR during a
+    repair.
     """
     manager = open_directory(directory)
     return _repair(manager) if is_repair else _inspect(manager, is_brief=is_brief)
@@ -217,14 +220,19 @@ def _repair(manager: MultiNodeCheckpointManager) -> Output:
 
 
 def _describe_repair(plan: Repair) -> dict[str, Any]:
-    told = ("lost", "elsewhere", "kept", "rebuilt", "given_up", "unproven")
-    return {name: getattr(plan, name) for name in told}
+    return {
+        "lost": plan.lost,
+        "kept": plan.kept,
+        "rebuilt": sorted(plan.rebuilt),
+        "given_up": plan.given_up,
+        "unproven": plan.unproven,
+    }
 
 
 def _format_repair(plan: Repair) -> list[str]:
     from jobrunner.run import format_ranges
 
-    lost = sorted(number for number in plan.lost if number not in plan.elsewhere)
+    lost = sorted(plan.lost)
     lines = [f"epochs that stay recorded: {format_ranges(_public(plan.kept))}"]
     if plan.rebuilt:
         lines.append(
@@ -233,10 +241,6 @@ def _format_repair(plan: Repair) -> list[str]:
         )
     given_up = ((str(epoch), why) for epoch, why in plan.given_up.items())
     lines += [f"no longer recorded: {names}: {why}" for names, _, why in _join_alike(given_up)]
-    lines += [
-        f"entry {number} of the log was found in {name} and is used"
-        for number, name in sorted(plan.elsewhere.items())
-    ]
     if lost:
         lines.append(
             f"lost entries of the log: {format_ranges(lost)}. Pins in these entries are lost too: "
@@ -245,7 +249,7 @@ def _format_repair(plan: Repair) -> list[str]:
     unproven = sorted(plan.unproven.items())
     lines += [f"not recorded: {names}: {why}" for names, _, why in _join_alike(unproven)]
     lines = [printable(line, kept="") for line in lines]
-    return [*lines, "Nothing is deleted, moved or overwritten."]
+    return [*lines, "No store is changed. Damaged entries are kept as `_log/*.json.damaged`."]
 
 
 def _join_alike(reasons: Iterable[tuple[str, str]]) -> list[tuple[str, int, str]]:

@@ -18,7 +18,7 @@ from jobrunner.checkpoint import (
     EndEntry,
     LogEntry,
     MultiNodeCheckpointManager,
-    RepairEntry,
+    Record,
     RewindEntry,
     RunEntry,
     SpanRecord,
@@ -27,7 +27,6 @@ from jobrunner.checkpoint import (
     check_details,
     check_info,
     check_plan,
-    commits_in,
     given_up_by,
     loose_json,
     may_live,
@@ -145,12 +144,12 @@ class _Reader:
     def read(self) -> Story:
         """Read the whole log."""
         for entry in self._manager.recorded.log.read_entries():
+            if entry.number > self._state.number + 1:
+                self._state.skip_to(entry.number)
             self._take_in(entry)
-            self._state.follow(entry, is_sure=True)
+            self._state.apply(entry)
             if isinstance(entry, RewindEntry):
                 self._go_back(entry.run, self._state.latest)
-            if isinstance(entry, RepairEntry):
-                self._set_aside([it for it in self._where if it not in self._state.recorded])
         runs = [run for run in self._runs.values() if not run.is_command]
         spans: dict[str, list[SpanRecord]] = {run.name: [] for run in runs}
         for name, span in self._spans:
@@ -179,8 +178,9 @@ class _Reader:
                 run = self._run(entry.run, time)
                 run.has_ended, run.outcome = True, entry.outcome or "stopped"
                 self._note(run, entry.timing)
-        for commit in commits_in(entry):
-            self._commit(commit)
+            case CommitEntry():
+                for record in entry.records:
+                    self._commit(entry, record)
         if (known := self._runs.get(entry.run)) is not None:
             known.last_seen = max(known.last_seen, time)
 
@@ -208,30 +208,29 @@ class _Reader:
             run, index = self._where.pop(epoch)
             run.set_aside.add(index)
 
-    def _commit(self, commit: CommitEntry) -> None:
+    def _commit(self, commit: CommitEntry, record: Record) -> None:
         try:
-            details = check_details(loose_json(commit.details))
+            details = check_details(loose_json(record.details))
         except (ValueError, RecursionError) as error:
-            logger.warning("The record of epoch %s cannot be read: %s", commit.epoch, error)
+            logger.warning("The record of epoch %s cannot be read: %s", record.at, error)
             return
         ended = unix_time(commit.time)
         run = self._run(commit.run, ended)
         if not run.has_loaded:
             self._go_back(commit.run, self._state.latest)
-        nodes = {node: store.seconds for node, store in commit.stores.items()}
+        stores = record.stores or {}
+        nodes = {node: store.seconds for node, store in stores.items()}
         seconds = max(nodes.values(), default=0.0)
-        nbytes = sum(store.nbytes for store in commit.stores.values())
-        save = SaveStory(
-            commit.epoch.public, commit.epoch.step, ended, seconds, seconds, nbytes, nodes
-        )
+        nbytes = sum(store.nbytes for store in stores.values())
+        save = SaveStory(record.at.public, record.at.step, ended, seconds, seconds, nbytes, nodes)
         found = details.get("timing")
         timing = self._note(run, None if found is None else msgspec.convert(found, Timing))
-        if commit.epoch in self._where:
-            self._set_aside([commit.epoch])
-        self._where[commit.epoch] = (run, len(run.saves))
+        if record.at in self._where:
+            self._set_aside([record.at])
+        self._where[record.at] = (run, len(run.saves))
         kept = islice(details.get("metrics", {}).items(), KEPT_METRICS)
         metrics = {self._names.setdefault(name, name): value for name, value in kept}
-        run.saves.append(_Save(save, metrics, commit.epoch, timing))
+        run.saves.append(_Save(save, metrics, record.at, timing))
 
     def _note(self, run: _Run, timing: Timing | None) -> Timing | None:
         """Note what a run had spent; returns it without the samples, which may be very many."""

@@ -17,7 +17,6 @@ from jobrunner.checkpoint import (
     EndEntry,
     Files,
     MultiNodeCheckpointManager,
-    Process,
     RunEntry,
     State,
     check_info,
@@ -167,7 +166,7 @@ def summarize_run(
     """
     try:
         state = manager.recorded.log.refresh()
-        if state.run is None:
+        if state.holder is None:
             return RunSummary(name)
         return _summarize(manager, name, state, silent_seconds)
     except (CheckpointError, OSError) as error:
@@ -180,12 +179,12 @@ def _summarize(
     state: State,
     silent_seconds: Callable[[str, Beat], float],
 ) -> RunSummary:
-    recorded, run, latest = manager.recorded, state.run, state.latest
+    recorded, run, latest = manager.recorded, state.holder, state.latest
     assert run is not None
-    process = run.process or Process()
+    process = run.process
     record: Mapping[str, Any] = {}
     if latest is not None:
-        record = recorded.read_record(latest, state.commit_number(latest))
+        record = recorded.read_record(latest, state.recorded[latest])
     saved = unix_time(record["time"]) if record else None
     # A command such as `prune` also holds the directory for a while, as a run without a plan.
     numbers = (run.number, record.get("run_number"))
@@ -209,7 +208,7 @@ def _summarize(
         saved=saved,
         last_seen=unix_time(recorded.log.read_entry(state.number).time),
         host=process.host or "",
-        pid=process.pid,
+        pid=process.pid or None,
         nodes=described_nodes(plan),
         keeps_best=best and (best[0], best[1]),
     )
@@ -237,9 +236,9 @@ def _former_parameters(
     recorded, now = manager.recorded, plan.get("parameters", {})
     if not (now and state.recorded):
         return {}
-    first = next(iter(state.recorded))
+    first = state.epochs[0]
     try:
-        number = recorded.read_record(first, state.commit_number(first))["run_number"]
+        number = recorded.read_record(first, state.recorded[first])["run_number"]
     except CheckpointError:  # `ls` of the directory names it
         return {}
     then = (recorded.plan_of(number) or {}).get("parameters", {})
@@ -255,14 +254,16 @@ def _end_of_last_run(
     A command such as `prune` is no run, but holds the directory for a while as one does; if
     `is_command`, the last that held it is such a command.
     """
-    assert state.run is not None
-    ended = state.run.run if is_command else None  # whose entries come next, from the last one on
+    assert state.holder is not None
+    ended = (
+        state.holder.run if is_command else None
+    )  # whose entries come next, from the last one on
     seen = None
     for number in range(state.number, max(-1, state.number - _MOST_AT_END), -1):
         entry = manager.recorded.log.read_entry(number)
-        if entry.kind == "repair":
+        if entry.kind == "lost":
             break  # entries before it may be lost
-        if entry.kind in ("pin", "unpin", "state"):
+        if entry.kind in ("pin", "unpin"):
             continue  # anybody may write these
         if isinstance(entry, RunEntry) and entry.info.get("command"):
             ended = seen = None
@@ -274,8 +275,7 @@ def _end_of_last_run(
                 return entry.outcome, seen
         elif isinstance(entry, RunEntry):
             break  # of an earlier version, which recorded no outcome
-    is_done = state.done is not None and state.done == state.latest
-    return ("finished" if is_done else "stopped"), seen
+    return ("finished" if state.is_done else "stopped"), seen
 
 
 def best_of(

@@ -138,7 +138,6 @@ def load_newest(
         try:
             loaded = load(run.session, binding, job, manager, epoch, adaptation)
             record = manager.recorded.record(epoch)
-            manager.report_load(loaded.group, "checkpoint_load")
             if changed := loaded.match.describe():
                 warn(
                     f"Epoch {epoch} of {manager.path} has other nodes or blobs than the job: {changed}"
@@ -302,7 +301,6 @@ def load_blobs(
         }
         group = manager.load(epoch, blobs=wanted, anew=waiting, origins=now.origins(wanted))
         session.run(group)
-        manager.report_load(group, "checkpoint_partial_load")
         if waiting:
             plan = job.compile()
             resume_group = compile_resume(job, plan, waiting, session.blob_names())

@@ -220,7 +220,7 @@ def _find_newest(
     log = manager.recorded.log.refresh()
     for epoch in reversed(list(log.recorded)):
         try:
-            record = manager.recorded.read_record(epoch, log.commit_number(epoch))
+            record = manager.recorded.read_record(epoch, log.recorded[epoch])
             return record, match(plan, manager, record, adaptation)
         except CheckpointCorruptError as error:
             damaged[epoch] = str(error)

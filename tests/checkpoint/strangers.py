@@ -29,7 +29,7 @@ import xxhash
 from click.testing import CliRunner
 
 from jobrunner import MultiNodeCheckpointManager
-from jobrunner.checkpoint.log.handler import encode_entry, read_content
+from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store.document import LONE_ARRAY, ROOT_DOCUMENT
 from jobrunner.checkpoint.store.layout import LEAST_ALIKE
@@ -684,11 +684,7 @@ def run(names: list[str]) -> dict[str, Any]:
         call()  # imports everything
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + SPARE_BYTES, -1))
-    commit = next(
-        it
-        for it in (path / "_log").iterdir()
-        if (read_content(it.read_bytes()) or {})["kind"] == "commit"
-    )
+    commit = path / "_log" / "0000000002.json"
     before = {it: it.read_bytes() for it in path.glob("**/*") if it.is_file()}
     found: dict[str, Any] = {}
     signal.signal(signal.SIGALRM, _end)
@@ -698,10 +694,11 @@ def run(names: list[str]) -> dict[str, Any]:
         store.text, store.details = None, {}
         CASES[name][1](store)
         data = store.write()
-        entry = copy.deepcopy(dict(read_content(before[commit]) or {}))
+        entry = decode_entry(before[commit], 2, str(commit))
         digest = hashlib.sha256(data).hexdigest()
-        entry["stores"]["a"]["manifest"] = digest
-        entry["details"] |= store.details
+        record = entry["records"][0]
+        record["stores"]["a"]["sha256"] = digest
+        record["details"] = {**record.get("details", {}), **store.details}
         commit.write_bytes(encode_entry(entry))
         del data, store
         found[name] = {way: _try(call) for way, call in _ways(path, digest)}

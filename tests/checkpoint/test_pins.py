@@ -16,7 +16,7 @@ from jobrunner import (
     Position,
     SavedEpoch,
 )
-from jobrunner.checkpoint.log.state import STATE_INTERVAL
+from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 
@@ -76,7 +76,7 @@ def test_a_pin_that_comes_before_the_retirement_wins(tmp_path: Path) -> None:
     run.run.end()
 
 
-def test_pins_survive_full_states_and_may_be_made_during_a_run(tmp_path: Path) -> None:
+def test_pins_survive_kept_states_and_may_be_made_during_a_run(tmp_path: Path) -> None:
     run = begin(tmp_path, keep=KeepLast(1))
     save(run, 0)
     reader = MultiNodeCheckpointManager(tmp_path, files=FaultyFiles(sync=False))
@@ -97,16 +97,16 @@ def test_a_rewind_sets_a_pinned_epoch_aside_and_deletes_nothing(tmp_path: Path) 
     run.pin(1)
     run.run.rewind(Position(0), "test")
     assert (run.epochs(), run.pins()) == ([0], {})
-    assert (tmp_path / "a.1" / "zarr.retired.json").exists()
+    assert (tmp_path / "a.1" / "zarr.json").exists()
     run.run.end()
 
 
-def test_the_replaced_store_of_a_pinned_epoch_is_hidden(tmp_path: Path) -> None:
+def test_the_replaced_store_of_a_pinned_epoch_is_set_aside(tmp_path: Path) -> None:
     run = begin(tmp_path)
     save(run, 0)
     run.pin(0)
     save(run, 0)
-    assert (tmp_path / "a.0" / "zarr.retired.json").exists()
+    assert (tmp_path / "a.0" / "zarr.json").exists()
     assert (run.epochs(), run.pins()) == ([0], {})
     run.run.end()
 

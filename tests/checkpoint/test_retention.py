@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobrunner import KeepAll, MultiNodeCheckpointManager, Position, SavedEpoch
-from jobrunner.checkpoint.log.state import Claim
+from jobrunner.checkpoint.log.state import GivenUp
 from jobrunner.checkpoint.retention import Sweeper
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.workspace.workspace import Workspace
@@ -37,12 +37,13 @@ class TracedFiles(PosixFiles):
 
 
 def sweep(files: TracedFiles, path: Path) -> list[tuple[str, str]]:
-    """Hide and delete two stores, one after the other."""
+    """Delete two stores, one after the other."""
     sweeper = Sweeper(files, str(path))
     for epoch in range(2):
         (path / f"a.{epoch}").mkdir()
         (path / f"a.{epoch}" / "zarr.json").touch()
-        sweeper.add(Claim(Position.of(epoch), 0), "delete", [f"a.{epoch}"])
+        (path / f"a.{epoch}" / "c.0").touch()
+        sweeper.add(GivenUp(2 * epoch + 2, Position.of(epoch), 1), [f"a.{epoch}"])
         assert sweeper.drain(60)
     assert not list(path.iterdir())
     return files.trace
@@ -54,49 +55,45 @@ def test_each_sweep_makes_the_deletions_before_it_durable(
     path = tmp_path / "k"
     path.mkdir()
     assert sweep(TracedFiles(None), path) == [
-        ("rename", "zarr.json"),
+        ("unlink", "zarr.json"),
         ("fsync", "a.0"),
-        ("unlink", "zarr.retired.json"),
-        ("rename", "zarr.json"),
+        ("unlink", "c.0"),
+        ("unlink", "zarr.json"),
         ("fsync", "k"),  # makes the deletion of a.0 durable
         ("fsync", "a.1"),
-        ("unlink", "zarr.retired.json"),
+        ("unlink", "c.0"),
     ]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP])
-def test_without_syncfs_a_store_is_hidden_durably_before_it_is_deleted(
+def test_without_syncfs_a_root_document_is_deleted_durably_before_the_rest(
     number: int, tmp_path: Path
 ) -> None:
     trace = sweep(TracedFiles(number), tmp_path)
     for epoch in range(2):
-        deleted = [i for i, (operation, _) in enumerate(trace) if operation == "unlink"][epoch]
+        deleted = [i for i, step in enumerate(trace) if step == ("unlink", "c.0")][epoch]
         assert ("fsync", f"a.{epoch}") in trace[:deleted]
 
 
 def test_one_syncfs_is_enough_if_the_system_has_it(tmp_path: Path) -> None:
     assert [operation for operation, _ in sweep(TracedFiles(0), tmp_path)] == [
-        "rename",
+        "unlink",
         "syncfs",
         "unlink",
     ] * 2
 
 
-def test_an_earlier_rename_is_made_durable_before_the_store_is_deleted(
+def test_an_earlier_removal_is_made_durable_before_the_store_is_deleted(
     tmp_path: Path,
 ) -> None:
-    """A process renamed the document and died before the fsync."""
+    """A process removed the document and died before the fsync."""
     (tmp_path / "a.0").mkdir()
-    (tmp_path / "a.0" / "zarr.retired.json").touch()
+    (tmp_path / "a.0" / "c.0").touch()
     files = TracedFiles(None)
     sweeper = Sweeper(files, str(tmp_path))
-    sweeper.add(Claim(Position(0), 0), "delete", ["a.0"])
+    sweeper.add(GivenUp(2, Position(0), 1), ["a.0"])
     assert sweeper.drain(60)
-    assert files.trace == [
-        ("rename", "zarr.json"),
-        ("fsync", "a.0"),
-        ("unlink", "zarr.retired.json"),
-    ]
+    assert files.trace == [("unlink", "zarr.json"), ("fsync", "a.0"), ("unlink", "c.0")]
 
 
 class KeepOdd(KeepAll):

@@ -11,7 +11,7 @@ import numpy as np
 from click.testing import CliRunner, Result
 
 from jobrunner import MultiNodeCheckpointManager
-from jobrunner.checkpoint.log.state import STATE_INTERVAL
+from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli.command import main
 from jobrunner.positions import Position

@@ -132,12 +132,12 @@ def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> N
     aside = [found["path"] for found in ask("fsck", runs)["objects"] if found["status"] == "aside"]
     assert aside == [f"{node}.{epoch}" for node in "ab" for epoch in range(4)]
     found = ask("restore", runs, 3)
-    assert found["stores"] == {"a": "a.3.r1", "b": "b.3.r1"}
+    assert found["stores"] == {"a": "a.3", "b": "b.3"}
     assert recorded(runs) == [0, 3]
     manager = MultiNodeCheckpointManager(runs)
     manager.verify(3)
     assert manager.record(3)["details"] == {"metrics": {"loss": 2.0}}
-    assert manager.recorded.run_info(Position(3)) == {"plan": "p", "command": "copy"}
+    assert manager.recorded.run_info(Position(3)) == {"plan": "p"}
     assert_identical(np.arange(6.0), manager.open(3)["a"].load("w"))
     assert invoke("restore", runs, 3).exit_code == 2
     assert invoke("restore", runs, 7).exit_code == 6

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from jobrunner import JobRunnerError, MultiNodeCheckpointManager
-from jobrunner.checkpoint.log.entries import Holder, Process
-from jobrunner.checkpoint.log.state import parse_entry
+from jobrunner.checkpoint.log.entries import Holder, Process, parse_entry
 from jobrunner.report import read_story
 from tests.cli.directories import invoke
 from tests.mutants.mutations import places, value_at
@@ -162,6 +161,6 @@ def test_no_text_begins_a_line_of_an_error(
 
 def test_the_holder_of_a_directory_is_named_in_one_line() -> None:
     process = Process(host=EVIL, pid=1)
-    holder = Holder(format=1, number=0, kind="run", run="r", id="i", time=EVIL, process=process)
+    holder = Holder(number=0, run="r", time=EVIL, process=process)
     assert len(str(holder).splitlines()) == 1
     assert "\\x1b" in str(holder)

@@ -11,7 +11,7 @@ from jobrunner.cli.formatting import format_briefly
 from jobrunner.positions import Position
 from tests.cli.directories import ask, begin, invoke, save
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "log_3"
+GOLDEN = Path(__file__).parents[1] / "golden" / "log_1"
 
 
 def test_stats_shows_the_parts_of_the_time_of_each_run_and_of_all(runs: Path) -> None:

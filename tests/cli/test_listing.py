@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobrunner import MultiNodeCheckpointManager
-from jobrunner.checkpoint.log.state import STATE_INTERVAL
+from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
 from jobrunner.cli.listing import list_epochs
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, FaultyObjects

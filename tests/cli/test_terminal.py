@@ -75,7 +75,7 @@ def hostile(tmp_path: Path) -> Path:
     for workspace in workspaces.values():
         workspace.globals.update({NAME: 1, "v": HOSTILE})
     manager.commits.commit(written, written.write(workspaces), details)
-    manager.retention.append("pin", {"epoch": 1, "label": HOSTILE})
+    manager.recorded.pin(Position(1), HOSTILE)
     manager.run.end()
     for entry in (path / "_log").iterdir():
         read = dict(decode_entry(entry.read_bytes(), int(entry.stem), str(entry)))
@@ -160,13 +160,14 @@ def test_errors_and_logs_are_escaped(
     told.append(str(pickle.loads(pickle.dumps(CheckpointCorruptError(HOSTILE)))))
     with MultiNodeCheckpointManager(hostile).open(3) as checkpoint:
         told += [repr(checkpoint), *map(repr, checkpoint.values())]
-    damaged = hostile / "_log" / "0000000001.json"
-    content = bytearray(damaged.read_bytes())
-    content[20] ^= 1
-    damaged.write_bytes(content)
+    (hostile / "_log" / "state-0000000001.json").write_bytes(b"damaged")
     with caplog.at_level(logging.DEBUG, "jobrunner"):
         MultiNodeCheckpointManager(hostile).epochs()
-    assert "One bit of" in caplog.text
+    assert "without a state" in caplog.text
+    (hostile / "_log" / "0000000001.json").write_bytes(b"damaged")
+    with pytest.raises(CheckpointCorruptError) as damage:
+        MultiNodeCheckpointManager(hostile).epochs()
+    told.append(str(damage.value))
     for text in (*told, caplog.text):
         assert "\\u200b" in text
         assert_safe(text)

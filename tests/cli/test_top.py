@@ -47,7 +47,7 @@ def beat(manager: MultiNodeCheckpointManager, at: float, epoch: int, ended: int)
     assert manager.commits.lock is not None
     path = Path(manager.path) / "_runs" / manager.commits.lock.run / "heartbeat"
     status = {"epoch": epoch, "num_ended": ended, "metrics": {"loss": 1 / epoch}}
-    path.write_bytes(b"%020d %s\n{}" % (at * 1e9, json.dumps(status).encode()))
+    path.write_text(json.dumps({"time": at, "status": status}))
 
 
 def test_top_shows_the_runs_that_are_alive(

@@ -14,6 +14,7 @@ Leaving out any one sync must be caught by that: else it would be needless, or t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -28,10 +29,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jobrunner import JobRunnerError, KeepLast, MultiNodeCheckpointManager
+from jobrunner import (
+    CheckpointCorruptError,
+    JobRunnerError,
+    KeepLast,
+    MultiNodeCheckpointManager,
+)
 from jobrunner.checkpoint.log.entries import CommitEntry
-from jobrunner.checkpoint.log.handler import read_content
-from jobrunner.checkpoint.store.document import RETIRED_DOCUMENT, ROOT_DOCUMENT
+from jobrunner.checkpoint.log.handler import decode_entry
+from jobrunner.checkpoint.store.document import ROOT_DOCUMENT
 from jobrunner.checkpoint.store.store_reader import StoreReader
 from jobrunner.testing import FaultyFiles
 from tests.faults.power import (
@@ -166,11 +172,11 @@ def check_what_opens(path: Path, files: FaultyFiles) -> None:
     directory = MultiNodeCheckpointManager(path, files=files)
     for entry in directory.recorded.log.read_entries():
         if isinstance(entry, CommitEntry):
-            for about in entry.stores.values():
-                if (path / about.store / "zarr.json").exists():
-                    StoreReader(
-                        directory.recorded.files, str(path), about.store, about.manifest
-                    ).verify()
+            stores = [store for record in entry.records for store in record.stores.values()]
+            for store in stores:
+                if (path / store.name / "zarr.json").exists():
+                    files = directory.recorded.files
+                    StoreReader(files, str(path), store.name, store.sha256).verify()
 
 
 @pytest.fixture
@@ -196,9 +202,12 @@ def unrecorded(life: Life, disk: Disk) -> set[str]:
         found = found.get(name, {})
     named = set()
     for name, content in found.get("_log", {}).items():
-        entry = read_content(content) if name.endswith(".json") else None
-        if entry is not None and entry["kind"] == "commit":
-            named |= {about["store"] for about in entry["stores"].values()}
+        if not re.fullmatch(r"[0-9]+\.json", name):
+            continue
+        with contextlib.suppress(CheckpointCorruptError):
+            entry = decode_entry(content, int(name[:-5]), name)
+            for record in entry.get("records", ()):
+                named |= {store["name"] for store in record["stores"].values()}
     return {name for name in found if not name.startswith("_")} - named
 
 
@@ -207,7 +216,7 @@ def matters_beside(unread: Collection[str]) -> Matters:
 
     def matters(path: str) -> bool:
         store, *below = path.split("/")[2:] or [""]
-        is_free = store in unread and below not in ([], [ROOT_DOCUMENT], [RETIRED_DOCUMENT])
+        is_free = store in unread and below not in ([], [ROOT_DOCUMENT])
         return not is_free
 
     return matters

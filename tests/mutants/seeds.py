@@ -227,7 +227,7 @@ def libraries(path: Path) -> Any:
 MADE: tuple[Callable[[Path], Any], ...] = (
     *(two_runs, values, stacks, long_log, repaired, killed, libraries),
 )
-GOLDENS = ("format_1", "log_3")
+GOLDENS = ("format_1", "log_1")
 NAMES = (*(make.__name__ for make in MADE), *GOLDENS)
 
 

@@ -14,46 +14,41 @@ OBJECTS = {"array", "bytearray", "dict", "numbers", "records", "rows"}
 """Kinds of values with an identity, of those that this reader knows."""
 
 
-def recorded(directory, *, is_quick=False):
-    """Epoch -> its record; `is_quick`: from the last summary in the log on."""
+def recorded(directory):
+    """Epoch -> its record."""
     log = Path(directory, "_log")
-    summaries = {"repair", "state"} if is_quick else {"repair"}
-    entries = []  # newest first
-    for number in reversed(range(len(list(log.glob("[0-9]*.json"))))):
-        entries.append(read_entry(log, number))
-        if entries[-1]["kind"] in summaries:
-            break
-    commits, pins = {}, {}
-    if entries and entries[-1]["kind"] in summaries:
-        entry = entries.pop()
-        pins = {epoch: set(labels) for epoch, *labels in entry["state"].get("pins", ())}
-        for first, step, count, value, value_step, *steps in entry["state"]["recorded"]:
-            for i in range(count):
-                epoch = first + i * step
-                epoch = f"{epoch}.s{steps[0]}" if steps else epoch
-                commits[epoch] = record(log, epoch, value + i * value_step)
-        commits |= {commit["epoch"]: commit for commit in entry.get("commits", ())}
-    for entry in reversed(entries):
+    records, pins = {}, {}
+    is_lost = False
+    for number in range(len(list(log.glob("[0-9]*.json")))):
+        entry = read_entry(log, number)
+        given_up = []
         match entry:
-            case {"kind": "commit", "epoch": epoch}:
-                commits[epoch] = entry
-                pins.pop(epoch, None)
+            case {"kind": "commit"}:
+                for record in entry["records"]:
+                    if record["stores"] is not None:
+                        records[record["at"]] = record
+                        pins.pop(record["at"], None)
+                given_up = [epoch for epoch in entry.get("retires", ()) if not pins.get(epoch)]
             case {"kind": "retire", "epochs": epochs}:
-                given_up = {epoch for epoch in epochs if not pins.get(epoch)}
-                commits = {epoch: it for epoch, it in commits.items() if epoch not in given_up}
+                given_up = [epoch for epoch in epochs if not pins.get(epoch)]
             case {"kind": "rewind", "only": epoch}:
-                commits.pop(epoch, None)
-            case {"kind": "rewind", "after": None}:
-                commits = {}
+                given_up = [epoch]
             case {"kind": "rewind", "after": last}:
-                commits = {
-                    epoch: it for epoch, it in commits.items() if place(epoch) <= place(last)
-                }
-            case {"kind": "pin", "epoch": epoch, "label": label}:
+                given_up = [it for it in records if last is None or place(it) > place(last)]
+            case {"kind": "pin", "epoch": epoch, "label": label} if epoch in records:
                 pins.setdefault(epoch, set()).add(label)
             case {"kind": "unpin", "epoch": epoch, "label": label}:
                 pins[epoch] = pins.get(epoch, set()) - {label} if label is not None else set()
-    return commits
+            case {"kind": "lost"}:
+                is_lost = True
+            case {"kind": "end"}:
+                is_lost = False
+        for epoch in given_up:
+            records.pop(epoch, None)
+            pins.pop(epoch, None)
+    if is_lost:
+        raise ValueError("the log is being repaired")
+    return records
 
 
 def read_entry(log, number):
@@ -61,17 +56,9 @@ def read_entry(log, number):
     entry = json.loads(text)["entry"]
     assert hashlib.sha256(text[85:-2]).hexdigest() == text[11:75].decode(), number
     assert entry["number"] == number
-    if entry["format"] > 3:
+    if entry["format"] > 1:
         raise ValueError(f"this reader does not know entry {number}")
     return entry
-
-
-def record(log, epoch, n):
-    """The record of an epoch in the n-th of the entries that can hold one."""
-    entry = read_entry(log, n + (n - 1) // 127 if n else 0)
-    assert entry["kind"] in ("commit", "repair")
-    (found,) = (it for it in entry.get("commits", [entry]) if it["epoch"] == epoch)
-    return found
 
 
 def place(epoch):
@@ -82,11 +69,10 @@ def place(epoch):
 
 def load(directory, epoch=None):
     """Node -> blob -> value, of one epoch or the newest."""
-    commits = recorded(directory)
-    stores = commits[max(commits, key=place) if epoch is None else epoch]["stores"]
+    records = recorded(directory)
+    stores = records[max(records, key=place) if epoch is None else epoch]["stores"]
     return {
-        node: Store(Path(directory, it["store"]), it["manifest"]).load()
-        for node, it in stores.items()
+        node: Store(Path(directory, it["name"]), it["sha256"]).load() for node, it in stores.items()
     }
 
 

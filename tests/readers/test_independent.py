@@ -19,6 +19,7 @@ from jobrunner import (
 )
 from jobrunner.checkpoint.store.chunks import plan_chunks
 from jobrunner.cli import main
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, assert_identical
 from tests.readers.independent import load, recorded
 
@@ -60,7 +61,7 @@ def test_a_run_is_read_as_it_was_saved(tmp_path: Path) -> None:
     assert tied[0] is tied[1][0]
 
 
-def test_a_long_log_is_read_from_its_last_summary_and_after_a_repair(tmp_path: Path) -> None:
+def test_a_long_log_is_read_after_a_repair(tmp_path: Path) -> None:
     with Job("long") as job, Node("a"):
         with job.init_group:
             Task(int, outputs="n")
@@ -73,9 +74,10 @@ def test_a_long_log_is_read_from_its_last_summary_and_after_a_repair(tmp_path: P
     manager.pin(27, "paper")
     before = recorded(tmp_path)
     assert list(before) == list(range(27, 67))
-    assert recorded(tmp_path, is_quick=True) == before
-    (tmp_path / "_log" / f"{before[30]['number']:010}.json").unlink()
-    (tmp_path / "_log" / f"{before[66]['number']:010}.json").write_bytes(b"damaged")
+    numbers = manager.recorded.numbers([Position(30), Position(66)])
+    first, second = (tmp_path / "_log" / f"{number:010}.json" for number in numbers.values())
+    first.unlink()
+    second.write_bytes(b"damaged")
     assert CliRunner().invoke(main, ["fsck", str(tmp_path), "--repair"]).exit_code == 0
     assert sorted(recorded(tmp_path)) == MultiNodeCheckpointManager(tmp_path).epochs()
     assert load(tmp_path, 30) == {"a": {"n": 30}}

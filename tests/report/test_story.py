@@ -23,8 +23,20 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
-from jobrunner.checkpoint.log.entries import Entry
-from jobrunner.checkpoint.log.state import entry_to_json, make_entry
+from jobrunner.checkpoint.log.entries import (
+    BeginEntry,
+    CommitEntry,
+    DoneEntry,
+    EndEntry,
+    Entry,
+    LogEntry,
+    Record,
+    RewindEntry,
+    RunEntry,
+    Store,
+    entry_to_json,
+)
+from jobrunner.checkpoint.log.log_writer import make_entry
 from jobrunner.positions import Position
 from jobrunner.report import Story, read_story
 from jobrunner.report.reader import KEPT_METRICS
@@ -40,21 +52,21 @@ class Log:
     def __init__(self) -> None:
         self.trees: list[dict[str, Any]] = []
 
-    def add(self, run: str, kind: str, at: float, **body: Any) -> None:
-        entry = entry_to_json(make_entry(len(self.trees), kind, run, body))
+    def add(self, run: str, kind: type[LogEntry], at: float, **body: Any) -> None:
+        entry = entry_to_json(make_entry(kind, len(self.trees), run, **body))
         time = NOON + dt.timedelta(seconds=at)
         self.trees.append({**entry, "time": time.isoformat(timespec="milliseconds")})
 
     def run(self, run: str, at: float, **info: Any) -> None:
         info |= {"plan": {"job": "j", "parameters": {"x": 1}}}
-        self.add(run, "run", at, nodes=["a"], info=info)
+        self.add(run, RunEntry, at, nodes=["a"], info=info)
 
     def save(self, run: str, epoch: int, at: float, seconds: float, **details: Any) -> None:
-        store = {"store": f"a.{epoch}", "manifest": "0" * 64, "nbytes": 8, "seconds": seconds}
-        claim = {"epoch": epoch, "retry": sum(it["kind"] == "begin" for it in self.trees)}
-        self.add(run, "begin", at - seconds, **claim)
-        about = {"run_number": 0, "stores": {"a": store}, "details": details}
-        self.add(run, "commit", at, **claim, **about)
+        self.add(run, BeginEntry, at - seconds, upto=Position(epoch), label=len(self.trees))
+        stores = {"a": Store(f"a.{epoch}", "0" * 64, 8, seconds)}
+        records = [Record(Position(epoch), stores, details=details)]
+        begin = len(self.trees) - 1
+        self.add(run, CommitEntry, at, begin=begin, records=records, run_number=0)
 
     def tell(self) -> Story:
         return read_story(MultiNodeCheckpointManager("/nowhere", self))
@@ -63,10 +75,6 @@ class Log:
 
     def set_params(self, path: str, node_names: object) -> None: ...
     def append(self, entry: Entry) -> bool: ...
-    def write(self, epoch: int, record: Entry) -> bool: ...
-    def last_epoch(self, user_epoch: int | None = None) -> int | None: ...
-    def report(self, action: str, stats: object) -> None: ...
-    def accessible(self, epoch: int | None = None) -> bool: ...
 
     def last_number(self) -> int:
         return len(self.trees) - 1
@@ -125,12 +133,12 @@ def test_time_before_a_resume_from_an_earlier_epoch_was_spent_in_vain(log):
     log.run("one", 0)
     for epoch in range(5):
         log.save("one", epoch, 10 * (epoch + 1), 1)
-    log.add("one", "end", 50)
+    log.add("one", EndEntry, 50)
     log.run("two", 100)
-    log.add("two", "rewind", 100, after=2)
+    log.add("two", RewindEntry, 100, after=Position(2))
     log.save("two", 3, 110, 1)
-    log.add("two", "done", 111, epoch=3)
-    log.add("two", "end", 112)
+    log.add("two", DoneEntry, 111, epoch=Position(3))
+    log.add("two", EndEntry, 112)
     one, two = log.tell().runs
     assert one.ledger.wall == 50
     assert (one.ledger.start, one.ledger.compute, one.ledger.redone) == (9, 18, 18)
@@ -144,7 +152,7 @@ def test_a_run_that_vanished_is_lost_and_has_lost_what_came_after_its_last_save(
     log.run("one", 0)
     log.save("one", 0, 2, 1)
     log.save("one", 1, 10, 1)
-    log.add("one", "begin", 18, epoch=2, retry=2)
+    log.add("one", BeginEntry, 18, upto=Position(2), label=9)
     [one] = log.tell().runs
     assert (one.state, one.ended) == ("lost", None)
     assert (one.last_seen - one.began, one.ledger.wall, one.ledger.redone) == (18, 18, 8)
@@ -206,11 +214,13 @@ class Simulation:
             piece.part = "redone"
         self.unsaved.clear()
         if end == "lost":  # the log does not tell what came after the last record
-            self.log.add(name, "begin", self.now, epoch=10**6, retry=len(self.names))
+            self.log.add(
+                name, BeginEntry, self.now, upto=Position(10**6), label=len(self.log.trees)
+            )
             for piece in self.pieces[self.captured :]:
                 piece.part = "redone"
         else:
-            self.log.add(name, "end", self.now, **self.watch.end(end))
+            self.log.add(name, EndEntry, self.now, **self.watch.end(end))
         self.now += 1000
 
     def spend(self, part: str, seconds: float) -> Piece:
@@ -222,7 +232,8 @@ class Simulation:
         """All epochs after that one were lost."""
         later = [it for it in self.saved if epoch is None or it > epoch]
         if later:
-            self.log.add(self.names[-1], "rewind", self.now, after=epoch)
+            after = None if epoch is None else Position(epoch)
+            self.log.add(self.names[-1], RewindEntry, self.now, after=after)
         for piece in [*self.unsaved, *(piece for it in later for piece in self.saved.pop(it))]:
             piece.part = "redone"
         self.unsaved.clear()

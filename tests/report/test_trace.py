@@ -15,7 +15,7 @@ from jobrunner.report import Span, Story, to_trace
 from jobrunner.report.ledger import Ledger
 from jobrunner.report.story import EpochStory, LossStory, RunStory, SaveStory
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "log_3"
+GOLDEN = Path(__file__).parents[1] / "golden" / "log_1"
 
 
 def story(*spans: Span, losses: tuple[LossStory, ...] = (), name: str = "job") -> Story:

@@ -91,7 +91,7 @@ def test_a_fresh_start_without_the_log_overwrites_nothing(inproc_session, manage
     JobRunner(counter(1), again, resume_from_epoch=None).run(inproc_session)
     assert again.epochs() == [0, 1]
     assert {p: p.read_bytes() for p in before} == before
-    assert Path(again.get_ckpt_db_name("a", 1)).name == "a.1.r1"
+    assert Path(again.get_ckpt_db_name("a", 1)).name == "a.1.r2"
 
 
 def test_lost_newest_entries_are_reported(inproc_session, manager):

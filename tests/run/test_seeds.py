@@ -9,7 +9,6 @@ import pytest
 
 from jobrunner import (
     CheckpointNotFoundError,
-    FileMetadataHandler,
     Job,
     JobRunner,
     KeepBest,
@@ -162,22 +161,3 @@ def test_the_level_of_one_logger_controls_what_a_run_logs(
     ours = [record for record in caplog.records if "jobrunner" in record.pathname.split("/")]
     assert {record.levelno for record in ours} - {logging.INFO} == heard
     assert all(record.name.startswith("jobrunner.") for record in ours)
-
-
-def test_times_of_each_node_are_reported_by_action(inproc_session, tmp_path):
-    def handled():
-        handler = FileMetadataHandler()
-        return handler, MultiNodeCheckpointManager(tmp_path / "ckpt", handler)
-
-    handler, manager = handled()
-    JobRunner(counter(2), manager).run(inproc_session)
-    assert list(handler.stats) == ["checkpoint_save"]
-    handler, manager = handled()
-    runner = JobRunner(counter(3), manager)
-    runner.run(inproc_session)
-    assert list(handler.stats) == ["checkpoint_load", "checkpoint_save"]
-    assert runner.load_blobs_from_checkpoints(["n"], 1, inproc_session)
-    assert list(handler.stats)[2:] == ["checkpoint_partial_load"]
-    for seconds in handler.stats.values():
-        assert list(seconds) == ["a"]
-        assert seconds["a"] > 0

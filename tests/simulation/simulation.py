@@ -20,8 +20,19 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 
-from jobrunner.checkpoint.log.entries import LogEntry
-from jobrunner.checkpoint.log.state import State, make_entry, store_names
+from jobrunner.checkpoint.log.entries import (
+    BeginEntry,
+    CommitEntry,
+    DoneEntry,
+    EndEntry,
+    LogEntry,
+    Record,
+    RunEntry,
+    record_in,
+)
+from jobrunner.checkpoint.log.entries import Store as RecordedStore
+from jobrunner.checkpoint.log.log_writer import make_entry
+from jobrunner.checkpoint.log.state import Attempt, State
 from jobrunner.cluster.messages import (
     Action,
     Ask,
@@ -49,6 +60,13 @@ def fold(entries: Iterable[LogEntry]) -> State:
     for entry in entries:
         state.apply(entry)
     return state
+
+
+def recorded_stores(
+    log: list[LogEntry], state: State, position: Position
+) -> dict[str, RecordedStore]:
+    """The stores of a recorded epoch, by node."""
+    return dict(record_in(log[state.recorded[position]], position).stores or {})
 
 
 def at(runs: int) -> Position:
@@ -86,10 +104,10 @@ class Store:
     """The log, created if absent entry by entry, and the stores' contents."""
 
     def __init__(self) -> None:
-        self.log: list[dict] = []
+        self.log: list[LogEntry] = []
         self.files: dict[str, str] = {}
 
-    def append(self, number: int, entry: dict) -> bool:
+    def append(self, number: int, entry: LogEntry) -> bool:
         """Whether `number` was free."""
         if number != len(self.log):
             return False
@@ -190,15 +208,15 @@ class Driver:
 
     # ---- the log
 
-    def append(self, kind: str, body: dict) -> None:
+    def append(self, kind: type[LogEntry], **fields: object) -> None:
         """As `LogWriter.append`: the next number, unless somebody else has it."""
         while True:
-            entry = make_entry(self.state.number + 1, kind, self.name, body)
+            entry = make_entry(kind, self.state.number + 1, self.name, **fields)
             if self.store.append(self.state.number + 1, entry):
                 self.state.apply(entry)
                 return
             self.state = fold(self.store.log)
-            if kind != "run" and self.state.run.run != self.name:
+            if kind is not RunEntry and self.state.holder.run != self.name:
                 raise TakenOverError
 
     # ---- the loop
@@ -206,7 +224,7 @@ class Driver:
     def run(self) -> Generator[None, None, None]:
         """Take the directory; then go on until the job is done, or told to stop."""
         self.state: State = fold(self.store.log)
-        self.append("run", {"nodes": list(NODES), "info": {}})
+        self.append(RunEntry, nodes=list(NODES), info={})
         losses, epoch, lost = Losses(limit=4), 0, True
         while True:
             try:
@@ -220,10 +238,11 @@ class Driver:
                     is_recorded=self.state.latest == at(epoch),
                     is_leaving=bool(self.leaving()),
                 )
-                if step in ("finish", "stop"):
-                    self.append(
-                        *(("done", {"epoch": at(epoch)}) if step == "finish" else ("end", {}))
-                    )
+                if step == "finish":
+                    self.append(DoneEntry, epoch=at(epoch))
+                    return
+                if step == "stop":
+                    self.append(EndEntry)
                     return
                 if step == "move":
                     self.world.counts["moves"] += 1
@@ -265,28 +284,26 @@ class Driver:
             yield from self.tell("init")
             yield from self.save(0)
             return 0
-        names = store_names(NODES, latest, self.state.retries[latest])
-        digests = self.store.log[self.state.commit_number(latest)].stores
-        for node, name in names.items():
-            if self.store.files[name] != digests[node].manifest:
-                raise AssertionError(f"the store {name} is not what was recorded")
-        yield from self.tell("load", stores=names)
+        stores = recorded_stores(self.store.log, self.state, latest)
+        for store in stores.values():
+            if self.store.files[store.name] != store.sha256:
+                raise AssertionError(f"the store {store.name} is not what was recorded")
+        yield from self.tell("load", stores={node: store.name for node, store in stores.items()})
         return runs_in(latest)
 
     def save(self, epoch: int) -> Generator[None, None, None]:
         """Claim names, let the workers write, record."""
         position = at(epoch)
-        retry = self.world.claim(self.state, position)
-        self.append("begin", {"epoch": position, "retry": retry})
-        names = store_names(NODES, position, retry)
+        self.append(BeginEntry, upto=position, label=self.state.label + 1)
+        attempt = self.state.attempt
+        names = {node: self.world.name(attempt, node, position) for node in NODES}
         receipts = yield from self.tell("save", stores=names)
         stores = {
-            node: {"store": names[node], "manifest": state, "nbytes": 0, "seconds": 0.0}
+            node: RecordedStore(names[node], state, 0)
             for answer in receipts.values()
             for node, state in answer.items()
         }
-        body = {"run_number": 0, "stores": stores, "details": {}}
-        self.append("commit", {"epoch": position, "retry": retry, **body})
+        self.append(CommitEntry, begin=attempt.number, records=[Record(position, stores)])
 
     def tell(self, kind: str, **details: object) -> Generator[None, None, dict]:
         """Send every worker in use its part, and wait for all answers."""
@@ -358,12 +375,12 @@ class World:
         self,
         seed: int,
         *,
-        claim: Callable[[State, Position], int] = lambda state, epoch: state.claims.get(epoch, 0),
+        name: Callable[[Attempt, str, Position], str] = Attempt.store_name,
         fresh_bindings: bool = True,
         tells: bool = False,
     ) -> None:
         self.chance = random.Random(seed)
-        self.claim, self.fresh_bindings, self.tells = claim, fresh_bindings, tells
+        self.name, self.fresh_bindings, self.tells = name, fresh_bindings, tells
         self.store = Store()
         self.workers: dict[str, Worker] = {}
         self.leaving: set[str] = set()
@@ -422,9 +439,9 @@ class World:
             raise AssertionError("it does not end")
         assert state.done == at(EPOCHS)
         for epoch in range(EPOCHS + 1):
-            names = store_names(NODES, at(epoch), state.retries[at(epoch)])
-            for node, name in names.items():
-                assert self.store.files[name] == expected(node, epoch), f"{name} differs"
+            for node, store in recorded_stores(self.store.log, state, at(epoch)).items():
+                found = self.store.files[store.name]
+                assert found == expected(node, epoch), f"{store.name} differs"
         return self.counts
 
     def go_on(self) -> None:

@@ -47,7 +47,7 @@ def fails_twice(**mutation):
     "mutation",
     [
         {"fresh_bindings": False},
-        {"claim": lambda state, epoch: max(0, state.claims.get(epoch, 0) - 1)},
+        {"name": lambda attempt, node, at: f"{node}.{at}"},
     ],
     ids=["attempts share a name", "names of stores are claimed twice"],
 )

@@ -1,36 +1,45 @@
 """Which epochs exist."""
 
-from jobrunner.checkpoint.log.details import check_details, check_info, check_plan
+from jobrunner.checkpoint.log.details import (
+    SpanRecord,
+    Timing,
+    check_details,
+    check_info,
+    check_plan,
+    loose_json,
+    strict_json,
+)
 from jobrunner.checkpoint.log.entries import (
     BeginEntry,
-    Claim,
     CommitEntry,
     DoneEntry,
     EndEntry,
     Entry,
-    GapEntry,
     Holder,
+    HolderEntry,
+    LaterVersionError,
     LogEntry,
+    LostEntry,
+    NodeContents,
+    PinEntry,
     Process,
-    RebuiltRecord,
-    RepairEntry,
+    Record,
     RetireEntry,
     RewindEntry,
     RunEntry,
-    StateEntry,
-    StoreRecord,
-    commit_in,
-    commits_in,
+    Store,
+    UnpinEntry,
+    entry_to_json,
     given_up_by,
     holder_of,
+    parse_entry,
+    record_in,
 )
 from jobrunner.checkpoint.log.handler import (
-    ENTRY_NAME,
-    TEMPORARY_NAME,
+    EntryReplacer,
     FileMetadataHandler,
-    each_entry,
-    read_content,
-    read_state,
+    MetadataHandler,
+    StateCache,
 )
 from jobrunner.checkpoint.log.heartbeat import (
     HEARTBEAT,
@@ -45,17 +54,7 @@ from jobrunner.checkpoint.log.heartbeat import (
     read_beat,
     read_process,
 )
-from jobrunner.checkpoint.log.protocol import MetadataHandler
-from jobrunner.checkpoint.log.run_lock import RunLock, refuse_if_alive
-from jobrunner.checkpoint.log.state import (
-    RESTARTS,
-    STATE_INTERVAL,
-    LaterVersionError,
-    State,
-    entry_to_json,
-    make_entry,
-    parse_entry,
-    store_names,
-)
-from jobrunner.checkpoint.log.timing import SpanRecord, Timing
-from jobrunner.checkpoint.log.writer import LogWriter, loose_json, strict_json
+from jobrunner.checkpoint.log.lock import RunLock, refuse_if_alive
+from jobrunner.checkpoint.log.log_reader import each_entry, read_state
+from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL, LogWriter, make_entry
+from jobrunner.checkpoint.log.state import Attempt, GivenUp, State

@@ -1,17 +1,65 @@
-"""What records and runs say beside what the log itself needs, as it is read. Pure: no I/O."""
+"""What records and runs say beside what the log itself needs. Pure: no I/O.
+
+A `Timing` has all that its run has spent since it began, so that a lost entry makes no hole; losses,
+moves and spans are those since the entry before.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from jobrunner.checkpoint.encoding import described
-from jobrunner.checkpoint.log.entries import Natural
-from jobrunner.checkpoint.log.timing import Timing
+from jobrunner.define import MOST_DIGITS
 
+MOST_LOSSES, MOST_SPANS = 100, 2_000
+"""In one entry, at most."""
+LONGEST_TEXT = 1_000
+
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Unix = Annotated[float, Meta(ge=0, le=1e11)]
 Nodes = Annotated[list[str], Meta(min_length=1)]
+_Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+_Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
+_Step = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,17})\.s[1-9][0-9]{0,17}\Z")]
+_Epoch = Annotated[int, Meta(ge=0, lt=10**18)] | _Step
+
+
+class LossRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A loss; times are seconds since the run began."""
+
+    at: Seconds
+    text: _Text
+    resumed: Seconds | None = None  # the first epoch after it began
+    epoch: _Epoch | None = None  # that the run went on from, as JSON; None: from the start
+
+
+class SpanRecord(NamedTuple):
+    """One call of a task's function."""
+
+    node: _Text
+    task: _Text
+    epoch: Annotated[int, Meta(ge=0, lt=10**18)]
+    began: Seconds  # since the run began
+    seconds: Seconds
+
+
+class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the time of a run went; docs/time.md defines the parts."""
+
+    start: Seconds = 0
+    compute: Seconds = 0
+    save_wait: Seconds = 0
+    redone: Seconds = 0
+    recovery: Seconds = 0
+    idle: Seconds = 0
+    losses: Annotated[list[LossRecord], Meta(max_length=MOST_LOSSES)] = []
+    # From when to when nodes moved to other workers, in seconds since the run began.
+    moves: Annotated[list[tuple[Seconds, Seconds]], Meta(max_length=MOST_LOSSES)] = []
+    spans: Annotated[list[SpanRecord], Meta(max_length=MOST_SPANS)] = []
 
 
 class Partition(msgspec.Struct):
@@ -32,8 +80,7 @@ class Details(msgspec.Struct):
     totals: dict[str, dict[str, Combined]] = {}  # of a mid-epoch checkpoint; by name and node
     metadata: dict[str, Any] = {}  # the user's own
     stopped_by: list[str] = []
-    step: Natural = 0
-    steps_per_epoch: Natural | None = None
+    steps_per_epoch: _Count | None = None
     replicated: dict[str, Nodes] = {}
     partitions: dict[str, Partition] = {}
     callbacks: dict[str, dict[str, bool | int | float | str | None]] = {}  # their states
@@ -41,9 +88,6 @@ class Details(msgspec.Struct):
     renamed: dict[str, str] = {}
     migrated: list[str] = []
     timing: Timing | None = None
-
-
-Unix = Annotated[float, Meta(ge=0, le=1e11)]
 
 
 class RunInfo(msgspec.Struct):
@@ -68,24 +112,65 @@ class Plan(msgspec.Struct):
     code: dict[str, str] = {}
 
 
-def check_details(details: dict[str, Any]) -> dict[str, Any]:
+Tree = TypeVar("Tree", bound=Mapping[str, Any])
+
+# Two threads that use a class first would crash in msgspec, so it learns all fields here.
+for _kind in (Details, RunInfo, Plan):
+    msgspec.json.Decoder(_kind)
+
+
+def check_details(details: Tree) -> Tree:
     """Return the details of a record; raises ValueError, which names the field, if they are invalid."""
     return _check(details, Details, "details")
 
 
-def check_plan(plan: dict[str, Any]) -> dict[str, Any]:
+def check_plan(plan: Tree) -> Tree:
     """Return the plan of a run; raises ValueError, which names the field, if it is invalid."""
     return _check(plan, Plan, "plan")
 
 
-def check_info(info: dict[str, Any]) -> dict[str, Any]:
+def check_info(info: Tree) -> Tree:
     """Return the info of a run; raises ValueError, which names the field, if it is invalid."""
     return _check(info, RunInfo, "info")
 
 
-def _check(tree: dict[str, Any], kind: type[msgspec.Struct], name: str) -> dict[str, Any]:
+def _check(tree: Tree, kind: type[msgspec.Struct], name: str) -> Tree:
     try:
-        msgspec.convert(tree, described(kind))
+        msgspec.convert(tree, kind)
     except ValueError as error:  # also of a key with a lone surrogate
         raise ValueError(f"`{name}`: {error}") from None
     return tree
+
+
+_TAGS = {"$float", "$plain"}
+_LARGEST = 10**MOST_DIGITS
+
+
+def strict_json(value: Any) -> Any:
+    """Encode NaN and infinities, which JSON does not have; raises ValueError for very long ints."""
+    if isinstance(value, str):
+        # UTF-8 has no lone surrogates, which file names may have.
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if isinstance(value, int) and abs(value) >= _LARGEST:
+        raise ValueError(f"an int has more than {MOST_DIGITS:,} digits")
+    if isinstance(value, Mapping):
+        plain = {strict_json(key): strict_json(item) for key, item in value.items()}
+        return {"$plain": plain} if len(plain) == 1 and plain.keys() <= _TAGS else plain
+    if isinstance(value, list | tuple):
+        return [strict_json(item) for item in value]
+    return value
+
+
+def loose_json(value: Any) -> Any:
+    """Undo `strict_json`; returns a copy."""
+    if isinstance(value, dict):
+        if value.keys() == {"$float"}:
+            return float(str(value["$float"]))
+        if value.keys() == {"$plain"}:
+            value = value["$plain"]
+        return {key: loose_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [loose_json(item) for item in value]
+    return value

@@ -1,36 +1,38 @@
-"""The entries of the log, one class per kind, and the frame of their files. Pure: no I/O.
+"""The entries of the log, one class for each kind. Pure: no I/O.
 
-A process that does not hold the directory may append only ``pin`` and ``unpin``; a ``repair``
-requires a directory that no run holds.
+An entry is appended by the run that holds the directory, with two exceptions: anyone may append
+``pin`` and ``unpin``, and a repair puts ``lost`` in the place of an entry that cannot be read.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType, structs
+from msgspec import UNSET, Meta, UnsetType
 
-from jobrunner.checkpoint.encoding import EpochKey, described
-from jobrunner.checkpoint.log.epoch_map import EpochMap
-from jobrunner.checkpoint.log.timing import Seconds, Timing
+from jobrunner.checkpoint.log.details import Seconds, Timing
+from jobrunner.errors import CheckpointCorruptError
+from jobrunner.names import format_store_name
 from jobrunner.positions import Position, position_from_json
 from jobrunner.texts import printable
 
+FORMAT = 1
+"""Of entries and states; readers refuse later ones."""
+
 _MOST = 1 << 62  # no number of an honest log comes near it
-MOST_BYTES = 16 << 20
-"""The size of an entry's file, at most."""
-MOST_VALUES = 1_000_000
-"""The values of an entry, at most; a string counts as three."""
-MOST_REBUILT = MOST_VALUES // 28
-"""Records that repairs rebuild, at most: more than an entry can hold, whose records have 28 values."""
+
+EpochJson = Annotated[int, Meta(ge=0, lt=10**18)] | Annotated[str, Meta(max_length=40)]
+if TYPE_CHECKING:
+    EpochKey = Position
+else:  # as in JSON; `__post_init__` of each class makes it a `Position`
+    EpochKey = EpochJson
 
 Natural = Annotated[int, Meta(ge=0, le=_MOST)]
 Positive = Annotated[int, Meta(ge=1, le=_MOST)]
-Value = Annotated[int, Meta(ge=-_MOST, le=_MOST)]
+Label = Annotated[int, Meta(ge=1, lt=10**18)]
 Text = Annotated[str, Meta(min_length=1)]
 Short = Annotated[str, Meta(max_length=1000)]
 RunName = Annotated[
@@ -38,6 +40,7 @@ RunName = Annotated[
 ]
 
 _NODES = re.compile(r"([^/\x00-\x1f\ud800-\udfff]{1,128}\n)*")
+_LABEL = re.compile(r"(\.r[1-9][0-9]{0,17})?")
 
 Entry = Mapping[str, Any]
 """An entry as JSON, as a `MetadataHandler` stores it."""
@@ -49,153 +52,99 @@ def _check_nodes(names: Iterable[str], field: str) -> None:
         raise ValueError(f"`{field}` contains a text that cannot name a node")
 
 
-def _check_count(field: str, count: int, most: int) -> None:
-    """Raise ValueError if so few entries cannot name so many epochs."""
-    if count > most:
-        raise ValueError(f"`{field}` has {count} items; the entries so far allow {most}")
-
-
-class Claim(NamedTuple):
-    """The store names of one attempt to save an epoch."""
-
-    epoch: EpochKey
-    retry: Natural
-
-
-class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Identifies a process on any machine, as far as its system tells."""
 
-    host: Short | None = None
-    boot: Short | None = None
-    namespace: Short | None = None
-    pid: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)] | None = None
-    started: Short | None = None
+    host: Short = ""
+    boot: Short = ""
+    namespace: Short = ""
+    pid: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 0
+    started: Short = ""
 
 
-class StoreRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One node's store in a ``commit``."""
+class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One node's store in a `Record`."""
 
-    store: Text
-    manifest: Text  # SHA-256 of the manifest, in hex
+    name: Text
+    sha256: Short  # of its document, in hex
     nbytes: Natural
-    seconds: Seconds  # until the worker's stores were durable
+    seconds: Seconds = 0  # until the worker's stores were durable
+
+
+class NodeContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a node's store has in it, as far as a load is planned by it."""
+
+    blobs: list[str] = []
     states: list[str] = []  # blobs that contain objects saved by their state
+    classes: list[str] = []
+    parts: dict[str, str] = {}  # name of a partitioned blob -> dtype and shape of its part
 
 
-class RebuiltRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A ``commit`` that a repair derived from the stores."""
+class HistoryMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many rows of a blob's history count, and the digests by which they are known."""
 
-    epoch: EpochKey
-    retry: Natural
-    run: RunName
-    run_number: Natural | None
-    time: Short
-    stores: dict[str, StoreRecord]
-    details: dict[str, Any]
+    directory: Natural  # number of the ``begin`` whose attempt wrote them
+    rows: Natural
+    last: Natural  # rows of the last put
+    chain: Short  # digest of the digests of all whole chunks
+    tail: Short  # of the counted rows of the last chunk
+
+
+class Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One epoch, or a position within one, in a ``commit``."""
+
+    at: EpochKey
+    stores: dict[str, Store] | None  # None: passed over, so only histories have it
+    contents: Natural | None = None  # number of the ``commit`` that says what the stores have
+    details: dict[str, Any] = {}  # `Details` as strict JSON
+    histories: dict[str, dict[str, HistoryMark]] = {}  # by node and blob
 
     def __post_init__(self) -> None:
-        structs.force_setattr(self, "epoch", _read_positions(self.epoch))
-        _check_nodes(self.stores, "stores")
-
-
-class Holder(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
-    """A ``run`` or ``repair`` without its long fields."""
-
-    format: Positive
-    number: Natural
-    kind: Literal["run", "repair"]
-    run: RunName
-    id: Short
-    time: Short
-    process: Process | None = None
-    heartbeat_seconds: Seconds = 0
-
-    def __str__(self) -> str:
-        process = self.process or Process()
-        text = f"process {process.pid} on {process.host}, since {self.time}"
-        return printable(text, kept="")
-
-
-Progression = Annotated[tuple[Value, ...], Meta(min_length=5, max_length=6)]
-"""See `EpochMap`."""
-
-
-class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """A whole `State` as JSON."""
-
-    run: Holder | None
-    is_ended: bool
-    recorded: list[Progression]
-    retries: list[Progression]
-    claims: list[Progression]
-    chores: list[tuple[EpochKey, Natural, Literal["delete", "hide"], Natural]]
-    done: Natural | None
-    pins: list[list[int | str]] = []  # states written before there were pins have none
-
-    @cached_property
-    def parsed(self) -> tuple[EpochMap, EpochMap, EpochMap, dict[Claim, tuple[Any, ...]]]:
-        """`recorded`, `retries`, `claims`, and `chores` by claim; raises ValueError."""
-
-        def read(name: str) -> EpochMap:
-            try:
-                return EpochMap(getattr(self, name))
-            except ValueError as error:
-                raise ValueError(f"`{name}`: {error}") from None
-
-        chores = {_read_positions(Claim(*row[:2])): row[2:] for row in self.chores}
-        return read("recorded"), read("retries"), read("claims"), chores
-
-    def check(self, number: int) -> None:
-        """Raise ValueError if entry `number` cannot contain it.
-
-        An entry records one epoch, a repair several: few entries cannot name very many.
-        """
-        _check_count("claims", len(self.claims), number + MOST_REBUILT)
-        _check_count("chores", len(self.chores), number + MOST_REBUILT)
-        _check_count("pins", sum(map(len, self.pins)), 2 * number)
-        recorded, retries, *_ = self.parsed
-        total = sum(row[2] for row in self.recorded)
-        for _, _, count, value, value_step, *_ in self.recorded:
-            last = value + (count - 1) * value_step
-            if not (0 <= value <= number >= last >= 0) or total > number + MOST_REBUILT:
+        read_positions(self)
+        _check_nodes(self.stores or (), "stores")
+        for node, store in (self.stores or {}).items():
+            # A store that is named otherwise would be a path to somewhere else.
+            plain = format_store_name(node, self.at)
+            if not (store.name.startswith(plain) and _LABEL.fullmatch(store.name, len(plain))):
                 raise ValueError(
-                    f"`recorded`: {total} epochs cannot be recorded by the entries before {number}"
+                    f"{store.name!r:.80} is not the name of a store of {node!r} at {self.at}"
                 )
-        if not recorded.has_keys_of(retries):
-            raise ValueError("`recorded` and `retries` are of different epochs")
-        for row in self.pins:
-            try:
-                _read_positions(row[0])
-                is_pin = all(isinstance(label, str) for label in row[1:])
-            except (IndexError, ValueError):
-                is_pin = False
-            if not is_pin:
-                raise ValueError("`pins`: expected an epoch and its labels in each row")
 
 
-EPOCH_FIELDS = {"epoch", "epochs", "after", "only", "settled"}
-"""The fields of entries that contain epochs."""
+POSITION_FIELDS = frozenset(
+    {"at", "epoch", "epochs", "after", "only", "upto", "retires", "taken", "last", "done"}
+)
 
 
-def _read_positions(value: Any) -> Any:
-    """What such a field contains, with positions for their JSON; raises ValueError."""
-    if isinstance(value, int | str):
-        return position_from_json(value)
-    if isinstance(value, Claim):
-        return Claim(_read_positions(value.epoch), value.retry)
-    if isinstance(value, list):
-        return [_read_positions(item) for item in value]
-    return value
+def read_positions(struct: msgspec.Struct) -> None:
+    """Make positions of the JSON in those fields of a struct; raises ValueError."""
+    for name in POSITION_FIELDS.intersection(struct.__struct_fields__):
+        value: Any = getattr(struct, name)
+        if isinstance(value, list | tuple):
+            positions = type(value)(map(_position, value))
+            msgspec.structs.force_setattr(struct, name, positions)
+        elif value is not None and value is not UNSET:
+            msgspec.structs.force_setattr(struct, name, _position(value))
+
+
+def _position(value: Position | int | str) -> Position:
+    return value if isinstance(value, Position) else position_from_json(value)
+
+
+def to_json(struct: msgspec.Struct) -> dict[str, Any]:
+    """A struct as JSON: dicts and lists. msgspec would write a position as the dataclass it is."""
+    tree: dict[str, Any] = msgspec.to_builtins(struct)
+    for name in POSITION_FIELDS.intersection(tree):
+        value = getattr(struct, name)
+        if isinstance(value, Position):
+            tree[name] = value.to_json()
+        elif isinstance(value, list | tuple):
+            tree[name] = [position.to_json() for position in value]
+    return tree
 
 
 class LogEntry(
-    msgspec.Struct,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    tag_field="kind",
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"
 ):
     """The fields that entries of all kinds have."""
 
@@ -204,15 +153,9 @@ class LogEntry(
     run: RunName  # which appended it
     id: Short  # unique
     time: Short
-    settled: list[Claim] = []  # stores that are now deleted or hidden
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            if name in EPOCH_FIELDS:
-                value = getattr(self, name)
-                if isinstance(value, list):
-                    _check_count(name, len(value), self.number + MOST_REBUILT)
-                setattr(self, name, _read_positions(value))
+        read_positions(self)
 
     @property
     def kind(self) -> str:
@@ -220,42 +163,65 @@ class LogEntry(
         return str(self.__struct_config__.tag)
 
 
+class HolderEntry(LogEntry, kw_only=True):
+    """What only the run that holds the directory appends.
+
+    `swept`: the stores that entries before this number gave up are deleted, durably; but for
+    attempts of the run itself, whose slow workers may still write.
+    """
+
+    swept: Natural = 0
+
+
 class RunEntry(LogEntry, tag="run"):
     """A run took the directory: earlier runs must stop writing there."""
 
     nodes: list[str]
     info: dict[str, Any]
-    process: Process | None = None
+    process: Process = Process()
     heartbeat_seconds: Seconds = 0
+    is_repair: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_nodes(self.nodes, "nodes")
 
 
-class BeginEntry(LogEntry, tag="begin"):
-    """An attempt to save an epoch claimed the names of its stores."""
+class BeginEntry(HolderEntry, tag="begin"):
+    """An attempt begins: it may write stores of all positions up to `upto`, and names them.
 
-    epoch: EpochKey
-    retry: Natural
+    A store is called ``node.at`` if no entry before has claimed `at` and nothing had that name
+    (`taken`), else ``node.at.r<label>``. No other attempt has the label, so names are never used
+    twice.
+    """
 
-
-class CommitEntry(LogEntry, tag="commit"):
-    """The epoch exists, with these stores."""
-
-    epoch: EpochKey
-    retry: Natural
-    run_number: Natural | None
-    stores: dict[str, StoreRecord]
-    details: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_nodes(self.stores, "stores")
+    upto: EpochKey
+    label: Label
+    taken: list[EpochKey] = []
 
 
-class RewindEntry(LogEntry, tag="rewind"):
-    """Epochs are set aside: those `after` one (None: all), or `only` one."""
+class CommitEntry(HolderEntry, tag="commit"):
+    """Epochs exist, with these stores; and others are retired.
+
+    `begin` is the number of the attempt's entry; None: the stores were there (restored, proven).
+    """
+
+    begin: Natural | None
+    records: list[Record]
+    run_number: Natural | None = None  # of the ``run`` entry with their plan
+    contents: dict[str, NodeContents] = {}  # by node, where it differs from the entry before
+    retires: list[EpochKey] = []
+    upto: EpochKey | None = None  # what the attempt claims from now on
+
+
+class RetireEntry(HolderEntry, tag="retire"):
+    """The retention policy gave epochs up; pinned ones stay."""
+
+    epochs: list[EpochKey]
+
+
+class RewindEntry(HolderEntry, tag="rewind"):
+    """Epochs are set aside, with their stores: those `after` one (None: all), or `only` one."""
 
     after: EpochKey | UnsetType | None = UNSET
     only: EpochKey | UnsetType = UNSET
@@ -266,29 +232,22 @@ class RewindEntry(LogEntry, tag="rewind"):
         if (self.after is UNSET) == (self.only is UNSET):
             raise ValueError("A rewind has either `after` or `only`")
 
-    @property
-    def epochs(self) -> list[Position]:
-        """The epochs listed one by one."""
-        return [self.only] if isinstance(self.only, Position) else []
 
-
-class RetireEntry(LogEntry, tag="retire"):
-    """The retention policy gave epochs up; pinned ones stay."""
-
-    epochs: list[EpochKey]
-
-
-class DoneEntry(LogEntry, tag="done"):
+class DoneEntry(HolderEntry, tag="done"):
     """The job ended after this epoch, exit group included."""
 
     epoch: EpochKey
 
 
-class EndEntry(LogEntry, tag="end"):
-    """The run released the directory; another may take it at once."""
+class EndEntry(HolderEntry, tag="end"):
+    """The run released the directory; another may take it at once.
 
-    outcome: Literal["finished", "stopped", "failed"] | None = None  # None: not recorded
+    `upto` gives back the names of later positions, which no worker was told to write.
+    """
+
+    outcome: Literal["finished", "stopped", "failed"] | None = None  # None: a command, not a run
     timing: Timing | None = None
+    upto: EpochKey | None = None
 
 
 class PinEntry(LogEntry, tag="pin"):
@@ -305,90 +264,113 @@ class UnpinEntry(LogEntry, tag="unpin"):
     label: str | None
 
 
-class StateEntry(LogEntry, tag="state"):
-    """A summary of all entries before; reading can start here."""
-
-    state: Summary
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.state.check(self.number)
+class LostEntry(LogEntry, tag="lost"):
+    """A repair put this in the place of an entry that was damaged or missing."""
 
 
-class RepairEntry(LogEntry, tag="repair", dict=True):
-    """What could be proven after entries were lost; reading restarts here."""
+AnyEntry = (
+    RunEntry
+    | BeginEntry
+    | CommitEntry
+    | RetireEntry
+    | RewindEntry
+    | DoneEntry
+    | EndEntry
+    | PinEntry
+    | UnpinEntry
+    | LostEntry
+)
+KindOfEntry = TypeVar("KindOfEntry", bound=LogEntry)
 
-    state: Summary
-    commits: list[RebuiltRecord]
-    lost: list[Natural] = []
-    process: Process | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.state.check(self.number)
-        _check_count("commits", len(self.commits), MOST_REBUILT)
-        _check_count("lost", len(self.lost), self.number)
-
-    @cached_property
-    def by_epoch(self) -> dict[Position, RebuiltRecord]:
-        """The records by epoch."""
-        return {commit.epoch: commit for commit in reversed(self.commits)}
-
-
-class GapEntry(LogEntry, tag="gap"):
-    """The entry with this number was lost; the number stays taken."""
+_KINDS = {str(kind.__struct_config__.tag) for kind in AnyEntry.__args__}
+# Two threads that use a class first would crash in msgspec, so it learns all fields here.
+msgspec.json.Decoder(AnyEntry)
 
 
-def holder_of(entry: RunEntry | RepairEntry) -> Holder:
-    """The run that an entry gives the directory to; after a repair no run has it."""
-    return msgspec.convert(entry, described(Holder), from_attributes=True)
+class LaterVersionError(CheckpointCorruptError):
+    """A later version wrote the entry, which is whole."""
 
 
-def commits_in(entry: LogEntry) -> list[CommitEntry]:
-    """The records of epochs in an entry: a ``commit`` itself, or those that a ``repair`` rebuilt."""
-    if isinstance(entry, RepairEntry):
-        return [commit_in(entry, epoch) for epoch in entry.by_epoch]
-    return [entry] if isinstance(entry, CommitEntry) else []
+def parse_entry(tree: object, where: str, advice: str = "") -> LogEntry:
+    """Check an entry that was read as JSON; errors begin with `where` and end with `advice`.
+
+    Raises CheckpointCorruptError if a field is missing, unknown or has an invalid value, and
+    LaterVersionError if a later version wrote the entry.
+    """
+    if isinstance(tree, Mapping):
+        version, kind = tree.get("format"), tree.get("kind")
+        if isinstance(version, int) and version > FORMAT:
+            raise LaterVersionError(
+                f"{where} has format {version}, and this version of jobrunner reads formats up to "
+                f"{FORMAT}. Use a later version."
+            )
+        if isinstance(kind, str) and kind not in _KINDS:
+            raise LaterVersionError(
+                f"{where} is of kind {kind!r:.80}, which this version of jobrunner does not know. "
+                f"Use a later version."
+            )
+    try:
+        entry: LogEntry = msgspec.convert(tree, AnyEntry)
+    except (ValueError, RecursionError) as error:  # also of a key with a lone surrogate
+        raise CheckpointCorruptError(f"{where} has an invalid field: {error}. {advice}") from None
+    return entry
 
 
-def commit_in(entry: LogEntry, epoch: Position) -> CommitEntry:
-    """The record of an epoch in an entry; raises ValueError if there is none."""
-    if isinstance(entry, RepairEntry) and (found := entry.by_epoch.get(epoch)):
-        head: dict[str, Any] = {"format": entry.format, "number": entry.number, "id": entry.id}
-        return CommitEntry(**head, **structs.asdict(found))
-    if isinstance(entry, CommitEntry) and entry.epoch == epoch:
-        return entry
-    raise ValueError(f"it is a {entry.kind} of epoch {getattr(entry, 'epoch', None)}")
+def entry_to_json(entry: LogEntry) -> dict[str, Any]:
+    """An entry as a `MetadataHandler` stores it: dicts and lists."""
+    tree = to_json(entry)
+    if isinstance(entry, CommitEntry):
+        tree["records"] = [to_json(record) for record in entry.records]
+    return tree
 
 
-def given_up_by(entry: RetireEntry | RewindEntry, epochs: Collection[Position]) -> list[Position]:
-    """Which of `epochs`, a fast container, a ``rewind`` or ``retire`` gives up."""
-    if isinstance(entry, RewindEntry) and entry.only is UNSET:
-        after = entry.after if isinstance(entry.after, Position) else None
-        if isinstance(epochs, EpochMap):
-            return epochs.after(after)
-        return [epoch for epoch in epochs if after is None or epoch > after]
-    return [epoch for epoch in entry.epochs if epoch in epochs]
+def record_in(entry: LogEntry, at: Position) -> Record:
+    """The record of an epoch in an entry; raises ValueError if there is none with stores."""
+    if isinstance(entry, CommitEntry):
+        for record in entry.records:
+            if record.at == at and record.stores is not None:
+                return record
+    raise ValueError(f"entry {entry.number}, a {entry.kind}, has no record of epoch {at}")
 
 
-HEAD_BYTES = len('{"sha256":"","entry":') + 64
-"""Of an entry's file, before its text: its digest."""
+def given_up_by(entry: LogEntry, epochs: Collection[Position]) -> list[Position]:
+    """Which of `epochs`, of which none is pinned, an entry retires or sets aside."""
+    if isinstance(entry, RewindEntry):
+        if isinstance(entry.only, Position):
+            return [epoch for epoch in epochs if epoch == entry.only]
+        after = entry.after
+        return [epoch for epoch in epochs if not isinstance(after, Position) or epoch > after]
+    if isinstance(entry, RetireEntry):
+        return [epoch for epoch in entry.epochs if epoch in epochs]
+    if isinstance(entry, CommitEntry):
+        return [epoch for epoch in entry.retires if epoch in epochs]
+    return []
 
 
-def split_file(data: bytes) -> tuple[bytes, bytes]:
-    """Split an entry's file: what is around the entry's text, and the text."""
-    text = data[HEAD_BYTES:-2]
-    return data[:HEAD_BYTES] + data[HEAD_BYTES + len(text) :], text
+class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The run that took the directory last: its ``run`` entry without the long fields."""
+
+    number: Natural
+    run: RunName
+    time: Short = "an unknown time"
+    process: Process = Process()
+    heartbeat_seconds: Seconds = 0
+    is_repair: bool = False
+
+    def __str__(self) -> str:
+        process = self.process
+        host = process.host or "an unknown host"
+        text = f"process {process.pid or None} on {host}, since {self.time}"
+        return printable(text, kept="")
 
 
-def frame(text: bytes, digest: str) -> bytes:
-    """The content of an entry's file."""
-    return f'{{"sha256":"{digest}","entry":'.encode() + text + b"}\n"
-
-
-def too_large(text: bytes) -> str:
-    """Why no entry has this text, found before anything is made of it; empty if one may."""
-    if len(text) + HEAD_BYTES + 2 > MOST_BYTES:
-        return f"it has more than {MOST_BYTES:,} bytes"
-    count = sum(map(text.count, (b",", b"[", b"{", b'"')))
-    return f"it has more than {MOST_VALUES:,} values" if count > MOST_VALUES else ""
+def holder_of(entry: RunEntry) -> Holder:
+    """The run that an entry gives the directory to."""
+    return Holder(
+        entry.number,
+        entry.run,
+        entry.time,
+        entry.process,
+        entry.heartbeat_seconds,
+        entry.is_repair,
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import threading
@@ -13,52 +12,71 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+import psutil
 
-from jobrunner.checkpoint.encoding import described
 from jobrunner.checkpoint.log.entries import Natural, Process
-from jobrunner.checkpoint.storage import Files
+from jobrunner.checkpoint.storage import Files, join_path
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
 
 RUNS_DIRECTORY = "_runs"
 HEARTBEAT = "heartbeat"
-_THREAD_NAME = "jobrunner-heartbeat-{run}"
 SILENT_BEATS = 5
+_THREAD_NAME = "jobrunner-heartbeat-{run}"
 _SILENCE_SECONDS = 15.0
 _MOST_BYTES = 64 << 10
 _STATUS_BYTES = 1000
+_CORRECTION_SECONDS = 3
 
 
 def own_process() -> Process:
     """Identify this process, also after it has ended."""
+    # Two containers may have one host name and one boot, and each its own process 7: without the
+    # namespace, one would take over from the other while that lives.
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
     return Process(
         host=socket.gethostname(),
-        boot=_read("/proc/sys/kernel/random/boot_id"),
-        namespace=_read_link("/proc/self/ns/pid"),
+        boot=str(round(psutil.boot_time())),
+        namespace=namespace,
         pid=os.getpid(),
         started=_start_of(os.getpid()),
     )
 
 
-def is_known_dead(process: Process | None, run: str) -> bool:
+def is_known_dead(process: Process, run: str) -> bool:
     """Whether a process has certainly ended, or `run` within this process."""
     own = own_process()
-    if process is None or process.pid is None:
+    if not process.pid:
         return False
     if (process.host, process.boot, process.namespace) != (own.host, own.boot, own.namespace):
         return False  # another machine or container: its processes cannot be seen
-    if (process.pid, process.started) == (own.pid, own.started):
-        name = _THREAD_NAME.format(run=run)
-        return all(thread.name != name for thread in threading.enumerate())
     try:
         os.kill(process.pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
         pass  # it exists, under another user
-    started = _start_of(process.pid)
-    return started is not None and started != process.started
+    try:
+        # The PID may have been given again. Clocks are corrected by a second or so meanwhile.
+        if abs(float(_start_of(process.pid)) - float(process.started)) > _CORRECTION_SECONDS:
+            return True
+        if process.pid == own.pid:
+            name = _THREAD_NAME.format(run=run)
+            return all(thread.name != name for thread in threading.enumerate())
+        return bool(psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+    except (psutil.Error, ValueError):
+        return False  # the system does not tell, or the heartbeat
+
+
+def _start_of(pid: int) -> str:
+    """When a process started, in seconds since its machine did.
+
+    Both times follow the clock when that is set, so only their difference stays the same.
+    """
+    return f"{psutil.Process(pid).create_time() - psutil.boot_time():.2f}"
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -67,6 +85,17 @@ class Status(msgspec.Struct, frozen=True):
     epoch: Natural  # the last that ended
     num_ended: Natural  # epochs that this run has ended
     metrics: Mapping[str, float | None] = {}
+
+
+class _Content(msgspec.Struct, frozen=True):
+    """What a heartbeat's file says."""
+
+    time: float = 0.0
+    process: Process = Process()
+    status: Status | None = None
+
+
+_decoder = msgspec.json.Decoder(_Content)
 
 
 class Beat(NamedTuple):
@@ -84,78 +113,43 @@ class Beat(NamedTuple):
 
 def read_beat(files: Files, path: str, run: str) -> Beat:
     """The last heartbeat of a run in a checkpoint directory."""
-    at = os.path.join(path, RUNS_DIRECTORY, run, HEARTBEAT)
-    data = files.read(at, _MOST_BYTES) or b""
-    digits, _, text = data.partition(b"\n")[0].partition(b" ")
-    status = None
-    with contextlib.suppress(ValueError, RecursionError):  # those of earlier versions have none
-        status = msgspec.json.decode(text, type=Status)
-    return Beat(int(digits) / 1e9 if len(digits) == 20 and digits.isdigit() else 0.0, status)
+    content = _read(files, join_path(path, f"{RUNS_DIRECTORY}/{run}/{HEARTBEAT}"))
+    return Beat(content.time, content.status)
 
 
-def may_live(silent_seconds: float, process: Process | None, run: str, beat_seconds: float) -> bool:
+def read_process(files: Files, path: str) -> Process:
+    """The process that wrote the heartbeat in a file; an unknown one if that is damaged or gone."""
+    return _read(files, path).process
+
+
+def is_left_behind(files: Files, directory: str) -> bool:
+    """Whether the run that made a heartbeat's directory has certainly ended, or never began."""
+    path = join_path(directory, HEARTBEAT)
+    if not files.read(path, _MOST_BYTES):
+        return True
+    return is_known_dead(read_process(files, path), os.path.basename(directory))
+
+
+def _read(files: Files, path: str) -> _Content:
+    data = files.read(path, _MOST_BYTES) or b""
+    with contextlib.suppress(ValueError, RecursionError):
+        return _decoder.decode(data)
+    return _Content()
+
+
+def may_live(silent_seconds: float, process: Process, run: str, beat_seconds: float) -> bool:
     """Whether a run that has not ended, and whose last heartbeat is so old, may be alive."""
     if is_known_dead(process, run):
         return False
     return silent_seconds < max(_SILENCE_SECONDS, SILENT_BEATS * beat_seconds)
 
 
-def _encode(ask: Callable[[], Status]) -> bytes:
-    """The status as JSON, always of the same length; without its last metrics if it would be longer.
-
-    Empty if a metric is no JSON number, or its name no JSON: the run is alive all the same.
-    """
-    data = b""
-    with contextlib.suppress(ValueError, ArithmeticError):
-        status = ask()
-        while len(data := msgspec.json.encode(status)) > _STATUS_BYTES:
-            fewer = dict([*status.metrics.items()][: len(status.metrics) // 2])
-            status = msgspec.structs.replace(status, metrics=fewer)
-    return data.ljust(_STATUS_BYTES)
-
-
-def is_left_behind(files: Files, directory: str) -> bool:
-    """Whether the run that made a heartbeat's directory has certainly ended, or never began."""
-    data = files.read(os.path.join(directory, HEARTBEAT))
-    return not data or is_known_dead(read_process(data), os.path.basename(directory))
-
-
-def read_process(data: bytes) -> Process | None:
-    """The process that wrote a heartbeat; None if the file is damaged."""
-    with contextlib.suppress(ValueError, RecursionError):
-        return msgspec.json.decode(data.partition(b"\n")[2], type=described(Process))
-    return None
-
-
-def _start_of(pid: int) -> str | None:
-    """When the process started, as the kernel writes it; "gone" for a zombie."""
-    text = _read(f"/proc/{pid}/stat")
-    if text is None:
-        return None
-    # The second field is the program's name in parentheses, which may contain any character.
-    fields = text.rpartition(")")[2].split()
-    return "gone" if fields[0] in "ZX" else fields[19]
-
-
-def _read(path: str) -> str | None:
-    with contextlib.suppress(OSError), open(path) as file:
-        return file.read().strip()
-    return None
-
-
-def _read_link(path: str) -> str | None:
-    with contextlib.suppress(OSError):
-        return os.readlink(path)
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long to wait for a heartbeat, and by which clock."""
 
-    silence_seconds: float = (
-        _SILENCE_SECONDS  # a run without a heartbeat for this long counts as dead
-    )
+    silence_seconds: float = _SILENCE_SECONDS
+    """A run without a heartbeat for this long counts as dead."""
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], None] = time.sleep
 
@@ -175,10 +169,10 @@ class Heartbeat:
         status: Callable[[], Status] | None = None,
     ) -> None:
         self._files = files
-        self.directory = os.path.join(path, RUNS_DIRECTORY, run)
-        self._path = os.path.join(self.directory, HEARTBEAT)
+        self.directory = join_path(path, f"{RUNS_DIRECTORY}/{run}")
+        self._path = join_path(self.directory, HEARTBEAT)
         self._interval_seconds = interval_seconds
-        self._process = json.dumps(msgspec.to_builtins(own_process())).encode()
+        self._process = own_process()
         self._status = status
         self._stopped = threading.Event()
         self._thread = threading.Thread(
@@ -210,12 +204,24 @@ class Heartbeat:
                 logger.warning("Cannot write the heartbeat in %s: %s", self.directory, error)
 
     def _write(self) -> None:
-        # The process has a line of its own, where all versions look for it.
-        status = b"" if self._status is None else b" " + _encode(self._status)
-        data = b"%020d%s\n%s" % (time.time_ns(), status, self._process)
+        data = msgspec.json.encode(_Content(time.time(), self._process, self._ask_status()))
         try:
             self._files.put(self._path, data)
         except FileNotFoundError:
-            # Another run may have removed the directory before it contained a heartbeat.
+            # A run that cleans up may remove the directory before it contains a heartbeat: a
+            # directory without one looks like that of a run that never began.
             self._files.make_directories(self.directory)
             self._files.put(self._path, data)
+
+    def _ask_status(self) -> Status | None:
+        """How far the run is, with as many metrics as fit; None if JSON cannot say it."""
+        if self._status is None:
+            return None
+        # Whatever the job reported, the run is alive.
+        with contextlib.suppress(ValueError, ArithmeticError):
+            status = self._status()
+            while len(msgspec.json.encode(status)) > _STATUS_BYTES:
+                fewer = dict(list(status.metrics.items())[: len(status.metrics) // 2])
+                status = msgspec.structs.replace(status, metrics=fewer)
+            return status
+        return None

@@ -2,372 +2,467 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import uuid
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import reduce
-from operator import or_
-from typing import Any, Literal, NamedTuple
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Collection, Iterable
 
 import msgspec
 
-from jobrunner.checkpoint.encoding import convert
 from jobrunner.checkpoint.log.entries import (
-    EPOCH_FIELDS,
+    FORMAT,
     BeginEntry,
-    Claim,
     CommitEntry,
     DoneEntry,
     EndEntry,
-    Entry,
-    GapEntry,
+    EpochJson,
+    EpochKey,
     Holder,
+    HolderEntry,
     LogEntry,
+    LostEntry,
+    Natural,
     PinEntry,
-    RepairEntry,
+    Positive,
     RetireEntry,
     RewindEntry,
     RunEntry,
-    StateEntry,
-    Summary,
+    Short,
     UnpinEntry,
     given_up_by,
     holder_of,
+    read_positions,
+    to_json,
 )
-from jobrunner.checkpoint.log.epoch_map import EpochMap
 from jobrunner.errors import CheckpointCorruptError
-from jobrunner.json_output import with_json_positions
-from jobrunner.names import format_store_name
+from jobrunner.names import format_store_name, parse_store_name
 from jobrunner.positions import Position, position_from_json
 
-FORMAT = 3
-"""Newest format of entries: 3 if they say how a run ended, 2 if they contain positions in the middle
-of an epoch, else 1. Readers refuse later ones."""
 
-STATE_INTERVAL = 128
-"""The entries whose number is a multiple of it (but not 0) are ``state`` entries."""
+class Attempt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may be written after a ``begin``: stores of its run's nodes at positions up to `upto`."""
 
-_KINDS = {str(kind.__struct_config__.tag): kind for kind in LogEntry.__subclasses__()}
-_ANY_KIND: Any = reduce(or_, _KINDS.values())
-_HEAD = ("format", "number", "kind", "run", "id", "time")
+    number: Natural  # of the ``begin``
+    run: Natural  # number of the ``run`` entry, which has the nodes
+    label: Natural
+    after: EpochKey | None  # the positions above it were never claimed before
+    upto: EpochKey
+    taken: tuple[EpochKey, ...]  # where other files have the plain names
+    last: EpochKey | None = None  # the newest that was committed
 
+    def __post_init__(self) -> None:
+        read_positions(self)
 
-def make_entry(number: int, kind: str, run: str, body: Mapping[str, Any]) -> LogEntry:
-    """Make an entry to append, with a new ``id``."""
-    now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-    version = 3 if "timing" in body else 2 if _has_position(body) else 1
-    epochs = {key: with_json_positions(body[key]) for key in EPOCH_FIELDS.intersection(body)}
-    head = (version, number, kind, run, uuid.uuid4().hex, now)
-    tree = {**dict(zip(_HEAD, head, strict=True)), **body, **epochs}
-    return parse_entry(tree, f"New entry {number}")
+    def label_of(self, at: Position) -> int:
+        """The label in the names of its stores at a position; 0: they have none."""
+        is_new = self.after is None or at > self.after
+        return 0 if is_new and at not in self.taken else self.label
 
+    def store_name(self, node: str, at: Position) -> str:
+        """The name of a node's store at a position."""
+        return format_store_name(node, at, self.label_of(at))
 
-def _has_position(body: Mapping[str, Any]) -> bool:
-    epochs = [body.get(key) for key in ("epoch", "after", "only")]
-    epochs += [*body.get("epochs", ()), *(epoch for epoch, _ in body.get("settled", ()))]
-    # Every position that a state contains was claimed.
-    claims = body["state"]["claims"] if "state" in body else ()
-    return any(isinstance(it, Position) and it.step for it in epochs) or any(
-        len(run) > 5 for run in claims
-    )
+    def may_have_left(self, at: Position, label: int) -> bool:
+        """Whether it may have written stores with such names that it did not commit."""
+        is_open = self.last is None or at > self.last
+        return is_open and at <= self.upto and label == self.label_of(at)
 
 
-class LaterVersionError(CheckpointCorruptError):
-    """A later version wrote the entry, which is whole."""
+class GivenUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A retired epoch, whose stores are to be deleted."""
+
+    number: Natural  # of the entry that retired it
+    at: EpochKey
+    commit: Natural  # number of the entry with its record
+
+    def __post_init__(self) -> None:
+        read_positions(self)
 
 
-def parse_entry(tree: object, where: str, advice: str = "") -> LogEntry:
-    """Check an entry that was read as JSON; errors begin with `where` and end with `advice`.
-
-    Raises CheckpointCorruptError if a field is missing, unknown or has an invalid value;
-    LaterVersionError if a later version wrote the entry.
-    """
-    expected = _ANY_KIND
-    if isinstance(tree, Mapping):
-        version, kind = tree.get("format"), tree.get("kind")
-        if isinstance(version, int) and version > FORMAT:
-            raise LaterVersionError(
-                f"{where} has format {version}, and this version of jobrunner reads formats up to "
-                f"{FORMAT}. Use a later version."
-            )
-        if isinstance(kind, str):
-            if kind not in _KINDS:
-                raise LaterVersionError(
-                    f"{where} is of kind {kind!r}, which this version of jobrunner does not know. "
-                    f"Use a later version."
-                )
-            expected = _KINDS[kind]  # msgspec would inspect the whole union for each entry
-    found: LogEntry = convert(tree, expected, where, advice=advice)
-    return found
-
-
-def entry_to_json(entry: LogEntry) -> Entry:
-    """An entry as a `MetadataHandler` stores it: dicts and lists."""
-    tree: dict[str, Any] = dict.fromkeys(_HEAD) | msgspec.to_builtins(entry)
-    for name in EPOCH_FIELDS.intersection(tree):
-        tree[name] = with_json_positions(getattr(entry, name))
-    if isinstance(entry, RepairEntry):
-        for commit, record in zip(tree["commits"], entry.commits, strict=True):
-            commit["epoch"] = record.epoch.to_json()
-    if "state" in tree:
-        tree["state"] = {
-            key: [list(row) for row in value] if isinstance(value, list) else value
-            for key, value in tree["state"].items()
-        }
-    if "settled" in tree:
-        tree["settled"] = tree.pop("settled")  # as the last
-    return tree
-
-
-class Chore(NamedTuple):
-    """Stores that are in no recorded checkpoint and may still exist."""
-
-    action: Literal["delete", "hide"]  # hidden stores stay, but no longer open as live ones
-    source: int  # number of the entry with their nodes: a ``run`` or a ``commit``
-
-
-@dataclass(slots=True)
 class State:
-    """What the log says up to entry `number`; -1 for an empty log."""
+    """What the log says up to entry `number`; -1 for an empty log.
 
-    number: int = -1
-    last_id: str = field(default="", compare=False)
-    """Of entry `number`; empty if that is damaged or there is none."""
-    run: Holder | None = None
-    """The last run that took the directory."""
-    is_ended: bool = True
-    """Whether that run has released it."""
-    recorded: EpochMap = field(default_factory=EpochMap)
-    """Epoch -> position of its ``commit`` among the entries that are no full states, so that epochs
-    saved one after another form one progression; see `commit_number`."""
-    retries: EpochMap = field(default_factory=EpochMap)
-    """Recorded epoch -> which claim on its names it is."""
-    claims: EpochMap = field(default_factory=EpochMap)
-    """Epoch -> how often its names were claimed."""
-    chores: dict[Claim, Chore] = field(default_factory=dict)
-    """All claims that are not settled, including saves in progress."""
-    done: Position | None = None
-    """The epoch after which the job ended."""
-    pins: dict[Position, tuple[str, ...]] = field(default_factory=dict)
-    """Recorded epoch -> its labels."""
+    Attributes
+    ----------
+    last_id : str
+        Of entry `number`.
+    holder : Holder, optional
+        The last run that took the directory.
+    is_ended : bool
+        Whether that run has released it.
+    recorded : dict
+        Epoch -> number of the ``commit`` with its record.
+    pins : dict
+        Recorded epoch -> its labels.
+    done : Position, optional
+        The epoch after which the job ended.
+    upto : Position, optional
+        The highest position that an attempt has claimed.
+    taken : set
+        Positions up to it where other files have the plain names.
+    label : int
+        The highest label of an attempt.
+    attempt : Attempt, optional
+        That of the holder, which may commit.
+    attempts : list
+        Earlier ones that may have left stores.
+    given_up : list
+        Retired epochs whose stores may exist.
+    is_unsure : bool
+        Entries are lost, and the repair has not ended.
+    """
+
+    def __init__(self) -> None:
+        self.number = -1
+        self.last_id = ""
+        self.holder: Holder | None = None
+        self.is_ended = True
+        self.recorded: dict[Position, int] = {}
+        self.pins: dict[Position, tuple[str, ...]] = {}
+        self.done: Position | None = None
+        self.upto: Position | None = None
+        self.taken: set[Position] = set()
+        self.label = 0
+        self.attempt: Attempt | None = None
+        self.attempts: list[Attempt] = []
+        self.given_up: list[GivenUp] = []
+        self.is_unsure = False
+        self._epochs: list[Position] = []
+
+    @property
+    def epochs(self) -> list[Position]:
+        """The recorded epochs in ascending order."""
+        return list(self._epochs)
 
     @property
     def latest(self) -> Position | None:
-        """Newest recorded epoch."""
-        return self.recorded.last if self.recorded else None
+        """The newest recorded epoch."""
+        return self._epochs[-1] if self._epochs else None
 
-    def commit_number(self, epoch: Position) -> int:
-        """Number of the ``commit`` entry of a recorded epoch."""
-        return _number(self.recorded[epoch])
+    def after(self, at: Position | None) -> list[Position]:
+        """The recorded epochs after `at`, in ascending order; None: all."""
+        if at is None:
+            return self.epochs
+        return self._epochs[bisect_right(self._epochs, at) :]
 
-    def count_by_entry(self) -> Counter[int]:
-        """Number of an entry -> how many epochs it recorded, without a walk over the epochs."""
-        found: Counter[int] = Counter()
-        for _, _, count, value, value_step, *_ in self.recorded.runs():
-            if value_step:
-                found.update(map(_number, range(value, value + count * value_step, value_step)))
-            else:
-                found[_number(value)] += count
-        return found
+    @property
+    def is_done(self) -> bool:
+        """Whether the job ended, exit group included, after the newest recorded epoch."""
+        return self.done is not None and self.done == self.latest
 
-    def after(self, entry: LogEntry) -> State:
-        """A copy of this state with `entry` applied."""
-        state = replace(
-            self,
-            recorded=self.recorded.copy(),
-            retries=self.retries.copy(),
-            claims=self.claims.copy(),
-            chores=dict(self.chores),
-            pins=dict(self.pins),
-        )
-        state.apply(entry)
-        return state
+    def has_claimed(self, at: Position, label: int) -> bool:
+        """Whether an attempt may have used the names of stores at `at` with this label, if any."""
+        if label:
+            return label <= self.label
+        return self.upto is not None and at <= self.upto and at not in self.taken
 
-    def apply(self, entry: LogEntry) -> None:
-        """Take in the next entry; raises CheckpointCorruptError if it cannot be the next."""
-        number = entry.number
-        starts_here = isinstance(entry, RepairEntry) or (
-            isinstance(entry, StateEntry) and self.number == -1
-        )
-        if number != self.number + 1 and not starts_here:
+    @property
+    def leftovers(self) -> list[GivenUp | Attempt]:
+        """What the holder is to delete: all but its own attempts, which may still be written."""
+        holder = -1 if self.holder is None else self.holder.number
+        return [*self.given_up, *(item for item in self.attempts if item.run != holder)]
+
+    def swept(self, deleted: Collection[GivenUp | Attempt]) -> int:
+        """What the holder may say of `swept` in its next entry, having deleted some leftovers."""
+        left = [item.number for item in self.leftovers if item not in deleted]
+        return min(left, default=self.number + 1)
+
+    # --- what can be the next entry
+
+    def check(self, entry: LogEntry) -> None:
+        """Raise CheckpointCorruptError if `entry` cannot be the next one; changes nothing."""
+        if entry.number != self.number + 1:
             raise CheckpointCorruptError(
-                f"The log has entry {number} where entry {self.number + 1} is expected."
+                f"The log has entry {entry.number} where entry {self.number + 1} is expected."
             )
-        if isinstance(entry, GapEntry):
-            raise CheckpointCorruptError(f"Entry {number} of the log was lost.")
-        holder = self.run.run if self.run is not None else None
-        if not isinstance(entry, _OPEN) and entry.run != holder:
+        if self.is_unsure:
+            # An entry that is lost may be the one that this entry follows from.
+            return
+        holder = None if self.holder is None else self.holder.run
+        if isinstance(entry, HolderEntry) and entry.run != holder:
             raise CheckpointCorruptError(
-                f"Entry {number} ({entry.kind}) of the log is by run {entry.run}, but run {holder} "
-                f"holds the directory at that point. The metadata handler let a run write after "
-                f"it was taken over: test it with jobrunner.testing.contracts."
+                f"Entry {entry.number} ({entry.kind}) of the log is by run {entry.run}, but run "
+                f"{holder} holds the directory at that point. The metadata handler let a run write "
+                f"after it was taken over: test it with jobrunner.testing.contracts."
             )
         try:
-            self._take_in(entry)
+            self._check_content(entry)
         except ValueError as error:
             raise CheckpointCorruptError(
-                f"Entry {number} ({entry.kind}) of the log contradicts the entries before it: "
-                f"{error}."
+                f"Entry {entry.number} ({entry.kind}) of the log contradicts the entries before "
+                f"it: {error}."
             ) from error
-        self.number, self.last_id = number, entry.id
 
-    def follow(self, entry: LogEntry, *, is_sure: bool) -> None:
-        """Take in an entry of a log that has lost others; `chores` become incomplete.
+    def _check_content(self, entry: LogEntry) -> None:
+        match entry:
+            case BeginEntry() if entry.label <= self.label:
+                raise ValueError(f"label {entry.label} was used before")
+            case CommitEntry():
+                self._check_commit(entry)
+            case RetireEntry():
+                self._check_recorded(entry.epochs)
+            case RewindEntry() if isinstance(entry.only, Position):
+                self._check_recorded([entry.only])
+            case PinEntry():
+                self._check_recorded([entry.epoch])
+            case EndEntry() if entry.upto is not None:
+                if self.attempt is None or _is_before(entry.upto, self.attempt.last):
+                    raise ValueError(f"the names up to {entry.upto} are not all that are in use")
+        if isinstance(entry, HolderEntry) and entry.swept > entry.number:
+            raise ValueError(f"entry {entry.swept} is a later one")
 
-        A ``retire`` has no effect unless all entries before it are there (`is_sure`): a lost pin
-        may protect its epochs.
-        """
-        if is_sure or not isinstance(entry, RetireEntry):
-            self._take_in(entry, is_strict=False)
-        self.number, self.last_id = entry.number, entry.id
+    def _check_commit(self, entry: CommitEntry) -> None:
+        attempt = self.attempt
+        before: Position | None = None
+        if entry.begin is not None:
+            if attempt is None or attempt.number != entry.begin:
+                raise ValueError(f"attempt {entry.begin} is over, or never began")
+            before = attempt.last
+        for record in entry.records:
+            if before is not None and record.at <= before:
+                raise ValueError(f"epoch {record.at} follows epoch {before}")
+            before = record.at
+            if record.contents is not None and record.contents > entry.number:
+                raise ValueError(f"the contents of epoch {record.at} are in a later entry")
+        if attempt is not None and entry.begin is not None:
+            if before is not None and before > attempt.upto:
+                raise ValueError(f"epoch {before} was never claimed")
+            if entry.upto is not None and entry.upto < attempt.upto:
+                raise ValueError(f"epochs up to {attempt.upto} are claimed")
+        elif entry.upto is not None:
+            raise ValueError("there is no attempt that could claim more")
+        new = {record.at for record in entry.records if record.stores is not None}
+        self._check_recorded([at for at in entry.retires if at not in new])
 
-    def restart(self, entry: LogEntry) -> None:
-        """Start over at a ``state`` or ``repair`` entry, whatever came before."""
-        found = State()
-        found.apply(entry)
-        self._copy(found)
+    def _check_recorded(self, epochs: Iterable[Position]) -> None:
+        unknown = [str(epoch) for epoch in epochs if epoch not in self.recorded]
+        if unknown:
+            raise ValueError(f"epochs {', '.join(unknown[:10])} are not recorded")
 
-    def _take_in(self, entry: LogEntry, *, is_strict: bool = True) -> None:
+    # --- the next entry
+
+    def apply(self, entry: LogEntry) -> None:
+        """Take in the next entry; raises CheckpointCorruptError if it cannot be that."""
+        self.check(entry)
+        if isinstance(entry, HolderEntry):
+            if self.holder is None or entry.run != self.holder.run:
+                # Its ``run`` entry is lost. The repair will take the directory from it.
+                self.holder = Holder(entry.number, entry.run)
+            self._sweep(entry.swept, self.holder)
         match entry:
             case RunEntry():
-                self.run = holder_of(entry)
+                self._close_attempt()
+                self.holder = holder_of(entry)
                 self.is_ended = False
             case BeginEntry():
-                self._begin(entry, is_strict)
+                self._begin(entry)
             case CommitEntry():
-                self._commit(entry, is_strict)
-            case RewindEntry() | RetireEntry():
-                self._give_up_all(entry, is_strict)
+                self._commit(entry)
+            case RetireEntry():
+                self._retire(entry, entry.epochs)
+            case RewindEntry():
+                self._close_attempt()
+                self._rewind(entry)
             case PinEntry():
                 if entry.epoch in self.recorded:
-                    self.pins[entry.epoch] = (*self._unpinned(entry), entry.label)
-                elif is_strict:
-                    raise ValueError(f"epoch {entry.epoch} is not recorded")
+                    self.pins[entry.epoch] = (*self._other_labels(entry), entry.label)
             case UnpinEntry():
-                left = self._unpinned(entry)
+                left = self._other_labels(entry)
                 self.pins.pop(entry.epoch, None)
                 if left and entry.label is not None:
                     self.pins[entry.epoch] = left
             case DoneEntry():
                 self.done = entry.epoch
             case EndEntry():
-                self.is_ended = True
-            case RepairEntry():
-                self._repair(entry)
-            case StateEntry() if self.number < 0:  # later ones repeat what is known
-                self._copy(State.from_json(entry.state))
-        for claim in entry.settled:
-            self.chores.pop(claim, None)
+                self._end(entry)
+            case LostEntry():
+                self.is_unsure = True
+        self.number = entry.number
+        self.last_id = entry.id
 
-    def _begin(self, entry: BeginEntry, is_strict: bool) -> None:
-        claims = self.claims.get(entry.epoch, 0)
-        if is_strict:
-            if entry.retry < claims:
-                raise ValueError(f"claim {entry.retry} on epoch {entry.epoch} was made before")
-            if self.run is None:
-                raise ValueError("no run holds the directory")
-            claim = Claim(entry.epoch, entry.retry)
-            self.chores[claim] = Chore("delete", self.run.number)
-        self.claims[entry.epoch] = max(claims, entry.retry + 1)
+    def skip_to(self, number: int) -> None:
+        """Note that all entries before `number` that have not been applied are lost."""
+        self.number = number - 1
+        self.is_unsure = True
 
-    def _commit(self, entry: CommitEntry, is_strict: bool) -> None:
-        epoch, claim = entry.epoch, Claim(entry.epoch, entry.retry)
-        if is_strict and claim not in self.chores:
-            raise ValueError(f"claim {entry.retry} on epoch {epoch} was never made")
-        self.claims[epoch] = max(self.claims.get(epoch, 0), entry.retry + 1)
-        if epoch in self.recorded:
-            # A pinned epoch is hidden, not deleted.
-            self._give_up(epoch, "hide" if epoch in self.pins else "delete")
-        self.chores.pop(claim, None)
-        self.recorded[epoch] = _position(entry.number)
-        self.retries[epoch] = entry.retry
-        self.done = None
+    def _sweep(self, swept: int, holder: Holder) -> None:
+        if not swept:
+            return
+        self.given_up = [epoch for epoch in self.given_up if epoch.number >= swept]
+        # A worker that was slow when its run abandoned an attempt may still write, and does not
+        # look into the log. So what this run has abandoned stays on the list until a later run,
+        # whose workers are others, has swept it.
+        self.attempts = [
+            attempt
+            for attempt in self.attempts
+            if attempt.number >= swept or attempt.run == holder.number
+        ]
 
-    def _give_up_all(self, entry: RewindEntry | RetireEntry, is_strict: bool) -> None:
-        epochs = given_up_by(entry, self.recorded)
-        if is_strict and (unknown := set(entry.epochs) - set(epochs)):
-            raise ValueError(f"epochs {[*map(str, sorted(unknown)[:10])]} are not recorded")
-        for epoch in dict.fromkeys(epochs):
-            if isinstance(entry, RewindEntry):
-                self._give_up(epoch, "hide")
-            elif epoch not in self.pins:  # it may have been pinned since the policy chose it
-                self._give_up(epoch, "delete")
+    def _begin(self, entry: BeginEntry) -> None:
+        self._close_attempt()
+        assert self.holder is not None
+        self.attempt = Attempt(
+            number=entry.number,
+            run=self.holder.number,
+            label=entry.label,
+            after=self.upto,
+            upto=entry.upto,
+            taken=tuple(entry.taken),
+        )
+        self.label = max(self.label, entry.label)
+        self.taken.update(entry.taken)
+        self.upto = _later(self.upto, entry.upto)
 
-    def _give_up(self, epoch: Position, action: Literal["delete", "hide"]) -> None:
-        number = self.commit_number(epoch)
+    def _close_attempt(self) -> None:
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None and (attempt.last is None or attempt.last < attempt.upto):
+            self.attempts.append(attempt)
+
+    def _commit(self, entry: CommitEntry) -> None:
+        for record in entry.records:
+            if record.stores is None:
+                continue
+            if record.at in self.recorded:
+                # The stores of the record that this one replaces stay, as after a rewind.
+                self._remove(record.at)
+            self.recorded[record.at] = entry.number
+            insort(self._epochs, record.at)
+            self.done = None
+            if entry.begin is None or self.is_unsure:
+                self._claim(record.at, (store.name for store in record.stores.values()))
+        attempt = self.attempt
+        if attempt is not None and attempt.number == entry.begin:
+            last = entry.records[-1].at if entry.records else attempt.last
+            upto = entry.upto or attempt.upto
+            self.attempt = msgspec.structs.replace(attempt, last=last, upto=upto)
+            self.upto = _later(self.upto, upto)
+        self._retire(entry, entry.retires)
+
+    def _claim(self, at: Position, names: Iterable[str]) -> None:
+        """Take in that these names are in use, whatever entry had claimed them."""
+        self.upto = _later(self.upto, at)
+        self.taken.discard(at)
+        for name in names:
+            store = parse_store_name(name)
+            if store is not None:
+                self.label = max(self.label, store.retry)
+
+    def _retire(self, entry: LogEntry, epochs: Iterable[Position]) -> None:
+        for epoch in epochs:
+            # It may have been pinned since the policy chose it.
+            if epoch in self.recorded and epoch not in self.pins:
+                self.given_up.append(GivenUp(entry.number, epoch, self.recorded[epoch]))
+                self._remove(epoch)
+
+    def _rewind(self, entry: RewindEntry) -> None:
+        for epoch in given_up_by(entry, self.epochs):
+            self._remove(epoch)
+
+    def _remove(self, epoch: Position) -> None:
         del self.recorded[epoch]
+        del self._epochs[bisect_left(self._epochs, epoch)]
         self.pins.pop(epoch, None)
-        self.chores[Claim(epoch, self.retries.pop(epoch))] = Chore(action, number)
         if self.done == epoch:
             self.done = None
 
-    def _unpinned(self, entry: PinEntry | UnpinEntry) -> tuple[str, ...]:
+    def _end(self, entry: EndEntry) -> None:
+        attempt = self.attempt
+        if attempt is not None and entry.upto is not None and entry.upto < attempt.upto:
+            if self.upto == attempt.upto:
+                self.upto = _later(attempt.after, entry.upto)
+            self.attempt = msgspec.structs.replace(attempt, upto=entry.upto)
+        self._close_attempt()
+        self.is_ended = True
+        if self.holder is not None and self.holder.is_repair:
+            # What a lost entry said of these is not known: nothing is deleted that somebody may
+            # still want.
+            self.is_unsure = False
+            self.attempts = []
+            self.given_up = []
+
+    def _other_labels(self, entry: PinEntry | UnpinEntry) -> tuple[str, ...]:
         return tuple(label for label in self.pins.get(entry.epoch, ()) if label != entry.label)
 
-    def _repair(self, entry: RepairEntry) -> None:
-        self._copy(State.from_json(entry.state))
-        for commit in entry.commits:
-            self.recorded[commit.epoch] = _position(entry.number)
-            self.retries[commit.epoch] = commit.retry
-        self.run = holder_of(entry)
-        self.is_ended = True
+    # --- as a cache
 
-    def _copy(self, other: State) -> None:
-        for one in fields(other):
-            setattr(self, one.name, getattr(other, one.name))
-
-    def to_json(self) -> dict[str, Any]:
-        """The body of a ``state`` entry."""
-        return {
-            "run": msgspec.to_builtins(self.run),
-            "is_ended": self.is_ended,
-            "recorded": self.recorded.runs(),
-            "retries": self.retries.runs(),
-            "claims": self.claims.runs(),
-            "chores": [
-                [epoch.to_json(), retry, *chore] for (epoch, retry), chore in self.chores.items()
-            ],
-            "done": None if self.done is None else self.done.to_json(),
-            "pins": [[epoch.to_json(), *labels] for epoch, labels in self.pins.items()],
-        }
-
-    @classmethod
-    def from_json(cls, body: Summary) -> State:
-        """The state of a ``state`` entry, without its number."""
-        pins = {position_from_json(epoch): tuple(map(str, labels)) for epoch, *labels in body.pins}
-        *maps, chores = body.parsed
-        recorded, retries, claims = (it.copy() for it in maps)
-        return cls(
-            run=body.run,
-            is_ended=body.is_ended,
-            recorded=recorded,
-            retries=retries,
-            claims=claims,
-            chores={claim: Chore(*about) for claim, about in chores.items()},
-            done=None if body.done is None else Position(body.done),
-            pins=pins,
+    def to_bytes(self) -> bytes:
+        """The state as JSON."""
+        return msgspec.json.encode(
+            {
+                "format": FORMAT,
+                "number": self.number,
+                "id": self.last_id,
+                "holder": self.holder,
+                "is_ended": self.is_ended,
+                "recorded": [[at.to_json(), self.recorded[at]] for at in self._epochs],
+                "pins": [[at.to_json(), labels] for at, labels in self.pins.items()],
+                "done": None if self.done is None else self.done.to_json(),
+                "upto": None if self.upto is None else self.upto.to_json(),
+                "taken": [at.to_json() for at in sorted(self.taken)],
+                "label": self.label,
+                "attempt": None if self.attempt is None else to_json(self.attempt),
+                "attempts": [to_json(attempt) for attempt in self.attempts],
+                "given_up": [to_json(epoch) for epoch in self.given_up],
+                "is_unsure": self.is_unsure,
+            }
         )
 
+    @classmethod
+    def from_bytes(cls, data: bytes) -> State:
+        """Undo `to_bytes`; raises ValueError for what it does not write."""
+        document = _decoder.decode(data)
+        if document.format != FORMAT:
+            raise ValueError(f"it has format {document.format}")
+        state = cls()
+        state.number = document.number
+        state.last_id = document.id
+        state.holder = document.holder
+        state.is_ended = document.is_ended
+        state.recorded = {position_from_json(at): number for at, number in document.recorded}
+        state.pins = {position_from_json(at): tuple(labels) for at, labels in document.pins}
+        state.done = document.done
+        state.upto = document.upto
+        state.taken = set(document.taken)
+        state.label = document.label
+        state.attempt = document.attempt
+        state.attempts = document.attempts
+        state.given_up = document.given_up
+        state.is_unsure = document.is_unsure
+        state._epochs = sorted(state.recorded)
+        if any(number > state.number for number in state.recorded.values()):
+            raise ValueError("it records epochs by later entries")
+        return state
 
-_OPEN = (RunEntry, StateEntry, PinEntry, UnpinEntry, RepairEntry)
-"""Entries that need not be by the run that holds the directory."""
 
-RESTARTS = (StateEntry, RepairEntry)
-"""Reading can start at these, even if all entries before are lost."""
-
-
-def _position(number: int) -> int:
-    """Position of an entry among those that are no full states."""
-    return number - number // STATE_INTERVAL
+def _later(first: Position | None, second: Position | None) -> Position | None:
+    if first is None or second is None:
+        return first or second
+    return max(first, second)
 
 
-def _number(position: int) -> int:
-    """Number of the entry at a position among those that are no full states."""
-    return position + max(0, position - 1) // (STATE_INTERVAL - 1)
+def _is_before(at: Position, other: Position | None) -> bool:
+    return other is not None and at < other
 
 
-def store_names(nodes: Iterable[str], epoch: Position, retry: int) -> dict[str, str]:
-    """Node -> name of its store, for one claim on an epoch."""
-    return {node: format_store_name(node, epoch, retry) for node in nodes}
+class _StateDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """A whole state as JSON."""
+
+    format: Positive
+    number: Natural
+    id: Short
+    holder: Holder | None
+    is_ended: bool
+    recorded: list[tuple[EpochJson, Natural]]
+    pins: list[tuple[EpochJson, list[str]]]
+    done: EpochKey | None
+    upto: EpochKey | None
+    taken: list[EpochKey]
+    label: Natural
+    attempt: Attempt | None
+    attempts: list[Attempt]
+    given_up: list[GivenUp]
+    is_unsure: bool
+
+    def __post_init__(self) -> None:
+        read_positions(self)
+
+
+_decoder = msgspec.json.Decoder(_StateDocument)

@@ -2,5 +2,4 @@
 
 from jobrunner.checkpoint.maintenance.copy import StoreCopy, copy_epoch, restore_epoch
 from jobrunner.checkpoint.maintenance.inspect import inspect_directory
-from jobrunner.checkpoint.maintenance.repair import repair_log
-from jobrunner.checkpoint.maintenance.repair_plan import Repair, plan_repair
+from jobrunner.checkpoint.maintenance.repair import Repair, plan_repair, repair_log

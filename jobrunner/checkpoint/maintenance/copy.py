@@ -1,25 +1,23 @@
 """Copies an epoch to another directory, and restores an epoch that was set aside.
 
-Both are saves, so a crash does no more harm than during a save: claim names, write, make durable,
+A copy is a save, so a crash does no more harm than during a save: claim names, write, make durable,
 commit. Each file is verified while it is copied.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+import msgspec
 
 from jobrunner.checkpoint.epochs import Epochs
-from jobrunner.checkpoint.log import (
-    Claim,
-    CommitEntry,
-    commit_in,
-    commits_in,
-)
-from jobrunner.checkpoint.maintenance.repair_plan import reading
+from jobrunner.checkpoint.log import CommitEntry, Record
+from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage import (
     Files,
@@ -30,12 +28,10 @@ from jobrunner.checkpoint.storage import (
     run_all,
 )
 from jobrunner.checkpoint.store import (
-    RETIRED_DOCUMENT,
     ROOT_DOCUMENT,
     Receipt,
     StoreReader,
 )
-from jobrunner.compile import gc_paused
 from jobrunner.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -43,7 +39,7 @@ from jobrunner.errors import (
     DefinitionError,
 )
 from jobrunner.names import LOG_DIRECTORY
-from jobrunner.positions import Position
+from jobrunner.positions import Position, position_of
 
 
 def restore_epoch(
@@ -55,9 +51,9 @@ def restore_epoch(
 ) -> CommitEntry:
     """Record an epoch again that a run has set aside; return the ``commit`` that was restored.
 
-    The epoch's stores are copied to new names. `number` is that of the ``commit``, if the epoch was
-    set aside more than once; by default the last. `take_over` takes the directory even from a run
-    that is alive.
+    Its stores are verified, and recorded as they are. `number` is that of the ``commit``, if the
+    epoch was set aside more than once; by default the last. `take_over` takes the directory even
+    from a run that is alive.
 
     Raises DefinitionError if the epoch is recorded, CheckpointNotFoundError if it was never set
     aside or its stores are gone, CheckpointCorruptError if they are damaged, and
@@ -68,33 +64,69 @@ def restore_epoch(
             f"Epoch {epoch} of {directory.path} is recorded already. To replace it, first set it "
             f"aside: run the job with --resume and an earlier epoch."
         )
-    found = _find_set_aside(directory)
-    commits = [c for c in found if c.epoch == epoch and number in (None, c.number)]
-    if not commits:
-        known = ", ".join(f"{c.epoch} (commit {c.number})" for c in found)
+    candidates = _find_set_aside(directory)
+    chosen: SetAside | None = None
+    for candidate in candidates:
+        if candidate.record.at == epoch and number in (None, candidate.commit.number):
+            chosen = candidate
+    if chosen is None:
+        names = [f"{item.record.at} (commit {item.commit.number})" for item in candidates]
         raise CheckpointNotFoundError(
             f"No epoch {epoch} that can be restored is in {directory.path}"
             f"{'' if number is None else f', by commit {number}'}. Epochs set aside whose stores "
-            f"still exist: {known or 'none'}."
+            f"still exist: {', '.join(names) or 'none'}."
         )
-    _save_again(directory, commits[-1], directory.path, directory.files, take_over=take_over)
-    return commits[-1]
+    manager = MultiNodeCheckpointManager(directory.path, take_over=take_over, files=directory.files)
+    manager.run.start([], {"command": "restore"})
+    try:
+        record_existing(manager, chosen)
+    finally:
+        manager.run.end()
+    return chosen.commit
 
 
-def _find_set_aside(directory: Epochs) -> list[CommitEntry]:
-    """The commits whose epochs are not recorded any more but whose stores all still exist."""
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """An epoch whose record does not count any more, but whose stores are there."""
+
+    commit: CommitEntry
+    record: Record
+
+
+def _find_set_aside(directory: Epochs) -> list[SetAside]:
+    """The epochs that are not recorded any more but whose stores all still exist."""
     state = directory.log.refresh()
     with reading(directory):
         names = set(directory.files.list_names(directory.path))
+    doomed = {(item.commit, item.at) for item in state.given_up}
     found = []
-    for commit in itertools.chain.from_iterable(map(commits_in, directory.log.read_entries())):
-        epoch = commit.epoch
-        is_recorded = epoch in state.recorded and state.commit_number(epoch) == commit.number
-        chore = state.chores.get(Claim(epoch, commit.retry))
-        is_kept = not is_recorded and (chore is None or chore.action != "delete")
-        if is_kept and names.issuperset(about.store for about in commit.stores.values()):
-            found.append(commit)
+    for entry in directory.log.read_entries():
+        if not isinstance(entry, CommitEntry):
+            continue
+        for record in entry.records:
+            is_recorded = record.at in state.recorded
+            if is_recorded or record.stores is None or (entry.number, record.at) in doomed:
+                continue
+            if names.issuperset(store.name for store in record.stores.values()):
+                found.append(SetAside(entry, record))
     return found
+
+
+def record_existing(manager: MultiNodeCheckpointManager, aside: SetAside) -> None:
+    """Record stores that are there, in the run of `manager`, once every byte is verified."""
+    record, commit = aside.record, aside.commit
+    for store in (record.stores or {}).values():
+        StoreReader(manager.recorded.files, manager.path, store.name, store.sha256).verify()
+    contents = record.contents
+    if contents is None and commit.contents:
+        contents = commit.number
+    details = {name: value for name, value in record.details.items() if name != "timing"}
+    manager.retention.append(
+        CommitEntry,
+        begin=None,
+        records=[msgspec.structs.replace(record, contents=contents, details=details)],
+        run_number=commit.run_number,
+    )
 
 
 def copy_epoch(directory: Epochs, epoch: Position, target: str, *, take_over: bool = False) -> None:
@@ -113,11 +145,10 @@ def copy_epoch(directory: Epochs, epoch: Position, target: str, *, take_over: bo
             f"Epoch {epoch} is recorded in {other.path} already. Name another directory."
         )
     _refuse_within_another(other.path, files)
-    number = directory.record(epoch)["number"]
-    commit = commit_in(directory.log.read_entry(number), epoch)
+    record = directory.record(epoch)
     is_done = directory.is_done() and directory.latest() == epoch
     with directory.reading(epoch):
-        _save_again(directory, commit, other.path, files, take_over=take_over, is_done=is_done)
+        _save_again(directory, record, other.path, files, take_over=take_over, is_done=is_done)
 
 
 def _refuse_within_another(path: str, files: Files) -> None:
@@ -134,69 +165,72 @@ def _refuse_within_another(path: str, files: Files) -> None:
             )
 
 
-@gc_paused()
 def _save_again(
     source: Epochs,
-    commit: CommitEntry,
+    record: Mapping[str, Any],
     target: str,
     files: Files,
     *,
     take_over: bool,
     is_done: bool = False,
 ) -> None:
+    epoch = position_of(record)
     manager = MultiNodeCheckpointManager(target, take_over=take_over, files=files)
-    info = {**source.info_of(commit.run_number), "command": "copy"}
+    info = {**source.info_of(record["run_number"]), "command": "copy"}
     for name in ("began", "seen"):  # of another run
         info.pop(name, None)
-    manager.run.start(list(commit.stores), info)
+    manager.run.start(list(record["stores"]), info)
     try:
-        save = manager.commits.begin(commit.epoch)
+        save = manager.commits.begin(epoch)
         try:
-            receipts = _copy_stores(source, commit, manager.recorded, save.stores)
+            receipts = _copy_stores(source, record["stores"], manager.recorded, save.stores)
         except BaseException as error:
             manager.commits.abandon(save)
             if isinstance(error, OSError) and not isinstance(error, CheckpointError):
                 raise CheckpointWriteError(
-                    f"Epoch {commit.epoch} of {source.path} could not be copied to {target}: "
+                    f"Epoch {epoch} of {source.path} could not be copied to {target}: "
                     f"{type(error).__name__}: {error}. Nothing is recorded there. Repair the "
                     f"storage and try again."
                 ) from error
             raise
-        record = source.read_record(commit.epoch, commit.number)
         details = {name: it for name, it in record["details"].items() if name != "timing"}
         manager.commits.commit(save, receipts, details)
         if is_done:
-            manager.run.finish(commit.epoch)
+            manager.run.finish(epoch)
     finally:
         manager.run.end()
 
 
 def _copy_stores(
     source: Epochs,
-    commit: CommitEntry,
+    stores: Mapping[str, Any],
     target: Epochs,
     names: Mapping[str, str],
 ) -> dict[str, Receipt]:
     """Copy all stores of an epoch to `names`, by node, and make them durable."""
     readers = [
         (
-            StoreReader(source.files, source.path, about.store, about.manifest),
-            StoreReader(target.files, target.path, names[node], about.manifest),
+            StoreReader(source.files, source.path, about["store"], about["manifest"]),
+            StoreReader(target.files, target.path, names[node], about["manifest"]),
         )
-        for node, about in commit.stores.items()
+        for node, about in stores.items()
     ]
     farther = max(source.files, target.files, key=lambda it: it.lookups)
     threads = max(source.files.threads, target.files.threads)
     with target.files.durable(target.path, list(names.values())):
         copies = list(farther.each(StoreCopy, readers))
         jobs = [job for copy in copies for job in copy.begin()]
-        run_all(jobs, threads, sum(about.nbytes for about in commit.stores.values()))
+        run_all(jobs, threads, sum(about["nbytes"] for about in stores.values()))
         list(farther.each(StoreCopy.finish, copies))
     return {
         node: Receipt(
-            names[node], about.manifest, about.nbytes, about.seconds, states=tuple(about.states)
+            names[node],
+            about["manifest"],
+            about["nbytes"],
+            about["seconds"],
+            states=tuple(about.get("states", ())),
         )
-        for node, about in commit.stores.items()
+        for node, about in stores.items()
     }
 
 
@@ -208,11 +242,7 @@ class StoreCopy:
 
     def __init__(self, from_and_to: tuple[StoreReader, StoreReader]) -> None:
         self._source, self._target = from_and_to
-        root = join_path(self._source.root, ROOT_DOCUMENT)
-        # The root document of a hidden store has another name.
-        is_hidden = not self._source.files.is_taken(root)
-        self._root_name = RETIRED_DOCUMENT if is_hidden else ROOT_DOCUMENT
-        document = self._source.read_document(self._root_name)
+        document = self._source.read_document()
         self._chunks = document.files()
         self._documents = document.zarr_documents()
         self.nbytes = sum(size for size, _ in self._chunks.values())
@@ -226,10 +256,9 @@ class StoreCopy:
 
     def finish(self, *, durable: bool = False) -> None:
         """Copy the root document, after all other files."""
-        content = self._source.read_bytes(self._root_name)
-        self._target.files.put(
-            join_path(self._target.root, ROOT_DOCUMENT), content, durable=durable
-        )
+        content = self._source.read_bytes()
+        path = join_path(self._target.root, ROOT_DOCUMENT)
+        self._target.files.put(path, content, durable=durable)
         self._target.read_document()  # verifies it
 
     def _copy(self, path: str) -> None:

@@ -14,33 +14,23 @@ from msgspec import UNSET
 from jobrunner.checkpoint.commits import SAVE_REQUEST
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
-    ENTRY_NAME,
     RUNS_DIRECTORY,
-    TEMPORARY_NAME,
-    BeginEntry,
-    Claim,
+    Attempt,
     CommitEntry,
     FileMetadataHandler,
-    GapEntry,
     LogEntry,
-    RepairEntry,
-    RetireEntry,
+    LostEntry,
     RewindEntry,
     RunEntry,
     State,
-    StateEntry,
-    StoreRecord,
-    commits_in,
+    Store,
     each_entry,
     given_up_by,
     is_known_dead,
 )
-from jobrunner.checkpoint.maintenance.repair_plan import reading
-from jobrunner.checkpoint.store import (
-    RETIRED_DOCUMENT,
-    ROOT_DOCUMENT,
-    StoreReader,
-)
+from jobrunner.checkpoint.maintenance.repair import reading
+from jobrunner.checkpoint.storage import join_path
+from jobrunner.checkpoint.store import ROOT_DOCUMENT, StoreReader
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
 from jobrunner.json_output import with_json_positions
 from jobrunner.names import LOG_DIRECTORY, StoreName, parse_store_name
@@ -68,41 +58,62 @@ class Finding:
 
 
 @dataclass(slots=True)
+class _Fate:
+    """A store that an entry has recorded, and what became of it."""
+
+    at: Position
+    store: Store
+    commit: int  # number of the entry that records it, or did last
+    ended: LogEntry | None = None  # the entry by which it is not recorded any more
+
+
+@dataclass(slots=True)
 class _History:
-    """All claims of the log, and what became of each."""
+    """All stores that the log names or may have left, and what became of each."""
 
     state: State = field(default_factory=State)
-    nodes: dict[Claim, set[str]] = field(default_factory=dict)
-    ended: dict[Claim, LogEntry] = field(default_factory=dict)
-    commits: dict[Claim, CommitEntry] = field(default_factory=dict)
-    run_nodes: list[str] = field(default_factory=list)
+    fates: dict[str, _Fate] = field(default_factory=dict)
+    """By the store's name."""
+    by_epoch: dict[Position, list[_Fate]] = field(default_factory=dict)
+    live: dict[Position, int] = field(default_factory=dict)
+    """Recorded epoch -> number of the entry that records it."""
+    attempts: dict[int, Attempt] = field(default_factory=dict)
+    """All there were, by the number of their ``begin``, as they were last."""
+    nodes: dict[int, list[str]] = field(default_factory=dict)
+    """By the number of the ``run`` entry."""
 
     def take_in(self, entry: LogEntry) -> None:
         """Apply the next entry."""
-        epochs: Collection[Position] = ()
-        if isinstance(entry, CommitEntry):
-            epochs = [entry.epoch]
-        elif isinstance(entry, RetireEntry | RewindEntry):
-            epochs = given_up_by(entry, self.state.recorded)
-        retries = self.state.retries
-        claims = [Claim(epoch, retries[epoch]) for epoch in epochs if epoch in retries]
-        self.state.apply(entry)
-        self.note(entry)
-        self.ended |= {claim: entry for claim in claims if not self.is_recorded(claim)}
-
-    def is_recorded(self, claim: Claim) -> bool:
-        return self.state.retries.get(claim.epoch) == claim.retry
-
-    def note(self, entry: LogEntry) -> None:
-        """Note what an entry says by itself, in case entries before it are missing."""
+        state = self.state
+        touched = [*given_up_by(entry, self.live), *_recorded_by(entry)]
+        state.apply(entry)
+        for at in touched:
+            # It may have been pinned, and then an entry that retires it has no effect.
+            if state.recorded.get(at) != self.live.get(at):
+                self.live.pop(at, None)
+                for fate in self.by_epoch.get(at, ()):
+                    fate.ended = fate.ended or entry
         if isinstance(entry, RunEntry):
-            self.run_nodes = entry.nodes
-        elif isinstance(entry, BeginEntry):
-            self.nodes[Claim(entry.epoch, entry.retry)] = set(self.run_nodes)
-        for commit in commits_in(entry):
-            claim = Claim(commit.epoch, commit.retry)
-            self.commits[claim] = commit
-            self.nodes[claim] = set(commit.stores)
+            self.nodes[entry.number] = entry.nodes
+        if isinstance(entry, CommitEntry):
+            for record in entry.records:
+                for store in (record.stores or {}).values():
+                    fate = _Fate(record.at, store, entry.number)
+                    self.fates[store.name] = fate
+                    self.by_epoch.setdefault(record.at, []).append(fate)
+                if record.at in state.recorded:
+                    self.live[record.at] = entry.number
+        if state.attempt is not None:
+            self.attempts[state.attempt.number] = state.attempt
+
+    def attempt_at(self, store: StoreName) -> Attempt | None:
+        """The attempt that may have written a store with this name."""
+        for attempt in self.attempts.values():
+            is_named_so = store.retry == attempt.label_of(store.epoch)
+            may_be = is_named_so and store.epoch <= attempt.upto
+            if may_be and store.node in self.nodes.get(attempt.run, ()):
+                return attempt
+        return None
 
 
 def inspect_directory(directory: Epochs) -> list[Finding]:
@@ -126,20 +137,13 @@ def _inspect(directory: Epochs) -> list[Finding]:
         found.append(finding)
         if entry is None:
             is_whole = is_whole and finding.status != "damaged"
-            continue
-        try:
-            if isinstance(entry, RepairEntry) or (isinstance(entry, StateEntry) and not is_whole):
-                history.state.restart(entry)
-                history.note(entry)
-                is_whole = True
-                found = [_replaced_by(finding, entry) for finding in found]
-            elif is_whole:
+        elif is_whole:
+            try:
                 history.take_in(entry)
-            else:
-                history.note(entry)
-        except CheckpointCorruptError as error:
-            found[-1] = Finding(finding.path, "damaged", str(error))
-            is_whole = False
+            except CheckpointCorruptError as error:
+                found[-1] = Finding(finding.path, "damaged", str(error))
+                is_whole = False
+    is_whole = is_whole and not history.state.is_unsure
     stores: list[tuple[str, StoreName]] = []
     for name in names:
         if name == LOG_DIRECTORY:
@@ -165,26 +169,25 @@ def _inspect(directory: Epochs) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.path)
 
 
-def _replaced_by(finding: Finding, entry: LogEntry) -> Finding:
-    if finding.status != "damaged":
-        return finding
-    why = f"Damaged or lost; entry {entry.number} replaces it. It stays as it is."
-    return Finding(finding.path, "aside", why)
-
-
 def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, LogEntry | None]]:
     handler = FileMetadataHandler(directory.files)
     handler.set_params(directory.path, ())
     numbers: set[int] = set()
-    for name in directory.files.list_names(os.path.join(directory.path, LOG_DIRECTORY)):
-        match = ENTRY_NAME.fullmatch(name)
-        if match and name == os.path.basename(handler.path_of(int(match[1]))):
-            numbers.add(int(match[1]))
-        elif TEMPORARY_NAME.fullmatch(name):
-            why = "A process is writing this entry, or died doing so; a later run removes it."
-            yield Finding(f"{LOG_DIRECTORY}/{name}", "pending", why), None
+    for name in directory.files.list_names(join_path(directory.path, LOG_DIRECTORY)):
+        path = f"{LOG_DIRECTORY}/{name}"
+        number = handler.number_in(name)
+        if number is not None:
+            numbers.add(number)
+        elif handler.is_state(name):
+            yield Finding(path, "live", "A state of the log, for a quicker start."), None
+        elif handler.is_temporary(name):
+            why = "A process is writing this file, or died doing so; a later run removes it."
+            yield Finding(path, "pending", why), None
+        elif name.endswith(".json.damaged"):
+            why = "A damaged entry, as a repair found it. Nothing reads it."
+            yield Finding(path, "aside", why), None
         else:
-            yield Finding(f"{LOG_DIRECTORY}/{name}", "stray", _UNKNOWN), None
+            yield Finding(path, "stray", _UNKNOWN), None
     try:
         handler.last_number()
     except CheckpointCorruptError as error:
@@ -195,12 +198,8 @@ def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, LogEntry | None]]
         if isinstance(entry, CheckpointCorruptError):
             missing = f"Missing, although a later entry exists. {_advice(directory)}"
             yield Finding(path, "damaged", str(entry) if number in numbers else missing), None
-        elif isinstance(entry, GapEntry):
-            why = f"Stands for an entry that was lost. {_advice(directory)}"
-            yield Finding(path, "damaged", why), None
-        elif number in handler.mended:
-            why = "One bit is wrong; jobrunner corrects it when it reads the entry."
-            yield Finding(path, "damaged", why), entry
+        elif isinstance(entry, LostEntry):
+            yield Finding(path, "live", "Stands for an entry that was lost."), entry
         else:
             yield Finding(path, "live", _explain_entry(entry)), entry
 
@@ -214,18 +213,20 @@ def _advice(directory: Epochs) -> str:
 
 def _explain_entry(entry: LogEntry) -> str:
     words = [f"{entry.kind} of run {entry.run[:8]}, {entry.time}"]
-    for name in ("epoch", "retry", "epochs", "after", "only", "reason", "label"):
+    for name in ("epoch", "epochs", "retires", "upto", "after", "only", "reason", "label"):
         value = getattr(entry, name, UNSET)
-        if value is not UNSET and value != "":
-            words.append(f"{name} {clip(json.dumps(with_json_positions(value)), _LONGEST)}")
-    if isinstance(entry, CommitEntry) and entry.epoch.step:
-        words.append(f"saved after step {entry.epoch.step}")
+        if value is not UNSET and value not in ("", None, []):
+            text = json.dumps(with_json_positions(value))
+            words.append(f"{name} {clip(text, _LONGEST)}")
+    if isinstance(entry, CommitEntry):
+        epochs = json.dumps([record.at.to_json() for record in entry.records])
+        words.append(f"records {clip(epochs, _LONGEST)}")
     return ", ".join(words)
 
 
 def _inspect_runs(directory: Epochs, state: State) -> Iterator[Finding]:
     root = os.path.join(directory.path, RUNS_DIRECTORY)
-    holder = state.run
+    holder = state.holder
     for name in sorted(directory.files.list_names(root)):
         if holder is None or state.is_ended or name != holder.run:
             why = "Heartbeat of an earlier run; the next run removes it."
@@ -239,62 +240,64 @@ def _inspect_runs(directory: Epochs, state: State) -> Iterator[Finding]:
 def _explain_store(
     directory: Epochs, history: _History, name: str, store: StoreName
 ) -> Iterator[Finding]:
-    claim = Claim(store.epoch, store.retry)
-    if store.node not in history.nodes.get(claim, ()):
+    state, at = history.state, store.epoch
+    fate = history.fates.get(name)
+    if fate is None:
+        yield _explain_unrecorded(history, name, store)
+    elif fate.ended is None:
+        yield from _inspect_recorded(directory, name, at, fate.store)
+    elif any((item.at, item.commit) == (at, fate.commit) for item in state.given_up):
+        why = f"{_explain_end(fate.ended)} This run or the next deletes it."
+        yield Finding(name, "pending", why)
+    elif isinstance(fate.ended, RewindEntry) or at in _recorded_by(fate.ended):
+        if at in state.recorded:
+            way = f"Epoch {at} was recorded again since: nothing needs to be done."
+        else:
+            way = f"To record it again, run `jobrunner restore {directory.path} {at}`."
+        yield Finding(name, "aside", f"{_explain_end(fate.ended)} {way}")
+    else:
+        why = f"{_explain_end(fate.ended)} It was deleted, but exists again. Remove it."
+        yield Finding(name, "stray", why)
+
+
+def _recorded_by(entry: LogEntry) -> list[Position]:
+    return [record.at for record in entry.records] if isinstance(entry, CommitEntry) else []
+
+
+def _explain_unrecorded(history: _History, name: str, store: StoreName) -> Finding:
+    state = history.state
+    attempt = history.attempt_at(store)
+    if attempt is None:
         why = (
             "No entry of the log claims this name: another program made it, or the newest entries "
             "are lost. jobrunner does not touch it, and saves avoid its name."
         )
-        yield Finding(name, "stray", why)
-        return
-    if history.is_recorded(claim):
-        if claim not in history.commits:
-            why = f"Epoch {claim.epoch} is recorded, but the entry with its record is lost."
-            yield Finding(name, "damaged", f"{why} {_advice(directory)}")
-            return
-        about = history.commits[claim].stores[store.node]
-        yield from _inspect_recorded(directory, name, claim.epoch, about)
-        return
-    chore = history.state.chores.get(claim)
-    ended = history.ended.get(claim)
-    if ended is None and chore is not None:
+        return Finding(name, "stray", why)
+    pending = [*state.attempts, *([state.attempt] if state.attempt is not None else [])]
+    if attempt in pending:
         why = (
-            f"Begun for epoch {claim.epoch} and not recorded: a run is writing it, or died doing "
+            f"Begun for epoch {store.epoch} and not recorded: a run is writing it, or died doing "
             f"so, and the next run deletes it."
         )
-        yield Finding(name, "pending", why)
-    elif chore is not None:
-        doing = "deletes" if chore.action == "delete" else "hides"
-        yield Finding(name, "pending", f"{_explain_end(ended)} This run or the next {doing} it.")
-    elif isinstance(ended, RewindEntry) or directory.files.is_taken(
-        os.path.join(directory.path, name, RETIRED_DOCUMENT)
-    ):
-        if claim.epoch in history.state.recorded:
-            way = f"Epoch {claim.epoch} was recorded again since: nothing needs to be done."
-        else:
-            way = f"To record it again, run `jobrunner restore {directory.path} {claim.epoch}`."
-        yield Finding(name, "aside", f"{_explain_end(ended)} {way}")
-    else:
-        why = f"{_explain_end(ended)} It was deleted, but exists again. Remove it."
-        yield Finding(name, "stray", why)
+        return Finding(name, "pending", why)
+    why = "Its save was abandoned. It was deleted, but exists again. Remove it."
+    return Finding(name, "stray", why)
 
 
-def _explain_end(entry: LogEntry | None) -> str:
-    if entry is None:
-        return "Its save was abandoned."
-    if isinstance(entry, CommitEntry):
+def _explain_end(entry: LogEntry) -> str:
+    if isinstance(entry, CommitEntry) and not entry.retires:
         return f"Saved again by entry {entry.number}."
-    if isinstance(entry, RetireEntry):
+    if not isinstance(entry, RewindEntry):
         return f"Retired by the retention policy (entry {entry.number})."
-    reason = getattr(entry, "reason", "") or "no reason given"
+    reason = entry.reason or "no reason given"
     return f"Set aside by entry {entry.number}: {clip(reason.rstrip('.'), _LONGEST)}."
 
 
 def _inspect_recorded(
-    directory: Epochs, name: str, epoch: Position, about: StoreRecord
+    directory: Epochs, name: str, epoch: Position, about: Store
 ) -> Iterator[Finding]:
     """Compare the files of a recorded store and their sizes with its document."""
-    reader = StoreReader(directory.files, directory.path, name, about.manifest)
+    reader = StoreReader(directory.files, directory.path, name, about.sha256)
     try:
         document = reader.read_document()
         listed = {path: size for path, (size, _) in document.files().items()}
@@ -322,8 +325,7 @@ def _inspect_recorded(
 
 
 def _find_missing(history: _History, there: Collection[str]) -> Iterator[Finding]:
-    for claim, commit in history.commits.items():
-        for node, about in commit.stores.items():
-            if history.is_recorded(claim) and about.store not in there:
-                why = f"Epoch {claim.epoch} of node {node!r} is recorded, but its store is missing."
-                yield Finding(about.store, "damaged", why)
+    for name, fate in history.fates.items():
+        if fate.ended is None and name not in there:
+            why = f"Epoch {fate.at} is recorded, but this store of it is missing."
+            yield Finding(name, "damaged", why)

@@ -1,102 +1,505 @@
-"""Repairs a log that has lost entries: appends one entry with everything that can be proven.
+"""Repairs a log that has lost entries, by an ordinary run that reconciles it with the stores.
 
-Nothing else changes: damaged entries stay, and no store is touched.
+A damaged entry is kept under another name, and `lost` takes its place. Then a run takes the
+directory. Epochs whose stores are gone are set aside; epochs whose stores are complete, though no
+entry that is left records them, are verified byte by byte and recorded. No store is touched.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
+import hashlib
 import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
     HEARTBEAT,
     RUNS_DIRECTORY,
-    STATE_INTERVAL,
+    BeginEntry,
+    CommitEntry,
     EndEntry,
-    FileMetadataHandler,
+    EntryReplacer,
     Holder,
+    LaterVersionError,
     LogEntry,
+    LogWriter,
+    LostEntry,
+    MetadataHandler,
+    NodeContents,
     Patience,
+    Record,
+    RewindEntry,
     RunEntry,
+    State,
+    Store,
+    each_entry,
     entry_to_json,
+    given_up_by,
     holder_of,
     is_left_behind,
     make_entry,
-    own_process,
     read_process,
+    record_in,
     refuse_if_alive,
 )
-from jobrunner.checkpoint.maintenance.repair_plan import Repair, file_handler, plan_repair, reading
-from jobrunner.checkpoint.storage import Files
-from jobrunner.errors import CheckpointWriteError, CommitConflictError
+from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
+from jobrunner.checkpoint.storage import join_path
+from jobrunner.checkpoint.store import (
+    DOCUMENT_MOST_BYTES,
+    ROOT_DOCUMENT,
+    RecordEntry,
+    StoreDocument,
+    StoreReader,
+    is_sealed,
+)
+from jobrunner.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointWriteError,
+    CommitConflictError,
+    DefinitionError,
+)
+from jobrunner.names import parse_store_name
+from jobrunner.positions import Position
+
+_NO_END = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """The record of an epoch that its stores prove."""
+
+    record: Record
+    contents: dict[str, NodeContents]
+    run_number: int | None
+
+
+@dataclass(slots=True)
+class Repair:
+    """What a repair would do, and why."""
+
+    lost: dict[int, str] = field(default_factory=dict)
+    """Number of an entry that is missing or cannot be read -> why."""
+    kept: list[Position] = field(default_factory=list)
+    """Epochs that stay recorded."""
+    rebuilt: dict[Position, Rebuilt] = field(default_factory=dict)
+    """Epochs that are recorded anew."""
+    given_up: dict[Position, str] = field(default_factory=dict)
+    """Epochs that are no longer recorded -> why."""
+    unproven: dict[str, str] = field(default_factory=dict)
+    """Stores of which no record can be rebuilt -> why."""
+
+
+@contextlib.contextmanager
+def reading(directory: Epochs) -> Iterator[None]:
+    """Raise CheckpointError if the storage fails, which is no sign of damage."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(
+            f"{directory.path} cannot be read: {type(error).__name__}: {error}. This does not mean "
+            f"that it is damaged, so nothing was changed. Repair the storage and try again."
+        ) from error
+
+
+def plan_repair(directory: Epochs) -> Repair | None:
+    """Plan the repair of a directory; None if none is necessary. Changes nothing.
+
+    Reads the whole log, the names of all stores, and every byte of the epochs whose records it
+    rebuilds. Raises CheckpointError if the storage fails, or a later version wrote an entry.
+    """
+    with reading(directory):
+        return _Planner(directory).plan()
+
+
+@dataclass(slots=True)
+class _LostSet:
+    """The stores of one attempt at a position that no entry that is left records."""
+
+    at: Position
+    attempt: int
+    """The label of the attempt, which its documents have."""
+    run: str
+    documents: dict[str, StoreDocument]
+    """By node."""
+    stores: dict[str, Store]
+    record: RecordEntry
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the stores."""
+        return [store.name for store in self.stores.values()]
+
+
+class _Planner:
+    """Makes the plan for one directory."""
+
+    def __init__(self, directory: Epochs) -> None:
+        _replacer(directory)
+        self._files = directory.files
+        self._path = directory.path
+        # List before the log is read: a name is claimed before it is used.
+        self._names = self._files.list_names(self._path)
+        self._lost_sets: list[_LostSet] = []
+        self._repair = Repair()
+        self._state = State()
+        self._entries: list[LogEntry] = []
+        self._holes: list[int] = []
+        """Lost entries since the last repair."""
+        self._begins: dict[int, int] = {}
+        """Label of an attempt -> number of its entry."""
+        self._repaired = -1, 0
+        """Where the last repair ended, and the highest label then."""
+        for number, entry in each_entry(directory.handler):
+            self._take_in(number, entry)
+
+    def _take_in(self, number: int, entry: LogEntry | CheckpointCorruptError) -> None:
+        state = self._state
+        if isinstance(entry, LaterVersionError):
+            raise entry  # nothing is lost
+        if not isinstance(entry, CheckpointCorruptError):
+            try:
+                state.apply(entry)
+            except CheckpointCorruptError as error:
+                entry = error
+        if isinstance(entry, CheckpointCorruptError):
+            self._repair.lost[number] = str(entry)
+            state.skip_to(number + 1)
+            self._holes.append(number)
+            return
+        self._entries.append(entry)
+        if isinstance(entry, LostEntry):
+            self._holes.append(number)
+        if isinstance(entry, BeginEntry):
+            self._begins[entry.label] = number
+        if self._holes and not state.is_unsure:
+            self._holes = []
+            self._repaired = number, state.label
+
+    @property
+    def highest(self) -> tuple[Position | None, int]:
+        """The highest position that any store has, and a label that no attempt exceeds."""
+        stores = filter(None, map(parse_store_name, self._names))
+        position = max((store.epoch for store in stores), default=None)
+        labels = [found.attempt for found in self._lost_sets]
+        # Each entry that is lost may have begun an attempt.
+        return position, max([self._state.number, *labels])
+
+    def plan(self) -> Repair | None:
+        """The plan; None if there is nothing to do."""
+        repair, state = self._repair, self._state
+        self._lost_sets = self._find_lost_sets()
+        candidates = [found for found in self._lost_sets if self._may_be_committed(found)]
+        for at in state.epochs:
+            why = self._why_given_up(at, candidates) if self._holes else ""
+            if why:
+                repair.given_up[at] = why
+            else:
+                repair.kept.append(at)
+        for found in candidates:
+            self._rebuild(found, candidates)
+        repair.rebuilt = dict(sorted(repair.rebuilt.items()))
+        if not state.is_unsure and not repair.rebuilt and not repair.given_up:
+            return None
+        return repair
+
+    # --- what is recorded
+
+    def _record(self, at: Position) -> tuple[CommitEntry, Record]:
+        """The recorded epoch's entry and record."""
+        number = self._state.recorded[at]
+        for entry in self._entries:
+            if entry.number == number and isinstance(entry, CommitEntry):
+                return entry, record_in(entry, at)
+        raise AssertionError(f"entry {number} was applied")
+
+    def _attempt_of(self, commit: CommitEntry) -> tuple[int, int]:
+        """The least and the highest label that the attempt of a commit may have.
+
+        They differ if its ``begin`` is lost; labels rise from entry to entry.
+        """
+        begin = commit.number if commit.begin is None else commit.begin
+        before = [label for label, number in self._begins.items() if number <= begin]
+        after = [label for label, number in self._begins.items() if number > begin]
+        least = max(before, default=0)
+        if self._begins.get(least) == begin or commit.begin is None:
+            return least, least
+        return least + 1, min(after, default=1 << 62) - 1
+
+    def _why_given_up(self, at: Position, candidates: Sequence[_LostSet]) -> str:
+        """Why a lost entry must have given an epoch up; empty if nothing says so."""
+        commit, record = self._record(at)
+        roots = [join_path(self._path, store.name) for store in (record.stores or {}).values()]
+        if roots and not any(map(self._files.is_taken, roots)):
+            return "its stores are gone"
+        for root in roots:
+            # A store is deleted from its root document on.
+            if not self._files.is_taken(join_path(root, ROOT_DOCUMENT)):
+                return f"{root} has no {ROOT_DOCUMENT}, so a lost entry retired it"
+        # An attempt records positions in ascending order, and the next one begins after the
+        # newest that is recorded. So whatever a later attempt wrote below `at` came after a rewind.
+        for entry in self._entries:
+            if isinstance(entry, CommitEntry) and (entry.begin or 0) > commit.number:
+                is_split = any(commit.number < hole < entry.number for hole in self._holes)
+                if is_split and any(other.at < at for other in entry.records):
+                    return f"entry {entry.number} records an earlier one, after a lost rewind"
+        _, attempt = self._attempt_of(commit)
+        for found in candidates:
+            if found.attempt > attempt and found.at < at:
+                return f"{found.names[0]} was written after it, so a lost entry set it aside"
+        return ""
+
+    # --- what is not recorded, though its stores are there
+
+    def _find_lost_sets(self) -> list[_LostSet]:
+        """All complete ones, the newest first."""
+        recorded: set[str] = set()
+        for entry in self._entries:
+            if isinstance(entry, CommitEntry):
+                for record in entry.records:
+                    # What became of these, the entries say.
+                    recorded.update(store.name for store in (record.stores or {}).values())
+        sets: dict[tuple[Position, int], dict[str, str]] = defaultdict(dict)
+        for name in self._names:
+            store = parse_store_name(name)
+            if store is not None and name not in recorded:
+                sets[store.epoch, store.retry][store.node] = name
+        lost_sets = []
+        for (at, label), names in sets.items():
+            try:
+                found = self._read_set(at, names)
+            except CheckpointCorruptError as error:
+                if self._holes or not self._state.has_claimed(at, label):
+                    self._repair.unproven |= dict.fromkeys(names.values(), str(error))
+                continue
+            if found is not None:
+                lost_sets.append(found)
+        return sorted(lost_sets, key=lambda found: (found.attempt, found.at), reverse=True)
+
+    def _read_set(self, at: Position, names: Mapping[str, str]) -> _LostSet | None:
+        """A lost set by its documents; None if no store is whole, as after a save that died.
+
+        Raises CheckpointCorruptError if they do not prove that they belong together.
+        """
+        documents: dict[str, StoreDocument] = {}
+        stores: dict[str, Store] = {}
+        origins: set[tuple[int, str]] = set()
+        source: RecordEntry | None = None
+        for node, name in names.items():
+            path = join_path(self._path, f"{name}/{ROOT_DOCUMENT}")
+            data = self._files.read(path, DOCUMENT_MOST_BYTES)
+            if data is None:
+                continue
+            if not is_sealed(data):
+                raise CheckpointCorruptError(
+                    f"{path} is damaged: its {len(data)} bytes do not contain their own SHA-256.",
+                    path=path,
+                )
+            document = StoreDocument(data, path)
+            if (document.node, document.position) != (node, at):
+                raise CheckpointCorruptError(
+                    f"{path}: expected the document of node {node!r} at epoch {at}, found that of "
+                    f"node {document.node!r} at epoch {document.position}.",
+                    path=path,
+                )
+            nbytes = sum(size for size, _ in document.files().values())
+            documents[node] = document
+            stores[node] = Store(name, hashlib.sha256(data).hexdigest(), nbytes)
+            origins.add((document.entry.attempt, document.entry.run))
+            source = document.entry.record or source
+        if not documents:
+            return None
+        listed = ", ".join(names.values())
+        if source is None:
+            raise CheckpointCorruptError(
+                f"None of the stores {listed} has the record of epoch {at}: the store that had it "
+                f"is gone."
+            )
+        missing = [node for node in source.nodes if node not in stores]
+        if missing:
+            raise CheckpointCorruptError(
+                f"The stores of epoch {at} are not all stores of one save: those of "
+                f"{', '.join(missing)} are missing."
+            )
+        if len(origins) > 1:
+            raise CheckpointCorruptError(
+                f"The stores of epoch {at} are not all stores of one save: {listed} were written "
+                f"by {len(origins)} attempts."
+            )
+        stores = {node: stores[node] for node in source.nodes}
+        attempt, run = origins.pop()
+        return _LostSet(at, attempt, run, documents, stores, source)
+
+    def _may_be_committed(self, found: _LostSet) -> bool:
+        """Whether a lost entry may have recorded these stores, and no other one gave them up.
+
+        Labels rise from attempt to attempt, so the entries that are left bound where the ``begin``
+        of this one was; and where its ``commit`` was, as the next attempt ends it.
+        """
+        repaired, last_label = self._repaired
+        begin = self._begins.get(found.attempt)
+        if begin is None and found.attempt <= last_label:
+            return False  # the last repair has judged it
+        first, end = repaired, _NO_END
+        for label, number in self._begins.items():
+            if label <= found.attempt:
+                first = max(first, number)
+            else:
+                end = min(end, number)
+        rewind = -1
+        for entry in self._entries:
+            if entry.number <= first:
+                continue
+            if isinstance(entry, RewindEntry) and given_up_by(entry, [found.at]):
+                if begin is not None or entry.number > end:
+                    return False
+                rewind = entry.number
+            elif begin is not None and isinstance(entry, RunEntry | RewindEntry | EndEntry):
+                end = min(end, entry.number)
+        holes = [hole for hole in self._holes if max(first, rewind) < hole < end]
+        if begin is not None:
+            return bool(holes)
+        # The `begin` is lost, too. If the log has none of a later attempt, all of its end may be.
+        return len(holes) >= 2 or end == _NO_END
+
+    def _rebuild(self, found: _LostSet, candidates: Sequence[_LostSet]) -> None:
+        """Plan to record a lost set, unless something shows that a lost entry had given it up."""
+        repair, at = self._repair, found.at
+        for other in candidates:
+            if other.attempt > found.attempt and other.at <= at:
+                return
+        for entry in self._entries:
+            if isinstance(entry, CommitEntry) and entry.begin is not None:
+                least, _ = self._attempt_of(entry)
+                if least > found.attempt and any(record.at <= at for record in entry.records):
+                    return
+        if at in repair.kept:
+            _, attempt = self._attempt_of(self._record(at)[0])
+            if found.attempt <= attempt:
+                return
+        for store in found.stores.values():
+            try:
+                StoreReader(self._files, self._path, store.name, store.sha256).verify()
+            except CheckpointCorruptError as error:
+                repair.unproven |= dict.fromkeys(found.names, str(error))
+                return
+        contents = {}
+        for node, document in found.documents.items():
+            if document.entry.states:
+                contents[node] = NodeContents(states=document.entry.states)
+        runs = [entry for entry in self._entries if isinstance(entry, RunEntry)]
+        numbers = [entry.number for entry in runs if entry.run == found.run]
+        record = Record(at, found.stores, details=found.record.details)
+        repair.rebuilt[at] = Rebuilt(record, contents, numbers[0] if numbers else None)
+        repair.given_up.pop(at, None)
+        if at in repair.kept:
+            repair.kept.remove(at)
+
+    # --- who may use the directory
+
+    def holders(self) -> dict[str, Holder]:
+        """The runs that may be alive, judged by the entries that are left and by heartbeats.
+
+        The last ``run`` entry may be a lost one, so every heartbeat counts.
+        """
+        runs = {e.run: holder_of(e) for e in self._entries if isinstance(e, RunEntry)}
+        ended = {entry.run for entry in self._entries if isinstance(entry, EndEntry)}
+        last = list(runs.values())[-1:]
+        suspects = {holder.run: holder for holder in last if holder.run not in ended}
+        root = join_path(self._path, RUNS_DIRECTORY)
+        for name in self._files.list_names(root):
+            directory = join_path(root, name)
+            if not is_left_behind(self._files, directory):
+                process = read_process(self._files, join_path(directory, HEARTBEAT))
+                suspects[name] = runs.get(name) or Holder(0, name, process=process)
+        return suspects
 
 
 def repair_log(directory: Epochs, patience: Patience | None = None) -> Repair | None:
-    """Append the entry from which the log can be read again; return None if none is necessary.
+    """Repair a log; return what was done, None if nothing is necessary.
 
     Raises CommitConflictError if a run that is alive holds the directory or took it meanwhile, and
-    CheckpointWriteError if the entry cannot be written.
+    CheckpointWriteError if the log cannot be written.
     """
-    repair = plan_repair(directory)
-    if repair is None:
-        return None
-    handler = file_handler(directory)
     with reading(directory):
-        _refuse_if_held(directory, repair, patience or Patience())
+        planner = _Planner(directory)
+        repair = planner.plan()
+        if repair is None:
+            return None
+        for holder in planner.holders().values():
+            _refuse_if_alive(directory, holder, patience or Patience())
     run = uuid.uuid4().hex
-    number = repair.last + 1
-    for gap in (*repair.gaps, *([number] if number and number % STATE_INTERVAL == 0 else ())):
-        _append(directory, handler, make_entry(gap, "gap", run, {}))
-        number = max(number, gap + 1)
-    body = {
-        "state": repair.state.to_json(),
-        "commits": [repair.commits[epoch] for epoch in repair.rebuilt],
-        "lost": sorted(repair.lost),
-        "process": own_process(),
-    }
-    _append(directory, handler, make_entry(number, "repair", run, body))
+    handler = _replacer(directory)
+    try:
+        for number in repair.lost:
+            handler.replace(entry_to_json(make_entry(LostEntry, number, run)))
+    except OSError as error:
+        raise CheckpointWriteError(
+            f"{directory.path}: the log could not be repaired: {type(error).__name__}: {error}. "
+            f"Repair the storage and try again."
+        ) from error
+    _reconcile(directory, repair, planner.highest, patience)
+    directory.log = LogWriter(directory.handler, directory.path)
     directory.log.refresh()  # proves that it can be read
     return repair
 
 
-def _append(directory: Epochs, handler: FileMetadataHandler, entry: LogEntry) -> None:
+def _reconcile(
+    directory: Epochs,
+    repair: Repair,
+    highest: tuple[Position | None, int],
+    patience: Patience | None,
+) -> None:
+    """Append what the repair says, as a run."""
+    manager = MultiNodeCheckpointManager(
+        directory.path, directory.handler, files=directory.files, patience=patience
+    )
+    manager.recorded.log = LogWriter(directory.handler, directory.path, repairs=True)
+    manager.run.start([], {"command": "fsck"})
     try:
-        is_ours = handler.append(entry_to_json(entry))
-    except OSError as error:
-        raise CheckpointWriteError(
-            f"{directory.path}: the log could not be repaired: {type(error).__name__}: {error}. "
-            f"Nothing else has changed. Repair the storage and try again."
-        ) from error
-    if not is_ours:
+        position, label = highest
+        if position is not None:
+            # Lost entries may have claimed any name that is there, and no label may come twice.
+            manager.recorded.log.begin(position, label=label)
+        append = manager.retention.append
+        for at, why in repair.given_up.items():
+            append(RewindEntry, only=at, reason=why)
+        for rebuilt in repair.rebuilt.values():
+            append(
+                CommitEntry,
+                begin=None,
+                records=[rebuilt.record],
+                contents=rebuilt.contents,
+                run_number=rebuilt.run_number,
+            )
+    except BaseException:
+        # Without an `end`, the log stays unsure, and the next repair begins anew.
+        manager.run.leave()
+        raise
+    manager.run.end()
+
+
+def _replacer(directory: Epochs) -> EntryReplacer:
+    """The handler; raises DefinitionError if it cannot replace entries."""
+    handler: MetadataHandler = directory.handler
+    if isinstance(handler, EntryReplacer):
+        return handler
+    raise DefinitionError(
+        f"The log of {directory.path} is stored by {type(handler).__name__}, which cannot replace "
+        f"entries (it has no method `replace`). Repair it where it is stored."
+    )
+
+
+def _refuse_if_alive(directory: Epochs, holder: Holder, patience: Patience) -> None:
+    try:
+        refuse_if_alive(directory.files, directory.path, holder, patience)
+    except CommitConflictError as error:
         raise CommitConflictError(
-            f"{directory.path}: the log was not repaired, because another process wrote entry "
-            f"{entry.number} in the meantime. Stop all runs there and try again."
-        )
-
-
-def _refuse_if_held(directory: Epochs, repair: Repair, patience: Patience) -> None:
-    runs = {e.run: holder_of(e) for e in repair.entries.values() if isinstance(e, RunEntry)}
-    ended = {entry.run for entry in repair.entries.values() if isinstance(entry, EndEntry)}
-    last = max(runs.values(), key=lambda holder: holder.number, default=None)
-    suspects = {} if last is None or last.run in ended else {last.run: last}
-    root = os.path.join(directory.path, RUNS_DIRECTORY)
-    for name in directory.files.list_names(root):
-        if not is_left_behind(directory.files, os.path.join(root, name)):
-            suspects[name] = runs.get(name) or _unknown_run(directory.files, root, name)
-    for run in suspects.values():
-        try:
-            refuse_if_alive(directory.files, directory.path, run, patience)
-        except CommitConflictError as error:
-            raise CommitConflictError(
-                f"The log of {directory.path} was not repaired, because a run that is alive holds "
-                f"the directory: {run}. Stop it and try again."
-            ) from error
-
-
-def _unknown_run(files: Files, root: str, name: str) -> Holder:
-    """A run whose entry is lost, as its heartbeat describes it."""
-    path = os.path.join(root, name, HEARTBEAT)
-    process = read_process(files.read(path) or b"")
-    time = "an unknown time"
-    return Holder(format=1, number=0, kind="run", run=name, id="", time=time, process=process)
+            f"The log of {directory.path} was not repaired, because a run that is alive holds the "
+            f"directory: {holder}. Stop it and try again."
+        ) from error

@@ -3,7 +3,6 @@
 from jobrunner.checkpoint.store.document import ADVICE as DAMAGE_ADVICE
 from jobrunner.checkpoint.store.document import (
     DOCUMENT_MOST_BYTES,
-    RETIRED_DOCUMENT,
     ROOT_DOCUMENT,
     RecordEntry,
     StoreDocument,

@@ -39,8 +39,6 @@ DOCUMENT_MOST_BYTES = 512 << 20
 """Longest document that is written or read."""
 
 ROOT_DOCUMENT = "zarr.json"
-RETIRED_DOCUMENT = "zarr.retired.json"
-"""What the root document of a store that was given up is called until the store is deleted."""
 
 OWN_KEY = "/jobrunner"
 """The attribute for jobrunner's own metadata; no blob can have this name."""
@@ -235,6 +233,7 @@ class StoreEntry(Part, omit_defaults=True):
     epoch: Epoch
     run: str
     blobs: dict[str, BlobEntry]
+    attempt: Count = 0  # its label in the log
     stacks: list[ArrayFiles] = []
     states: list[str] = []
     classes: dict[str, list[str]] = {}  # of the job, by blob

@@ -398,20 +398,20 @@ class StoreReader:
         """Identifies the store and all that it contains."""
         return (self.directory, self.store, self.sha256)
 
-    def read_bytes(self, name: str = ROOT_DOCUMENT) -> bytes:
-        """Read the root document, which is called `name`, and compare it with the record's digest."""
-        data = self.verified.read_document(name, DOCUMENT_MOST_BYTES)
+    def read_bytes(self) -> bytes:
+        """Read the root document, and compare it with the record's digest."""
+        data = self.verified.read_document(ROOT_DOCUMENT, DOCUMENT_MOST_BYTES)
         digest = hashlib.sha256(data).hexdigest()
         if digest != self.sha256:
             raise self.verified.damaged(
-                name,
+                ROOT_DOCUMENT,
                 f"expected SHA-256 {self.sha256}, as recorded; found {digest} ({len(data)} bytes)",
             )
         return data
 
-    def read_document(self, name: str = ROOT_DOCUMENT) -> StoreDocument:
-        """Read and check the root document, which is called `name`."""
-        return StoreDocument(self.read_bytes(name), join_path(self.root, name))
+    def read_document(self) -> StoreDocument:
+        """Read and check the root document."""
+        return StoreDocument(self.read_bytes(), join_path(self.root, ROOT_DOCUMENT))
 
     def load(
         self,

@@ -293,7 +293,7 @@ def test_a_repaired_record_says_which_blobs_have_a_state(rig: Rig) -> None:
     rig.save(0)
     rig.save(1)
     rig.manager.run.end()
-    number = rig.manager.recorded.log.refresh().commit_number(Position(0))
+    number = rig.manager.recorded.log.refresh().recorded[Position(0)]
     Path(rig.manager.path, "_log", f"{number:010d}.json").unlink()
     again = MultiNodeCheckpointManager(rig.manager.path)
     assert repair_log(again.recorded) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 from pathlib import Path
@@ -11,66 +10,74 @@ from typing import Any
 import pytest
 
 from jobrunner import CheckpointCorruptError, FileMetadataHandler, MultiNodeCheckpointManager
-from jobrunner.checkpoint.log import each_entry
-from jobrunner.checkpoint.log.epoch_map import EpochMap
+from jobrunner.checkpoint.log.entries import (
+    BeginEntry,
+    CommitEntry,
+    DoneEntry,
+    EndEntry,
+    LogEntry,
+    LostEntry,
+    PinEntry,
+    Record,
+    RetireEntry,
+    RewindEntry,
+    RunEntry,
+    Store,
+    UnpinEntry,
+    entry_to_json,
+    parse_entry,
+)
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
-from jobrunner.checkpoint.log.state import State, entry_to_json, make_entry, parse_entry
-from jobrunner.checkpoint.storage import PosixFiles
+from jobrunner.checkpoint.log.log_writer import make_entry
+from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 
-STORE = {"store": "a.0", "manifest": "0" * 64, "nbytes": 1, "seconds": 0.5}
-COMMIT = {"epoch": 0, "retry": 0, "run_number": 0, "stores": {"a": STORE}, "details": {}}
-SUMMARY = State().to_json()
-BODIES: dict[str, dict[str, Any]] = {
-    "run": {"nodes": ["a"], "info": {}, "process": {"pid": 1}, "heartbeat_seconds": 2.0},
-    "begin": {"epoch": 0, "retry": 0},
-    "commit": COMMIT,
-    "rewind": {"after": None, "reason": "test"},
-    "retire": {"epochs": [0, 1]},
-    "pin": {"epoch": 0, "label": "x"},
-    "unpin": {"epoch": 0, "label": None},
-    "done": {"epoch": 0},
-    "end": {},
-    "state": {"state": SUMMARY},
-    "repair": {
-        "state": SUMMARY,
-        "commits": [{**COMMIT, "run": "r", "time": "then"}],
-        "lost": [3],
-    },
-    "gap": {},
+AT = Position(4, 2)
+RECORD = Record(AT, {"a": Store("a.4.s2", "0" * 64, 1)}, contents=3, details={"x": 1})
+BODIES: dict[str, tuple[type[LogEntry], dict[str, Any]]] = {
+    "run": (RunEntry, {"nodes": ["a"], "info": {}}),
+    "begin": (BeginEntry, {"upto": AT, "label": 1, "taken": [Position(3)]}),
+    "commit": (CommitEntry, {"begin": 1, "records": [RECORD], "retires": [Position(0)]}),
+    "rewind": (RewindEntry, {"after": AT, "reason": "test"}),
+    "retire": (RetireEntry, {"epochs": [Position(0), AT]}),
+    "pin": (PinEntry, {"epoch": AT, "label": "x"}),
+    "unpin": (UnpinEntry, {"epoch": AT, "label": None}),
+    "done": (DoneEntry, {"epoch": AT}),
+    "end": (EndEntry, {"upto": AT, "swept": 3}),
+    "lost": (LostEntry, {}),
 }
+STORE = {"name": "a.1", "sha256": "0" * 64, "nbytes": 1}
 
 
 def tree_of(kind: str) -> dict[str, Any]:
-    return {**entry_to_json(make_entry(7, kind, "r", BODIES[kind]))}
+    of, body = BODIES[kind]
+    return entry_to_json(make_entry(of, 7, "r", **body))
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_an_entry_is_written_as_its_fields_were_given(kind: str) -> None:
-    found = json.loads(json.dumps(tree_of(kind)))
-    assert list(found)[:6] == ["format", "number", "kind", "run", "id", "time"]
-    assert list(found)[6:] == list(BODIES[kind])
-    assert entry_to_json(parse_entry(found, "p")) == found
-
-
-@pytest.mark.parametrize("kind", BODIES)
-def test_what_is_settled_comes_last(kind: str) -> None:
-    entry = make_entry(7, kind, "r", {**BODIES[kind], "settled": [[3, 1]]})
-    found = entry_to_json(entry)
-    assert list(found)[-1] == "settled"
-    assert found["settled"] == [[3, 1]]
+def test_an_entry_is_read_as_it_was_written(kind: str) -> None:
+    tree = json.loads(json.dumps(tree_of(kind)))
+    assert tree["kind"] == kind
+    entry = parse_entry(tree, "p")
+    assert type(entry) is BODIES[kind][0]
+    for name, value in BODIES[kind][1].items():
+        assert getattr(entry, name) == value
+    assert entry_to_json(entry) == tree
 
 
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_field_that_is_missing_or_unknown_is_named(kind: str) -> None:
     tree = tree_of(kind)
-    optional = ("process", "heartbeat_seconds", "reason", "lost", "after")
-    for key in tree.keys() - set(optional):
+    for key in ("format", "number", "run", "id", "time"):
         cut = {other: value for other, value in tree.items() if other != key}
         with pytest.raises(CheckpointCorruptError, match=f"a/7.json.*`{key}`"):
             parse_entry(cut, "a/7.json")
     with pytest.raises(CheckpointCorruptError, match=r"a/7.json.*`surplus`"):
         parse_entry({**tree, "surplus": 1}, "a/7.json")
+
+
+def record(**fields: Any) -> dict[str, Any]:
+    return {"records": [{"at": 1, "stores": {"a": STORE}, **fields}]}
 
 
 @pytest.mark.parametrize(
@@ -80,19 +87,29 @@ def test_a_field_that_is_missing_or_unknown_is_named(kind: str) -> None:
         ("run", {"number": True}, r"\$\.number"),
         ("run", {"format": "1"}, r"\$\.format"),
         ("run", {"nodes": ["a", 1]}, r"\$\.nodes\[1\]"),
+        ("run", {"nodes": ["a", "../b"]}, "`nodes` contains a text"),
         ("run", {"process": {"pid": "1"}}, r"\$\.process\.pid"),
+        ("run", {"run": ".."}, r"\$\.run"),
         ("run", {"kind": 3}, r"\$\.kind"),
-        ("begin", {"epoch": 1.5}, r"\$\.epoch"),
-        ("begin", {"settled": [[0]]}, r"\$\.settled\[0\]"),
-        ("commit", {"stores": {"a": {**STORE, "nbytes": -1}}}, r"\$\.stores\[\.\.\.\]\.nbytes"),
-        ("commit", {"stores": {"a": {**STORE, "manifest": ""}}}, r"\$\.stores\[\.\.\.\]\.manifest"),
-        ("commit", {"details": []}, r"\$\.details"),
+        ("begin", {"upto": 1.5}, r"\$\.upto"),
+        ("begin", {"upto": 10**18}, r"\$\.upto"),
+        ("begin", {"upto": f"{10**18}.s1"}, "no position in an epoch"),
+        ("begin", {"upto": "4"}, "no position in an epoch"),
+        ("begin", {"label": 0}, r"\$\.label"),
+        ("begin", {"label": 2**63}, r"\$\.label"),
+        ("begin", {"taken": ["x"]}, "no position in an epoch"),
+        ("commit", {"begin": "1"}, r"\$\.begin"),
+        ("commit", record(stores={"a": {**STORE, "nbytes": -1}}), r"stores\[\.\.\.\]\.nbytes"),
+        ("commit", record(stores={"a": {**STORE, "name": ""}}), r"stores\[\.\.\.\]\.name"),
+        ("commit", record(stores={"b": STORE}), "'a.1' is not the name of a store of 'b' at 1"),
+        ("commit", record(stores={"a": {**STORE, "name": "a.1.r0"}}), "not the name of a store"),
+        ("commit", record(stores={"a/b": STORE}), "`stores` contains a text"),
+        ("commit", record(details=[]), r"\$\.records\[0\]\.details"),
+        ("commit", record(at=-1), r"\$\.records\[0\]\.at"),
         ("rewind", {"only": 1}, "either `after` or `only`"),
         ("retire", {"epochs": [0, None]}, r"\$\.epochs\[1\]"),
         ("pin", {"label": ""}, r"\$\.label"),
-        ("state", {"state": {**SUMMARY, "recorded": [[0, 0, 1, 0, 0]]}}, "`recorded`"),
-        ("state", {"state": {**SUMMARY, "chores": [[0, 0, "keep", 0]]}}, r"\$\.state\.chores"),
-        ("repair", {"commits": [{}]}, r"\$\.commits\[0\]"),
+        ("end", {"swept": -1}, r"\$\.swept"),
     ],
 )
 def test_a_field_of_another_type_or_out_of_range_is_named(
@@ -111,11 +128,11 @@ def test_an_entry_of_a_later_version_says_so() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('{"number":7,"number":7}', "'number' appears twice"),
-        ('{"number":NaN}', "NaN"),
-        ("[" * 100_000, "nested too deep|not valid JSON"),
+        ('{"number":NaN}', "no JSON"),
+        ("[" * 100_000, "no JSON"),
         ("[1]", "contains entry None"),
         ('{"number":"7"}', "contains entry 7"),
+        ('{"number":true}', "contains entry True"),
     ],
 )
 def test_a_file_that_is_not_the_json_of_an_entry_is_named(text: str, why: str) -> None:
@@ -124,49 +141,26 @@ def test_a_file_that_is_not_the_json_of_an_entry_is_named(text: str, why: str) -
         decode_entry(content.encode(), 7, "a/7.json")
 
 
-def test_summaries_that_contradict_themselves_are_refused() -> None:
-    with pytest.raises(ValueError, match="overlap"):
-        EpochMap([[0, 2, 3, 0, 1], [3, 1, 1, 0, 0]])
-    for pins in ([["x", "y"]], [[1, 2]]):
-        with pytest.raises(CheckpointCorruptError, match="entry 1.*an epoch and its labels"):
-            make_entry(1, "state", "r", {"state": {**SUMMARY, "pins": pins}})
-
-
 def test_a_directory_with_a_malformed_entry_is_not_opened(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "k", files=FaultyFiles(sync=False))
     manager.run.start(["a"], {})
     manager.run.end()
     path = tmp_path / "k" / "_log" / "0000000002.json"
-    path.write_bytes(encode_entry({**tree_of("done"), "number": 2, "epoch": "0"}))
+    path.write_bytes(encode_entry({**tree_of("done"), "number": 2, "epoch": 1.5}))
     with pytest.raises(CheckpointCorruptError, match=rf"{path.name}.*\$\.epoch.*fsck .*--repair"):
         MultiNodeCheckpointManager(tmp_path / "k").epochs()
 
 
-def test_a_long_entry_is_not_taken_for_one_that_another_thread_reads(tmp_path: Path) -> None:
-    class Meanwhile(PosixFiles):
-        def read_span(self, path: str, start: int, size: int) -> tuple[int, bytes]:
-            found = super().read_span(path, start, size)
-            handler.entry(1)  # as another thread does
-            return found
-
-    handler = FileMetadataHandler(Meanwhile())
+def test_a_damaged_entry_is_kept_when_it_is_replaced(tmp_path: Path) -> None:
+    handler = FileMetadataHandler()
     handler.set_params(str(tmp_path), ())
-    for number, length in enumerate((100_000, 1)):
-        assert handler.append({"number": number, "id": "00ff", "text": "x" * length})
-    assert [next(handler.entries())["number"] for _ in range(3)] == [0, 0, 0]
-    handler.entry(0)
-    assert next(handler.entries())["number"] == 0
-
-
-def test_the_garbage_collector_runs_while_entries_are_used(tmp_path: Path) -> None:
-    manager = MultiNodeCheckpointManager(tmp_path)
-    manager.run.start([], {}, None)
-    manager.run.end()
-    entries = each_entry(manager.recorded.handler)
-    for number, _ in entries:
-        assert gc.isenabled()
-        if number == 1:
-            break
-    else:
-        pytest.fail("the log has one entry")
-    assert gc.isenabled()
+    for number in range(2):
+        assert handler.append({"number": number, "id": f"{number}", "kind": "x"})
+    handler.keep_state(1, b"{}")
+    file = tmp_path / "_log" / "0000000000.json"
+    for content in (b"damaged", b"damaged in a second repair"):
+        file.write_bytes(content)
+        handler.replace({"number": 0, "id": "new", "kind": "lost"})
+    assert [entry["id"] for entry in handler.entries()] == ["new", "1"]
+    assert (tmp_path / "_log" / "0000000000.json.damaged").read_bytes() == b"damaged"
+    assert list(handler.states()) == []

@@ -33,7 +33,7 @@ from jobrunner.checkpoint.log.heartbeat import (
     read_beat,
     read_process,
 )
-from jobrunner.checkpoint.log.run_lock import refuse_if_alive
+from jobrunner.checkpoint.log.lock import refuse_if_alive
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.run.decisions import State
 from jobrunner.run.losses import Losses
@@ -59,11 +59,8 @@ class Time:
 
 def run_entry(**process: Any) -> Holder:
     return Holder(
-        format=1,
         number=0,
-        kind="run",
         run=RUN,
-        id="",
         time="then",
         process=replace(own_process(), **process),
         heartbeat_seconds=2.0,
@@ -299,15 +296,15 @@ def test_a_heartbeat_makes_its_directory_again_if_another_run_removed_it(
     heartbeat.start()
     assert beaten.wait(10)
     heartbeat.stop()
-    _, _, process = (tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT).read_bytes().partition(b"\n")
+    path = str(tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT)
     assert 0 <= time.time() - read_beat(PosixFiles(), str(tmp_path), RUN).time < 60
-    assert msgspec.json.decode(process, type=Process) == own_process()
+    assert read_process(PosixFiles(), path) == own_process()
 
 
 def test_traces_of_earlier_runs_elsewhere_are_removed(
     tmp_path: Path, holder: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobrunner.checkpoint.log.run_lock.is_known_dead", lambda *args: False)
+    monkeypatch.setattr("jobrunner.checkpoint.log.lock.is_known_dead", lambda *args: False)
     other = MultiNodeCheckpointManager(holder.path, take_over=True)
     other.run.start(["a"], {})
     left = [run.name for run in (Path(holder.path) / RUNS_DIRECTORY).iterdir()]
@@ -321,7 +318,7 @@ def test_a_removed_heartbeat_is_no_sign_of_life(
 ) -> None:
     assert holder.commits.lock is not None
     holder.commits.lock._heartbeat.stop()
-    monkeypatch.setattr("jobrunner.checkpoint.log.run_lock.is_known_dead", lambda *args: False)
+    monkeypatch.setattr("jobrunner.checkpoint.log.lock.is_known_dead", lambda *args: False)
 
     def follow(now: float) -> None:
         if now < 100.5:
@@ -378,9 +375,9 @@ def test_a_heartbeat_says_how_far_the_run_is(tmp_path: Path) -> None:
     assert status is not None
     assert (status.epoch, status.num_ended, status.metrics["loss"]) == (7, 3, 0.5)
     assert status.metrics["nan"] is None
-    content = (tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT).read_bytes()
-    assert len(content) < 2000  # metrics that do not fit are left out
-    assert read_process(content) == own_process()
+    path = tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT
+    assert path.stat().st_size < 2000  # metrics that do not fit are left out
+    assert read_process(PosixFiles(), str(path)) == own_process()
 
 
 @pytest.mark.parametrize("metrics", [{"big": 10**400}, {"\ud800": 1.0}])
@@ -401,12 +398,13 @@ def test_a_run_whose_metrics_cannot_be_told_is_alive(
     [
         b"",
         b"x" * 100,
-        b"%020d" % 5,
-        b"-0000000000000000001 {}\n{}",
-        b'%020d {"epoch": -1, "num_ended": 0}\n{}' % 5,
-        b'%020d {"epoch": 1e999, "num_ended": 0}\n{}' % 5,
-        b'%020d {"epoch": 1, "num_ended": 0, "metrics": [1]}\n{}' % 5,
-        b"%020d " % 5 + b"[" * 10_000,
+        b'{"time": "now"}',
+        b'{"time": 5, "status": {"epoch": -1, "num_ended": 0}}',
+        b'{"time": 5, "status": {"epoch": 1e999, "num_ended": 0}}',
+        b'{"time": 5, "status": {"epoch": 1, "num_ended": 0, "metrics": [1]}}',
+        b'{"process": {"pid": -1}}',
+        b'{"process": {"pid": 1, "host": 5}}',
+        b"[" * 10_000,
     ],
 )
 def test_a_forged_heartbeat_says_nothing(tmp_path: Path, content: bytes) -> None:
@@ -415,7 +413,7 @@ def test_a_forged_heartbeat_says_nothing(tmp_path: Path, content: bytes) -> None
     path.write_bytes(content)
     beat = read_beat(PosixFiles(), str(tmp_path), RUN)
     assert beat.status is None
-    assert not may_live(beat.seconds_ago, None, RUN, 2.0)
+    assert not may_live(beat.seconds_ago, Process(), RUN, 2.0)
 
 
 def test_a_heartbeat_that_cannot_say_how_far_the_run_is_does_not_end(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobrunner import CommitConflictError, FileMetadataHandler, MultiNodeCheckpointManager
-from jobrunner.checkpoint.log.state import Entry
+from jobrunner.checkpoint.log.entries import Entry
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from jobrunner.checkpoint.log.state import Claim
+from jobrunner.checkpoint.log.state import GivenUp
 from jobrunner.checkpoint.retention import Sweeper
 from jobrunner.checkpoint.storage.object_files import ObjectFiles
 from jobrunner.checkpoint.storage.parallel import REMOVALS, THREADS, run_all
@@ -69,7 +69,7 @@ def test_slow_deletions_run_in_several_threads(tmp_path):
     removed = []
     stores = ["first", *map(str, range(REMOVALS))]
     sweeper = Sweeper(Slow(), str(tmp_path))
-    sweeper.add(Claim(Position(0), 0), "delete", stores)
+    sweeper.add(GivenUp(2, Position(0), 1), stores)
     assert sweeper.drain(60)
     assert len(removed) == len(stores)
 

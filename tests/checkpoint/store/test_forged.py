@@ -6,7 +6,6 @@ Reading such a directory raises an error; it touches no file elsewhere and runs 
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 import json
@@ -21,8 +20,7 @@ import xxhash
 
 from jobrunner import CheckpointCorruptError, MultiNodeCheckpointManager
 from jobrunner.checkpoint import Epochs, copy_epoch, inspect_directory
-from jobrunner.checkpoint.log.handler import encode_entry, read_content
-from jobrunner.checkpoint.log.state import entry_to_json, make_entry
+from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store.document import ROOT_DOCUMENT
 from jobrunner.checkpoint.store.layout import LEAST_ALIKE
@@ -59,11 +57,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def forge(saved: Path) -> Iterator[Callable[[Callable[[dict[str, Any]], object]], Path]]:
     """Edits the document, and its digest in the log; restores the directory afterwards."""
     root = saved / "a.0" / ROOT_DOCUMENT
-    (commit,) = (
-        path
-        for path in (saved / "_log").iterdir()
-        if (read_content(path.read_bytes()) or {})["kind"] == "commit"
-    )
+    commit = saved / "_log" / "0000000002.json"
     before = {path: path.read_bytes() for path in saved.glob("**/*") if path.is_file()}
 
     def change(edit: Callable[[dict[str, Any]], object]) -> Path:
@@ -71,8 +65,8 @@ def forge(saved: Path) -> Iterator[Callable[[Callable[[dict[str, Any]], object]]
         edit(document)
         content = json.dumps(document).encode()
         root.write_bytes(content)
-        entry = copy.deepcopy(dict(read_content(before[commit]) or {}))
-        entry["stores"]["a"]["manifest"] = hashlib.sha256(content).hexdigest()
+        entry = decode_entry(before[commit], 2, str(commit))
+        entry["records"][0]["stores"]["a"]["sha256"] = hashlib.sha256(content).hexdigest()
         commit.write_bytes(encode_entry(entry))
         return saved
 
@@ -252,25 +246,24 @@ def test_any_edit_of_a_document_is_read_or_an_error_of_ours(saved: Path, forge: 
     assert len(seen) > 50
 
 
-@pytest.mark.parametrize("retry", ["/../../victim", "1", 1.5, None])
-def test_a_claim_cannot_name_a_directory_elsewhere(tmp_path: Path, retry: Any) -> None:
-    """A run deletes the stores that the log has given up, by their names."""
+@pytest.mark.parametrize("name", ["a.0/../../victim", "../victim", "a.0.r01", "a.1", ""])
+def test_a_record_cannot_name_a_directory_elsewhere(tmp_path: Path, name: str) -> None:
+    """A run deletes the stores of records that the log has given up, by their names."""
     path = tmp_path / "k"
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
     manager.run.start(["a"], {})
-    manager.commits.begin(Position(0))
+    save = manager.commits.begin(Position(0))
+    manager.commits.commit(save, save.write({"a": Workspace("a")}), {})
     manager.run.end()
-    (path / "a.0.r").mkdir()
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "zarr.json").write_bytes(b"mine")
-    state = manager.recorded.log.refresh()
-    forged = {**state.to_json(), "chores": [[0, retry, "delete", 0]], "is_ended": True}
-    body = {"state": state.to_json(), "commits": []}
-    whole = entry_to_json(make_entry(state.number + 1, "repair", "r", body))
-    entry = {**whole, "state": forged}
-    (path / "_log" / f"{entry['number']:010d}.json").write_bytes(encode_entry(entry))
+    file = path / "_log" / "0000000002.json"
+    entry = decode_entry(file.read_bytes(), 2, str(file))
+    entry["records"][0]["stores"]["a"]["name"] = name
+    entry["retires"] = [0]
+    file.write_bytes(encode_entry(entry))
     again = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
-    with pytest.raises(CheckpointCorruptError, match=r"0000000003.json.*state.chores\[0\]\[1\]"):
+    with pytest.raises(CheckpointCorruptError, match=r"0000000002.json.*(name of a store|name`)"):
         again.run.start(["a"], {})
     assert (victim / "zarr.json").read_bytes() == b"mine"

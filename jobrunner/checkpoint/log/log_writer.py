@@ -2,80 +2,98 @@
 
 from __future__ import annotations
 
-import math
+import datetime as dt
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
-
-from jobrunner.checkpoint.log.entries import CommitEntry, LogEntry
-from jobrunner.checkpoint.log.handler import (
+from jobrunner.checkpoint.log.entries import (
+    FORMAT,
+    BeginEntry,
+    LogEntry,
+    PinEntry,
+    RunEntry,
+    UnpinEntry,
+    entry_to_json,
+    parse_entry,
+)
+from jobrunner.checkpoint.log.handler import MetadataHandler, StateCache
+from jobrunner.checkpoint.log.log_reader import (
     ReplacedError,
     each_entry,
     read_entry,
     read_on,
     read_state,
 )
-from jobrunner.checkpoint.log.protocol import MetadataHandler
-from jobrunner.checkpoint.log.state import STATE_INTERVAL, State, entry_to_json, make_entry
-from jobrunner.define import MOST_DIGITS
+from jobrunner.checkpoint.log.state import Attempt, State
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointWriteError,
     CommitConflictError,
 )
+from jobrunner.positions import Position
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
+
+STATE_INTERVAL = 128
+"""Entries after which a state is kept; with very many epochs, a sixteenth of their number."""
+
+Kind = TypeVar("Kind", bound=LogEntry)
 
 
 class LogWriter:
     """Reads the log of `path`, and appends to it while this run holds the directory.
 
     Runs on the client. Each append takes the number after the last entry read. If that number is
-    taken, the writer reads on: a ``run`` entry of another run ends this run's lock.
+    taken, the writer reads on: a ``run`` entry of another run ends this run's lock. `repairs`: a log
+    that has lost entries can be read and written.
     """
 
-    def __init__(self, handler: MetadataHandler, path: str) -> None:
-        self._handler = handler
+    def __init__(self, handler: MetadataHandler, path: str, *, repairs: bool = False) -> None:
+        self.handler = handler
+        self.repairs = repairs
         self._path = path
         self._state: State | None = None
         self._run: str | None = None
+        self._kept = -1  # the entry after which a state was kept last
         self._lock = threading.RLock()
-        # A repair may have the records of many epochs.
-        self._read = lru_cache(maxsize=8)(partial(read_entry, handler))
+        self._read = lru_cache(maxsize=16)(partial(read_entry, handler))
 
     def refresh(self) -> State:
-        """Read what was appended since the last call; returns the state.
+        """Read what was appended since the last call; returns the state. No log is an empty log.
 
         Raises CheckpointCorruptError if an entry is damaged or missing, and CheckpointError if the
-        log cannot be read, or if the directory was replaced while this run holds it. No log is an
-        empty log.
+        log cannot be read, or if the directory was replaced while this run holds it.
         """
         with self._lock, self._reading():
             if self._state is not None:
                 try:
-                    read_on(self._handler, self._state, checks=True)
+                    read_on(self.handler, self._state)
                 except ReplacedError as replaced:
                     if self._run is not None:
                         raise self._replaced(self._state, replaced) from None
                     self._state = None
             if self._state is None:
                 self._read.cache_clear()
-                self._state = read_state(self._handler)
+                self._state = read_state(self.handler)
+            if self._state.is_unsure and not self.repairs:
+                raise CheckpointCorruptError(
+                    f"The log of {self._path} has lost entries, and its repair has not ended. Run "
+                    f"`jobrunner fsck {self._path} --repair` again."
+                )
             return self._state
 
     def _replaced(self, state: State, replaced: ReplacedError) -> CheckpointError:
-        found = "no such entry" if replaced.found is None else f"entry {replaced.found}"
+        entry = "no such entry" if replaced.found_id is None else f"entry {replaced.found_id}"
         return CheckpointError(
             f"{self._path} was replaced while this run used it: expected entry {state.number} of "
-            f"the log to be {state.last_id}, found {found}. An older copy may have been "
-            f"restored, or the storage may not be mounted. This run writes nothing there until its own "
+            f"the log to be {state.last_id}, found {entry}. An older copy may have been restored, "
+            f"or the storage may not be mounted. This run writes nothing there until its own "
             f"directory is back. Put it back, or start the same command again to continue from what "
             f"is there."
         )
@@ -94,24 +112,26 @@ class LogWriter:
 
         Raises CheckpointCorruptError if all are damaged.
         """
-        damaged: CheckpointCorruptError | None = None
+        damage: CheckpointCorruptError | None = None
         is_empty = True
         with self._reading():
-            for _, entry in each_entry(self._handler):
+            for _, entry in each_entry(self.handler):
                 if isinstance(entry, CheckpointCorruptError):
-                    damaged = damaged or entry
+                    damage = damage or entry
                 else:
                     is_empty = False
                     yield entry
-            if damaged and is_empty:
-                raise damaged
-        if damaged:
+            if damage is not None and is_empty:
+                raise damage
+        if damage is not None:
             logger.warning(
-                "%s: what damaged entries of the log said is missing: %s", self._path, damaged
+                "%s: what damaged entries of the log said is missing: %s", self._path, damage
             )
 
-    def take(self, run: str, body: Mapping[str, Any], judge: Callable[[State], None]) -> int:
-        """Append a ``run`` entry and return its number.
+    # --- the fence
+
+    def take(self, run: str, fields: Mapping[str, Any], judge: Callable[[State], None]) -> int:
+        """Append a ``run`` entry with these fields and return its number.
 
         `judge` gets the state, and raises if the run that holds the directory must continue.
         """
@@ -120,14 +140,14 @@ class LogWriter:
                 state = self.refresh()
                 judged = state.number
                 judge(state)
-                # Others may have appended meanwhile.
+                # `judge` may have waited for a heartbeat, and others may have appended meanwhile.
                 if self.refresh().number == judged:
-                    entry = self._try_append("run", run, body)
+                    entry = self._append(RunEntry, run, fields)
                     if entry is not None:
                         self._run = run
                         return entry.number
 
-    def append(self, kind: str, body: Mapping[str, Any]) -> LogEntry:
+    def append(self, kind: type[Kind], **fields: Any) -> Kind:
         """Append an entry of this run; it is durable afterwards.
 
         Raises CommitConflictError if another run has taken the directory over, and
@@ -141,25 +161,54 @@ class LogWriter:
                 )
             while True:
                 self._held(self.known())
-                entry = self._try_append(kind, self._run, body)
+                entry = self._append(kind, self._run, fields)
                 if entry is not None:
                     return entry
 
+    def begin(
+        self,
+        upto: Position,
+        *,
+        taken: Collection[Position] = (),
+        label: int = 0,
+        swept: int = 0,
+    ) -> Attempt:
+        """Append a ``begin``; the attempt may write stores up to `upto`.
+
+        `taken` are later positions whose plain names other files have, `label` is the highest label
+        in the names that exist. Raises like `append`.
+        """
+        with self._lock:
+            highest = max(label, self.known().label)
+            entry = self.append(
+                BeginEntry, upto=upto, label=highest + 1, taken=sorted(taken), swept=swept
+            )
+            attempt = self._held(self.known()).attempt
+            # If the reply to the append was lost, the writer has read on, maybe to the `run` and
+            # `begin` of another run: `attempt` would be that one's, and so would the names.
+            assert attempt is not None
+            assert attempt.number == entry.number
+            return attempt
+
     def note(
-        self, kind: str, decide: Callable[[State], Mapping[str, Any] | None]
+        self,
+        kind: type[PinEntry | UnpinEntry],
+        decide: Callable[[State], Mapping[str, Any] | None],
     ) -> LogEntry | None:
         """Append a ``pin`` or ``unpin``, whichever run holds the directory; durable afterwards.
 
-        `decide` gets the state and returns the entry's body, or None to append nothing. It is
+        `decide` gets the state and returns the entry's fields, or None to append nothing. It is
         called again whenever others append in between. Raises like `append`.
         """
         run = self._run or uuid.uuid4().hex
         with self._lock:
-            while (body := decide(self.refresh())) is not None:
-                entry = self._try_append(kind, run, body)
+            while True:
+                fields = decide(self.refresh())
+                if fields is None:
+                    return None
+                entry = self._append(kind, run, fields)
                 if entry is not None:
                     return entry
-            return None
 
     def leave(self) -> None:
         """Refuse further appends; appends nothing."""
@@ -171,7 +220,7 @@ class LogWriter:
             return self._held(self.refresh())
 
     def _held(self, state: State) -> State:
-        holder = state.run
+        holder = state.holder
         if holder is None or holder.run != self._run:
             by = "" if holder is None else f" ({holder})"
             raise CommitConflictError(
@@ -181,47 +230,55 @@ class LogWriter:
             )
         return state
 
-    def _try_append(self, kind: str, run: str, body: Mapping[str, Any]) -> LogEntry | None:
-        """Append an entry, after a full state if one is due; None if another took the number."""
-        state = self.known()
-        is_state_due = state.number >= 0 and (state.number + 1) % STATE_INTERVAL == 0
-        if is_state_due and self._append("state", run, {"state": state.to_json()}) is None:
-            return None
-        return self._append(kind, run, body)
-
-    def _make(self, kind: str, run: str, body: Mapping[str, Any]) -> LogEntry:
-        return make_entry(self.known().number + 1, kind, run, body)
-
-    def _append(self, kind: str, run: str, body: Mapping[str, Any]) -> LogEntry | None:
+    def _append(self, kind: type[Kind], run: str, fields: Mapping[str, Any]) -> Kind | None:
         """Append an entry; None if its number was taken, and that entry is read now."""
         state = self.known()
-        entry = self._make(kind, run, body)
-        with_entry = state.after(entry)  # raises before anything invalid is written
+        entry = self._make(kind, run, fields)
         tree = entry_to_json(entry)
+        # Nothing is written that could not be read again.
+        parse_entry(tree, f"New entry {entry.number}")
+        state.check(entry)
         try:
-            if isinstance(entry, CommitEntry):
-                created = self._handler.write(entry.epoch.public, tree)
-            else:
-                created = self._handler.append(tree)
+            is_created = self.handler.append(tree)
         except Exception as error:
             raise CheckpointWriteError(
                 f"{self._path}: cannot append entry {entry.number} ({entry.kind}) to the log: "
                 f"{type(error).__name__}: {error}. Earlier epochs are still recorded. Repair the "
                 f"storage and run again."
             ) from error
-        if created:
-            self._state = with_entry
+        if is_created:
+            logger.debug("%s: entry %d (%s) is in the log.", self._path, entry.number, entry.kind)
+            state.apply(entry)
+            self._keep_state(state)
             return entry
         with self._reading():
-            found = read_on(self._handler, state)
-        if not found:
+            try:
+                ids = read_on(self.handler, state)
+            except ReplacedError as replaced:
+                raise self._replaced(state, replaced) from None
+        if not ids:
             raise CheckpointWriteError(
-                f"{self._path}: the metadata handler {type(self._handler).__name__} refused entry "
+                f"{self._path}: the metadata handler {type(self.handler).__name__} refused entry "
                 f"{entry.number} as taken, but returns no entry with that number. Test it with "
                 f"jobrunner.testing.contracts."
             )
         # It may be this very entry, if the reply to an earlier try was lost.
-        return entry if entry.id in found else None
+        return entry if entry.id in ids else None
+
+    def _make(self, kind: type[Kind], run: str, fields: Mapping[str, Any]) -> Kind:
+        return make_entry(kind, self.known().number + 1, run, **fields)
+
+    def _keep_state(self, state: State) -> None:
+        handler = self.handler
+        interval = max(STATE_INTERVAL, len(state.recorded) // 16)
+        if not isinstance(handler, StateCache) or state.number - self._kept < interval:
+            return
+        self._kept = state.number
+        try:
+            handler.keep_state(state.number, state.to_bytes())
+        except Exception as error:
+            # Reading takes longer without it, and nothing else.
+            logger.warning("%s: the state of the log could not be kept: %s", self._path, error)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -240,39 +297,8 @@ class LogWriter:
             ) from error
 
 
-_TAGS = {"$float", "$plain"}
-_LARGEST = 10**MOST_DIGITS
-
-
-def strict_json(value: Any) -> Any:
-    """Encode NaN and infinities, which JSON does not have; raises ValueError for very long ints."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": repr(value)}
-    if isinstance(value, int) and abs(value) >= _LARGEST:
-        raise ValueError(f"an int has more than {MOST_DIGITS:,} digits")
-    if isinstance(value, Mapping):
-        plain = {key: strict_json(item) for key, item in value.items()}
-        return {"$plain": plain} if len(plain) == 1 and plain.keys() <= _TAGS else plain
-    if isinstance(value, list | tuple):
-        return [strict_json(item) for item in value]
-    return value
-
-
-def loose_json(value: Any) -> Any:
-    """Undo `strict_json`; returns a copy."""
-    with suppress(ValueError, TypeError):  # of lone surrogates, and of what is no JSON
-        if b'"$' not in msgspec.json.encode(value):
-            return msgspec.to_builtins(value)  # much faster
-    return _loosen(value)
-
-
-def _loosen(value: Any) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {"$float"}:
-            return float(str(value["$float"]))
-        if value.keys() == {"$plain"}:
-            value = value["$plain"]
-        return {key: _loosen(item) for key, item in value.items()}
-    return [_loosen(item) for item in value] if isinstance(value, list) else value
+def make_entry(kind: type[Kind], number: int, run: str, **fields: Any) -> Kind:
+    """Make an entry to append, with a new ``id``."""
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+    head: dict[str, Any] = {"number": number, "run": run, "id": uuid.uuid4().hex, "time": now}
+    return kind(format=FORMAT, **head, **fields)

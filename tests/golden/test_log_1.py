@@ -1,4 +1,4 @@
-"""What format 3 of the log brought is read by every later version: where the time of a run went."""
+"""Logs of format 1 are read: epochs, and where the time of their run went."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.report import read_story
-from tests.golden.make_log_3 import LOSS, SPANS
+from tests.golden.make_log_1 import LOSS, SPANS
 
-GOLDEN = Path(__file__).with_name("log_3")
+GOLDEN = Path(__file__).with_name("log_1")
 
 
 def test_the_time_of_the_run_is_what_it_was() -> None:
@@ -32,5 +32,5 @@ def test_the_time_of_the_run_is_what_it_was() -> None:
     found = [(it.node, it.task, it.epoch, it.began - run.began, it.seconds) for it in run.spans]
     assert found == [pytest.approx(tuple(span), abs=1e-5) for span in SPANS]
     assert [it.wait_seconds for it in run.saves] == [0.25, 0.5]
-    last = sorted(GOLDEN.glob("_log/*.json"))[-1]
-    assert json.loads(last.read_text())["entry"]["format"] == 3
+    last = sorted(GOLDEN.glob("_log/[0-9]*.json"))[-1]
+    assert json.loads(last.read_text())["entry"]["format"] == 1

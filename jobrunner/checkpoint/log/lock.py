@@ -1,18 +1,14 @@
-"""A run's lock on a checkpoint directory: take it, keep it alive, release it.
-
-Its probe checks that the client and every worker see the same directory.
-"""
+"""A run's lock on a checkpoint directory: take it, keep it alive, release it."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 from jobrunner.checkpoint.log.entries import Holder, RunEntry
 from jobrunner.checkpoint.log.heartbeat import (
@@ -26,17 +22,14 @@ from jobrunner.checkpoint.log.heartbeat import (
     is_left_behind,
     own_process,
 )
+from jobrunner.checkpoint.log.log_writer import LogWriter
 from jobrunner.checkpoint.log.state import State
-from jobrunner.checkpoint.log.writer import LogWriter
 from jobrunner.checkpoint.storage import Files, join_path
 from jobrunner.errors import CheckpointError, CheckpointWriteError, CommitConflictError
 from jobrunner.names import LOG_DIRECTORY
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
-
-_QUESTION = "probe"
-_ADVICE = "Use a directory that the client and all workers share."
 
 
 class RunLock:
@@ -62,7 +55,7 @@ class RunLock:
         self.run = uuid.uuid4().hex
         self.number = -1  # of the run's entry, once the lock is taken
         self._heartbeat = Heartbeat(files, path, self.run, beat_seconds, status)
-        self.probe = Probe(files, self._heartbeat.directory, self.run.encode())
+        self.probe = Probe(files, join_path(self._heartbeat.directory, "probe"), self.run.encode())
 
     def take(self, info: Any, patience: Patience, *, take_over: bool) -> None:
         """Append the ``run`` entry with `info` (JSON).
@@ -73,7 +66,7 @@ class RunLock:
         overruled: set[str] = set()
 
         def judge(state: State) -> None:
-            holder, number = state.run, state.number
+            holder, number = state.holder, state.number
             if holder is None or state.is_ended:
                 return
             if not take_over:
@@ -88,11 +81,12 @@ class RunLock:
                 overruled.add(holder.run)
                 logger.warning("Taking %s over from %s, as requested.", self._path, holder)
 
-        body = {
+        fields = {
             "nodes": list(self.nodes),
             "info": info,
             "process": own_process(),
             "heartbeat_seconds": self._beat_seconds,
+            "is_repair": self._log.repairs,
         }
         self._warn_of_others()
         # The heartbeat must exist before the entry, after which others look for it.
@@ -100,7 +94,7 @@ class RunLock:
         self._heartbeat.start()
         try:
             self._files.prove_creation(self._heartbeat.directory)
-            self.number = self._log.take(self.run, body, judge)
+            self.number = self._log.take(self.run, fields, judge)
             self._heartbeat.restore()
         except BaseException:
             self._stop()
@@ -123,16 +117,22 @@ class RunLock:
                 )
 
     def remove_traces_of_others(self) -> None:
-        """Remove the heartbeats and probes of earlier runs, not of one that waits or is later."""
-        runs = os.path.join(self._path, RUNS_DIRECTORY)
+        """Remove the heartbeats of earlier runs, not of one that waits or is later."""
+        runs = join_path(self._path, RUNS_DIRECTORY)
         try:
-            others = [name for name in self._files.list_names(runs) if name != self.run]
-            paths = {name: os.path.join(runs, name) for name in others}
-            alive = [name for name in others if not is_left_behind(self._files, paths[name])]
-            spared = set(alive) - self._earlier_runs() if alive else ()
-            for name in others:
-                if name not in spared:
-                    self._files.remove_tree(paths[name])
+            alive = []
+            for name in self._files.list_names(runs):
+                directory = join_path(runs, name)
+                if name == self.run:
+                    continue
+                if is_left_behind(self._files, directory):
+                    self._files.remove_tree(directory)
+                else:
+                    alive.append(name)
+            # Of these, the earlier ones have lost the directory, and the others may wait for it.
+            earlier = self._earlier_runs() if alive else set()
+            for name in earlier.intersection(alive):
+                self._files.remove_tree(join_path(runs, name))
         except (OSError, CheckpointError) as error:
             logger.warning("Cannot remove the files of earlier runs in %s: %s", runs, error)
 
@@ -166,7 +166,7 @@ def refuse_if_alive(
     if is_known_dead(holder.process, holder.run):
         logger.info("Taking %s over from %s, which has ended.", path, holder)
         return
-    heartbeat = os.path.join(path, RUNS_DIRECTORY, holder.run, HEARTBEAT)
+    heartbeat = join_path(path, f"{RUNS_DIRECTORY}/{holder.run}/{HEARTBEAT}")
     silence_seconds = max(patience.silence_seconds, SILENT_BEATS * holder.heartbeat_seconds)
     pause_seconds = min(0.25, silence_seconds / 10)
     logger.warning(
@@ -191,70 +191,53 @@ def refuse_if_alive(
     logger.warning("Taking %s over from %s, silent for %g s.", path, holder, silence_seconds)
 
 
-class ProbeAnswer(NamedTuple):
-    """What a worker read and wrote."""
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    """What a worker found where the client's file is."""
 
-    saw: bytes | None = None  # content of the client's file
-    wrote: str | None = None  # name of the worker's file
-    error: str | None = None  # why it could not read or write
+    content: bytes | None = None
+    error: str | None = None  # why it could not look
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Reads the client's file and writes another; called once on each worker, in a thread.
+    """Checks that workers read the directory of the client: called once on each, in a thread.
 
-    Picklable. Returns failures instead of raising.
+    Picklable. Returns failures instead of raising. That the client reads what workers write is
+    checked by the first commit.
     """
 
     files: Files
-    directory: str  # the run's, in the checkpoint directory
-    token: bytes  # content of both files, which no other run has
+    path: str  # of the client's file
+    token: bytes  # its content, which no other run has
 
     def ask(self) -> None:
         """Write the client's file; called on the client."""
-        self.files.put(os.path.join(self.directory, _QUESTION), self.token)
+        self.files.put(self.path, self.token)
 
     def __call__(self, workspaces: Mapping[str, Any]) -> ProbeAnswer:
-        """Read the client's file and write the worker's."""
+        """Read the client's file."""
         try:
-            saw = self.files.read(os.path.join(self.directory, _QUESTION))
-            if saw != self.token:
-                return ProbeAnswer(saw=saw)
-            name = f"answer-{uuid.uuid4().hex}"
-            self.files.write(os.path.join(self.directory, name), [self.token])
+            return ProbeAnswer(self.files.read(self.path))
         except OSError as error:
-            return ProbeAnswer(saw=self.token, error=f"{type(error).__name__}: {error}")
-        return ProbeAnswer(saw=saw, wrote=name)
+            return ProbeAnswer(error=f"{type(error).__name__}: {error}")
 
-    def check(self, path: str, answers: Mapping[str, Any]) -> None:
-        """Read the workers' files; called on the client with answers by the workers' addresses.
+    def check(self, directory: str, answers: Mapping[str, Any]) -> None:
+        """Check the answers, by the workers' addresses; called on the client.
 
-        Raises CheckpointError if a worker sees another directory under `path`, the checkpoint
-        directory, and CheckpointWriteError if it cannot write there or its file cannot be read.
+        Raises CheckpointError if a worker sees another directory under that path, and
+        CheckpointWriteError if it cannot read there.
         """
-        names = [answer.wrote for answer in answers.values() if answer.wrote is not None]
-        try:
-            paths = [os.path.join(self.directory, name) for name in names]
-            written = dict(zip(names, self.files.each(self.files.read, paths), strict=True))
-        except OSError as error:
-            raise CheckpointWriteError(
-                f"{path}: cannot read the workers' files: {type(error).__name__}: {error}. Repair "
-                f"the storage and run again."
-            ) from error
         for worker, answer in answers.items():
             if answer.error is not None:
                 raise CheckpointWriteError(
-                    f"Worker {worker} cannot use the checkpoint directory {path}: "
+                    f"Worker {worker} cannot use the checkpoint directory {directory}: "
                     f"{answer.error}. Its user needs permission to read and write there."
                 )
-            if answer.wrote is None:
-                found = "nothing" if answer.saw is None else "something else"
+            if answer.content != self.token:
+                content = "nothing" if answer.content is None else "something else"
                 raise CheckpointError(
-                    f"{path} is not shared: expected worker {worker} to find the client's file "
-                    f"there, but it found {found}. {_ADVICE}"
-                )
-            if written[answer.wrote] != self.token:
-                raise CheckpointError(
-                    f"{path} is not shared: expected to find the file of worker {worker} there, "
-                    f"but found nothing. {_ADVICE}"
+                    f"{directory} is not shared: expected worker {worker} to find the client's "
+                    f"file there, but it found {content}. Use a directory that the client and all "
+                    f"workers share."
                 )

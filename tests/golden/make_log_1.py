@@ -1,8 +1,6 @@
-"""Made ``log_3/``, which every later version must read. Not to be run again: make log_4.
+"""Made ``log_1/``, a small log of format 1. Not to be run again after a release.
 
-python -m tests.golden.make_log_3 tests/golden/log_3
-
-What is new against format 2 of the log: where the time of a run went, and how it ended.
+python -m tests.golden.make_log_1 tests/golden/log_1
 """
 
 from __future__ import annotations
