@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from jobrunner.define import Blob, Job, Reported, TaskGroup, Total
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
-    CheckpointError,
     PlanMismatchError,
 )
 from jobrunner.positions import Position, name_position, position_of
@@ -33,9 +31,6 @@ from jobrunner.run.migrate import migrated
 if TYPE_CHECKING:
     from jobrunner.run.loop import Run
     from jobrunner.run.result import ResumePlan
-
-FORMER = "as it was before it was recorded in another shape"
-"""The label of the pin that keeps a checkpoint whose epoch is recorded anew; see `record_anew`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +177,13 @@ def record_anew(
 ) -> None:
     """Record a loaded epoch in the shape that the job gave it, with `save`; then `wait` for it.
 
-    The stores in the former shape are set aside, not deleted: the log does so with pinned epochs.
-    A crash before the commit leaves the record as it was, with one pin more.
+    The stores in the former shape are set aside, not deleted. A crash before the commit leaves the
+    record as it was.
     """
-    labels = [label for label in recorded.pins().get(at, ()) if label != FORMER]
-    recorded.pin(at, FORMER)
-    try:
-        save()
-        wait()
-    finally:
-        with suppress(CheckpointError):
-            recorded.unpin(at, FORMER)  # unless a commit has done so
-    for label in labels:
+    labels = recorded.pins().get(at, ())
+    save()
+    wait()
+    for label in labels:  # a new record has none
         recorded.pin(at, label)
 
 

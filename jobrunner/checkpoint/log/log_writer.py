@@ -41,7 +41,7 @@ from jobrunner.texts import get_logger
 logger = get_logger(__name__)
 
 STATE_INTERVAL = 128
-"""Entries after which a state is kept; with very many epochs, a sixteenth of their number."""
+"""Entries after which a state is kept; with very many epochs, a 64th of their number."""
 
 Kind = TypeVar("Kind", bound=LogEntry)
 
@@ -270,7 +270,7 @@ class LogWriter:
 
     def _keep_state(self, state: State) -> None:
         handler = self.handler
-        interval = max(STATE_INTERVAL, len(state.recorded) // 16)
+        interval = max(STATE_INTERVAL, len(state.recorded) // 64)
         if not isinstance(handler, StateCache) or state.number - self._kept < interval:
             return
         self._kept = state.number
