@@ -254,11 +254,6 @@ class ObjectFiles:
             path,
         )
 
-    def rename(self, source: str, target: str) -> None:
-        self._copy(source, target, source)
-        with contextlib.suppress(FileNotFoundError):
-            self.remove_file(source)
-
     def remove_file(self, path: str) -> None:
         tries = 0
 
@@ -369,9 +364,6 @@ class ObjectFiles:
 
     def others_may_write(self, path: str) -> str:
         return ""
-
-    def modified_seconds(self, path: str) -> float:
-        return float(self._head(path)["last_modified"].timestamp())
 
     def _head(self, path: str) -> Any:
         return self._ask("head", path, lambda store: store.head(self._key(path)))

@@ -381,9 +381,6 @@ class PosixFiles:
             group = grp.getgrgid(attributes.st_gid).gr_name
         return f"owner {owner}, group {group}, rights {stat.filemode(attributes.st_mode)}"
 
-    def modified_seconds(self, path: str) -> float:
-        return self.below.attributes(path).st_mtime
-
 
 def _name_temporary(path: str) -> str:
     directory, name = os.path.split(path)

@@ -86,9 +86,6 @@ class Files(Protocol):
     def put(self, path: str, data: bytes, *, durable: bool = False) -> None:
         """Create a file, or replace it atomically; durable only if asked for."""
 
-    def rename(self, source: str, target: str) -> None:
-        """Rename a file within its directory."""
-
     def remove_file(self, path: str) -> None:
         """Remove a file."""
 
@@ -146,6 +143,3 @@ class Files(Protocol):
 
     def others_may_write(self, path: str) -> str:
         """Owner, group and rights of a directory that everybody may write to; else empty."""
-
-    def modified_seconds(self, path: str) -> float:
-        """When a file was last written, in seconds since 1970, by the storage's clock."""

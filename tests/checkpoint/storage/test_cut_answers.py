@@ -49,7 +49,6 @@ OPERATIONS = {
     "create taken": lambda files, root: files.create(f"{root}/y", b"entry") is False,
     "prove": lambda files, root: files.prove_creation(root) is None,
     "link": lambda files, root: files.link(f"{root}/x", f"{root}/z", len(DATA)),
-    "rename": lambda files, root: files.rename(f"{root}/x", f"{root}/z") is None,
     "remove_file": lambda files, root: files.remove_file(f"{root}/x") is None,
     "remove_tree": lambda files, root: files.remove_tree(root) or files.list_names(root) == [],
 }
