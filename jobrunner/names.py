@@ -6,9 +6,9 @@ Only this module formats or parses ``node.epoch``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jobrunner.errors import DefinitionError
 from jobrunner.positions import Position, parse_position
@@ -18,6 +18,9 @@ MAX_NAME_LENGTH = 128
 
 LOG_DIRECTORY = "_log"
 """The log's directory in a checkpoint directory, by which one is known."""
+
+ROOT_DOCUMENT = "zarr.json"
+"""The document of a store, written last, by which a whole one is known."""
 
 _MAX_NAME_BYTES = 200
 
@@ -140,3 +143,13 @@ def is_clean(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def described_nodes(description: Mapping[str, Any]) -> frozenset[str]:
+    """The nodes that the description of a plan names; it calls tasks ``group:node/task``."""
+    nodes = set(description.get("nodes", {}))
+    for name in description.get("structure", {}):
+        _, _, task = name.partition(":")
+        node, _, _ = task.partition("/")
+        nodes.add(node)
+    return frozenset(nodes)

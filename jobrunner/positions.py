@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -172,3 +172,21 @@ def name_position(record: Mapping[str, Any]) -> str:
 def name_step(step: int, steps_per_epoch: int | None) -> str:
     """Name a step, for a message; epochs may have no fixed number of them."""
     return f"step {step}" if steps_per_epoch is None else f"step {step} of {steps_per_epoch}"
+
+
+def format_ranges(numbers: Sequence[PublicPosition]) -> str:
+    """Write ascending numbers as text, three or more consecutive ones as a range."""
+    ranges: list[list[PublicPosition]] = []
+    for number in numbers:
+        previous = ranges[-1][-1] if ranges else None
+        if isinstance(number, int) and isinstance(previous, int) and number == previous + 1:
+            ranges[-1].append(number)
+        else:
+            ranges.append([number])
+    texts = []
+    for items in ranges:
+        if len(items) > 2:
+            texts.append(f"{items[0]} to {items[-1]}")
+        else:
+            texts.extend(map(str, items))
+    return ", ".join(texts) or "none"

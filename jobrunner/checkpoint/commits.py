@@ -15,6 +15,7 @@ from msgspec import structs
 
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, check_classes, refuse_classes
 from jobrunner.checkpoint.epochs import Epochs
+from jobrunner.checkpoint.history import as_json
 from jobrunner.checkpoint.loader import PARTITIONS, REPLICATED
 from jobrunner.checkpoint.log import (
     Attempt,
@@ -23,15 +24,14 @@ from jobrunner.checkpoint.log import (
     Record,
     RunLock,
     Store,
-    strict_json,
 )
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.storage import join_path
-from jobrunner.checkpoint.store import ROOT_DOCUMENT, Receipt
+from jobrunner.checkpoint.store import Receipt
 from jobrunner.checkpoint.worker_save import BlobEncoder, Claim, Save
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
-from jobrunner.names import parse_store_name
+from jobrunner.names import ROOT_DOCUMENT, parse_store_name
 from jobrunner.positions import Position
 from jobrunner.texts import get_logger, listed
 
@@ -407,16 +407,3 @@ def _check_parts(save: Save, receipts: Mapping[str, Receipt]) -> None:
                 f"{listed(others)}. Make them of one dtype and one shape, but for their length "
                 f"along that axis, or declare the blob without partition={about['axis']}."
             )
-
-
-def as_json(value: Mapping[str, Any], what: str) -> Any:
-    """`value` as strict JSON; raises DefinitionError if that is impossible."""
-    try:
-        strict = strict_json(value)
-        msgspec.json.encode(strict)
-    except (TypeError, ValueError) as error:
-        raise DefinitionError(
-            f"{what} of a checkpoint must be JSON (str, numbers, bool, None, lists and dicts of "
-            f"them): {error}."
-        ) from error
-    return strict

@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from jobrunner.checkpoint.commits import Commits, as_json, writing
+from jobrunner.checkpoint.commits import Commits, writing
 from jobrunner.checkpoint.epochs import Epochs
+from jobrunner.checkpoint.history import as_json
 from jobrunner.checkpoint.keep_policies import find_best
 from jobrunner.checkpoint.log import (
     DoneEntry,

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from itertools import compress
 from typing import Any
 
+from jobrunner.checkpoint.history import read_history
 from jobrunner.checkpoint.log import (
     CommitEntry,
     FileMetadataHandler,
@@ -28,9 +29,8 @@ from jobrunner.checkpoint.log import (
     record_in,
 )
 from jobrunner.checkpoint.storage import Files, absolute_path, files_of
-from jobrunner.checkpoint.store import ROOT_DOCUMENT
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
-from jobrunner.names import StoreName, format_store_name, parse_store_name
+from jobrunner.names import ROOT_DOCUMENT, StoreName, format_store_name, parse_store_name
 from jobrunner.positions import Position, parse_position
 from jobrunner.texts import get_logger, printable
 
@@ -158,6 +158,10 @@ class Epochs:
             "stores": stores,
             "details": details,
         }
+
+    def history(self, *, set_aside: bool = False) -> list[dict[str, Any]]:
+        """See `MultiNodeCheckpointManager.history`."""
+        return read_history(self.log.read_entries(), set_aside=set_aside)
 
     def run_info(self, epoch: Position) -> Mapping[str, Any]:
         """The info that the run that recorded `epoch` logged when it began; see `info_of`."""

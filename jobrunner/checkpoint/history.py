@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jobrunner.checkpoint.commits import as_json
+import msgspec
+
 from jobrunner.checkpoint.log import (
     CommitEntry,
     LogEntry,
@@ -15,6 +16,7 @@ from jobrunner.checkpoint.log import (
     check_details,
     given_up_by,
     loose_json,
+    strict_json,
 )
 from jobrunner.define import Rule
 from jobrunner.errors import DefinitionError
@@ -35,6 +37,19 @@ METADATA = Rule(
     "a dict of JSON values, or a function of the epoch that returns one",
     lambda it: callable(it) or (isinstance(it, Mapping) and read_metadata(it) is not None),
 )
+
+
+def as_json(value: Mapping[str, Any], what: str) -> Any:
+    """`value` as strict JSON; raises DefinitionError if that is impossible."""
+    try:
+        strict = strict_json(value)
+        msgspec.json.encode(strict)
+    except (TypeError, ValueError) as error:
+        raise DefinitionError(
+            f"{what} of a checkpoint must be JSON (str, numbers, bool, None, lists and dicts of "
+            f"them): {error}."
+        ) from error
+    return strict
 
 
 def read_metadata(metadata: Metadata, epoch: Position | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jobrunner.checkpoint.commits import Commits
 from jobrunner.checkpoint.directory_run import DirectoryRun
 from jobrunner.checkpoint.epochs import Epochs
-from jobrunner.checkpoint.history import METADATA, Metadata, frame_of, read_history
+from jobrunner.checkpoint.history import METADATA, Metadata, frame_of
 from jobrunner.checkpoint.keep_policies import RetentionPolicy
 from jobrunner.checkpoint.loader import Loader, open_origin
 from jobrunner.checkpoint.log import MetadataHandler, Patience
@@ -237,7 +237,7 @@ class MultiNodeCheckpointManager:
         CheckpointError
             The log cannot be read. Damaged entries are left out.
         """
-        return read_history(self.recorded.log.read_entries(), set_aside=set_aside)
+        return self.recorded.history(set_aside=set_aside)
 
     def metrics(self) -> DataFrame:
         """The metrics of `history`'s whole epochs; `DefinitionError` if pandas is not installed."""

@@ -33,9 +33,8 @@ from jobrunner.checkpoint.log import (
     record_in,
 )
 from jobrunner.checkpoint.storage import REMOVALS, Files, join_path, run_all
-from jobrunner.checkpoint.store import ROOT_DOCUMENT
 from jobrunner.errors import CheckpointError
-from jobrunner.names import parse_store_name
+from jobrunner.names import ROOT_DOCUMENT, parse_store_name
 from jobrunner.positions import Position
 from jobrunner.texts import get_logger, listed, printable
 

@@ -19,7 +19,7 @@ from jobrunner.cli.options import (
     epoch_argument,
     job_option,
     nothing_recorded,
-    open_directory,
+    open_manager,
     param_option,
     read_epoch,
     read_number,
@@ -31,7 +31,13 @@ from jobrunner.errors import (
     CheckpointNotFoundError,
     DefinitionError,
 )
-from jobrunner.positions import Position, PublicPosition, describe_position, name_position
+from jobrunner.positions import (
+    Position,
+    PublicPosition,
+    describe_position,
+    format_ranges,
+    name_position,
+)
 from jobrunner.signals import terminated_as_interrupt
 from jobrunner.texts import printable
 
@@ -93,8 +99,8 @@ def verify_command(
         for param in ctx.command.params:
             if param.name in _REPLAY_OPTIONS and ctx.params[param.name]:
                 raise click.UsageError(f"{param.opts[0]} requires --replay EPOCH.")
-        manager = open_directory(directory)
-        epochs = manager.positions() if epoch is None else [read_epoch(epoch, manager)]
+        manager = open_manager(directory)
+        epochs = manager.positions() if epoch is None else [read_epoch(epoch, manager.recorded)]
         return verify_epochs(manager, epochs, is_all=epoch is None, is_deep=is_deep)
     if target is None or epoch is not None or is_deep:
         raise click.UsageError(
@@ -105,8 +111,8 @@ def verify_command(
     from jobrunner.run import Replay
 
     job = Script(target).job(parameters)
-    manager = open_directory(directory, allow_pickle=allow_pickle)
-    again = Replay(job, manager.loader, read_epoch(replay, manager))
+    manager = open_manager(directory, allow_pickle=allow_pickle)
+    again = Replay(job, manager.loader, read_epoch(replay, manager.recorded))
     again.check()  # before a cluster starts
     with terminated_as_interrupt(), cluster() as session:
         report = again.run(session)
@@ -155,7 +161,7 @@ def verify_epochs(
         found.append({**at, "is_whole": error is None, "error": error and str(error)})
         lines.append(f"{what}: {'whole' if error is None else error}")
     if not epochs:
-        none = nothing_recorded(manager)
+        none = nothing_recorded(manager.recorded)
         failure = failure or none
         lines.append(str(none))
     data = {"path": manager.path, "log": log, "epochs": found}
@@ -179,8 +185,6 @@ def _name(manager: MultiNodeCheckpointManager, epoch: Position) -> str:
 def _verify_log(
     manager: MultiNodeCheckpointManager,
 ) -> tuple[dict[str, object], str, CheckpointError | None]:
-    from jobrunner.run import format_ranges
-
     try:
         repaired = manager.recorded.verify_log()
     except CheckpointCorruptError as error:
@@ -248,8 +252,8 @@ def _open_checkpoint(
             f"{text!r} names no directory: expected DIR or DIR@EPOCH, or, as B, @EPOCH in the "
             f"directory of A."
         )
-    manager = open_directory(directory, allow_pickle=allow_pickle)
-    number = read_epoch(epoch, manager)
+    manager = open_manager(directory, allow_pickle=allow_pickle)
+    number = read_epoch(epoch, manager.recorded)
     with manager.recorded.reading(number):
         yield manager.open(number)
 
@@ -265,8 +269,8 @@ def _open_checkpoint(
 @click.option("--label", default="kept", show_default=True, help="Who pins it, or why.")
 def pin_command(*, directory: str, epoch: str, label: str) -> Output:
     """Protect an epoch from deletion, also during a run."""
-    manager = open_directory(directory)
-    number = read_epoch(epoch, manager)
+    manager = open_manager(directory)
+    number = read_epoch(epoch, manager.recorded)
     manager.pin(number, label)
     labels = manager.recorded.pins().get(number, [])
     data = {"path": manager.path, "epoch": number.public, "pins": labels}
@@ -285,8 +289,8 @@ def pin_command(*, directory: str, epoch: str, label: str) -> Output:
 @click.option("--label", help="Remove only the pin with this label. [default: all]")
 def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
     """Remove the pins of an epoch."""
-    manager = open_directory(directory)
-    number = read_epoch(epoch, manager)
+    manager = open_manager(directory)
+    number = read_epoch(epoch, manager.recorded)
     was_pinned = manager.unpin(number, label)
     labels = manager.recorded.pins().get(number, [])
     data = {"path": manager.path, "epoch": number.public, "was_pinned": was_pinned, "pins": labels}
@@ -323,7 +327,7 @@ def restore_command(*, directory: str, epoch: str, number: int | None, take_over
     at = read_number(epoch)
     if at is None:
         raise click.UsageError(f"{epoch!r} is neither the number of an epoch nor a position.")
-    manager = open_directory(directory)
+    manager = open_manager(directory)
     record = restore_epoch(manager.recorded, at, number, take_over=take_over)
     stores = {node: about["store"] for node, about in manager.record(at)["stores"].items()}
     data = {"path": manager.path, "epoch": at.public, "commit": record.number, "stores": stores}
@@ -349,9 +353,9 @@ def copy_command(*, directory: str, epoch: str, target: str, take_over: bool) ->
     EPOCH is a number, 'latest' or 'all'. Verifies every byte. A job can resume from the copy as from
     the original.
     """
-    manager = open_directory(directory)
+    manager = open_manager(directory)
     is_all = epoch == "all"
-    epochs = manager.positions() if is_all else [read_epoch(epoch, manager)]
+    epochs = manager.positions() if is_all else [read_epoch(epoch, manager.recorded)]
     return copy_epochs(manager, epochs, target, is_all=is_all, take_over=take_over)
 
 
@@ -365,7 +369,6 @@ def copy_epochs(
 ) -> Output:
     """Copy epochs to another directory; `is_all`: skip those that a run deletes meanwhile."""
     from jobrunner.checkpoint import Epochs, copy_epoch
-    from jobrunner.run import format_ranges
 
     copied: list[PublicPosition] = []
     deleted: list[PublicPosition] = []
@@ -379,7 +382,7 @@ def copy_epochs(
         else:
             copied.append(epoch.public)
     if not copied:  # a backup of nothing is no success
-        raise nothing_recorded(manager)
+        raise nothing_recorded(manager.recorded)
     path = Epochs(target).path
     data = {"path": manager.path, "target": path, "epochs": copied}
     but = f" (deleted meanwhile: {format_ranges(deleted)})" if deleted else ""

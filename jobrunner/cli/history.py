@@ -45,10 +45,10 @@ def _read(directory: str) -> Story:
     """What the runs of a directory did; an error if there is none."""
     from jobrunner.report import read_story
 
-    manager = open_directory(directory)
-    story = read_story(manager)
+    opened = open_directory(directory)
+    story = read_story(opened)
     if not story.runs:
-        raise nothing_recorded(manager, "No run has begun")
+        raise nothing_recorded(opened, "No run has begun")
     return story
 
 

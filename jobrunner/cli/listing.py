@@ -14,13 +14,15 @@ from jobrunner.cli.options import (
     directory_argument,
     epoch_argument,
     open_directory,
+    open_manager,
     read_epoch,
 )
 from jobrunner.cli.runs import list_runs, runs_options
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
-from jobrunner.positions import Position, describe_position, name_position, name_step
+from jobrunner.positions import Position, describe_position, format_ranges, name_position, name_step
 from jobrunner.texts import (
     clip,
+    format_bytes,
     format_metrics,
     format_seconds,
     format_time,
@@ -30,7 +32,7 @@ from jobrunner.texts import (
 )
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import MultiNodeCheckpointManager, NodeCheckpoint, Unmade
+    from jobrunner.checkpoint import Epochs, MultiNodeCheckpointManager, NodeCheckpoint, Unmade
 
 _SHOWN_VALUE_LENGTH = 48
 
@@ -48,36 +50,29 @@ _SHOWN_VALUE_LENGTH = 48
 @runs_options
 def list_command(*, directory: str, last: int | None, choice: Mapping[str, Any]) -> Output:
     """List the recorded epochs of DIR, or the runs below it."""
-    from jobrunner.compile import gc_paused
-
-    manager = open_directory(directory)
-    with gc_paused():  # none of 100,000 records is garbage
-        return list_runs(manager, choice, last) or list_epochs(manager, last)
+    opened = open_directory(directory)
+    return list_runs(opened, choice, last) or list_epochs(opened, last)
 
 
-def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) -> Output:
+def list_epochs(directory: Epochs, last: int | None = None) -> Output:
     """List the recorded epochs, or only the newest `last`."""
-    from dask.utils import format_bytes
-
-    from jobrunner.run import format_ranges
-
-    recorded = manager.positions()
+    recorded = directory.all()
     shown = recorded if last is None else recorded[-last:]
     epochs, damaged = [], {}
-    parameters_of = functools.cache(lambda number: _parameters_of(manager, number))
-    for epoch, record in manager.records(shown):
+    parameters_of = functools.cache(lambda number: _parameters_of(directory, number))
+    for epoch, record in directory.records(shown):
         if isinstance(record, CheckpointCorruptError):
             damaged[epoch] = str(record)
         else:
             parameters = parameters_of(record["run_number"])
             epochs.append({**_describe_epoch(record), "parameters": parameters})
-    is_done = manager.recorded.is_done()
-    pins = manager.pins()
+    is_done = directory.is_done()
+    pins = {at.public: labels for at, labels in directory.pins().items()}
     for found in epochs:
         found["pins"] = pins.get(found["epoch"], [])
-    unclaimed = [at.public for at in manager.recorded.unclaimed()]
+    unclaimed = [at.public for at in directory.unclaimed()]
     data: dict[str, Any] = {
-        "path": manager.path,
+        "path": directory.path,
         "is_done": is_done,
         "epochs": epochs,
         "damaged": {str(epoch): why for epoch, why in damaged.items()},
@@ -90,10 +85,10 @@ def list_epochs(manager: MultiNodeCheckpointManager, last: int | None = None) ->
     if unclaimed:
         notes.append(
             f"The log does not mention stores of epochs {format_ranges(unclaimed)}. "
-            f"`jobrunner fsck {manager.path}` explains them."
+            f"`jobrunner fsck {directory.path}` explains them."
         )
     if not epochs:
-        return Output(data, "\n".join((*notes, f"No epoch is recorded in {manager.path}.")))
+        return Output(data, "\n".join((*notes, f"No epoch is recorded in {directory.path}.")))
     partial = [found for found in epochs if found["step"]]
     rows = [("EPOCH", *(["STEP"] if partial else ()), "SAVED", "NODES", "SIZE", "TIME", "METRICS")]
     rows += [
@@ -142,14 +137,12 @@ def info_command(*, directory: str, epoch: str) -> Output:
 
     EPOCH is a number, a position such as 4.s200, or 'latest'.
     """
-    manager = open_directory(directory)
-    return describe_checkpoint(manager, read_epoch(epoch, manager))
+    manager = open_manager(directory)
+    return describe_checkpoint(manager, read_epoch(epoch, manager.recorded))
 
 
 def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) -> Output:
     """Describe an epoch: its record, and the blobs of each node."""
-    from dask.utils import format_bytes
-
     with manager.recorded.reading(epoch):
         checkpoint = manager.open(epoch)
         checkpoint.read_ahead(checkpoint.nodes)
@@ -164,7 +157,7 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) ->
             }
             for node in checkpoint.nodes
         }
-    about["parameters"] = _parameters_of(manager, checkpoint.record["run_number"])
+    about["parameters"] = _parameters_of(manager.recorded, checkpoint.record["run_number"])
     data = {"path": manager.path, **about, "run": checkpoint.record["run"], "nodes": nodes}
     size, time = format_bytes(about["nbytes"]), format_seconds(about["seconds"])
     lines = [
@@ -207,9 +200,9 @@ def _describe_epoch(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parameters_of(manager: MultiNodeCheckpointManager, run_number: int | None) -> dict[str, Any]:
+def _parameters_of(directory: Epochs, run_number: int | None) -> dict[str, Any]:
     """What the function that made a run's job was called with."""
-    plan = manager.recorded.plan_of(run_number) or {}
+    plan = directory.plan_of(run_number) or {}
     parameters: dict[str, Any] = plan.get("parameters", {})
     return parameters
 

@@ -12,11 +12,11 @@ import click
 
 from jobrunner.cli.command import Output, exit_code_of, main
 from jobrunner.cli.formatting import format_table
-from jobrunner.cli.options import directory_argument, open_directory, take_over_option
+from jobrunner.cli.options import directory_argument, open_manager, take_over_option
 from jobrunner.cli.saving import keep_options
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
-from jobrunner.positions import Position, PublicPosition
-from jobrunner.texts import listed, printable
+from jobrunner.positions import Position, PublicPosition, format_ranges
+from jobrunner.texts import format_bytes, listed, printable
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import KeepAny, MultiNodeCheckpointManager, Repair
@@ -49,17 +49,13 @@ def prune_command(
 
     Always keeps the newest epoch and pinned epochs.
     """
-    from dask.utils import format_bytes
-
-    from jobrunner.run import format_ranges
-
     policy = keep()
     if policy is None:
         raise DefinitionError(
             "Give at least one of --keep-last N, --keep-every N and --keep-best METRIC. An epoch "
             "stays if any of them keeps it."
         )
-    manager = open_directory(directory, keep=policy, take_over=take_over)
+    manager = open_manager(directory, keep=policy, take_over=take_over)
     _check_records(manager, policy)
     if dry_run or manager.recorded.log.refresh().number < 0:
         retired = manager.retention.retirable()
@@ -105,7 +101,6 @@ def prune_command(
 def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None:
     """Refuse to prune if a record that decides cannot be read, or a metric is unknown."""
     from jobrunner.checkpoint import SavedEpoch, best_policies, find_unreported, name_reported
-    from jobrunner.run import format_ranges
 
     saved = []
     unreadable: dict[PublicPosition, CheckpointCorruptError] = {}
@@ -169,7 +164,7 @@ def fsck_command(*, directory: str, is_brief: bool, is_repair: bool) -> Output:
     Without --repair, changes nothing and shows what a repair would do. No run may use DIR during a
     repair.
     """
-    manager = open_directory(directory)
+    manager = open_manager(directory)
     return _repair(manager) if is_repair else _inspect(manager, is_brief=is_brief)
 
 
@@ -230,8 +225,6 @@ def _describe_repair(plan: Repair) -> dict[str, Any]:
 
 
 def _format_repair(plan: Repair) -> list[str]:
-    from jobrunner.run import format_ranges
-
     lost = sorted(plan.lost)
     lines = [f"epochs that stay recorded: {format_ranges(_public(plan.kept))}"]
     if plan.rebuilt:

@@ -21,7 +21,7 @@ from jobrunner.texts import listed, without_credentials
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from jobrunner.checkpoint import MultiNodeCheckpointManager
+    from jobrunner.checkpoint import Epochs, MultiNodeCheckpointManager
     from jobrunner.cluster import Session
 
 _MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
@@ -88,11 +88,11 @@ def refuse_epoch(ctx: click.Context, param: click.Parameter, directory: str | No
     match = AT_EPOCH.search(directory or "")
     if directory is None or match is None or without_credentials(directory) != directory:
         return directory  # URLs with credentials are refused without their text
-    from jobrunner.checkpoint import MultiNodeCheckpointManager
+    from jobrunner.checkpoint import Epochs
 
     with contextlib.suppress(OSError, errors.JobRunnerError):  # the command reports it
-        manager = MultiNodeCheckpointManager(directory)
-        if not manager.recorded.files.is_taken(manager.path):
+        place = Epochs(directory)
+        if not place.files.is_taken(place.path):
             raise click.UsageError(
                 f"There is no directory {directory!r}. Only `jobrunner diff` takes DIR@EPOCH. "
                 f"{_name_epoch(ctx, directory[: match.start()] or 'DIR', match[1])}",
@@ -181,26 +181,34 @@ def _start_resource_tracker() -> None:
         sys.warnoptions.remove(quiet)
 
 
-def open_directory(directory: str, **options: Any) -> MultiNodeCheckpointManager:
-    """Make a manager for a directory that exists; a typo must not pass for an empty directory."""
-    from jobrunner.checkpoint import MultiNodeCheckpointManager
+def open_directory(path: str) -> Epochs:
+    """Open a directory that exists; a typo must not pass for an empty directory."""
+    from jobrunner.checkpoint import Epochs
 
-    if not directory:
+    if not path:
         raise errors.DefinitionError("The name of the directory is empty. Is a variable not set?")
-    manager = MultiNodeCheckpointManager(directory, **options)
+    directory = Epochs(path)
     try:
-        files = manager.recorded.files
-        if files.is_directory(manager.path):
-            return manager
-        found = ", but a file of that name" if files.is_taken(manager.path) else ""
+        files = directory.files
+        if files.is_directory(directory.path):
+            return directory
+        obstacle = ", but a file of that name" if files.is_taken(directory.path) else ""
     except OSError as error:
         raise errors.CheckpointError(
-            f"Cannot read {manager.path}: {type(error).__name__}: {error}."
+            f"Cannot read {directory.path}: {type(error).__name__}: {error}."
         ) from error
     raise errors.CheckpointNotFoundError(
-        f"There is no directory {manager.path!r}{found}. Give the --checkpoint directory of "
+        f"There is no directory {directory.path!r}{obstacle}. Give the --checkpoint directory of "
         f"`jobrunner run`."
     )
+
+
+def open_manager(path: str, **options: Any) -> MultiNodeCheckpointManager:
+    """Make a manager for a directory that exists."""
+    from jobrunner.checkpoint import MultiNodeCheckpointManager
+
+    directory = open_directory(path)
+    return MultiNodeCheckpointManager(path, files=directory.files, **options)
 
 
 def check_file(ctx: click.Context, option: click.Parameter, path: str | None) -> str | None:
@@ -257,7 +265,7 @@ def read_number(text: str) -> Position | None:
     return parse_position(text)
 
 
-def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> Position:
+def read_epoch(text: str, directory: Epochs) -> Position:
     """Parse the number of an epoch, a position, or ``latest``."""
     if (number := read_number(text)) is not None:
         return number
@@ -265,20 +273,20 @@ def read_epoch(text: str, manager: MultiNodeCheckpointManager) -> Position:
         raise errors.DefinitionError(
             f"{text!r} is neither 'latest' nor the number of an epoch, nor a position such as 4.s200."
         )
-    latest = manager.recorded.latest()
+    latest = directory.latest()
     if latest is None:
-        raise nothing_recorded(manager)
+        raise nothing_recorded(directory)
     return latest
 
 
 def nothing_recorded(
-    manager: MultiNodeCheckpointManager, what: str = "No epoch is recorded"
+    directory: Epochs, what: str = "No epoch is recorded"
 ) -> errors.CheckpointNotFoundError:
     """The error for a directory without epochs, or without something else."""
     from jobrunner.report import find_runs
 
-    names, _ = find_runs(manager.recorded.files, manager.path)
+    names, _ = find_runs(directory.files, directory.path)
     hint = f" It contains checkpoint directories: {listed(names)}. Name one of them."
     return errors.CheckpointNotFoundError(
-        f"{what} in {manager.path}.{hint if names not in ([], ['.']) else ''}"
+        f"{what} in {directory.path}.{hint if names not in ([], ['.']) else ''}"
     )

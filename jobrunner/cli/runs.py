@@ -20,7 +20,7 @@ from jobrunner.cli.command import DIFFERENT, Output, main
 from jobrunner.cli.formatting import cells, fit_items, format_age, format_table
 from jobrunner.cli.options import (
     complete_directories,
-    open_directory,
+    open_manager,
     read_pairs,
     refuse_epoch,
 )
@@ -39,7 +39,7 @@ from jobrunner.texts import (
 )
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import Files, MultiNodeCheckpointManager
+    from jobrunner.checkpoint import Epochs, Files
     from jobrunner.report import RunSummary
 
 _STATES = ("running", "finished", "stopped", "failed", "lost", "damaged")
@@ -101,12 +101,12 @@ def runs_options(function: Function) -> Function:
 
 
 def list_runs(
-    manager: MultiNodeCheckpointManager, choice: Mapping[str, Any], last: int | None = None
+    directory: Epochs, choice: Mapping[str, Any], last: int | None = None
 ) -> Output | None:
     """List the runs below a directory, or the first `last`; None if it has no run below it."""
     from jobrunner.report import DEPTH, find_runs
 
-    files, path = manager.recorded.files, manager.path
+    files, path = directory.files, directory.path
     names, is_whole = find_runs(files, path, choice.get("depth", DEPTH))
     if names in ([], ["."]):
         if choice:
@@ -150,19 +150,19 @@ def _choose(
     from jobrunner.report import best_of, open_run, summarize_run
 
     mode: Literal["min", "max"] = "max" if best and best["mode"] == "max" else "min"
-    found: list[tuple[RunSummary, MultiNodeCheckpointManager | None]] = []
+    found: list[tuple[RunSummary, Epochs | None]] = []
     for name in sorted(names):
-        manager = open_run(files, path, name)
-        run = summarize_run(manager, name)
+        directory = open_run(files, path, name)
+        run = summarize_run(directory, name)
         if _is_chosen(run, choice):
-            found.append((run, manager if (best or run.keeps_best) and not run.error else None))
+            found.append((run, directory if (best or run.keeps_best) and not run.error else None))
     metric = best["metric"] if best else ""
     if best is None and len(kept := {run.keeps_best for run, _ in found if not run.error}) == 1:
         metric, mode = kept.pop() or ("", mode)
     is_kept = best is None
     rows: list[Row] = [
-        (run, best_of(manager, metric, mode, is_kept=is_kept) if metric and manager else None)
-        for run, manager in found
+        (run, best_of(directory, metric, mode, is_kept=is_kept) if metric and directory else None)
+        for run, directory in found
     ]
     match choice.get("sort", "best" if best else "seen"):
         case "seen":
@@ -326,7 +326,7 @@ def compare_command(*, a: str, b: str, allow_pickle: bool) -> Output:
     """
     from jobrunner.run import compare_runs
 
-    one, other = (open_directory(it, allow_pickle=allow_pickle) for it in (a, b))
+    one, other = (open_manager(it, allow_pickle=allow_pickle) for it in (a, b))
     data, difference = compare_runs(one, other)
     is_equal = bool(data["num_compared"]) and data["differ_at"] is None
     lines = _word_comparison(one.path, other.path, data, difference)

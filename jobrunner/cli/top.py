@@ -46,16 +46,16 @@ def top_command(*, root: str, once: bool, interval: float) -> Output:
     """
     from jobrunner.report import LiveRuns
 
-    manager = open_directory(root)
-    runs = LiveRuns(manager.recorded.files, manager.path)
+    directory = open_directory(root)
+    runs = LiveRuns(directory.files, directory.path)
     as_json = click.get_current_context().meta[AS_JSON]
     found: Sequence[LiveRun]
     if once or as_json or not sys.stdout.isatty():
         found = runs.look()
     else:
-        found = _follow(runs, manager.path, interval)
-    data = {"path": manager.path, "runs": [_to_json(live) for live in found]}
-    return Output(data, format_live(found, manager.path, terminal_width()))
+        found = _follow(runs, directory.path, interval)
+    data = {"path": directory.path, "runs": [_to_json(live) for live in found]}
+    return Output(data, format_live(found, directory.path, terminal_width()))
 
 
 def _follow(runs: LiveRuns, path: str, interval: float) -> Sequence[LiveRun]:

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jobrunner.compile import PlannedNode
-from jobrunner.config import format_bytes, largest
+from jobrunner.config import largest
 from jobrunner.errors import PlacementError
-from jobrunner.texts import counted, listed
+from jobrunner.texts import counted, format_bytes, listed
 
 
 @dataclass(frozen=True, slots=True)

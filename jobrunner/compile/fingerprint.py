@@ -17,6 +17,7 @@ from typing import Any
 
 from jobrunner.compile.plan import Plan
 from jobrunner.define import HIDDEN, Task, TaskOutput, without_secrets
+from jobrunner.names import described_nodes
 from jobrunner.positions import Position
 from jobrunner.texts import clip, printable, show
 
@@ -121,12 +122,6 @@ def _changed_parameters(then: Mapping[str, Any], now: Mapping[str, Any]) -> list
         or name not in now
         or (then[name] != now[name] and HIDDEN not in (then[name], now[name]))
     ]
-
-
-def described_nodes(description: Mapping[str, Any]) -> frozenset[str]:
-    """The nodes that a description names; it calls tasks ``group:node/task``."""
-    tasks = (name.partition(":")[2] for name in description.get("structure", {}))
-    return frozenset((*description.get("nodes", {}), *(it.partition("/")[0] for it in tasks)))
 
 
 def structure_of(task: Task, global_blobs: Collection[tuple[str, str]]) -> str:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-import numpy as np
-
 from jobrunner.errors import DefinitionError
 from jobrunner.positions import is_whole, read_position
 from jobrunner.texts import clip, show
 
 _Callee = TypeVar("_Callee", bound=Callable[..., Any])
+
+MOST_DIGITS = 1000
+"""Of an integer in JSON: the time to read or write one grows with their square."""
 
 
 class Rule(NamedTuple):
@@ -266,6 +267,8 @@ def check_seedable(fn: Callable[..., Any], where: str) -> None:
     """Raise `DefinitionError` if `fn` is no function, or one of a generator, which is copied."""
     if not callable(fn):
         raise DefinitionError(f"{where} takes a function; got {clip(show(fn), 200)}.")
+    import numpy as np  # commands that only read checkpoints do without
+
     owner = getattr(without_partials(fn), "__self__", None)
     if isinstance(owner, random.Random | np.random.RandomState | np.random.Generator):
         name = getattr(without_partials(fn), "__name__", "draw")

@@ -16,13 +16,12 @@ from typing import Any, ParamSpec, TypeGuard, cast, get_args, get_type_hints
 import msgspec
 
 from jobrunner.define.jobs import Job
+from jobrunner.define.parameters import HIDDEN
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import without_credentials
 
 _P = ParamSpec("_P")
 _PARAMETERS = "_jobrunner_parameters"
-HIDDEN = "…"
-"""What is recorded of a secret."""
 _SECRET = re.compile(
     r"(?!(?:bos|cls|eos|mask|pad|sep|unk)_token$)(?:.*_)?"  # not what tokenizers call theirs
     r"(?:token|(?:password|passwd|passphrase|secret|credential|(?:api|access|secret|private)_?key)s?)",

@@ -23,8 +23,6 @@ Way = Literal["", "mean", "sum", "min", "max"]
 """How values become one; "": the last in order of definition counts."""
 Over = Literal["step", "epoch"]
 
-MOST_DIGITS = 1000
-"""Of an integer in JSON: the time to read or write one grows with their square."""
 MOST_ARRAY_BYTES = 4 << 20
 """Of one array or image that a task reports."""
 MOST_ARRAYS_BYTES = 16 << 20

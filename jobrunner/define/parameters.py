@@ -14,6 +14,9 @@ from jobrunner.errors import DefinitionError
 Place = tuple[str, int | None]
 """A parameter, and of how many values it gets the list; None: it gets one value."""
 
+HIDDEN = "…"
+"""What is recorded of a secret."""
+
 
 class Arguments(NamedTuple):
     """What a task passes to its function besides `kwargs`."""

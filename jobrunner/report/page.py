@@ -10,8 +10,6 @@ from itertools import islice
 from time import time as now
 from typing import Any
 
-from dask.utils import format_bytes
-
 from jobrunner._version import __version__
 from jobrunner.define import PATH, Job, checked, instance, to_image
 from jobrunner.outputs import check_output, write_output
@@ -30,6 +28,7 @@ from jobrunner.report.timeline import timeline_section
 from jobrunner.texts import (
     Html,
     clip,
+    format_bytes,
     format_seconds,
     format_time,
     join,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import msgspec
 
@@ -16,8 +16,8 @@ from jobrunner.checkpoint import (
     CommitEntry,
     DoneEntry,
     EndEntry,
+    Epochs,
     LogEntry,
-    MultiNodeCheckpointManager,
     Record,
     RewindEntry,
     RunEntry,
@@ -46,6 +46,9 @@ from jobrunner.report.story import (
 )
 from jobrunner.texts import get_logger
 
+if TYPE_CHECKING:
+    from jobrunner.checkpoint import MultiNodeCheckpointManager
+
 logger = get_logger(__name__)
 
 
@@ -55,11 +58,11 @@ KEPT_SPANS = 100_000
 KEPT_METRICS = 4096
 """Of an epoch, which are kept: the first. `MultiNodeCheckpointManager.history` has all."""
 
-Source = MultiNodeCheckpointManager | str | os.PathLike[str]
+Source = Union["MultiNodeCheckpointManager", Epochs, str, os.PathLike[str]]
 
 SOURCE = Rule(
     "a checkpoint directory or its manager",
-    lambda it: isinstance(it, MultiNodeCheckpointManager) or PATH.fits(it),
+    lambda it: isinstance(getattr(it, "recorded", it), Epochs) or PATH.fits(it),
 )
 TOLD = Rule(
     "a checkpoint directory, its manager or its Story",
@@ -73,7 +76,7 @@ def story_of(source: Source | Story) -> Story:
 
 
 @checked(source=SOURCE)
-def read_story(source: MultiNodeCheckpointManager | str | os.PathLike[str]) -> Story:
+def read_story(source: Source) -> Story:
     """Read what the runs of a checkpoint directory did.
 
     Parameters
@@ -95,8 +98,11 @@ def read_story(source: MultiNodeCheckpointManager | str | os.PathLike[str]) -> S
     -----
     Runs on any machine that can read the directory, also during a run; writes nothing.
     """
-    manager = source if isinstance(source, MultiNodeCheckpointManager) else None
-    return _Reader(manager or MultiNodeCheckpointManager(source)).read()  # type: ignore[arg-type]
+    if isinstance(source, str | os.PathLike):
+        return _Reader(Epochs(source)).read()
+    if isinstance(source, Epochs):
+        return _Reader(source).read()
+    return _Reader(source.recorded).read()
 
 
 class _Save(NamedTuple):
@@ -130,8 +136,8 @@ class _Run:
 class _Reader:
     """Applies the entries of a log one after another."""
 
-    def __init__(self, manager: MultiNodeCheckpointManager) -> None:
-        self._manager = manager
+    def __init__(self, directory: Epochs) -> None:
+        self._directory = directory
         self._state = State()
         self._runs: dict[str, _Run] = {}
         self._newest: _Run | None = None
@@ -143,7 +149,7 @@ class _Reader:
 
     def read(self) -> Story:
         """Read the whole log."""
-        for entry in self._manager.recorded.log.read_entries():
+        for entry in self._directory.log.read_entries():
             if entry.number > self._state.number + 1:
                 self._state.skip_to(entry.number)
             self._take_in(entry)
@@ -161,7 +167,7 @@ class _Reader:
             told.append(self._tell(number, run, kept, spans[run.name]))
             if run.has_loaded:
                 kept = None if kept is None or run.first is None else min(kept, run.first)
-        return Story(self._manager.path, tuple(reversed(told)))
+        return Story(self._directory.path, tuple(reversed(told)))
 
     def _take_in(self, entry: LogEntry) -> None:
         time = unix_time(entry.time)
@@ -296,8 +302,8 @@ class _Reader:
         """How a run ended, and when it was last seen."""
         if run.has_ended or run.is_done:
             return "finished" if run.is_done else run.outcome, run.last_seen
-        files, entry = self._manager.recorded.files, run.entry
-        beat = read_beat(files, self._manager.path, run.name)
+        files, entry = self._directory.files, run.entry
+        beat = read_beat(files, self._directory.path, run.name)
         last_seen = max(run.last_seen, beat.time)
         if run.is_taken_over or entry is None:
             return "lost", last_seen

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 from jobrunner.checkpoint import (
     Beat,
     EndEntry,
+    Epochs,
     Files,
-    MultiNodeCheckpointManager,
     RunEntry,
     State,
     check_info,
@@ -24,10 +24,9 @@ from jobrunner.checkpoint import (
     may_live,
     read_beat,
 )
-from jobrunner.compile import described_nodes
 from jobrunner.define import HIDDEN
 from jobrunner.errors import CheckpointError
-from jobrunner.names import LOG_DIRECTORY, MAX_NAME_LENGTH
+from jobrunner.names import LOG_DIRECTORY, MAX_NAME_LENGTH, described_nodes
 from jobrunner.positions import Position, PublicPosition
 from jobrunner.report.reader import unix_time
 from jobrunner.report.story import StateName
@@ -148,15 +147,15 @@ def _list(files: Files, path: str, name: str) -> list[str]:
         return []  # of another user
 
 
-def open_run(files: Files, path: str, name: str) -> MultiNodeCheckpointManager:
-    """The manager of a run that `find_runs` found in `path`; reads nothing."""
+def open_run(files: Files, path: str, name: str) -> Epochs:
+    """The directory of a run that `find_runs` found in `path`; reads nothing."""
     where = path if name == "." else os.path.join(path, name)
     # A store has one client for all. Files are quicker if they know few directories.
-    return MultiNodeCheckpointManager(where, files=files if is_url(path) else None)
+    return Epochs(where, files=files if is_url(path) else None)
 
 
 def summarize_run(
-    manager: MultiNodeCheckpointManager,
+    directory: Epochs,
     name: str,
     silent_seconds: Callable[[str, Beat], float] = lambda run, beat: beat.seconds_ago,
 ) -> RunSummary:
@@ -165,21 +164,21 @@ def summarize_run(
     `silent_seconds` says how old the last heartbeat of a run is, given the run's name in the log.
     """
     try:
-        state = manager.recorded.log.refresh()
+        state = directory.log.refresh()
         if state.holder is None:
             return RunSummary(name)
-        return _summarize(manager, name, state, silent_seconds)
+        return _summarize(directory, name, state, silent_seconds)
     except (CheckpointError, OSError) as error:
         return RunSummary(name, "damaged", str(error))
 
 
 def _summarize(
-    manager: MultiNodeCheckpointManager,
+    directory: Epochs,
     name: str,
     state: State,
     silent_seconds: Callable[[str, Beat], float],
 ) -> RunSummary:
-    recorded, run, latest = manager.recorded, state.holder, state.latest
+    recorded, run, latest = directory, state.holder, state.latest
     assert run is not None
     process = run.process
     record: Mapping[str, Any] = {}
@@ -199,7 +198,7 @@ def _summarize(
         name,
         job=clip(str(plan.get("job") or ""), MAX_NAME_LENGTH),
         parameters=plan.get("parameters", {}),
-        former_parameters=_former_parameters(manager, state, plan),
+        former_parameters=_former_parameters(directory, state, plan),
         num_epochs=len(state.recorded),
         latest=None if latest is None else latest.public,
         epoch=None if latest is None else latest.public,
@@ -214,7 +213,7 @@ def _summarize(
     )
     is_command = bool(recorded.info_of(run.number).get("command"))
     if state.is_ended or is_command:
-        ended, seen = _end_of_last_run(manager, state, is_command)
+        ended, seen = _end_of_last_run(directory, state, is_command)
         return replace(summary, state=ended, last_seen=seen or summary.last_seen)
     beat = read_beat(recorded.files, recorded.path, run.run)
     last_seen = max(summary.last_seen or 0.0, beat.time)
@@ -231,9 +230,9 @@ def _summarize(
 
 
 def _former_parameters(
-    manager: MultiNodeCheckpointManager, state: State, plan: Mapping[str, Any]
+    directory: Epochs, state: State, plan: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    recorded, now = manager.recorded, plan.get("parameters", {})
+    recorded, now = directory, plan.get("parameters", {})
     if not (now and state.recorded):
         return {}
     first = state.epochs[0]
@@ -247,7 +246,7 @@ def _former_parameters(
 
 
 def _end_of_last_run(
-    manager: MultiNodeCheckpointManager, state: State, is_command: bool
+    directory: Epochs, state: State, is_command: bool
 ) -> tuple[StateName, float | None]:
     """How the last run ended, and when it was last seen.
 
@@ -260,7 +259,7 @@ def _end_of_last_run(
     )  # whose entries come next, from the last one on
     seen = None
     for number in range(state.number, max(-1, state.number - _MOST_AT_END), -1):
-        entry = manager.recorded.log.read_entry(number)
+        entry = directory.log.read_entry(number)
         if entry.kind == "lost":
             break  # entries before it may be lost
         if entry.kind in ("pin", "unpin"):
@@ -279,7 +278,7 @@ def _end_of_last_run(
 
 
 def best_of(
-    manager: MultiNodeCheckpointManager,
+    directory: Epochs,
     metric: str,
     mode: Literal["min", "max"],
     *,
@@ -292,10 +291,10 @@ def best_of(
     """
     sign = 1 if mode == "min" else -1
     if is_kept:
-        records = ((at, it) for at, it in manager.records() if not isinstance(it, Exception))
+        records = ((at, it) for at, it in directory.records() if not isinstance(it, Exception))
         rows = [(epoch, record["details"].get("metrics", {})) for epoch, record in records]
     else:
-        rows = [(row["epoch"], row["metrics"]) for row in manager.history()]
+        rows = [(row["epoch"], row["metrics"]) for row in directory.history()]
     found = [
         (sign * float(value), Position.of(epoch))
         for epoch, metrics in rows
@@ -347,7 +346,7 @@ class LiveRuns:
         self, files: Files, path: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._files, self._path, self._clock = files, path, clock
-        self._managers: dict[str, MultiNodeCheckpointManager] = {}
+        self._directories: dict[str, Epochs] = {}
         self._alive: set[str] = set()
         self._search_at = -math.inf
         self._watched: dict[str, _Watched] = {}
@@ -361,11 +360,11 @@ class LiveRuns:
         now, before = self._clock(), self._alive
         if is_search := now >= self._search_at:
             for name in find_runs(self._files, self._path)[0]:
-                if name not in self._managers:
-                    self._managers[name] = open_run(self._files, self._path, name)
-            self._alive = set(self._managers)
+                if name not in self._directories:
+                    self._directories[name] = open_run(self._files, self._path, name)
+            self._alive = set(self._directories)
         found = [
-            summarize_run(self._managers[name], name, partial(self._watch, name, now))
+            summarize_run(self._directories[name], name, partial(self._watch, name, now))
             for name in sorted(self._alive)
         ]
         if is_search:

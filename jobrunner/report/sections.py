@@ -6,9 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, TypeGuard
 
-from dask.utils import format_bytes
-
-from jobrunner.compile import described_nodes
+from jobrunner.names import described_nodes
 from jobrunner.positions import Position, PublicPosition
 from jobrunner.report.charts import Curve, Mark, bar, curves, range_of
 from jobrunner.report.ledger import Ledger
@@ -30,6 +28,7 @@ from jobrunner.texts import (
     Html,
     counted,
     folded,
+    format_bytes,
     format_seconds,
     format_time,
     format_value,

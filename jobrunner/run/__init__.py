@@ -9,7 +9,7 @@ from jobrunner.run.replay import (
     compare_checkpoints,
     compare_runs,
 )
-from jobrunner.run.result import ResumePlan, RunResult, SaveReport, format_ranges
+from jobrunner.run.result import ResumePlan, RunResult, SaveReport
 from jobrunner.run.resume import ResumeFrom
 from jobrunner.run.runner import JobRunner
 from jobrunner.run.saver import SaveErrorPolicy

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 from jobrunner.json_output import with_json_positions
-from jobrunner.positions import Position, PublicPosition
+from jobrunner.positions import PublicPosition, format_ranges
 from jobrunner.texts import (
     Html,
     card,
@@ -254,15 +253,3 @@ class ResumePlan:
             folded(f"{title} ({len(texts)})", items(texts)) for title, texts in self._lists.items()
         ]
         return card("ResumePlan", self._start, items(self._problems), *folds)
-
-
-def format_ranges(numbers: Sequence[PublicPosition]) -> str:
-    """Write ascending numbers as text, three or more consecutive ones as a range."""
-    runs = groupby(
-        enumerate(numbers),
-        # Of consecutive numbers the difference to their place is the same.
-        lambda pair: pair[1] if isinstance(pair[1], Position) else pair[1] - pair[0],
-    )
-    ranges = [[number for _, number in run] for _, run in runs]
-    texts = [f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in ranges]
-    return ", ".join(texts) or "none"

@@ -18,6 +18,7 @@ from jobrunner.errors import (
 from jobrunner.positions import (
     EpochLike,
     Position,
+    format_ranges,
     name_position,
     position_of,
     read_position,
@@ -26,7 +27,7 @@ from jobrunner.run.callbacks import check_callbacks
 from jobrunner.run.decisions import remainder
 from jobrunner.run.load import check_steps, rebuild, recorded_stops
 from jobrunner.run.matching import Adaptation, Match, match
-from jobrunner.run.result import ResumePlan, format_ranges
+from jobrunner.run.result import ResumePlan
 from jobrunner.run.upload import CopyTo
 from jobrunner.texts import counted
 

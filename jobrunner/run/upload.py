@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from jobrunner.checkpoint import (
-    ROOT_DOCUMENT,
     MultiNodeCheckpointManager,
     StoreCopy,
     StoreReader,
@@ -20,6 +19,7 @@ from jobrunner.checkpoint import (
 )
 from jobrunner.define import PATH, Node, Rule, Task, TaskGroup, checked
 from jobrunner.errors import CheckpointWriteError, DefinitionError
+from jobrunner.names import ROOT_DOCUMENT
 
 if TYPE_CHECKING:
     from jobrunner.run.loop import Run

@@ -7,6 +7,7 @@ from jobrunner.texts.plain import (
     clip,
     counted,
     counted_names,
+    format_bytes,
     format_metrics,
     format_seconds,
     format_time,

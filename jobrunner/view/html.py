@@ -5,9 +5,16 @@ from __future__ import annotations
 from itertools import groupby, islice
 from operator import itemgetter
 
-from dask.utils import format_bytes
-
-from jobrunner.texts import Html, counted, format_seconds, join, metric_texts, table, tag
+from jobrunner.texts import (
+    Html,
+    counted,
+    format_bytes,
+    format_seconds,
+    join,
+    metric_texts,
+    table,
+    tag,
+)
 from jobrunner.view import wording
 from jobrunner.view.wording import Known
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dask.utils import format_bytes
-
 from jobrunner.texts import (
     counted,
+    format_bytes,
     format_metrics,
     format_seconds,
     listed,

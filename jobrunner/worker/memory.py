@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
-from jobrunner.config import format_bytes, largest
+from jobrunner.config import largest
 from jobrunner.errors import ExecutionError
+from jobrunner.texts import format_bytes
 
 SLOWEST_LOOK_SECONDS = 0.1
 """The interval of Dask's nanny."""

@@ -301,6 +301,24 @@ def test_help_loads_nothing_heavy() -> None:
     assert "--checkpoint DIR" in done.stdout
 
 
+def test_listing_loads_only_what_reads_the_log(runs: Path) -> None:
+    code = (
+        "import sys\n"
+        "from jobrunner.__main__ import main\n"
+        f"main(['ls', {str(runs)!r}], standalone_mode=False)\n"
+        "heavy = {'numpy', 'zarr', 'dask', 'distributed', 'rich'}\n"
+        "heavy |= {f'jobrunner.{name}' for name in ('worker', 'cluster', 'run', 'view', 'compile')}\n"
+        "heavy &= set(sys.modules)\n"
+        "sys.exit(f'ls imported {heavy}' if heavy else 0)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "EPOCH" in done.stdout
+
+
 def test_a_closed_pipe_is_no_failure(runs: Path) -> None:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "jobrunner", "ls", str(runs), "--json"]

@@ -28,7 +28,6 @@ from jobrunner.checkpoint.storage import (
     run_all,
 )
 from jobrunner.checkpoint.store import (
-    ROOT_DOCUMENT,
     Receipt,
     StoreReader,
 )
@@ -38,7 +37,7 @@ from jobrunner.errors import (
     CheckpointWriteError,
     DefinitionError,
 )
-from jobrunner.names import LOG_DIRECTORY
+from jobrunner.names import LOG_DIRECTORY, ROOT_DOCUMENT
 from jobrunner.positions import Position, position_of
 
 

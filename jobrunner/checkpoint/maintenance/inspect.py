@@ -30,10 +30,10 @@ from jobrunner.checkpoint.log import (
 )
 from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.storage import join_path
-from jobrunner.checkpoint.store import ROOT_DOCUMENT, StoreReader
+from jobrunner.checkpoint.store import StoreReader
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
 from jobrunner.json_output import with_json_positions
-from jobrunner.names import LOG_DIRECTORY, StoreName, parse_store_name
+from jobrunner.names import LOG_DIRECTORY, ROOT_DOCUMENT, StoreName, parse_store_name
 from jobrunner.positions import Position
 from jobrunner.texts import clip
 

@@ -49,7 +49,6 @@ from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage import join_path
 from jobrunner.checkpoint.store import (
     DOCUMENT_MOST_BYTES,
-    ROOT_DOCUMENT,
     RecordEntry,
     StoreDocument,
     StoreReader,
@@ -62,7 +61,7 @@ from jobrunner.errors import (
     CommitConflictError,
     DefinitionError,
 )
-from jobrunner.names import parse_store_name
+from jobrunner.names import ROOT_DOCUMENT, parse_store_name
 from jobrunner.positions import Position
 
 _NO_END = 1 << 62

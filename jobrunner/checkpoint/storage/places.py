@@ -9,7 +9,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 
-from jobrunner.checkpoint.storage.object_files import MISSING, ObjectFiles
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.storage.protocol import Files
 from jobrunner.define import instance
@@ -98,6 +97,8 @@ def files_of(path: str, files: Files | None = None) -> Files:
         if isinstance(files, PosixFiles):
             files.bind(path)
         return files
+    from jobrunner.checkpoint.storage.object_files import MISSING, ObjectFiles
+
     if importlib.util.find_spec("obstore") is None:
         raise DefinitionError(f"{path}: {MISSING}.")
     return ObjectFiles(path)

@@ -1,9 +1,10 @@
 """One node at one epoch, on disk."""
 
-from jobrunner.checkpoint.store.document import ADVICE as DAMAGE_ADVICE
+from jobrunner.checkpoint.store.document import (
+    ADVICE as DAMAGE_ADVICE,
+)
 from jobrunner.checkpoint.store.document import (
     DOCUMENT_MOST_BYTES,
-    ROOT_DOCUMENT,
     RecordEntry,
     StoreDocument,
     encode_json,

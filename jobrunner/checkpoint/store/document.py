@@ -29,7 +29,7 @@ from jobrunner.checkpoint.encoding import (
 from jobrunner.checkpoint.store.chunks import MOST_RATIO, Grid, Zstd, is_text, to_logical, to_memory
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
-from jobrunner.names import escape
+from jobrunner.names import ROOT_DOCUMENT, escape
 from jobrunner.positions import position_from_json
 
 STORE_FORMAT = 1
@@ -38,7 +38,6 @@ STORE_FORMAT = 1
 DOCUMENT_MOST_BYTES = 512 << 20
 """Longest document that is written or read."""
 
-ROOT_DOCUMENT = "zarr.json"
 
 OWN_KEY = "/jobrunner"
 """The attribute for jobrunner's own metadata; no blob can have this name."""

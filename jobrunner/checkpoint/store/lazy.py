@@ -27,12 +27,12 @@ from zarr.dtype import data_type_registry
 from jobrunner.checkpoint.encoding import CoreType, core_type
 from jobrunner.checkpoint.store.document import (
     OWN_KEY,
-    ROOT_DOCUMENT,
     ArrayDocument,
     describe_array,
     encode_json,
 )
 from jobrunner.checkpoint.store.store_reader import ArrayReader
+from jobrunner.names import ROOT_DOCUMENT
 
 
 class VerifyingStore(Store):

@@ -36,7 +36,6 @@ from jobrunner.checkpoint.store.chunks import (
 from jobrunner.checkpoint.store.document import (
     ADVICE,
     DOCUMENT_MOST_BYTES,
-    ROOT_DOCUMENT,
     ArrayFiles,
     BlobEntry,
     File,
@@ -45,13 +44,13 @@ from jobrunner.checkpoint.store.document import (
     StoreDocument,
     encode_json,
 )
-from jobrunner.dask_internals import machine_bytes
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
     CheckpointError,
     DefinitionError,
 )
+from jobrunner.names import ROOT_DOCUMENT
 
 Jobs = list[Callable[[], None]]
 """Work that several threads may do in any order."""
@@ -358,6 +357,8 @@ class _Reading:
     def _check_memory(self) -> None:
         """Refuse arrays that take more memory than there is, by so much more than their files."""
         if self.expanded_bytes > _SURELY_THERE_BYTES:
+            from jobrunner.dask_internals import machine_bytes  # imports distributed
+
             there = machine_bytes()
             if self.expanded_bytes > there:
                 raise CheckpointError(

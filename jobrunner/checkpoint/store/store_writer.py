@@ -25,13 +25,13 @@ from jobrunner.checkpoint.storage import BLOCK_BYTES, Files, PosixFiles, join_pa
 from jobrunner.checkpoint.store.chunks import encode_chunk, encode_texts, is_text
 from jobrunner.checkpoint.store.document import (
     DOCUMENT_MOST_BYTES,
-    ROOT_DOCUMENT,
     File,
     StoreDocument,
     encode_json,
 )
 from jobrunner.checkpoint.store.layout import PlannedArray, Rows, StoreLayout, lay_out
 from jobrunner.errors import DefinitionError
+from jobrunner.names import ROOT_DOCUMENT
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)

@@ -1,0 +1,123 @@
+from .commits import (
+    read_receipts as read_receipts,
+)
+from .encoding import (
+    REGISTERED_CODECS as REGISTERED_CODECS,
+    Codec as Codec,
+    CodecTable as CodecTable,
+    Decoder as Decoder,
+    EncodedBlob as EncodedBlob,
+    Unmade as Unmade,
+    encode_blobs as encode_blobs,
+    library_parts as library_parts,
+    register_codec as register_codec,
+)
+from .epochs import (
+    Epochs as Epochs,
+)
+from .history import (
+    read_metadata as read_metadata,
+)
+from .keep_policies import (
+    KeepAll as KeepAll,
+    KeepAny as KeepAny,
+    KeepBest as KeepBest,
+    KeepEvery as KeepEvery,
+    KeepLast as KeepLast,
+    RetentionPolicy as RetentionPolicy,
+    SavedEpoch as SavedEpoch,
+    best_policies as best_policies,
+    find_unreported as find_unreported,
+)
+from .loader import (
+    PARTITIONS as PARTITIONS,
+    REPLICATED as REPLICATED,
+    Loader as Loader,
+    Origins as Origins,
+)
+from .log import (
+    STATE_INTERVAL as STATE_INTERVAL,
+    Beat as Beat,
+    BeginEntry as BeginEntry,
+    CommitEntry as CommitEntry,
+    DoneEntry as DoneEntry,
+    EndEntry as EndEntry,
+    Entry as Entry,
+    FileMetadataHandler as FileMetadataHandler,
+    LogEntry as LogEntry,
+    MetadataHandler as MetadataHandler,
+    PinEntry as PinEntry,
+    Process as Process,
+    Record as Record,
+    RewindEntry as RewindEntry,
+    RunEntry as RunEntry,
+    SpanRecord as SpanRecord,
+    State as State,
+    StateCache as StateCache,
+    Status as Status,
+    Store as Store,
+    Timing as Timing,
+    UnpinEntry as UnpinEntry,
+    check_details as check_details,
+    check_info as check_info,
+    check_plan as check_plan,
+    entry_to_json as entry_to_json,
+    given_up_by as given_up_by,
+    is_known_dead as is_known_dead,
+    loose_json as loose_json,
+    make_entry as make_entry,
+    may_live as may_live,
+    parse_entry as parse_entry,
+    read_beat as read_beat,
+    read_state as read_state,
+)
+from .maintenance import (
+    Repair as Repair,
+    StoreCopy as StoreCopy,
+    copy_epoch as copy_epoch,
+    inspect_directory as inspect_directory,
+    plan_repair as plan_repair,
+    repair_log as repair_log,
+    restore_epoch as restore_epoch,
+)
+from .manager import (
+    MultiNodeCheckpointManager as MultiNodeCheckpointManager,
+)
+from .node_manager import (
+    CheckpointManager as CheckpointManager,
+)
+from .retention import (
+    name_reported as name_reported,
+)
+from .save_policies import (
+    Moment as Moment,
+    Pace as Pace,
+    SaveBefore as SaveBefore,
+    SaveEvery as SaveEvery,
+    SavePolicy as SavePolicy,
+    epochs_until as epochs_until,
+)
+from .storage import (
+    Files as Files,
+    ObjectFiles as ObjectFiles,
+    PosixFiles as PosixFiles,
+    absolute_path as absolute_path,
+    files_beside as files_beside,
+    is_url as is_url,
+    run_all as run_all,
+)
+from .store import (
+    DAMAGE_ADVICE as DAMAGE_ADVICE,
+    ArrayOutline as ArrayOutline,
+    Checkpoint as Checkpoint,
+    NodeCheckpoint as NodeCheckpoint,
+    Receipt as Receipt,
+    StoreReader as StoreReader,
+    digest_blob as digest_blob,
+)
+from .worker_load import (
+    load_waiting_states as load_waiting_states,
+)
+from .worker_save import (
+    Save as Save,
+)

@@ -1,0 +1,27 @@
+from .object_files import (
+    ObjectFiles as ObjectFiles,
+)
+from .parallel import (
+    REMOVALS as REMOVALS,
+    THREADS as THREADS,
+    run_all as run_all,
+    run_gently as run_gently,
+)
+from .places import (
+    FILES as FILES,
+    absolute_path as absolute_path,
+    files_beside as files_beside,
+    files_of as files_of,
+    is_url as is_url,
+    outer_directories as outer_directories,
+)
+from .posix import (
+    BLOCK_BYTES as BLOCK_BYTES,
+    PosixFiles as PosixFiles,
+    join_path as join_path,
+)
+from .protocol import (
+    DOCUMENT_BYTES as DOCUMENT_BYTES,
+    Files as Files,
+    Result as Result,
+)

@@ -1,0 +1,87 @@
+from .arguments import (
+    COUNT as COUNT,
+    EPOCH as EPOCH,
+    EPOCHS as EPOCHS,
+    FLAG as FLAG,
+    INTERVAL as INTERVAL,
+    LABEL as LABEL,
+    MOST_DIGITS as MOST_DIGITS,
+    NAMES as NAMES,
+    NAMES_BY_NAME as NAMES_BY_NAME,
+    NATURAL as NATURAL,
+    PATH as PATH,
+    SECONDS as SECONDS,
+    TEXT as TEXT,
+    Rule as Rule,
+    check_call as check_call,
+    check_runs as check_runs,
+    check_seedable as check_seedable,
+    checked as checked,
+    constants_of as constants_of,
+    instance as instance,
+    number as number,
+    one_of as one_of,
+    or_none as or_none,
+    read_setup as read_setup,
+    some as some,
+    without_partials as without_partials,
+)
+from .array_options import (
+    DEFAULT_ARRAY_OPTIONS as DEFAULT_ARRAY_OPTIONS,
+    ArrayOptions as ArrayOptions,
+    Compressor as Compressor,
+    read_compressors as read_compressors,
+)
+from .drawing import (
+    to_image as to_image,
+)
+from .global_generators import (
+    GlobalRNG as GlobalRNG,
+    seeded_generators as seeded_generators,
+)
+from .group import (
+    TaskGroup as TaskGroup,
+)
+from .job_functions import (
+    is_job_function as is_job_function,
+    job as job,
+    read_parameters as read_parameters,
+    without_secrets as without_secrets,
+)
+from .jobs import (
+    Job as Job,
+    epoch_limiter as epoch_limiter,
+)
+from .metrics import (
+    MOST_ARRAYS_BYTES as MOST_ARRAYS_BYTES,
+    ArrayEntry as ArrayEntry,
+    Image as Image,
+    Max as Max,
+    Mean as Mean,
+    Metric as Metric,
+    MetricEntry as MetricEntry,
+    Min as Min,
+    Reported as Reported,
+    Sum as Sum,
+    Total as Total,
+    Totals as Totals,
+    merge_reports as merge_reports,
+    pack_array as pack_array,
+)
+from .node import (
+    Blob as Blob,
+    Node as Node,
+    WorkspaceType as WorkspaceType,
+    as_node as as_node,
+)
+from .orphans import (
+    check_orphans as check_orphans,
+    forget_orphan as forget_orphan,
+)
+from .parameters import (
+    HIDDEN as HIDDEN,
+)
+from .task import (
+    Task as Task,
+    TaskOutput as TaskOutput,
+)
