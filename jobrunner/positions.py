@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -143,30 +143,14 @@ def read_position(value: object) -> Position | None:
     return None
 
 
-def position_of(record: Mapping[str, Any]) -> Position:
-    """The position of a recorded checkpoint."""
-    return Position.of(record["epoch"])
-
-
-def describe_position(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recorded checkpoint contains; ``epoch`` is what the log calls it."""
-    at = position_of(record)
+def describe_position(at: Position, steps_per_epoch: int | None) -> dict[str, Any]:
+    """What a recorded checkpoint contains, for ``--json``."""
     return {
         "epoch": at.public,
         "whole_epochs": at.epoch,
         "step": at.step,
-        "steps_per_epoch": record["details"].get("steps_per_epoch") if at.step else None,
+        "steps_per_epoch": steps_per_epoch if at.step else None,
     }
-
-
-def name_position(record: Mapping[str, Any]) -> str:
-    """Name the epoch of a checkpoint, and the step if it was saved within one, for a message."""
-    at = position_of(record)
-    if not at.step:
-        return f"epoch {at}"
-    noun = "epoch" if at.epoch == 1 else "epochs"
-    step = name_step(at.step, record["details"].get("steps_per_epoch"))
-    return f"epoch {at} ({at.epoch} whole {noun} and {step})"
 
 
 def name_step(step: int, steps_per_epoch: int | None) -> str:

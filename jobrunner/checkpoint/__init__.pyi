@@ -40,6 +40,7 @@ from .log import (
     Beat as Beat,
     BeginEntry as BeginEntry,
     CommitEntry as CommitEntry,
+    Details as Details,
     DoneEntry as DoneEntry,
     EndEntry as EndEntry,
     Entry as Entry,
@@ -58,13 +59,13 @@ from .log import (
     Store as Store,
     Timing as Timing,
     UnpinEntry as UnpinEntry,
-    check_details as check_details,
     check_info as check_info,
     check_plan as check_plan,
     entry_to_json as entry_to_json,
     given_up_by as given_up_by,
     is_known_dead as is_known_dead,
     loose_json as loose_json,
+    read_details as read_details,
     make_entry as make_entry,
     may_live as may_live,
     parse_entry as parse_entry,
@@ -109,8 +110,6 @@ from .storage import (
 from .store import (
     DAMAGE_ADVICE as DAMAGE_ADVICE,
     ArrayOutline as ArrayOutline,
-    Checkpoint as Checkpoint,
-    NodeCheckpoint as NodeCheckpoint,
     Receipt as Receipt,
     StoreReader as StoreReader,
     digest_blob as digest_blob,
@@ -120,4 +119,11 @@ from .worker_load import (
 )
 from .worker_save import (
     Save as Save,
+)
+from .opened import (
+    Checkpoint as Checkpoint,
+    NodeCheckpoint as NodeCheckpoint,
+)
+from .records import (
+    EpochRecord as EpochRecord,
 )

@@ -185,14 +185,14 @@ class Commits:
         number = state.recorded[latest]
         if self._newest is None or self._newest[0] != number:
             try:
-                stores = self.recorded.record(latest)["stores"]
+                stores = dict(self.recorded.record(latest).stores)
             except CheckpointError as error:
                 logger.info("Nothing is linked to epoch %s: %s", latest, error)
                 stores = {}
             found = {
-                node: (about["store"], about["manifest"])
+                node: (store.name, store.sha256)
                 for node in self.held().nodes
-                if (about := stores.get(self._former_names.get(node, node)))
+                if (store := stores.get(self._former_names.get(node, node)))
             }
             self._newest = (number, found)
         return self._newest[1]

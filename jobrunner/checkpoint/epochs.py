@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import compress
 from typing import Any
 
@@ -21,13 +22,13 @@ from jobrunner.checkpoint.log import (
     RunEntry,
     State,
     UnpinEntry,
-    check_details,
     check_plan,
     each_entry,
     is_known_dead,
     loose_json,
     record_in,
 )
+from jobrunner.checkpoint.records import EpochRecord, read_record
 from jobrunner.checkpoint.storage import Files, absolute_path, files_of
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT, StoreName, format_store_name, parse_store_name
@@ -100,7 +101,7 @@ class Epochs:
             numbers[epoch] = state.recorded[epoch]
         return numbers
 
-    def record(self, epoch: Position) -> Mapping[str, Any]:
+    def record(self, epoch: Position) -> EpochRecord:
         """See `MultiNodeCheckpointManager.record`."""
         state = self.log.refresh()
         self.check_recorded(epoch, state)
@@ -108,11 +109,11 @@ class Epochs:
 
     def records(
         self, epochs: Iterable[Position] | None = None
-    ) -> Iterator[tuple[Position, Mapping[str, Any] | CheckpointCorruptError]]:
+    ) -> Iterator[tuple[Position, EpochRecord | CheckpointCorruptError]]:
         """Each of these epochs, by default all, with its record, or why it cannot be read."""
         numbers = self.numbers(epochs)
 
-        def read(epoch: Position) -> Mapping[str, Any] | CheckpointCorruptError:
+        def read(epoch: Position) -> EpochRecord | CheckpointCorruptError:
             try:
                 return self.read_record(epoch, numbers[epoch])
             except CheckpointCorruptError as error:
@@ -120,44 +121,29 @@ class Epochs:
 
         return zip(numbers, self.files.each(read, numbers), strict=True)
 
-    def read_record(self, epoch: Position, number: int) -> Mapping[str, Any]:
+    def read_record(self, epoch: Position, number: int) -> EpochRecord:
         """Read the record of an epoch from entry `number` of the log."""
         entry = self.log.read_entry(number)
         try:
             record = record_in(entry, epoch)
-            details = check_details(loose_json(record.details))
+            assert isinstance(entry, CommitEntry)
+            source = entry
+            if record.contents is not None and record.contents != number:
+                named = self.log.read_entry(record.contents)
+                if not isinstance(named, CommitEntry):
+                    raise ValueError(f"entry {record.contents}, which it refers to, is no commit")
+                source = named
+            found = read_record(entry, record, source)
         except (ValueError, RecursionError) as error:
             raise CheckpointCorruptError(
                 f"{self.path}: entry {number} of the log is not a valid record of epoch {epoch}: "
                 f"{error}. Restore the entry from a copy, or run `jobrunner fsck {self.path} "
                 f"--repair` to rebuild the record."
             ) from error
-        assert isinstance(entry, CommitEntry)
-        contents = entry.contents
-        if record.contents is not None and record.contents != number:
-            source = self.log.read_entry(record.contents)
-            contents = source.contents if isinstance(source, CommitEntry) else {}
-        stores: dict[str, dict[str, Any]] = {}
-        for node, store in (record.stores or {}).items():
-            if self.only_node not in (None, node):
-                continue
-            stores[node] = {
-                "store": store.name,
-                "manifest": store.sha256,
-                "nbytes": store.nbytes,
-                "seconds": store.seconds,
-            }
-            if node in contents and contents[node].states:
-                stores[node]["states"] = contents[node].states
-        return {
-            "number": number,
-            "epoch": epoch.public,
-            "time": entry.time,
-            "run": entry.run,
-            "run_number": entry.run_number,
-            "stores": stores,
-            "details": details,
-        }
+        if self.only_node is None:
+            return found
+        stores = {node: found.stores[node] for node in found.stores if node == self.only_node}
+        return replace(found, stores=stores)
 
     def history(self, *, set_aside: bool = False) -> list[dict[str, Any]]:
         """See `MultiNodeCheckpointManager.history`."""
@@ -165,11 +151,11 @@ class Epochs:
 
     def run_info(self, epoch: Position) -> Mapping[str, Any]:
         """The info that the run that recorded `epoch` logged when it began; see `info_of`."""
-        return self.info_of(self.record(epoch)["run_number"])
+        return self.info_of(self.record(epoch).run_number)
 
     def run_plan(self, epoch: Position) -> Mapping[str, Any] | None:
         """The plan of the run that recorded `epoch`, as it described it; None if it is unknown."""
-        return self.plan_of(self.record(epoch)["run_number"])
+        return self.plan_of(self.record(epoch).run_number)
 
     def plan_of(self, run_number: int | None) -> Mapping[str, Any] | None:
         """The plan of a run, as it described it when it began; None if it is unknown."""
@@ -235,8 +221,8 @@ class Epochs:
         state = self.log.refresh()
         if epoch in state.recorded:
             record = self.read_record(epoch, state.recorded[epoch])
-            if node in record["stores"]:
-                return os.path.join(self.path, record["stores"][node]["store"])
+            if node in record.stores:
+                return os.path.join(self.path, record.stores[node].name)
         label = state.label + 1 if state.has_claimed(epoch, 0) else 0
         return os.path.join(self.path, format_store_name(node, epoch, label))
 

@@ -13,14 +13,13 @@ from jobrunner.checkpoint.log import (
     LogEntry,
     Record,
     RewindEntry,
-    check_details,
     given_up_by,
-    loose_json,
+    read_details,
     strict_json,
 )
 from jobrunner.define import Rule
 from jobrunner.errors import DefinitionError
-from jobrunner.positions import Position, PublicPosition, position_of
+from jobrunner.positions import Position, PublicPosition
 from jobrunner.texts import get_logger
 
 if TYPE_CHECKING:
@@ -88,12 +87,12 @@ def read_history(entries: Iterable[LogEntry], *, set_aside: bool = False) -> lis
                 if row is not None:
                     counts[record.at] = row
     rows = [*others, *counts.values()] if set_aside else counts.values()
-    return sorted(rows, key=lambda row: (position_of(row), row["time"]))
+    return sorted(rows, key=lambda row: (Position.of(row["epoch"]), row["time"]))
 
 
 def _row(entry: CommitEntry, record: Record) -> dict[str, Any] | None:
     try:
-        details = check_details(loose_json(record.details))
+        details = read_details(record.details)
     except (ValueError, RecursionError) as error:
         logger.warning("The record of epoch %s cannot be read: %s", record.at, error)
         return None
@@ -102,8 +101,8 @@ def _row(entry: CommitEntry, record: Record) -> dict[str, Any] | None:
         "step": record.at.step,
         "time": entry.time,
         "run": entry.run,
-        "metrics": details.get("metrics", {}),
-        "metadata": details.get("metadata", {}),
+        "metrics": details.metrics,
+        "metadata": details.metadata,
         "is_set_aside": False,
     }
 

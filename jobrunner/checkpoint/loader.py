@@ -14,8 +14,10 @@ from typing import Any
 
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
 from jobrunner.checkpoint.epochs import Epochs, name_some
+from jobrunner.checkpoint.opened import Checkpoint
+from jobrunner.checkpoint.records import EpochRecord
 from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
-from jobrunner.checkpoint.store import Checkpoint, StoreReader
+from jobrunner.checkpoint.store import StoreReader
 from jobrunner.checkpoint.worker_load import (
     Part,
     Reading,
@@ -30,7 +32,7 @@ from jobrunner.errors import (
     CheckpointNotFoundError,
     DefinitionError,
 )
-from jobrunner.positions import Position, position_of
+from jobrunner.positions import Position
 
 REPLICATED = "replicated"
 """Detail of a record: name of a blob -> the nodes that have it. The first node's store has it."""
@@ -71,16 +73,16 @@ class Loader:
         self.path = recorded.path
         self._allow_pickle = allow_pickle
 
-    def blobs(self, record: Mapping[str, Any]) -> dict[str, list[str]]:
+    def blobs(self, record: EpochRecord) -> dict[str, list[str]]:
         """The names of the blobs of each node at an epoch with this record; verifies the documents."""
         readers = self.readers(record)
-        with self.recorded.reading(position_of(record)):
+        with self.recorded.reading(record.at):
             documents = self.recorded.files.each(StoreReader.read_document, readers.values())
             found = {
                 node: list(document.blobs)
                 for node, document in zip(readers, documents, strict=True)
             }
-        for name, (owner, *others) in record["details"].get(REPLICATED, {}).items():
+        for name, (owner, *others) in record.details.replicated.items():
             for node in others:
                 if node in found and owner in found:
                     found[node].append(name)
@@ -88,22 +90,22 @@ class Loader:
 
     def stateful_blobs(self, epoch: Position) -> dict[str, frozenset[str]]:
         """The names of each node's blobs with objects that are saved by their state."""
-        stores = self.recorded.record(epoch)["stores"]
-        return {node: frozenset(about.get("states", ())) for node, about in stores.items()}
+        record = self.recorded.record(epoch)
+        return {node: frozenset(record.states.get(node, ())) for node in record.stores}
 
     def verify(self, epoch: Position) -> None:
         """See `MultiNodeCheckpointManager.verify`."""
         self.verify_record(self.recorded.record(epoch))
 
-    def verify_record(self, record: Mapping[str, Any]) -> None:
+    def verify_record(self, record: EpochRecord) -> None:
         """Read every byte of the epoch of a record."""
-        with self.recorded.reading(position_of(record)):
+        with self.recorded.reading(record.at):
             readers = self.readers(record).values()
             list(self.recorded.files.each(StoreReader.verify, readers, _VERIFIED_AT_ONCE))
 
-    def open_record(self, record: Mapping[str, Any]) -> Checkpoint:
+    def open_record(self, record: EpochRecord) -> Checkpoint:
         """Open the epoch of a record."""
-        return Checkpoint(position_of(record), record, self.readers(record))
+        return Checkpoint(record, self.readers(record))
 
     def open(self, epoch: Position, *, pin: bool = False) -> Checkpoint:
         """See `MultiNodeCheckpointManager.open`."""
@@ -120,7 +122,7 @@ class Loader:
                 with suppress(CheckpointError):
                     release()
             raise
-        return Checkpoint(epoch, record, readers, release)
+        return Checkpoint(record, readers, release)
 
     def load(
         self,
@@ -177,12 +179,12 @@ class Loader:
         node: str,
         asked: Collection[str] | None,
         readers: Mapping[str, StoreReader],
-        record: Mapping[str, Any],
+        record: EpochRecord,
         origins: Origins,
     ) -> Reading:
         """What a node loads from its own store and from those of others; `asked` None: all."""
         home = origins.nodes.get(node, node)
-        replicated = record["details"].get(REPLICATED, {})
+        replicated = record.details.replicated
         own: dict[str, str] | None = None if asked is None else {}
         borrowed: dict[str, tuple[StoreReader, str]] = {}
         if asked is None:
@@ -196,17 +198,17 @@ class Loader:
                 own[name] = then
         if own and home not in readers:
             raise BlobNotFoundError(
-                f"Epoch {record['epoch']} of {self.path} has no node {node!r}, so blob "
+                f"Epoch {record.at} of {self.path} has no node {node!r}, so blob "
                 f"{next(iter(own))!r} cannot be loaded there."
             )
         return Reading(readers.get(home), own, borrowed)
 
-    def readers(self, record: Mapping[str, Any]) -> dict[str, StoreReader]:
+    def readers(self, record: EpochRecord) -> dict[str, StoreReader]:
         """The readers of a recorded epoch's stores, by node."""
-        stores = record["stores"]
+        stores = record.stores
         if not stores and self.recorded.only_node is not None:
             raise CheckpointNotFoundError(
-                f"Epoch {record['epoch']} of {self.path} has no store of node "
+                f"Epoch {record.at} of {self.path} has no store of node "
                 f"{self.recorded.only_node!r}. Name a checkpointed node, or use a "
                 f"MultiNodeCheckpointManager."
             )
@@ -215,12 +217,12 @@ class Loader:
             node: StoreReader(
                 self.recorded.files,
                 self.path,
-                about["store"],
-                about["manifest"],
+                store.name,
+                store.sha256,
                 codecs,
                 self._allow_pickle,
             )
-            for node, about in stores.items()
+            for node, store in stores.items()
         }
 
     def _reader_of(self, readers: Mapping[str, StoreReader], node: str, blob: str) -> StoreReader:
@@ -234,23 +236,23 @@ class Loader:
 
     def _cut(
         self,
-        record: Mapping[str, Any],
+        record: EpochRecord,
         readers: Mapping[str, StoreReader],
         partitions: Mapping[str, Sequence[str]],
         origins: Origins,
     ) -> dict[str, dict[str, Part | States]]:
         """Node -> its partitioned blobs that other nodes saved -> its new part."""
         parts: dict[str, dict[str, Part | States]] = defaultdict(dict)
-        recorded = record["details"].get(PARTITIONS, {})
+        recorded = record.details.partitions
         for name, nodes in partitions.items():
             then = origins.shared.get(name, name)
             if then not in recorded:
                 continue
-            axis, before = recorded[then]["axis"], recorded[then]["nodes"]
+            axis, before = recorded[then].axis, recorded[then].nodes
             if [origins.nodes.get(node, node) for node in nodes] == before:
                 continue
             stores = [self._reader_of(readers, node, then) for node in before]
-            if all(then in record["stores"][node].get("states", ()) for node in before):
+            if all(then in record.states.get(node, ()) for node in before):
                 is_joined = len(nodes) != len(before)
                 for i, node in enumerate(nodes):
                     ours = stores if is_joined else [stores[i]]

@@ -13,10 +13,11 @@ from jobrunner.checkpoint.history import METADATA, Metadata, frame_of
 from jobrunner.checkpoint.keep_policies import RetentionPolicy
 from jobrunner.checkpoint.loader import Loader, open_origin
 from jobrunner.checkpoint.log import MetadataHandler, Patience
+from jobrunner.checkpoint.opened import Checkpoint
+from jobrunner.checkpoint.records import EpochRecord
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.save_policies import SaveEvery, SavePolicy
 from jobrunner.checkpoint.storage import FILES, Files
-from jobrunner.checkpoint.store import Checkpoint
 from jobrunner.define import (
     EPOCH,
     EPOCHS,
@@ -182,15 +183,8 @@ class MultiNodeCheckpointManager:
         return None if latest is None else latest.public
 
     @checked(epoch=EPOCH)
-    def record(self, epoch: EpochLike) -> Mapping[str, Any]:
+    def record(self, epoch: EpochLike) -> EpochRecord:
         """The record of an epoch in the log.
-
-        Returns
-        -------
-        mapping
-            ``epoch``, ``time``, ``run``; ``stores``, by node: ``store`` (its name), ``manifest``
-            (SHA-256), ``nbytes``, ``seconds``; and the runner's ``details``. If it was saved within
-            the epoch, these contain ``step``, how many of the ``steps_per_epoch`` were done.
 
         Raises
         ------
@@ -202,7 +196,7 @@ class MultiNodeCheckpointManager:
     @checked(epochs=EPOCHS)
     def records(
         self, epochs: Collection[EpochLike] | None = None
-    ) -> Iterator[tuple[PublicPosition, Mapping[str, Any] | CheckpointCorruptError]]:
+    ) -> Iterator[tuple[PublicPosition, EpochRecord | CheckpointCorruptError]]:
         """Each epoch with its record, or with the error if its record is damaged.
 
         Parameters

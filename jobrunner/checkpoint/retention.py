@@ -183,8 +183,7 @@ class Retention:
             path = self._recorded.path
             logger.warning("%s: the record of epoch %s cannot be read: %s", path, at, error)
             return SavedEpoch(at)
-        metrics = record["details"].get("metrics", {})
-        return SavedEpoch(at, _seconds(record["time"]), metrics)
+        return SavedEpoch(at, _seconds(record.time), record.details.metrics)
 
     def _warn_of_unreported(self, saved: Sequence[SavedEpoch]) -> None:
         """Warn, once a run, if `KeepBest` keeps no epoch because none reported its metric."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -36,13 +36,12 @@ from jobrunner.positions import (
     PublicPosition,
     describe_position,
     format_ranges,
-    name_position,
 )
 from jobrunner.signals import terminated_as_interrupt
 from jobrunner.texts import printable
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import Checkpoint, MultiNodeCheckpointManager
+    from jobrunner.checkpoint import Checkpoint, EpochRecord, MultiNodeCheckpointManager
     from jobrunner.cluster import Session
 
 _REPLAY_OPTIONS = ("target", "allow_pickle", "parameters", "workers", "threads", "scheduler")
@@ -168,11 +167,11 @@ def verify_epochs(
     return Output(data, "\n".join(lines), exit_code_of(failure))
 
 
-def _locate(record: Mapping[str, Any] | None, epoch: Position) -> tuple[str, dict[str, object]]:
+def _locate(record: EpochRecord | None, epoch: Position) -> tuple[str, dict[str, object]]:
     """An epoch in words and as JSON, with the step if its checkpoint is mid-epoch."""
     if record is None:  # it cannot be read
         return f"epoch {epoch}", {"epoch": epoch.to_json()}
-    return name_position(record), describe_position(record)
+    return record.name, describe_position(record.at, record.details.steps_per_epoch)
 
 
 def _name(manager: MultiNodeCheckpointManager, epoch: Position) -> str:
@@ -329,7 +328,7 @@ def restore_command(*, directory: str, epoch: str, number: int | None, take_over
         raise click.UsageError(f"{epoch!r} is neither the number of an epoch nor a position.")
     manager = open_manager(directory)
     record = restore_epoch(manager.recorded, at, number, take_over=take_over)
-    stores = {node: about["store"] for node, about in manager.record(at)["stores"].items()}
+    stores = {node: store.name for node, store in manager.record(at).stores.items()}
     data = {"path": manager.path, "epoch": at.public, "commit": record.number, "stores": stores}
     what = f"{_name(manager, at)} of {manager.path}"
     text = f"{what} is recorded again, as saved at {record.time}."

@@ -19,7 +19,7 @@ from jobrunner.cli.options import (
 )
 from jobrunner.cli.runs import list_runs, runs_options
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
-from jobrunner.positions import Position, describe_position, format_ranges, name_position, name_step
+from jobrunner.positions import Position, describe_position, format_ranges, name_step
 from jobrunner.texts import (
     clip,
     format_bytes,
@@ -32,7 +32,13 @@ from jobrunner.texts import (
 )
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import Epochs, MultiNodeCheckpointManager, NodeCheckpoint, Unmade
+    from jobrunner.checkpoint import (
+        EpochRecord,
+        Epochs,
+        MultiNodeCheckpointManager,
+        NodeCheckpoint,
+        Unmade,
+    )
 
 _SHOWN_VALUE_LENGTH = 48
 
@@ -64,7 +70,7 @@ def list_epochs(directory: Epochs, last: int | None = None) -> Output:
         if isinstance(record, CheckpointCorruptError):
             damaged[epoch] = str(record)
         else:
-            parameters = parameters_of(record["run_number"])
+            parameters = parameters_of(record.run_number)
             epochs.append({**_describe_epoch(record), "parameters": parameters})
     is_done = directory.is_done()
     pins = {at.public: labels for at, labels in directory.pins().items()}
@@ -147,21 +153,21 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) ->
         checkpoint = manager.open(epoch)
         checkpoint.read_ahead(checkpoint.nodes)
         about = _describe_epoch(checkpoint.record)
-        nodes = {
+        nodes: dict[str, dict[str, Any]] = {
             node: {
-                "store": checkpoint.record["stores"][node]["store"],
-                "nbytes": checkpoint.record["stores"][node]["nbytes"],
+                "store": checkpoint.record.stores[node].name,
+                "nbytes": checkpoint.record.stores[node].nbytes,
                 "blobs": {
                     name: _describe_blob(checkpoint[node], name) for name in checkpoint[node]
                 },
             }
             for node in checkpoint.nodes
         }
-    about["parameters"] = _parameters_of(manager.recorded, checkpoint.record["run_number"])
-    data = {"path": manager.path, **about, "run": checkpoint.record["run"], "nodes": nodes}
-    size, time = format_bytes(about["nbytes"]), format_seconds(about["seconds"])
+    about["parameters"] = _parameters_of(manager.recorded, checkpoint.record.run_number)
+    data = {"path": manager.path, **about, "run": checkpoint.record.run, "nodes": nodes}
+    size, time = format_bytes(checkpoint.record.nbytes), format_seconds(checkpoint.record.seconds)
     lines = [
-        f"{name_position(checkpoint.record)} of {manager.path}",
+        f"{checkpoint.record.name} of {manager.path}",
         f"saved {format_time(about['time'])}, {size} in {time}",
     ]
     if about["parameters"]:
@@ -184,19 +190,17 @@ def _name_step_of(found: Mapping[str, Any]) -> str:
     return name_step(found["step"], found["steps_per_epoch"])
 
 
-def _describe_epoch(record: Mapping[str, Any]) -> dict[str, Any]:
-    stores = record["stores"].values()
-    details = record["details"]
+def _describe_epoch(record: EpochRecord) -> dict[str, Any]:
+    details = record.details
     return {
-        **describe_position(record),
-        "time": record["time"],
-        "nodes": list(record["stores"]),
-        "nbytes": sum(store["nbytes"] for store in stores),
-        # Nodes save at the same time, so the slowest one counts.
-        "seconds": max((store["seconds"] for store in stores), default=0.0),
-        "metrics": details.get("metrics", {}),
-        "metadata": details.get("metadata", {}),
-        "stopped_by": details.get("stopped_by", []),
+        **describe_position(record.at, details.steps_per_epoch),
+        "time": record.time,
+        "nodes": list(record.stores),
+        "nbytes": record.nbytes,
+        "seconds": record.seconds,
+        "metrics": details.metrics,
+        "metadata": details.metadata,
+        "stopped_by": details.stopped_by,
     }
 
 

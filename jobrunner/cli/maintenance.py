@@ -110,7 +110,7 @@ def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None
         if isinstance(record, CheckpointCorruptError):
             unreadable[epoch] = record
         else:
-            metrics = record["details"].get("metrics", {})
+            metrics = record.details.metrics
             saved.append(SavedEpoch(Position.of(epoch), metrics=metrics))
     if unreadable:
         first, *others = unreadable.values()
@@ -139,7 +139,7 @@ def _sizes(
     for epoch, record in manager.records(epochs):
         if isinstance(record, CheckpointCorruptError):
             raise record
-        sizes[epoch] = sum(about["nbytes"] for about in record["stores"].values())
+        sizes[epoch] = record.nbytes
     return sizes
 
 

@@ -285,13 +285,12 @@ def _command_again(job: Job) -> str:
 
 
 def _advise(manager: MultiNodeCheckpointManager, again: str) -> str:
-    from jobrunner.positions import name_position
 
     try:
         epoch = manager.latest()
         if epoch is None:
             return f"No epoch is recorded yet. To start again: {again}"
-        last = name_position(manager.record(epoch)).removeprefix("epoch ")
+        last = manager.record(epoch).name.removeprefix("epoch ")
     except (errors.JobRunnerError, OSError) as error:
         return f"Cannot read the recorded epochs: {error}"
     return f"The last recorded epoch is {last}. To resume from it: {again}"

@@ -24,13 +24,13 @@ from jobrunner.checkpoint import (
     SpanRecord,
     State,
     Timing,
-    check_details,
     check_info,
     check_plan,
     given_up_by,
     loose_json,
     may_live,
     read_beat,
+    read_details,
 )
 from jobrunner.define import PATH, Rule, checked
 from jobrunner.positions import Position, position_from_json
@@ -216,7 +216,7 @@ class _Reader:
 
     def _commit(self, commit: CommitEntry, record: Record) -> None:
         try:
-            details = check_details(loose_json(record.details))
+            details = read_details(record.details)
         except (ValueError, RecursionError) as error:
             logger.warning("The record of epoch %s cannot be read: %s", record.at, error)
             return
@@ -229,12 +229,11 @@ class _Reader:
         seconds = max(nodes.values(), default=0.0)
         nbytes = sum(store.nbytes for store in stores.values())
         save = SaveStory(record.at.public, record.at.step, ended, seconds, seconds, nbytes, nodes)
-        found = details.get("timing")
-        timing = self._note(run, None if found is None else msgspec.convert(found, Timing))
+        timing = self._note(run, details.timing)
         if record.at in self._where:
             self._set_aside([record.at])
         self._where[record.at] = (run, len(run.saves))
-        kept = islice(details.get("metrics", {}).items(), KEPT_METRICS)
+        kept = islice(details.metrics.items(), KEPT_METRICS)
         metrics = {self._names.setdefault(name, name): value for name, value in kept}
         run.saves.append(_Save(save, metrics, record.at, timing))
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from jobrunner.checkpoint import (
     Beat,
     EndEntry,
+    EpochRecord,
     Epochs,
     Files,
     RunEntry,
@@ -181,12 +182,12 @@ def _summarize(
     recorded, run, latest = directory, state.holder, state.latest
     assert run is not None
     process = run.process
-    record: Mapping[str, Any] = {}
+    record: EpochRecord | None = None
     if latest is not None:
         record = recorded.read_record(latest, state.recorded[latest])
-    saved = unix_time(record["time"]) if record else None
+    saved = None if record is None else unix_time(record.time)
     # A command such as `prune` also holds the directory for a while, as a run without a plan.
-    numbers = (run.number, record.get("run_number"))
+    numbers = (run.number, None if record is None else record.run_number)
     number = next((it for it in numbers if "plan" in recorded.info_of(it)), None)
     plan, info = recorded.plan_of(number) or {}, recorded.info_of(number)
     total = info.get("total_epochs")
@@ -203,7 +204,7 @@ def _summarize(
         latest=None if latest is None else latest.public,
         epoch=None if latest is None else latest.public,
         total_epochs=total if isinstance(total, int) and 0 <= total < _MOST_EPOCHS else None,
-        metrics=record["details"].get("metrics", {}) if record else {},
+        metrics={} if record is None else record.details.metrics,
         saved=saved,
         last_seen=unix_time(recorded.log.read_entry(state.number).time),
         host=process.host or "",
@@ -237,7 +238,7 @@ def _former_parameters(
         return {}
     first = state.epochs[0]
     try:
-        number = recorded.read_record(first, state.recorded[first])["run_number"]
+        number = recorded.read_record(first, state.recorded[first]).run_number
     except CheckpointError:  # `ls` of the directory names it
         return {}
     then = (recorded.plan_of(number) or {}).get("parameters", {})
@@ -292,7 +293,7 @@ def best_of(
     sign = 1 if mode == "min" else -1
     if is_kept:
         records = ((at, it) for at, it in directory.records() if not isinstance(it, Exception))
-        rows = [(epoch, record["details"].get("metrics", {})) for epoch, record in records]
+        rows = [(epoch, record.details.metrics) for epoch, record in records]
     else:
         rows = [(row["epoch"], row["metrics"]) for row in directory.history()]
     found = [

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobrunner.checkpoint import (
     DAMAGE_ADVICE,
+    EpochRecord,
     Epochs,
     Loader,
     MultiNodeCheckpointManager,
@@ -24,7 +25,7 @@ from jobrunner.errors import (
     CheckpointCorruptError,
     PlanMismatchError,
 )
-from jobrunner.positions import Position, name_position, position_of
+from jobrunner.positions import Position
 from jobrunner.run.matching import START_AFRESH, Adaptation, Match, match, name_now
 from jobrunner.run.migrate import migrated
 
@@ -58,14 +59,14 @@ def load(
     record = manager.recorded.record(epoch)
     found = match(plan, manager, record, adaptation, given)
     # Bytes on disk of the nodes that load their whole store.
-    stores = record["stores"]
+    stores = record.stores
     saved = (manager.recorded.run_plan(epoch) or {}).get("nodes", {})
     sizes = {}
     for node, names in found.blobs.items():
         there = [found.origins.of(node, name) for name in names]
         home = found.origins.nodes.get(node, node)
         if home in stores and home in saved and set(there) >= {(home, it) for it in saved[home]}:
-            sizes[node] = stores[home]["nbytes"]
+            sizes[node] = stores[home].nbytes
     binding.check_fit(sizes, f"Epoch {epoch} of {manager.path}")
     resume_group, waiting = rebuild(job, plan, manager, epoch, found, given)
     group = manager.load(
@@ -103,8 +104,8 @@ def load_recorded(run: Run, decision: ResumePlan) -> Position | None:
     state.fired = recorded_stops(plan, record)
     check_steps(plan, record, manager.path)
     state.epoch, state.steps_done = at.epoch, at.step
-    run.callbacks.load_states(record["details"].get("callbacks", {}))
-    run.lineage = runner.adaptation.lineage(plan, record["details"])
+    run.callbacks.load_states(record.details.callbacks)
+    run.lineage = runner.adaptation.lineage(plan, record.details)
     save = partial(run.save, at, state.reported.metrics)
     own.commits.name_former(loaded.match.origins.nodes if is_own else {})
     if is_own:
@@ -121,7 +122,7 @@ def load_recorded(run: Run, decision: ResumePlan) -> Position | None:
 
 def load_newest(
     run: Run, manager: Loader, damaged: dict[Position, str]
-) -> tuple[Position, Mapping[str, Any], Loaded] | None:
+) -> tuple[Position, EpochRecord, Loaded] | None:
     """Load the epoch that was asked for, or the newest whole one; return it with its record.
 
     None: no recorded epoch is whole. Adds those that are not to `damaged`, each with its damage.
@@ -232,28 +233,28 @@ def recorded_metrics(manager: MultiNodeCheckpointManager | None) -> list[dict[st
     return [{**row["metrics"], "epoch": row["epoch"]} for row in whole]
 
 
-def reported_in(record: Mapping[str, Any]) -> Reported:
+def reported_in(record: EpochRecord) -> Reported:
     """What tasks had reported in the recorded epoch, or in its steps so far."""
-    details = record["details"]
+    details = record.details
     totals = {
         name: {node: Total(*total) for node, total in nodes.items()}
-        for name, nodes in details.get("totals", {}).items()
+        for name, nodes in details.totals.items()
     }
-    return Reported(dict(details.get("metrics", {})), totals)
+    return Reported(dict(details.metrics), totals)
 
 
-def recorded_stops(plan: Plan, record: Mapping[str, Any]) -> tuple[str, ...]:
+def recorded_stops(plan: Plan, record: EpochRecord) -> tuple[str, ...]:
     """The stop conditions that were true at a recorded epoch, among those that there still are."""
     names = plan.enders.union(plan.stops)
-    return tuple(name for name in record["details"].get("stopped_by", ()) if name in names)
+    return tuple(name for name in record.details.stopped_by if name in names)
 
 
-def check_steps(plan: Plan, record: Mapping[str, Any], path: str) -> None:
+def check_steps(plan: Plan, record: EpochRecord, path: str) -> None:
     """Raise `PlanMismatchError` if a checkpoint contains more steps than the job's epochs have."""
-    done = position_of(record).step
+    done = record.at.step
     if plan.steps_per_epoch is not None and 0 < plan.steps_per_epoch <= done:
         raise PlanMismatchError(
-            f"The checkpoint of {name_position(record)} in {path} was saved after step {done}, but "
+            f"The checkpoint of {record.name} in {path} was saved after step {done}, but "
             f"the epochs of job {plan.job!r} have steps_per_epoch={plan.steps_per_epoch}, so the "
             f"run cannot resume from it. Give the job more than {done} steps per epoch, or resume "
             f"from an earlier epoch."

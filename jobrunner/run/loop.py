@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from jobrunner.checkpoint import Details
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
 from jobrunner.config import get_flag, get_number
@@ -155,7 +156,7 @@ class Run:
         at = load_recorded(self, decision) if tries else None
         if at is None:
             self.watch.go_back(None)
-            self.lineage = self.runner.adaptation.lineage(self.plan, {})
+            self.lineage = self.runner.adaptation.lineage(self.plan, Details())
             self.saver.refuse_classes(self.runner.job)
             self.run_group("init", 0)
             self.saver.rewind(None, "started afresh")

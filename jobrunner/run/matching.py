@@ -11,12 +11,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jobrunner.checkpoint import PARTITIONS, REPLICATED, Checkpoint, Loader, Origins
+from jobrunner.checkpoint import (
+    Checkpoint,
+    Details,
+    EpochRecord,
+    Loader,
+    Origins,
+)
 from jobrunner.compile import Plan
 from jobrunner.define import Job, check_call, without_partials
 from jobrunner.errors import DefinitionError, PlanMismatchError
 from jobrunner.names import check_name
-from jobrunner.positions import Position, position_of
+from jobrunner.positions import Position
 from jobrunner.texts import listed
 
 Key = tuple[str, str]
@@ -43,11 +49,11 @@ class Adaptation:
     missing: Missing = "error"
     migrate: Migration | None = None
 
-    def lineage(self, plan: Plan, details: Mapping[str, Any]) -> dict[str, Any]:
+    def lineage(self, plan: Plan, details: Details) -> dict[str, Any]:
         """What later records say of nodes and changes; `details` are those of the one loaded."""
-        before: Mapping[str, str] = details.get("renamed", {})
+        before: Mapping[str, str] = details.renamed
         renamed = {o: n for o, n in before.items() if self.rename.get(n) != o} | dict(self.rename)
-        migrated = list(details.get("migrated", ()))
+        migrated = list(details.migrated)
         if (name := self.migration) and name not in migrated:
             migrated.append(name)
         return {
@@ -69,9 +75,9 @@ class Adaptation:
         fn = without_partials(self.migrate)
         return str(getattr(fn, "__qualname__", type(fn).__qualname__))
 
-    def migrates(self, record: Mapping[str, Any]) -> bool:
+    def migrates(self, record: EpochRecord) -> bool:
         """Whether `migrate` is to be called for a checkpoint."""
-        return bool(self.migration) and self.migration not in record["details"].get("migrated", ())
+        return bool(self.migration) and self.migration not in record.details.migrated
 
 
 def adapt(
@@ -206,7 +212,7 @@ def name_now(
     uids: Mapping[str, str],
     names: Collection[str],
     path: str,
-    record: Mapping[str, Any],
+    record: EpochRecord,
     there: Blobs,
 ) -> NamesNow:
     """Name the nodes and blobs of a checkpoint as a job with nodes `names`, some with `uids`, does.
@@ -216,8 +222,7 @@ def name_now(
     Renames come first, then uids, then equal names. Raises `PlanMismatchError` if a rename names
     nothing that is recorded.
     """
-    details = record["details"]
-    done, then_uids = details.get("renamed", {}), details.get("uids", {})
+    done, then_uids = record.details.renamed, record.details.uids
     renamed = {old: new for old, new in rename.items() if done.get(old) != new}
     for old, new in renamed.items():
         if not _is_there(old, there):
@@ -225,7 +230,7 @@ def name_now(
             lacks = _name_blob(node, blob) if blob else f"node {node!r}"
             found = listed(map(repr, there.get(node, there)))
             raise PlanMismatchError(
-                f"rename={{{old!r}: {new!r}}}: epoch {record['epoch']} of {path} has no {lacks}. Its "
+                f"rename={{{old!r}: {new!r}}}: epoch {record.at} of {path} has no {lacks}. Its "
                 f"{'blobs' if node in there else 'nodes'} are {found}. Correct or omit it."
             )
     nodes = {new: old for old, new in renamed.items() if "/" not in old}
@@ -252,7 +257,7 @@ def name_now(
 def match(
     plan: Plan,
     manager: Loader,
-    record: Mapping[str, Any],
+    record: EpochRecord,
     adaptation: Adaptation,
     given: Blobs | None = None,
 ) -> Match:
@@ -261,17 +266,18 @@ def match(
     With `given` None, `migrate` may return all that is missing. Raises `PlanMismatchError` if blobs
     are missing that nothing makes, or if a rename does not fit.
     """
-    epoch, there = position_of(record), manager.blobs(record)
+    epoch, there = record.at, manager.blobs(record)
     needed = plan.saved_blobs(epoch)
     now = name_now(adaptation.rename, plan.uids(), needed, manager.path, record, there)
     _check_new_names(plan, now.renamed, needed)
     every, shared = now.every, {}
-    for names, kind in ((plan.replicated, REPLICATED), (plan.partitions, PARTITIONS)):
+    for names, recorded in (
+        (plan.replicated, record.details.replicated),
+        (plan.partitions, record.details.partitions),
+    ):
         for name in names:
             then = every.get(name, name)
-            if then in record["details"].get(kind, ()) and (
-                name in every or then not in every.values()
-            ):
+            if then in recorded and (name in every or then not in every.values()):
                 shared[name] = then
     blobs: dict[str, frozenset[str]] = {}
     missing: dict[str, frozenset[str]] = {}

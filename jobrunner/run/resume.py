@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from jobrunner.checkpoint import Loader
+from jobrunner.checkpoint import EpochRecord, Loader
 from jobrunner.compile import Plan, changes, describe
 from jobrunner.define import EPOCH, Rule
 from jobrunner.errors import (
@@ -19,8 +18,6 @@ from jobrunner.positions import (
     EpochLike,
     Position,
     format_ranges,
-    name_position,
-    position_of,
     read_position,
 )
 from jobrunner.run.callbacks import check_callbacks
@@ -100,13 +97,13 @@ def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> Resum
     if isinstance(resume_from, Position):
         reason = "it was asked for"
         record = manager.recorded.record(resume_from)
-        found: Match | None = match(plan, manager, record, adaptation)
+        newest: tuple[EpochRecord, Match] | None = record, match(plan, manager, record, adaptation)
     else:
-        record, found = _find_newest(plan, manager, adaptation, damaged)
+        newest = _find_newest(plan, manager, adaptation, damaged)
         reason = f"it is the last epoch recorded in {manager.path}"
         if damaged:
             reason += " that is not known to be damaged"
-    if found is None:
+    if newest is None:
         adaptation.check_start(plan)
         path = manager.path
         return ResumePlan(
@@ -117,7 +114,8 @@ def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> Resum
             warnings=warnings,
             damaged={at.public: why for at, why in damaged.items()},
         )
-    at = position_of(record)
+    record, found = newest
+    at = record.at
     before = manager.recorded.run_plan(at)
     now = describe(plan)
     check_steps(plan, record, manager.path)
@@ -129,7 +127,7 @@ def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> Resum
         later=later,
         is_done=manager.recorded.is_done(),
     )
-    steps = [f"load {name_position(record)}"]
+    steps = [f"load {record.name}"]
     if found.is_reshaped and left != "nothing":
         steps.append(f"save epoch {at} with the nodes and blobs of this job")
     if at.step:
@@ -213,19 +211,21 @@ class Resumption:
 
 def _find_newest(
     plan: Plan, manager: Loader, adaptation: Adaptation, damaged: dict[Position, str]
-) -> tuple[Mapping[str, Any], Match | None]:
-    """The record of the newest epoch not known to be damaged; only its load shows if it is whole.
+) -> tuple[EpochRecord, Match] | None:
+    """The record of the newest epoch not known to be damaged, and how the job matches it.
+
+    Only its load shows if it is whole.
 
     Adds newer epochs to `damaged`, each with its damage.
     """
     log = manager.recorded.log.refresh()
-    for epoch in reversed(list(log.recorded)):
+    for epoch in reversed(log.epochs):
         try:
             record = manager.recorded.read_record(epoch, log.recorded[epoch])
             return record, match(plan, manager, record, adaptation)
         except CheckpointCorruptError as error:
             damaged[epoch] = str(error)
-    return {}, None
+    return None
 
 
 def _check_claimed(directory: Loader) -> tuple[str, ...]:

@@ -285,7 +285,6 @@ class Saver:
         if (metadata := self._manager.metadata) is not None:
             details["metadata"] = read_metadata(metadata, at)
         if at.step:
-            details["step"] = at.step
             details["steps_per_epoch"] = self._plan.steps_per_epoch
         if self._plan.partitions:
             details[PARTITIONS] = {

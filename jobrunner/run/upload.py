@@ -57,7 +57,7 @@ class UploadTaskGroupBuilder(Protocol):
         epoch : int
             The last recorded epoch.
         manager : MultiNodeCheckpointManager
-            ``manager.record(epoch)["stores"]`` names the nodes;
+            ``manager.record(epoch).stores`` names the nodes;
             ``manager.get_ckpt_db_name(node, epoch)`` is the path of a node's store.
         """
 
@@ -102,10 +102,10 @@ class CopyTo:
         files = manager.recorded.files
         there = files_beside(self.path, files)
         with TaskGroup() as group:
-            for node, about in manager.record(epoch)["stores"].items():
-                store = StoreReader(files, manager.path, about["store"], about["manifest"])
-                copy = replace(store, files=there, directory=self.path)
-                Task(partial(_copy_store, store, copy), name="copy store", node=Node(node))
+            for node, store in manager.record(epoch).stores.items():
+                source = StoreReader(files, manager.path, store.name, store.sha256)
+                copy = replace(source, files=there, directory=self.path)
+                Task(partial(_copy_store, source, copy), name="copy store", node=Node(node))
         return group
 
 

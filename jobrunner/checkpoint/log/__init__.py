@@ -1,12 +1,13 @@
 """Which epochs exist."""
 
 from jobrunner.checkpoint.log.details import (
+    Details,
     SpanRecord,
     Timing,
-    check_details,
     check_info,
     check_plan,
     loose_json,
+    read_details,
     strict_json,
 )
 from jobrunner.checkpoint.log.entries import (

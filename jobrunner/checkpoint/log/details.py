@@ -73,10 +73,10 @@ Combined = tuple[Literal["mean", "sum", "min", "max"], int | float, int | float]
 """How values of a metric become one, their value so far, and its weight."""
 
 
-class Details(msgspec.Struct):
-    """The details of a record that jobrunner reads; others are for people."""
+class Details(msgspec.Struct, omit_defaults=True):
+    """What a run says of an epoch that it records."""
 
-    metrics: dict[str, bool | int | float | str | None] = {}
+    metrics: dict[str, bool | int | float | str] = {}
     totals: dict[str, dict[str, Combined]] = {}  # of a mid-epoch checkpoint; by name and node
     metadata: dict[str, Any] = {}  # the user's own
     stopped_by: list[str] = []
@@ -87,7 +87,13 @@ class Details(msgspec.Struct):
     uids: dict[str, str] = {}
     renamed: dict[str, str] = {}
     migrated: list[str] = []
+    placement: dict[str, str] = {}  # node -> address of its worker
     timing: Timing | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, which may contain NaN and infinities."""
+        tree: dict[str, Any] = msgspec.to_builtins(self)
+        return tree
 
 
 class RunInfo(msgspec.Struct):
@@ -119,9 +125,16 @@ for _kind in (Details, RunInfo, Plan):
     msgspec.json.Decoder(_kind)
 
 
-def check_details(details: Tree) -> Tree:
-    """Return the details of a record; raises ValueError, which names the field, if they are invalid."""
-    return _check(details, Details, "details")
+def read_details(details: Mapping[str, Any]) -> Details:
+    """Read the details of a record, which are strict JSON.
+
+    Raises ValueError, which names the field, if they are invalid, and RecursionError if they are
+    nested too deep.
+    """
+    try:
+        return msgspec.convert(loose_json(details), Details)
+    except ValueError as error:  # also of a key with a lone surrogate
+        raise ValueError(f"`details`: {error}") from None
 
 
 def check_plan(plan: Tree) -> Tree:

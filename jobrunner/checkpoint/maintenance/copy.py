@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -19,6 +18,7 @@ from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import CommitEntry, Record
 from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
+from jobrunner.checkpoint.records import EpochRecord
 from jobrunner.checkpoint.storage import (
     Files,
     absolute_path,
@@ -38,7 +38,7 @@ from jobrunner.errors import (
     DefinitionError,
 )
 from jobrunner.names import LOG_DIRECTORY, ROOT_DOCUMENT
-from jobrunner.positions import Position, position_of
+from jobrunner.positions import Position
 
 
 def restore_epoch(
@@ -166,23 +166,23 @@ def _refuse_within_another(path: str, files: Files) -> None:
 
 def _save_again(
     source: Epochs,
-    record: Mapping[str, Any],
+    record: EpochRecord,
     target: str,
     files: Files,
     *,
     take_over: bool,
     is_done: bool = False,
 ) -> None:
-    epoch = position_of(record)
+    epoch = record.at
     manager = MultiNodeCheckpointManager(target, take_over=take_over, files=files)
-    info = {**source.info_of(record["run_number"]), "command": "copy"}
+    info = {**source.info_of(record.run_number), "command": "copy"}
     for name in ("began", "seen"):  # of another run
         info.pop(name, None)
-    manager.run.start(list(record["stores"]), info)
+    manager.run.start(list(record.stores), info)
     try:
         save = manager.commits.begin(epoch)
         try:
-            receipts = _copy_stores(source, record["stores"], manager.recorded, save.stores)
+            receipts = _copy_stores(source, record, manager.recorded, save.stores)
         except BaseException as error:
             manager.commits.abandon(save)
             if isinstance(error, OSError) and not isinstance(error, CheckpointError):
@@ -192,7 +192,8 @@ def _save_again(
                     f"storage and try again."
                 ) from error
             raise
-        details = {name: it for name, it in record["details"].items() if name != "timing"}
+        details = record.details.to_json()
+        details.pop("timing", None)  # of another run
         manager.commits.commit(save, receipts, details)
         if is_done:
             manager.run.finish(epoch)
@@ -202,34 +203,34 @@ def _save_again(
 
 def _copy_stores(
     source: Epochs,
-    stores: Mapping[str, Any],
+    record: EpochRecord,
     target: Epochs,
     names: Mapping[str, str],
 ) -> dict[str, Receipt]:
     """Copy all stores of an epoch to `names`, by node, and make them durable."""
     readers = [
         (
-            StoreReader(source.files, source.path, about["store"], about["manifest"]),
-            StoreReader(target.files, target.path, names[node], about["manifest"]),
+            StoreReader(source.files, source.path, store.name, store.sha256),
+            StoreReader(target.files, target.path, names[node], store.sha256),
         )
-        for node, about in stores.items()
+        for node, store in record.stores.items()
     ]
     farther = max(source.files, target.files, key=lambda it: it.lookups)
     threads = max(source.files.threads, target.files.threads)
     with target.files.durable(target.path, list(names.values())):
         copies = list(farther.each(StoreCopy, readers))
         jobs = [job for copy in copies for job in copy.begin()]
-        run_all(jobs, threads, sum(about["nbytes"] for about in stores.values()))
+        run_all(jobs, threads, record.nbytes)
         list(farther.each(StoreCopy.finish, copies))
     return {
         node: Receipt(
             names[node],
-            about["manifest"],
-            about["nbytes"],
-            about["seconds"],
-            states=tuple(about.get("states", ())),
+            store.sha256,
+            store.nbytes,
+            store.seconds,
+            states=tuple(record.states.get(node, ())),
         )
-        for node, about in stores.items()
+        for node, store in record.stores.items()
     }
 
 

@@ -19,4 +19,3 @@ from jobrunner.checkpoint.store.store_writer import (
     StoreBatch,
     digest_blob,
 )
-from jobrunner.checkpoint.store.view import Checkpoint, NodeCheckpoint

@@ -23,7 +23,6 @@ from jobrunner.checkpoint import (
     library_parts,
 )
 from jobrunner.errors import DefinitionError
-from jobrunner.positions import name_position
 from jobrunner.run.replay.objects import are_same_class, compare_objects, identical
 from jobrunner.texts import printable
 
@@ -75,7 +74,7 @@ def compare_checkpoints(
         "differences": differences,
     }
     lines = [
-        f"{which} is {name_position(checkpoint.record)}."
+        f"{which} is {checkpoint.record.name}."
         for which, checkpoint in (("A", one), ("B", other))
         if checkpoint.step
     ]

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobrunner.checkpoint import MultiNodeCheckpointManager
+from jobrunner.checkpoint import EpochRecord, MultiNodeCheckpointManager
 from jobrunner.compile import changes, gc_paused
 from jobrunner.errors import CheckpointNotFoundError
 from jobrunner.positions import Position
@@ -68,7 +68,7 @@ def compare_runs(
         except CheckpointNotFoundError:  # a run has removed it meanwhile
             continue
         data["num_compared"] += 1
-        found = parameters_at(*(record["run_number"] for record in records))
+        found = parameters_at(*(record.run_number for record in records))
         if found and data["parameters_differ_at"] is None:
             data["parameters_differ_at"] = {"epoch": epoch.public, "parameters": found}
         if difference is not None:
@@ -104,12 +104,10 @@ def _compare_epoch(
     one: MultiNodeCheckpointManager,
     other: MultiNodeCheckpointManager,
     epoch: Position,
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[EpochRecord],
 ) -> tuple[dict[str, Any] | None, str]:
     """What `compare_checkpoints` says of an epoch, and as text; None if its blobs are equal."""
-    digests = [
-        {node: it["manifest"] for node, it in record["stores"].items()} for record in records
-    ]
+    digests = [{node: store.sha256 for node, store in record.stores.items()} for record in records]
     if digests[0] == digests[1]:
         return None, ""
     with (

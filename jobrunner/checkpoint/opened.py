@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Self
 
+from jobrunner.checkpoint.records import EpochRecord
 from jobrunner.checkpoint.storage import Result
-from jobrunner.checkpoint.store.store_reader import StoreReader
+from jobrunner.checkpoint.store import StoreReader
 from jobrunner.define import TEXT, checked
 from jobrunner.errors import BlobNotFoundError, CheckpointError, CheckpointNotFoundError
-from jobrunner.positions import Position, name_position
 from jobrunner.texts import listed, printable
 
 _MOST_NAMED = 12
@@ -96,8 +96,8 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
     epoch : int or Position
     step : int
         How many steps it contains besides whole epochs.
-    record : mapping
-        Its entry in the log.
+    record : EpochRecord
+        What the log says of it.
 
     Examples
     --------
@@ -108,13 +108,12 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
 
     def __init__(
         self,
-        at: Position,
-        record: Mapping[str, Any],
+        record: EpochRecord,
         readers: Mapping[str, StoreReader],
         release: Callable[[], object] | None = None,
     ) -> None:
-        self.epoch = at.public
-        self.step = at.step
+        self.epoch = record.epoch
+        self.step = record.at.step
         self.record = record
         self._readers = readers
         self._release = release
@@ -153,7 +152,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
             raise BlobNotFoundError(f"Epoch {self.epoch} has no node {node!r}. It has {names}.")
         if node not in self._open:
             borrowed: dict[str, Callable[[], NodeCheckpoint]] = {}
-            for name, (owner, *others) in self.record["details"].get("replicated", {}).items():
+            for name, (owner, *others) in self.record.details.replicated.items():
                 if node in others and owner in self._readers:
                     borrowed[name] = partial(self.__getitem__, owner)
             self._open[node] = NodeCheckpoint(node, self._readers[node], borrowed)
@@ -177,13 +176,13 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         """
         import dask.array  # slow to import, and seldom needed
 
-        partitions = self.record["details"].get("partitions", {})
+        partitions = self.record.details.partitions
         if blob not in partitions:
             names = ", ".join(map(repr, partitions)) or "none"
             raise BlobNotFoundError(
                 f"Epoch {self.epoch} has no partitioned blob {blob!r}. It has {names}."
             )
-        axis, nodes = partitions[blob]["axis"], partitions[blob]["nodes"]
+        axis, nodes = partitions[blob].axis, partitions[blob].nodes
         parts = list(self._each(lambda node: self[node][blob], nodes))
         if len({_describe_but(part, axis) for part in parts}) != 1:
             raise CheckpointError(
@@ -209,7 +208,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
 
     def __repr__(self) -> str:
         nodes = listed(self._readers, _MOST_NAMED)
-        return printable(f"<Checkpoint of {name_position(self.record)}: {nodes}>", kept="")
+        return printable(f"<Checkpoint of {self.record.name}: {nodes}>", kept="")
 
 
 def _describe_but(part: Any, axis: int) -> object:

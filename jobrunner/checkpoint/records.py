@@ -1,0 +1,91 @@
+"""What the log says of a recorded epoch, as readers get it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jobrunner.checkpoint.log import CommitEntry, Details, Record, Store, read_details
+from jobrunner.positions import Position, PublicPosition, name_step
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """A recorded epoch, or a position within one.
+
+    Attributes
+    ----------
+    at : Position
+        What it contains.
+    number : int
+        Of the log entry that recorded it.
+    time : str
+        When it was recorded, in ISO 8601, UTC.
+    run : str
+        The name of the run that recorded it.
+    run_number : int or None
+        Of the log entry with which that run began; None if it is unknown.
+    stores : mapping of str to Store
+        Node -> ``name``, ``sha256`` (of its document), ``nbytes`` and ``seconds``.
+    states : mapping of str to sequence of str
+        Node -> its blobs with objects that were saved by their state.
+    details : Details
+        What the run said of it: ``metrics``, ``metadata``, ``stopped_by`` and more.
+    """
+
+    at: Position
+    number: int
+    time: str
+    run: str
+    run_number: int | None
+    stores: Mapping[str, Store]
+    states: Mapping[str, Sequence[str]]
+    details: Details
+
+    @property
+    def epoch(self) -> PublicPosition:
+        """An int after a whole epoch, else a `Position`."""
+        return self.at.public
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all stores."""
+        return sum(store.nbytes for store in self.stores.values())
+
+    @property
+    def seconds(self) -> float:
+        """How long the save took. Nodes save at the same time, so the slowest one counts."""
+        return max((store.seconds for store in self.stores.values()), default=0.0)
+
+    @property
+    def name(self) -> str:
+        """The epoch, and the step if it was saved within one, for a message."""
+        at = self.at
+        if not at.step:
+            return f"epoch {at}"
+        noun = "epoch" if at.epoch == 1 else "epochs"
+        step = name_step(at.step, self.details.steps_per_epoch)
+        return f"epoch {at} ({at.epoch} whole {noun} and {step})"
+
+
+def read_record(entry: CommitEntry, record: Record, source: CommitEntry) -> EpochRecord:
+    """Read a record of `entry`; `source` is the entry with what its stores contain.
+
+    Raises ValueError if its details are invalid.
+    """
+    stores = record.stores or {}
+    states = {
+        node: source.contents[node].states
+        for node in stores
+        if node in source.contents and source.contents[node].states
+    }
+    return EpochRecord(
+        record.at,
+        entry.number,
+        entry.time,
+        entry.run,
+        entry.run_number,
+        stores,
+        states,
+        read_details(record.details),
+    )
