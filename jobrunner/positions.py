@@ -10,6 +10,9 @@ from typing import Any
 
 from jobrunner.errors import DefinitionError
 
+BEST = re.compile(r"best:(?P<metric>.+?)(?::(?P<mode>min|max))?", re.S)
+"""The recorded epoch with the lowest value of a metric, or with the highest."""
+
 _POSITION = re.compile(r"(0|[1-9][0-9]{0,17})(?:\.s([1-9][0-9]{0,17}))?")
 
 
@@ -95,7 +98,11 @@ PublicPosition = int | Position
 """How users get positions: a whole epoch as an int."""
 
 EpochLike = int | tuple[int, int] | str | Position
-"""How callers name a checkpoint: an epoch (4), a `Position`, or its pair (4, 200) or text "4.s200"."""
+"""How callers name a checkpoint: an epoch (4), a `Position`, its pair (4, 200) or text "4.s200".
+
+Where recorded checkpoints are looked up, also "latest", the newest one; and "best:loss", the whole
+epoch with the lowest loss, or "best:accuracy:max", the one with the highest accuracy.
+"""
 
 
 def parse_position(text: str) -> Position | None:
@@ -141,6 +148,13 @@ def read_position(value: object) -> Position | None:
     if is_whole(value, 0):
         return Position(value)  # type: ignore[arg-type]
     return None
+
+
+def read_epoch(value: object) -> Position | str | None:
+    """Read what `EpochLike` allows where checkpoints are looked up; None if it is something else."""
+    if isinstance(value, str) and (value == "latest" or BEST.fullmatch(value)):
+        return value
+    return read_position(value)
 
 
 def describe_position(at: Position, steps_per_epoch: int | None) -> dict[str, Any]:

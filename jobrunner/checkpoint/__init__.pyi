@@ -28,6 +28,7 @@ from .keep_policies import (
     SavedEpoch as SavedEpoch,
     best_policies as best_policies,
     find_unreported as find_unreported,
+    name_reported as name_reported,
 )
 from .loader import (
     PARTITIONS as PARTITIONS,
@@ -86,9 +87,6 @@ from .manager import (
 )
 from .node_manager import (
     CheckpointManager as CheckpointManager,
-)
-from .retention import (
-    name_reported as name_reported,
 )
 from .save_policies import (
     Moment as Moment,

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import compress
-from typing import Any
+from typing import Any, Literal
 
 from jobrunner.checkpoint.history import read_history
+from jobrunner.checkpoint.keep_policies import KeepBest, SavedEpoch, name_reported
 from jobrunner.checkpoint.log import (
     CommitEntry,
     FileMetadataHandler,
@@ -32,7 +33,7 @@ from jobrunner.checkpoint.records import EpochRecord, read_record
 from jobrunner.checkpoint.storage import Files, absolute_path, files_of
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT, StoreName, format_store_name, parse_store_name
-from jobrunner.positions import Position, parse_position
+from jobrunner.positions import BEST, EpochLike, Position, parse_position
 from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
@@ -87,6 +88,36 @@ class Epochs:
     def latest(self) -> Position | None:
         """The newest recorded epoch, if any."""
         return self.log.refresh().latest
+
+    def resolve(self, epoch: EpochLike) -> Position:
+        """Look up what a caller names: an epoch, a position, "latest" or "best:METRIC".
+
+        Raises CheckpointNotFoundError if "latest" or "best" names nothing recorded; the epochs that
+        are named otherwise need not be recorded.
+        """
+        if epoch == "latest":
+            latest = self.latest()
+            if latest is None:
+                raise CheckpointNotFoundError(f"No epoch is recorded in {self.path}.")
+            return latest
+        best = BEST.fullmatch(epoch) if isinstance(epoch, str) else None
+        if best is None:
+            return Position.of(epoch)
+        return self._find_best(best["metric"], "max" if best["mode"] == "max" else "min")
+
+    def _find_best(self, metric: str, mode: Literal["min", "max"]) -> Position:
+        saved = []
+        for at, record in self.records():
+            if isinstance(record, EpochRecord):
+                saved.append(SavedEpoch(at, metrics=record.details.metrics))
+        retired = set(KeepBest(metric, mode=mode).retires(saved))
+        best = [row.at for row in saved if not row.step and row.at not in retired]
+        if not best:
+            raise CheckpointNotFoundError(
+                f"No recorded epoch of {self.path} has reported {metric!r}. Reported: "
+                f"{name_reported(saved)}. Check the name of the metric."
+            )
+        return best[-1]
 
     def is_done(self) -> bool:
         """Whether the job ended, exit group included, after the newest recorded epoch."""

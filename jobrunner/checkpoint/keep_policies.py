@@ -20,6 +20,7 @@ from jobrunner.define import (
 )
 from jobrunner.errors import DefinitionError
 from jobrunner.positions import EpochLike, Position
+from jobrunner.texts import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,3 +375,11 @@ def find_best(policy: RetentionPolicy) -> tuple[str, str] | None:
         if isinstance(best.metric, str):
             return best.metric, best.mode
     return None
+
+
+def name_reported(saved: Sequence[SavedEpoch]) -> str:
+    """The names of all metrics that recorded epochs have reported, for a message."""
+    names = set[str]()
+    for row in saved:
+        names.update(row.metrics)
+    return printable(", ".join(sorted(names)), kept="") or "none"

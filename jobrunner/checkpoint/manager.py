@@ -191,7 +191,7 @@ class MultiNodeCheckpointManager:
         CheckpointNotFoundError
             The epoch is not recorded; the message names those that are.
         """
-        return self.recorded.record(Position.of(epoch))
+        return self.recorded.record(self.recorded.resolve(epoch))
 
     @checked(epochs=EPOCHS)
     def records(
@@ -211,7 +211,7 @@ class MultiNodeCheckpointManager:
         CheckpointError
             The storage fails.
         """
-        asked = None if epochs is None else [Position.of(epoch) for epoch in epochs]
+        asked = None if epochs is None else [self.recorded.resolve(epoch) for epoch in epochs]
         return ((at.public, record) for at, record in self.recorded.records(asked))
 
     @checked(set_aside=FLAG)
@@ -244,7 +244,7 @@ class MultiNodeCheckpointManager:
         That is ``path/node.epoch``, with ``.r1``, ``.r2``, ... if earlier attempts to save the
         epoch have claimed that name.
         """
-        return self.recorded.next_store(node, Position.of(epoch))
+        return self.recorded.next_store(node, self.recorded.resolve(epoch))
 
     def pins(self) -> dict[PublicPosition, list[str]]:
         """The pinned epochs in ascending order, each with its labels."""
@@ -273,7 +273,7 @@ class MultiNodeCheckpointManager:
         the log. An epoch is not deleted if that entry comes before the one that retires it. *Safe
         to retry*: yes. A rewind sets pinned epochs aside too, but deletes nothing.
         """
-        self.recorded.pin(Position.of(epoch), label)
+        self.recorded.pin(self.recorded.resolve(epoch), label)
 
     @checked(epoch=EPOCH, label=TEXT)
     def unpin(self, epoch: EpochLike, label: str | None = None) -> bool:
@@ -282,7 +282,7 @@ class MultiNodeCheckpointManager:
         Returns whether there was one. Raises, runs and retries as `pin` does. From the next commit
         on, the retention policy may retire the epoch.
         """
-        return self.recorded.unpin(Position.of(epoch), label)
+        return self.recorded.unpin(self.recorded.resolve(epoch), label)
 
     @checked(after=EPOCH, poll_seconds=INTERVAL, timeout_seconds=SECONDS)
     def watch(
@@ -320,7 +320,7 @@ class MultiNodeCheckpointManager:
         retire an epoch before you have read it: ``open(epoch, pin=True)`` keeps it, or raises if
         it is gone.
         """
-        last = None if after is None else Position.of(after)
+        last = None if after is None else self.recorded.resolve(after)
         news = self.recorded.watch(last, poll_seconds, timeout_seconds)
         return (at.public for at in news)
 
@@ -333,7 +333,7 @@ class MultiNodeCheckpointManager:
         CheckpointCorruptError
             A file is not what was written; the message names the first such file.
         """
-        self.loader.verify(Position.of(epoch))
+        self.loader.verify(self.recorded.resolve(epoch))
 
     @checked(epoch=EPOCH, pin=FLAG)
     def open(self, epoch: EpochLike, *, pin: bool = False) -> Checkpoint:
@@ -349,7 +349,7 @@ class MultiNodeCheckpointManager:
         CheckpointNotFoundError
             The epoch is not recorded.
         """
-        return self.loader.open(Position.of(epoch), pin=pin)
+        return self.loader.open(self.recorded.resolve(epoch), pin=pin)
 
     @checked(epoch=EPOCH, nodes=NAMES, blobs=NAMES_BY_NAME, partitions=NAMES_BY_NAME)
     def load(
@@ -393,7 +393,9 @@ class MultiNodeCheckpointManager:
         replaced before all are verified. *Safe to retry*: yes. During a run, the retention policy
         does not retire the epoch that was loaded last.
         """
-        return self.loader.load(Position.of(epoch), nodes=nodes, blobs=blobs, partitions=partitions)
+        return self.loader.load(
+            self.recorded.resolve(epoch), nodes=nodes, blobs=blobs, partitions=partitions
+        )
 
     def source(self) -> Loader:
         """Where a run would resume from: this directory, or `load_path` while this is empty."""

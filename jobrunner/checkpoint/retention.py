@@ -20,6 +20,7 @@ from jobrunner.checkpoint.keep_policies import (
     RetentionPolicy,
     SavedEpoch,
     find_unreported,
+    name_reported,
     needs_rows,
 )
 from jobrunner.checkpoint.log import (
@@ -36,7 +37,7 @@ from jobrunner.checkpoint.storage import REMOVALS, Files, join_path, run_all
 from jobrunner.errors import CheckpointError
 from jobrunner.names import ROOT_DOCUMENT, parse_store_name
 from jobrunner.positions import Position
-from jobrunner.texts import get_logger, listed, printable
+from jobrunner.texts import get_logger, listed
 
 logger = get_logger(__name__)
 
@@ -326,14 +327,6 @@ class Sweeper:
 
         with self._files.durable(self._path, (), changed):
             list(self._files.each(remove, [join_path(self._path, store) for store in stores]))
-
-
-def name_reported(saved: Sequence[SavedEpoch]) -> str:
-    """The names of all metrics that recorded epochs have reported, for a message."""
-    names = set[str]()
-    for row in saved:
-        names.update(row.metrics)
-    return printable(", ".join(sorted(names)), kept="") or "none"
 
 
 def _seconds(time: str) -> float:

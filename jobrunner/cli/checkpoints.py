@@ -17,6 +17,7 @@ from jobrunner.cli.options import (
     complete_epochs,
     directory_argument,
     epoch_argument,
+    is_epoch,
     job_option,
     nothing_recorded,
     open_manager,
@@ -87,7 +88,8 @@ def verify_command(
 ) -> Output:
     """Compare every byte of an epoch with its record.
 
-    EPOCH is a number, a position such as 4.s200, or 'latest'. By default, all recorded epochs of
+    EPOCH is a number, a position such as 4.s200, 'latest', or 'best:METRIC' for the lowest value of a
+    metric, 'best:METRIC:max' for the highest. By default, all recorded epochs of
     DIR are verified.
 
     --replay verifies an epoch, runs it again, and compares the result with the record, bit for bit.
@@ -236,7 +238,7 @@ def diff_command(*, a: str, b: str, is_deep: bool, allow_pickle: bool) -> Output
 def _split_checkpoint(text: str) -> tuple[str, str]:
     """Split ``DIR@EPOCH``, ``@EPOCH`` or ``DIR``; DIR may contain '@'."""
     directory, at, epoch = text.rpartition("@")
-    if at and (epoch == "latest" or read_number(epoch) is not None):
+    if at and is_epoch(epoch):
         return directory, epoch
     return text, "latest"
 

@@ -70,7 +70,7 @@ Exit codes:
 AS_JSON, _AS_LINES = "jobrunner.json", "jobrunner.lines"
 _PATHS = {"DIR", "FILE", "FILE_OR_MODULE[:JOB]"}
 """What options that take a path call it."""
-AT_EPOCH = re.compile(r"@(latest|\d+(\.s\d+)?)$")
+AT_EPOCH = re.compile(r"@(latest|best:[^@]+|\d+(\.s\d+)?)$")
 STDOUT = "jobrunner.stdout"
 """Where a command with JSON on stdout finds it: what it prints as usual goes to stderr."""
 

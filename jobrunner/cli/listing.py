@@ -141,7 +141,8 @@ def list_epochs(directory: Epochs, last: int | None = None) -> Output:
 def info_command(*, directory: str, epoch: str) -> Output:
     """Show an epoch and the blobs of its nodes.
 
-    EPOCH is a number, a position such as 4.s200, or 'latest'.
+    EPOCH is a number, a position such as 4.s200, 'latest', or 'best:METRIC' for the lowest value of a
+    metric, 'best:METRIC:max' for the highest.
     """
     manager = open_manager(directory)
     return describe_checkpoint(manager, read_epoch(epoch, manager.recorded))

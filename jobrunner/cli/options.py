@@ -15,7 +15,7 @@ import click
 from jobrunner import errors
 from jobrunner.cli.command import AT_EPOCH, Output
 from jobrunner.outputs import check_output
-from jobrunner.positions import Position, parse_position
+from jobrunner.positions import BEST, Position, parse_position
 from jobrunner.texts import listed, without_credentials
 
 if TYPE_CHECKING:
@@ -265,18 +265,24 @@ def read_number(text: str) -> Position | None:
     return parse_position(text)
 
 
+def is_epoch(text: str) -> bool:
+    """Whether it names an epoch as `read_epoch` reads it."""
+    return text == "latest" or bool(BEST.fullmatch(text)) or read_number(text) is not None
+
+
 def read_epoch(text: str, directory: Epochs) -> Position:
-    """Parse the number of an epoch, a position, or ``latest``."""
-    if (number := read_number(text)) is not None:
+    """Parse the number of an epoch, a position, ``latest`` or ``best:METRIC``."""
+    number = read_number(text)
+    if number is not None:
         return number
-    if text != "latest":
+    if not is_epoch(text):
         raise errors.DefinitionError(
-            f"{text!r} is neither 'latest' nor the number of an epoch, nor a position such as 4.s200."
+            f"{text!r} is neither 'latest' nor 'best:METRIC' nor the number of an epoch, nor a position "
+            f"such as 4.s200."
         )
-    latest = directory.latest()
-    if latest is None:
+    if directory.latest() is None:
         raise nothing_recorded(directory)
-    return latest
+    return directory.resolve(text)
 
 
 def nothing_recorded(

@@ -21,6 +21,7 @@ from jobrunner.cli.options import (
     complete_epochs,
     complete_files,
     count_option,
+    is_epoch,
     param_option,
     read_number,
     read_pairs,
@@ -40,15 +41,16 @@ _NOT_REPEATED = {"resume_from_epoch", "take_over", "as_json"}
 
 
 def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> ResumeFrom:
-    if text == "latest":
-        return "latest"
     if text == "none":
         return None
-    if (number := read_number(text)) is not None:
+    number = read_number(text)
+    if number is not None:
         return number
+    if is_epoch(text):
+        return text
     raise click.BadParameter(
-        f"{text!r} is neither 'latest' nor 'none' nor the number of an epoch, nor a position such "
-        f"as 4.s200.",
+        f"{text!r} is neither 'latest' nor 'none' nor 'best:METRIC' nor the number of an epoch, nor a "
+        f"position such as 4.s200.",
         ctx,
         option,
     )
@@ -85,10 +87,11 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     "resume_from_epoch",
     callback=_read_resume,
     shell_complete=complete_epochs,
-    metavar="latest|none|N|N.sSTEP",
+    metavar="latest|none|best:METRIC|N|N.sSTEP",
     default="latest",
     show_default=True,
     help="The epoch to resume from. 'latest': the last recorded one; if there is none, start. "
+    "'best:loss': that with the lowest loss; 'best:accuracy:max': that with the highest accuracy. "
     "'none': start from the beginning and set recorded epochs aside.",
 )
 @click.option(

@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from jobrunner.errors import DefinitionError
-from jobrunner.positions import is_whole, read_position
+from jobrunner.positions import is_whole, read_epoch
 from jobrunner.texts import clip, show
 
 _Callee = TypeVar("_Callee", bound=Callable[..., Any])
@@ -70,14 +70,14 @@ FLAG = Rule("True or False", lambda it: isinstance(it, bool))
 COUNT = whole(1)
 NATURAL = whole(0)
 EPOCH = Rule(
-    "an int >= 0 or a Position such as (4, 200) or '4.s200'",
-    lambda it: read_position(it) is not None,
-    read_position,
+    "an int >= 0 or a Position such as (4, 200) or '4.s200', 'latest' or 'best:METRIC'",
+    lambda it: read_epoch(it) is not None,
+    read_epoch,
 )
 EPOCHS = Rule(
     "a collection of epochs",
     lambda it: some("", Collection, object).fits(it) and all(map(EPOCH.fits, it)),
-    lambda it: [*map(read_position, it)],
+    lambda it: [*map(read_epoch, it)],
 )
 SECONDS = number(f"a number of seconds >= 0 and <= {_MOST:g}", lambda it: 0 <= it <= _MOST)
 INTERVAL = number(f"a number of seconds > 0 and <= {_MOST:g}", lambda it: 0 < it <= _MOST)

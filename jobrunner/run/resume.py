@@ -18,7 +18,7 @@ from jobrunner.positions import (
     EpochLike,
     Position,
     format_ranges,
-    read_position,
+    read_epoch,
 )
 from jobrunner.run.callbacks import check_callbacks
 from jobrunner.run.decisions import remainder
@@ -32,19 +32,10 @@ if TYPE_CHECKING:
     from jobrunner.run.runner import JobRunner
 
 ResumeFrom = EpochLike | None
-"""``"latest"``, an epoch, a position, or None."""
+"""What to resume from; None: nothing."""
 
 
-def _read_resume_from(value: object) -> ResumeFrom:
-    is_latest = isinstance(value, str) and value == "latest"
-    return "latest" if is_latest else read_position(value)
-
-
-RESUME_FROM = Rule(
-    f"'latest', None, {EPOCH.expected}",
-    lambda it: it is None or _read_resume_from(it) is not None,
-    _read_resume_from,
-)
+RESUME_FROM = Rule(f"None, {EPOCH.expected}", lambda it: it is None or EPOCH.fits(it), read_epoch)
 
 
 def check_options(runner: JobRunner) -> None:
@@ -54,7 +45,7 @@ def check_options(runner: JobRunner) -> None:
     check_callbacks(runner.callbacks, where)
     if manager is None:
         for name, is_given in (
-            ("resume_from_epoch", isinstance(runner.resume_from_epoch, Position)),
+            ("resume_from_epoch", runner.resume_from_epoch not in (None, "latest")),
             ("upload_task_group_builder", builder is not None),
             ("rename", bool(runner.rename)),
             ("missing='init'", runner.missing == "init"),
@@ -90,6 +81,8 @@ def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> Resum
     if resume_from == "latest":
         warnings += _check_claimed(own.loader)
     manager = own.source()
+    if isinstance(resume_from, str) and resume_from != "latest":
+        resume_from = manager.recorded.resolve(resume_from)
     if resume_from == "latest" and manager is not own.loader:
         warnings += _check_claimed(manager)
     epochs = manager.recorded.all()
@@ -170,12 +163,19 @@ class Resumption:
     @property
     def _begins_from(self) -> ResumeFrom:
         # What was asked is for the start only; after a loss, resume from this run's own epochs.
-        return self._runner.resume_from_epoch if self.is_first else "latest"
+        if not self.is_first:
+            return "latest"
+        asked = self._runner.resume_from_epoch
+        manager = self._runner.checkpoint_manager
+        if isinstance(asked, str) and asked != "latest" and manager is not None:
+            return manager.source().recorded.resolve(asked)
+        return asked
 
     @property
     def named(self) -> Position | None:
-        """The epoch that was asked for by number."""
-        return self._begins_from if isinstance(self._begins_from, Position) else None
+        """The epoch that was asked for, unless it is the latest."""
+        begins_from = self._begins_from
+        return begins_from if isinstance(begins_from, Position) else None
 
     def plan(self) -> ResumePlan:
         """See `plan_resume`."""

@@ -32,7 +32,7 @@ from jobrunner.define import (
     some,
 )
 from jobrunner.errors import DefinitionError
-from jobrunner.positions import EpochLike, Position
+from jobrunner.positions import EpochLike
 from jobrunner.report import write_report
 from jobrunner.run.callbacks import enders
 from jobrunner.run.load import load_blobs
@@ -90,8 +90,9 @@ class JobRunner:
     resume_from_epoch : "latest", EpochLike or None
         ``"latest"``: resume from the last recorded epoch; start if there is none. An int: resume
         from that epoch or fail. A `Position`, which may be written ``(4, 200)`` or ``"4.s200"``:
-        resume from that checkpoint in the middle of an epoch. None: start afresh, and set recorded
-        epochs aside without deleting them.
+        resume from that checkpoint in the middle of an epoch. ``"best:loss"``: resume from the epoch
+        with the lowest loss, ``"best:accuracy:max"``: from that with the highest accuracy. None: start
+        afresh, and set recorded epochs aside without deleting them.
     upload_task_group_builder : UploadTaskGroupBuilder, optional
         Makes the group that runs after the last epoch, before the download group.
     max_restarts : int
@@ -318,7 +319,7 @@ class JobRunner:
         replay = Replay(
             self.job,
             self._manager("replay").loader,
-            Position.of(epoch),
+            self._manager("replay").recorded.resolve(epoch),
             adaptation=self.adaptation,
             wait_seconds=self.worker_wait_seconds,
             deadline_seconds=self.epoch_deadline_seconds,
@@ -358,7 +359,7 @@ class JobRunner:
             A store is damaged. No blob was loaded.
         """
         loader = self._manager("load_blobs_from_checkpoints").loader
-        at = Position.of(epoch)
+        at = loader.recorded.resolve(epoch)
         if at not in loader.recorded.all():
             return False
         load_blobs(self.job, loader, at, blob_names, session, self.adaptation.rename)
