@@ -98,10 +98,8 @@ class Ours:
 
     def load(self, directory: Path) -> Blobs:
         manager = MultiNodeCheckpointManager(directory / "k")
-        about = manager.record(0)["stores"]["node"]
-        reader = StoreReader(
-            manager.recorded.files, manager.path, about["store"], about["manifest"]
-        )
+        about = manager.record(0).stores["node"]
+        reader = StoreReader(manager.recorded.files, manager.path, about.name, about.sha256)
         return reader.load()
 
 

@@ -103,10 +103,8 @@ class Ours:
         manager = MultiNodeCheckpointManager(self.url)
         epoch = manager.latest()
         assert epoch is not None
-        about = manager.record(epoch)["stores"]["node"]
-        return StoreReader(
-            manager.recorded.files, manager.path, about["store"], about["manifest"]
-        ).load()
+        about = manager.record(epoch).stores["node"]
+        return StoreReader(manager.recorded.files, manager.path, about.name, about.sha256).load()
 
 
 class Zarr:

@@ -138,10 +138,10 @@ def test_a_saved_epoch_is_recorded_verified_and_opened(rig: Rig) -> None:
     assert (manager.epochs(), manager.latest()) == ([0], 0)
     manager.verify(0)
     record = manager.record(0)
-    assert set(record["stores"]) == set(NODES)
-    assert record["stores"]["trainer:0"]["store"] == "trainer:0.0"
-    assert math.isnan(record["details"]["metrics"]["loss"])
-    assert record["details"]["metrics"]["best"] == -math.inf
+    assert set(record.stores) == set(NODES)
+    assert record.stores["trainer:0"].name == "trainer:0.0"
+    assert math.isnan(record.details.metrics["loss"])
+    assert record.details.metrics["best"] == -math.inf
     assert manager.recorded.run_info(Position(0)) == {"plan": "p"}
     assert manager.loader.blobs(manager.record(0)) == {node: ["name", "w"] for node in NODES}
     checkpoint = manager.open(0)
@@ -241,7 +241,7 @@ def test_store_names_are_used_once(rig: Rig) -> None:
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r2")
     rig.save(0)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r2")
-    assert manager.record(0)["stores"]["server"]["store"] == "server.0.r2"
+    assert manager.record(0).stores["server"].name == "server.0.r2"
     rig.save(0)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r3")
     assert (root / "server.0.r2").exists()  # the record that was replaced is set aside
@@ -265,7 +265,7 @@ def test_a_save_avoids_a_name_that_is_taken_and_does_not_touch_it(tmp_path: Path
     stray.write_text("mine")
     rig = Rig(tmp_path).start()
     rig.save(0)
-    assert rig.manager.record(0)["stores"]["trainer:0"]["store"] == "trainer:0.0.r1"
+    assert rig.manager.record(0).stores["trainer:0"].name == "trainer:0.0.r1"
     rig.manager.run.end()
     assert stray.read_text() == "mine"
 
@@ -357,7 +357,7 @@ def test_rewinding_sets_later_epochs_aside_and_deletes_nothing(rig: Rig) -> None
     assert (root / "server.2" / "w" / "c.0.0").exists()
     assert (root / "server.1" / "zarr.json").exists()
     rig.save(2)
-    assert rig.manager.record(2)["stores"]["server"]["store"] == "server.2.r5"
+    assert rig.manager.record(2).stores["server"].name == "server.2.r5"
     rig.manager.run.rewind(None, "afresh")
     assert rig.manager.epochs() == []
 
@@ -687,7 +687,7 @@ def test_a_single_node_manager_reads_only_its_node(rig: Rig) -> None:
     manager = CheckpointManager(rig.manager.path, "server")
     assert manager.open(0).nodes == ("server",)
     assert [task.node.name for task in manager.load(0).tasks()] == ["server"] * 3
-    assert set(manager.record(0)["stores"]) == {"server"}
+    assert set(manager.record(0).stores) == {"server"}
 
 
 def test_a_single_node_manager_names_the_node_whose_store_has_a_blob(rig: Rig) -> None:

@@ -136,7 +136,7 @@ def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> N
     assert recorded(runs) == [0, 3]
     manager = MultiNodeCheckpointManager(runs)
     manager.verify(3)
-    assert manager.record(3)["details"] == {"metrics": {"loss": 2.0}}
+    assert manager.record(3).details.to_json() == {"metrics": {"loss": 2.0}}
     assert manager.recorded.run_info(Position(3)) == {"plan": "p"}
     assert_identical(np.arange(6.0), manager.open(3)["a"].load("w"))
     assert invoke("restore", runs, 3).exit_code == 2
@@ -174,7 +174,10 @@ def test_copies_are_complete_checkpoints(runs: Path, tmp_path: Path) -> None:
             **one.recorded.run_info(Position.of(epoch)),
             "command": "copy",
         } == other.recorded.run_info(Position.of(epoch))
-        assert one.record(epoch)["details"].keys() == other.record(epoch)["details"].keys()
+        assert (
+            one.record(epoch).details.to_json().keys()
+            == other.record(epoch).details.to_json().keys()
+        )
     shutil.rmtree(runs)
     for epoch in range(4):
         assert other.open(epoch)["b"].load("step") == epoch

@@ -157,7 +157,7 @@ def check_no_litter(manager: MultiNodeCheckpointManager) -> None:
     live_stores = {
         about["store"]
         for epoch in manager.epochs()
-        for about in manager.record(epoch)["stores"].values()
+        for about in manager.record(epoch).stores.values()
     }
     aside = {
         store.name

@@ -241,7 +241,7 @@ def at(*epochs: int) -> list[Position]:
 
 def test_a_log_that_is_gone_is_made_again_from_the_stores(copies: Iterator[Path]) -> None:
     path = next(copies)
-    details = {epoch: directory(path).record(epoch)["details"] for epoch in (1, 2, 3)}
+    details = {epoch: directory(path).record(epoch).details.to_json() for epoch in (1, 2, 3)}
     shutil.rmtree(path / "_log")
     assert directory(path).recorded.unclaimed() == at(1, 2, 3)
     repair = repair_log(directory(path).recorded)
@@ -249,7 +249,9 @@ def test_a_log_that_is_gone_is_made_again_from_the_stores(copies: Iterator[Path]
     assert (repair.kept, list(repair.rebuilt)) == ([], at(1, 2, 3))
     assert recorded(path) == (1, 2, 3)
     assert directory(path).recorded.unclaimed() == []
-    assert {epoch: directory(path).record(epoch)["details"] for epoch in (1, 2, 3)} == details
+    assert {
+        epoch: directory(path).record(epoch).details.to_json() for epoch in (1, 2, 3)
+    } == details
     assert directory(path).recorded.run_info(Position(3)) == {}
     check_that_a_run_goes_on(path, (1, 2, 3))
 
@@ -302,7 +304,7 @@ def test_what_was_set_aside_stays_so_if_the_whole_log_is_gone(tmp_path: Path) ->
     shutil.rmtree(tmp_path / "k" / "_log")
     repair_log(directory(tmp_path / "k").recorded)
     assert recorded(tmp_path / "k") == (1, 2)
-    stores = directory(tmp_path / "k").record(2)["stores"]
+    stores = directory(tmp_path / "k").record(2).stores
     assert [about["store"] for about in stores.values()] == ["a.2.r4", "b.2.r4"]
 
 
@@ -321,7 +323,7 @@ def test_what_was_set_aside_stays_so_if_the_rewind_is_lost(
     assert repair is not None
     assert list(repair.given_up) == at(3)
     assert recorded(path) == (1, 2)
-    stores = directory(path).record(2)["stores"]
+    stores = directory(path).record(2).stores
     assert [about["store"] for about in stores.values()] == ["a.2.r4", "b.2.r4"]
     check_that_a_run_goes_on(path, (1, 2))
 
@@ -413,7 +415,7 @@ def test_details_come_back_with_the_record(tmp_path: Path) -> None:
     manager.run.end()
     cut(log_of(tmp_path / "k")[2])
     repair_log(directory(tmp_path / "k").recorded)
-    assert repr(directory(tmp_path / "k").record(1)["details"]) == repr(details)
+    assert repr(directory(tmp_path / "k").record(1).details.to_json()) == repr(details)
 
 
 def test_a_pin_that_is_left_is_kept(copies: Iterator[Path]) -> None:

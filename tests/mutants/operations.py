@@ -200,7 +200,7 @@ class Case:
         def act(manager: MultiNodeCheckpointManager, epoch: Position) -> None:
             checkpoint = manager.open(epoch)
             repr(checkpoint)
-            for blob in list(checkpoint.record["details"].get("partitions", {})):
+            for blob in list(checkpoint.record.details.partitions):
                 repr(checkpoint.array(blob))  # to compute it, Dask pickles its own graph
             for node in checkpoint.values():
                 repr(node)
@@ -250,7 +250,7 @@ class Case:
             for task in manager.load(epoch).tasks():
                 if "read" in (task.name or ""):
                     task.fn()
-            parts = manager.record(epoch)["details"].get("partitions", {})
+            parts = manager.record(epoch).details.partitions
             if parts:
                 again = {name: ["a", "b", "c"] for name in parts}
                 blobs = {node: list(parts) for node in "abc"}

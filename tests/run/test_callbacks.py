@@ -273,7 +273,7 @@ def test_the_state_of_each_callback_goes_on_from_the_loaded_epoch(session, manag
     assert [it.total for it in adds] == [3, 30]
     JobRunner(counter(2), manager, None, callbacks=adds).run(session)
     assert [it.total for it in adds] == [2, 20]
-    assert manager.record(2)["details"]["callbacks"] == {
+    assert manager.record(2).details.callbacks == {
         "Adds": {"total": 2},
         "Adds 2": {"total": 20},
     }
@@ -284,7 +284,7 @@ def test_a_state_that_no_record_can_hold_is_a_warning(session, manager, caplog):
     callback.state_dict = lambda: {"total": [1]}
     assert JobRunner(counter(1), manager, callbacks=[callback]).run(session).epoch == 1
     assert "state_dict()['total'] must be a bool, an int, a float, a str or None" in caplog.text
-    assert "callbacks" not in manager.record(1)["details"]
+    assert not manager.record(1).details.callbacks
 
 
 def test_a_callback_ends_a_job_that_nothing_else_ends(session, manager):

@@ -142,7 +142,7 @@ def test_a_copy_of_a_result_has_the_history_too(run):
 
 def test_metadata_is_recorded_and_shown(run):
     manager, _ = run(1, metadata={"data": "digits-2", "sizes": [1, 2]})
-    assert manager.record(1)["details"]["metadata"] == {"data": "digits-2", "sizes": [1, 2]}
+    assert manager.record(1).details.metadata == {"data": "digits-2", "sizes": [1, 2]}
     shown = describe_checkpoint(manager, 1)
     assert "metadata data='digits-2'" in shown.text
     assert shown.data["metadata"] == {"data": "digits-2", "sizes": [1, 2]}

@@ -144,9 +144,9 @@ def test_a_resume_in_the_middle_of_an_epoch_combines_all_its_steps(inproc_sessio
     with pytest.raises(TaskFailedError):
         JobRunner(job(fails=True), manager).run(inproc_session)
     [*_, middle] = manager.positions()
-    assert manager.record(middle)["details"]["totals"]["count"] == {
-        "a": ["sum", 3, 1 + 1 + 1],
-        "b": ["sum", 2, 1 + 1],
+    assert manager.record(middle).details.totals["count"] == {
+        "a": ("sum", 3, 1 + 1 + 1),
+        "b": ("sum", 2, 1 + 1),
     }
     told = Told()
     result = JobRunner(job(fails=False), manager, callbacks=[told]).run(inproc_session)
@@ -155,7 +155,7 @@ def test_a_resume_in_the_middle_of_an_epoch_combines_all_its_steps(inproc_sessio
     assert told.steps == [
         {"mean": pytest.approx(97.4), "last": 97.4, "count": 1, "most": 3}
     ]  # of this step alone
-    assert "totals" not in manager.record(2)["details"]
+    assert not manager.record(2).details.totals
 
 
 def test_a_save_in_the_background_records_the_totals_of_its_own_step(inproc_session, tmp_path):
@@ -169,7 +169,7 @@ def test_a_save_in_the_background_records_the_totals_of_its_own_step(inproc_sess
     whole = JobRunner(job(), manager).run(inproc_session).metrics
     for step in (3, 2, 1):
         record = manager.record(Position(0, step))
-        assert record["details"]["totals"]["count"]["a"] == ["sum", step, step]
+        assert record.details.totals["count"]["a"] == ("sum", step, step)
         runner = JobRunner(job(), manager, resume_from_epoch=(0, step))
         assert runner.run(inproc_session).metrics == whole
 
@@ -254,7 +254,7 @@ def test_arrays_and_images_go_to_callbacks_and_into_no_record(inproc_session, tm
     runner = JobRunner(reporting(report, nodes="ab", epochs=2), manager, callbacks=[told])
     result = runner.run(inproc_session)
     assert result.metrics[1] == {"epoch": 2, "loss": 1.0, "a/loss": 1.0, "b/loss": 1.0}
-    assert manager.record(2)["details"]["metrics"] == {"loss": 1.0, "a/loss": 1.0, "b/loss": 1.0}
+    assert manager.record(2).details.metrics == {"loss": 1.0, "a/loss": 1.0, "b/loss": 1.0}
     metrics = told.epochs[1]
     assert np.array_equal(metrics["a/weights"], [[97, 99], [100, 102]])
     assert np.array_equal(metrics["weights"], metrics["b/weights"])

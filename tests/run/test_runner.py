@@ -81,7 +81,7 @@ def test_a_failing_task_is_named_and_the_job_resumes_from_the_last_epoch(session
 def test_metrics_are_in_the_result_and_in_the_record(session, manager):
     result = JobRunner(counter(3), manager).run(session)
     assert result.metrics == [{"n": e, "epoch_seen": e, "epoch": e} for e in (1, 2, 3)]
-    assert manager.record(2)["details"]["metrics"] == {"n": 2, "epoch_seen": 2}
+    assert manager.record(2).details.metrics == {"n": 2, "epoch_seen": 2}
 
 
 def test_raising_the_limit_extends_a_finished_job(session, manager):

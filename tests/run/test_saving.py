@@ -150,7 +150,7 @@ def test_a_run_resumes_in_mid_epoch(inproc_session, tmp_path):
     # 6 steps are 5 of epoch 1 and the first of epoch 2.
     at = Position(1, 1)
     assert manager.positions() == [Position(0), Position(1), at]
-    assert manager.record(at)["details"]["step"] == 1
+    assert manager.record(at).at.step == 1
     runner = JobRunner(counter(3, steps_per_epoch=5), manager)
     plan = runner.plan_resume()
     assert (plan.epoch, plan.step) == (at, 1)
@@ -159,7 +159,7 @@ def test_a_run_resumes_in_mid_epoch(inproc_session, tmp_path):
     assert (result.resumed_from, result.epoch) == (at, 3)
     assert result.to_dict()["resumed_from"] == "1.s1"
     assert inproc_session.fetch(Node("a")["n"]) == 15
-    assert "step" not in manager.record(3)["details"]
+    assert not manager.record(3).at.step
     assert [line["epoch"] for line in result.metrics] == [2, 3]
 
 
@@ -187,7 +187,7 @@ def test_every_call_takes_an_epoch_or_a_position_in_any_form(inproc_session, tmp
     ):
         for form in (at, *forms):
             assert manager.open(form)["a"]["n"] == manager.open(at)["a"]["n"]
-            assert manager.record(form)["epoch"] == at
+            assert manager.record(form).epoch == at
             assert manager.get_ckpt_db_name("a", form).endswith(f"/a.{at}")
             manager.verify(form)
             manager.pin(form)

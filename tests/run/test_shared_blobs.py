@@ -52,7 +52,7 @@ def test_one_copy_is_saved_and_all_nodes_load_it(inproc_session, manager):
     assert [set(np.unique(checkpoint[node]["w"][:])) for node in "abc"] == [{3.0}] * 3
     assert np.array_equal(checkpoint["c"].load("w"), checkpoint["a"].load("w"))
     assert "w" in checkpoint["b"]
-    nbytes = {node: store["nbytes"] for node, store in manager.record(3)["stores"].items()}
+    nbytes = {node: store.nbytes for node, store in manager.record(3).stores.items()}
     assert nbytes["a"] > 160_000 > 10_000 > max(nbytes["b"], nbytes["c"])
     result = JobRunner(replicas(5), manager).run(inproc_session)
     assert result.resumed_from == 3
