@@ -110,14 +110,13 @@ class Epochs:
         for at, record in self.records():
             if isinstance(record, EpochRecord):
                 saved.append(SavedEpoch(at, metrics=record.details.metrics))
-        retired = set(KeepBest(metric, mode=mode).retires(saved))
-        best = [row.at for row in saved if not row.step and row.at not in retired]
-        if not best:
+        best = KeepBest(metric, mode=mode).find_best(saved)
+        if best is None:
             raise CheckpointNotFoundError(
                 f"No recorded epoch of {self.path} has reported {metric!r}. Reported: "
                 f"{name_reported(saved)}. Check the name of the metric."
             )
-        return best[-1]
+        return best
 
     def is_done(self) -> bool:
         """Whether the job ended, exit group included, after the newest recorded epoch."""

@@ -292,6 +292,15 @@ class KeepBest(_JoinsRetention):
             ranked = [(badness, row) for badness, row in ranked if badness <= worst_kept]
         return _all_but(saved, [row for _, row in ranked[: self.n]])
 
+    def find_best(self, saved: Sequence[SavedEpoch]) -> Position | None:
+        """The best of these epochs; None if none has a number for the metric."""
+        ranked = [
+            row for row in _eligible(saved, self.partial) if self._badness(row.metrics) != _WORST
+        ]
+        ranked.reverse()  # `min` takes the first of equal values: the newer one
+        best = min(ranked, key=lambda row: self._badness(row.metrics), default=None)
+        return None if best is None else best.at
+
     def value(self, metrics: Mapping[str, Any]) -> Any:
         """The value by which it ranks an epoch with these metrics; None if they lack it."""
         if isinstance(self.metric, str):

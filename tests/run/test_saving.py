@@ -201,7 +201,7 @@ def test_every_call_takes_an_epoch_or_a_position_in_any_form(inproc_session, tmp
             assert JobRunner(runner.job, manager, form).resume_from_epoch == Position.of(at)
     with pytest.raises(DefinitionError, match="epochs must be a collection of epochs"):
         manager.records(b"\1")
-    for wrong in ("1", "latest", (1,), (1, -1), 1.0, True, np.True_, "1.s01", None):
+    for wrong in ("1", "newest", "best:", (1,), (1, -1), 1.0, True, np.True_, "1.s01", None):
         with pytest.raises(DefinitionError, match=r"epoch must be an int >= 0 or a Position such"):
             manager.open(wrong)
 
