@@ -38,7 +38,7 @@ _CALLED_BY_JOBRUNNER = re.compile(
     r"FileMetadataHandler\.|GlobalRNG\.|CopyTo\.|.*\.(retires|is_due|epochs_until)$|"
     r"Session\.(bind|run_group|run_compiled|exclusive|reconnect|blob_names)$|"
     r"TaskGroup\.(add|find|check_open)$|Task\.|Blob\.on$|"
-    r"KeepBest\.value$"
+    r"KeepBest\.(choose|value)$"
 )
 
 _HUGE = 10**5000  # too long for `repr`

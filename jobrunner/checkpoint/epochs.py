@@ -110,7 +110,7 @@ class Epochs:
         for at, record in self.records():
             if isinstance(record, EpochRecord):
                 saved.append(SavedEpoch(at, metrics=record.details.metrics))
-        best = KeepBest(metric, mode=mode).find_best(saved)
+        best = KeepBest(metric, mode=mode).choose(saved)
         if best is None:
             raise CheckpointNotFoundError(
                 f"No recorded epoch of {self.path} has reported {metric!r}. Reported: "

@@ -292,7 +292,7 @@ class KeepBest(_JoinsRetention):
             ranked = [(badness, row) for badness, row in ranked if badness <= worst_kept]
         return _all_but(saved, [row for _, row in ranked[: self.n]])
 
-    def find_best(self, saved: Sequence[SavedEpoch]) -> Position | None:
+    def choose(self, saved: Sequence[SavedEpoch]) -> Position | None:
         """The best of these epochs; None if none has a number for the metric."""
         ranked = [
             row for row in _eligible(saved, self.partial) if self._badness(row.metrics) != _WORST
