@@ -116,12 +116,12 @@ from .worker_load import (
     load_waiting_states as load_waiting_states,
 )
 from .worker_save import (
-    Save as Save,
+    SaveOrder as SaveOrder,
 )
 from .opened import (
     Checkpoint as Checkpoint,
     NodeCheckpoint as NodeCheckpoint,
 )
-from .records import (
+from .epoch_record import (
     EpochRecord as EpochRecord,
 )

@@ -28,7 +28,7 @@ from jobrunner.checkpoint.log import (
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.storage import join_path
 from jobrunner.checkpoint.store import Receipt
-from jobrunner.checkpoint.worker_save import BlobEncoder, Claim, Save
+from jobrunner.checkpoint.worker_save import BlobEncoder, Claim, SaveOrder
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT, parse_store_name
@@ -52,8 +52,8 @@ class Commits:
     lock: RunLock | None = field(default=None, init=False)
     """Of the current run."""
     _next_look: float = field(default=-math.inf, init=False)
-    _unfinished: dict[Claim, Save] = field(default_factory=dict, init=False)
-    _abandoned: dict[Claim, Save] = field(default_factory=dict, init=False)
+    _unfinished: dict[Claim, SaveOrder] = field(default_factory=dict, init=False)
+    _abandoned: dict[Claim, SaveOrder] = field(default_factory=dict, init=False)
     _newest: tuple[int, dict[str, tuple[str, str]]] | None = field(default=None, init=False)
     """The newest commit entry: its number, and node -> store and digest of its manifest."""
     _names: Sequence[str] = field(default=(), init=False)
@@ -93,11 +93,11 @@ class Commits:
         initial: Mapping[str, Collection[str]] | None = None,
         details: Mapping[str, Any] | None = None,
         array_options: Mapping[str, Mapping[str, ArrayOptions]] | None = None,
-    ) -> Save:
+    ) -> SaveOrder:
         """Claim the names of an epoch's stores.
 
         Call `write` of the save on every worker with its workspaces, then `commit` with all
-        receipts, or else `abandon`. For `replicated` see `Save`. `initial` names the blobs that
+        receipts, or else `abandon`. For `replicated` see `SaveOrder`. `initial` names the blobs that
         each node's init tasks make: only these may contain objects that are saved by their state.
         `details` is JSON that `commit` will get, at least in part; it may contain NaN and
         infinities. A store has a copy, from which a repair rebuilds the record.
@@ -123,7 +123,7 @@ class Commits:
             attempt = self._begin_attempt(epoch)
         names = {node: attempt.store_name(node, epoch) for node in lock.nodes}
         claim = Claim(epoch, attempt.number, attempt.label)
-        save = Save(
+        save = SaveOrder(
             self.recorded.path,
             lock.run,
             claim,
@@ -198,7 +198,7 @@ class Commits:
         return self._newest[1]
 
     def commit(
-        self, save: Save, receipts: Mapping[str, Receipt], details: Mapping[str, Any]
+        self, save: SaveOrder, receipts: Mapping[str, Receipt], details: Mapping[str, Any]
     ) -> None:
         """Record an epoch, with one ``commit`` entry of the log; then retire others by policy.
 
@@ -261,7 +261,7 @@ class Commits:
                 error,
             )
 
-    def abandon(self, save: Save) -> None:
+    def abandon(self, save: SaveOrder) -> None:
         """Delete the stores of a failed save, if possible; their names stay claimed."""
         self._unfinished.pop(save.claim, None)
         try:
@@ -283,7 +283,7 @@ class Commits:
             self.retention.sweeper.add(None, list(save.stores.values()))
         self.retention.sweep_new()
 
-    def _look_for(self, save: Save) -> None:
+    def _look_for(self, save: SaveOrder) -> None:
         """Raise CheckpointError unless the client sees what the workers have written.
 
         Once after each placement: a worker may read the client's directory, and write to another
@@ -304,7 +304,7 @@ class Commits:
                 )
         self._must_look = False
 
-    def forget(self, save: Save) -> None:
+    def forget(self, save: SaveOrder) -> None:
         """Give back the claim of a save that no worker was told to write."""
         if self._unfinished.pop(save.claim, None) is not None:
             self._unordered.add(save.claim.begin)
@@ -351,7 +351,7 @@ def writing(path: str, what: str) -> Iterator[None]:
 
 
 def read_receipts(
-    replies: Mapping[str, Any], save: Save, placement: Mapping[str, str]
+    replies: Mapping[str, Any], save: SaveOrder, placement: Mapping[str, str]
 ) -> dict[str, Receipt]:
     """The receipts by node, from the replies by worker.
 
@@ -377,7 +377,7 @@ def read_receipts(
     return found
 
 
-def _check_replicas(save: Save, receipts: Mapping[str, Receipt]) -> None:
+def _check_replicas(save: SaveOrder, receipts: Mapping[str, Receipt]) -> None:
     for name, nodes in save.replicated.items():
         first = receipts[nodes[0]].replicas.get(name)
         for node in nodes:
@@ -389,7 +389,7 @@ def _check_replicas(save: Save, receipts: Mapping[str, Receipt]) -> None:
                 )
 
 
-def _check_parts(save: Save, receipts: Mapping[str, Receipt]) -> None:
+def _check_parts(save: SaveOrder, receipts: Mapping[str, Receipt]) -> None:
     """Refuse parts of arrays that no other number of nodes could load."""
     for name, about in save.details.get(PARTITIONS, {}).items():
         nodes: dict[str, list[str]] = {}

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import compress
 from typing import Any, Literal
 
+from jobrunner.checkpoint.epoch_record import EpochRecord, read_record
 from jobrunner.checkpoint.history import read_history
 from jobrunner.checkpoint.keep_policies import KeepBest, SavedEpoch, name_reported
 from jobrunner.checkpoint.log import (
@@ -29,7 +30,6 @@ from jobrunner.checkpoint.log import (
     loose_json,
     record_in,
 )
-from jobrunner.checkpoint.records import EpochRecord, read_record
 from jobrunner.checkpoint.storage import Files, absolute_path, files_of
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT, StoreName, format_store_name, parse_store_name

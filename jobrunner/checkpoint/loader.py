@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
+from jobrunner.checkpoint.epoch_record import EpochRecord
 from jobrunner.checkpoint.epochs import Epochs, name_some
 from jobrunner.checkpoint.opened import Checkpoint
-from jobrunner.checkpoint.records import EpochRecord
 from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
 from jobrunner.checkpoint.store import StoreReader
 from jobrunner.checkpoint.worker_load import (

@@ -116,7 +116,7 @@ class Claim(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class SaveOrder:
     """Writes the stores of a worker's nodes: call `write`, or `copy` and `write`, once on each.
 
     Picklable; runs on workers, in a thread. Not safe to retry: begin a new save instead.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
-from jobrunner.data.position import Position
+from jobrunner.data.pass_position import PassPosition
 from jobrunner.data.ranges import Ranges
 from jobrunner.errors import EndOfData
 
@@ -43,7 +43,7 @@ class Cursor(Protocol):
 
     @property
     def position(self) -> Any:
-        """A `Position`, or something with its methods."""
+        """A `PassPosition`, or something with its methods."""
 
     def read(self) -> Any:
         """The next record or batch; raises `EndOfData` at the end of the pass."""
@@ -72,7 +72,7 @@ class Ahead:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.position: Position = setup.kind(setup).position
+        self.position: PassPosition = setup.kind(setup).position
         self._cursor = setup.kind(setup)  # reads ahead from a position of its own
         self.count = self._cursor.count
         self._moves = self.position.moves

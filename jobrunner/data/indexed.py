@@ -12,7 +12,7 @@ import numpy as np
 
 from jobrunner.data.cursors import Setup, reduced
 from jobrunner.data.order import WINDOW, Indices, Shuffled
-from jobrunner.data.position import Position, end_of
+from jobrunner.data.pass_position import PassPosition, end_of
 from jobrunner.data.ranges import OPEN, Ranges, cut
 
 Index = int | slice | Indices
@@ -32,7 +32,7 @@ class Indexed:
         self._order = None if seed is None else Shuffled(self._lengths, seed)
         order = _order_text(seed, self._lengths, source.order)
         identity = {"length": self._total, "order": order}
-        self.position = Position(range(self._total), setup.shard, identity, setup.least)
+        self.position = PassPosition(range(self._total), setup.shard, identity, setup.least)
         self._batch, self._size = setup.batch, setup.batch or 1
 
     __reduce__ = reduced

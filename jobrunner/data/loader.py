@@ -8,7 +8,7 @@ from copy import copy
 from typing import Any
 
 from jobrunner.data.cursors import Setup, reduced
-from jobrunner.data.position import check_state, end_of
+from jobrunner.data.pass_position import check_state, end_of
 from jobrunner.data.reader import DataReader, reader_of
 from jobrunner.data.sources import is_of
 from jobrunner.define import FLAG, NATURAL, instance

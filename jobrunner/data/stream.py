@@ -10,7 +10,7 @@ from itertools import count, groupby, islice
 from typing import Any
 
 from jobrunner.data.cursors import Setup, reduced
-from jobrunner.data.position import Position, end_of
+from jobrunner.data.pass_position import PassPosition, end_of
 from jobrunner.data.ranges import OPEN, Ranges, is_open
 from jobrunner.data.reader import DataReader, reader_of
 from jobrunner.errors import DefinitionError, PlanMismatchError
@@ -68,7 +68,7 @@ class Stream:
                 f"DataReader.prefetched: threads must be 1 for from_iterable, since one thread can go "
                 f"through an iterable; got {setup.threads}."
             )
-        self.position = Position(range(OPEN), setup.shard, {})
+        self.position = PassPosition(range(OPEN), setup.shard, {})
         self._size = setup.batch or 1
         self._records: Iterator[Any] | None = None
         self._ahead: list[Any] = []

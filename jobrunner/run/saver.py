@@ -17,7 +17,7 @@ from jobrunner.checkpoint import (
     Moment,
     MultiNodeCheckpointManager,
     Pace,
-    Save,
+    SaveOrder,
     Status,
     epochs_until,
     read_metadata,
@@ -49,7 +49,7 @@ class _Save:
     seconds: float = 0.0
     stall_seconds: float = 0.0
     details: dict[str, Any] = field(init=False)  # what the record says of the run
-    order: Save = field(init=False)  # what the workers do
+    order: SaveOrder = field(init=False)  # what the workers do
     nodes: dict[str, NodeSave] = field(default_factory=dict)
     error: BaseException | None = None
     writing: Future[None] = field(init=False)  # of a save in the background
@@ -383,7 +383,7 @@ class Saver:
         )
 
     @contextlib.contextmanager
-    def _abandons(self, order: Save) -> Iterator[None]:
+    def _abandons(self, order: SaveOrder) -> Iterator[None]:
         try:
             yield
         except CheckpointWriteError:

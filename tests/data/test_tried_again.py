@@ -24,11 +24,11 @@ from jobrunner.data import (
     from_lines,
     from_loader,
     from_records,
-    position,
+    pass_position,
 )
 from jobrunner.data.indexed import Indexed
 from jobrunner.data.order import Indices
-from jobrunner.data.position import Position
+from jobrunner.data.pass_position import PassPosition
 from jobrunner.data.reader import reader_of
 from jobrunner.data.sources import Part
 from tests.data.test_iterables import Loader
@@ -227,20 +227,20 @@ def test_no_thread_sees_the_end_while_the_place_changes_in_mid_pass(
             looks[-1].add_done_callback(lambda _: asked.set())
             asked.wait()
 
-    def assign(self: Position, name: str, value: object) -> None:
+    def assign(self: PassPosition, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
         look()
 
-    def drop(self: Position) -> int:
+    def drop(self: PassPosition) -> int:
         found = dropped(self)
         look()
         return found
 
     reader._cursor.position.lock = Watched(asked)
-    dropped = Position._drop
+    dropped = PassPosition._drop
     with ThreadPoolExecutor(99) as pool, monkeypatch.context() as patch:
-        patch.setattr(Position, "__setattr__", assign, raising=False)
-        patch.setattr(Position, "_drop", drop)
+        patch.setattr(PassPosition, "__setattr__", assign, raising=False)
+        patch.setattr(PassPosition, "_drop", drop)
         if changes == "a failed read":
             with pytest.raises(OSError, match="busy"):
                 reader.read()
@@ -394,7 +394,7 @@ def test_a_failed_read_gives_back_its_record_alone_whatever_others_read_meanwhil
 
     def other(frame: FrameType, *_: object) -> Any:
         """Read as another thread does that interrupts this one."""
-        if frame.f_code.co_filename == position.__file__ and fault.calls > 2:
+        if frame.f_code.co_filename == pass_position.__file__ and fault.calls > 2:
             found.extend(islice(reader._cursor.position.ready, 1))
         return other
 

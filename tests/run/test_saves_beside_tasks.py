@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobrunner import CheckpointWriteError, MultiNodeCheckpointManager
-from jobrunner.checkpoint.worker_save import Save
+from jobrunner.checkpoint.worker_save import SaveOrder
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace import Workspace, settle
@@ -148,7 +148,7 @@ class Rig:
         else:
             self.record(save, save.write(self.all), expected)
 
-    def record(self, save: Save, receipts: Any, expected: dict[str, Any]) -> None:
+    def record(self, save: SaveOrder, receipts: Any, expected: dict[str, Any]) -> None:
         self.manager.commits.commit(save, receipts, {})
         reader = self.manager.open(save.epoch)["a"]
         assert_same({name: reader.load(name) for name in NAMES}, expected)

@@ -14,11 +14,11 @@ from functools import partial
 
 import msgspec
 
+from jobrunner.checkpoint.epoch_record import EpochRecord
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import CommitEntry, Record
 from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
-from jobrunner.checkpoint.records import EpochRecord
 from jobrunner.checkpoint.storage import (
     Files,
     absolute_path,

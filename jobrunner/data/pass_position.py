@@ -38,7 +38,7 @@ class _State(NamedTuple):
     rests: list[Ranges]  # what is left of this pass, and of the next ones if not all of them
 
 
-class Position:
+class PassPosition:
     """The place of one shard, or of the whole, in pass after pass.
 
     Parameters
@@ -195,7 +195,7 @@ class Position:
             if self.is_at_end:
                 self._go(self.number + 1, self._later)
 
-    def follow(self, other: Position) -> None:
+    def follow(self, other: PassPosition) -> None:
         """Go to where another one is."""
         with self.lock:
             self._go(other.number, [other.rest, *other._later])
