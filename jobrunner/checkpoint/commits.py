@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,9 +34,6 @@ from jobrunner.texts import get_logger, listed
 
 logger = get_logger(__name__)
 
-SAVE_REQUEST = "_save_now"
-"""A file of this name in the directory asks the run to save at the end of the next step."""
-
 
 @dataclass(eq=False)
 class Commits:
@@ -51,7 +45,6 @@ class Commits:
     allow_pickle: bool
     lock: RunLock | None = field(default=None, init=False)
     """Of the current run."""
-    _next_look: float = field(default=-math.inf, init=False)
     _unfinished: dict[Claim, SaveOrder] = field(default_factory=dict, init=False)
     _abandoned: dict[Claim, SaveOrder] = field(default_factory=dict, init=False)
     _newest: tuple[int, dict[str, tuple[str, str]]] | None = field(default=None, init=False)
@@ -63,22 +56,6 @@ class Commits:
     _unordered: set[int] = field(default_factory=set, init=False)
     """The attempts of which no worker was told."""
     _former_names: Mapping[str, str] = field(default_factory=dict, init=False)
-
-    def take_request(self) -> bool:
-        """Whether the file `SAVE_REQUEST` was there; removes it."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return False
-        self._next_look = now + self.recorded.files.poll_seconds
-        path = os.path.join(self.recorded.path, SAVE_REQUEST)
-        try:
-            if not self.recorded.files.is_taken(path):
-                return False
-            self.recorded.files.remove_file(path)
-        except OSError as error:
-            logger.warning("%s cannot be read or removed: %s", path, error)
-            return False
-        return True
 
     def refuse_classes(self, made: Mapping[tuple[str, str], type]) -> None:
         """Raise `DefinitionError` if no object of a class can be saved that a blob will be one of."""

@@ -275,8 +275,8 @@ class JobRunner:
 
         Notes
         -----
-        Runs on the client, in any thread or signal handler, and returns at once. To ask for the
-        same from outside, create a file ``_save_now`` in the checkpoint directory.
+        Runs on the client, in any thread or signal handler, and returns at once. To ask
+        `jobrunner run` for the same from outside, send it SIGUSR1.
         """
         self.save_asked.set()
 

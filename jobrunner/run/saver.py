@@ -211,8 +211,6 @@ class Saver:
             metrics=metrics,
         )
         moment = self._pace.look(time.monotonic(), moment)
-        if self._has_lock and self._manager.commits.take_request():
-            self._save_now.set()
         return self._save_now.is_set() or self._manager.save_policy.is_due(moment)
 
     def save(self, at: Position, about: Mapping[str, Any]) -> None:

@@ -122,7 +122,6 @@ def test_fsck_explains_every_object(runs: Path) -> None:
     for stray in ("notes.txt", "z.7", "a.0/more", "_log/x", "_log/00000000001.json"):
         (runs / stray).write_text("?")
     (runs / "_log" / ".0000000099.json.ab.tmp").write_text("{")
-    (runs / "_save_now").touch()
     (runs / "a.1" / "w" / "c.0").unlink()
     shutil.rmtree(runs / "b.2")
     found = {finding["path"]: finding for finding in ask("fsck", runs)["objects"]}
@@ -135,7 +134,6 @@ def test_fsck_explains_every_object(runs: Path) -> None:
         "_log/x": "stray",
         "_log/00000000001.json": "stray",
         "_log/.0000000099.json.ab.tmp": "pending",
-        "_save_now": "pending",
         run: "pending",
         "a.3": "aside",
         "b.3": "aside",
@@ -153,7 +151,6 @@ def test_fsck_explains_every_object(runs: Path) -> None:
     result = invoke("fsck", runs, "--brief")
     assert result.exit_code == 7
     assert "notes.txt" in result.stdout
-    assert "_save_now" not in result.stdout
     again.run.end()
 
 

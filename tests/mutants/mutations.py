@@ -264,7 +264,7 @@ def _other_name(draw: random.Random, tree: Tree) -> str:
             *("_log/0000000000.json", "_log/0000000128.json", "_log/9999999999999.json"),
             *("_log/00000000001.json", "_log/٠٠٠٠٠٠٠٠٠٩.json", f"_log/{'9' * 200}.json"),
             *("_log/.0000000001.ab.tmp", "_log/x", "_runs/x", "_runs/" + "0" * 32 + "/heartbeat"),
-            *("_save_now", f"{store}/zarr.retired.json", f"{store}/more", "a.99", "a.99/zarr.json"),
+            *(f"{store}/zarr.retired.json", f"{store}/more", "a.99", "a.99/zarr.json"),
             *(f"{store}.r7/zarr.json", f"a.{'9' * 100}/zarr.json", "a.0.r1/x"),
             *("%2E%2E.0/zarr.json", "\x1b[31m.3/zarr.json", "\udcff.4"),
         )

@@ -32,7 +32,7 @@ def contents(path):
     [
         *((place, None) for place in ("_runs", "_log", "_log/0000000002.json")),
         *((place, 0) for place in ("a.1", "a.1/n", "a.1/n/c.0", "a.1/zarr.json")),
-        *((place, 1) for place in ("_runs/x", "a.0", "a.1/stray", "_save_now")),
+        *((place, 1) for place in ("_runs/x", "a.0", "a.1/stray")),
     ],
 )
 def test_a_resume_touches_nothing_elsewhere(place, resumed_from, inproc_session, tmp_path):

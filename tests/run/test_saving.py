@@ -246,18 +246,6 @@ def test_save_now_saves_after_the_step(inproc_session, tmp_path):
     assert manager.epochs() == [0, 4, 6]
 
 
-def test_a_file_requests_a_save(inproc_session, tmp_path):
-    class Asks:
-        def on_epoch(self, epoch, seconds, metrics):
-            if epoch == 2:
-                Path(manager.path, "_save_now").touch()
-
-    manager = manager_of(tmp_path, save=SaveEvery(epochs=100))
-    JobRunner(counter(5), manager, callbacks=[Asks()]).run(inproc_session)
-    assert manager.epochs() == [0, 2, 5]
-    assert not Path(manager.path, "_save_now").exists()
-
-
 def test_the_best_epochs_by_a_reported_metric_are_kept(inproc_session, tmp_path):
     manager = manager_of(tmp_path, keep=KeepBest("loss", n=2))
     JobRunner(counter(6), manager).run(inproc_session)

@@ -11,7 +11,6 @@ from typing import Literal
 
 from msgspec import UNSET
 
-from jobrunner.checkpoint.commits import SAVE_REQUEST
 from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import (
     RUNS_DIRECTORY,
@@ -150,8 +149,6 @@ def _inspect(directory: Epochs) -> list[Finding]:
             continue
         if name == RUNS_DIRECTORY:
             found += _inspect_runs(directory, history.state)
-        elif name == SAVE_REQUEST:
-            found.append(Finding(name, "pending", "Asks the run to save. The run removes it."))
         elif (store := parse_store_name(name)) is None:
             found.append(Finding(name, "stray", _UNKNOWN))
         elif not is_whole:

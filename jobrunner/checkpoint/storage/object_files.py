@@ -81,7 +81,6 @@ class ObjectFiles:
     threads = 8
     lookups = 32
     linked_bytes = 4 << 20  # a link waits for the store twice, a write only once
-    poll_seconds = 2.0
 
     def __init__(self, root: str, open_store: Callable[[str], ObjectStore] = open_store) -> None:
         self.root = root

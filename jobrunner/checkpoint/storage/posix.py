@@ -58,7 +58,6 @@ class PosixFiles:
     threads = 2
     lookups = 1
     linked_bytes = 64 << 10
-    poll_seconds = 0.0
 
     def __init__(self) -> None:
         self.below = Below()

@@ -27,8 +27,6 @@ class Files(Protocol):
     """Calls that `each` makes at once."""
     linked_bytes: int
     """Shorter unchanged chunks are written again: `link` would cost more."""
-    poll_seconds: float
-    """Shortest interval between looks for a file that another process may create."""
 
     def reaches(self, path: str) -> bool:
         """Whether `path` is in this storage."""

@@ -352,14 +352,6 @@ def test_a_handler_made_without_files_stores_the_log_in_objects() -> None:
     assert MultiNodeCheckpointManager(url).epochs() == [0]
 
 
-def test_a_request_for_a_save_is_looked_for_now_and_then(rig: Rig) -> None:
-    (rig.objects / "_save_now").touch()
-    assert rig.manager.commits.take_request()
-    (rig.objects / "_save_now").touch()
-    assert not rig.manager.commits.take_request()  # not asked so soon again
-    assert (rig.objects / "_save_now").exists()
-
-
 # --- commands
 
 
