@@ -325,7 +325,7 @@ def test_runs_in_an_object_store_are_found_by_a_request_for_each_directory(root:
     requests = [operation for operation, _ in files.trace]
     assert set(requests) == {"list"}
     assert len(requests) <= 10
-    output = list_runs(manager, {"sort": "name"})
+    output = list_runs(manager.recorded, {"sort": "name"})
     assert output is not None
     assert output.data["runs"][0]["state"] == "finished"
 

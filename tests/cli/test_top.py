@@ -83,7 +83,7 @@ def test_a_run_says_its_epoch_and_metrics_between_saves(
         def on_epoch(self, epoch: int, seconds: float, metrics: object) -> None:
             deadline = time.monotonic() + 10
             while epoch == 3 and not seen and time.monotonic() < deadline:
-                run = summarize_run(MultiNodeCheckpointManager(tmp_path), "walk")
+                run = summarize_run(MultiNodeCheckpointManager(tmp_path).recorded, "walk")
                 seen.extend([run] if run.epoch == 3 else [])
 
     with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 0.01}):
@@ -94,7 +94,7 @@ def test_a_run_says_its_epoch_and_metrics_between_saves(
     assert run.metrics == {"loss": 0.5}
     assert run.pace_seconds is not None
     assert run.pace_seconds > 0
-    assert summarize_run(manager, "walk").state == "finished"
+    assert summarize_run(manager.recorded, "walk").state == "finished"
 
 
 def test_the_pace_is_that_of_the_last_heartbeats(

@@ -103,8 +103,8 @@ class Case:
 
     def ls_runs(self) -> None:
         manager = self.manager()
-        json.dumps(to_json(asdict(summarize_run(manager, "x"))), allow_nan=False)
-        best_of(manager, "loss", "min")
+        json.dumps(to_json(asdict(summarize_run(manager.recorded, "x"))), allow_nan=False)
+        best_of(manager.recorded, "loss", "min")
 
     def top(self) -> None:
         self._begin()

@@ -465,7 +465,7 @@ def test_requests_for_all_nodes_run_at_once(gate: Gate) -> None:
     manager.load(1, blobs={node: ["epoch"] for node in NODES})
     assert gate.passed == 16
     manager.run.end()
-    list_epochs(manager)
+    list_epochs(manager.recorded)
     describe_checkpoint(manager, 1)
     assert gate.passed == 24
     assert {finding.status for finding in inspect_directory(manager.recorded)} == {"live"}
