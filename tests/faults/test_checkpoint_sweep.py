@@ -155,9 +155,7 @@ def check_epochs(manager: MultiNodeCheckpointManager) -> None:
 def check_no_litter(manager: MultiNodeCheckpointManager) -> None:
     root = Path(manager.path)
     live_stores = {
-        about["store"]
-        for epoch in manager.epochs()
-        for about in manager.record(epoch).stores.values()
+        about.name for epoch in manager.epochs() for about in manager.record(epoch).stores.values()
     }
     aside = {
         store.name

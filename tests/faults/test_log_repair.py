@@ -305,7 +305,7 @@ def test_what_was_set_aside_stays_so_if_the_whole_log_is_gone(tmp_path: Path) ->
     repair_log(directory(tmp_path / "k").recorded)
     assert recorded(tmp_path / "k") == (1, 2)
     stores = directory(tmp_path / "k").record(2).stores
-    assert [about["store"] for about in stores.values()] == ["a.2.r4", "b.2.r4"]
+    assert [store.name for store in stores.values()] == ["a.2.r4", "b.2.r4"]
 
 
 @pytest.mark.parametrize("more", [(), ("commit",), ("begin", "commit")])
@@ -324,7 +324,7 @@ def test_what_was_set_aside_stays_so_if_the_rewind_is_lost(
     assert list(repair.given_up) == at(3)
     assert recorded(path) == (1, 2)
     stores = directory(path).record(2).stores
-    assert [about["store"] for about in stores.values()] == ["a.2.r4", "b.2.r4"]
+    assert [store.name for store in stores.values()] == ["a.2.r4", "b.2.r4"]
     check_that_a_run_goes_on(path, (1, 2))
 
 
@@ -409,7 +409,7 @@ def test_details_come_back_with_the_record(tmp_path: Path) -> None:
     """A checkpoint in mid-epoch is never taken for a whole one."""
     manager = directory(tmp_path / "k")
     manager.run.start(["a"], {})
-    details = {"step": 3, "metrics": {"loss": float("nan")}, "stopped_by": []}
+    details = {"metrics": {"loss": float("nan")}, "metadata": {"sizes": [1, 2]}}
     save = manager.commits.begin(Position(1), details=details)
     manager.commits.commit(save, save.write({"a": Workspace("a")}), details)
     manager.run.end()

@@ -21,7 +21,7 @@ from jobrunner import (
     MultiNodeCheckpointManager,
     Task,
 )
-from jobrunner.checkpoint import inspect_directory, plan_repair, repair_log
+from jobrunner.checkpoint import EpochRecord, inspect_directory, plan_repair, repair_log
 from jobrunner.checkpoint.log import read_state
 from jobrunner.checkpoint.log.handler import (
     FileMetadataHandler,
@@ -209,7 +209,7 @@ def test_details_that_do_not_fit_damage_one_epoch(
     with pytest.raises(CheckpointCorruptError, match=rf"entry 4 of the log.*{field}"):
         manager.record(1)
     assert manager.open(0)["a"].load("w")[2] == 2
-    assert [type(it) for _, it in manager.records()] == [dict, CheckpointCorruptError]
+    assert [type(it) for _, it in manager.records()] == [EpochRecord, CheckpointCorruptError]
 
 
 @pytest.mark.parametrize("plan", [5, {"nodes": [1]}, {"structure": {"x": 1}}, {"code": ""}])
