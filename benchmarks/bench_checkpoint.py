@@ -99,7 +99,7 @@ class Ours:
     def load(self, directory: Path) -> Blobs:
         manager = MultiNodeCheckpointManager(directory / "k")
         about = manager.record(0).stores["node"]
-        reader = StoreReader(manager.recorded.files, manager.path, about.name, about.sha256)
+        reader = StoreReader(manager.directory.files, manager.path, about.name, about.sha256)
         return reader.load()
 
 

@@ -104,7 +104,7 @@ class Ours:
         epoch = manager.latest()
         assert epoch is not None
         about = manager.record(epoch).stores["node"]
-        return StoreReader(manager.recorded.files, manager.path, about.name, about.sha256).load()
+        return StoreReader(manager.directory.files, manager.path, about.name, about.sha256).load()
 
 
 class Zarr:

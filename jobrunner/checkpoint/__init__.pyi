@@ -12,8 +12,8 @@ from .encoding import (
     library_parts as library_parts,
     register_codec as register_codec,
 )
-from .epochs import (
-    Epochs as Epochs,
+from .directory import (
+    Directory as Directory,
 )
 from .history import (
     read_metadata as read_metadata,

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, check_classes, refuse_classes
-from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.history import as_json
 from jobrunner.checkpoint.loader import PARTITIONS, REPLICATED
 from jobrunner.checkpoint.log import (
@@ -39,7 +39,7 @@ logger = get_logger(__name__)
 class Commits:
     """The saves of the run that holds the directory."""
 
-    recorded: Epochs
+    directory: Directory
     retention: Retention
     default_options: ArrayOptions
     allow_pickle: bool
@@ -96,17 +96,17 @@ class Commits:
             self.abandon(unfinished)
         # The disk needs room for the epochs that are kept and one more, even if deletion is slow.
         self.retention.sweeper.drain()
-        with writing(self.recorded.path, f"the save of epoch {epoch} could not be begun"):
+        with writing(self.directory.path, f"the save of epoch {epoch} could not be begun"):
             attempt = self._begin_attempt(epoch)
         names = {node: attempt.store_name(node, epoch) for node in lock.nodes}
         claim = Claim(epoch, attempt.number, attempt.label)
         save = SaveOrder(
-            self.recorded.path,
+            self.directory.path,
             lock.run,
             claim,
             names,
             encoder,
-            self.recorded.files,
+            self.directory.files,
             self._former(),
             shared,
             stored,
@@ -115,7 +115,7 @@ class Commits:
         return save
 
     def _begin_attempt(self, epoch: Position) -> Attempt:
-        log = self.recorded.log
+        log = self.directory.log
         state = log.check_held()
         nodes = self.held().nodes
         taken = set()
@@ -144,7 +144,7 @@ class Commits:
     @property
     def ordered_upto(self) -> Position | None:
         """What the run's last entry gives back, if no worker was told of the last attempt."""
-        attempt = self.recorded.log.known().attempt
+        attempt = self.directory.log.known().attempt
         if attempt is None or attempt.number not in self._unordered:
             return None
         return attempt.after
@@ -155,14 +155,14 @@ class Commits:
 
     def _former(self) -> dict[str, tuple[str, str]]:
         """Node -> its newest recorded store and digest; the next one may link unchanged chunks."""
-        state = self.recorded.log.known()  # as of the claim: reading again could fail
+        state = self.directory.log.known()  # as of the claim: reading again could fail
         latest = state.latest
         if latest is None:
             return {}
         number = state.recorded[latest]
         if self._newest is None or self._newest[0] != number:
             try:
-                stores = dict(self.recorded.record(latest).stores)
+                stores = dict(self.directory.record(latest).stores)
             except CheckpointError as error:
                 logger.info("Nothing is linked to epoch %s: %s", latest, error)
                 stores = {}
@@ -187,7 +187,7 @@ class Commits:
         missing = [node for node in save.stores if node not in receipts]
         if missing:
             raise CheckpointWriteError(
-                f"Epoch {save.epoch} of {self.recorded.path} cannot be recorded: expected a "
+                f"Epoch {save.epoch} of {self.directory.path} cannot be recorded: expected a "
                 f"receipt from each of {len(save.stores)} nodes, found none from "
                 f"{', '.join(missing[:8])}. Check that they are placed on workers, and save again."
             )
@@ -195,7 +195,9 @@ class Commits:
         _check_parts(save, receipts)
         for node, receipt in receipts.items():
             if receipt.classes:
-                where = f"Epoch {save.epoch} of {self.recorded.path} is not recorded. Node {node!r}"
+                where = (
+                    f"Epoch {save.epoch} of {self.directory.path} is not recorded. Node {node!r}"
+                )
                 check_classes(receipt.classes, where)
         if save.replicated:
             details = {**details, REPLICATED: save.replicated}
@@ -208,11 +210,11 @@ class Commits:
             if receipt.states:
                 contents[node] = NodeContents(states=list(receipt.states))
         record = Record(save.epoch, stores, details=as_json(details, "details"))
-        with writing(self.recorded.path, f"epoch {save.epoch} could not be recorded"):
-            self.recorded.log.check_held()
+        with writing(self.directory.path, f"epoch {save.epoch} could not be recorded"):
+            self.directory.log.check_held()
             if save.claim not in self._unfinished:
                 raise CheckpointWriteError(
-                    f"The save of epoch {save.epoch} in {self.recorded.path} was abandoned. Begin "
+                    f"The save of epoch {save.epoch} in {self.directory.path} was abandoned. Begin "
                     f"it again."
                 )
             self._look_for(save)
@@ -232,7 +234,7 @@ class Commits:
         except Exception as error:  # a policy is the user's code
             logger.warning(
                 "%s: no epoch was retired after epoch %s: %s: %s",
-                self.recorded.path,
+                self.directory.path,
                 save.epoch,
                 type(error).__name__,
                 error,
@@ -242,11 +244,11 @@ class Commits:
         """Delete the stores of a failed save, if possible; their names stay claimed."""
         self._unfinished.pop(save.claim, None)
         try:
-            state = self.recorded.log.check_held()
+            state = self.directory.log.check_held()
         except CheckpointError as error:
             logger.warning(
                 "%s: the stores of the failed save of epoch %s are not deleted: %s",
-                self.recorded.path,
+                self.directory.path,
                 save.epoch,
                 error,
             )
@@ -268,7 +270,7 @@ class Commits:
         """
         if not self._must_look:
             return
-        path, files = self.recorded.path, self.recorded.files
+        path, files = self.directory.path, self.directory.files
         roots = {
             node: join_path(path, f"{store}/{ROOT_DOCUMENT}") for node, store in save.stores.items()
         }
@@ -299,7 +301,7 @@ class Commits:
         """The lock of the current run; raises DefinitionError if there is none."""
         if self.lock is None:
             raise DefinitionError(
-                f"No run of this manager holds {self.recorded.path}. Call run.start() first, as a "
+                f"No run of this manager holds {self.directory.path}. Call run.start() first, as a "
                 f"JobRunner does."
             )
         return self.lock

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobrunner.checkpoint.commits import Commits, writing
-from jobrunner.checkpoint.epochs import Epochs
+from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.history import as_json
 from jobrunner.checkpoint.keep_policies import find_best
 from jobrunner.checkpoint.log import (
@@ -36,7 +36,7 @@ logger = get_logger(__name__)
 class DirectoryRun:
     """A run that holds the directory, from `start` to `end`; one run at a time."""
 
-    recorded: Epochs
+    directory: Directory
     retention: Retention
     commits: Commits
     delete_on_success: bool
@@ -51,58 +51,58 @@ class DirectoryRun:
     ) -> None:
         """Take the directory, with a ``run`` entry in the log, for a run that saves `nodes`.
 
-        `info` is JSON for that entry; `Epochs.run_info` returns it. `status`, which another thread
+        `info` is JSON for that entry; `Directory.run_info` returns it. `status`, which another thread
         calls, says for the heartbeat how far the run is. Stores that earlier runs did not commit
         are deleted in the background. Raises CommitConflictError if another run holds
         the directory and is alive, and CheckpointWriteError if it cannot be created or written.
         """
-        recorded = self.recorded
+        directory = self.directory
         if self.commits.lock is not None:
             raise DefinitionError(
-                f"This checkpoint manager already serves a run in {self.recorded.path}. Wait until "
+                f"This checkpoint manager already serves a run in {self.directory.path}. Wait until "
                 f"that run ends, or make another manager for another directory."
             )
-        if recorded.only_node is not None and tuple(nodes) != (recorded.only_node,):
+        if directory.only_node is not None and tuple(nodes) != (directory.only_node,):
             raise DefinitionError(
-                f"This CheckpointManager saves one node, {recorded.only_node!r}, and the job "
+                f"This CheckpointManager saves one node, {directory.only_node!r}, and the job "
                 f"checkpoints {', '.join(map(repr, nodes)) or 'none'}. Use a "
                 f"MultiNodeCheckpointManager, or Job(nodes_to_checkpoint=[...])."
             )
         for node in nodes:
             check_name(node, "node")
         check_distinct(nodes, "node")
-        recorded.handler.set_params(self.recorded.path, tuple(nodes))
+        directory.handler.set_params(self.directory.path, tuple(nodes))
         beat_seconds = _configured_seconds("checkpoint.heartbeat-seconds")
         patience = self.patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
-        path = recorded.path
-        lock = RunLock(recorded.files, path, recorded.log, nodes, beat_seconds, status)
+        path = directory.path
+        lock = RunLock(directory.files, path, directory.log, nodes, beat_seconds, status)
         try:
-            with writing(self.recorded.path, "the directory could not be locked"):
-                before = recorded.log.known()
+            with writing(self.directory.path, "the directory could not be locked"):
+                before = directory.log.known()
                 holder = before.holder
                 if holder is not None and not before.is_ended:  # its heartbeat is removed below
                     with suppress(OSError, CheckpointError):
-                        seen = read_beat(recorded.files, path, holder.run).time
+                        seen = read_beat(directory.files, path, holder.run).time
                         info = {**info, "seen": {holder.run: seen}}
                 if (best := find_best(self.retention.policy)) is not None:
                     info = {**info, "keeps_best": best}
                 lock.take(as_json(info, "info"), patience, take_over=self.take_over)
             self.commits.lock = lock
-            recorded.mark_run(())
-            with writing(self.recorded.path, "leftovers of earlier runs could not be removed"):
+            directory.mark_run(())
+            with writing(self.directory.path, "leftovers of earlier runs could not be removed"):
                 # After the `run` entry: whatever is there was not written for this run.
-                names = recorded.files.list_names(path)
-                recorded.mark_run(names)
+                names = directory.files.list_names(path)
+                directory.mark_run(names)
                 self.commits.note_names(names)
                 self.retention.start_run(names)
                 lock.remove_traces_of_others()
-                if isinstance(recorded.handler, FileMetadataHandler):
-                    recorded.handler.remove_leftovers(lock.number)
+                if isinstance(directory.handler, FileMetadataHandler):
+                    directory.handler.remove_leftovers(lock.number)
         except BaseException:
             # Also on Ctrl-C: a run that did not begin must not look alive to the next one.
             if self.commits.lock is None:
                 lock.leave()
-            elif recorded.log.repairs:
+            elif directory.log.repairs:
                 self.leave()  # its `end` would say that the log is repaired
             else:
                 self.end()
@@ -125,14 +125,14 @@ class DirectoryRun:
             if not self.retention.sweeper.drain():
                 logger.warning(
                     "%s: some stores are not deleted yet; the next run deletes them.",
-                    self.recorded.path,
+                    self.directory.path,
                 )
-            self.recorded.log.check_held()  # an entry must not follow those of another directory
+            self.directory.log.check_held()  # an entry must not follow those of another directory
             self.retention.sweeper.confirm()
             self.retention.append(EndEntry, upto=self.commits.ordered_upto, **about)
         except CheckpointError as error:
             logger.warning(
-                "%s: the end of the run could not be recorded: %s", self.recorded.path, error
+                "%s: the end of the run could not be recorded: %s", self.directory.path, error
             )
         finally:
             self._forget(lock)
@@ -145,14 +145,14 @@ class DirectoryRun:
     def _forget(self, lock: RunLock) -> None:
         lock.leave()
         self.commits.lock = None
-        self.recorded.mark_end()
+        self.directory.mark_end()
 
     def probe(self) -> Callable[[Mapping[str, Any]], Any]:
         """Make the probe that shows whether workers share the directory; picklable.
 
         Call it on every worker with its workspaces, and pass the answers to `check_probe`.
         """
-        with writing(self.recorded.path, "the probe for the workers could not be written"):
+        with writing(self.directory.path, "the probe for the workers could not be written"):
             probe = self.commits.held().probe
             probe.ask()
             self.commits.note_placement()
@@ -160,7 +160,7 @@ class DirectoryRun:
 
     def check_probe(self, answers: Mapping[str, Any]) -> None:
         """Check the answers to `probe`, by address of the worker; raises what its `check` does."""
-        self.commits.held().probe.check(self.recorded.path, answers)
+        self.commits.held().probe.check(self.directory.path, answers)
 
     def rewind(self, epoch: Position | None, reason: str) -> None:
         """Set aside every epoch after `epoch`, or all if None; their stores stay.
@@ -168,25 +168,25 @@ class DirectoryRun:
         `reason` is for people who read the log.
         """
         self.commits.held()
-        self.recorded.loaded = epoch
-        state = self.recorded.log.check_held()
+        self.directory.loaded = epoch
+        state = self.directory.log.check_held()
         if state.after(epoch):
             self.retention.append(RewindEntry, after=epoch, reason=reason)
 
     def set_aside(self, epoch: Position, reason: str) -> None:
         """Set one damaged epoch aside; its stores stay."""
         self.commits.held()
-        state = self.recorded.log.check_held()
-        self.recorded.check_recorded(epoch, state)
+        state = self.directory.log.check_held()
+        self.directory.check_recorded(epoch, state)
         self.retention.append(RewindEntry, only=epoch, reason=reason)
 
     def finish(self, epoch: Position) -> None:
         """Record that the job ended after `epoch`, exit group included; see `delete_on_success`."""
         self.commits.held()
-        self.recorded.log.check_held()
+        self.directory.log.check_held()
         self.retention.append(DoneEntry, epoch=epoch)
         if self.delete_on_success:
-            self.retention.append(RetireEntry, epochs=self.recorded.log.refresh().epochs)
+            self.retention.append(RetireEntry, epochs=self.directory.log.refresh().epochs)
 
 
 def _configured_seconds(key: str) -> float:

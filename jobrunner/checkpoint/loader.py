@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from jobrunner.checkpoint.directory import Directory, name_some
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
 from jobrunner.checkpoint.epoch_record import EpochRecord
-from jobrunner.checkpoint.epochs import Epochs, name_some
 from jobrunner.checkpoint.opened import Checkpoint
 from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
 from jobrunner.checkpoint.store import StoreReader
@@ -68,16 +68,16 @@ _UNCHANGED = Origins()
 class Loader:
     """Verifies, opens and loads the stores of recorded epochs."""
 
-    def __init__(self, recorded: Epochs, *, allow_pickle: bool = False) -> None:
-        self.recorded = recorded
-        self.path = recorded.path
+    def __init__(self, directory: Directory, *, allow_pickle: bool = False) -> None:
+        self.directory = directory
+        self.path = directory.path
         self._allow_pickle = allow_pickle
 
     def blobs(self, record: EpochRecord) -> dict[str, list[str]]:
         """The names of the blobs of each node at an epoch with this record; verifies the documents."""
         readers = self.readers(record)
-        with self.recorded.reading(record.at):
-            documents = self.recorded.files.each(StoreReader.read_document, readers.values())
+        with self.directory.reading(record.at):
+            documents = self.directory.files.each(StoreReader.read_document, readers.values())
             found = {
                 node: list(document.blobs)
                 for node, document in zip(readers, documents, strict=True)
@@ -90,18 +90,18 @@ class Loader:
 
     def stateful_blobs(self, epoch: Position) -> dict[str, frozenset[str]]:
         """The names of each node's blobs with objects that are saved by their state."""
-        record = self.recorded.record(epoch)
+        record = self.directory.record(epoch)
         return {node: frozenset(record.states.get(node, ())) for node in record.stores}
 
     def verify(self, epoch: Position) -> None:
         """See `MultiNodeCheckpointManager.verify`."""
-        self.verify_record(self.recorded.record(epoch))
+        self.verify_record(self.directory.record(epoch))
 
     def verify_record(self, record: EpochRecord) -> None:
         """Read every byte of the epoch of a record."""
-        with self.recorded.reading(record.at):
+        with self.directory.reading(record.at):
             readers = self.readers(record).values()
-            list(self.recorded.files.each(StoreReader.verify, readers, _VERIFIED_AT_ONCE))
+            list(self.directory.files.each(StoreReader.verify, readers, _VERIFIED_AT_ONCE))
 
     def open_record(self, record: EpochRecord) -> Checkpoint:
         """Open the epoch of a record."""
@@ -112,10 +112,10 @@ class Loader:
         release = None
         if pin:
             label = f"opened by process {os.getpid()} on {platform.node()}, {uuid.uuid4().hex[:8]}"
-            self.recorded.pin(epoch, label)
-            release = partial(self.recorded.unpin, epoch, label)
+            self.directory.pin(epoch, label)
+            release = partial(self.directory.unpin, epoch, label)
         try:
-            record = self.recorded.record(epoch)
+            record = self.directory.record(epoch)
             readers = self.readers(record)
         except BaseException:
             if release is not None:
@@ -142,7 +142,7 @@ class Loader:
         existing object. `origins` are for nodes and blobs that have other names now. `given` are
         values of other blobs, by node, to set together with those loaded.
         """
-        record = self.recorded.record(epoch)
+        record = self.directory.record(epoch)
         readers = self.readers(record)
         given = given or {}
         named_alone = [node for node, its in (blobs or {}).items() if not its and node not in given]
@@ -153,7 +153,7 @@ class Loader:
                     f"{name_some(readers)}."
                 )
         readings: dict[str, Reading] = {}
-        with self.recorded.reading(epoch):
+        with self.directory.reading(epoch):
             parts = self._cut(record, readers, partitions or {}, origins)
             for node in readers if blobs is None else blobs:
                 if nodes is None or node in nodes:
@@ -166,12 +166,12 @@ class Loader:
                     reading = self._reading(node, asked, readers, record, origins)
                     readings[node] = replace(reading, parts=cut, given=given.get(node, {}))
             check = partial(self._check_blobs, epoch)
-            found = list(self.recorded.files.each(check, readings.items()))
+            found = list(self.directory.files.each(check, readings.items()))
         where = f"Epoch {epoch} of {self.path}"
         classes = find_classes(sorted({name for names in found for name in names}), where)
         readings = {node: reading.with_classes(classes) for node, reading in readings.items()}
         group = load_group(readings, replace=blobs is None, anew=anew or {})
-        self.recorded.loaded = epoch
+        self.directory.loaded = epoch
         return group
 
     def _reading(
@@ -206,16 +206,16 @@ class Loader:
     def readers(self, record: EpochRecord) -> dict[str, StoreReader]:
         """The readers of a recorded epoch's stores, by node."""
         stores = record.stores
-        if not stores and self.recorded.only_node is not None:
+        if not stores and self.directory.only_node is not None:
             raise CheckpointNotFoundError(
                 f"Epoch {record.at} of {self.path} has no store of node "
-                f"{self.recorded.only_node!r}. Name a checkpointed node, or use a "
+                f"{self.directory.only_node!r}. Name a checkpointed node, or use a "
                 f"MultiNodeCheckpointManager."
             )
         codecs = tuple(REGISTERED_CODECS.values())
         return {
             node: StoreReader(
-                self.recorded.files,
+                self.directory.files,
                 self.path,
                 store.name,
                 store.sha256,
@@ -229,7 +229,7 @@ class Loader:
         if node not in readers:
             raise BlobNotFoundError(
                 f"Blob {blob!r} is in the store of node {node!r} in {self.path}; this manager "
-                f"reads only stores of node {self.recorded.only_node!r}. Use a "
+                f"reads only stores of node {self.directory.only_node!r}. Use a "
                 f"MultiNodeCheckpointManager, or omit the blob from `blobs`."
             )
         return readers[node]
@@ -259,7 +259,7 @@ class Loader:
                     parts[node][name] = States(then, ours, len(nodes) if is_joined else None)
                 continue
             measure = partial(StoreReader.axis_length, blob=then, axis=axis)
-            lengths = list(self.recorded.files.each(measure, stores))
+            lengths = list(self.directory.files.each(measure, stores))
             for node, pieces in zip(nodes, cut_evenly(lengths, len(nodes)), strict=True):
                 found = [(stores[i], start, stop) for i, start, stop in pieces]
                 parts[node][name] = Part(then, axis, found)
@@ -292,7 +292,7 @@ def open_origin(
     load_path: str | os.PathLike[str], path: str, files: Files | None, *, allow_pickle: bool
 ) -> Loader:
     """The loader of another directory than `path`, to resume from; see `load_path` of managers."""
-    origin = Epochs(load_path, None, files_beside(absolute_path(load_path), files))
+    origin = Directory(load_path, None, files_beside(absolute_path(load_path), files))
     if origin.path == path:
         raise DefinitionError(
             f"load_path and path are both {path}. Omit load_path: a run resumes from path."

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jobrunner.checkpoint.commits import Commits
+from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.directory_run import DirectoryRun
 from jobrunner.checkpoint.epoch_record import EpochRecord
-from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.history import METADATA, Metadata, frame_of
 from jobrunner.checkpoint.keep_policies import RetentionPolicy
 from jobrunner.checkpoint.loader import Loader, open_origin
@@ -140,21 +140,21 @@ class MultiNodeCheckpointManager:
         if budget_bytes is not None and not asynchronous:
             raise DefinitionError("budget_bytes requires asynchronous=True.")
         self.asynchronous, self.budget_bytes = asynchronous, budget_bytes
-        self.recorded = Epochs(path, metadata_handler, files)
-        self.path = self.recorded.path
-        self.loader = Loader(self.recorded, allow_pickle=allow_pickle)
+        self.directory = Directory(path, metadata_handler, files)
+        self.path = self.directory.path
+        self.loader = Loader(self.directory, allow_pickle=allow_pickle)
         self._origin = None
         if load_path is not None:
             self._origin = open_origin(load_path, self.path, files, allow_pickle=allow_pickle)
         if compressors is not None:
             compressors = read_compressors(compressors, "compressors")
         self.save_on_failure, self.metadata = save_on_failure, metadata
-        self.retention = Retention(self.recorded, keep)
+        self.retention = Retention(self.directory, keep)
         self.commits = Commits(
-            self.recorded, self.retention, ArrayOptions(compressors), allow_pickle
+            self.directory, self.retention, ArrayOptions(compressors), allow_pickle
         )
         self.run = DirectoryRun(
-            self.recorded, self.retention, self.commits, delete_on_success, take_over, patience
+            self.directory, self.retention, self.commits, delete_on_success, take_over, patience
         )
 
     def epochs(self) -> list[int]:
@@ -165,7 +165,7 @@ class MultiNodeCheckpointManager:
         CheckpointError
             The directory cannot be read.
         """
-        return [at.epoch for at in self.recorded.all() if not at.step]
+        return [at.epoch for at in self.directory.all() if not at.step]
 
     def positions(self) -> list[Position]:
         """Everything that is recorded, in ascending order: whole epochs, and positions within one.
@@ -175,11 +175,11 @@ class MultiNodeCheckpointManager:
         CheckpointError
             The directory cannot be read.
         """
-        return self.recorded.all()
+        return self.directory.all()
 
     def latest(self) -> PublicPosition | None:
         """The newest recorded epoch, or position within one, if any."""
-        latest = self.recorded.latest()
+        latest = self.directory.latest()
         return None if latest is None else latest.public
 
     @checked(epoch=EPOCH)
@@ -191,7 +191,7 @@ class MultiNodeCheckpointManager:
         CheckpointNotFoundError
             The epoch is not recorded; the message names those that are.
         """
-        return self.recorded.record(self.recorded.resolve(epoch))
+        return self.directory.record(self.directory.resolve(epoch))
 
     @checked(epochs=EPOCHS)
     def records(
@@ -211,8 +211,8 @@ class MultiNodeCheckpointManager:
         CheckpointError
             The storage fails.
         """
-        asked = None if epochs is None else [self.recorded.resolve(epoch) for epoch in epochs]
-        return ((at.public, record) for at, record in self.recorded.records(asked))
+        asked = None if epochs is None else [self.directory.resolve(epoch) for epoch in epochs]
+        return ((at.public, record) for at, record in self.directory.records(asked))
 
     @checked(set_aside=FLAG)
     def history(self, *, set_aside: bool = False) -> list[dict[str, Any]]:
@@ -231,7 +231,7 @@ class MultiNodeCheckpointManager:
         CheckpointError
             The log cannot be read. Damaged entries are left out.
         """
-        return self.recorded.history(set_aside=set_aside)
+        return self.directory.history(set_aside=set_aside)
 
     def metrics(self) -> DataFrame:
         """The metrics of `history`'s whole epochs; `DefinitionError` if pandas is not installed."""
@@ -244,11 +244,11 @@ class MultiNodeCheckpointManager:
         That is ``path/node.epoch``, with ``.r1``, ``.r2``, ... if earlier attempts to save the
         epoch have claimed that name.
         """
-        return self.recorded.next_store(node, self.recorded.resolve(epoch))
+        return self.directory.next_store(node, self.directory.resolve(epoch))
 
     def pins(self) -> dict[PublicPosition, list[str]]:
         """The pinned epochs in ascending order, each with its labels."""
-        return {at.public: labels for at, labels in self.recorded.pins().items()}
+        return {at.public: labels for at, labels in self.directory.pins().items()}
 
     @checked(epoch=EPOCH, label=LABEL)
     def pin(self, epoch: EpochLike, label: str = "kept") -> None:
@@ -273,7 +273,7 @@ class MultiNodeCheckpointManager:
         the log. An epoch is not deleted if that entry comes before the one that retires it. *Safe
         to retry*: yes. A rewind sets pinned epochs aside too, but deletes nothing.
         """
-        self.recorded.pin(self.recorded.resolve(epoch), label)
+        self.directory.pin(self.directory.resolve(epoch), label)
 
     @checked(epoch=EPOCH, label=TEXT)
     def unpin(self, epoch: EpochLike, label: str | None = None) -> bool:
@@ -282,7 +282,7 @@ class MultiNodeCheckpointManager:
         Returns whether there was one. Raises, runs and retries as `pin` does. From the next commit
         on, the retention policy may retire the epoch.
         """
-        return self.recorded.unpin(self.recorded.resolve(epoch), label)
+        return self.directory.unpin(self.directory.resolve(epoch), label)
 
     @checked(after=EPOCH, poll_seconds=INTERVAL, timeout_seconds=SECONDS)
     def watch(
@@ -320,8 +320,8 @@ class MultiNodeCheckpointManager:
         retire an epoch before you have read it: ``open(epoch, pin=True)`` keeps it, or raises if
         it is gone.
         """
-        last = None if after is None else self.recorded.resolve(after)
-        news = self.recorded.watch(last, poll_seconds, timeout_seconds)
+        last = None if after is None else self.directory.resolve(after)
+        news = self.directory.watch(last, poll_seconds, timeout_seconds)
         return (at.public for at in news)
 
     @checked(epoch=EPOCH)
@@ -333,7 +333,7 @@ class MultiNodeCheckpointManager:
         CheckpointCorruptError
             A file is not what was written; the message names the first such file.
         """
-        self.loader.verify(self.recorded.resolve(epoch))
+        self.loader.verify(self.directory.resolve(epoch))
 
     @checked(epoch=EPOCH, pin=FLAG)
     def open(self, epoch: EpochLike, *, pin: bool = False) -> Checkpoint:
@@ -349,7 +349,7 @@ class MultiNodeCheckpointManager:
         CheckpointNotFoundError
             The epoch is not recorded.
         """
-        return self.loader.open(self.recorded.resolve(epoch), pin=pin)
+        return self.loader.open(self.directory.resolve(epoch), pin=pin)
 
     @checked(epoch=EPOCH, nodes=NAMES, blobs=NAMES_BY_NAME, partitions=NAMES_BY_NAME)
     def load(
@@ -394,14 +394,14 @@ class MultiNodeCheckpointManager:
         does not retire the epoch that was loaded last.
         """
         return self.loader.load(
-            self.recorded.resolve(epoch), nodes=nodes, blobs=blobs, partitions=partitions
+            self.directory.resolve(epoch), nodes=nodes, blobs=blobs, partitions=partitions
         )
 
     def source(self) -> Loader:
         """Where a run would resume from: this directory, or `load_path` while this is empty."""
-        if self._origin is None or self.recorded.all():
+        if self._origin is None or self.directory.all():
             return self.loader
-        if not self._origin.recorded.all():
+        if not self._origin.directory.all():
             raise CheckpointNotFoundError(
                 f"load_path {self._origin.path} records no epoch. Name a directory that does, or "
                 f"omit load_path to start afresh."

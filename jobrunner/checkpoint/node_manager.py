@@ -44,7 +44,7 @@ class CheckpointManager(MultiNodeCheckpointManager):
         **options: Unpack[ManagerOptions],
     ) -> None:
         super().__init__(path, metadata_handler, **options)
-        self.node_name = self.recorded.only_node = check_name(node_name, "node")
+        self.node_name = self.directory.only_node = check_name(node_name, "node")
 
     def get_ckpt_db_name(self, node: str | None, epoch: EpochLike) -> str:
         """As `MultiNodeCheckpointManager.get_ckpt_db_name`; None means the manager's node."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jobrunner.checkpoint.epochs import Epochs
+from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.keep_policies import (
     KeepAll,
     RetentionPolicy,
@@ -50,10 +50,10 @@ class Retention:
     Runs on the client. Only the run that holds the directory may give up epochs.
     """
 
-    def __init__(self, recorded: Epochs, policy: RetentionPolicy | None = None) -> None:
+    def __init__(self, directory: Directory, policy: RetentionPolicy | None = None) -> None:
         self.policy = KeepAll() if policy is None else policy
-        self.sweeper = Sweeper(recorded.files, recorded.path)
-        self._recorded = recorded
+        self.sweeper = Sweeper(directory.files, directory.path)
+        self._directory = directory
         # By epoch and the number of its commit entry.
         self._rows: dict[tuple[Position, int], SavedEpoch] = {}
         self._has_warned = False  # in this run
@@ -63,10 +63,10 @@ class Retention:
         self._has_warned = False
         self.sweeper.forget()
         # `check_held` raises if another run has just taken over: the leftovers are then its own.
-        state = self._recorded.log.check_held()
+        state = self._directory.log.check_held()
         leftovers = state.leftovers
         # A repair does not know what a lost entry said of these.
-        if not leftovers or self._recorded.log.repairs:
+        if not leftovers or self._directory.log.repairs:
             return
         # Look for what exists: the log may name more stores than there are files in the world.
         there: dict[Position, list[str]] = defaultdict(list)
@@ -86,11 +86,11 @@ class Retention:
     def _find_left(self, attempt: Attempt, there: Mapping[Position, list[str]]) -> list[str] | None:
         """The stores that an attempt has left; None if nothing tells whose they are."""
         try:
-            entry = self._recorded.log.read_entry(attempt.run)
+            entry = self._directory.log.read_entry(attempt.run)
         except CheckpointError as error:
             logger.warning(
                 "%s: what attempt %d has left stays, because the entry of its run is lost: %s",
-                self._recorded.path,
+                self._directory.path,
                 attempt.number,
                 error,
             )
@@ -107,12 +107,12 @@ class Retention:
     def _find_stores(self, at: Position, commit: int) -> list[str] | None:
         """The stores that entry `commit` names for an epoch; None if it does not."""
         try:
-            stores = record_in(self._recorded.log.read_entry(commit), at).stores or {}
+            stores = record_in(self._directory.log.read_entry(commit), at).stores or {}
             return [store.name for store in stores.values()]
         except (CheckpointError, ValueError) as error:
             logger.warning(
                 "%s: stores of epoch %s stay, because entry %d of the log does not name them: %s",
-                self._recorded.path,
+                self._directory.path,
                 at,
                 commit,
                 error,
@@ -121,14 +121,14 @@ class Retention:
 
     def append(self, kind: type[HolderEntry], **fields: Any) -> LogEntry:
         """Append an entry of the run; then delete, in the background, what was retired."""
-        swept = self._recorded.log.known().swept(self.sweeper.deleted)
-        entry = self._recorded.log.append(kind, swept=swept, **fields)
+        swept = self._directory.log.known().swept(self.sweeper.deleted)
+        entry = self._directory.log.append(kind, swept=swept, **fields)
         self.sweep_new()
         return entry
 
     def sweep_new(self) -> None:
         """Delete the stores of epochs that were retired since the last call."""
-        log = self._recorded.log
+        log = self._directory.log
         for item in () if log.repairs else log.known().given_up:
             if item not in self.sweeper.scheduled:
                 stores = self._find_stores(item.at, item.commit)
@@ -137,7 +137,7 @@ class Retention:
 
     def retirable(self) -> list[Position]:
         """The recorded epochs that the policy would retire now, in ascending order."""
-        state = self._recorded.log.refresh()
+        state = self._directory.log.refresh()
         return self._choose(state, self.saved_epochs(state))
 
     def retire(self) -> list[Position]:
@@ -147,7 +147,7 @@ class Retention:
         """
         if type(self.policy) is KeepAll and self.policy.partial:
             return []
-        state = self._recorded.log.check_held()
+        state = self._directory.log.check_held()
         saved = self.saved_epochs(state)
         retired = self._choose(state, saved)
         if retired:
@@ -161,7 +161,7 @@ class Retention:
         if needs_rows(self.policy):
             unread = [at for at, number in recorded.items() if (at, number) not in self._rows]
             # Many at once: requests to an object store take longer than all else.
-            rows = self._recorded.files.each(partial(self._read_row, state), unread)
+            rows = self._directory.files.each(partial(self._read_row, state), unread)
             for at, row in zip(unread, rows, strict=True):
                 self._rows[at, recorded[at]] = row
         saved = []
@@ -173,15 +173,15 @@ class Retention:
         return saved
 
     def _choose(self, state: State, saved: Sequence[SavedEpoch]) -> list[Position]:
-        kept = {state.latest, self._recorded.loaded, *state.pins}
+        kept = {state.latest, self._directory.loaded, *state.pins}
         retired = {Position.of(at) for at in self.policy.retires(saved)}
         return sorted(at for at in retired - kept if at in state.recorded)
 
     def _read_row(self, state: State, at: Position) -> SavedEpoch:
         try:
-            record = self._recorded.read_record(at, state.recorded[at])
+            record = self._directory.read_record(at, state.recorded[at])
         except CheckpointError as error:
-            path = self._recorded.path
+            path = self._directory.path
             logger.warning("%s: the record of epoch %s cannot be read: %s", path, at, error)
             return SavedEpoch(at)
         return SavedEpoch(at, _seconds(record.time), record.details.metrics)
@@ -195,7 +195,7 @@ class Retention:
         logger.warning(
             "%s: no recorded epoch has reported %s, so KeepBest keeps none, and epochs that no "
             "other policy keeps are deleted. Reported: %s. Check the name of the metric.",
-            self._recorded.path,
+            self._directory.path,
             " or ".join(map(repr, names)),
             name_reported(saved),
         )

@@ -101,7 +101,7 @@ def verify_command(
             if param.name in _REPLAY_OPTIONS and ctx.params[param.name]:
                 raise click.UsageError(f"{param.opts[0]} requires --replay EPOCH.")
         manager = open_manager(directory)
-        epochs = manager.positions() if epoch is None else [read_epoch(epoch, manager.recorded)]
+        epochs = manager.positions() if epoch is None else [read_epoch(epoch, manager.directory)]
         return verify_epochs(manager, epochs, is_all=epoch is None, is_deep=is_deep)
     if target is None or epoch is not None or is_deep:
         raise click.UsageError(
@@ -113,7 +113,7 @@ def verify_command(
 
     job = Script(target).job(parameters)
     manager = open_manager(directory, allow_pickle=allow_pickle)
-    again = Replay(job, manager.loader, read_epoch(replay, manager.recorded))
+    again = Replay(job, manager.loader, read_epoch(replay, manager.directory))
     again.check()  # before a cluster starts
     with terminated_as_interrupt(), cluster() as session:
         report = again.run(session)
@@ -138,13 +138,13 @@ def verify_epochs(
     if is_deep:
         log, line, failure = _verify_log(manager)
         lines.append(f"log: {line}")
-    numbers = manager.recorded.numbers() if is_all else {}
+    numbers = manager.directory.numbers() if is_all else {}
     for epoch in epochs:
         error: CheckpointError | None = None
         record = None
         try:
             if epoch in numbers:
-                record = manager.recorded.read_record(epoch, numbers[epoch])
+                record = manager.directory.read_record(epoch, numbers[epoch])
             else:
                 record = manager.record(epoch)
             manager.loader.verify_record(record)
@@ -162,7 +162,7 @@ def verify_epochs(
         found.append({**at, "is_whole": error is None, "error": error and str(error)})
         lines.append(f"{what}: {'whole' if error is None else error}")
     if not epochs:
-        none = nothing_recorded(manager.recorded)
+        none = nothing_recorded(manager.directory)
         failure = failure or none
         lines.append(str(none))
     data = {"path": manager.path, "log": log, "epochs": found}
@@ -187,7 +187,7 @@ def _verify_log(
     manager: MultiNodeCheckpointManager,
 ) -> tuple[dict[str, object], str, CheckpointError | None]:
     try:
-        repaired = manager.recorded.verify_log()
+        repaired = manager.directory.verify_log()
     except CheckpointCorruptError as error:
         return {"is_whole": False, "error": str(error), "repaired": []}, str(error), error
     but = f", except for the repaired entries {format_ranges(repaired)}" if repaired else ""
@@ -254,8 +254,8 @@ def _open_checkpoint(
             f"directory of A."
         )
     manager = open_manager(directory, allow_pickle=allow_pickle)
-    number = read_epoch(epoch, manager.recorded)
-    with manager.recorded.reading(number):
+    number = read_epoch(epoch, manager.directory)
+    with manager.directory.reading(number):
         yield manager.open(number)
 
 
@@ -271,9 +271,9 @@ def _open_checkpoint(
 def pin_command(*, directory: str, epoch: str, label: str) -> Output:
     """Protect an epoch from deletion, also during a run."""
     manager = open_manager(directory)
-    number = read_epoch(epoch, manager.recorded)
+    number = read_epoch(epoch, manager.directory)
     manager.pin(number, label)
-    labels = manager.recorded.pins().get(number, [])
+    labels = manager.directory.pins().get(number, [])
     data = {"path": manager.path, "epoch": number.public, "pins": labels}
     text = f"{_name(manager, number)} is pinned: {', '.join(labels)}."
     return Output(data, printable(text, kept=""))
@@ -291,9 +291,9 @@ def pin_command(*, directory: str, epoch: str, label: str) -> Output:
 def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
     """Remove the pins of an epoch."""
     manager = open_manager(directory)
-    number = read_epoch(epoch, manager.recorded)
+    number = read_epoch(epoch, manager.directory)
     was_pinned = manager.unpin(number, label)
-    labels = manager.recorded.pins().get(number, [])
+    labels = manager.directory.pins().get(number, [])
     data = {"path": manager.path, "epoch": number.public, "was_pinned": was_pinned, "pins": labels}
     state = f"still pinned: {', '.join(labels)}" if labels else "no longer pinned"
     if not was_pinned:
@@ -329,7 +329,7 @@ def restore_command(*, directory: str, epoch: str, number: int | None, take_over
     if at is None:
         raise click.UsageError(f"{epoch!r} is neither the number of an epoch nor a position.")
     manager = open_manager(directory)
-    record = restore_epoch(manager.recorded, at, number, take_over=take_over)
+    record = restore_epoch(manager.directory, at, number, take_over=take_over)
     stores = {node: store.name for node, store in manager.record(at).stores.items()}
     data = {"path": manager.path, "epoch": at.public, "commit": record.number, "stores": stores}
     what = f"{_name(manager, at)} of {manager.path}"
@@ -356,7 +356,7 @@ def copy_command(*, directory: str, epoch: str, target: str, take_over: bool) ->
     """
     manager = open_manager(directory)
     is_all = epoch == "all"
-    epochs = manager.positions() if is_all else [read_epoch(epoch, manager.recorded)]
+    epochs = manager.positions() if is_all else [read_epoch(epoch, manager.directory)]
     return copy_epochs(manager, epochs, target, is_all=is_all, take_over=take_over)
 
 
@@ -369,13 +369,13 @@ def copy_epochs(
     take_over: bool = False,
 ) -> Output:
     """Copy epochs to another directory; `is_all`: skip those that a run deletes meanwhile."""
-    from jobrunner.checkpoint import Epochs, copy_epoch
+    from jobrunner.checkpoint import Directory, copy_epoch
 
     copied: list[PublicPosition] = []
     deleted: list[PublicPosition] = []
     for epoch in epochs:
         try:
-            copy_epoch(manager.recorded, epoch, target, take_over=take_over)
+            copy_epoch(manager.directory, epoch, target, take_over=take_over)
         except CheckpointNotFoundError:
             if not is_all or epoch in manager.positions():
                 raise
@@ -383,8 +383,8 @@ def copy_epochs(
         else:
             copied.append(epoch.public)
     if not copied:  # a backup of nothing is no success
-        raise nothing_recorded(manager.recorded)
-    path = Epochs(target).path
+        raise nothing_recorded(manager.directory)
+    path = Directory(target).path
     data = {"path": manager.path, "target": path, "epochs": copied}
     but = f" (deleted meanwhile: {format_ranges(deleted)})" if deleted else ""
     return Output(data, f"Copied to {path}: {format_ranges(copied)}{but}")

@@ -33,8 +33,8 @@ from jobrunner.texts import (
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import (
+        Directory,
         EpochRecord,
-        Epochs,
         MultiNodeCheckpointManager,
         NodeCheckpoint,
         Unmade,
@@ -60,7 +60,7 @@ def list_command(*, directory: str, last: int | None, choice: Mapping[str, Any])
     return list_runs(opened, choice, last) or list_epochs(opened, last)
 
 
-def list_epochs(directory: Epochs, last: int | None = None) -> Output:
+def list_epochs(directory: Directory, last: int | None = None) -> Output:
     """List the recorded epochs, or only the newest `last`."""
     recorded = directory.all()
     shown = recorded if last is None else recorded[-last:]
@@ -145,12 +145,12 @@ def info_command(*, directory: str, epoch: str) -> Output:
     metric, 'best:METRIC:max' for the highest.
     """
     manager = open_manager(directory)
-    return describe_checkpoint(manager, read_epoch(epoch, manager.recorded))
+    return describe_checkpoint(manager, read_epoch(epoch, manager.directory))
 
 
 def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) -> Output:
     """Describe an epoch: its record, and the blobs of each node."""
-    with manager.recorded.reading(epoch):
+    with manager.directory.reading(epoch):
         checkpoint = manager.open(epoch)
         checkpoint.read_ahead(checkpoint.nodes)
         about = _describe_epoch(checkpoint.record)
@@ -164,7 +164,7 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) ->
             }
             for node in checkpoint.nodes
         }
-    about["parameters"] = _parameters_of(manager.recorded, checkpoint.record.run_number)
+    about["parameters"] = _parameters_of(manager.directory, checkpoint.record.run_number)
     data = {"path": manager.path, **about, "run": checkpoint.record.run, "nodes": nodes}
     size, time = format_bytes(checkpoint.record.nbytes), format_seconds(checkpoint.record.seconds)
     lines = [
@@ -205,7 +205,7 @@ def _describe_epoch(record: EpochRecord) -> dict[str, Any]:
     }
 
 
-def _parameters_of(directory: Epochs, run_number: int | None) -> dict[str, Any]:
+def _parameters_of(directory: Directory, run_number: int | None) -> dict[str, Any]:
     """What the function that made a run's job was called with."""
     plan = directory.plan_of(run_number) or {}
     parameters: dict[str, Any] = plan.get("parameters", {})

@@ -57,7 +57,7 @@ def prune_command(
         )
     manager = open_manager(directory, keep=policy, take_over=take_over)
     _check_records(manager, policy)
-    if dry_run or manager.recorded.log.refresh().number < 0:
+    if dry_run or manager.directory.log.refresh().number < 0:
         retired = manager.retention.retirable()
         sizes = _sizes(manager, retired)
     else:
@@ -68,7 +68,7 @@ def prune_command(
             manager.retention.sweeper.drain(_DELETION_SECONDS)
         finally:
             manager.run.end()
-    state = manager.recorded.log.refresh()
+    state = manager.directory.log.refresh()
     kept = sorted(set(state.recorded).difference(retired))
     left = []
     if not dry_run:
@@ -171,11 +171,11 @@ def fsck_command(*, directory: str, is_brief: bool, is_repair: bool) -> Output:
 def _inspect(manager: MultiNodeCheckpointManager, *, is_brief: bool) -> Output:
     from jobrunner.checkpoint import inspect_directory, plan_repair
 
-    found = inspect_directory(manager.recorded)
+    found = inspect_directory(manager.directory)
     counts = Counter(finding.status for finding in found)
     plan, refusal = None, ""
     try:
-        plan = plan_repair(manager.recorded)
+        plan = plan_repair(manager.directory)
     except CheckpointCorruptError as why:
         refusal = f"--repair cannot help: {why}"
     data = {
@@ -207,7 +207,7 @@ def _inspect(manager: MultiNodeCheckpointManager, *, is_brief: bool) -> Output:
 def _repair(manager: MultiNodeCheckpointManager) -> Output:
     from jobrunner.checkpoint import repair_log
 
-    done = repair_log(manager.recorded)
+    done = repair_log(manager.directory)
     if done is None:
         return Output({"path": manager.path, "repair": None}, f"{manager.path}: nothing to repair.")
     lines = [f"The log of {manager.path} can be read again.", *_format_repair(done)]

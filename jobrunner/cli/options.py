@@ -21,7 +21,7 @@ from jobrunner.texts import listed, without_credentials
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from jobrunner.checkpoint import Epochs, MultiNodeCheckpointManager
+    from jobrunner.checkpoint import Directory, MultiNodeCheckpointManager
     from jobrunner.cluster import Session
 
 _MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
@@ -88,10 +88,10 @@ def refuse_epoch(ctx: click.Context, param: click.Parameter, directory: str | No
     match = AT_EPOCH.search(directory or "")
     if directory is None or match is None or without_credentials(directory) != directory:
         return directory  # URLs with credentials are refused without their text
-    from jobrunner.checkpoint import Epochs
+    from jobrunner.checkpoint import Directory
 
     with contextlib.suppress(OSError, errors.JobRunnerError):  # the command reports it
-        place = Epochs(directory)
+        place = Directory(directory)
         if not place.files.is_taken(place.path):
             raise click.UsageError(
                 f"There is no directory {directory!r}. Only `jobrunner diff` takes DIR@EPOCH. "
@@ -181,13 +181,13 @@ def _start_resource_tracker() -> None:
         sys.warnoptions.remove(quiet)
 
 
-def open_directory(path: str) -> Epochs:
+def open_directory(path: str) -> Directory:
     """Open a directory that exists; a typo must not pass for an empty directory."""
-    from jobrunner.checkpoint import Epochs
+    from jobrunner.checkpoint import Directory
 
     if not path:
         raise errors.DefinitionError("The name of the directory is empty. Is a variable not set?")
-    directory = Epochs(path)
+    directory = Directory(path)
     try:
         files = directory.files
         if files.is_directory(directory.path):
@@ -270,7 +270,7 @@ def is_epoch(text: str) -> bool:
     return text == "latest" or bool(BEST.fullmatch(text)) or read_number(text) is not None
 
 
-def read_epoch(text: str, directory: Epochs) -> Position:
+def read_epoch(text: str, directory: Directory) -> Position:
     """Parse the number of an epoch, a position, ``latest`` or ``best:METRIC``."""
     number = read_number(text)
     if number is not None:
@@ -286,7 +286,7 @@ def read_epoch(text: str, directory: Epochs) -> Position:
 
 
 def nothing_recorded(
-    directory: Epochs, what: str = "No epoch is recorded"
+    directory: Directory, what: str = "No epoch is recorded"
 ) -> errors.CheckpointNotFoundError:
     """The error for a directory without epochs, or without something else."""
     from jobrunner.report import find_runs

@@ -39,7 +39,7 @@ from jobrunner.texts import (
 )
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import Epochs, Files
+    from jobrunner.checkpoint import Directory, Files
     from jobrunner.report import RunSummary
 
 _STATES = ("running", "finished", "stopped", "failed", "lost", "damaged")
@@ -101,7 +101,7 @@ def runs_options(function: Function) -> Function:
 
 
 def list_runs(
-    directory: Epochs, choice: Mapping[str, Any], last: int | None = None
+    directory: Directory, choice: Mapping[str, Any], last: int | None = None
 ) -> Output | None:
     """List the runs below a directory, or the first `last`; None if it has no run below it."""
     from jobrunner.report import DEPTH, find_runs
@@ -150,7 +150,7 @@ def _choose(
     from jobrunner.report import best_of, open_run, summarize_run
 
     mode: Literal["min", "max"] = "max" if best and best["mode"] == "max" else "min"
-    found: list[tuple[RunSummary, Epochs | None]] = []
+    found: list[tuple[RunSummary, Directory | None]] = []
     for name in sorted(names):
         directory = open_run(files, path, name)
         run = summarize_run(directory, name)

@@ -14,9 +14,9 @@ import msgspec
 
 from jobrunner.checkpoint import (
     CommitEntry,
+    Directory,
     DoneEntry,
     EndEntry,
-    Epochs,
     LogEntry,
     Record,
     RewindEntry,
@@ -58,11 +58,11 @@ KEPT_SPANS = 100_000
 KEPT_METRICS = 4096
 """Of an epoch, which are kept: the first. `MultiNodeCheckpointManager.history` has all."""
 
-Source = Union["MultiNodeCheckpointManager", Epochs, str, os.PathLike[str]]
+Source = Union["MultiNodeCheckpointManager", Directory, str, os.PathLike[str]]
 
 SOURCE = Rule(
     "a checkpoint directory or its manager",
-    lambda it: isinstance(getattr(it, "recorded", it), Epochs) or PATH.fits(it),
+    lambda it: isinstance(getattr(it, "directory", it), Directory) or PATH.fits(it),
 )
 TOLD = Rule(
     "a checkpoint directory, its manager or its Story",
@@ -99,10 +99,10 @@ def read_story(source: Source) -> Story:
     Runs on any machine that can read the directory, also during a run; writes nothing.
     """
     if isinstance(source, str | os.PathLike):
-        return _Reader(Epochs(source)).read()
-    if isinstance(source, Epochs):
+        return _Reader(Directory(source)).read()
+    if isinstance(source, Directory):
         return _Reader(source).read()
-    return _Reader(source.recorded).read()
+    return _Reader(source.directory).read()
 
 
 class _Save(NamedTuple):
@@ -136,7 +136,7 @@ class _Run:
 class _Reader:
     """Applies the entries of a log one after another."""
 
-    def __init__(self, directory: Epochs) -> None:
+    def __init__(self, directory: Directory) -> None:
         self._directory = directory
         self._state = State()
         self._runs: dict[str, _Run] = {}

@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 from jobrunner.checkpoint import (
     Beat,
+    Directory,
     EndEntry,
     EpochRecord,
-    Epochs,
     Files,
     RunEntry,
     State,
@@ -148,15 +148,15 @@ def _list(files: Files, path: str, name: str) -> list[str]:
         return []  # of another user
 
 
-def open_run(files: Files, path: str, name: str) -> Epochs:
+def open_run(files: Files, path: str, name: str) -> Directory:
     """The directory of a run that `find_runs` found in `path`; reads nothing."""
     where = path if name == "." else os.path.join(path, name)
     # A store has one client for all. Files are quicker if they know few directories.
-    return Epochs(where, files=files if is_url(path) else None)
+    return Directory(where, files=files if is_url(path) else None)
 
 
 def summarize_run(
-    directory: Epochs,
+    directory: Directory,
     name: str,
     silent_seconds: Callable[[str, Beat], float] = lambda run, beat: beat.seconds_ago,
 ) -> RunSummary:
@@ -174,7 +174,7 @@ def summarize_run(
 
 
 def _summarize(
-    directory: Epochs,
+    directory: Directory,
     name: str,
     state: State,
     silent_seconds: Callable[[str, Beat], float],
@@ -231,7 +231,7 @@ def _summarize(
 
 
 def _former_parameters(
-    directory: Epochs, state: State, plan: Mapping[str, Any]
+    directory: Directory, state: State, plan: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     recorded, now = directory, plan.get("parameters", {})
     if not (now and state.recorded):
@@ -247,7 +247,7 @@ def _former_parameters(
 
 
 def _end_of_last_run(
-    directory: Epochs, state: State, is_command: bool
+    directory: Directory, state: State, is_command: bool
 ) -> tuple[StateName, float | None]:
     """How the last run ended, and when it was last seen.
 
@@ -279,7 +279,7 @@ def _end_of_last_run(
 
 
 def best_of(
-    directory: Epochs,
+    directory: Directory,
     metric: str,
     mode: Literal["min", "max"],
     *,
@@ -347,7 +347,7 @@ class LiveRuns:
         self, files: Files, path: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._files, self._path, self._clock = files, path, clock
-        self._directories: dict[str, Epochs] = {}
+        self._directories: dict[str, Directory] = {}
         self._alive: set[str] = set()
         self._search_at = -math.inf
         self._watched: dict[str, _Watched] = {}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from jobrunner.checkpoint import (
     DAMAGE_ADVICE,
+    Directory,
     EpochRecord,
-    Epochs,
     Loader,
     MultiNodeCheckpointManager,
     load_waiting_states,
@@ -56,11 +56,11 @@ def load(
     """Load an epoch into workspaces."""
     plan = binding.plan
     given = migrated(adaptation, plan, manager, epoch)
-    record = manager.recorded.record(epoch)
+    record = manager.directory.record(epoch)
     found = match(plan, manager, record, adaptation, given)
     # Bytes on disk of the nodes that load their whole store.
     stores = record.stores
-    saved = (manager.recorded.run_plan(epoch) or {}).get("nodes", {})
+    saved = (manager.directory.run_plan(epoch) or {}).get("nodes", {})
     sizes = {}
     for node, names in found.blobs.items():
         there = [found.origins.of(node, name) for name in names]
@@ -116,7 +116,7 @@ def load_recorded(run: Run, decision: ResumePlan) -> Position | None:
     if not is_own:
         save()  # then the run can resume from its own directory alone
     elif loaded.match.is_reshaped and not (decision.is_finished and is_loaded(decision, at)):
-        record_anew(own.recorded, at, save, run.wait_for_save)
+        record_anew(own.directory, at, save, run.wait_for_save)
     return at
 
 
@@ -130,10 +130,10 @@ def load_newest(
     named, binding, warn = run.resumption.named, run.binding, run.callbacks.warn
     job, adaptation, own = run.runner.job, run.runner.adaptation, run.runner.checkpoint_manager
     aside = " and set aside" if own is not None and manager is own.loader else ""
-    for epoch in reversed(manager.recorded.all()) if named is None else [named]:
+    for epoch in reversed(manager.directory.all()) if named is None else [named]:
         try:
             loaded = load(run.session, binding, job, manager, epoch, adaptation)
-            record = manager.recorded.record(epoch)
+            record = manager.directory.record(epoch)
             if changed := loaded.match.describe():
                 warn(
                     f"Epoch {epoch} of {manager.path} has other nodes or blobs than the job: {changed}"
@@ -171,7 +171,7 @@ def is_loaded(decision: ResumePlan, at: Position | None) -> bool:
 
 
 def record_anew(
-    recorded: Epochs,
+    directory: Directory,
     at: Position,
     save: Callable[[], None],
     wait: Callable[[], None],
@@ -181,11 +181,11 @@ def record_anew(
     The stores in the former shape are set aside, not deleted. A crash before the commit leaves the
     record as it was.
     """
-    labels = recorded.pins().get(at, ())
+    labels = directory.pins().get(at, ())
     save()
     wait()
     for label in labels:  # a new record has none
-        recorded.pin(at, label)
+        directory.pin(at, label)
 
 
 def rebuild(
@@ -272,7 +272,7 @@ def load_blobs(
     """See `JobRunner.load_blobs_from_checkpoints`."""
     nodes = planned_nodes(job.groups.values())
     uids = {node.name: node.uid for node in nodes if node.uid is not None}
-    record = manager.recorded.record(epoch)
+    record = manager.directory.record(epoch)
     now = name_now(
         *(rename, uids, [node.name for node in nodes]),
         *(manager.path, record, manager.blobs(record)),

@@ -19,7 +19,7 @@ def migrated(
 
     Raises `PlanMismatchError` if it raises, or returns anything but saved blobs of the job.
     """
-    if adaptation.migrate is None or not adaptation.migrates(manager.recorded.record(epoch)):
+    if adaptation.migrate is None or not adaptation.migrates(manager.directory.record(epoch)):
         return {}
     where = f"migrate={adaptation.migration}, for epoch {epoch} of {manager.path}"
     try:

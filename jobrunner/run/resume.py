@@ -63,7 +63,7 @@ def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> Resum
     if own is None:
         return ResumePlan(None, "there is no checkpoint manager", _first_steps(plan))
     warnings: tuple[str, ...] = ()
-    if (other := own.recorded.held_by()) is not None:
+    if (other := own.directory.held_by()) is not None:
         in_use = (
             f"According to its log, another run uses {own.path} ({other}). A new run waits for "
             f"that run's heartbeat, and does not begin if it sees one."
@@ -75,21 +75,21 @@ def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> Resum
             None,
             "resume_from_epoch is None",
             _first_steps(plan, "save epoch 0"),
-            sets_aside=tuple(at.public for at in own.recorded.all()),
+            sets_aside=tuple(at.public for at in own.directory.all()),
             warnings=warnings,
         )
     if resume_from == "latest":
         warnings += _check_claimed(own.loader)
     manager = own.source()
     if isinstance(resume_from, str) and resume_from != "latest":
-        resume_from = manager.recorded.resolve(resume_from)
+        resume_from = manager.directory.resolve(resume_from)
     if resume_from == "latest" and manager is not own.loader:
         warnings += _check_claimed(manager)
-    epochs = manager.recorded.all()
+    epochs = manager.directory.all()
     damaged: dict[Position, str] = {}
     if isinstance(resume_from, Position):
         reason = "it was asked for"
-        record = manager.recorded.record(resume_from)
+        record = manager.directory.record(resume_from)
         newest: tuple[EpochRecord, Match] | None = record, match(plan, manager, record, adaptation)
     else:
         newest = _find_newest(plan, manager, adaptation, damaged)
@@ -109,7 +109,7 @@ def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> Resum
         )
     record, found = newest
     at = record.at
-    before = manager.recorded.run_plan(at)
+    before = manager.directory.run_plan(at)
     now = describe(plan)
     check_steps(plan, record, manager.path)
     later = tuple(recorded for recorded in epochs if recorded > at)
@@ -118,7 +118,7 @@ def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> Resum
         plan.epoch_limit,
         fired=recorded_stops(plan, record),
         later=later,
-        is_done=manager.recorded.is_done(),
+        is_done=manager.directory.is_done(),
     )
     steps = [f"load {record.name}"]
     if found.is_reshaped and left != "nothing":
@@ -168,7 +168,7 @@ class Resumption:
         asked = self._runner.resume_from_epoch
         manager = self._runner.checkpoint_manager
         if isinstance(asked, str) and asked != "latest" and manager is not None:
-            return manager.source().recorded.resolve(asked)
+            return manager.source().directory.resolve(asked)
         return asked
 
     @property
@@ -218,10 +218,10 @@ def _find_newest(
 
     Adds newer epochs to `damaged`, each with its damage.
     """
-    log = manager.recorded.log.refresh()
+    log = manager.directory.log.refresh()
     for epoch in reversed(log.epochs):
         try:
-            record = manager.recorded.read_record(epoch, log.recorded[epoch])
+            record = manager.directory.read_record(epoch, log.recorded[epoch])
             return record, match(plan, manager, record, adaptation)
         except CheckpointCorruptError as error:
             damaged[epoch] = str(error)
@@ -230,7 +230,7 @@ def _find_newest(
 
 def _check_claimed(directory: Loader) -> tuple[str, ...]:
     """Warn of stores that the log does not mention; raise if it records no epoch at all."""
-    lost = directory.recorded.unclaimed()
+    lost = directory.directory.unclaimed()
     if not lost:
         return ()
     epochs = (
@@ -238,7 +238,7 @@ def _check_claimed(directory: Loader) -> tuple[str, ...]:
     )
     found = f"{directory.path} contains stores of {epochs} that no entry of its log mentions"
     remedy = f"`jobrunner fsck {directory.path}` shows them, and --repair records them again"
-    if directory.recorded.all():
+    if directory.directory.all():
         return (f"{found}: its newest entries may be lost. {remedy}. This run ignores them.",)
     raise CheckpointCorruptError(
         f"{found}, and the log records no epoch: expected {os.path.join(directory.path, '_log')} "

@@ -319,7 +319,7 @@ class JobRunner:
         replay = Replay(
             self.job,
             self._manager("replay").loader,
-            self._manager("replay").recorded.resolve(epoch),
+            self._manager("replay").directory.resolve(epoch),
             adaptation=self.adaptation,
             wait_seconds=self.worker_wait_seconds,
             deadline_seconds=self.epoch_deadline_seconds,
@@ -359,8 +359,8 @@ class JobRunner:
             A store is damaged. No blob was loaded.
         """
         loader = self._manager("load_blobs_from_checkpoints").loader
-        at = loader.recorded.resolve(epoch)
-        if at not in loader.recorded.all():
+        at = loader.directory.resolve(epoch)
+        if at not in loader.directory.all():
             return False
         load_blobs(self.job, loader, at, blob_names, session, self.adaptation.rename)
         return True

@@ -135,7 +135,7 @@ class Saver:
         self._binding = binding
         self._is_shared = False
         is_refused = self._on_save_error == "refuse" and not self._has_lock
-        is_empty = not self._manager.recorded.all()
+        is_empty = not self._manager.directory.all()
         try:
             self._lock_directory()
             self._check_shared()
@@ -173,12 +173,12 @@ class Saver:
 
     def rewind(self, to: Position | None, reason: str) -> None:
         """Set aside what is recorded after a position; None: all."""
-        if self._has_lock and self._manager.recorded.latest() not in (None, to):
+        if self._has_lock and self._manager.directory.latest() not in (None, to):
             self._manager.run.rewind(to, reason)
 
     def finish(self, at: Position) -> None:
         """Record that the job ended there and ran its exit group."""
-        if self._has_lock and self._manager.recorded.latest() == at:
+        if self._has_lock and self._manager.directory.latest() == at:
             self._manager.run.finish(at)
 
     def epochs_until(self, epoch: int) -> int | None:
@@ -335,7 +335,7 @@ class Saver:
         save.details = self._describe(save.at, about)
         if not self._has_lock:
             self._lock_directory()
-            if self._manager.recorded.all():
+            if self._manager.directory.all():
                 raise CommitConflictError(
                     f"{self._manager.path} was not writable when this run began, and now contains "
                     f"epochs of another run. Choose another directory, or run again to resume "

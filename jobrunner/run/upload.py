@@ -99,7 +99,7 @@ class CopyTo:
     def build(self, epoch: int, manager: MultiNodeCheckpointManager) -> TaskGroup:
         """Make one task for each node of the checkpoint; raises what `check` does."""
         self.check(manager)
-        files = manager.recorded.files
+        files = manager.directory.files
         there = files_beside(self.path, files)
         with TaskGroup() as group:
             for node, store in manager.record(epoch).stores.items():

@@ -98,7 +98,7 @@ def run_group(group: TaskGroup, workspaces: Mapping[str, Workspace]) -> None:
 
 def test_making_a_manager_touches_nothing(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "a" / "b")
-    assert (manager.epochs(), manager.latest(), manager.recorded.is_done()) == ([], None, False)
+    assert (manager.epochs(), manager.latest(), manager.directory.is_done()) == ([], None, False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -142,7 +142,7 @@ def test_a_saved_epoch_is_recorded_verified_and_opened(rig: Rig) -> None:
     assert record.stores["trainer:0"].name == "trainer:0.0"
     assert math.isnan(record.details.metrics["loss"])
     assert record.details.metrics["best"] == -math.inf
-    assert manager.recorded.run_info(Position(0)) == {"plan": "p"}
+    assert manager.directory.run_info(Position(0)) == {"plan": "p"}
     assert manager.loader.blobs(manager.record(0)) == {node: ["name", "w"] for node in NODES}
     checkpoint = manager.open(0)
     assert checkpoint.nodes == NODES
@@ -349,9 +349,9 @@ def test_rewinding_sets_later_epochs_aside_and_deletes_nothing(rig: Rig) -> None
     for epoch in range(4):
         rig.save(epoch)
     rig.manager.run.finish(Position(3))
-    assert rig.manager.recorded.is_done()
+    assert rig.manager.directory.is_done()
     rig.manager.run.rewind(Position(1), "asked for")
-    assert (rig.manager.epochs(), rig.manager.recorded.is_done()) == ([0, 1], False)
+    assert (rig.manager.epochs(), rig.manager.directory.is_done()) == ([0, 1], False)
     root = Path(rig.manager.path)
     assert (root / "server.2" / "zarr.json").exists()
     assert (root / "server.2" / "w" / "c.0.0").exists()
@@ -377,9 +377,9 @@ def test_a_job_is_done_only_while_its_last_epoch_is_the_newest(rig: Rig, tmp_pat
     rig.save(0)
     rig.save(1)
     rig.manager.run.finish(Position(1))
-    assert MultiNodeCheckpointManager(rig.manager.path).recorded.is_done()
+    assert MultiNodeCheckpointManager(rig.manager.path).directory.is_done()
     rig.save(2)
-    assert not rig.manager.recorded.is_done()
+    assert not rig.manager.directory.is_done()
 
 
 def test_a_missing_receipt_is_an_error_that_names_the_node(rig: Rig) -> None:
@@ -421,7 +421,7 @@ def test_stores_that_a_slow_worker_writes_for_an_abandoned_save_are_deleted(rig:
     again.manager.retention.sweeper.drain()
     assert {path.name for path in root.glob("*.0*")} == {"server.0.r2", "trainer:0.0.r2"}
     again.manager.run.end()
-    assert not MultiNodeCheckpointManager(root).recorded.log.refresh().leftovers
+    assert not MultiNodeCheckpointManager(root).directory.log.refresh().leftovers
 
 
 def test_blobs_are_checked_without_storage(rig: Rig) -> None:
@@ -576,7 +576,7 @@ def test_an_epoch_retired_while_it_is_read_is_not_called_damaged(tmp_path: Path)
     rig.save(1)
     with (
         pytest.raises(CheckpointNotFoundError, match="retired while it was read"),
-        rig.manager.recorded.reading(Position(0)),
+        rig.manager.directory.reading(Position(0)),
     ):
         checkpoint["server"].read_document()
     rig.manager.run.end()

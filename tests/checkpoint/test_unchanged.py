@@ -21,7 +21,7 @@ from jobrunner import (
     KeepLast,
     MultiNodeCheckpointManager,
 )
-from jobrunner.checkpoint import Epochs, Receipt, inspect_directory
+from jobrunner.checkpoint import Directory, Receipt, inspect_directory
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store import store_writer
 from jobrunner.positions import Position
@@ -223,7 +223,7 @@ def fails_to_save(rig: Rig) -> None:
 
     updates(rig)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rig.manager.recorded.files, "before", before)
+        patch.setattr(rig.manager.directory.files, "before", before)
         with pytest.raises(CheckpointWriteError):
             rig.save(1)
 
@@ -392,7 +392,7 @@ def test_fsck_during_a_run_calls_none_of_its_stores_stray(rig: Rig, folder: str)
 
     rig.save(0)
     listed = str(Path(rig.manager.path, folder))
-    found = inspect_directory(Epochs(rig.manager.path, files=Busy()))
+    found = inspect_directory(Directory(rig.manager.path, files=Busy()))
     assert [finding for finding in found if finding.status in ("stray", "damaged")] == []
     assert "a.0" in [finding.path for finding in found]
     assert rig.manager.epochs() == [0, 1]

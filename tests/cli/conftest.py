@@ -11,7 +11,7 @@ from tests.cli.directories import begin, save
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """Epochs 0 to 3, of a run that has ended."""
+    """Directory 0 to 3, of a run that has ended."""
     manager = begin(tmp_path / "runs")
     for epoch in range(4):
         save(manager, epoch)

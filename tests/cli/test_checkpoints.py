@@ -137,7 +137,7 @@ def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> N
     manager = MultiNodeCheckpointManager(runs)
     manager.verify(3)
     assert manager.record(3).details.to_json() == {"metrics": {"loss": 2.0}}
-    assert manager.recorded.run_info(Position(3)) == {"plan": "p"}
+    assert manager.directory.run_info(Position(3)) == {"plan": "p"}
     assert_identical(np.arange(6.0), manager.open(3)["a"].load("w"))
     assert invoke("restore", runs, 3).exit_code == 2
     assert invoke("restore", runs, 7).exit_code == 6
@@ -168,12 +168,12 @@ def test_copies_are_complete_checkpoints(runs: Path, tmp_path: Path) -> None:
     assert ask("copy", runs, "all", target)["epochs"] == [0, 1, 2, 3]
     assert invoke("verify", target, "--deep").exit_code == 0
     one, other = MultiNodeCheckpointManager(runs), MultiNodeCheckpointManager(target)
-    assert other.recorded.is_done()
+    assert other.directory.is_done()
     for epoch in range(4):
         assert {
-            **one.recorded.run_info(Position.of(epoch)),
+            **one.directory.run_info(Position.of(epoch)),
             "command": "copy",
-        } == other.recorded.run_info(Position.of(epoch))
+        } == other.directory.run_info(Position.of(epoch))
         assert (
             one.record(epoch).details.to_json().keys()
             == other.record(epoch).details.to_json().keys()

@@ -51,7 +51,7 @@ def reads(files: FaultyFiles | FaultyObjects) -> list[str]:
 def test_all_epochs_are_listed_by_one_read_of_each_record(
     manager: MultiNodeCheckpointManager, files: FaultyFiles | FaultyObjects
 ) -> None:
-    output = list_epochs(manager.recorded)
+    output = list_epochs(manager.directory)
     assert [found["epoch"] for found in output.data["epochs"]] == list(range(EPOCHS))
     assert len(reads(files)) <= EPOCHS + END
 
@@ -59,7 +59,7 @@ def test_all_epochs_are_listed_by_one_read_of_each_record(
 def test_only_the_records_of_the_newest_epochs_are_read_to_list_these(
     manager: MultiNodeCheckpointManager, files: FaultyFiles | FaultyObjects
 ) -> None:
-    output = list_epochs(manager.recorded, last=20)
+    output = list_epochs(manager.directory, last=20)
     assert [found["epoch"] for found in output.data["epochs"]] == list(range(EPOCHS - 20, EPOCHS))
     assert f"The newest 20 of {EPOCHS} epochs." in output.text
     assert len(reads(files)) <= 20 + END

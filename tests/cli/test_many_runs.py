@@ -290,7 +290,7 @@ def test_neither_links_nor_hidden_directories_nor_runs_are_searched(tmp_path: Pa
     record(root / ".hidden" / "x", [1.0]).run.end()
     (root / "link").symlink_to(outside)
     (root / "file").write_text("")
-    files = MultiNodeCheckpointManager(root).recorded.files
+    files = MultiNodeCheckpointManager(root).directory.files
     assert find_runs(files, str(root)) == (["run"], True)
     assert find_runs(files, str(root / "run")) == (["."], True)
     assert find_runs(files, str(root), most=1) == ([], False)
@@ -325,7 +325,7 @@ def test_runs_in_an_object_store_are_found_by_a_request_for_each_directory(root:
     requests = [operation for operation, _ in files.trace]
     assert set(requests) == {"list"}
     assert len(requests) <= 10
-    output = list_runs(manager.recorded, {"sort": "name"})
+    output = list_runs(manager.directory, {"sort": "name"})
     assert output is not None
     assert output.data["runs"][0]["state"] == "finished"
 

@@ -75,7 +75,7 @@ def hostile(tmp_path: Path) -> Path:
     for workspace in workspaces.values():
         workspace.globals.update({NAME: 1, "v": HOSTILE})
     manager.commits.commit(written, written.write(workspaces), details)
-    manager.recorded.pin(Position(1), HOSTILE)
+    manager.directory.pin(Position(1), HOSTILE)
     manager.run.end()
     for entry in (path / "_log").iterdir():
         read = dict(decode_entry(entry.read_bytes(), int(entry.stem), str(entry)))

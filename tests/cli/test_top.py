@@ -83,7 +83,7 @@ def test_a_run_says_its_epoch_and_metrics_between_saves(
         def on_epoch(self, epoch: int, seconds: float, metrics: object) -> None:
             deadline = time.monotonic() + 10
             while epoch == 3 and not seen and time.monotonic() < deadline:
-                run = summarize_run(MultiNodeCheckpointManager(tmp_path).recorded, "walk")
+                run = summarize_run(MultiNodeCheckpointManager(tmp_path).directory, "walk")
                 seen.extend([run] if run.epoch == 3 else [])
 
     with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 0.01}):
@@ -94,14 +94,14 @@ def test_a_run_says_its_epoch_and_metrics_between_saves(
     assert run.metrics == {"loss": 0.5}
     assert run.pace_seconds is not None
     assert run.pace_seconds > 0
-    assert summarize_run(manager.recorded, "walk").state == "finished"
+    assert summarize_run(manager.directory, "walk").state == "finished"
 
 
 def test_the_pace_is_that_of_the_last_heartbeats(
     alive: MultiNodeCheckpointManager, tmp_path: Path
 ) -> None:
     clock = [100.0]
-    runs = LiveRuns(alive.recorded.files, str(tmp_path), lambda: clock[0])
+    runs = LiveRuns(alive.directory.files, str(tmp_path), lambda: clock[0])
     began = time.time()
     seen = []
     for seconds, epoch in ((0, 10), (2, 14), (4, 18), (4, 18)):
@@ -123,7 +123,7 @@ def test_from_its_second_heartbeat_on_a_run_may_have_another_time(
     alive: MultiNodeCheckpointManager, tmp_path: Path, skew: int
 ) -> None:
     clock = [100.0]
-    runs = LiveRuns(alive.recorded.files, str(tmp_path), lambda: clock[0])
+    runs = LiveRuns(alive.directory.files, str(tmp_path), lambda: clock[0])
     began = time.time() + skew
     beat(alive, began, 10, 1)
     assert [live.run.name for live in runs.look()] == (["a/alive"] if skew > 0 else [])
@@ -136,7 +136,7 @@ def test_from_its_second_heartbeat_on_a_run_may_have_another_time(
     assert live.beat_seconds == 299
     clock[0] += 2
     assert runs.look() == []
-    fresh = LiveRuns(alive.recorded.files, str(tmp_path), lambda: clock[0])
+    fresh = LiveRuns(alive.directory.files, str(tmp_path), lambda: clock[0])
     fresh.look()
     clock[0] += 301
     assert fresh.look() == []
@@ -146,7 +146,7 @@ def test_runs_that_begin_or_end_are_noticed(
     alive: MultiNodeCheckpointManager, tmp_path: Path
 ) -> None:
     clock = [100.0]
-    runs = LiveRuns(alive.recorded.files, str(tmp_path), lambda: clock[0])
+    runs = LiveRuns(alive.directory.files, str(tmp_path), lambda: clock[0])
     assert [live.run.name for live in runs.look()] == ["a/alive"]
     second = record(tmp_path / "second", [1.0])
     assert [live.run.name for live in runs.look()] == ["a/alive"]

@@ -143,7 +143,7 @@ def test_a_function_that_returns_no_job_is_refused():
 def test_parameters_are_recorded_and_compared_at_a_resume(tmp_path, inproc_session: Session):
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
     JobRunner(train(lr=0.5), manager).run(inproc_session)
-    assert manager.recorded.run_plan(Position(1))["parameters"]["lr"] == 0.5
+    assert manager.directory.run_plan(Position(1))["parameters"]["lr"] == 0.5
     assert JobRunner(train(lr=0.5), manager).plan_resume().changes == ()
     changed = train(lr=math.inf, epochs=2, sizes=[3] * 200)
     changes = JobRunner(changed, manager).plan_resume().changes

@@ -57,7 +57,7 @@ def go_on(manager: MultiNodeCheckpointManager) -> None:
     assert manager.epochs() == [*found, 9]
     check(manager)
     stores = {f"a.{epoch}" for epoch in manager.epochs()}
-    keys = [key for key, _ in manager.recorded.files.walk(manager.path)]
+    keys = [key for key, _ in manager.directory.files.walk(manager.path)]
     left = {key.partition("/")[0].partition(".r")[0] for key in keys}
     assert left - {"_log", "_runs"} == stores
 

@@ -180,7 +180,7 @@ def test_a_store_that_cannot_be_read_is_not_called_damaged(saved: Path) -> None:
     manager = MultiNodeCheckpointManager(saved)
     files = FaultyFiles()
     files.at = 3
-    manager.recorded.files = files
+    manager.directory.files = files
     with pytest.raises(CheckpointError, match="does not mean that the file is damaged") as caught:
         manager.verify(1)
     assert not isinstance(caught.value, CheckpointCorruptError)
@@ -204,7 +204,7 @@ def test_any_damage_to_the_log_is_found_and_nothing_is_taken_for_nothing(copy: P
             file.write_bytes(damaged)
             for read in ("all", "latest", "is_done"):
                 with pytest.raises(CheckpointCorruptError, match=file.name):
-                    getattr(MultiNodeCheckpointManager(copy).recorded, read)()
+                    getattr(MultiNodeCheckpointManager(copy).directory, read)()
         file.write_bytes(content)
 
 

@@ -120,7 +120,7 @@ def live(
         else:
             assert recorded(path) in outcomes(step, before), step
             if step.startswith("finish"):
-                assert MultiNodeCheckpointManager(path).recorded.is_done() == (3 in before)
+                assert MultiNodeCheckpointManager(path).directory.is_done() == (3 in before)
     manager.run.end()
     return manager
 
@@ -159,7 +159,7 @@ def check_no_litter(manager: MultiNodeCheckpointManager) -> None:
     }
     aside = {
         store.name
-        for entry in manager.recorded.log.read_entries()
+        for entry in manager.directory.log.read_entries()
         if isinstance(entry, CommitEntry)
         for record in entry.records
         for store in record.stores.values()
@@ -170,7 +170,7 @@ def check_no_litter(manager: MultiNodeCheckpointManager) -> None:
             assert store.name in aside, store
     # A run whose entry was lost may be a newcomer that still waits: its process, this one, lives.
     known = {
-        entry.run for entry in manager.recorded.log.read_entries() if isinstance(entry, RunEntry)
+        entry.run for entry in manager.directory.log.read_entries() if isinstance(entry, RunEntry)
     }
     assert not known & {trace.name for trace in (root / "_runs").iterdir()}
     assert all(entry.suffix == ".json" for entry in (root / "_log").iterdir())

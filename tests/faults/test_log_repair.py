@@ -83,7 +83,7 @@ DAMAGES = (cut, empty, flip_two_bits, remove, duplicate, swap)
 
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Epochs 1 to 3 of a job that has ended; 0 was retired, an older 2 set aside."""
+    """Directory 1 to 3 of a job that has ended; 0 was retired, an older 2 set aside."""
     path = tmp_path_factory.mktemp("lived") / "k"
     manager = MultiNodeCheckpointManager(path, keep=KeepLast(2), files=FaultyFiles(sync=False))
     for step in STEPS:
@@ -120,9 +120,9 @@ def check_repaired(path: Path, before: dict[Path, bytes], what: str) -> None:
         assert after[file] == content or after[kept] == content, (what, file)
         if after[file] != content:
             assert entry_in(file)["kind"] == "lost"
-    assert plan_repair(directory(path).recorded) is None, what
+    assert plan_repair(directory(path).directory) is None, what
     check_epochs(directory(path))
-    damaged = [f for f in inspect_directory(directory(path).recorded) if f.status == "damaged"]
+    damaged = [f for f in inspect_directory(directory(path).directory) if f.status == "damaged"]
     assert damaged == [], what
 
 
@@ -157,7 +157,7 @@ def test_whatever_becomes_of_one_entry_the_same_epochs_are_recorded_after_a_repa
             continue  # nothing tells that there was an entry
         with pytest.raises(CheckpointCorruptError, match=r"fsck .*--repair"):
             recorded(path)
-        repair = repair_log(directory(path).recorded)
+        repair = repair_log(directory(path).directory)
         assert repair is not None, what
         assert recorded(path) == (1, 2, 3), what
         check_repaired(path, before, what)
@@ -179,7 +179,7 @@ def test_whatever_becomes_of_two_entries_the_same_epochs_are_recorded_after_a_re
         for number in (first, second):
             cut(files[number])
         before = contents(path)
-        repair_log(directory(path).recorded)
+        repair_log(directory(path).directory)
         assert recorded(path) == (1, 2, 3), (first, second)
         check_repaired(path, before, f"{first} and {second}")
         shutil.rmtree(path)
@@ -204,7 +204,7 @@ def test_whatever_becomes_of_an_entry_positions_stay_recorded_after_a_repair(
         path = Path(shutil.copytree(source, tmp_path / str(i)))
         damage(log_of(path)[k])
         before = contents(path)
-        assert repair_log(directory(path).recorded) is not None
+        assert repair_log(directory(path).directory) is not None
         assert recorded(path) == epochs, (damage, k)
         check_repaired(path, before, f"{damage.__name__} {k}")
 
@@ -218,7 +218,7 @@ def test_what_a_later_version_wrote_is_not_lost(
     file.write_bytes(frame(json.dumps({**entry_in(file), **change}).encode()))
     before = contents(path)
     with pytest.raises(CheckpointCorruptError, match="Use a later version"):
-        repair_log(directory(path).recorded)
+        repair_log(directory(path).directory)
     assert contents(path) == before
 
 
@@ -243,16 +243,16 @@ def test_a_log_that_is_gone_is_made_again_from_the_stores(copies: Iterator[Path]
     path = next(copies)
     details = {epoch: directory(path).record(epoch).details.to_json() for epoch in (1, 2, 3)}
     shutil.rmtree(path / "_log")
-    assert directory(path).recorded.unclaimed() == at(1, 2, 3)
-    repair = repair_log(directory(path).recorded)
+    assert directory(path).directory.unclaimed() == at(1, 2, 3)
+    repair = repair_log(directory(path).directory)
     assert repair is not None
     assert (repair.kept, list(repair.rebuilt)) == ([], at(1, 2, 3))
     assert recorded(path) == (1, 2, 3)
-    assert directory(path).recorded.unclaimed() == []
+    assert directory(path).directory.unclaimed() == []
     assert {
         epoch: directory(path).record(epoch).details.to_json() for epoch in (1, 2, 3)
     } == details
-    assert directory(path).recorded.run_info(Position(3)) == {}
+    assert directory(path).directory.run_info(Position(3)) == {}
     check_that_a_run_goes_on(path, (1, 2, 3))
 
 
@@ -263,7 +263,7 @@ def test_a_run_looks_once_for_stores_that_nobody_claims(copies: Iterator[Path]) 
     manager = MultiNodeCheckpointManager(path, files=files)
     for _ in range(2):
         manager.run.start(NODES, {})
-        found = [manager.recorded.unclaimed() for _ in range(3)]
+        found = [manager.directory.unclaimed() for _ in range(3)]
         assert found == [at(1, 2, 3)] * 3
         save(manager, 4)
         manager.run.end()
@@ -278,8 +278,8 @@ def test_newest_entries_that_are_gone_are_made_again_from_the_stores(
     last_begin = len(kinds) - 1 - kinds[::-1].index("begin")
     for file in log_of(path)[last_begin:]:
         file.unlink()
-    assert directory(path).recorded.unclaimed() == at(3)
-    repair = repair_log(directory(path).recorded)
+    assert directory(path).directory.unclaimed() == at(3)
+    repair = repair_log(directory(path).directory)
     assert repair is not None
     assert list(repair.rebuilt) == at(3)
     assert recorded(path) == (1, 2, 3)
@@ -302,7 +302,7 @@ def go_back(path: Path) -> list[str]:
 def test_what_was_set_aside_stays_so_if_the_whole_log_is_gone(tmp_path: Path) -> None:
     go_back(tmp_path / "k")
     shutil.rmtree(tmp_path / "k" / "_log")
-    repair_log(directory(tmp_path / "k").recorded)
+    repair_log(directory(tmp_path / "k").directory)
     assert recorded(tmp_path / "k") == (1, 2)
     stores = directory(tmp_path / "k").record(2).stores
     assert [store.name for store in stores.values()] == ["a.2.r4", "b.2.r4"]
@@ -319,7 +319,7 @@ def test_what_was_set_aside_stays_so_if_the_rewind_is_lost(
     assert kinds[rewind : rewind + 3] == ["rewind", "begin", "commit"]
     for number in (rewind, *(rewind + ("begin", "commit").index(kind) + 1 for kind in more)):
         cut(log_of(path)[number])
-    repair = repair_log(directory(path).recorded)
+    repair = repair_log(directory(path).directory)
     assert repair is not None
     assert list(repair.given_up) == at(3)
     assert recorded(path) == (1, 2)
@@ -333,7 +333,7 @@ def test_what_a_rewind_set_aside_stays_so_if_its_commit_is_lost(tmp_path: Path) 
     kinds = go_back(path)
     third = [number for number, kind in enumerate(kinds) if kind == "commit"][2]
     cut(log_of(path)[third])
-    repair_log(directory(path).recorded)
+    repair_log(directory(path).directory)
     assert recorded(path) == (1, 2)
 
 
@@ -346,7 +346,7 @@ def test_an_abandoned_save_is_not_recorded_though_its_stores_are_whole(tmp_path:
     begun.write({node: Workspace(node) for node in NODES})
     manager.run.leave()  # as if it was killed
     cut(log_of(path)[2])  # the commit of epoch 1, before that
-    repair = repair_log(directory(path).recorded)
+    repair = repair_log(directory(path).directory)
     assert repair is not None
     assert list(repair.rebuilt) == at(1)
     assert recorded(path) == (1,)
@@ -358,7 +358,7 @@ def test_labels_of_attempts_whose_entries_are_lost_are_not_given_again(tmp_path:
     go_back(path)
     before = {name.name for name in path.iterdir()}
     shutil.rmtree(path / "_log")
-    repair_log(directory(path).recorded)
+    repair_log(directory(path).directory)
     again = directory(path)
     again.run.start(NODES, {})
     save(again, 2)
@@ -373,7 +373,7 @@ def test_a_store_that_is_not_whole_is_not_recorded(copies: Iterator[Path]) -> No
     shutil.rmtree(path / "_log")
     document = path / "a.3" / "w" / "zarr.json"
     document.write_bytes(document.read_bytes()[:-1])
-    repair = repair_log(directory(path).recorded)
+    repair = repair_log(directory(path).directory)
     assert repair is not None
     assert list(repair.rebuilt) == at(1, 2)
     assert str(document) in repair.unproven["a.3"]
@@ -389,7 +389,7 @@ def test_a_manifest_with_a_wrong_bit_proves_nothing(copies: Iterator[Path]) -> N
         damaged = bytearray(whole)
         damaged[i] ^= 1 << i % 8
         manifest.write_bytes(damaged)
-        repair = plan_repair(directory(path).recorded)
+        repair = plan_repair(directory(path).directory)
         assert repair is not None
         assert list(repair.rebuilt) == at(1, 2), i
         assert str(manifest) in repair.unproven["a.3"], i
@@ -399,7 +399,7 @@ def test_an_epoch_whose_stores_are_not_all_there_is_not_recorded(copies: Iterato
     path = next(copies)
     shutil.rmtree(path / "_log")
     shutil.rmtree(path / "b.3")
-    repair = repair_log(directory(path).recorded)
+    repair = repair_log(directory(path).directory)
     assert repair is not None
     assert list(repair.rebuilt) == at(1, 2)
     assert "those of b are missing" in repair.unproven["a.3"]
@@ -414,7 +414,7 @@ def test_details_come_back_with_the_record(tmp_path: Path) -> None:
     manager.commits.commit(save, save.write({"a": Workspace("a")}), details)
     manager.run.end()
     cut(log_of(tmp_path / "k")[2])
-    repair_log(directory(tmp_path / "k").recorded)
+    repair_log(directory(tmp_path / "k").directory)
     assert repr(directory(tmp_path / "k").record(1).details.to_json()) == repr(details)
 
 
@@ -423,7 +423,7 @@ def test_a_pin_that_is_left_is_kept(copies: Iterator[Path]) -> None:
     directory(path).pin(2, "paper")
     directory(path).pin(3, "other")
     cut(log_of(path)[-1])
-    repair_log(directory(path).recorded)
+    repair_log(directory(path).directory)
     assert directory(path).pins() == {2: ["paper"]}
 
 
@@ -441,7 +441,7 @@ def test_a_live_run_is_not_repaired_beneath(tmp_path: Path) -> None:
         heartbeat.write_bytes(f"{now[0]}".encode())
 
     with pytest.raises(CommitConflictError, match="alive"):
-        repair_log(directory(tmp_path / "k").recorded, Patience(clock=lambda: now[0], wait=wait))
+        repair_log(directory(tmp_path / "k").directory, Patience(clock=lambda: now[0], wait=wait))
     save(run, 1)
     run.run.end()
     assert len(log_of(tmp_path / "k")) == 6
@@ -458,7 +458,7 @@ def test_a_run_that_was_repaired_beneath_is_over(tmp_path: Path) -> None:
     def wait(seconds: float) -> None:
         now[0] += seconds
 
-    repair_log(directory(tmp_path / "k").recorded, Patience(clock=lambda: now[0], wait=wait))
+    repair_log(directory(tmp_path / "k").directory, Patience(clock=lambda: now[0], wait=wait))
     with pytest.raises(CommitConflictError, match="taken"):
         save(run, 1)
     run.run.end()
@@ -469,9 +469,9 @@ def test_numbers_of_lost_entries_are_not_given_again(copies: Iterator[Path]) -> 
     path = next(copies)
     gone = log_of(path)[4]
     gone.unlink()
-    repair_log(directory(path).recorded)
+    repair_log(directory(path).directory)
     assert gone.exists()
-    handler = directory(path).recorded.handler
+    handler = directory(path).directory.handler
     assert not handler.append({"number": 4, "id": "late", "kind": "commit"})
 
 
@@ -487,8 +487,8 @@ def test_a_repair_can_fail_at_any_operation_and_be_repeated(
         before = contents(path)
         files = FaultyFiles(k, how, sync=False)  # type: ignore[arg-type]
         with contextlib.suppress(PowerCutError, CheckpointError):
-            repair_log(MultiNodeCheckpointManager(path, files=files).recorded)
-        repair_log(directory(path).recorded)
+            repair_log(MultiNodeCheckpointManager(path, files=files).directory)
+        repair_log(directory(path).directory)
         assert recorded(path) == (1, 2, 3), k
         check_repaired(path, before, str(k))
         shutil.rmtree(path)
@@ -515,18 +515,18 @@ def test_damage_before_a_kept_state_costs_at_most_the_record_of_its_epoch(tmp_pa
     with pytest.raises(CheckpointCorruptError, match="fsck"):
         again.record(4)
     again.verify(5)
-    repair = repair_log(again.recorded)
+    repair = repair_log(again.directory)
     assert repair is not None
     assert list(repair.rebuilt) == at(4)
     assert directory(path).positions() == epochs
     assert_identical(np.full(3, 4), directory(path).open(4)["a"].load("w"))
-    assert directory(path).recorded.verify_log() == [10]
+    assert directory(path).directory.verify_log() == [10]
 
 
 def test_a_directory_that_is_whole_is_left_alone(copies: Iterator[Path]) -> None:
     path = next(copies)
     before = contents(path)
-    assert repair_log(directory(path).recorded) is None
+    assert repair_log(directory(path).directory) is None
     assert contents(path) == before
     (path / "notes.7").write_text("not a store")
-    assert directory(path).recorded.unclaimed() == []
+    assert directory(path).directory.unclaimed() == []

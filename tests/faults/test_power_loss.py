@@ -150,9 +150,9 @@ class Judge:
         directory = path / "runs" / "k"
         try:
             if moment.step in ("end", "over"):
-                assert MultiNodeCheckpointManager(directory).recorded.is_done()
+                assert MultiNodeCheckpointManager(directory).directory.is_done()
             if moment.step == "over":
-                assert MultiNodeCheckpointManager(directory).recorded.log.refresh().is_ended
+                assert MultiNodeCheckpointManager(directory).directory.log.refresh().is_ended
             files = FaultyFiles(sync=False)
             check_what_opens(directory, files)
             check_recovery(directory, moment.step, moment.before, files)
@@ -170,12 +170,12 @@ _BLIND = ("rename", "fsync", "syncfs", "list", "unlink", "rmdir")
 def check_what_opens(path: Path, files: FaultyFiles) -> None:
     """Before any recovery: a store that was recorded once and opens as live is whole."""
     directory = MultiNodeCheckpointManager(path, files=files)
-    for entry in directory.recorded.log.read_entries():
+    for entry in directory.directory.log.read_entries():
         if isinstance(entry, CommitEntry):
             stores = [store for record in entry.records for store in record.stores.values()]
             for store in stores:
                 if (path / store.name / "zarr.json").exists():
-                    files = directory.recorded.files
+                    files = directory.directory.files
                     StoreReader(files, str(path), store.name, store.sha256).verify()
 
 

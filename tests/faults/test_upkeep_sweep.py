@@ -25,7 +25,7 @@ import dask
 import pytest
 
 from jobrunner import CheckpointError, KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint import Epochs, copy_epoch, inspect_directory, restore_epoch
+from jobrunner.checkpoint import Directory, copy_epoch, inspect_directory, restore_epoch
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, PowerCutError
 from tests.faults.test_checkpoint_sweep import (
@@ -50,12 +50,12 @@ def prune(path: Path, files: FaultyFiles) -> None:
 
 def restore(path: Path, files: FaultyFiles) -> None:
     if 3 not in recorded(path):
-        restore_epoch(Epochs(path, files=files), Position(3))
+        restore_epoch(Directory(path, files=files), Position(3))
 
 
 def copy(path: Path, files: FaultyFiles) -> None:
     if 1 not in recorded(copied(path)):
-        directory = Epochs(path, files=files)
+        directory = Directory(path, files=files)
         copy_epoch(directory, Position(1), str(copied(path)))
 
 
@@ -109,7 +109,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def inspect(path: Path) -> list[object]:
-    return list(inspect_directory(Epochs(path)))
+    return list(inspect_directory(Directory(path)))
 
 
 def check(command: Callable[[Path, FaultyFiles], None], path: Path) -> None:

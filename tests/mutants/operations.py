@@ -103,8 +103,8 @@ class Case:
 
     def ls_runs(self) -> None:
         manager = self.manager()
-        json.dumps(to_json(asdict(summarize_run(manager.recorded, "x"))), allow_nan=False)
-        best_of(manager.recorded, "loss", "min")
+        json.dumps(to_json(asdict(summarize_run(manager.directory, "x"))), allow_nan=False)
+        best_of(manager.directory, "loss", "min")
 
     def top(self) -> None:
         self._begin()
@@ -145,7 +145,7 @@ class Case:
 
     def fsck_repair(self) -> None:
         clock = Clock()
-        if repair_log(self.manager().recorded, Patience(15, clock, clock.wait)) is not None:
+        if repair_log(self.manager().directory, Patience(15, clock, clock.wait)) is not None:
             self.manager().epochs()
 
     def prune(self) -> None:
@@ -167,7 +167,7 @@ class Case:
         self.each(lambda manager, epoch: manager.unpin(epoch))
 
     def restore(self) -> None:
-        recorded = self.manager().recorded
+        recorded = self.manager().directory
         aside = [f for f in inspect_directory(recorded) if f.status == "aside"]
         for finding in aside[:2]:
             epoch = finding.path.split(".")[1]
@@ -224,9 +224,9 @@ class Case:
         manager.pins()
         list(manager.records())
         manager.get_ckpt_db_name("a", 2)
-        manager.recorded.unclaimed()
-        manager.recorded.is_done()
-        manager.recorded.held_by()
+        manager.directory.unclaimed()
+        manager.directory.is_done()
+        manager.directory.held_by()
         list(manager.watch(timeout_seconds=0))
 
     def plan(self) -> None:

@@ -176,7 +176,7 @@ def repaired(path: Path) -> Any:
     names, shared = two_runs(path)
     for number in (4, 5, 6):
         (path / "_log" / f"{number:010d}.json").unlink()
-    repair_log(Life(path, {}).manager.recorded)
+    repair_log(Life(path, {}).manager.directory)
     return names, shared
 
 

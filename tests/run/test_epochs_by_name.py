@@ -83,6 +83,6 @@ def test_an_epoch_that_was_restored_is_not_newer_than_later_ones(manager):
     manager.run.rewind(Position(2), "by hand")
     manager.run.end()
     for epoch in (4, 3):  # the log has the older one last
-        restore_epoch(manager.recorded, Position(epoch))
+        restore_epoch(manager.directory, Position(epoch))
     assert manager.latest() == 4
     assert JobRunner(make_job(), manager).plan_resume().epoch == 4

@@ -63,7 +63,7 @@ def invoke(*args: object) -> tuple[str, Any]:
 
 @pytest.fixture
 def runs(inproc_session: Session, tmp_path: Path) -> Path:
-    """Epochs 0 to 3, and the first step of epoch 4."""
+    """Directory 0 to 3, and the first step of epoch 4."""
     train(inproc_session, tmp_path / "runs", every=1, last=4)
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
     assert manager.epochs() == [0, 1, 2, 3]

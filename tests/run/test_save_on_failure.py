@@ -102,7 +102,7 @@ def test_the_state_before_the_failed_epoch_is_saved(runs):
     manager, result = runs("with", 9, **options)
     assert result.resumed_from == 7
     assert_same(content(manager, 9), content(every, 9))
-    assert {finding.status for finding in inspect_directory(manager.recorded)} == {"live"}
+    assert {finding.status for finding in inspect_directory(manager.directory)} == {"live"}
 
 
 def test_with_saves_in_the_background_the_newest_copy_is_saved(runs):
@@ -151,4 +151,4 @@ def test_a_transient_error_costs_one_epoch_only(inproc_session, tmp_path):
 def test_claims_of_states_that_were_not_needed_are_settled(runs):
     manager, _ = runs("k", 30, save=SaveEvery(epochs=100), save_on_failure=True)
     assert manager.epochs() == [0, 30]
-    assert not manager.recorded.log.refresh().leftovers
+    assert not manager.directory.log.refresh().leftovers

@@ -14,8 +14,8 @@ from functools import partial
 
 import msgspec
 
+from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.epoch_record import EpochRecord
-from jobrunner.checkpoint.epochs import Epochs
 from jobrunner.checkpoint.log import CommitEntry, Record
 from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
@@ -42,7 +42,7 @@ from jobrunner.positions import Position
 
 
 def restore_epoch(
-    directory: Epochs,
+    directory: Directory,
     epoch: Position,
     number: int | None = None,
     *,
@@ -92,7 +92,7 @@ class SetAside:
     record: Record
 
 
-def _find_set_aside(directory: Epochs) -> list[SetAside]:
+def _find_set_aside(directory: Directory) -> list[SetAside]:
     """The epochs that are not recorded any more but whose stores all still exist."""
     state = directory.log.refresh()
     with reading(directory):
@@ -115,7 +115,7 @@ def record_existing(manager: MultiNodeCheckpointManager, aside: SetAside) -> Non
     """Record stores that are there, in the run of `manager`, once every byte is verified."""
     record, commit = aside.record, aside.commit
     for store in (record.stores or {}).values():
-        StoreReader(manager.recorded.files, manager.path, store.name, store.sha256).verify()
+        StoreReader(manager.directory.files, manager.path, store.name, store.sha256).verify()
     contents = record.contents
     if contents is None and commit.contents:
         contents = commit.number
@@ -128,7 +128,9 @@ def record_existing(manager: MultiNodeCheckpointManager, aside: SetAside) -> Non
     )
 
 
-def copy_epoch(directory: Epochs, epoch: Position, target: str, *, take_over: bool = False) -> None:
+def copy_epoch(
+    directory: Directory, epoch: Position, target: str, *, take_over: bool = False
+) -> None:
     """Record an epoch also in directory `target`, from which a job can resume.
 
     `take_over` takes that directory even from a run that is alive.
@@ -138,7 +140,7 @@ def copy_epoch(directory: Epochs, epoch: Position, target: str, *, take_over: bo
     CommitConflictError if a run holds the other directory and is alive.
     """
     files = files_beside(absolute_path(target), directory.files)
-    other = Epochs(target, None, files)
+    other = Directory(target, None, files)
     if epoch in other.log.refresh().recorded:
         raise DefinitionError(
             f"Epoch {epoch} is recorded in {other.path} already. Name another directory."
@@ -165,7 +167,7 @@ def _refuse_within_another(path: str, files: Files) -> None:
 
 
 def _save_again(
-    source: Epochs,
+    source: Directory,
     record: EpochRecord,
     target: str,
     files: Files,
@@ -182,7 +184,7 @@ def _save_again(
     try:
         save = manager.commits.begin(epoch)
         try:
-            receipts = _copy_stores(source, record, manager.recorded, save.stores)
+            receipts = _copy_stores(source, record, manager.directory, save.stores)
         except BaseException as error:
             manager.commits.abandon(save)
             if isinstance(error, OSError) and not isinstance(error, CheckpointError):
@@ -202,9 +204,9 @@ def _save_again(
 
 
 def _copy_stores(
-    source: Epochs,
+    source: Directory,
     record: EpochRecord,
-    target: Epochs,
+    target: Directory,
     names: Mapping[str, str],
 ) -> dict[str, Receipt]:
     """Copy all stores of an epoch to `names`, by node, and make them durable."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import UNSET
 
-from jobrunner.checkpoint.epochs import Epochs
+from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.log import (
     RUNS_DIRECTORY,
     Attempt,
@@ -115,7 +115,7 @@ class _History:
         return None
 
 
-def inspect_directory(directory: Epochs) -> list[Finding]:
+def inspect_directory(directory: Directory) -> list[Finding]:
     """Explain every object in a checkpoint directory whose log is in files, in order of paths.
 
     Also runs while a run uses the directory. Compares the sizes and documents of recorded stores
@@ -126,7 +126,7 @@ def inspect_directory(directory: Epochs) -> list[Finding]:
         return _inspect(directory)
 
 
-def _inspect(directory: Epochs) -> list[Finding]:
+def _inspect(directory: Directory) -> list[Finding]:
     found: list[Finding] = []
     # List before the log is read: a store that a run claims in between is no stray.
     names = directory.files.list_names(directory.path)
@@ -166,7 +166,7 @@ def _inspect(directory: Epochs) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.path)
 
 
-def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, LogEntry | None]]:
+def _inspect_log(directory: Directory) -> Iterator[tuple[Finding, LogEntry | None]]:
     handler = FileMetadataHandler(directory.files)
     handler.set_params(directory.path, ())
     numbers: set[int] = set()
@@ -201,7 +201,7 @@ def _inspect_log(directory: Epochs) -> Iterator[tuple[Finding, LogEntry | None]]
             yield Finding(path, "live", _explain_entry(entry)), entry
 
 
-def _advice(directory: Epochs) -> str:
+def _advice(directory: Directory) -> str:
     return (
         f"Restore it from a copy, or run `jobrunner fsck {directory.path} --repair`, which records "
         f"what can be proven without it."
@@ -221,7 +221,7 @@ def _explain_entry(entry: LogEntry) -> str:
     return ", ".join(words)
 
 
-def _inspect_runs(directory: Epochs, state: State) -> Iterator[Finding]:
+def _inspect_runs(directory: Directory, state: State) -> Iterator[Finding]:
     root = os.path.join(directory.path, RUNS_DIRECTORY)
     holder = state.holder
     for name in sorted(directory.files.list_names(root)):
@@ -235,7 +235,7 @@ def _inspect_runs(directory: Epochs, state: State) -> Iterator[Finding]:
 
 
 def _explain_store(
-    directory: Epochs, history: _History, name: str, store: StoreName
+    directory: Directory, history: _History, name: str, store: StoreName
 ) -> Iterator[Finding]:
     state, at = history.state, store.epoch
     fate = history.fates.get(name)
@@ -291,7 +291,7 @@ def _explain_end(entry: LogEntry) -> str:
 
 
 def _inspect_recorded(
-    directory: Epochs, name: str, epoch: Position, about: Store
+    directory: Directory, name: str, epoch: Position, about: Store
 ) -> Iterator[Finding]:
     """Compare the files of a recorded store and their sizes with its document."""
     reader = StoreReader(directory.files, directory.path, name, about.sha256)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jobrunner.checkpoint.epochs import Epochs
+from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.log import (
     HEARTBEAT,
     RUNS_DIRECTORY,
@@ -93,7 +93,7 @@ class Repair:
 
 
 @contextlib.contextmanager
-def reading(directory: Epochs) -> Iterator[None]:
+def reading(directory: Directory) -> Iterator[None]:
     """Raise CheckpointError if the storage fails, which is no sign of damage."""
     try:
         yield
@@ -106,7 +106,7 @@ def reading(directory: Epochs) -> Iterator[None]:
         ) from error
 
 
-def plan_repair(directory: Epochs) -> Repair | None:
+def plan_repair(directory: Directory) -> Repair | None:
     """Plan the repair of a directory; None if none is necessary. Changes nothing.
 
     Reads the whole log, the names of all stores, and every byte of the epochs whose records it
@@ -138,7 +138,7 @@ class _LostSet:
 class _Planner:
     """Makes the plan for one directory."""
 
-    def __init__(self, directory: Epochs) -> None:
+    def __init__(self, directory: Directory) -> None:
         _replacer(directory)
         self._files = directory.files
         self._path = directory.path
@@ -419,7 +419,7 @@ class _Planner:
         return suspects
 
 
-def repair_log(directory: Epochs, patience: Patience | None = None) -> Repair | None:
+def repair_log(directory: Directory, patience: Patience | None = None) -> Repair | None:
     """Repair a log; return what was done, None if nothing is necessary.
 
     Raises CommitConflictError if a run that is alive holds the directory or took it meanwhile, and
@@ -449,7 +449,7 @@ def repair_log(directory: Epochs, patience: Patience | None = None) -> Repair | 
 
 
 def _reconcile(
-    directory: Epochs,
+    directory: Directory,
     repair: Repair,
     highest: tuple[Position | None, int],
     patience: Patience | None,
@@ -458,13 +458,13 @@ def _reconcile(
     manager = MultiNodeCheckpointManager(
         directory.path, directory.handler, files=directory.files, patience=patience
     )
-    manager.recorded.log = LogWriter(directory.handler, directory.path, repairs=True)
+    manager.directory.log = LogWriter(directory.handler, directory.path, repairs=True)
     manager.run.start([], {"command": "fsck"})
     try:
         position, label = highest
         if position is not None:
             # Lost entries may have claimed any name that is there, and no label may come twice.
-            manager.recorded.log.begin(position, label=label)
+            manager.directory.log.begin(position, label=label)
         append = manager.retention.append
         for at, why in repair.given_up.items():
             append(RewindEntry, only=at, reason=why)
@@ -483,7 +483,7 @@ def _reconcile(
     manager.run.end()
 
 
-def _replacer(directory: Epochs) -> EntryReplacer:
+def _replacer(directory: Directory) -> EntryReplacer:
     """The handler; raises DefinitionError if it cannot replace entries."""
     handler: MetadataHandler = directory.handler
     if isinstance(handler, EntryReplacer):
@@ -494,7 +494,7 @@ def _replacer(directory: Epochs) -> EntryReplacer:
     )
 
 
-def _refuse_if_alive(directory: Epochs, holder: Holder, patience: Patience) -> None:
+def _refuse_if_alive(directory: Directory, holder: Holder, patience: Patience) -> None:
     try:
         refuse_if_alive(directory.files, directory.path, holder, patience)
     except CommitConflictError as error:

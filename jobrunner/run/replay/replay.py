@@ -151,18 +151,18 @@ class Replay:
         self._wait_seconds = wait_seconds
         self._deadlines = deadlines
         plan = job.compile()
-        earlier = [at for at in manager.recorded.all() if at < epoch]
+        earlier = [at for at in manager.directory.all() if at < epoch]
         self._from = max(earlier, default=None)
         self._needed = [epoch] if self._from is None else [epoch, self._from]
         for needed in self._needed:
-            record = manager.recorded.record(needed)
+            record = manager.directory.record(needed)
             check_steps(plan, record, manager.path)
             found = match(plan, manager, record, adaptation)
             rebuild(job, plan, manager, needed, found, {})
         self._codecs = tuple(REGISTERED_CODECS.values())
         groups = {key: traced(group, self._codecs) for key, group in plan.groups.items()}
         self._plan = structs.replace(plan, groups=groups)
-        then = manager.recorded.run_plan(epoch)
+        then = manager.directory.run_plan(epoch)
         self._changes = tuple(changes(then, describe(plan))) if then else ()
 
     def check(self) -> None:

@@ -48,20 +48,20 @@ def compare_runs(
         "differ_at": None,
         "difference": None,
     }
-    here, there = (manager.recorded.numbers() for manager in (one, other))
+    here, there = (manager.directory.numbers() for manager in (one, other))
     text = ""
 
     @functools.cache  # most epochs were recorded by the same two runs
     def parameters_at(*runs: int | None) -> dict[str, list[Any]]:
-        plans = [it.recorded.plan_of(run) for it, run in zip((one, other), runs, strict=True)]
+        plans = [it.directory.plan_of(run) for it, run in zip((one, other), runs, strict=True)]
         return _differing_parameters([plan or {} for plan in plans])
 
     for epoch in here:
         if epoch not in there:
             continue
         records = [
-            one.recorded.read_record(epoch, here[epoch]),
-            other.recorded.read_record(epoch, there[epoch]),
+            one.directory.read_record(epoch, here[epoch]),
+            other.directory.read_record(epoch, there[epoch]),
         ]
         try:
             difference, text = _compare_epoch(one, other, epoch, records)
@@ -88,8 +88,8 @@ def _differing_parameters(plans: Sequence[Mapping[str, Any]]) -> dict[str, list[
 
 
 def _plan_of(manager: MultiNodeCheckpointManager) -> Mapping[str, Any]:
-    latest = manager.recorded.latest()
-    return (None if latest is None else manager.recorded.run_plan(latest)) or {}
+    latest = manager.directory.latest()
+    return (None if latest is None else manager.directory.run_plan(latest)) or {}
 
 
 def _metrics_of(manager: MultiNodeCheckpointManager) -> dict[int, Mapping[str, Any]]:
@@ -111,8 +111,8 @@ def _compare_epoch(
     if digests[0] == digests[1]:
         return None, ""
     with (
-        one.recorded.reading(epoch),
-        other.recorded.reading(epoch),
+        one.directory.reading(epoch),
+        other.directory.reading(epoch),
         one.open(epoch) as a,
         other.open(epoch) as b,
     ):

@@ -144,7 +144,7 @@ def test_diff_names_the_changed_items_of_a_state(rig: Rig) -> None:
 def test_a_copied_epoch_still_says_which_blobs_have_a_state(rig: Rig, tmp_path: Path) -> None:
     rig.workspace.globals["opt"] = Momentum()
     rig.save(0)
-    copy_epoch(rig.manager.recorded, Position(0), str(tmp_path / "copy"))
+    copy_epoch(rig.manager.directory, Position(0), str(tmp_path / "copy"))
     assert MultiNodeCheckpointManager(tmp_path / "copy").loader.stateful_blobs(Position(0)) == {
         "a": {"opt"}
     }
@@ -293,8 +293,8 @@ def test_a_repaired_record_says_which_blobs_have_a_state(rig: Rig) -> None:
     rig.save(0)
     rig.save(1)
     rig.manager.run.end()
-    number = rig.manager.recorded.log.refresh().recorded[Position(0)]
+    number = rig.manager.directory.log.refresh().recorded[Position(0)]
     Path(rig.manager.path, "_log", f"{number:010d}.json").unlink()
     again = MultiNodeCheckpointManager(rig.manager.path)
-    assert repair_log(again.recorded) is not None
+    assert repair_log(again.directory) is not None
     assert again.loader.stateful_blobs(Position(0)) == {"a": {"opt"}}

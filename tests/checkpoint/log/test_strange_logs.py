@@ -72,7 +72,7 @@ def manager_of(path: Path) -> MultiNodeCheckpointManager:
 
 
 def damaged(path: Path) -> dict[str, str]:
-    found = inspect_directory(manager_of(path).recorded)
+    found = inspect_directory(manager_of(path).directory)
     return {it.path: it.explanation for it in found if it.status == "damaged"}
 
 
@@ -84,7 +84,7 @@ def test_an_absurd_number_ends_each_command_at_once(path: Path, number: str) -> 
     with pytest.raises(CheckpointCorruptError, match=rf"{file} is no entry.*found 7"):
         manager_of(path).epochs()
     with pytest.raises(CheckpointCorruptError, match="found 7"):
-        repair_log(manager_of(path).recorded)
+        repair_log(manager_of(path).directory)
     assert "move this file" in damaged(path)[f"_log/{number}.json"]
     assert time.process_time() - started < 1
     file.unlink()
@@ -95,7 +95,7 @@ def test_an_absurd_number_ends_each_command_at_once(path: Path, number: str) -> 
 def test_a_name_that_is_almost_an_entrys_is_ignored(path: Path, name: str) -> None:
     (path / "_log" / name).write_bytes(b"x")
     assert manager_of(path).epochs() == [0, 1]
-    statuses = {it.path: it.status for it in inspect_directory(manager_of(path).recorded)}
+    statuses = {it.path: it.status for it in inspect_directory(manager_of(path).directory)}
     assert statuses[f"_log/{name}"] == "stray"
 
 
@@ -146,7 +146,7 @@ def test_stores_that_a_log_names_and_that_are_not_there_cost_nothing(
     manager.run.start(["a"], {})
     manager.run.end()
     assert time.process_time() - started < 2
-    assert manager.recorded.log.refresh().leftovers == []
+    assert manager.directory.log.refresh().leftovers == []
     assert sorted(it.name for it in path.glob("?.*")) == ["a.0", "a.1", "z.8"]
 
 
@@ -172,7 +172,7 @@ def test_an_entry_that_no_run_can_append_is_damage(
     with pytest.raises(CheckpointCorruptError, match=told):
         manager_of(path).epochs()
     assert "_log/0000000005.json" in damaged(path)
-    plan = plan_repair(manager_of(path).recorded)
+    plan = plan_repair(manager_of(path).directory)
     assert plan is not None
     assert (plan.kept, list(plan.lost)) == ([Position(0), Position(1)], [5])
     assert file.exists()
@@ -238,7 +238,7 @@ def test_a_directory_in_the_place_of_an_entry_damages_that_one_alone(path: Path)
     with pytest.raises(CheckpointCorruptError, match=f"{file} is a directory"):
         manager_of(path).epochs()
     assert [it for it in damaged(path) if "_log" in it] == ["_log/0000000003.json"]
-    plan = plan_repair(manager_of(path).recorded)
+    plan = plan_repair(manager_of(path).directory)
     assert plan is not None
     assert (plan.kept, list(plan.lost)) == ([Position(0), Position(1)], [3])
 
@@ -259,7 +259,7 @@ def test_holes_are_not_read_as_entries_for_long(path: Path, has_ends: bool, size
     ):
         manager_of(path).epochs()
     assert "_log/0000000099.json" in damaged(path)
-    plan = plan_repair(manager_of(path).recorded)
+    plan = plan_repair(manager_of(path).directory)
     assert plan is not None
     assert (plan.kept, len(plan.lost)) == ([Position(0), Position(1)], 94)
     assert time.process_time() - started < 2

@@ -37,7 +37,7 @@ from jobrunner import (
     MultiNodeCheckpointManager,
 )
 from jobrunner import checkpoint as package
-from jobrunner.checkpoint import Epochs, Files, Loader, Receipt, copy_epoch, inspect_directory
+from jobrunner.checkpoint import Directory, Files, Loader, Receipt, copy_epoch, inspect_directory
 from jobrunner.checkpoint.log.heartbeat import Patience
 from jobrunner.checkpoint.storage.object_files import ObjectFiles, open_store
 from jobrunner.checkpoint.storage.places import absolute_path
@@ -176,7 +176,7 @@ def test_any_zarr_reader_opens_a_store(rig: Rig) -> None:
 
 def test_unchanged_chunks_are_copied_by_the_store(rig: Rig) -> None:
     assert rig.save(0).linked_bytes == 0
-    files = rig.manager.recorded.files
+    files = rig.manager.directory.files
     assert isinstance(files, FaultyObjects)
     assert rig.save(1).linked_bytes == 8 * BIG
     rig.manager.verify(1)
@@ -223,7 +223,7 @@ def test_an_epoch_that_is_retired_is_deleted_and_one_that_is_set_aside_stays(
     rig.manager.run.end()
     assert sorted(path.name for path in rig.objects.iterdir() if path.is_dir()) == ["_log", "a:0.2"]
     assert (rig.objects / "a:0.2" / "zarr.json").exists()
-    assert {finding.status for finding in inspect_directory(rig.again().recorded)} == {
+    assert {finding.status for finding in inspect_directory(rig.again().directory)} == {
         "live",
         "aside",
     }
@@ -254,7 +254,7 @@ def test_a_lost_reply_is_resolved_by_reading_back(tmp_path: Path) -> None:
     assert Deaf(rig.path, rig.objects).create(f"{rig.path}/x", b"mine")
     assert not Deaf(rig.path, rig.objects).create(f"{rig.path}/x", b"theirs")
     rig.manager.run.end()
-    numbers = [entry.number for entry in rig.manager.recorded.log.read_entries()]
+    numbers = [entry.number for entry in rig.manager.directory.log.read_entries()]
     assert numbers == [0, 1]  # run and end, once each
 
 
@@ -375,13 +375,13 @@ def test_epochs_are_copied_to_a_directory_and_back(memory: str, tmp_path: Path) 
         manager = MultiNodeCheckpointManager(path)
         manager.verify(1)
         assert_identical(VALUES["fixed"], manager.open(1)["a:0"].load("fixed"))
-    assert MultiNodeCheckpointManager(tmp_path / "new", load_path=back).source().recorded.all() == [
+    assert MultiNodeCheckpointManager(tmp_path / "new", load_path=back).source().directory.all() == [
         Position(1)
     ]
 
 
 def test_a_lost_log_is_rebuilt_from_the_stores(memory: str) -> None:
-    files = MultiNodeCheckpointManager(memory).recorded.files
+    files = MultiNodeCheckpointManager(memory).directory.files
     files.remove_tree(f"{memory}/_log")
     assert MultiNodeCheckpointManager(memory).epochs() == []
     assert "2 stray" in invoke("fsck", memory).stdout
@@ -439,7 +439,7 @@ def save_nodes(manager: MultiNodeCheckpointManager, epoch: int, gate: Gate | Non
     for workspace in workspaces.values():
         workspace.globals.update(fixed=VALUES["fixed"], epoch=epoch)
     save = dataclasses.replace(
-        manager.commits.begin(Position.of(epoch)), files=manager.recorded.files
+        manager.commits.begin(Position.of(epoch)), files=manager.directory.files
     )
     if gate is not None:
         gate.expect("get", r"\.\d+/zarr.json")
@@ -465,10 +465,10 @@ def test_requests_for_all_nodes_run_at_once(gate: Gate) -> None:
     manager.load(1, blobs={node: ["epoch"] for node in NODES})
     assert gate.passed == 16
     manager.run.end()
-    list_epochs(manager.recorded)
+    list_epochs(manager.directory)
     describe_checkpoint(manager, 1)
     assert gate.passed == 24
-    assert {finding.status for finding in inspect_directory(manager.recorded)} == {"live"}
+    assert {finding.status for finding in inspect_directory(manager.directory)} == {"live"}
     assert gate.passed == 32
     gate.expect("get", r"\.\d+/zarr.json", 4)
     manager.verify(1)
@@ -499,7 +499,7 @@ def bucket(tmp_path: Path) -> Gate:
 def test_the_stores_of_all_nodes_are_copied_at_once(
     bucket: Gate, operation: str, what: str, count: int
 ) -> None:
-    source = Epochs("s3://bucket/k", files=bucket)
+    source = Directory("s3://bucket/k", files=bucket)
     bucket.expect(operation, what)
     copy_epoch(source, Position(0), "s3://bucket/copy")
     assert bucket.passed == count
@@ -544,7 +544,7 @@ def test_of_a_long_log_many_entries_are_read_at_once(gate: Gate) -> None:
     gate.expect("get", "nothing")
     other = MultiNodeCheckpointManager(gate.root, files=gate, keep=KeepBest("loss", mode="max"))
     assert other.epochs() == again.epochs()
-    numbers = again.recorded.log.refresh().recorded
+    numbers = again.directory.log.refresh().recorded
     commits = "|".join(f"{numbers[Position(epoch)]:02}" for epoch in range(9))
     gate.expect("get", rf"_log/00000000({commits})\.json", 9)
     listed = again.records()

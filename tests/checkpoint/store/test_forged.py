@@ -19,7 +19,7 @@ import pytest
 import xxhash
 
 from jobrunner import CheckpointCorruptError, MultiNodeCheckpointManager
-from jobrunner.checkpoint import Epochs, copy_epoch, inspect_directory
+from jobrunner.checkpoint import Directory, copy_epoch, inspect_directory
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store.document import ROOT_DOCUMENT
@@ -137,7 +137,7 @@ def test_a_copy_writes_nothing_outside_of_its_store(forge: Any, tmp_path: Path) 
         metadata = document["consolidated_metadata"]["metadata"]
         metadata["../../elsewhere"] = {"node_type": "group", "zarr_format": 3, "attributes": {}}
 
-    directory = Epochs(forge(edit), files=PosixFiles())
+    directory = Directory(forge(edit), files=PosixFiles())
     with pytest.raises(CheckpointCorruptError, match="leads out of the store"):
         copy_epoch(directory, Position(0), str(tmp_path / "one" / "two"))
     assert not (tmp_path / "one" / "elsewhere").exists()

@@ -41,7 +41,7 @@ logger = get_logger(__name__)
 _EPOCH_AND_LABEL = re.compile(r"\.(\d+(?:\.s\d+)?)(?:\.r(\d+))?$")
 
 
-class Epochs:
+class Directory:
     """The recorded epochs of a directory; every method reads the log anew."""
 
     def __init__(
