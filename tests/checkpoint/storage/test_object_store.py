@@ -375,9 +375,9 @@ def test_epochs_are_copied_to_a_directory_and_back(memory: str, tmp_path: Path) 
         manager = MultiNodeCheckpointManager(path)
         manager.verify(1)
         assert_identical(VALUES["fixed"], manager.open(1)["a:0"].load("fixed"))
-    assert MultiNodeCheckpointManager(tmp_path / "new", load_path=back).source().directory.all() == [
-        Position(1)
-    ]
+    assert MultiNodeCheckpointManager(
+        tmp_path / "new", load_path=back
+    ).source().directory.all() == [Position(1)]
 
 
 def test_a_lost_log_is_rebuilt_from_the_stores(memory: str) -> None:
