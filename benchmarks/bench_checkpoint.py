@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from crc32c import crc32c
+import xxhash
 from harness import Report, Row, arguments, caffe2_python, write
 
 from jobrunner import MultiNodeCheckpointManager
@@ -336,14 +336,13 @@ def compare(report: Report, case: str, sides: list[Any], parent: Path, rounds: i
 def digests(report: Report, rounds: int) -> None:
     """What a save and a load compute of every block, in one thread."""
     block = np.random.default_rng(0).random(BLOCK_BYTES // 4, np.float32)
-    words = block.view(np.uint64)
 
-    def both() -> None:
+    def digest() -> None:
+        digested = xxhash.xxh3_128()
         for _ in range(1000):
-            crc32c(block.data)
-            np.add.reduce(words)
+            digested.update(block.data)
 
-    speed = 1000 * BLOCK_BYTES / statistics.median(timed(both) for _ in range(rounds)) / 1e9
+    speed = 1000 * BLOCK_BYTES / statistics.median(timed(digest) for _ in range(rounds)) / 1e9
     row = Row("digests of a save", "GB/s a core", {"jobrunner": speed}, "≥ 5", speed >= 5)
     row.is_rate = True
     report.add(row)
