@@ -402,8 +402,16 @@ def test_an_abandoned_save_cannot_be_committed(rig: Rig) -> None:
     rig.manager.commits.abandon(save)
     rig.manager.retention.sweeper.drain()
     assert not list(Path(rig.manager.path).glob("server*"))
-    with pytest.raises(CheckpointWriteError, match="abandoned"):
+    with pytest.raises(CheckpointWriteError, match="was abandoned"):
         rig.manager.commits.commit(save, receipts, {})
+
+
+def test_names_that_a_worker_may_have_used_are_not_given_back(rig: Rig) -> None:
+    rig.save(0)
+    save = rig.manager.commits.begin(Position(1))
+    save.write(rig.workspaces)
+    rig.manager.run.end()
+    assert rig.manager.directory.log.refresh().has_claimed(Position(1), 0)
 
 
 def test_stores_that_a_slow_worker_writes_for_an_abandoned_save_are_deleted(rig: Rig) -> None:
@@ -561,9 +569,10 @@ def test_leftovers_of_a_run_that_died_are_removed_at_the_next_start(rig: Rig) ->
     rig.manager.commits.begin(Position(1)).write(rig.workspaces)
     (root / "_log" / ".0000000001.json.00ff.tmp").write_text("half an entry")
     (root / "_runs" / "dead").mkdir()
+    (root / "stranger.1").mkdir()  # no run of this log has a node of that name
     again = Rig(root, take_over=True).start()
     again.manager.retention.sweeper.drain()
-    assert not list(root.glob("*.1"))
+    assert [path.name for path in root.glob("*.1")] == ["stranger.1"]
     assert [path.name for path in (root / "_runs").iterdir()] == [again.manager.commits.lock.run]  # type: ignore[union-attr]
     assert not list((root / "_log").glob(".*"))
     again.manager.run.end()

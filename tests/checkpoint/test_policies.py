@@ -360,3 +360,8 @@ def test_epochs_until_is_none_for_policies_by_time_and_1_if_undefined() -> None:
     assert epochs_until(SaveEvery(seconds=5) | SaveEvery("auto"), 3, 1) is None
     assert epochs_until(Mine(), 3, 1) == 1
     assert epochs_until(SaveEvery(seconds=5) | Mine(), 3, 1) == 1
+
+
+def test_of_equal_values_the_newest_epoch_is_the_best() -> None:
+    saved = [SavedEpoch(epoch, metrics={"loss": 1.0}) for epoch in (1, 2)]
+    assert KeepBest("loss").choose(saved) == Position(2)

@@ -232,3 +232,18 @@ def test_forged_objects_that_hold_each_other_twice_are_read_and_compared_soon(en
 
     one, other = decode(chain()), decode(chain())
     assert list(compare_values(one, other)) == []
+
+
+@pytest.mark.parametrize(
+    ("tree", "told"),
+    [
+        ([{"$": "array", "of": 0}, {"$": "array", "of": 0}], "that of another node"),
+        ({"$": "array", "of": -1}, "no array -1"),
+        ({"$": "numbers", "of": 0}, "is complex128"),
+        ([{"$": "same", "of": 0}], "contains itself"),
+    ],
+)
+def test_an_array_or_object_that_no_encoder_refers_to_is_refused(tree: Any, told: str) -> None:
+    arrays = [np.arange(3, dtype=np.complex128)]
+    with pytest.raises(InvalidTreeError, match=told):
+        Decoder(arrays.__getitem__).decode(tree)

@@ -326,3 +326,21 @@ JSON = st.recursive(
 @given(JSON)
 def test_details_survive_with_nan_and_infinities(value: Any) -> None:
     assert repr(loose_json(strict_json(value))) == repr(value)
+
+
+def test_what_attempts_may_have_left_is_told_until_it_is_swept() -> None:
+    state = fold(make_entry(of, i, "r", **fields) for i, (of, fields) in enumerate(FIRST))
+    state.apply(make_entry(BeginEntry, 3, "r", upto=Position(9), label=3, taken=[Position(5)]))
+    assert state.has_claimed(Position(4), 0)
+    assert not state.has_claimed(Position(5), 0)
+    assert state.leftovers == []  # a slow worker may still write them
+    state.apply(make_entry(DoneEntry, 4, "r", epoch=Position(1), swept=4))
+    state.apply(make_entry(RunEntry, 5, "s", nodes=["a"], info={}))
+    first, second = state.leftovers
+    assert (first.number, second.number) == (1, 3)
+    assert not first.may_have_left(Position(1), 0)  # it is recorded
+    assert first.may_have_left(Position(2), 0)
+    assert state.swept([second]) == 1
+    assert state.swept([first]) == 3
+    state.apply(make_entry(RewindEntry, 6, "s", after=None, reason="afresh"))
+    assert state.epochs == state.given_up == []  # a rewind deletes nothing

@@ -83,6 +83,15 @@ def test_a_file_is_written_whole_and_in_order_while_the_disk_works(tmp_path: Pat
     assert (tmp_path / "file").read_bytes() == b"".join(pieces)
 
 
+def test_what_the_system_has_not_written_at_once_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+    PosixFiles().write(str(tmp_path / "file"), [b"0123456789" * 3])
+    assert (tmp_path / "file").read_bytes() == b"0123456789" * 3
+
+
 class Busy(PosixFiles):
     """Where another process writes into a directory that is being removed."""
 

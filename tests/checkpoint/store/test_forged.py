@@ -174,6 +174,11 @@ def _turn(document: dict[str, Any], order: list[int]) -> None:
     described(document, "w")["codecs"].insert(0, turn)
 
 
+def _widen(document: dict[str, Any], shape: list[int]) -> None:
+    described(document, "w").update(shape=shape)
+    _chunks(document, "w").update(chunk_shape=shape)
+
+
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
@@ -187,6 +192,10 @@ def _turn(document: dict[str, Any], order: list[int]) -> None:
         (lambda d: described(d, "w").update(shape=[2]), "`chunk_shape` has 2 axes"),
         (lambda d: described(d, "w").update(shape=["3", 4]), r"`int`, got `str`.*shape\[0\]"),
         (lambda d: _files(d, "w").update(files=[[96, "x"]]), r"files\[0\]\[1\]"),
+        (lambda d: _files(d, "w").update(files=[[97, "0" * 32]]), "a file has 97 bytes"),
+        (lambda d: _files(d, "z").update(files=[[0, "0" * 32]] * 9), "a file has 0 bytes"),
+        (lambda d: own(d)["blobs"]["z"].update(arrays=[_files(d, "w")]), "is there twice"),
+        (lambda d: _widen(d, [1 << 40, 1 << 40]), "does not fit into memory"),
         (lambda d: _files(d, "w").update(more=1), r"unknown field `more`"),
         (lambda d: described(d, "w")["attributes"]["/jobrunner"].pop("dtype"), "field `dtype`"),
         (lambda d: described(d, "w")["attributes"].pop("/jobrunner"), "array 'w'"),
