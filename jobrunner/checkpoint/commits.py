@@ -20,6 +20,7 @@ from jobrunner.checkpoint.log import (
     NodeContents,
     Record,
     RunLock,
+    State,
     Store,
 )
 from jobrunner.checkpoint.retention import Retention
@@ -37,7 +38,12 @@ logger = get_logger(__name__)
 
 @dataclass(eq=False)
 class Commits:
-    """The saves of the run that holds the directory."""
+    """The saves of the run that holds the directory.
+
+    A save costs one entry of the log: its ``commit`` records the epoch, retires others by policy,
+    and claims the names of the save that is expected next. Only where no earlier entry has claimed
+    its names, a ``begin`` comes before it.
+    """
 
     directory: Directory
     retention: Retention
@@ -45,16 +51,17 @@ class Commits:
     allow_pickle: bool
     lock: RunLock | None = field(default=None, init=False)
     """Of the current run."""
-    _unfinished: dict[Claim, SaveOrder] = field(default_factory=dict, init=False)
+    _open: SaveOrder | None = field(default=None, init=False)
+    """The save that has begun, and was neither committed nor abandoned."""
     _abandoned: dict[Claim, SaveOrder] = field(default_factory=dict, init=False)
+    _written: Position | None = field(default=None, init=False)
+    """The newest position that workers may have written in the current attempt."""
     _newest: tuple[int, dict[str, tuple[str, str]]] | None = field(default=None, init=False)
-    """The newest commit entry: its number, and node -> store and digest of its manifest."""
+    """The newest commit entry: its number, and node -> store and digest of its document."""
     _names: Sequence[str] = field(default=(), init=False)
     """Those in the directory when the run took it."""
     _must_look: bool = field(default=True, init=False)
     """Whether the client has not yet seen what the workers write, as they are placed now."""
-    _unordered: set[int] = field(default_factory=set, init=False)
-    """The attempts of which no worker was told."""
     _former_names: Mapping[str, str] = field(default_factory=dict, init=False)
 
     def refuse_classes(self, made: Mapping[tuple[str, str], type]) -> None:
@@ -92,31 +99,36 @@ class Commits:
             array_options or {},
             self.default_options,
         )
-        for unfinished in list(self._unfinished.values()):
-            self.abandon(unfinished)
+        if self._open is not None:
+            self.abandon(self._open)
         # The disk needs room for the epochs that are kept and one more, even if deletion is slow.
         self.retention.sweeper.drain()
         with writing(self.directory.path, f"the save of epoch {epoch} could not be begun"):
-            attempt = self._begin_attempt(epoch)
-        names = {node: attempt.store_name(node, epoch) for node in lock.nodes}
-        claim = Claim(epoch, attempt.number, attempt.label)
-        save = SaveOrder(
+            attempt = self._claim(epoch)
+        self._open = SaveOrder(
             self.directory.path,
             lock.run,
-            claim,
-            names,
+            Claim(epoch, attempt.number, attempt.label),
+            {node: attempt.store_name(node, epoch) for node in lock.nodes},
             encoder,
             self.directory.files,
             self._former(),
             shared,
             stored,
         )
-        self._unfinished[claim] = save
-        return save
+        return self._open
 
-    def _begin_attempt(self, epoch: Position) -> Attempt:
+    def _claim(self, epoch: Position) -> Attempt:
+        """The attempt that may write the epoch's stores; begins one unless the last one may."""
         log = self.directory.log
         state = log.check_held()
+        attempt = state.attempt
+        if attempt is not None and self._written == attempt.last:
+            is_later = attempt.last is None or epoch > attempt.last
+            if is_later and epoch <= attempt.upto:
+                return attempt
+        # Slow workers may still write what was abandoned, under names of the attempt before. The
+        # new one has a label of its own, and what lies there is deleted once they are gone.
         nodes = self.held().nodes
         taken = set()
         label = 0
@@ -130,24 +142,25 @@ class Commits:
             elif not store.retry and (state.upto is None or store.epoch > state.upto):
                 taken.add(store.epoch)
         swept = state.swept(self.retention.sweeper.deleted)
-        return log.begin(epoch, taken=taken, label=label, swept=swept)
+        attempt = log.begin(epoch, taken=taken, label=label, swept=swept)
+        self._written = None
+        return attempt
 
-    def note_names(self, names: Sequence[str]) -> None:
+    def start_run(self, names: Sequence[str]) -> None:
         """Say which names are in the directory now that this run has taken it."""
         self._names = [name for name in names if parse_store_name(name) is not None]
-        self._unordered = set()
+        self._written = None
 
     def note_placement(self) -> None:
         """Say that workers have nodes which they had not before."""
         self._must_look = True
 
-    @property
-    def ordered_upto(self) -> Position | None:
-        """What the run's last entry gives back, if no worker was told of the last attempt."""
+    def give_back(self) -> Position | None:
+        """The position up to which names are in use, for the run's last entry; None: all claimed."""
         attempt = self.directory.log.known().attempt
-        if attempt is None or attempt.number not in self._unordered:
+        if attempt is None:
             return None
-        return attempt.after
+        return self._written or attempt.last or attempt.after
 
     def name_former(self, names: Mapping[str, str]) -> None:
         """Say what nodes are called in the newest checkpoint, if not as now: its chunks are linked."""
@@ -162,22 +175,22 @@ class Commits:
         number = state.recorded[latest]
         if self._newest is None or self._newest[0] != number:
             try:
-                stores = dict(self.directory.record(latest).stores)
+                stores = self.directory.record(latest).stores
             except CheckpointError as error:
                 logger.info("Nothing is linked to epoch %s: %s", latest, error)
                 stores = {}
-            found = {
-                node: (store.name, store.sha256)
-                for node in self.held().nodes
-                if (store := stores.get(self._former_names.get(node, node)))
-            }
-            self._newest = (number, found)
+            newest = {}
+            for node in self.held().nodes:
+                store = stores.get(self._former_names.get(node, node))
+                if store is not None:
+                    newest[node] = (store.name, store.sha256)
+            self._newest = (number, newest)
         return self._newest[1]
 
     def commit(
         self, save: SaveOrder, receipts: Mapping[str, Receipt], details: Mapping[str, Any]
     ) -> None:
-        """Record an epoch, with one ``commit`` entry of the log; then retire others by policy.
+        """Record an epoch, and retire others by policy, with one ``commit`` entry of the log.
 
         `details` is JSON for the record; it may contain NaN and infinities. Raises
         CommitConflictError, and does not record the epoch, if another run has taken the directory
@@ -211,8 +224,8 @@ class Commits:
                 contents[node] = NodeContents(states=list(receipt.states))
         record = Record(save.epoch, stores, details=as_json(details, "details"))
         with writing(self.directory.path, f"epoch {save.epoch} could not be recorded"):
-            self.directory.log.check_held()
-            if save.claim not in self._unfinished:
+            state = self.directory.log.check_held()
+            if not self._is_open(save):
                 raise CheckpointWriteError(
                     f"The save of epoch {save.epoch} in {self.directory.path} was abandoned. Begin "
                     f"it again."
@@ -224,25 +237,18 @@ class Commits:
                 records=[record],
                 run_number=self.held().number,
                 contents=contents,
+                retires=self.retention.choose(state, record),
+                upto=_expect_next(state, save.epoch),
             )
         # The epoch is recorded: nothing that fails below may raise.
         newest = {node: (store.name, store.sha256) for node, store in stores.items()}
         self._newest, self._former_names = (entry.number, newest), {}
-        del self._unfinished[save.claim]
-        try:
-            self.retention.retire()
-        except Exception as error:  # a policy is the user's code
-            logger.warning(
-                "%s: no epoch was retired after epoch %s: %s: %s",
-                self.directory.path,
-                save.epoch,
-                type(error).__name__,
-                error,
-            )
+        self._open, self._written = None, save.epoch
 
     def abandon(self, save: SaveOrder) -> None:
         """Delete the stores of a failed save, if possible; their names stay claimed."""
-        self._unfinished.pop(save.claim, None)
+        if self._is_open(save):
+            self._open, self._written = None, save.epoch
         try:
             state = self.directory.log.check_held()
         except CheckpointError as error:
@@ -254,12 +260,14 @@ class Commits:
             )
             return
         # A commit that seemed to fail may have been recorded.
-        attempts = [*state.attempts, *([state.attempt] if state.attempt is not None else [])]
-        if any(item.number == save.claim.begin and item.last is None for item in attempts):
-            # A slow worker may still write. The end of this run sweeps the stores once more, and so
-            # does the next run.
-            self._abandoned[save.claim] = save
-            self.retention.sweeper.add(None, list(save.stores.values()))
+        for attempt in (state.attempt, *state.attempts):
+            if attempt is None or attempt.number != save.claim.begin:
+                continue
+            if attempt.last is None or save.epoch > attempt.last:
+                # A slow worker may still write. The end of this run sweeps the stores once more,
+                # and so does the next run.
+                self._abandoned[save.claim] = save
+                self.retention.sweeper.add(None, list(save.stores.values()))
         self.retention.sweep_new()
 
     def _look_for(self, save: SaveOrder) -> None:
@@ -284,18 +292,23 @@ class Commits:
         self._must_look = False
 
     def forget(self, save: SaveOrder) -> None:
-        """Give back the claim of a save that no worker was told to write."""
-        if self._unfinished.pop(save.claim, None) is not None:
-            self._unordered.add(save.claim.begin)
+        """Drop a save that no worker was told to write; the next one may have its names."""
+        if self._is_open(save):
+            self._open = None
+
+    def _is_open(self, save: SaveOrder) -> bool:
+        return self._open is not None and self._open.claim == save.claim
 
     def abandon_all(self) -> None:
         """Abandon every save that was not committed, again if it was abandoned before."""
-        saves = [*self._unfinished.values(), *self._abandoned.values()]
+        saves = list(self._abandoned.values())
+        if self._open is not None:
+            saves.append(self._open)
         try:
             for save in saves:
                 self.abandon(save)
         finally:
-            self._unfinished, self._abandoned = {}, {}
+            self._open, self._abandoned = None, {}
 
     def held(self) -> RunLock:
         """The lock of the current run; raises DefinitionError if there is none."""
@@ -305,6 +318,20 @@ class Commits:
                 f"JobRunner does."
             )
         return self.lock
+
+
+def _expect_next(state: State, epoch: Position) -> Position | None:
+    """What the save after that of `epoch` will be of, if saves are as far apart as the last two.
+
+    Its names are claimed now. A wrong guess costs the next save a ``begin``; after a crash, the
+    names are not used again. None if that much is claimed already.
+    """
+    distance = 1
+    if state.latest is not None and state.latest < epoch:
+        distance = max(1, epoch.epoch - state.latest.epoch)
+    expected = Position(epoch.epoch + distance)
+    is_claimed = state.attempt is not None and expected <= state.attempt.upto
+    return None if is_claimed else expected
 
 
 @contextlib.contextmanager

@@ -253,6 +253,9 @@ class Directory:
             record = self.read_record(epoch, state.recorded[epoch])
             if node in record.stores:
                 return os.path.join(self.path, record.stores[node].name)
+        attempt = state.attempt
+        if attempt is not None and attempt.may_have_left(epoch, attempt.label_of(epoch)):
+            return os.path.join(self.path, attempt.store_name(node, epoch))
         label = state.label + 1 if state.has_claimed(epoch, 0) else 0
         return os.path.join(self.path, format_store_name(node, epoch, label))
 

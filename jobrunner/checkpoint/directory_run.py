@@ -93,7 +93,7 @@ class DirectoryRun:
                 # After the `run` entry: whatever is there was not written for this run.
                 names = directory.files.list_names(path)
                 directory.mark_run(names)
-                self.commits.note_names(names)
+                self.commits.start_run(names)
                 self.retention.start_run(names)
                 lock.remove_traces_of_others()
                 if isinstance(directory.handler, FileMetadataHandler):
@@ -129,7 +129,7 @@ class DirectoryRun:
                 )
             self.directory.log.check_held()  # an entry must not follow those of another directory
             self.retention.sweeper.confirm()
-            self.retention.append(EndEntry, upto=self.commits.ordered_upto, **about)
+            self.retention.append(EndEntry, upto=self.commits.give_back(), **about)
         except CheckpointError as error:
             logger.warning(
                 "%s: the end of the run could not be recorded: %s", self.directory.path, error

@@ -28,9 +28,11 @@ from jobrunner.checkpoint.log import (
     GivenUp,
     HolderEntry,
     LogEntry,
+    Record,
     RetireEntry,
     RunEntry,
     State,
+    read_details,
     record_in,
 )
 from jobrunner.checkpoint.storage import REMOVALS, Files, join_path, run_all
@@ -135,21 +137,45 @@ class Retention:
                 if stores is not None:
                     self.sweeper.add(item, stores)
 
+    def choose(self, state: State, record: Record) -> list[Position]:
+        """The recorded epochs that the policy retires once `record` is one; their commit does it.
+
+        An error of the policy is logged, and nothing is retired: the epoch is written, and what
+        users' code does must not keep it from being recorded.
+        """
+        if type(self.policy) is KeepAll and self.policy.partial:
+            return []
+        try:
+            saved = [row for row in self.saved_epochs(state) if row.at != record.at]
+            saved.append(SavedEpoch(record.at, time.time(), read_details(record.details).metrics))
+            saved.sort(key=lambda row: row.at)
+            retired = self._choose(state, saved, keep=record.at)
+        except Exception as error:
+            logger.warning(
+                "%s: no epoch was retired after epoch %s: %s: %s",
+                self._directory.path,
+                record.at,
+                type(error).__name__,
+                error,
+            )
+            return []
+        if retired:
+            self._warn_of_unreported(saved)
+        return retired
+
     def retirable(self) -> list[Position]:
         """The recorded epochs that the policy would retire now, in ascending order."""
         state = self._directory.log.refresh()
-        return self._choose(state, self.saved_epochs(state))
+        return self._choose(state, self.saved_epochs(state), keep=state.latest)
 
     def retire(self) -> list[Position]:
         """Retire the epochs that the policy does not keep, and return them in ascending order.
 
-        Every commit does this. Their stores are deleted in the background.
+        Their stores are deleted in the background.
         """
-        if type(self.policy) is KeepAll and self.policy.partial:
-            return []
         state = self._directory.log.check_held()
         saved = self.saved_epochs(state)
-        retired = self._choose(state, saved)
+        retired = self._choose(state, saved, keep=state.latest)
         if retired:
             self._warn_of_unreported(saved)
             self.append(RetireEntry, epochs=retired)
@@ -172,8 +198,10 @@ class Retention:
             saved.append(row)
         return saved
 
-    def _choose(self, state: State, saved: Sequence[SavedEpoch]) -> list[Position]:
-        kept = {state.latest, self._directory.loaded, *state.pins}
+    def _choose(
+        self, state: State, saved: Sequence[SavedEpoch], keep: Position | None
+    ) -> list[Position]:
+        kept = {keep, self._directory.loaded, *state.pins}
         retired = {Position.of(at) for at in self.policy.retires(saved)}
         return sorted(at for at in retired - kept if at in state.recorded)
 
