@@ -237,15 +237,19 @@ def test_store_names_are_used_once(rig: Rig) -> None:
     manager, root = rig.manager, Path(rig.manager.path)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0")
     manager.commits.abandon(manager.commits.begin(Position(0)))
-    # The label counts the attempts to save anything.
-    assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r2")
     rig.save(0)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r2")
+    # The label counts the attempts.
     assert manager.record(0).stores["server"].name == "server.0.r2"
     rig.save(0)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r3")
     assert (root / "server.0.r2").exists()  # the record that was replaced is set aside
     manager.verify(0)
+    # The save before had claimed the names of epoch 1.
+    assert manager.get_ckpt_db_name("server", 1) == str(root / "server.1.r3")
+    rig.save(1)
+    assert manager.record(1).stores["server"].name == "server.1.r3"
+    assert manager.get_ckpt_db_name("server", 2) == str(root / "server.2")
 
 
 @pytest.mark.parametrize("epochs", [2, STATE_INTERVAL])
@@ -357,7 +361,7 @@ def test_rewinding_sets_later_epochs_aside_and_deletes_nothing(rig: Rig) -> None
     assert (root / "server.2" / "w" / "c.0.0").exists()
     assert (root / "server.1" / "zarr.json").exists()
     rig.save(2)
-    assert rig.manager.record(2).stores["server"].name == "server.2.r5"
+    assert rig.manager.record(2).stores["server"].name == "server.2.r2"
     rig.manager.run.rewind(None, "afresh")
     assert rig.manager.epochs() == []
 

@@ -263,21 +263,21 @@ def test_verify_deep_describes_the_log_alike_in_json_and_text(runs: Path) -> Non
     assert ask("verify", runs)["log"] is None
     assert ask("verify", runs, "--deep")["log"] == {"is_whole": True, "error": None, "repaired": []}
     lengthen_log(runs)
-    (runs / "_log" / "0000000004.json").write_bytes(b"")  # of epoch 1
+    (runs / "_log" / "0000000003.json").write_bytes(b"")  # of epoch 1
     result = invoke("verify", runs, 2, "--deep")
     assert result.exit_code == 7
     first, second, *_ = result.stdout.splitlines()
     assert second == "epoch 2: whole"  # whatever the log is like
     told = ask("verify", runs, 2, "--deep")
     assert told["log"] == {"is_whole": False, "error": first.removeprefix("log: "), "repaired": []}
-    assert "0000000004.json, is empty" in first
+    assert "0000000003.json, is empty" in first
     assert [epoch["is_whole"] for epoch in told["epochs"]] == [True]
     assert invoke("fsck", runs, "--repair").exit_code == 0
     result = invoke("verify", runs, "--deep")
     assert result.exit_code == 0
-    assert result.stdout.startswith("log: whole, except for the repaired entries 4\n")
+    assert result.stdout.startswith("log: whole, except for the repaired entries 3\n")
     told = ask("verify", runs, "--deep")["log"]
-    assert told == {"is_whole": True, "error": None, "repaired": [4]}
+    assert told == {"is_whole": True, "error": None, "repaired": [3]}
 
 
 def test_copy_refuses_a_target_within_a_checkpoint_directory(runs: Path, tmp_path: Path) -> None:

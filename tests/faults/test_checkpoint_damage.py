@@ -220,7 +220,7 @@ def test_an_entry_missing_between_others_is_found(copy: Path) -> None:
 def test_damaged_states_are_read_around(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "k", files=FaultyFiles(sync=False))
     manager.run.start([], {})
-    for epoch in range(130):
+    for epoch in range(260):
         manager.commits.commit(manager.commits.begin(Position.of(epoch)), {}, {})
     manager.run.end()
     states = list((tmp_path / "k" / "_log").glob("state-*.json"))
@@ -228,11 +228,11 @@ def test_damaged_states_are_read_around(tmp_path: Path) -> None:
     for state in states:
         state.write_bytes(b"damaged")
     again = MultiNodeCheckpointManager(tmp_path / "k")
-    assert again.epochs() == list(range(130))
+    assert again.epochs() == list(range(260))
     again.run.start([], {})
-    again.commits.commit(again.commits.begin(Position(130)), {}, {})
+    again.commits.commit(again.commits.begin(Position(260)), {}, {})
     again.run.end()
-    assert MultiNodeCheckpointManager(tmp_path / "k").latest() == 130
+    assert MultiNodeCheckpointManager(tmp_path / "k").latest() == 260
 
 
 def test_a_hundred_thousand_epochs_are_opened_from_the_newest_state() -> None:

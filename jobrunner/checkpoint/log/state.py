@@ -150,6 +150,8 @@ class State:
 
     def has_claimed(self, at: Position, label: int) -> bool:
         """Whether an attempt may have used the names of stores at `at` with this label, if any."""
+        if self.attempt is not None and label == self.attempt.label:
+            return at <= self.attempt.upto
         if label:
             return label <= self.label
         return self.upto is not None and at <= self.upto and at not in self.taken

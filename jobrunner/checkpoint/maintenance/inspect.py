@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 from msgspec import UNSET
 
 from jobrunner.checkpoint.directory import Directory
@@ -16,6 +17,7 @@ from jobrunner.checkpoint.log import (
     RUNS_DIRECTORY,
     Attempt,
     CommitEntry,
+    EndEntry,
     FileMetadataHandler,
     LogEntry,
     LostEntry,
@@ -104,6 +106,11 @@ class _History:
                     self.live[record.at] = entry.number
         if state.attempt is not None:
             self.attempts[state.attempt.number] = state.attempt
+        elif isinstance(entry, EndEntry) and entry.upto is not None and self.attempts:
+            # It gives names back that no worker was told to use.
+            last = self.attempts[max(self.attempts)]
+            upto = min(last.upto, entry.upto)
+            self.attempts[last.number] = msgspec.structs.replace(last, upto=upto)
 
     def attempt_at(self, store: StoreName) -> Attempt | None:
         """The attempt that may have written a store with this name."""
@@ -244,16 +251,16 @@ def _explain_store(
     elif fate.ended is None:
         yield from _inspect_recorded(directory, name, at, fate.store)
     elif any((item.at, item.commit) == (at, fate.commit) for item in state.given_up):
-        why = f"{_explain_end(fate.ended)} This run or the next deletes it."
+        why = f"{_explain_end(fate)} This run or the next deletes it."
         yield Finding(name, "pending", why)
     elif isinstance(fate.ended, RewindEntry) or at in _recorded_by(fate.ended):
         if at in state.recorded:
             way = f"Epoch {at} was recorded again since: nothing needs to be done."
         else:
             way = f"To record it again, run `jobrunner restore {directory.path} {at}`."
-        yield Finding(name, "aside", f"{_explain_end(fate.ended)} {way}")
+        yield Finding(name, "aside", f"{_explain_end(fate)} {way}")
     else:
-        why = f"{_explain_end(fate.ended)} It was deleted, but exists again. Remove it."
+        why = f"{_explain_end(fate)} It was deleted, but exists again. Remove it."
         yield Finding(name, "stray", why)
 
 
@@ -281,8 +288,10 @@ def _explain_unrecorded(history: _History, name: str, store: StoreName) -> Findi
     return Finding(name, "stray", why)
 
 
-def _explain_end(entry: LogEntry) -> str:
-    if isinstance(entry, CommitEntry) and not entry.retires:
+def _explain_end(fate: _Fate) -> str:
+    entry = fate.ended
+    assert entry is not None
+    if fate.at in _recorded_by(entry):
         return f"Saved again by entry {entry.number}."
     if not isinstance(entry, RewindEntry):
         return f"Retired by the retention policy (entry {entry.number})."

@@ -193,6 +193,10 @@ class _Planner:
         """The plan; None if there is nothing to do."""
         repair, state = self._repair, self._state
         self._lost_sets = self._find_lost_sets()
+        if any(self._is_unclaimed(lost_set) for lost_set in self._lost_sets):
+            # Only a commit, or a begin, of the attempt can have claimed these names. So the log had
+            # more entries, although nothing follows to show it.
+            self._holes.append(state.number + 1)
         candidates = [found for found in self._lost_sets if self._may_be_committed(found)]
         for at in state.epochs:
             why = self._why_given_up(at, candidates) if self._holes else ""
@@ -365,6 +369,13 @@ class _Planner:
             return bool(holes)
         # The `begin` is lost, too. If the log has none of a later attempt, all of its end may be.
         return len(holes) >= 2 or end == _NO_END
+
+    def _is_unclaimed(self, lost_set: _LostSet) -> bool:
+        for name in lost_set.names:
+            store = parse_store_name(name)
+            if store is not None and not self._state.has_claimed(lost_set.at, store.retry):
+                return True
+        return False
 
     def _rebuild(self, found: _LostSet, candidates: Sequence[_LostSet]) -> None:
         """Plan to record a lost set, unless something shows that a lost entry had given it up."""

@@ -40,11 +40,11 @@ Edit = Callable[[int, Callable[[dict[str, Any]], object]], Path]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Two epochs: entries 2 and 4 record them."""
+    """Two epochs, each with its own attempt: entries 1 and 3 begin these, 2 and 4 record them."""
     path = tmp_path / "k"
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
     manager.run.start(["a"], {"plan": {"nodes": {"a": ["w"]}}})
-    for epoch in (0, 1):
+    for epoch in (0, 2):
         workspace = Workspace("a")
         workspace.globals["w"] = np.arange(3) + epoch
         save = manager.commits.begin(Position.of(epoch))
@@ -88,13 +88,13 @@ def test_an_absurd_number_ends_each_command_at_once(path: Path, number: str) -> 
     assert "move this file" in damaged(path)[f"_log/{number}.json"]
     assert time.process_time() - started < 1
     file.unlink()
-    assert manager_of(path).epochs() == [0, 1]
+    assert manager_of(path).epochs() == [0, 2]
 
 
 @pytest.mark.parametrize("name", ["00000000000009.json", "٠٠٠٠٠٠٠٠٠٩.json", "9.json"])
 def test_a_name_that_is_almost_an_entrys_is_ignored(path: Path, name: str) -> None:
     (path / "_log" / name).write_bytes(b"x")
-    assert manager_of(path).epochs() == [0, 1]
+    assert manager_of(path).epochs() == [0, 2]
     statuses = {it.path: it.status for it in inspect_directory(manager_of(path).directory)}
     assert statuses[f"_log/{name}"] == "stray"
 
@@ -120,10 +120,10 @@ def test_states_that_no_run_has_kept_are_not_used(path: Path) -> None:
     file = path / "_log" / "state-0000000005.json"
     for change in changes:
         file.write_bytes(frame(msgspec.json.encode({**whole, **change})))
-        assert manager_of(path).epochs() == [0, 1]
+        assert manager_of(path).epochs() == [0, 2]
     for content in (b"", b"x" * 1000, frame(b"[" * 100_000), frame(b"null")):
         file.write_bytes(content)
-        assert manager_of(path).epochs() == [0, 1]
+        assert manager_of(path).epochs() == [0, 2]
 
 
 def test_a_state_of_another_log_is_not_used(path: Path, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_state_of_another_log_is_not_used(path: Path, tmp_path: Path) -> None:
     state.number = 3
     state.last_id = "of another entry"
     (path / "_log" / "state-0000000003.json").write_bytes(frame(state.to_bytes()))
-    assert manager_of(path).epochs() == [0, 1]
+    assert manager_of(path).epochs() == [0, 2]
 
 
 def test_stores_that_a_log_names_and_that_are_not_there_cost_nothing(
@@ -141,13 +141,15 @@ def test_stores_that_a_log_names_and_that_are_not_there_cost_nothing(
     (path / "a.9").mkdir()
     (path / "z.8").mkdir()
     edit(3, lambda entry: entry.update(upto=10**17))  # its attempt ends with the run
+    edit(4, lambda entry: entry.pop("upto"))
+    edit(5, lambda entry: entry.pop("upto"))
     manager = manager_of(path)
     started = time.process_time()
     manager.run.start(["a"], {})
     manager.run.end()
     assert time.process_time() - started < 2
     assert manager.directory.log.refresh().leftovers == []
-    assert sorted(it.name for it in path.glob("?.*")) == ["a.0", "a.1", "z.8"]
+    assert sorted(it.name for it in path.glob("?.*")) == ["a.0", "a.2", "z.8"]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_an_entry_that_no_run_can_append_is_damage(
     assert "_log/0000000005.json" in damaged(path)
     plan = plan_repair(manager_of(path).directory)
     assert plan is not None
-    assert (plan.kept, list(plan.lost)) == ([Position(0), Position(1)], [5])
+    assert (plan.kept, list(plan.lost)) == ([Position(0), Position(2)], [5])
     assert file.exists()
 
 
@@ -207,7 +209,7 @@ def test_details_that_do_not_fit_damage_one_epoch(
     edit(4, lambda entry: entry["records"][0].update(details=details))
     manager = manager_of(path)
     with pytest.raises(CheckpointCorruptError, match=rf"entry 4 of the log.*{field}"):
-        manager.record(1)
+        manager.record(2)
     assert manager.open(0)["a"].load("w")[2] == 2
     assert [type(it) for _, it in manager.records()] == [EpochRecord, CheckpointCorruptError]
 
@@ -220,7 +222,7 @@ def test_a_plan_that_does_not_fit_counts_as_unknown(path: Path, edit: Edit, plan
             Task(lambda: 1, outputs="w", node="a")
         Task(lambda w: w, inputs="w", outputs="w", node="a")
     plan = JobRunner(job, manager_of(path), num_epochs=3).plan_resume()
-    assert (plan.epoch, plan.changes) == (1, ())
+    assert (plan.epoch, plan.changes) == (2, ())
 
 
 def test_a_field_with_a_lone_surrogate_is_damage(path: Path, edit: Edit) -> None:
@@ -240,7 +242,7 @@ def test_a_directory_in_the_place_of_an_entry_damages_that_one_alone(path: Path)
     assert [it for it in damaged(path) if "_log" in it] == ["_log/0000000003.json"]
     plan = plan_repair(manager_of(path).directory)
     assert plan is not None
-    assert (plan.kept, list(plan.lost)) == ([Position(0), Position(1)], [3])
+    assert (plan.kept, list(plan.lost)) == ([Position(0), Position(2)], [3])
 
 
 @pytest.mark.parametrize("size", [6 << 20, 12 << 20])
@@ -261,7 +263,7 @@ def test_holes_are_not_read_as_entries_for_long(path: Path, has_ends: bool, size
     assert "_log/0000000099.json" in damaged(path)
     plan = plan_repair(manager_of(path).directory)
     assert plan is not None
-    assert (plan.kept, len(plan.lost)) == ([Position(0), Position(1)], 94)
+    assert (plan.kept, len(plan.lost)) == ([Position(0), Position(2)], 94)
     assert time.process_time() - started < 2
 
 
@@ -273,6 +275,7 @@ def test_one_long_entry_is_in_memory_at_a_time(path: Path, edit: Edit) -> None:
         details = {"metrics": {f"m{i}": i for i in range(20_000)}}
         record = {"at": number, "stores": {}, "details": details}
         commit = {**first, "number": number + 1, "begin": number, "records": [record]}
+        commit["upto"] = number
         for entry in (begin, commit):
             entry["id"] = str(entry["number"])
             file = path / "_log" / f"{entry['number']:010d}.json"
