@@ -115,8 +115,9 @@ def test_the_history_goes_on_after_a_repair_of_the_log(run, tmp_path):
     manager, _ = run(4, keep=KeepLast(2))
     lost = []
     for entry in manager.directory.log.read_entries():
-        if {record.at for record in getattr(entry, "records", ())} & {Position(1), Position(3)}:
-            lost.append(entry.number)
+        for record in getattr(entry, "records", ()):
+            if record.at in (Position(1), Position(3)):
+                lost.append(entry.number)
     for number in lost:
         (tmp_path / "k" / "_log" / f"{number:010d}.json").unlink()
     repair_log(MultiNodeCheckpointManager(tmp_path / "k").directory)
