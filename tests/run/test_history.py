@@ -113,13 +113,10 @@ def test_metrics_are_a_table_with_a_row_for_each_epoch(run):
 
 def test_the_history_goes_on_after_a_repair_of_the_log(run, tmp_path):
     manager, _ = run(4, keep=KeepLast(2))
-    lost = []
-    for entry in manager.directory.log.read_entries():
+    for entry in list(manager.directory.log.read_entries()):
         for record in getattr(entry, "records", ()):
             if record.at in (Position(1), Position(3)):
-                lost.append(entry.number)
-    for number in lost:
-        (tmp_path / "k" / "_log" / f"{number:010d}.json").unlink()
+                (tmp_path / "k" / "_log" / f"{entry.number:010d}.json").unlink()
     repair_log(MultiNodeCheckpointManager(tmp_path / "k").directory)
     manager, _ = run(6)
     # The store of epoch 3 says what its record did; that of epoch 1 was removed.
