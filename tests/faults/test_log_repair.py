@@ -16,6 +16,7 @@ import pytest
 from jobrunner import (
     CheckpointCorruptError,
     CheckpointError,
+    CheckpointWriteError,
     CommitConflictError,
     KeepAll,
     KeepLast,
@@ -23,9 +24,10 @@ from jobrunner import (
     Position,
 )
 from jobrunner.checkpoint import inspect_directory, plan_repair, repair_log
+from jobrunner.checkpoint.log.entries import CommitEntry
 from jobrunner.checkpoint.log.handler import frame
 from jobrunner.checkpoint.log.heartbeat import Patience
-from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
+from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL, LogWriter
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.faults.test_checkpoint_sweep import (
@@ -478,9 +480,65 @@ def test_numbers_of_lost_entries_are_not_given_again(copies: Iterator[Path]) -> 
     assert not handler.append({"number": 4, "id": "late", "kind": "commit"})
 
 
+def remove_last_attempt(file: Path) -> None:
+    """Remove the newest entries from the ``begin`` of an attempt on: nothing tells that they were."""
+    files = log_of(file.parent.parent)
+    kinds = [entry_in(file)["kind"] for file in files]
+    for gone in files[len(kinds) - 1 - kinds[::-1].index("begin") :]:
+        gone.unlink()
+
+
+def kinds_of(path: Path) -> list[str]:
+    return [entry_in(file)["kind"] for file in log_of(path)]
+
+
+def test_a_repair_whose_start_fails_does_not_end(
+    copies: Iterator[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An `end` would say that the log is sure again, though nothing was recorded anew."""
+    path = next(copies)
+    count = len(log_of(path))
+    cut(log_of(path)[4])
+
+    def fail(*args: Any) -> None:
+        raise OSError("test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jobrunner.checkpoint.commits.Commits.start_run", fail)
+        with pytest.raises(CheckpointWriteError, match="leftovers"):
+            repair_log(directory(path).directory)
+    assert kinds_of(path)[count:] == ["run"]
+    with pytest.raises(CheckpointCorruptError, match="repair has not ended"):
+        recorded(path)
+    assert not list((path / "_runs").iterdir())
+    repair_log(directory(path).directory)
+    assert recorded(path) == (1, 2, 3)
+
+
+def test_a_repair_claims_names_once_all_is_recorded(
+    copies: Iterator[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it dies before, the names still tell the next repair that entries were lost."""
+    path = next(copies)
+    remove_last_attempt(log_of(path)[-1])
+    append = LogWriter.append
+
+    def die(log: LogWriter, kind: type[Any], **fields: Any) -> Any:
+        if kind is CommitEntry:
+            raise PowerCutError
+        return append(log, kind, **fields)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogWriter, "append", die)
+        with pytest.raises(PowerCutError):
+            repair_log(directory(path).directory)
+    repair_log(directory(path).directory)
+    assert recorded(path) == (1, 2, 3)
+
+
 @sampled("every_kth", sample=31, nightly=1)
 @pytest.mark.parametrize("how", ["fail", "die"])
-@pytest.mark.parametrize("damage", [cut, remove])
+@pytest.mark.parametrize("damage", [cut, remove, remove_last_attempt])
 def test_a_repair_can_fail_at_any_operation_and_be_repeated(
     how: str, damage: Damage, every_kth: int, copies: Iterator[Path]
 ) -> None:

@@ -453,8 +453,8 @@ def repair_log(directory: Directory, patience: Patience | None = None) -> Repair
             f"{directory.path}: the log could not be repaired: {type(error).__name__}: {error}. "
             f"Repair the storage and try again."
         ) from error
+    directory.log = LogWriter(directory.handler, directory.path)  # forgets what was lost
     _reconcile(directory, repair, planner.highest, patience)
-    directory.log = LogWriter(directory.handler, directory.path)
     directory.log.refresh()  # proves that it can be read
     return repair
 
@@ -472,10 +472,6 @@ def _reconcile(
     manager.directory.log = LogWriter(directory.handler, directory.path, repairs=True)
     manager.run.start([], {"command": "fsck"})
     try:
-        position, label = highest
-        if position is not None:
-            # Lost entries may have claimed any name that is there, and no label may come twice.
-            manager.directory.log.begin(position, label=label)
         append = manager.retention.append
         for at, why in repair.given_up.items():
             append(RewindEntry, only=at, reason=why)
@@ -487,6 +483,12 @@ def _reconcile(
                 contents=rebuilt.contents,
                 run_number=rebuilt.run_number,
             )
+        position, label = highest
+        if position is not None:
+            # Lost entries may have claimed any name that is there, and no label may come twice. This
+            # entry is the last but one: that nobody claims a name may be all that shows the next
+            # repair, if this one dies, that the log had more entries.
+            manager.directory.log.begin(position, label=label)
     except BaseException:
         # Without an `end`, the log stays unsure, and the next repair begins anew.
         manager.run.leave()
