@@ -118,6 +118,7 @@ class Plan(msgspec.Struct):
     code: dict[str, str] = {}
 
 
+Kind = TypeVar("Kind", bound=msgspec.Struct)
 Tree = TypeVar("Tree", bound=Mapping[str, Any])
 
 # Two threads that use a class first would crash in msgspec, so it learns all fields here.
@@ -131,28 +132,26 @@ def read_details(details: Mapping[str, Any]) -> Details:
     Raises ValueError, which names the field, if they are invalid, and RecursionError if they are
     nested too deep.
     """
-    try:
-        return msgspec.convert(loose_json(details), Details)
-    except ValueError as error:  # also of a key with a lone surrogate
-        raise ValueError(f"`details`: {error}") from None
+    return _convert(loose_json(details), Details, "details")
 
 
 def check_plan(plan: Tree) -> Tree:
     """Return the plan of a run; raises ValueError, which names the field, if it is invalid."""
-    return _check(plan, Plan, "plan")
+    _convert(plan, Plan, "plan")
+    return plan
 
 
 def check_info(info: Tree) -> Tree:
     """Return the info of a run; raises ValueError, which names the field, if it is invalid."""
-    return _check(info, RunInfo, "info")
+    _convert(info, RunInfo, "info")
+    return info
 
 
-def _check(tree: Tree, kind: type[msgspec.Struct], name: str) -> Tree:
+def _convert(tree: Any, kind: type[Kind], name: str) -> Kind:
     try:
-        msgspec.convert(tree, kind)
+        return msgspec.convert(tree, kind)
     except ValueError as error:  # also of a key with a lone surrogate
         raise ValueError(f"`{name}`: {error}") from None
-    return tree
 
 
 _TAGS = {"$float", "$plain"}
@@ -168,22 +167,24 @@ def strict_json(value: Any) -> Any:
         return {"$float": repr(value)}
     if isinstance(value, int) and abs(value) >= _LARGEST:
         raise ValueError(f"an int has more than {MOST_DIGITS:,} digits")
-    if isinstance(value, Mapping):
-        plain = {strict_json(key): strict_json(item) for key, item in value.items()}
-        return {"$plain": plain} if len(plain) == 1 and plain.keys() <= _TAGS else plain
     if isinstance(value, list | tuple):
         return [strict_json(item) for item in value]
-    return value
+    if not isinstance(value, Mapping):
+        return value
+    tree = {strict_json(key): strict_json(item) for key, item in value.items()}
+    looks_tagged = len(tree) == 1 and tree.keys() <= _TAGS
+    if looks_tagged:
+        return {"$plain": tree}
+    return tree
 
 
 def loose_json(value: Any) -> Any:
     """Undo `strict_json`; returns a copy."""
-    if isinstance(value, dict):
-        if value.keys() == {"$float"}:
-            return float(str(value["$float"]))
-        if value.keys() == {"$plain"}:
-            value = value["$plain"]
-        return {key: loose_json(item) for key, item in value.items()}
     if isinstance(value, list):
         return [loose_json(item) for item in value]
-    return value
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"$float"}:
+        return float(str(value["$float"]))
+    tree = value["$plain"] if value.keys() == {"$plain"} else value
+    return {key: loose_json(item) for key, item in tree.items()}

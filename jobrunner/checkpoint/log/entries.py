@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -114,6 +114,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 POSITION_FIELDS = frozenset(
     {"at", "epoch", "epochs", "after", "only", "upto", "retires", "taken", "last", "done"}
 )
+_JSON_FIELDS = POSITION_FIELDS | {"records"}
 
 
 def read_positions(struct: msgspec.Struct) -> None:
@@ -131,15 +132,22 @@ def _position(value: Position | int | str) -> Position:
     return value if isinstance(value, Position) else position_from_json(value)
 
 
-def to_json(struct: msgspec.Struct) -> dict[str, Any]:
-    """A struct as JSON: dicts and lists. msgspec would write a position as the dataclass it is."""
-    tree: dict[str, Any] = msgspec.to_builtins(struct)
-    for name in POSITION_FIELDS.intersection(tree):
-        value = getattr(struct, name)
-        if isinstance(value, Position):
-            tree[name] = value.to_json()
-        elif isinstance(value, list | tuple):
-            tree[name] = [position.to_json() for position in value]
+def to_json(value: Any) -> Any:
+    """A struct as JSON, or a list of these. msgspec would write a position as a dataclass.
+
+    A dict becomes a list of pairs: its keys are positions.
+    """
+    if isinstance(value, Position):
+        return value.to_json()
+    if isinstance(value, set | dict):
+        return to_json(sorted(value.items() if isinstance(value, dict) else value))
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if not isinstance(value, msgspec.Struct):
+        return value
+    tree: dict[str, Any] = msgspec.to_builtins(value)
+    for name in _JSON_FIELDS.intersection(tree):
+        tree[name] = to_json(getattr(value, name))
     return tree
 
 
@@ -280,7 +288,6 @@ AnyEntry = (
     | UnpinEntry
     | LostEntry
 )
-KindOfEntry = TypeVar("KindOfEntry", bound=LogEntry)
 
 _KINDS = {str(kind.__struct_config__.tag) for kind in AnyEntry.__args__}
 # Two threads that use a class first would crash in msgspec, so it learns all fields here.
@@ -298,12 +305,13 @@ def parse_entry(tree: object, where: str, advice: str = "") -> LogEntry:
     LaterVersionError if a later version wrote the entry.
     """
     if isinstance(tree, Mapping):
-        version, kind = tree.get("format"), tree.get("kind")
+        version = tree.get("format")
         if isinstance(version, int) and version > FORMAT:
             raise LaterVersionError(
                 f"{where} has format {version}, and this version of jobrunner reads formats up to "
                 f"{FORMAT}. Use a later version."
             )
+        kind = tree.get("kind")
         if isinstance(kind, str) and kind not in _KINDS:
             raise LaterVersionError(
                 f"{where} is of kind {kind!r:.80}, which this version of jobrunner does not know. "
@@ -318,9 +326,7 @@ def parse_entry(tree: object, where: str, advice: str = "") -> LogEntry:
 
 def entry_to_json(entry: LogEntry) -> dict[str, Any]:
     """An entry as a `MetadataHandler` stores it: dicts and lists."""
-    tree = to_json(entry)
-    if isinstance(entry, CommitEntry):
-        tree["records"] = [to_json(record) for record in entry.records]
+    tree: dict[str, Any] = to_json(entry)
     return tree
 
 
@@ -366,11 +372,4 @@ class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 def holder_of(entry: RunEntry) -> Holder:
     """The run that an entry gives the directory to."""
-    return Holder(
-        entry.number,
-        entry.run,
-        entry.time,
-        entry.process,
-        entry.heartbeat_seconds,
-        entry.is_repair,
-    )
+    return msgspec.convert(entry, Holder, from_attributes=True)

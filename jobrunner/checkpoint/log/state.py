@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import msgspec
 
@@ -75,6 +76,10 @@ class GivenUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         read_positions(self)
+
+
+Leftover = GivenUp | Attempt
+"""What a run is to delete the stores of."""
 
 
 class State:
@@ -157,12 +162,12 @@ class State:
         return self.upto is not None and at <= self.upto and at not in self.taken
 
     @property
-    def leftovers(self) -> list[GivenUp | Attempt]:
+    def leftovers(self) -> list[Leftover]:
         """What the holder is to delete: all but its own attempts, which may still be written."""
         holder = -1 if self.holder is None else self.holder.number
         return [*self.given_up, *(item for item in self.attempts if item.run != holder)]
 
-    def swept(self, deleted: Collection[GivenUp | Attempt]) -> int:
+    def swept(self, deleted: Collection[Leftover]) -> int:
         """What the holder may say of `swept` in its next entry, having deleted some leftovers."""
         left = [item.number for item in self.leftovers if item not in deleted]
         return min(left, default=self.number + 1)
@@ -206,33 +211,35 @@ class State:
             case PinEntry():
                 self._check_recorded([entry.epoch])
             case EndEntry() if entry.upto is not None:
-                if self.attempt is None or _is_before(entry.upto, self.attempt.last):
+                last = None if self.attempt is None else self.attempt.last
+                if self.attempt is None or (last is not None and entry.upto < last):
                     raise ValueError(f"the names up to {entry.upto} are not all that are in use")
         if isinstance(entry, HolderEntry) and entry.swept > entry.number:
             raise ValueError(f"entry {entry.swept} is a later one")
 
     def _check_commit(self, entry: CommitEntry) -> None:
-        attempt = self.attempt
-        before: Position | None = None
-        if entry.begin is not None:
-            if attempt is None or attempt.number != entry.begin:
-                raise ValueError(f"attempt {entry.begin} is over, or never began")
-            before = attempt.last
+        # Without `begin`, the stores were there: no attempt has written them.
+        attempt = None if entry.begin is None else self.attempt
+        if entry.begin is not None and (attempt is None or attempt.number != entry.begin):
+            raise ValueError(f"attempt {entry.begin} is over, or never began")
+        before = None if attempt is None else attempt.last
+        committed = set()
         for record in entry.records:
             if before is not None and record.at <= before:
                 raise ValueError(f"epoch {record.at} follows epoch {before}")
-            before = record.at
             if record.contents is not None and record.contents > entry.number:
                 raise ValueError(f"the contents of epoch {record.at} are in a later entry")
-        if attempt is not None and entry.begin is not None:
-            if before is not None and before > attempt.upto:
-                raise ValueError(f"epoch {before} was never claimed")
-            if entry.upto is not None and entry.upto < attempt.upto:
+            before = record.at
+            if record.stores is not None:
+                committed.add(record.at)
+        if attempt is not None and before is not None and before > attempt.upto:
+            raise ValueError(f"epoch {before} was never claimed")
+        if entry.upto is not None:
+            if attempt is None:
+                raise ValueError("there is no attempt that could claim more")
+            if entry.upto < attempt.upto:
                 raise ValueError(f"epochs up to {attempt.upto} are claimed")
-        elif entry.upto is not None:
-            raise ValueError("there is no attempt that could claim more")
-        new = {record.at for record in entry.records if record.stores is not None}
-        self._check_recorded([at for at in entry.retires if at not in new])
+        self._check_recorded(at for at in entry.retires if at not in committed)
 
     def _check_recorded(self, epochs: Iterable[Position]) -> None:
         unknown = [str(epoch) for epoch in epochs if epoch not in self.recorded]
@@ -264,13 +271,9 @@ class State:
                 self._close_attempt()
                 self._rewind(entry)
             case PinEntry():
-                if entry.epoch in self.recorded:
-                    self.pins[entry.epoch] = (*self._other_labels(entry), entry.label)
+                self._pin(entry, entry.label)
             case UnpinEntry():
-                left = self._other_labels(entry)
-                self.pins.pop(entry.epoch, None)
-                if left and entry.label is not None:
-                    self.pins[entry.epoch] = left
+                self._pin(entry)
             case DoneEntry():
                 self.done = entry.epoch
             case EndEntry():
@@ -380,32 +383,22 @@ class State:
             self.attempts = []
             self.given_up = []
 
-    def _other_labels(self, entry: PinEntry | UnpinEntry) -> tuple[str, ...]:
-        return tuple(label for label in self.pins.get(entry.epoch, ()) if label != entry.label)
+    def _pin(self, entry: PinEntry | UnpinEntry, *labels: str) -> None:
+        """Put `labels` in the place of those that the entry names (None: all)."""
+        former = () if entry.label is None else self.pins.pop(entry.epoch, ())
+        kept = tuple(label for label in former if label != entry.label) + labels
+        self.pins.pop(entry.epoch, None)
+        if kept and entry.epoch in self.recorded:
+            self.pins[entry.epoch] = kept
 
     # --- as a cache
 
     def to_bytes(self) -> bytes:
         """The state as JSON."""
-        return msgspec.json.encode(
-            {
-                "format": FORMAT,
-                "number": self.number,
-                "id": self.last_id,
-                "holder": self.holder,
-                "is_ended": self.is_ended,
-                "recorded": [[at.to_json(), self.recorded[at]] for at in self._epochs],
-                "pins": [[at.to_json(), labels] for at, labels in self.pins.items()],
-                "done": None if self.done is None else self.done.to_json(),
-                "upto": None if self.upto is None else self.upto.to_json(),
-                "taken": [at.to_json() for at in sorted(self.taken)],
-                "label": self.label,
-                "attempt": None if self.attempt is None else to_json(self.attempt),
-                "attempts": [to_json(attempt) for attempt in self.attempts],
-                "given_up": [to_json(epoch) for epoch in self.given_up],
-                "is_unsure": self.is_unsure,
-            }
-        )
+        tree: dict[str, Any] = {"format": FORMAT, "id": self.last_id}
+        for name in _FIELDS:
+            tree[name] = to_json(getattr(self, name))
+        return msgspec.json.encode(tree)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> State:
@@ -414,20 +407,12 @@ class State:
         if document.format != FORMAT:
             raise ValueError(f"it has format {document.format}")
         state = cls()
-        state.number = document.number
         state.last_id = document.id
-        state.holder = document.holder
-        state.is_ended = document.is_ended
+        for name in _FIELDS:
+            setattr(state, name, getattr(document, name))
         state.recorded = {position_from_json(at): number for at, number in document.recorded}
         state.pins = {position_from_json(at): tuple(labels) for at, labels in document.pins}
-        state.done = document.done
-        state.upto = document.upto
         state.taken = set(document.taken)
-        state.label = document.label
-        state.attempt = document.attempt
-        state.attempts = document.attempts
-        state.given_up = document.given_up
-        state.is_unsure = document.is_unsure
         state._epochs = sorted(state.recorded)
         if any(number > state.number for number in state.recorded.values()):
             raise ValueError("it records epochs by later entries")
@@ -435,21 +420,15 @@ class State:
 
 
 def _later(first: Position | None, second: Position | None) -> Position | None:
-    if first is None or second is None:
-        return first or second
-    return max(first, second)
-
-
-def _is_before(at: Position, other: Position | None) -> bool:
-    return other is not None and at < other
+    return max(filter(None, (first, second)), default=None)
 
 
 class _StateDocument(msgspec.Struct, forbid_unknown_fields=True):
-    """A whole state as JSON."""
+    """A state as JSON. Its fields are attributes of `State`, but for the first two."""
 
     format: Positive
-    number: Natural
     id: Short
+    number: Natural
     holder: Holder | None
     is_ended: bool
     recorded: list[tuple[EpochJson, Natural]]
@@ -467,4 +446,5 @@ class _StateDocument(msgspec.Struct, forbid_unknown_fields=True):
         read_positions(self)
 
 
+_FIELDS = _StateDocument.__struct_fields__[2:]
 _decoder = msgspec.json.Decoder(_StateDocument)
