@@ -172,8 +172,8 @@ def strict_json(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     tree = {strict_json(key): strict_json(item) for key, item in value.items()}
-    looks_tagged = len(tree) == 1 and tree.keys() <= _TAGS
-    if looks_tagged:
+    if len(tree) == 1 and tree.keys() <= _TAGS:
+        # It looks like a tag of ours.
         return {"$plain": tree}
     return tree
 
