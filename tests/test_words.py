@@ -64,7 +64,6 @@ NOT_YET = {
     "checkpoint/log/log_writer.py",
     "checkpoint/log/state.py",
     "checkpoint/maintenance/copy.py",
-    "checkpoint/maintenance/inspect.py",
     "checkpoint/maintenance/repair.py",
     "checkpoint/manager.py",
     "checkpoint/opened.py",

@@ -9,15 +9,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-import msgspec
 from msgspec import UNSET
 
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.log import (
     RUNS_DIRECTORY,
-    Attempt,
     CommitEntry,
-    EndEntry,
     FileMetadataHandler,
     LogEntry,
     LostEntry,
@@ -42,6 +39,7 @@ Status = Literal["live", "pending", "aside", "stray", "damaged"]
 
 _LONGEST = 1000  # characters of what an entry says
 _UNKNOWN = "Not a name that jobrunner uses."
+_UNSURE = "The log is damaged, so nothing is known about this store. Repair the log first."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,68 +56,59 @@ class Finding:
     explanation: str
 
 
-@dataclass(slots=True)
-class _Fate:
-    """A store that an entry has recorded, and what became of it."""
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A store that an entry has recorded, perhaps one of several of its epoch."""
 
     at: Position
+    commit: int  # number of the last entry that records it
     store: Store
-    commit: int  # number of the entry that records it, or did last
-    ended: LogEntry | None = None  # the entry by which it is not recorded any more
 
 
 @dataclass(slots=True)
 class _History:
-    """All stores that the log names or may have left, and what became of each."""
+    """All stores that the log has recorded, and what became of them."""
 
     state: State = field(default_factory=State)
-    fates: dict[str, _Fate] = field(default_factory=dict)
+    stores: dict[str, _Recorded] = field(default_factory=dict)
     """By the store's name."""
-    by_epoch: dict[Position, list[_Fate]] = field(default_factory=dict)
-    live: dict[Position, int] = field(default_factory=dict)
-    """Recorded epoch -> number of the entry that records it."""
-    attempts: dict[int, Attempt] = field(default_factory=dict)
-    """All there were, by the number of their ``begin``, as they were last."""
+    ends: dict[tuple[Position, int], LogEntry] = field(default_factory=dict)
+    """Epoch, and the number of an entry with its record -> the entry that made it count no more."""
     nodes: dict[int, list[str]] = field(default_factory=dict)
     """By the number of the ``run`` entry."""
 
     def take_in(self, entry: LogEntry) -> None:
         """Apply the next entry."""
-        state = self.state
-        touched = [*given_up_by(entry, self.live), *_recorded_by(entry)]
-        state.apply(entry)
-        for at in touched:
-            # It may have been pinned, and then an entry that retires it has no effect.
-            if state.recorded.get(at) != self.live.get(at):
-                self.live.pop(at, None)
-                for fate in self.by_epoch.get(at, ()):
-                    fate.ended = fate.ended or entry
+        recorded = self.state.recorded
+        touched = {*given_up_by(entry, recorded), *_recorded_by(entry)}
+        former = {at: recorded[at] for at in touched if at in recorded}
+        self.state.apply(entry)
+        for at, commit in former.items():
+            # An epoch that is pinned stays, whatever the entry retires.
+            if recorded.get(at) != commit:
+                self.ends[at, commit] = entry
         if isinstance(entry, RunEntry):
             self.nodes[entry.number] = entry.nodes
         if isinstance(entry, CommitEntry):
             for record in entry.records:
                 for store in (record.stores or {}).values():
-                    fate = _Fate(record.at, store, entry.number)
-                    self.fates[store.name] = fate
-                    self.by_epoch.setdefault(record.at, []).append(fate)
-                if record.at in state.recorded:
-                    self.live[record.at] = entry.number
-        if state.attempt is not None:
-            self.attempts[state.attempt.number] = state.attempt
-        elif isinstance(entry, EndEntry) and entry.upto is not None and self.attempts:
-            # It gives names back that no worker was told to use.
-            last = self.attempts[max(self.attempts)]
-            upto = min(last.upto, entry.upto)
-            self.attempts[last.number] = msgspec.structs.replace(last, upto=upto)
+                    self.stores[store.name] = _Recorded(record.at, entry.number, store)
 
-    def attempt_at(self, store: StoreName) -> Attempt | None:
-        """The attempt that may have written a store with this name."""
-        for attempt in self.attempts.values():
-            is_named_so = store.retry == attempt.label_of(store.epoch)
-            may_be = is_named_so and store.epoch <= attempt.upto
-            if may_be and store.node in self.nodes.get(attempt.run, ()):
-                return attempt
-        return None
+    def is_pending(self, store: StoreName) -> bool:
+        """Whether an attempt may have left the store that a run has not cleaned up yet."""
+        attempts = [*self.state.attempts]
+        if self.state.attempt is not None:
+            attempts.append(self.state.attempt)
+        for attempt in attempts:
+            nodes = self.nodes.get(attempt.run, ())
+            if store.node in nodes and attempt.may_have_left(store.epoch, store.retry):
+                return True
+        return False
+
+    def is_claimed(self, store: StoreName) -> bool:
+        """Whether any attempt may have had this name."""
+        is_node = any(store.node in nodes for nodes in self.nodes.values())
+        return is_node and self.state.has_claimed(store.epoch, store.retry)
 
 
 def inspect_directory(directory: Directory) -> list[Finding]:
@@ -134,43 +123,41 @@ def inspect_directory(directory: Directory) -> list[Finding]:
 
 
 def _inspect(directory: Directory) -> list[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     # List before the log is read: a store that a run claims in between is no stray.
     names = directory.files.list_names(directory.path)
     history = _History()
     is_whole = True
     for finding, entry in _inspect_log(directory):
-        found.append(finding)
+        findings.append(finding)
         if entry is None:
             is_whole = is_whole and finding.status != "damaged"
         elif is_whole:
             try:
                 history.take_in(entry)
             except CheckpointCorruptError as error:
-                found[-1] = Finding(finding.path, "damaged", str(error))
+                findings[-1] = Finding(finding.path, "damaged", str(error))
                 is_whole = False
     is_whole = is_whole and not history.state.is_unsure
     stores: list[tuple[str, StoreName]] = []
     for name in names:
-        if name == LOG_DIRECTORY:
-            continue
+        store = parse_store_name(name)
         if name == RUNS_DIRECTORY:
-            found += _inspect_runs(directory, history.state)
-        elif (store := parse_store_name(name)) is None:
-            found.append(Finding(name, "stray", _UNKNOWN))
-        elif not is_whole:
-            why = "The log is damaged, so nothing is known about this store. Repair the log first."
-            found.append(Finding(name, "damaged", why))
-        else:
+            findings += _inspect_runs(directory, history.state)
+        elif store is not None and is_whole:
             stores.append((name, store))
+        elif store is not None:
+            findings.append(Finding(name, "damaged", _UNSURE))
+        elif name != LOG_DIRECTORY:
+            findings.append(Finding(name, "stray", _UNKNOWN))
 
     def explain(named: tuple[str, StoreName]) -> list[Finding]:
         return list(_explain_store(directory, history, *named))
 
-    found += itertools.chain.from_iterable(directory.files.each(explain, stores))
+    findings += itertools.chain.from_iterable(directory.files.each(explain, stores))
     if is_whole:
-        found += _find_missing(history, {*names, *directory.files.list_names(directory.path)})
-    return sorted(found, key=lambda finding: finding.path)
+        findings += _find_missing(history, {*names, *directory.files.list_names(directory.path)})
+    return sorted(findings, key=lambda finding: finding.path)
 
 
 def _inspect_log(directory: Directory) -> Iterator[tuple[Finding, LogEntry | None]]:
@@ -185,11 +172,11 @@ def _inspect_log(directory: Directory) -> Iterator[tuple[Finding, LogEntry | Non
         elif handler.is_state(name):
             yield Finding(path, "live", "A state of the log, for a quicker start."), None
         elif handler.is_temporary(name):
-            why = "A process is writing this file, or died doing so; a later run removes it."
-            yield Finding(path, "pending", why), None
+            text = "A process is writing this file, or died doing so; a later run removes it."
+            yield Finding(path, "pending", text), None
         elif name.endswith(".json.damaged"):
-            why = "A damaged entry, as a repair found it. Nothing reads it."
-            yield Finding(path, "aside", why), None
+            text = "A damaged entry, as a repair found it. Nothing reads it."
+            yield Finding(path, "aside", text), None
         else:
             yield Finding(path, "stray", _UNKNOWN), None
     try:
@@ -233,35 +220,37 @@ def _inspect_runs(directory: Directory, state: State) -> Iterator[Finding]:
     holder = state.holder
     for name in sorted(directory.files.list_names(root)):
         if holder is None or state.is_ended or name != holder.run:
-            why = "Heartbeat of an earlier run; the next run removes it."
+            text = "Heartbeat of an earlier run; the next run removes it."
         elif is_known_dead(holder.process, name):
-            why = f"Heartbeat of the last run ({holder}), which is dead."
+            text = f"Heartbeat of the last run ({holder}), which is dead."
         else:
-            why = f"Heartbeat of the run that holds the directory ({holder})."
-        yield Finding(f"{RUNS_DIRECTORY}/{name}", "pending", why)
+            text = f"Heartbeat of the run that holds the directory ({holder})."
+        yield Finding(f"{RUNS_DIRECTORY}/{name}", "pending", text)
 
 
 def _explain_store(
     directory: Directory, history: _History, name: str, store: StoreName
 ) -> Iterator[Finding]:
-    state, at = history.state, store.epoch
-    fate = history.fates.get(name)
-    if fate is None:
+    state = history.state
+    recorded = history.stores.get(name)
+    if recorded is None:
         yield _explain_unrecorded(history, name, store)
-    elif fate.ended is None:
-        yield from _inspect_recorded(directory, name, at, fate.store)
-    elif any((item.at, item.commit) == (at, fate.commit) for item in state.given_up):
-        why = f"{_explain_end(fate)} This run or the next deletes it."
-        yield Finding(name, "pending", why)
-    elif isinstance(fate.ended, RewindEntry) or at in _recorded_by(fate.ended):
+        return
+    at = recorded.at
+    end = history.ends.get((at, recorded.commit))
+    if end is None:
+        yield from _inspect_recorded(directory, name, at, recorded.store)
+        return
+    text = _explain_end(at, end)
+    if any((item.at, item.commit) == (at, recorded.commit) for item in state.given_up):
+        yield Finding(name, "pending", f"{text} This run or the next deletes it.")
+    elif isinstance(end, RewindEntry) or at in _recorded_by(end):
+        advice = f"To record it again, run `jobrunner restore {directory.path} {at}`."
         if at in state.recorded:
-            way = f"Epoch {at} was recorded again since: nothing needs to be done."
-        else:
-            way = f"To record it again, run `jobrunner restore {directory.path} {at}`."
-        yield Finding(name, "aside", f"{_explain_end(fate)} {way}")
+            advice = f"Epoch {at} was recorded again since: nothing needs to be done."
+        yield Finding(name, "aside", f"{text} {advice}")
     else:
-        why = f"{_explain_end(fate)} It was deleted, but exists again. Remove it."
-        yield Finding(name, "stray", why)
+        yield Finding(name, "stray", f"{text} It was deleted, but exists again. Remove it.")
 
 
 def _recorded_by(entry: LogEntry) -> list[Position]:
@@ -269,41 +258,38 @@ def _recorded_by(entry: LogEntry) -> list[Position]:
 
 
 def _explain_unrecorded(history: _History, name: str, store: StoreName) -> Finding:
-    state = history.state
-    attempt = history.attempt_at(store)
-    if attempt is None:
-        why = (
-            "No entry of the log claims this name: another program made it, or the newest entries "
-            "are lost. jobrunner does not touch it, and saves avoid its name."
-        )
-        return Finding(name, "stray", why)
-    pending = [*state.attempts, *([state.attempt] if state.attempt is not None else [])]
-    if attempt in pending:
-        why = (
+    if history.is_pending(store):
+        return Finding(
+            name,
+            "pending",
             f"Begun for epoch {store.epoch} and not recorded: a run is writing it, or died doing "
-            f"so, and the next run deletes it."
+            f"so, and the next run deletes it.",
         )
-        return Finding(name, "pending", why)
-    why = "Its save was abandoned. It was deleted, but exists again. Remove it."
-    return Finding(name, "stray", why)
+    if history.is_claimed(store):
+        text = "Its save was abandoned. It was deleted, but exists again. Remove it."
+        return Finding(name, "stray", text)
+    return Finding(
+        name,
+        "stray",
+        "No entry of the log claims this name: another program made it, or the newest entries are "
+        "lost. jobrunner does not touch it, and saves avoid its name.",
+    )
 
 
-def _explain_end(fate: _Fate) -> str:
-    entry = fate.ended
-    assert entry is not None
-    if fate.at in _recorded_by(entry):
-        return f"Saved again by entry {entry.number}."
-    if not isinstance(entry, RewindEntry):
-        return f"Retired by the retention policy (entry {entry.number})."
-    reason = entry.reason or "no reason given"
-    return f"Set aside by entry {entry.number}: {clip(reason.rstrip('.'), _LONGEST)}."
+def _explain_end(at: Position, end: LogEntry) -> str:
+    if at in _recorded_by(end):
+        return f"Saved again by entry {end.number}."
+    if not isinstance(end, RewindEntry):
+        return f"Retired by the retention policy (entry {end.number})."
+    reason = end.reason or "no reason given"
+    return f"Set aside by entry {end.number}: {clip(reason.rstrip('.'), _LONGEST)}."
 
 
 def _inspect_recorded(
-    directory: Directory, name: str, epoch: Position, about: Store
+    directory: Directory, name: str, epoch: Position, recorded: Store
 ) -> Iterator[Finding]:
     """Compare the files of a recorded store and their sizes with its document."""
-    reader = StoreReader(directory.files, directory.path, name, about.sha256)
+    reader = StoreReader(directory.files, directory.path, name, recorded.sha256)
     try:
         document = reader.read_document()
         listed = {path: size for path, (size, _) in document.files().items()}
@@ -312,26 +298,31 @@ def _inspect_recorded(
     except CheckpointError as error:
         yield Finding(name, "damaged", str(error))
         return
-    there = dict(directory.files.walk(reader.root))
-    problems = 0
-    for path, size in listed.items():
-        found = there.pop(path, None)
-        if found != size:
-            problems += 1
-            what = "missing" if found is None else "no file" if found < 0 else f"{found} bytes"
-            why = f"Part of recorded epoch {epoch}: expected {size} bytes, found {what}."
-            yield Finding(f"{name}/{path}", "damaged", why)
-    there.pop(ROOT_DOCUMENT, None)
-    for path in there:
-        why = f"Not in the document of this store of epoch {epoch}. jobrunner never reads it."
-        yield Finding(f"{name}/{path}", "stray", why)
-    if not problems:
-        why = f"Epoch {epoch} of node {document.node!r}, {len(listed) + 1} files."
-        yield Finding(name, "live", why)
+    sizes = dict(directory.files.walk(reader.root))
+    is_damaged = False
+    for path, expected in listed.items():
+        size = sizes.pop(path, None)
+        if size == expected:
+            continue
+        is_damaged = True
+        content_text = f"{size} bytes"
+        if size is None:
+            content_text = "missing"
+        elif size < 0:
+            content_text = "no file"
+        text = f"Part of recorded epoch {epoch}: expected {expected} bytes, found {content_text}."
+        yield Finding(f"{name}/{path}", "damaged", text)
+    sizes.pop(ROOT_DOCUMENT, None)
+    for path in sizes:
+        text = f"Not in the document of this store of epoch {epoch}. jobrunner never reads it."
+        yield Finding(f"{name}/{path}", "stray", text)
+    if not is_damaged:
+        text = f"Epoch {epoch} of node {document.node!r}, {len(listed) + 1} files."
+        yield Finding(name, "live", text)
 
 
-def _find_missing(history: _History, there: Collection[str]) -> Iterator[Finding]:
-    for name, fate in history.fates.items():
-        if fate.ended is None and name not in there:
-            why = f"Epoch {fate.at} is recorded, but this store of it is missing."
-            yield Finding(name, "damaged", why)
+def _find_missing(history: _History, names: Collection[str]) -> Iterator[Finding]:
+    for name, recorded in history.stores.items():
+        if name not in names and (recorded.at, recorded.commit) not in history.ends:
+            text = f"Epoch {recorded.at} is recorded, but this store of it is missing."
+            yield Finding(name, "damaged", text)
