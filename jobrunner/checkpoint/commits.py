@@ -142,7 +142,7 @@ class Commits:
             elif not store.retry and (state.upto is None or store.epoch > state.upto):
                 taken.add(store.epoch)
         swept = state.swept(self.retention.sweeper.deleted)
-        attempt = log.begin(epoch, taken=taken, label=label, swept=swept)
+        attempt = log.begin(epoch, occupied=taken, label=label, swept=swept)
         self._written = None
         return attempt
 

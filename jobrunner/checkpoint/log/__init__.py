@@ -53,7 +53,6 @@ from jobrunner.checkpoint.log.heartbeat import (
     may_live,
     own_process,
     read_beat,
-    read_process,
 )
 from jobrunner.checkpoint.log.lock import RunLock, refuse_if_alive
 from jobrunner.checkpoint.log.log_reader import each_entry, read_state

@@ -102,7 +102,8 @@ class RunInfo(msgspec.Struct):
     command: str = ""  # of the command line, if it is no run of a job
     began: Unix = 0.0  # the call of `JobRunner.run`
     keeps_best: tuple[str, Literal["min", "max"]] | None = None  # the metric of its `KeepBest`
-    seen: dict[str, Unix] = {}  # the last heartbeat of a run that did not end, by its name
+    # The last heartbeat of a run that did not end, by its name.
+    last_heartbeats: dict[str, Unix] = msgspec.field(name="seen", default_factory=dict)
 
 
 class Plan(msgspec.Struct):

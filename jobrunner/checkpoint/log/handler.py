@@ -288,8 +288,8 @@ def frame(text: bytes) -> bytes:
     return _HEAD % hashlib.sha256(text).hexdigest().encode() + text + _TAIL
 
 
-def unframe(data: bytes, path: str, what: str) -> bytes:
-    """The text in a file of the log, called `what`; raises CheckpointCorruptError if it is damaged."""
+def unframe(data: bytes, path: str, subject: str) -> bytes:
+    """The text in a file of the log, called `subject`; raises CheckpointCorruptError if it is damaged."""
     text = data[_HEAD_BYTES : -len(_TAIL)]
     if data == frame(text):
         return text
@@ -301,7 +301,7 @@ def unframe(data: bytes, path: str, what: str) -> bytes:
         named = data[11:75].decode("ascii", "replace")
         digest = hashlib.sha256(text).hexdigest()
         damage = f"has changed since it was written: expected SHA-256 {named!r}, found {digest}"
-    raise CheckpointCorruptError(f"{what} {damage}. {advise(path)}", path=path)
+    raise CheckpointCorruptError(f"{subject} {damage}. {advise(path)}", path=path)
 
 
 def encode_entry(entry: Entry) -> bytes:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -87,22 +86,12 @@ class Status(msgspec.Struct, frozen=True):
     metrics: Mapping[str, float | None] = {}
 
 
-class _Content(msgspec.Struct, frozen=True):
-    """What a heartbeat's file says."""
-
-    time: float = 0.0
-    process: Process = Process()
-    status: Status | None = None
-
-
-_decoder = msgspec.json.Decoder(_Content)
-
-
-class Beat(NamedTuple):
-    """What the last heartbeat of a run says."""
+class Beat(msgspec.Struct, frozen=True):
+    """What the last heartbeat of a run says, and its file."""
 
     time: float = 0.0
     """When it was, as a Unix time by the run's clock; 0 if that is not known."""
+    process: Process = Process()
     status: Status | None = None
 
     @property
@@ -111,30 +100,28 @@ class Beat(NamedTuple):
         return time.time() - self.time
 
 
+_decoder = msgspec.json.Decoder(Beat)
+
+
 def read_beat(files: Files, path: str, run: str) -> Beat:
-    """The last heartbeat of a run in a checkpoint directory."""
-    content = _read(files, join_path(path, f"{RUNS_DIRECTORY}/{run}/{HEARTBEAT}"))
-    return Beat(content.time, content.status)
+    """The last heartbeat of a run in a checkpoint directory; an unknown one if there is none."""
+    return _parse_beat(files.read(_beat_path(path, run), _MOST_BYTES))
 
 
-def read_process(files: Files, path: str) -> Process:
-    """The process that wrote the heartbeat in a file; an unknown one if that is damaged or gone."""
-    return _read(files, path).process
-
-
-def is_left_behind(files: Files, directory: str) -> bool:
+def is_left_behind(files: Files, path: str, run: str) -> bool:
     """Whether the run that made a heartbeat's directory has certainly ended, or never began."""
-    path = join_path(directory, HEARTBEAT)
-    if not files.read(path, _MOST_BYTES):
-        return True
-    return is_known_dead(read_process(files, path), os.path.basename(directory))
+    data = files.read(_beat_path(path, run), _MOST_BYTES)
+    return not data or is_known_dead(_parse_beat(data).process, run)
 
 
-def _read(files: Files, path: str) -> _Content:
-    data = files.read(path, _MOST_BYTES) or b""
+def _beat_path(path: str, run: str) -> str:
+    return join_path(path, f"{RUNS_DIRECTORY}/{run}/{HEARTBEAT}")
+
+
+def _parse_beat(data: bytes | None) -> Beat:
     with contextlib.suppress(ValueError, RecursionError):
-        return _decoder.decode(data)
-    return _Content()
+        return _decoder.decode(data or b"")
+    return Beat()
 
 
 def may_live(silent_seconds: float, process: Process, run: str, beat_seconds: float) -> bool:
@@ -170,7 +157,7 @@ class Heartbeat:
     ) -> None:
         self._files = files
         self.directory = join_path(path, f"{RUNS_DIRECTORY}/{run}")
-        self._path = join_path(self.directory, HEARTBEAT)
+        self._path = _beat_path(path, run)
         self._interval_seconds = interval_seconds
         self._process = own_process()
         self._status = status
@@ -204,7 +191,7 @@ class Heartbeat:
                 logger.warning("Cannot write the heartbeat in %s: %s", self.directory, error)
 
     def _write(self) -> None:
-        data = msgspec.json.encode(_Content(time.time(), self._process, self._ask_status()))
+        data = msgspec.json.encode(Beat(time.time(), self._process, self._ask_status()))
         try:
             self._files.put(self._path, data)
         except FileNotFoundError:

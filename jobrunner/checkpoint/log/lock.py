@@ -125,7 +125,7 @@ class RunLock:
                 directory = join_path(runs, name)
                 if name == self.run:
                     continue
-                if is_left_behind(self._files, directory):
+                if is_left_behind(self._files, self._path, name):
                     self._files.remove_tree(directory)
                 else:
                     alive.append(name)

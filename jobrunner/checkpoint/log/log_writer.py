@@ -169,19 +169,19 @@ class LogWriter:
         self,
         upto: Position,
         *,
-        taken: Collection[Position] = (),
+        occupied: Collection[Position] = (),
         label: int = 0,
         swept: int = 0,
     ) -> Attempt:
         """Append a ``begin``; the attempt may write stores up to `upto`.
 
-        `taken` are later positions whose plain names other files have, `label` is the highest label
+        `occupied` are later positions whose plain names other files have, `label` is the highest label
         in the names that exist. Raises like `append`.
         """
         with self._lock:
             highest = max(label, self.known().label)
             entry = self.append(
-                BeginEntry, upto=upto, label=highest + 1, taken=sorted(taken), swept=swept
+                BeginEntry, upto=upto, label=highest + 1, taken=sorted(occupied), swept=swept
             )
             attempt = self._held(self.known()).attempt
             # If the reply to the append was lost, the writer has read on, maybe to the `run` and

@@ -98,7 +98,7 @@ def _find_set_aside(directory: Directory) -> list[SetAside]:
     with reading(directory):
         names = set(directory.files.list_names(directory.path))
     doomed = {(item.commit, item.at) for item in state.given_up}
-    found = []
+    set_aside = []
     for entry in directory.log.read_entries():
         if not isinstance(entry, CommitEntry):
             continue
@@ -107,8 +107,8 @@ def _find_set_aside(directory: Directory) -> list[SetAside]:
             if is_recorded or record.stores is None or (entry.number, record.at) in doomed:
                 continue
             if names.issuperset(store.name for store in record.stores.values()):
-                found.append(SetAside(entry, record))
-    return found
+                set_aside.append(SetAside(entry, record))
+    return set_aside
 
 
 def record_existing(manager: MultiNodeCheckpointManager, aside: SetAside) -> None:
@@ -140,26 +140,26 @@ def copy_epoch(
     CommitConflictError if a run holds the other directory and is alive.
     """
     files = files_beside(absolute_path(target), directory.files)
-    other = Directory(target, None, files)
-    if epoch in other.log.refresh().recorded:
+    copy = Directory(target, None, files)
+    if epoch in copy.log.refresh().recorded:
         raise DefinitionError(
-            f"Epoch {epoch} is recorded in {other.path} already. Name another directory."
+            f"Epoch {epoch} is recorded in {copy.path} already. Name another directory."
         )
-    _refuse_within_another(other.path, files)
+    _refuse_within_another(copy.path, files)
     record = directory.record(epoch)
     is_done = directory.is_done() and directory.latest() == epoch
     with directory.reading(epoch):
-        _save_again(directory, record, other.path, files, take_over=take_over, is_done=is_done)
+        _save_again(directory, record, copy.path, files, take_over=take_over, is_done=is_done)
 
 
 def _refuse_within_another(path: str, files: Files) -> None:
     """Refuse a directory within a checkpoint directory, where it would be a stray or be deleted."""
     for outer in outer_directories(path):
-        is_found = False
+        has_log = False
         with contextlib.suppress(OSError):  # it may be another user's
-            beside = files_beside(outer, files)
-            is_found = beside.is_directory(join_path(outer, LOG_DIRECTORY))
-        if is_found:
+            outer_files = files_beside(outer, files)
+            has_log = outer_files.is_directory(join_path(outer, LOG_DIRECTORY))
+        if has_log:
             raise DefinitionError(
                 f"{path} is within {outer}, which is a checkpoint directory. Copy to a directory "
                 f"that is in no other."
@@ -217,7 +217,7 @@ def _copy_stores(
         )
         for node, store in record.stores.items()
     ]
-    farther = max(source.files, target.files, key=lambda it: it.lookups)
+    farther = max(source.files, target.files, key=lambda files: files.lookups)
     threads = max(source.files.threads, target.files.threads)
     with target.files.durable(target.path, list(names.values())):
         copies = list(farther.each(StoreCopy, readers))

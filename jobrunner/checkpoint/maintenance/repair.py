@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.log import (
-    HEARTBEAT,
     RUNS_DIRECTORY,
     BeginEntry,
     CommitEntry,
@@ -41,7 +40,7 @@ from jobrunner.checkpoint.log import (
     holder_of,
     is_left_behind,
     make_entry,
-    read_process,
+    read_beat,
     record_in,
     refuse_if_alive,
 )
@@ -185,7 +184,7 @@ class _Planner:
         """The highest position that any store has, and a label that no attempt exceeds."""
         stores = filter(None, map(parse_store_name, self._names))
         position = max((store.epoch for store in stores), default=None)
-        labels = [found.attempt for found in self._lost_sets]
+        labels = [lost_set.attempt for lost_set in self._lost_sets]
         # Each entry that is lost may have begun an attempt.
         return position, max([self._state.number, *labels])
 
@@ -197,15 +196,15 @@ class _Planner:
             # Only a commit, or a begin, of the attempt can have claimed these names. So the log had
             # more entries, although nothing follows to show it.
             self._holes.append(state.number + 1)
-        candidates = [found for found in self._lost_sets if self._may_be_committed(found)]
+        candidates = [item for item in self._lost_sets if self._may_be_committed(item)]
         for at in state.epochs:
-            why = self._why_given_up(at, candidates) if self._holes else ""
-            if why:
-                repair.given_up[at] = why
+            reason = self._why_given_up(at, candidates) if self._holes else ""
+            if reason:
+                repair.given_up[at] = reason
             else:
                 repair.kept.append(at)
-        for found in candidates:
-            self._rebuild(found, candidates)
+        for lost_set in candidates:
+            self._rebuild(lost_set, candidates)
         repair.rebuilt = dict(sorted(repair.rebuilt.items()))
         if not state.is_unsure and not repair.rebuilt and not repair.given_up:
             return None
@@ -237,7 +236,8 @@ class _Planner:
     def _why_given_up(self, at: Position, candidates: Sequence[_LostSet]) -> str:
         """Why a lost entry must have given an epoch up; empty if nothing says so."""
         commit, record = self._record(at)
-        roots = [join_path(self._path, store.name) for store in (record.stores or {}).values()]
+        stores = record.stores or {}
+        roots = [join_path(self._path, store.name) for store in stores.values()]
         if roots and not any(map(self._files.is_taken, roots)):
             return "its stores are gone"
         for root in roots:
@@ -249,12 +249,12 @@ class _Planner:
         for entry in self._entries:
             if isinstance(entry, CommitEntry) and (entry.begin or 0) > commit.number:
                 is_split = any(commit.number < hole < entry.number for hole in self._holes)
-                if is_split and any(other.at < at for other in entry.records):
+                if is_split and any(record.at < at for record in entry.records):
                     return f"entry {entry.number} records an earlier one, after a lost rewind"
         _, attempt = self._attempt_of(commit)
-        for found in candidates:
-            if found.attempt > attempt and found.at < at:
-                return f"{found.names[0]} was written after it, so a lost entry set it aside"
+        for lost_set in candidates:
+            if lost_set.attempt > attempt and lost_set.at < at:
+                return f"{lost_set.names[0]} was written after it, so a lost entry set it aside"
         return ""
 
     # --- what is not recorded, though its stores are there
@@ -275,14 +275,14 @@ class _Planner:
         lost_sets = []
         for (at, label), names in sets.items():
             try:
-                found = self._read_set(at, names)
+                lost_set = self._read_set(at, names)
             except CheckpointCorruptError as error:
                 if self._holes or not self._state.has_claimed(at, label):
                     self._repair.unproven |= dict.fromkeys(names.values(), str(error))
                 continue
-            if found is not None:
-                lost_sets.append(found)
-        return sorted(lost_sets, key=lambda found: (found.attempt, found.at), reverse=True)
+            if lost_set is not None:
+                lost_sets.append(lost_set)
+        return sorted(lost_sets, key=lambda item: (item.attempt, item.at), reverse=True)
 
     def _read_set(self, at: Position, names: Mapping[str, str]) -> _LostSet | None:
         """A lost set by its documents; None if no store is whole, as after a save that died.
@@ -338,19 +338,19 @@ class _Planner:
         attempt, run = origins.pop()
         return _LostSet(at, attempt, run, documents, stores, source)
 
-    def _may_be_committed(self, found: _LostSet) -> bool:
+    def _may_be_committed(self, lost_set: _LostSet) -> bool:
         """Whether a lost entry may have recorded these stores, and no other one gave them up.
 
         Labels rise from attempt to attempt, so the entries that are left bound where the ``begin``
         of this one was; and where its ``commit`` was, as the next attempt ends it.
         """
         repaired, last_label = self._repaired
-        begin = self._begins.get(found.attempt)
-        if begin is None and found.attempt <= last_label:
+        begin = self._begins.get(lost_set.attempt)
+        if begin is None and lost_set.attempt <= last_label:
             return False  # the last repair has judged it
         first, end = repaired, _NO_END
         for label, number in self._begins.items():
-            if label <= found.attempt:
+            if label <= lost_set.attempt:
                 first = max(first, number)
             else:
                 end = min(end, number)
@@ -358,7 +358,7 @@ class _Planner:
         for entry in self._entries:
             if entry.number <= first:
                 continue
-            if isinstance(entry, RewindEntry) and given_up_by(entry, [found.at]):
+            if isinstance(entry, RewindEntry) and given_up_by(entry, [lost_set.at]):
                 if begin is not None or entry.number > end:
                     return False
                 rewind = entry.number
@@ -377,34 +377,34 @@ class _Planner:
                 return True
         return False
 
-    def _rebuild(self, found: _LostSet, candidates: Sequence[_LostSet]) -> None:
+    def _rebuild(self, lost_set: _LostSet, candidates: Sequence[_LostSet]) -> None:
         """Plan to record a lost set, unless something shows that a lost entry had given it up."""
-        repair, at = self._repair, found.at
-        for other in candidates:
-            if other.attempt > found.attempt and other.at <= at:
+        repair, at = self._repair, lost_set.at
+        for later in candidates:
+            if later.attempt > lost_set.attempt and later.at <= at:
                 return
         for entry in self._entries:
             if isinstance(entry, CommitEntry) and entry.begin is not None:
                 least, _ = self._attempt_of(entry)
-                if least > found.attempt and any(record.at <= at for record in entry.records):
+                if least > lost_set.attempt and any(record.at <= at for record in entry.records):
                     return
         if at in repair.kept:
             _, attempt = self._attempt_of(self._record(at)[0])
-            if found.attempt <= attempt:
+            if lost_set.attempt <= attempt:
                 return
-        for store in found.stores.values():
+        for store in lost_set.stores.values():
             try:
                 StoreReader(self._files, self._path, store.name, store.sha256).verify()
             except CheckpointCorruptError as error:
-                repair.unproven |= dict.fromkeys(found.names, str(error))
+                repair.unproven |= dict.fromkeys(lost_set.names, str(error))
                 return
         contents = {}
-        for node, document in found.documents.items():
+        for node, document in lost_set.documents.items():
             if document.entry.states:
                 contents[node] = NodeContents(states=document.entry.states)
         runs = [entry for entry in self._entries if isinstance(entry, RunEntry)]
-        numbers = [entry.number for entry in runs if entry.run == found.run]
-        record = Record(at, found.stores, details=found.record.details)
+        numbers = [entry.number for entry in runs if entry.run == lost_set.run]
+        record = Record(at, lost_set.stores, details=lost_set.record.details)
         repair.rebuilt[at] = Rebuilt(record, contents, numbers[0] if numbers else None)
         repair.given_up.pop(at, None)
         if at in repair.kept:
@@ -423,9 +423,8 @@ class _Planner:
         suspects = {holder.run: holder for holder in last if holder.run not in ended}
         root = join_path(self._path, RUNS_DIRECTORY)
         for name in self._files.list_names(root):
-            directory = join_path(root, name)
-            if not is_left_behind(self._files, directory):
-                process = read_process(self._files, join_path(directory, HEARTBEAT))
+            if not is_left_behind(self._files, self._path, name):
+                process = read_beat(self._files, self._path, name).process
                 suspects[name] = runs.get(name) or Holder(0, name, process=process)
         return suspects
 
@@ -473,8 +472,8 @@ def _reconcile(
     manager.run.start([], {"command": "fsck"})
     try:
         append = manager.retention.append
-        for at, why in repair.given_up.items():
-            append(RewindEntry, only=at, reason=why)
+        for at, reason in repair.given_up.items():
+            append(RewindEntry, only=at, reason=reason)
         for rebuilt in repair.rebuilt.values():
             append(
                 CommitEntry,

@@ -31,7 +31,6 @@ from jobrunner.checkpoint.log.heartbeat import (
     may_live,
     own_process,
     read_beat,
-    read_process,
 )
 from jobrunner.checkpoint.log.lock import refuse_if_alive
 from jobrunner.checkpoint.storage.posix import PosixFiles
@@ -296,9 +295,9 @@ def test_a_heartbeat_makes_its_directory_again_if_another_run_removed_it(
     heartbeat.start()
     assert beaten.wait(10)
     heartbeat.stop()
-    path = str(tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT)
-    assert 0 <= time.time() - read_beat(PosixFiles(), str(tmp_path), RUN).time < 60
-    assert read_process(PosixFiles(), path) == own_process()
+    beat = read_beat(PosixFiles(), str(tmp_path), RUN)
+    assert 0 <= time.time() - beat.time < 60
+    assert beat.process == own_process()
 
 
 def test_traces_of_earlier_runs_elsewhere_are_removed(
@@ -370,14 +369,15 @@ def test_a_heartbeat_says_how_far_the_run_is(tmp_path: Path) -> None:
     metrics = {"loss": 0.5, "nan": float("nan"), **{f"metric {i}": 1.0 for i in range(1000)}}
     heartbeat = Heartbeat(PosixFiles(), str(tmp_path), RUN, 60, lambda: Status(7, 3, metrics))
     heartbeat.start()
-    status = read_beat(PosixFiles(), str(tmp_path), RUN).status
+    beat = read_beat(PosixFiles(), str(tmp_path), RUN)
     heartbeat.stop()
+    status = beat.status
     assert status is not None
     assert (status.epoch, status.num_ended, status.metrics["loss"]) == (7, 3, 0.5)
     assert status.metrics["nan"] is None
     path = tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT
     assert path.stat().st_size < 2000  # metrics that do not fit are left out
-    assert read_process(PosixFiles(), str(path)) == own_process()
+    assert beat.process == own_process()
 
 
 @pytest.mark.parametrize("metrics", [{"big": 10**400}, {"\ud800": 1.0}])
