@@ -13,7 +13,7 @@ from jobrunner.checkpoint.encoding import StatefulBlob, given_state, join_states
 from jobrunner.checkpoint.store import StoreReader
 from jobrunner.define import Task, TaskGroup, WorkspaceType, forget_orphan
 from jobrunner.errors import DefinitionError
-from jobrunner.workspace import BlobUpdate, Workspace, settle
+from jobrunner.workspace import BlobUpdate, LoadedArrays, Workspace, settle
 
 _READ = "read and verify"
 _VERIFIED = "verified checkpoint"
@@ -23,6 +23,7 @@ _SECONDS = "seconds of reading"
 @dataclass(frozen=True, slots=True)
 class _Verified:
     values: dict[str, Any]
+    loaded: LoadedArrays | None  # those of `values` that are whole arrays of the node's own store
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +153,28 @@ class Reading:
         """
         started = time.perf_counter()
         values: dict[str, Any] = {}
-        if self.own is not None and self.blobs is None:
-            values |= self.own.load(keeps_states=True)
-        elif self.own is not None and self.blobs:
-            names = {then: name for name, then in self.blobs.items()}
-            loaded = self.own.load(names, keeps_states=True)
-            values |= {names[then]: value for then, value in loaded.items()}
+        arrays: dict[str, Mapping[str, bytes]] = {}
+        if self.own is not None and (self.blobs is None or self.blobs):
+            document = self.own.read_document()
+            blobs = self.blobs
+            if blobs is None:
+                blobs = {name: name for name in document.blobs}
+            new_names = {old: new for new, old in blobs.items()}
+            stored = self.own.load(new_names, document=document, keeps_states=True)
+            for old, value in stored.items():
+                values[new_names[old]] = value
+                arrays[new_names[old]] = document.described_array(old)
         for name, (reader, then) in self.borrowed.items():
             values[name] = reader.load([then], keeps_states=True)[then]
         for name, part in self.parts.items():
             values[name] = part.load()
-        return _Verified(values), time.perf_counter() - started
+        loaded = None
+        if self.own is not None:
+            # What comes from other stores, or from the user, is not what the own store has.
+            for name in (*self.borrowed, *self.parts, *self.given):
+                arrays.pop(name, None)
+            loaded = LoadedArrays(self.own.identity, arrays)
+        return _Verified(values, loaded), time.perf_counter() - started
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +202,7 @@ class _Update:
             replace=self.replace,
             changes={name: load for name, load in states.items() if name not in self.anew},
             waiting={name: load for name, load in states.items() if name in self.anew},
+            loaded=verified.loaded,
         )
 
 

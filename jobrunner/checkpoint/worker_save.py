@@ -353,7 +353,9 @@ def mark_arrays(
         stored = blobs.get(name)
         if stored is not None and array.is_at_rest and array.path in stored.arrays:
             is_same_version = stored.version == workspace.versions[name]
-            array.is_unchanged = is_same_version and stored.arrays[array.path] == array.document
+            array.is_unchanged = is_same_version and stored.arrays[array.path] == encode_json(
+                array.document
+            )
 
 
 def _stored_blobs(
@@ -362,10 +364,11 @@ def _stored_blobs(
     encoded: Mapping[str, EncodedBlob],
 ) -> dict[str, StoredBlob]:
     """What the next save is told of the blobs of this one."""
-    described: dict[str, dict[str, object]] = {}
+    described: dict[str, dict[str, bytes]] = {}
     for array in arrays:
         if not isinstance(array.data, Rows) and array.data.nbytes >= LINKED_BYTES:
-            described.setdefault(array.blob, {})[array.path] = array.document
+            document = encode_json(array.document)
+            described.setdefault(array.blob, {})[array.path] = document
     stored = {}
     for name, blob in encoded.items():
         kept = blob if isinstance(blob.tree, msgspec.Raw) else None

@@ -19,6 +19,7 @@ from jobrunner.workspace.values import (
 )
 from jobrunner.workspace.workspace import (
     BlobUpdate,
+    LoadedArrays,
     StoredAs,
     StoredBlob,
     Taken,

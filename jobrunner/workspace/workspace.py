@@ -25,6 +25,32 @@ from jobrunner.workspace.values import (
 
 
 @dataclass(frozen=True, slots=True)
+class StoredBlob:
+    """How a blob was written to a store."""
+
+    version: int  # of the blob
+    encoded: Any  # the blob as it was encoded, if that needs none of its memory; else None
+    arrays: Mapping[str, bytes]  # path within the store -> how the array is described there
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAs:
+    """The last store that was written of a node, or loaded."""
+
+    store: tuple[str, str, str]  # its directory, its name, the SHA-256 of its document
+    blobs: Mapping[str, StoredBlob]
+    encoded_by: Any  # equal for saves that encode equal values alike
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedArrays:
+    """Blobs that are exactly the arrays of a store."""
+
+    store: tuple[str, str, str]  # as in `StoredAs`
+    arrays: Mapping[str, Mapping[str, bytes]]  # blob -> as in `StoredBlob`
+
+
+@dataclass(frozen=True, slots=True)
 class BlobUpdate:
     """A task that returns this sets global blobs of its node, under any names."""
 
@@ -34,24 +60,7 @@ class BlobUpdate:
     changes: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     # The same, for blobs that other tasks make first; `Workspace.apply_waiting` applies them.
     waiting: Mapping[str, Callable[[Any], Any]] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBlob:
-    """How a blob was written to a store."""
-
-    version: int  # of the blob
-    encoded: Any  # the blob as it was encoded, if that needs none of its memory; else None
-    arrays: Mapping[str, object]  # path within the store -> how the array is described there
-
-
-@dataclass(frozen=True, slots=True)
-class StoredAs:
-    """The last store that was written of a node."""
-
-    store: tuple[str, str, str]  # its directory, its name, the SHA-256 of its document
-    blobs: Mapping[str, StoredBlob]
-    encoded_by: Any  # equal for saves that encode equal values alike
+    loaded: LoadedArrays | None = None  # which of `values` a store has
 
 
 class Taken:
@@ -173,6 +182,15 @@ class Workspace:
                 self.put(name, adopt(value))
         if update.waiting is not None:
             self._waiting = update.waiting
+        if update.loaded is not None:
+            self._note_loaded(update.loaded)
+
+    def _note_loaded(self, loaded: LoadedArrays) -> None:
+        """Let the next save link arrays to the store that they came from, until a task sets them."""
+        blobs: dict[str, StoredBlob] = {}
+        for name, arrays in loaded.arrays.items():
+            blobs[name] = StoredBlob(self.versions[name], None, arrays)
+        self.stored = StoredAs(loaded.store, blobs, None)
 
     def apply_waiting(self) -> None:
         """Apply the changes that waited for blobs of other tasks."""

@@ -24,6 +24,7 @@ from jobrunner import (
 from jobrunner.checkpoint import Directory, Receipt, inspect_directory
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store import store_writer
+from jobrunner.checkpoint.worker_load import Reading, _Update
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.testing.identity import assert_identical
@@ -405,3 +406,66 @@ def test_a_new_run_links_to_the_epoch_it_resumed_from(tmp_path: Path) -> None:
     second = Rig(tmp_path / "k")
     assert second.save(1).linked_bytes == 8 * BIG
     second.manager.run.end()
+
+
+def resume(path: Path, **options: Any) -> Rig:
+    """A new run whose node has loaded epoch 0, as a resume does."""
+    rig = Rig(path)
+    directory = rig.manager.directory
+    readers = rig.manager.loader.readers(directory.record(Position(0)))
+    reading = Reading(readers["a"], None, {}, **options)
+    verified, _ = reading.load()
+    rig.workspace.apply(_Update(reading, True, frozenset())(verified))
+    return rig
+
+
+def save_first(path: Path, **blobs: Any) -> None:
+    rig = Rig(path)
+    rig.blobs.update(blobs)
+    rig.save(0)
+    rig.manager.run.end()
+
+
+def test_the_first_save_after_a_resume_links_what_nothing_changed_and_does_not_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fortran = np.asfortranarray(np.arange(float(BIG)).reshape(-1, 10))
+    save_first(tmp_path / "k", fortran=fortran, dates=np.arange(BIG).astype(">M8[s]"))
+    rig = resume(tmp_path / "k")
+    del rig.blobs["small"]  # it is written, because it is short
+    monkeypatch.setattr(store_writer, "encode_chunk", None)
+    assert rig.save(2).linked_bytes == 3 * 8 * BIG  # in an epoch that reads none of them
+    rig.manager.verify(2)
+    assert_identical(rig.manager.open(2)["a"].load("fortran"), fortran)
+    rig.manager.run.end()
+
+
+def gives_another_value(path: Path) -> Rig:
+    return resume(path, given={"fixed": np.arange(float(BIG)) + 1})
+
+
+def updates_after_the_load(path: Path) -> Rig:
+    rig = resume(path)
+    updates(rig)
+    return rig
+
+
+def loads_names_anew(path: Path) -> Rig:
+    rig = Rig(path)
+    readers = rig.manager.loader.readers(rig.manager.directory.record(Position(0)))
+    reading = Reading(readers["a"], {"fixed": "other", "other": "fixed"}, {})
+    verified, _ = reading.load()
+    rig.workspace.apply(_Update(reading, True, frozenset())(verified))
+    return rig
+
+
+@pytest.mark.parametrize("loaded", [gives_another_value, updates_after_the_load, loads_names_anew])
+def test_what_a_load_does_not_take_as_it_is_stored_is_read(
+    tmp_path: Path, loaded: Callable[[Path], Rig]
+) -> None:
+    save_first(tmp_path / "k", other=np.ones(BIG))
+    rig = loaded(tmp_path / "k")
+    value = rig.blobs["fixed"].copy()
+    rig.save(2)
+    assert_identical(rig.manager.open(2)["a"].load("fixed"), value)
+    rig.manager.run.end()

@@ -427,6 +427,18 @@ class StoreDocument:
             if path in paths
         }
 
+    def described_array(self, name: str) -> dict[str, bytes]:
+        """The Zarr document of a blob that is an array with files of its own, by its path.
+
+        Empty for other blobs: their values are made of arrays, and an equal value may be made of
+        others, or of these in another order.
+        """
+        blob = self.blobs[name]
+        reference = blob.arrays[0] if blob.tree == LONE_ARRAY else None
+        if not isinstance(reference, ArrayFiles):
+            return {}
+        return {reference.path: encode_json(self.documents[reference.path])}
+
     # --- checks
 
     def _check(self) -> None:
