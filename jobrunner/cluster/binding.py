@@ -11,6 +11,8 @@ from functools import partial
 from pickle import UnpicklingError
 from typing import Any
 
+from msgspec import to_builtins
+
 from jobrunner.cluster.leases import Leases
 from jobrunner.cluster.messages import Members, Request, pickle_function
 from jobrunner.cluster.messenger import Messenger
@@ -24,9 +26,15 @@ from jobrunner.define import TaskGroup, TaskOutput
 from jobrunner.errors import ExecutionError, NodeLostError
 from jobrunner.worker import (
     FETCH,
+    PLAIN_RUN,
     GroupResult,
+    Keeper,
+    RunOptions,
     UnderWay,
+    call_keeper,
+    call_on_workspaces,
     fetch,
+    install_keeper,
     longest_spans,
     merge_runs,
 )
@@ -72,6 +80,8 @@ class Binding:
         self.lost = self._members.lost  # workers that this binding has lost: address -> cause
         self.leaving = self._members.leaving  # workers in use about to leave: address -> cause
         self.at_release: list[Callable[[], object]] = []  # called before workers drop the nodes
+        self.rooms: dict[str, tuple[int, int]] = {}
+        """What `Keeper.room` of each worker has said in its last reply to a run."""
         self.counted: Mapping[str, Counted] = {}  # by node, for all views: see `look`
         self.looked_at, self.look_seconds = -math.inf, 0.0
         self._groups = ShippedGroups()
@@ -143,13 +153,12 @@ class Binding:
         deadline_seconds: float | None = None,
         task_deadline_seconds: float | None = None,
         is_careful: bool = False,
-        is_sampled: bool = False,
+        options: RunOptions = PLAIN_RUN,
     ) -> GroupResult:
         """Run a shipped group, given its key, and wait for its end.
 
         A careful run runs one task at a time on each worker, and the client knows of each before it
-        starts: if a worker dies, `NodeLostError.running` is exact. It costs two messages a task. If
-        it `is_sampled`, the result has the longest calls of tasks' functions.
+        starts: if a worker dies, `NodeLostError.running` is exact. It costs two messages a task.
 
         A task's exception is the cause of a `TaskFailedError`; only a `CheckpointError` or
         `DefinitionError` is raised itself. An `ExecutionError` tells of a missing blob, a lost
@@ -158,7 +167,7 @@ class Binding:
         [(_, result, _)] = self._run(
             group,
             {"epoch": epoch, "step": step, **({"is_careful": True} if is_careful else {})},
-            is_sampled=is_sampled,
+            options=options,
             deadline_seconds=deadline_seconds,
             task_deadline_seconds=task_deadline_seconds,
             is_careful=is_careful,
@@ -170,15 +179,14 @@ class Binding:
         first: int,
         epochs: int,
         seconds: float,
-        *,
-        is_sampled: bool = False,
+        options: RunOptions = PLAIN_RUN,
     ) -> Iterator[tuple[int, GroupResult, bool]]:
         """Run the epoch group for up to `epochs` epochs with one message to each worker.
 
         The workers stop after a whole epoch: the last, one with a true stop condition, or one that
         ended after `seconds`. With stop conditions on several workers, only epoch `first` runs:
         these would have to agree after each epoch, and asking the client takes no longer.
-        If it `is_sampled`, the first epoch is; see `run`. Yields each epoch, its result, and whether
+        Yields each epoch, its result, and whether
         it is the last that has ended; raises afterwards what made one fail.
         """
         plan, addresses = self._groups.plans["epoch"]
@@ -191,10 +199,10 @@ class Binding:
             "seconds": seconds,
         }
         details = {"epoch": first, "step": 0, "epoch_batch": batch}
-        return self._run("epoch", details, is_sampled=is_sampled)
+        return self._run("epoch", details, options)
 
     def _run(
-        self, group: str, details: dict[str, Any], *, is_sampled: bool, **options: Any
+        self, group: str, details: dict[str, Any], options: RunOptions, **limits: Any
     ) -> Iterator[tuple[int, GroupResult, bool]]:
         plan, addresses = self._groups.plans[group]
         epoch = details["epoch"]
@@ -204,12 +212,10 @@ class Binding:
                 yield (epoch or 0) + i, GroupResult(0.0, ()), i + 1 == batch["epochs"]
             return
         started = time.perf_counter()
-        if is_sampled:
-            details["is_sampled"] = True
-        details["key"] = group
+        details |= {"key": group, "options": to_builtins(options)}
         has_steps = plan.name == "epoch" and self.plan.steps_per_epoch != 1
         request = Request(
-            "run", details, group=plan.name, epoch=epoch, has_steps=has_steps, **options
+            "run", details, group=plan.name, epoch=epoch, has_steps=has_steps, **limits
         )
         self._under_way = (plan.name, epoch, started, details["step"])
         try:
@@ -225,6 +231,9 @@ class Binding:
         width = batch["steps_per_epoch"]
         wall_seconds = time.perf_counter() - started
         check_runs(replies, batch["epochs"] * width, width)
+        for address, reply in replies.items():
+            if "room" in reply:
+                self.rooms[address] = reply["room"]
         by_worker = {address: reply.get("runs", ()) for address, reply in replies.items()}
         count = min(map(len, by_worker.values())) // width
         for i in range(count):
@@ -232,7 +241,7 @@ class Binding:
             result = merge_runs(rows, [condition.name for condition in plan.conditions])
             if "epoch_batch" not in details:
                 result = dataclasses.replace(result, seconds=wall_seconds)
-            if is_sampled and i == 0:
+            if options.is_sampled and i == 0:
                 result = dataclasses.replace(result, spans=longest_spans(by_worker, self.placement))
             yield (epoch or 0) + i, result, i + 1 == count
         request.check(replies, self.plan.job)
@@ -248,17 +257,37 @@ class Binding:
     ) -> dict[str, Any]:
         """Call ``fn(workspaces)`` once on each worker, by default all in use; returns by address.
 
+        `workspaces` is a dictionary of those of the worker's nodes.
+
         `fn` must be picklable, gets the workspaces by node, and runs in a thread. Its exception is
         raised here, the first worker's if there are several. Meanwhile other threads of the client
         may run groups and call on other channels. Errors name the call `what`. After the deadline
         an `ExecutionError` is raised, but `fn` continues.
         """
-        details = {"fn": pickle_function(fn, "The function to apply")}
-        request = Request(
-            "apply", details, channel=channel, what=what, deadline_seconds=deadline_seconds
-        )
-        replies = self._call(request, addresses or list(self._members.workers))
-        return {address: read_value(address, reply) for address, reply in replies.items()}
+        request = Request("apply", channel=channel, what=what, deadline_seconds=deadline_seconds)
+        return self._apply(request, partial(call_on_workspaces, fn), addresses)
+
+    def keep(self, factory: Callable[[], Keeper]) -> None:
+        """Make a `Keeper` on each worker in use, and close an earlier one.
+
+        From now on runs whose `RunOptions` say so let it capture the workspaces, and `rooms` says
+        how much it can take. `factory` must be picklable.
+        """
+        self.rooms.clear()
+        request = Request("apply", channel="keeper", what="making room for saves")
+        self._apply(request, partial(install_keeper, factory))
+
+    def apply_to_keeper(
+        self,
+        fn: Callable[[Any, Mapping[str, Any]], Any],
+        *,
+        channel: str = "keeper",
+        what: str = "a call of the keepers",
+        deadline_seconds: float | None = None,
+    ) -> dict[str, Any]:
+        """Call ``fn(keeper, workspaces)`` once on each worker in use; see `apply`."""
+        request = Request("apply", channel=channel, what=what, deadline_seconds=deadline_seconds)
+        return self._apply(request, partial(call_keeper, fn))
 
     def abort(self, reason: str = "the client asked for it") -> None:
         """Start no further tasks of the current run; drop the results of running functions."""
@@ -354,6 +383,16 @@ class Binding:
         # A resume runs some of the init group's tasks.
         keys = [key, "resume"] if key == "init" else self._groups.variants(key)
         return self.fetch(task.node.name, task.name, keys, output.part)
+
+    def _apply(
+        self,
+        request: Request,
+        fn: Callable[..., Any],
+        addresses: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        request.details["fn"] = pickle_function(fn, "The function to apply")
+        replies = self._call(request, addresses or list(self._members.workers))
+        return {address: read_value(address, reply) for address, reply in replies.items()}
 
     def _call(self, request: Request, addresses: Sequence[str]) -> dict[str, Reply]:
         replies = self._messenger.call(request, addresses)

@@ -27,6 +27,7 @@ class Reply(TypedDict, total=False):
     reason: str  # why it was aborted
     suspect: str  # address of a worker that this one could not reach
     frames: Frames
+    room: tuple[Count, Count]  # bytes of a capture, bytes free: see `Keeper.room`
     names: Mapping[str, Sequence[str]]  # of blobs, by node
     # What a view is told: see `HostedNodes.look`.
     progress: Mapping[str, tuple[Count, Count, str]]

@@ -32,7 +32,7 @@ from jobrunner.run.saver import Saver
 from jobrunner.run.upload import finish_job
 from jobrunner.signals import TerminatedError
 from jobrunner.texts import get_logger
-from jobrunner.worker import GroupResult
+from jobrunner.worker import GroupResult, RunOptions
 
 if TYPE_CHECKING:
     from jobrunner.run.runner import JobRunner
@@ -216,7 +216,8 @@ class Run:
         self.state.begin(range(first, first + count))
         started, is_sampled = time.monotonic(), self.watch.is_sample_due()
         self.watch.enter("compute")
-        ended = self.binding.run_epochs(first, count, self.batch_seconds, is_sampled=is_sampled)
+        options = RunOptions(is_sampled=is_sampled)
+        ended = self.binding.run_epochs(first, count, self.batch_seconds, options)
         for epoch, result, is_last in ended:
             self.state.end(epoch, result)
             if is_last or self.callbacks.hear_each:
@@ -346,7 +347,7 @@ class Run:
             epoch=epoch,
             task_deadline_seconds=self.runner.task_deadline_seconds,
             is_careful=self.state.is_careful,
-            is_sampled=is_sampled,
+            options=RunOptions(is_sampled=is_sampled),
             **options,
         )
         if is_sampled:

@@ -2,13 +2,16 @@
 
 from jobrunner.worker.call import set_up
 from jobrunner.worker.epoch_batch import (
+    PLAIN_RUN,
     EndedRun,
     GroupResult,
+    RunOptions,
     UnderWay,
     longest_spans,
     merge_runs,
 )
 from jobrunner.worker.hosted_nodes import FETCH, fetch
+from jobrunner.worker.keeper import Keeper, call_keeper, call_on_workspaces, install_keeper
 from jobrunner.worker.outbox import Frames, Message
 from jobrunner.worker.outcome import Failure
 from jobrunner.worker.plugin import (

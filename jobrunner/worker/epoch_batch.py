@@ -19,6 +19,7 @@ import msgspec
 
 from jobrunner.define import ArrayEntry, Metric, MetricEntry, Reported, merge_reports
 from jobrunner.errors import ExecutionError
+from jobrunner.positions import Position
 from jobrunner.worker.calls import Number, Seconds
 
 AHEAD_SECONDS = 0.01
@@ -58,6 +59,17 @@ class BatchOptions(TypedDict, total=False):
     seconds: Seconds
 
 
+class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a run does beside running the group: once, or in each epoch of a batch."""
+
+    captures: tuple[int, Number] | None = None
+    """The first epoch that the binding's keepers capture when it ends, and every how many epochs."""
+    is_sampled: bool = False  # the first run notes the longest calls of tasks' functions
+
+
+PLAIN_RUN = RunOptions()
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """How many of a batch's runs may run."""
@@ -79,7 +91,7 @@ class EpochBatch:
     seconds: float = 0.0  # no epoch is granted after this time
     epoch: int | None = None  # of the first run; None outside a runner
     step: int = 0  # of the first run
-    is_sampled: bool = False  # the first run notes its calls of tasks' functions
+    options: RunOptions = PLAIN_RUN
     clock: Callable[[], float] = monotonic
     ended: list[EndedRun] = field(default_factory=list)
     abort_reason: str = ""
@@ -105,6 +117,15 @@ class EpochBatch:
             return self.epoch, self.step
         epochs, step = divmod(self.step + len(self.ended), self.steps_per_epoch)
         return self.epoch + epochs, step
+
+    def position_to_capture(self) -> Position | None:
+        """The position after the current run, if the keeper is to capture it."""
+        epoch, step = self.epoch_and_step
+        if self.options.captures is None or epoch is None or (step + 1) % self.steps_per_epoch:
+            return None
+        first, every = self.options.captures
+        is_due = epoch >= first and (epoch - first) % every == 0
+        return Position(epoch) if is_due else None
 
     def end_run(
         self,

@@ -55,6 +55,7 @@ class GroupRun:
     drained: Callable[[], None]
     wait_to_start: Callable[[], None] | None = None  # called in a thread before a task's function
     wrap_call: Callable[[Any], Any] | None = None  # what calls a task's function
+    capture: Callable[[], None] | None = None  # called in a thread after the last task
 
     def __post_init__(self) -> None:
         program = self.program
@@ -362,14 +363,19 @@ class GroupRun:
             workspace.private.clear()
         program.arrived.clear()
         program.results.clear()
+        if self.capture is not None and not self._is_over:
+            try:
+                self.capture()
+            except BaseException as error:
+                self._fail("", "", error, is_own=True)
         if self._reports is not None:
             outcome.metrics, outcome.arrays = self._reports.entries()
         if not self._end(outcome):
             self.drained()
 
-    def _fail(self, node: str, task: str, error: BaseException) -> None:
-        if is_own := isinstance(error, InputMissing):
-            node, error = error.node, error.reason
+    def _fail(self, node: str, task: str, error: BaseException, *, is_own: bool = False) -> None:
+        if isinstance(error, InputMissing):
+            node, error, is_own = error.node, error.reason, True
         if not self._is_over:
             failure = describe_failure(node, task, error, is_own=is_own)
             self._end(Outcome("failed", failure=failure))

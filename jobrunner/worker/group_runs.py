@@ -19,6 +19,7 @@ from typing import Any
 
 from jobrunner.worker.epoch_batch import MOST_SPANS, EpochBatch, Grant, TaskSpan
 from jobrunner.worker.executor import GroupRun
+from jobrunner.worker.keeper import Premises
 from jobrunner.worker.memory import MemoryLimit
 from jobrunner.worker.outbox import Message, Outbox, RunValues, frame_bytes
 from jobrunner.worker.outcome import Failure, Outcome, describe_failure
@@ -91,9 +92,14 @@ class GroupRuns:
     """Runs a binding's groups, one after another; none begins while memory is over its limit."""
 
     def __init__(
-        self, context: BindingContext, threads: ThreadPool, memory_limit: MemoryLimit
+        self,
+        context: BindingContext,
+        premises: Premises,
+        threads: ThreadPool,
+        memory_limit: MemoryLimit,
     ) -> None:
         self._context = context
+        self._premises = premises
         self._threads = threads
         self._memory_limit = memory_limit
         self._loop = asyncio.get_running_loop()
@@ -252,7 +258,10 @@ class GroupRuns:
             self._proceed()
 
     def _finish(self, reply: Message) -> None:
-        self._operation.finish({**reply, "runs": list(self._batch.ended)})
+        reply = {**reply, "runs": list(self._batch.ended)}
+        if self._premises.keeper is not None:
+            reply["room"] = self._premises.keeper.room()
+        self._operation.finish(reply)
 
     def _finish_failed(self, failure: Failure) -> None:
         epoch, step = self._batch.epoch_and_step
@@ -293,7 +302,7 @@ class GroupRuns:
         self._run_number = number
         self._drained.clear()
         self.is_running = True
-        is_sampled = self._batch.is_sampled and not self._batch.ended
+        is_sampled = self._batch.options.is_sampled and not self._batch.ended
         notes = self._notes = CallNotes() if is_sampled else None
         run = self._run = GroupRun(
             program=program,
@@ -308,11 +317,19 @@ class GroupRuns:
             drained=lambda: call_on_loop(self._loop, self._drained.set),
             wait_to_start=None if gate is None else gate.wait,
             wrap_call=None if notes is None else notes.wrap,
+            capture=self._capture(),
         )
         run.start()
         early = self._early.pop(number, None)
         if early is not None and early.values:
             run.deliver(early.values)
+
+    def _capture(self) -> Callable[[], None] | None:
+        """What captures the workspaces after the run, if its epoch is to be captured."""
+        at, premises = self._batch.position_to_capture(), self._premises
+        if at is None or premises.keeper is None:
+            return None
+        return partial(premises.keeper.capture, at, premises.workspaces)
 
     def _end_run(self, run: GroupRun, outcome: Outcome) -> None:
         run.stop_timers()

@@ -19,8 +19,9 @@ from typing import Any, Protocol
 from jobrunner.compile import GroupPlan, Slice, gc_paused
 from jobrunner.errors import ExecutionError
 from jobrunner.worker.calls import Number, Seconds
-from jobrunner.worker.epoch_batch import BatchOptions, EpochBatch
+from jobrunner.worker.epoch_batch import PLAIN_RUN, BatchOptions, EpochBatch, RunOptions
 from jobrunner.worker.group_runs import BindingContext, GroupRuns
+from jobrunner.worker.keeper import Premises
 from jobrunner.worker.outbox import Message, RunValues, wrap_frames
 from jobrunner.worker.outcome import describe_failure
 from jobrunner.worker.program import Program
@@ -55,6 +56,7 @@ class HostedNodes:
     def __init__(self, context: BindingContext, task_context: contextvars.Context) -> None:
         self.can_move = context.can_move
         self.workspaces: dict[str, Workspace] = {}
+        self._premises = Premises(self.workspaces)
         self.ended = asyncio.Event()  # set once this is closed and its last thread has ended
         self.listener: Listener | None = None
         self._address = context.address
@@ -74,7 +76,7 @@ class HostedNodes:
         self._programs: dict[str, Program] = {}
         self._operations: dict[str, Operation] = {}  # the latest of each kind
         self._numbers: dict[str, int] = {}  # those of the latest operations, deleted ones too
-        self._runs = GroupRuns(context, self.threads, self._memory_limit)
+        self._runs = GroupRuns(context, self._premises, self.threads, self._memory_limit)
         self._timer: asyncio.TimerHandle | None = None
         if self._memory_limit.is_limited:
             self._check_memory()
@@ -112,25 +114,23 @@ class HostedNodes:
         step: int = 0,
         epoch_batch: BatchOptions | None = None,
         is_careful: bool = False,
-        is_sampled: bool = False,
+        options: RunOptions = PLAIN_RUN,
     ) -> Message:
         """Run a shipped group, once or for a batch of epochs: see `Binding.run_epochs`.
 
-        If `is_sampled`, the reply says when the
-        tasks of the first run began and how long they took. If `is_careful`, tasks run one at a time, and
-        each starts once the client knows that it will.
+        If `is_careful`, tasks run one at a time, and each starts once the client knows that it will.
         """
 
         def begin(operation: Operation) -> None:
-            program, options = self._programs.get(key), dict[str, Any](epoch_batch or {})
+            program, about = self._programs.get(key), dict[str, Any](epoch_batch or {})
             if program is None:
                 raise ExecutionError(
                     f"Worker {self._address} was asked to run a group {key!r:.80} that it was not "
                     f"sent. Start the job again."
                 )
-            if options.get("lead") == self._address:
-                options.update(lead="", followers=program.peers)
-            batch = EpochBatch(number, epoch=epoch, step=step, is_sampled=is_sampled, **options)
+            if about.get("lead") == self._address:
+                about.update(lead="", followers=program.peers)
+            batch = EpochBatch(number, epoch=epoch, step=step, options=options, **about)
             self._runs.start(program, batch, operation)
 
         self._start("run", number, begin, is_careful)
@@ -139,11 +139,11 @@ class HostedNodes:
     async def apply(
         self, number: Number, wait_seconds: Seconds, fn: bytes = b"", channel: str = "apply"
     ) -> Message:
-        """Call the pickled ``fn(workspaces)`` in a thread."""
+        """Call the pickled ``fn(premises)`` in a thread."""
 
         def call() -> Message:
             work = self._unpickle(fn, "a function to apply")
-            return {"frames": wrap_frames(to_frames(work(dict(self.workspaces))))}
+            return {"frames": wrap_frames(to_frames(work(self._premises)))}
 
         self._start(channel, number, lambda operation: self._in_thread(operation, call))
         return await self._poll(channel, number, wait_seconds)
@@ -196,6 +196,8 @@ class HostedNodes:
             self._timer.cancel()
         for operation in self._operations.values():
             operation.finish({"status": "unknown"})
+        if self._premises.keeper is not None:
+            self.threads.submit(self._premises.keeper.close)
         self.threads.close()
         # Reference cycles would keep the values alive until the garbage collector runs.
         for program in self._programs.values():

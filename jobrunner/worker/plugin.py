@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 # Increase it with every change of the messages: a client then leaves out workers of other versions.
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 _LEASE_KEY = re.compile(rf"[^|]*-{PLUGIN_NAME}\|[^|]*\|[^|]*\|[^|]*")

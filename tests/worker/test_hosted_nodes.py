@@ -191,10 +191,10 @@ async def test_a_thread_that_fails_outside_of_any_task_ends_the_run():
 @in_a_loop
 async def test_an_applied_function_gets_the_workspaces_and_its_value_is_returned():
     async with Host(count(), blobs={"x": 5}) as hosted:
-        fn = cloudpickle.dumps(lambda spaces: spaces["a"].globals["x"] * 2)
+        fn = cloudpickle.dumps(lambda premises: premises.workspaces["a"].globals["x"] * 2)
         reply = await hosted.apply(3, 5, fn=fn)
         assert from_frames(reply["frames"]) == 10
-        fail = cloudpickle.dumps(lambda spaces: 1 / 0)
+        fail = cloudpickle.dumps(lambda premises: 1 / 0)
         reply = await hosted.apply(4, 5, fn=fail)
         failure = Failure(**reply["failure"])
         assert isinstance(failure.exception(), ZeroDivisionError)
