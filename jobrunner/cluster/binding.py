@@ -381,7 +381,7 @@ class Binding:
             )
         key = self._groups.key_of(task.group)
         # A resume runs some of the init group's tasks.
-        keys = [key, "resume"] if key == "init" else self._groups.variants(key)
+        keys = [key, "resume"] if key == "init" else [key]
         return self.fetch(task.node.name, task.name, keys, output.part)
 
     def _apply(

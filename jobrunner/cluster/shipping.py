@@ -73,10 +73,6 @@ class ShippedGroups:
         """The key of a group; for a job's group, its name."""
         return self._keys.get(group, group.name)
 
-    def variants(self, key: str) -> list[str]:
-        """The keys of the variants of a group; see `Plan.step_group`."""
-        return [key, *(other for other in self.plans if other.startswith(f"{key} "))]
-
     def make_key(self, group: TaskGroup) -> str:
         """The key of a group that belongs to no job; a new one at its first run."""
         if group not in self._keys:

@@ -19,5 +19,6 @@ from jobrunner.compile.plan import (
     ResultArgument,
     Slice,
     UpdateArgument,
+    is_due,
 )
 from jobrunner.compile.readers import check_reader, reader_fault

@@ -68,9 +68,12 @@ class GroupCompiler:
         self._drafts = [_Draft() for _ in self.tasks]
         self._writer: dict[Key, int] = {}
         self._readers: dict[Key, list[int]] = {}
+        # Blobs that exist only after a task that does not run in every step -> the `every` of such tasks.
+        self._occasional: dict[Key, set[int]] = {}
         self._arguments: dict[str, BlobArgument] = {}
         # -> id, and targets in order of first use
         self._crossings: dict[CrossingKey, tuple[int, dict[str, None]]] = {}
+        self._intervals: list[set[int]] = []  # of a crossing's readers, by id
 
     def compile(
         self,
@@ -155,6 +158,11 @@ class GroupCompiler:
     def _write(self, i: int, key: Key) -> None:
         waits_for = self._drafts[i].waits_for
         writer = self._writer.get(key)
+        every = self.tasks[i].every
+        if every == 1:
+            self._occasional.pop(key, None)
+        elif writer is None or key in self._occasional:
+            self._occasional.setdefault(key, set()).add(every)
         if writer is not None and writer != i:
             waits_for.add(writer)
         waits_for.update(reader for reader in self._readers.pop(key, ()) if reader != i)
@@ -162,7 +170,10 @@ class GroupCompiler:
 
     def _check_exists(self, blob: Blob, task: Task | None = None) -> None:
         """Refuse a blob that `task`, or else a stop condition, reads before it exists."""
-        if self.available is None or blob.key in self._writer or blob.key in self.available:
+        if self.available is None or blob.key in self.available:
+            return
+        if blob.key in self._writer:
+            self._check_is_made(blob, task)
             return
         what = "A stop condition reads"
         if task is not None:
@@ -184,13 +195,30 @@ class GroupCompiler:
             f"lasts longer than its group's run only with workspace_type=WorkspaceType.GLOBAL."
         )
 
+    def _check_is_made(self, blob: Blob, task: Task | None) -> None:
+        """Refuse a blob that exists only in some of the steps in which it is read."""
+        writers = self._occasional.get(blob.key, ())
+        every = 1 if task is None else task.every
+        if not writers or any(every % interval == 0 for interval in writers):
+            return
+        what = "a stop condition" if task is None else f"task {task.full_name!r}"
+        when = " and ".join(f"every={interval}" for interval in sorted(writers))
+        raise DefinitionError(
+            f"Blob {blob.name!r} of node {blob.key[0]!r} does not exist in all steps in which {what} "
+            f"of the {self.group.name} group reads it: only tasks with {when} make it. Make it in the "
+            f"init group, or give the tasks that read it that every=."
+        )
+
     # ---- edges between nodes
 
     def _cross(self, key: CrossingKey, reader: int) -> int:
-        is_new = key not in self._crossings
-        number, targets = self._crossings.setdefault(key, (len(self._crossings), {}))
-        if is_new and key[1] is not None:
-            self._drafts[key[1]].hands_over.append(number)
+        if key not in self._crossings:
+            self._crossings[key] = (len(self._crossings), {})
+            self._intervals.append(set())
+            if key[1] is not None:
+                self._drafts[key[1]].hands_over.append(self._crossings[key][0])
+        number, targets = self._crossings[key]
+        self._intervals[number].add(self.tasks[reader].every)
         targets[self.tasks[reader].node.name] = None
         self._drafts[reader].crossings[number] = None
         return number
@@ -248,7 +276,9 @@ class GroupCompiler:
             source = self._index.get(task)
             if source is not None:
                 self._drafts[source].read_parts.add(part)
-                return Condition(task.full_name, task.node.name, task=source, part=part)
+                return Condition(
+                    task.full_name, task.node.name, task=source, part=part, every=task.every
+                )
             if condition.blob is None or task.group is None:
                 raise DefinitionError(
                     f"The stop condition {condition} has no value after an epoch: it is not the "
@@ -261,6 +291,7 @@ class GroupCompiler:
     def _crossing(self, key: CrossingKey) -> Crossing:
         source, task, blob, part = key
         number, targets = self._crossings[key]
+        intervals = self._intervals[number]
         return Crossing(
             id=number,
             source=source,
@@ -268,6 +299,7 @@ class GroupCompiler:
             blob=blob,
             part=part,
             targets=tuple(targets),
+            intervals=() if 1 in intervals else tuple(sorted(intervals)),
         )
 
     def _captures(self, i: int) -> tuple[Capture, ...]:
@@ -295,6 +327,7 @@ class GroupCompiler:
                     waits_for=tuple(sorted(draft.waits_for)),
                     crossings=tuple(draft.crossings),
                     hands_over=tuple(draft.hands_over),
+                    every=task.every,
                     num_instances=task.num_instances,
                     is_seeded=self.is_seeded,
                     has_stream=task in self.streams,

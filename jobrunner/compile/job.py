@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from functools import partial
 
 from msgspec import structs
 
@@ -24,7 +23,7 @@ from jobrunner.compile.gc_pause import gc_paused
 from jobrunner.compile.group import GroupCompiler
 from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode
 from jobrunner.compile.readers import find_readers
-from jobrunner.compile.steps import check_no_intervals, check_steps, compile_steps, split_stops
+from jobrunner.compile.steps import check_no_intervals, check_steps, split_stops
 from jobrunner.compile.streams import add_streams
 from jobrunner.define import (
     Blob,
@@ -65,12 +64,14 @@ def compile_job(job: Job) -> Plan:
 
     groups: dict[str, GroupPlan] = {}
     made: dict[str, set[Key]] = {}
-    intervals = check_steps(job)
+    check_steps(job)
     stops, last_stops = split_stops(job, global_blobs)
+    conditions = {"epoch": stops, "epoch_end": last_stops}
+    ends = {"epoch": job.epoch_end_conditions}
     for name, group in job.groups.items():
-        compiler = partial(
-            GroupCompiler,
+        compiler = GroupCompiler(
             group,
+            tasks[name],
             globals=global_blobs,
             available=set().union(*made.values()),
             groups=job.groups.values(),
@@ -78,14 +79,11 @@ def compile_job(job: Job) -> Plan:
             readers=readers,
             streams=streams,
         )
+        groups[name] = compiler.compile(conditions.get(name, ()), ends.get(name, ()))
         lasting = tasks[name]
-        if name == "epoch":
-            groups |= compile_steps(job, intervals, stops, compiler)
-            if job.steps_per_epoch is None:  # an epoch may end before the others have run
-                lasting = [task for task in lasting if task.every == 1]
-        else:
-            conditions = last_stops if name == "epoch_end" else ()
-            groups[name] = compiler(tasks=lasting).compile(conditions)
+        if name == "epoch" and job.steps_per_epoch is None:
+            # An epoch may end before the others have run.
+            lasting = [task for task in lasting if task.every == 1]
         made[name] = _made_by(lasting, global_blobs)
     steady = [task for task in tasks["epoch"] if task.every == 1]
     ended = made["epoch"].union(made.get("epoch_end", ()))
@@ -114,8 +112,7 @@ def compile_job(job: Job) -> Plan:
         parameters=job.parameters,
         structure={key: structure_of(task, global_blobs) for key, task in named.items()},
         code={key: task_code(task, codes[id(task.fn)]) for key, task in named.items()},
-        intervals=intervals,
-        can_batch=not (intervals or job.steps_per_epoch is None or "epoch_end" in groups),
+        can_batch=job.steps_per_epoch is not None and "epoch_end" not in groups,
     )
     groups["resume"] = compile_resume(job, plan)
     for group in (*job.groups.values(), job.epoch_end_group):

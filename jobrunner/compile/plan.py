@@ -8,7 +8,7 @@ gives the same result as the tasks run one after another in order of definition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import Any
 
@@ -22,9 +22,9 @@ ENDS_EPOCH = " (ends the epoch)"
 """Ends the names of conditions that end an epoch, not the job."""
 
 
-def step_key(due: Sequence[int]) -> str:
-    """The key of the variant of the epoch group with the tasks whose interval is in `due`."""
-    return "epoch" + "".join(f" every {every}" for every in due)
+def is_due(every: int, step: int) -> bool:
+    """Whether a task that runs every so many steps runs in a step, counted from 0."""
+    return (step + 1) % every == 0
 
 
 class BlobArgument(Struct, frozen=True):
@@ -114,6 +114,7 @@ class PlannedTask(Struct, frozen=True):
     waits_for: tuple[int, ...]  # indices of tasks of the same node
     crossings: tuple[int, ...]  # that must arrive first: those in `arguments`, and bare signals
     hands_over: tuple[int, ...]  # crossings that are ready when this task ends
+    every: int = 1  # it is called only in steps in which it is due
     num_instances: int = 1
     setup: Mapping[str, Callable[[], Any]] = {}  # makes keyword arguments, once for all instances
     instance_setup: Mapping[str, Callable[[], Any]] = {}
@@ -142,6 +143,12 @@ class Crossing(Struct, frozen=True):
     blob: str | None
     part: int | None
     targets: tuple[str, ...]
+    intervals: tuple[int, ...] = ()
+    """The `every` of the tasks that read it; (): one of them runs in every step."""
+
+    def is_read(self, step: int) -> bool:
+        """Whether a task reads the value in a step, counted from 0."""
+        return not self.intervals or any(is_due(every, step) for every in self.intervals)
 
 
 class Report(Struct, frozen=True):
@@ -167,6 +174,7 @@ class Condition(Struct, frozen=True):
     blob: str | None = None
     task: int | None = None
     part: int | None = None
+    every: int = 1  # it is read only in steps in which its task is due
 
 
 class Slice(Struct, frozen=True):
@@ -206,7 +214,7 @@ class Plan(Struct, frozen=True):
     groups: Mapping[str, GroupPlan]
     """"init", "epoch", "download", "exit", and "resume": the init tasks that run again after every
     load, on nodes that are not checkpointed and for transient blobs. "epoch_end", if the job has
-    one; the variants of "epoch" that `step_group` names."""
+    one."""
     checkpointed: tuple[str, ...]  # the nodes whose workspaces are saved
     globals: Mapping[str, frozenset[str]]
     initial: Mapping[str, frozenset[str]] = {}
@@ -227,10 +235,8 @@ class Plan(Struct, frozen=True):
     structure: Mapping[str, str] = {}
     """``"group:node/task"`` -> digest, in order of definition; see `compile.fingerprint`."""
     code: Mapping[str, str] = {}
-    intervals: tuple[int, ...] = ()
-    """The `every` of tasks that do not run in every step."""
     can_batch: bool = True
-    """Whether workers can run several epochs by themselves: all steps are alike."""
+    """Whether workers can run several epochs by themselves: they know when an epoch ends."""
     enders: frozenset[str] = frozenset()
     """The names of what may end the job beside its conditions and its limit."""
 
@@ -240,10 +246,6 @@ class Plan(Struct, frozen=True):
         plans = [plan for plan in self.groups.values() if plan.name in ("epoch", "epoch_end")]
         names = (condition.name for plan in plans for condition in plan.conditions)
         return tuple(dict.fromkeys(name for name in names if not name.endswith(ENDS_EPOCH)))
-
-    def step_group(self, step: int) -> str:
-        """The key of the group that runs as step `step` of an epoch, counted from 0."""
-        return step_key([every for every in self.intervals if not (step + 1) % every])
 
     def ends_epoch(self, conditions: Collection[str]) -> bool:
         """Whether an epoch of no fixed length ends after a step, with these conditions true."""

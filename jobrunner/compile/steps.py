@@ -1,26 +1,16 @@
-"""The steps of an epoch: which tasks of the epoch group run in which of them, and what ends it.
-
-A step runs one *variant* of the epoch group, compiled as if the tasks that are not due did not exist.
-"""
+"""Check what a job says of the steps of its epochs: which tasks run in which, and what ends an epoch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from itertools import combinations
-from math import lcm
+from collections.abc import Collection
 
 from jobrunner.compile.blobs import Key
-from jobrunner.compile.group import GroupCompiler
-from jobrunner.compile.plan import GroupPlan, step_key
 from jobrunner.define import Blob, Job, Task, TaskGroup, TaskOutput
 from jobrunner.errors import DefinitionError
 
-MOST_INTERVALS = 6
-"""Different values of `every` in a job: each may double the number of variants."""
 
-
-def check_steps(job: Job) -> tuple[int, ...]:
-    """Check what a job says of its steps; returns the intervals of its tasks, if they have any."""
+def check_steps(job: Job) -> None:
+    """Check what a job says of its steps."""
     for name, group in job.groups.items():
         if name != "epoch":
             check_no_intervals(group)
@@ -58,13 +48,6 @@ def check_steps(job: Job) -> tuple[int, ...]:
                     f"its task runs every {every} steps, which need not include the last. Add the "
                     f"task to job.epoch_end_group."
                 )
-    intervals = sorted({task.every for task in tasks} - {1})
-    if len(intervals) > MOST_INTERVALS:
-        raise DefinitionError(
-            f"{where}: its tasks have {len(intervals)} different values of every=: {intervals}. "
-            f"Use at most {MOST_INTERVALS}."
-        )
-    return tuple(intervals)
 
 
 def check_no_intervals(group: TaskGroup) -> None:
@@ -100,37 +83,3 @@ def split_stops(
         if (it.key in private if isinstance(it, Blob) else it.task.group is job.epoch_group)
     ]
     return steps, [it for it in job.stop_conditions if it not in steps]
-
-
-def compile_steps(
-    job: Job,
-    intervals: Sequence[int],
-    stops: Sequence[TaskOutput | Blob],
-    compiler: Callable[..., GroupCompiler],  # lacks only the tasks
-) -> dict[str, GroupPlan]:
-    """Compile the variants of the epoch group, by key; see `Plan.step_group`."""
-    tasks, count, ends = job.epoch_group.tasks(), job.steps_per_epoch, job.epoch_end_conditions
-    subsets = (c for n in range(len(intervals) + 1) for c in combinations(intervals, n))
-    periods = {lcm(*subset) for subset in subsets}
-    dues = {
-        tuple(k for k in intervals if not period % k)
-        for period in periods
-        if count is None or period <= count
-    }
-    plans = {}
-    # Those with the most tasks first, so that an error names skipped tasks only if they matter.
-    for due in sorted(dues, key=len, reverse=True):
-        run = [task for task in tasks if task.every == 1 or task.every in due]
-        left_out = set(tasks).difference(run)
-        read = [it for it in stops if isinstance(it, Blob) or it.task not in left_out]
-        try:
-            plans[step_key(due)] = compiler(tasks=run).compile(read, ends)
-        except DefinitionError as error:
-            skipped = [k for k in intervals if k not in due]
-            if not skipped or not plans:
-                raise
-            raise DefinitionError(
-                f"In steps in which the tasks with every={' and every='.join(map(str, skipped))} "
-                f"do not run: {error}"
-            ) from error
-    return plans

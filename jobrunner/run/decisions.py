@@ -303,7 +303,7 @@ def each_step(
     """
     step, has_ended = first, False
     while not has_ended:
-        result = run(plan.step_group(step) if plan.intervals else "epoch", epoch, step)
+        result = run("epoch", epoch, step)
         step += 1
         if plan.steps_per_epoch is None:
             has_ended = plan.ends_epoch(result.stopped)

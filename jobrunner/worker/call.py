@@ -94,7 +94,10 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
     updated = _settle_updates(step, arguments)
     _capture(program, step, parts)
     # Values for other nodes are captured before any blob is set.
-    crossing = [_crossing_value(handover, step, parts, updated) for handover in step.handovers]
+    crossing = []
+    for handover in step.handovers:
+        is_read = handover.crossing.is_read(program.number)
+        crossing.append(_crossing_value(handover, step, parts, updated) if is_read else None)
     for source in step.updates:
         assert source.put is not None
         source.put(updated[source.key])
@@ -125,12 +128,17 @@ def _settle_updates(step: Step, arguments: list[Any]) -> dict[str, Any]:
 
 
 def hand_over(program: Program, handover: Handover, send: Send) -> None:
-    """Pass on a blob as it is before the group runs; may raise `InputMissing`."""
-    crossing = handover.crossing
-    if crossing.blob is not None and crossing.blob not in handover.blobs:
-        missing = program.workspaces[crossing.source].not_found(crossing.blob)
-        raise InputMissing(crossing.source, missing)
-    _pass_on(program, handover, _crossing_value(handover, None, (), {}), send)
+    """Pass on a blob as it is: before the group runs, or in place of a task that is not due.
+
+    If no task reads it in this step, pass on None. Raises `InputMissing` if there is no such blob.
+    """
+    crossing, captured = handover.crossing, None
+    if crossing.is_read(program.number):
+        if crossing.blob is not None and crossing.blob not in handover.blobs:
+            missing = program.workspaces[crossing.source].not_found(crossing.blob)
+            raise InputMissing(crossing.source, missing)
+        captured = _crossing_value(handover, None, (), {})
+    _pass_on(program, handover, captured, send)
 
 
 def _crossing_value(

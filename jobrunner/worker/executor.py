@@ -18,6 +18,7 @@ from threading import get_ident
 from time import perf_counter
 from typing import Any
 
+from jobrunner.compile import is_due
 from jobrunner.texts import get_logger
 from jobrunner.worker.call import Send, finish, gather, hand_over, set_up
 from jobrunner.worker.outcome import Outcome, describe_failure, is_true
@@ -53,6 +54,7 @@ class GroupRun:
     send: Send
     finished: Callable[[Outcome], None]
     drained: Callable[[], None]
+    step: int = 0  # of the epoch
     wait_to_start: Callable[[], None] | None = None  # called in a thread before a task's function
     wrap_call: Callable[[Any], Any] | None = None  # what calls a task's function
     capture: Callable[[], None] | None = None  # called in a thread after the last task
@@ -87,8 +89,7 @@ class GroupRun:
 
     def start(self) -> None:
         """Begin, and return at once."""
-        self.program.arrived.clear()
-        self.program.results.clear()
+        self.program.begin_run(self.step)
         self._threads = self._pullers = 1
         self.submit(self._open)
         if self.nthreads > 1:
@@ -173,8 +174,9 @@ class GroupRun:
     def _open(self) -> None:
         program = self.program
         try:
-            for workspace in program.workspaces.values():
-                workspace.start_run(program.key)
+            skipped = program.skipped()
+            for node, workspace in program.workspaces.items():
+                workspace.start_run(program.key, skipped.get(node, ()))
             for handover in program.openings:
                 hand_over(program, handover, self.send)
         except BaseException as error:
@@ -190,7 +192,10 @@ class GroupRun:
             is_done = True
             started = perf_counter() if step.is_long else 0.0
             try:
-                if not step.is_single:
+                if step.every > 1 and not is_due(step.every, self.step):
+                    for handover in step.handovers:
+                        hand_over(program, handover, self.send)
+                elif not step.is_single:
                     is_done = self._run_instances(step)
                 elif step.report is not None:
                     self._report(step)
@@ -353,6 +358,8 @@ class GroupRun:
         program = self.program
         outcome = Outcome("done")
         for condition in program.conditions:
+            if not is_due(condition.every, self.step):
+                continue
             try:
                 if is_true(condition.name, program.read(condition)):
                     outcome.stopped.append(condition.name)

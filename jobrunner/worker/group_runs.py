@@ -306,6 +306,7 @@ class GroupRuns:
         notes = self._notes = CallNotes() if is_sampled else None
         run = self._run = GroupRun(
             program=program,
+            step=step,
             current_task=partial(CurrentTask, *shared),
             nthreads=context.nthreads if gate is None else 1,
             submit=self._threads.submit,

@@ -26,6 +26,7 @@ from jobrunner.compile import (
     ResultArgument,
     UpdateArgument,
     check_reader,
+    is_due,
 )
 from jobrunner.errors import BlobNotFoundError
 from jobrunner.texts import listed
@@ -99,6 +100,7 @@ class Step:
     sole: Put | None = None  # set if the return value goes into one blob and nowhere else
     captures: tuple[CapturedPart, ...] = ()
     handovers: tuple[Handover, ...] = ()
+    every: int = 1  # it runs only in steps of an epoch in which it is due
     num_instances: int = 1
     setup: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     instance_setup: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
@@ -132,6 +134,7 @@ class Program:
         self.workspaces = {node: workspaces[node] for node in slices}
         self.arrived: dict[int, Any] = {}
         self.results: dict[tuple[int | None, int | None], Any] = {}
+        self.number = 0  # of the current step of an epoch
         self.steps: list[Step] = []
         self.waiters: dict[int, list[int]] = {}
         self.conditions = [c for c in plan.conditions if c.node in slices]
@@ -155,11 +158,26 @@ class Program:
         for task, workspace in planned:
             self._add_task(task, workspace)
         self._add_reports()
+        self._occasional = [step for step in self.steps if step.every > 1]
         self.openings = [
             self._handover(c) for c in crossings if c.source in slices and c.source_task is None
         ]
         self.needs = [step.needs for step in self.steps]
         self.first = [step.position for step in self.steps if step.needs == 0]
+
+    def begin_run(self, number: int) -> None:
+        """Prepare a run, as step `number` of an epoch."""
+        self.number = number
+        self.arrived.clear()
+        self.results.clear()
+
+    def skipped(self) -> dict[str, set[str]]:
+        """The tasks that do not run in this step, by node."""
+        tasks: dict[str, set[str]] = {}
+        for step in self._occasional:
+            if not is_due(step.every, self.number):
+                tasks.setdefault(step.workspace.node, set()).add(step.name)
+        return tasks
 
     def blobs(self, node: str, name: str) -> dict[str, Any]:
         """The dictionary of a blob: its node's private or global blobs."""
@@ -215,6 +233,7 @@ class Program:
             output_names=tuple(o.name for o in task.outputs),
             captures=tuple(self._captured(task, capture) for capture in task.captures),
             handovers=tuple(self._handover(self._crossings[c]) for c in task.hands_over),
+            every=task.every,
             num_instances=task.num_instances,
             setup=task.setup,
             instance_setup=task.instance_setup,
@@ -273,6 +292,7 @@ class Program:
                 self.steps.append(step)
                 if report.task is not None:
                     step.watched = self._positions[report.task]
+                    step.every = self.steps[step.watched].every
                     self._wait_for(step, [step.watched])
                 else:
                     self._wait_for(step, own or range(num_tasks))
