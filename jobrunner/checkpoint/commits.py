@@ -58,6 +58,8 @@ class Commits:
     """The newest position that workers may have written in the current attempt."""
     _newest: tuple[int, dict[str, tuple[str, str]]] | None = field(default=None, init=False)
     """The newest commit entry: its number, and node -> store and digest of its document."""
+    _contents: tuple[int, dict[str, NodeContents]] | None = field(default=None, init=False)
+    """What the stores of this run have in them, and the number of the entry that says so."""
     _names: Sequence[str] = field(default=(), init=False)
     """Those in the directory when the run took it."""
     _must_look: bool = field(default=True, init=False)
@@ -149,7 +151,7 @@ class Commits:
     def start_run(self, names: Sequence[str]) -> None:
         """Say which names are in the directory now that this run has taken it."""
         self._names = [name for name in names if parse_store_name(name) is not None]
-        self._written = None
+        self._written = self._contents = None
 
     def note_placement(self) -> None:
         """Say that workers have nodes which they had not before."""
@@ -220,9 +222,10 @@ class Commits:
             receipt = receipts[node]
             seconds = round(receipt.seconds, 6)
             stores[node] = Store(receipt.store, receipt.sha256, receipt.nbytes, seconds)
-            if receipt.states:
-                contents[node] = NodeContents(states=list(receipt.states))
+            contents[node] = _contents_of(receipt)
         record = Record(save.epoch, stores, details=as_json(details, "details"))
+        if self._contents is not None and self._contents[1] == contents:
+            record.contents = self._contents[0]
         with writing(self.directory.path, f"epoch {save.epoch} could not be recorded"):
             state = self.directory.log.check_held()
             if not self._is_open(save):
@@ -236,13 +239,15 @@ class Commits:
                 begin=save.claim.begin,
                 records=[record],
                 run_number=self.held().number,
-                contents=contents,
+                contents=contents if record.contents is None else {},
                 retires=self.retention.choose(state, record),
                 upto=_expect_next(state, save.epoch),
             )
         # The epoch is recorded: nothing that fails below may raise.
         newest = {node: (store.name, store.sha256) for node, store in stores.items()}
         self._newest, self._former_names = (entry.number, newest), {}
+        if record.contents is None:
+            self._contents = (entry.number, contents)
         self._open, self._written = None, save.epoch
 
     def abandon(self, save: SaveOrder) -> None:
@@ -318,6 +323,12 @@ class Commits:
                 f"JobRunner does."
             )
         return self.lock
+
+
+def _contents_of(receipt: Receipt) -> NodeContents:
+    """What the log says of a store, so that a load can be planned without opening it."""
+    classes = {name: list(names) for name, names in receipt.blobs.items() if names}
+    return NodeContents(list(receipt.blobs), list(receipt.states), classes, dict(receipt.lengths))
 
 
 def _expect_next(state: State, epoch: Position) -> Position | None:

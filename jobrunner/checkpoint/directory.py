@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import compress
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from jobrunner.checkpoint.keep_policies import KeepBest, SavedEpoch, name_report
 from jobrunner.checkpoint.log import (
     CommitEntry,
     FileMetadataHandler,
+    LogEntry,
     LogWriter,
     LostEntry,
     MetadataHandler,
@@ -157,12 +158,11 @@ class Directory:
         try:
             record = record_in(entry, epoch)
             assert isinstance(entry, CommitEntry)
-            source = entry
+            source: LogEntry | None = entry
             if record.contents is not None and record.contents != number:
-                named = self.log.read_entry(record.contents)
-                if not isinstance(named, CommitEntry):
-                    raise ValueError(f"entry {record.contents}, which it refers to, is no commit")
-                source = named
+                source = None
+                with suppress(CheckpointCorruptError):
+                    source = self.log.read_entry(record.contents)
             found = read_record(entry, record, source)
         except (ValueError, RecursionError) as error:
             raise CheckpointCorruptError(
@@ -173,7 +173,10 @@ class Directory:
         if self.only_node is None:
             return found
         stores = {node: found.stores[node] for node in found.stores if node == self.only_node}
-        return replace(found, stores=stores)
+        contents = found.contents
+        if contents is not None:
+            contents = {node: contents[node] for node in stores}
+        return replace(found, stores=stores, contents=contents)
 
     def history(self, *, set_aside: bool = False) -> list[dict[str, Any]]:
         """See `MultiNodeCheckpointManager.history`."""

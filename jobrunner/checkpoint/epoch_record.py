@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jobrunner.checkpoint.log import CommitEntry, Details, Record, Store, read_details
+from jobrunner.checkpoint.log import (
+    CommitEntry,
+    Details,
+    LogEntry,
+    NodeContents,
+    Partition,
+    Record,
+    Store,
+    read_details,
+)
+from jobrunner.checkpoint.store import StoreReader
+from jobrunner.errors import BlobNotFoundError, DefinitionError
 from jobrunner.positions import Position, PublicPosition, name_step
 
 
@@ -27,8 +39,10 @@ class EpochRecord:
         Of the log entry with which that run began; None if it is unknown.
     stores : mapping of str to Store
         Node -> ``name``, ``sha256`` (of its document), ``nbytes`` and ``seconds``.
-    states : mapping of str to sequence of str
-        Node -> its blobs with objects that were saved by their state.
+    contents : mapping of str to NodeContents
+        Node -> the ``blobs`` of its store; those with objects saved by their state (``states``);
+        the job's ``classes`` in each; and the length of each part of a partitioned array (``parts``).
+        None: the entry that said so is lost, and only the stores know.
     details : Details
         What the run said of it: ``metrics``, ``metadata``, ``stopped_by`` and more.
     """
@@ -39,7 +53,7 @@ class EpochRecord:
     run: str
     run_number: int | None
     stores: Mapping[str, Store]
-    states: Mapping[str, Sequence[str]]
+    contents: Mapping[str, NodeContents] | None
     details: Details
 
     @property
@@ -68,17 +82,15 @@ class EpochRecord:
         return f"epoch {at} ({at.epoch} whole {noun} and {step})"
 
 
-def read_record(entry: CommitEntry, record: Record, source: CommitEntry) -> EpochRecord:
-    """Read a record of `entry`; `source` is the entry with what its stores contain.
+def read_record(entry: CommitEntry, record: Record, source: LogEntry | None) -> EpochRecord:
+    """Read a record of `entry`; `source` is the entry with what its stores contain, if it is whole.
 
     Raises ValueError if its details are invalid.
     """
     stores = record.stores or {}
-    states = {
-        node: source.contents[node].states
-        for node in stores
-        if node in source.contents and source.contents[node].states
-    }
+    contents = None
+    if isinstance(source, CommitEntry):
+        contents = {node: source.contents.get(node) or NodeContents() for node in stores}
     return EpochRecord(
         record.at,
         entry.number,
@@ -86,6 +98,20 @@ def read_record(entry: CommitEntry, record: Record, source: CommitEntry) -> Epoc
         entry.run,
         entry.run_number,
         stores,
-        states,
+        contents,
         read_details(record.details),
     )
+
+
+def read_contents(
+    reader: StoreReader, node: str, partitions: Mapping[str, Partition]
+) -> NodeContents:
+    """What the log says of the store of a node, from the store itself."""
+    entry = reader.read_document().entry
+    parts = {}
+    for name, partition in partitions.items():
+        if node in partition.nodes:
+            # Only arrays have a length: of objects, the states are joined.
+            with contextlib.suppress(DefinitionError, BlobNotFoundError):
+                parts[name] = reader.axis_length(name, partition.axis)
+    return NodeContents(list(entry.blobs), entry.states, entry.classes, parts)

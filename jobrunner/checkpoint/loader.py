@@ -14,7 +14,8 @@ from typing import Any
 
 from jobrunner.checkpoint.directory import Directory, name_some
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
-from jobrunner.checkpoint.epoch_record import EpochRecord
+from jobrunner.checkpoint.epoch_record import EpochRecord, read_contents
+from jobrunner.checkpoint.log import NodeContents
 from jobrunner.checkpoint.opened import Checkpoint
 from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
 from jobrunner.checkpoint.store import StoreReader
@@ -74,14 +75,8 @@ class Loader:
         self._allow_pickle = allow_pickle
 
     def blobs(self, record: EpochRecord) -> dict[str, list[str]]:
-        """The names of the blobs of each node at an epoch with this record; verifies the documents."""
-        readers = self.readers(record)
-        with self.directory.reading(record.at):
-            documents = self.directory.files.each(StoreReader.read_document, readers.values())
-            found = {
-                node: list(document.blobs)
-                for node, document in zip(readers, documents, strict=True)
-            }
+        """The names of the blobs of each node at an epoch with this record."""
+        found = {node: list(it.blobs) for node, it in self.contents(record).items()}
         for name, (owner, *others) in record.details.replicated.items():
             for node in others:
                 if node in found and owner in found:
@@ -91,7 +86,19 @@ class Loader:
     def stateful_blobs(self, epoch: Position) -> dict[str, frozenset[str]]:
         """The names of each node's blobs with objects that are saved by their state."""
         record = self.directory.record(epoch)
-        return {node: frozenset(record.states.get(node, ())) for node in record.stores}
+        return {node: frozenset(it.states) for node, it in self.contents(record).items()}
+
+    def contents(self, record: EpochRecord) -> Mapping[str, NodeContents]:
+        """What the stores have in them, by node."""
+        if record.contents is not None:
+            return record.contents
+        readers = self.readers(record)
+
+        def read(node: str) -> NodeContents:
+            return read_contents(readers[node], node, record.details.partitions)
+
+        with self.directory.reading(record.at):
+            return dict(zip(readers, self.directory.files.each(read, readers), strict=True))
 
     def verify(self, epoch: Position) -> None:
         """See `MultiNodeCheckpointManager.verify`."""
@@ -244,6 +251,7 @@ class Loader:
         """Node -> its partitioned blobs that other nodes saved -> its new part."""
         parts: dict[str, dict[str, Part | States]] = defaultdict(dict)
         recorded = record.details.partitions
+        contents = self.contents(record)
         for name, nodes in partitions.items():
             then = origins.shared.get(name, name)
             if then not in recorded:
@@ -252,7 +260,7 @@ class Loader:
             if [origins.nodes.get(node, node) for node in nodes] == before:
                 continue
             stores = [self._reader_of(readers, node, then) for node in before]
-            if all(then in record.states.get(node, ()) for node in before):
+            if all(then in contents[node].states for node in before):
                 is_joined = len(nodes) != len(before)
                 for i, node in enumerate(nodes):
                     ours = stores if is_joined else [stores[i]]

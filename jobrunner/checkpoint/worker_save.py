@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from jobrunner.checkpoint.encoding import (
+    LONE_ARRAY,
     Codec,
     EncodedBlob,
     check_dimensions,
@@ -219,6 +220,7 @@ class SaveOrder:
                     if node != first:
                         del encoded[node][name]
         parts: dict[str, dict[str, str]] = {node: {} for node in encoded}
+        lengths: dict[str, dict[str, int]] = {node: {} for node in encoded}
         for name, about in self.details.get(PARTITIONS, {}).items():
             for node in about["nodes"]:
                 blob = encoded.get(node, {}).get(name)
@@ -226,6 +228,8 @@ class SaveOrder:
                     value = workspaces[node].value(name)
                     check_part(node, name, value, blob, about["axis"])
                     parts[node][name] = _describe_part(value, about["axis"])
+                    if blob.tree == LONE_ARRAY:
+                        lengths[node][name] = value.shape[about["axis"]]
         stores = {
             self.stores[node]: (self._about(node, states[node], of_job[node]), blobs)
             for node, blobs in encoded.items()
@@ -244,7 +248,11 @@ class SaveOrder:
             node: {(name, sent_as(cls)) for its in blobs.values() for name, cls in its.items()}
             for node, blobs in of_job.items()
         }
-        return _Prepared(nodes, batch, replicas, parts, states, classes, stored)
+        blobs_of = {
+            node: {name: tuple(sorted(blob.classes)) for name, blob in blobs.items()}
+            for node, blobs in encoded.items()
+        }
+        return _Prepared(nodes, batch, replicas, parts, lengths, blobs_of, states, classes, stored)
 
     def _about(
         self, node: str, states: Sequence[str], classes: Mapping[str, Collection[str]]
@@ -288,6 +296,8 @@ class SaveOrder:
                 receipt,
                 replicas=prepared.replicas.get(node, {}),
                 parts=prepared.parts[node],
+                lengths=prepared.lengths[node],
+                blobs=prepared.blobs[node],
                 states=prepared.states[node],
                 classes=tuple(sorted(prepared.classes[node])),
             )
@@ -320,6 +330,8 @@ class _Prepared:
     batch: StoreBatch
     replicas: Mapping[str, Mapping[str, str]]
     parts: Mapping[str, Mapping[str, str]]
+    lengths: Mapping[str, Mapping[str, int]]
+    blobs: Mapping[str, Mapping[str, tuple[str, ...]]]
     states: Mapping[str, tuple[str, ...]]
     classes: Mapping[str, Collection[tuple[str, str]]]
     stored: Mapping[str, Mapping[str, StoredBlob]]  # node -> blob -> what the next save is told

@@ -34,6 +34,7 @@ from jobrunner import (
     TaskGroup,
     register_codec,
 )
+from jobrunner.checkpoint import CommitEntry, repair_log
 from jobrunner.checkpoint.log.lock import ProbeAnswer
 from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
 from jobrunner.positions import Position
@@ -130,6 +131,24 @@ def test_policies_keep_an_int_of_epochs_from_1_on(n: Any) -> None:
         KeepLast(n)
     with pytest.raises(DefinitionError, match="KeepBest: n must be an int >= 1, or None; got "):
         KeepBest("loss", n)
+
+
+def test_what_stores_contain_is_said_once_and_read_from_them_if_that_entry_is_lost(
+    rig: Rig,
+) -> None:
+    for epoch in range(3):
+        rig.save(epoch)
+    rig.manager.run.end()
+    commits = [it for it in rig.manager.directory.log.read_entries() if isinstance(it, CommitEntry)]
+    first, *later = commits
+    assert set(first.contents) == set(NODES)
+    assert [commit.contents for commit in later] == [{}, {}]
+    assert [commit.records[0].contents for commit in later] == [first.number] * 2
+    Path(rig.manager.directory.handler.path_of(first.number)).write_text("damaged")
+    repair_log(rig.manager.directory)
+    manager = MultiNodeCheckpointManager(rig.manager.path)
+    assert manager.epochs() == [0, 1, 2]
+    assert manager.loader.blobs(manager.record(2)) == {node: ["name", "w"] for node in NODES}
 
 
 def test_a_saved_epoch_is_recorded_verified_and_opened(rig: Rig) -> None:

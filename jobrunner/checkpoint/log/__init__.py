@@ -2,6 +2,7 @@
 
 from jobrunner.checkpoint.log.details import (
     Details,
+    Partition,
     SpanRecord,
     Timing,
     check_info,

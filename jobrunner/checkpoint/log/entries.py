@@ -76,8 +76,8 @@ class NodeContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     blobs: list[str] = []
     states: list[str] = []  # blobs that contain objects saved by their state
-    classes: list[str] = []
-    parts: dict[str, str] = {}  # name of a partitioned blob -> dtype and shape of its part
+    classes: dict[str, list[str]] = {}  # of the job, by blob
+    parts: dict[str, Natural] = {}  # partitioned array -> length of its part along the axis
 
 
 class HistoryMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ import msgspec
 
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.epoch_record import EpochRecord
+from jobrunner.checkpoint.loader import Loader
 from jobrunner.checkpoint.log import CommitEntry, Record
 from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
@@ -224,13 +225,18 @@ def _copy_stores(
         jobs = [job for copy in copies for job in copy.begin()]
         run_all(jobs, threads, record.nbytes)
         list(farther.each(StoreCopy.finish, copies))
+    contents = Loader(source).contents(record)
     return {
         node: Receipt(
             names[node],
             store.sha256,
             store.nbytes,
             store.seconds,
-            states=tuple(record.states.get(node, ())),
+            lengths=contents[node].parts,
+            blobs={
+                name: tuple(contents[node].classes.get(name, ())) for name in contents[node].blobs
+            },
+            states=tuple(contents[node].states),
         )
         for node, store in record.stores.items()
     }

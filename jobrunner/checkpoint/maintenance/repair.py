@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jobrunner.checkpoint.directory import Directory
+from jobrunner.checkpoint.epoch_record import read_contents
 from jobrunner.checkpoint.log import (
     RUNS_DIRECTORY,
     BeginEntry,
@@ -41,6 +42,7 @@ from jobrunner.checkpoint.log import (
     is_left_behind,
     make_entry,
     read_beat,
+    read_details,
     record_in,
     refuse_if_alive,
 )
@@ -398,10 +400,7 @@ class _Planner:
             except CheckpointCorruptError as error:
                 repair.unproven |= dict.fromkeys(lost_set.names, str(error))
                 return
-        contents = {}
-        for node, document in lost_set.documents.items():
-            if document.entry.states:
-                contents[node] = NodeContents(states=document.entry.states)
+        contents = self._contents_of(lost_set)
         runs = [entry for entry in self._entries if isinstance(entry, RunEntry)]
         numbers = [entry.number for entry in runs if entry.run == lost_set.run]
         record = Record(at, lost_set.stores, details=lost_set.record.details)
@@ -409,6 +408,17 @@ class _Planner:
         repair.given_up.pop(at, None)
         if at in repair.kept:
             repair.kept.remove(at)
+
+    def _contents_of(self, lost_set: _LostSet) -> dict[str, NodeContents]:
+        """What the stores have in them, as the ``commit`` said that is lost."""
+        partitions = {}
+        with contextlib.suppress(ValueError, RecursionError):
+            partitions = read_details(lost_set.record.details).partitions
+        contents = {}
+        for node, store in lost_set.stores.items():
+            reader = StoreReader(self._files, self._path, store.name, store.sha256)
+            contents[node] = read_contents(reader, node, partitions)
+        return contents
 
     # --- who may use the directory
 

@@ -456,6 +456,11 @@ class StoreReader:
     def load_slice(self, blob: str, axis: int, start: int, stop: int) -> Array:
         """Read part of an array blob along one axis, and verify the chunks that hold it."""
         array, tree = self._lone_array(blob, axis)
+        if stop > array.shape[axis]:
+            raise self.verified.damaged(
+                ROOT_DOCUMENT,
+                f"expected {stop} rows of the blob {blob!r}, as recorded; found {array.shape[axis]}",
+            )
         data, jobs = array.read_slice(axis, start, stop)
         run_all(jobs, self.files.threads, data.nbytes)
         part: Array = self._decode(blob, tree, lambda i: data)

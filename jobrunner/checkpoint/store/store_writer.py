@@ -68,6 +68,8 @@ class Receipt(msgspec.Struct, frozen=True):
     parts: Mapping[
         str, str
     ] = {}  # partitioned blobs: dtype and shape, but for the length along the axis
+    lengths: Mapping[str, int] = {}  # partitioned arrays: length of the part along the axis
+    blobs: Mapping[str, tuple[str, ...]] = {}  # blobs of the store: names of the job's classes
     states: tuple[str, ...] = ()  # blobs that contain objects saved by their ``state_dict()``
     classes: tuple[tuple[str, str], ...] = ()  # of the job: name, and what it was `sent_as`
 
