@@ -12,7 +12,7 @@ from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
 
-_DELTA: Rule = number("a number >= 0", lambda it: 0 <= it < math.inf)
+_DELTA: Rule = number("a number >= 0", lambda delta: 0 <= delta < math.inf)
 
 
 @checked(metric=LABEL, patience=COUNT, min_delta=_DELTA, mode=one_of("min", "max"))
@@ -65,8 +65,10 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
         mode: Literal["min", "max"] = "min",
     ) -> None:
-        self.metric, self.patience = metric, patience
-        self.min_delta, self.mode = float(min_delta), mode
+        self.metric = metric
+        self.patience = patience
+        self.min_delta = float(min_delta)
+        self.mode = mode
         # A later run with other values has not ended by this.
         self.ends_by = (
             f"EarlyStopping({metric!r}, patience={patience}, min_delta={self.min_delta:g}, "

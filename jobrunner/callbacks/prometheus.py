@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jobrunner.callbacks.metrics import numbers, require
+from jobrunner.callbacks.trackers import require
 from jobrunner.define import LABEL, checked, number
 from jobrunner.positions import Position
 from jobrunner.run import Callback, JobRunner, SaveReport
 
-_PORT = number("a port from 1 to 65535", lambda it: it in range(1, 65_536))
+_PORT = number("a port from 1 to 65535", lambda port: port in range(1, 65_536))
 
 
 @checked(port=_PORT, address=LABEL)
@@ -84,10 +84,10 @@ class Prometheus(Callback):
     def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:
         """Set the gauges of epochs."""
         self._epoch.labels(self._job).set(epoch)
-        found = numbers(seconds, metrics)
-        self._seconds.labels(self._job).set(found.pop("seconds"))
-        for name, value in found.items():
-            self._metric.labels(self._job, name).set(value)
+        self._seconds.labels(self._job).set(seconds)
+        for name, value in metrics.items():
+            if isinstance(value, bool | int | float):
+                self._metric.labels(self._job, name).set(value)
 
     def on_save(self, report: SaveReport) -> None:
         """Set the gauges of saves, or count one that failed."""

@@ -239,29 +239,21 @@ def _reported(manager: MultiNodeCheckpointManager, job: Job, path: str | None) -
 
 
 def _make_callbacks(script: Script, logs: Sequence[str], names: Sequence[str]) -> Iterator[object]:
-    from jobrunner.callbacks import CSVLog, JSONLinesLog
+    from jobrunner.callbacks import EpochLog
 
-    kinds = {".csv": CSVLog, ".jsonl": JSONLinesLog}
     options = [*(("--log", path) for path in logs), *(("--callback", name) for name in names)]
     writers: dict[str, str] = {}
     for option, text in options:
-        if option == "--callback":
-            made = script.callback(text)
-        elif kind := kinds.get(os.path.splitext(text)[1]):
-            made = kind(text)
-        else:
-            raise click.UsageError(
-                f"--log {text}: expected a file whose name ends in .csv or .jsonl."
-            )
-        if isinstance(made, CSVLog | JSONLinesLog):
-            path = os.path.realpath(made.path)
+        callback = script.callback(text) if option == "--callback" else EpochLog(text)
+        if isinstance(callback, EpochLog):
+            path = os.path.realpath(callback.path)
             if path in writers:
                 raise click.UsageError(
-                    f"{option} {text}: {writers[path]} writes to the same file, {made.path}. Give "
+                    f"{option} {text}: {writers[path]} writes to the same file, {callback.path}. Give "
                     f"each log a file of its own."
                 )
             writers[path] = f"{option} {text}"
-        yield made
+        yield callback
 
 
 def _command_again(job: Job) -> str:

@@ -11,15 +11,13 @@ import pandas as pd
 import pytest
 
 from jobrunner import JobRunner, MultiNodeCheckpointManager, Position, SaveEvery, current_task
-from jobrunner.callbacks import CSVLog, JSONLinesLog
+from jobrunner.callbacks import EpochLog
 from tests.callbacks.jobs import LOSSES, DiesAfter, build
 
-KINDS = pytest.mark.parametrize("kind", [CSVLog, JSONLinesLog])
 
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "logs" / "run"
+@pytest.fixture(params=["csv", "jsonl"])
+def path(tmp_path, request):
+    return tmp_path / "logs" / f"run.{request.param}"
 
 
 @pytest.fixture
@@ -41,59 +39,54 @@ def read(path):
 WHOLE = list(enumerate(LOSSES, start=1))
 
 
-@KINDS
-def test_a_row_is_written_for_each_epoch(inproc_session, path, kind):
-    JobRunner(build(), callbacks=[kind(path)]).run(inproc_session)
+def test_a_row_is_written_for_each_epoch(inproc_session, path):
+    JobRunner(build(), callbacks=[EpochLog(path)]).run(inproc_session)
     assert read(path) == WHOLE
-    frame = pd.read_csv(path) if kind is CSVLog else pd.read_json(path, lines=True)
+    frame = pd.read_csv(path) if path.suffix == ".csv" else pd.read_json(path, lines=True)
     assert list(frame.columns) == ["epoch", "seconds", "loss"]
     # Without a manager every run begins at the start, and so does its log.
-    JobRunner(build(3), callbacks=[kind(path)]).run(inproc_session)
+    JobRunner(build(3), callbacks=[EpochLog(path)]).run(inproc_session)
     assert read(path) == WHOLE[:3]
 
 
-@KINDS
-def test_rows_of_epochs_that_run_again_are_replaced(inproc_session, path, manager, kind):
+def test_rows_of_epochs_that_run_again_are_replaced(inproc_session, path, manager):
     with pytest.raises(InterruptedError):
-        JobRunner(build(), manager, callbacks=[kind(path), DiesAfter(5)]).run(inproc_session)
+        JobRunner(build(), manager, callbacks=[EpochLog(path), DiesAfter(5)]).run(inproc_session)
     assert read(path) == WHOLE[:5]
     assert manager.latest() == 4
     with path.open("a") as file:
-        file.write('{"epoch": 6, "sec' if kind is JSONLinesLog else "6,0.2")  # torn by a crash
-    JobRunner(build(), manager, callbacks=[kind(path)]).run(inproc_session)
+        file.write('{"epoch": 6, "sec' if path.suffix == ".jsonl" else "6,0.2")  # torn by a crash
+    JobRunner(build(), manager, callbacks=[EpochLog(path)]).run(inproc_session)
     assert read(path) == WHOLE
 
 
-@KINDS
-def test_a_resume_within_an_epoch_replaces_its_row(inproc_session, path, tmp_path, kind):
+def test_a_resume_within_an_epoch_replaces_its_row(inproc_session, path, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(steps=1))
     job = build(4, steps_per_epoch=2)
     with pytest.raises(InterruptedError):
-        JobRunner(job, manager, callbacks=[kind(path), DiesAfter(3)]).run(inproc_session)
+        JobRunner(job, manager, callbacks=[EpochLog(path), DiesAfter(3)]).run(inproc_session)
     assert [epoch for epoch, _ in read(path)] == [1, 2, 3]
     assert manager.latest() == Position(2, 1)
-    JobRunner(job, manager, callbacks=[kind(path)]).run(inproc_session)
+    JobRunner(job, manager, callbacks=[EpochLog(path)]).run(inproc_session)
     assert read(path) == [(1, 0.5), (2, 0.45), (3, 0.7), (4, 0.9)]
 
 
-@KINDS
-def test_rows_are_on_disk_before_their_epoch_is_recorded(inproc_session, path, manager, kind):
+def test_rows_are_on_disk_before_their_epoch_is_recorded(inproc_session, path, manager):
     class Looks:
         is_essential = True
 
         def on_save(self, report):
             assert len(read(path)) == report.epoch
 
-    JobRunner(build(), manager, callbacks=[kind(path), Looks()]).run(inproc_session)
+    JobRunner(build(), manager, callbacks=[EpochLog(path), Looks()]).run(inproc_session)
 
 
-@KINDS
 @pytest.mark.parametrize("content", ["a,b\n1,2\n", "epoch,seconds", "my notes", "epoch: 1\n", ""])
-def test_the_file_of_another_program_is_not_touched(inproc_session, path, caplog, kind, content):
+def test_the_file_of_another_program_is_not_touched(inproc_session, path, caplog, content):
     path.parent.mkdir()
     path.write_text(content)
-    JobRunner(build(3), callbacks=[kind(path)]).run(inproc_session)
-    if content == "" or (kind is CSVLog and content == "epoch,seconds"):
+    JobRunner(build(3), callbacks=[EpochLog(path)]).run(inproc_session)
+    if content == "" or (path.suffix == ".csv" and content == "epoch,seconds"):
         assert read(path) == WHOLE[:3]
     else:
         assert path.read_text() == content
@@ -106,16 +99,15 @@ def report_more(n):
     return n
 
 
-@KINDS
-def test_metrics_of_every_name_and_value_are_kept(inproc_session, path, kind):
+def test_metrics_of_every_name_and_value_are_kept(inproc_session, path):
     from jobrunner import Task
 
     job = build(4)
     Task(report_more, inputs="n", node="a", group=job.epoch_group)
-    log = kind(path)
+    log = EpochLog(path)
     JobRunner(job, callbacks=[log]).run(inproc_session)
     assert read(path) == WHOLE[:4]
-    if kind is CSVLog:
+    if path.suffix == ".csv":
         assert pd.read_csv(path)["a b,c"].tolist() == ['x"\\n'] * 4
         assert pd.read_csv(path)["nan"].isna().all()
     else:
@@ -125,7 +117,7 @@ def test_metrics_of_every_name_and_value_are_kept(inproc_session, path, kind):
 
 
 def test_a_metric_that_comes_later_adds_a_column(tmp_path):
-    log = CSVLog(tmp_path / "log.csv")
+    log = EpochLog(tmp_path / "log.csv")
     log.on_group("init", 0, 0.0)
     log.on_epoch(1, 0.5, {"loss": 1.0})
     log.on_epoch(2, 0.5, {"loss": 0.5, "accuracy": 0.75})
@@ -138,11 +130,11 @@ def test_a_metric_that_comes_later_adds_a_column(tmp_path):
     ]
 
 
-@KINDS
-def test_a_full_disk_is_an_error_of_the_log_and_tears_no_line(tmp_path, kind):
-    log = kind(tmp_path / "log")
+def test_a_full_disk_is_an_error_of_the_log_and_tears_no_line(path):
+    path.parent.mkdir()
+    log = EpochLog(path)
     log.on_epoch(1, 0.5, {})
-    before = (tmp_path / "log").read_bytes()
+    before = path.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 3, limits[1]))
     try:
@@ -150,14 +142,13 @@ def test_a_full_disk_is_an_error_of_the_log_and_tears_no_line(tmp_path, kind):
             log.on_epoch(2, 0.5, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (tmp_path / "log").read_bytes() == before
+    assert path.read_bytes() == before
     log.on_epoch(2, 0.5, {})
-    assert (tmp_path / "log").read_bytes().startswith(before)
+    assert path.read_bytes().startswith(before)
 
 
-@KINDS
 def test_what_replaces_the_file_and_rows_before_a_record_are_on_disk(
-    inproc_session, path, manager, kind, monkeypatch
+    inproc_session, path, manager, monkeypatch
 ):
     on_disk, replaced = {}, []
     fsync, replace = os.fsync, os.replace
@@ -178,6 +169,6 @@ def test_what_replaces_the_file_and_rows_before_a_record_are_on_disk(
 
     monkeypatch.setattr(os, "fsync", look)
     monkeypatch.setattr(os, "replace", put)
-    JobRunner(build(3), manager, callbacks=[kind(path), Saved()]).run(inproc_session)
+    JobRunner(build(3), manager, callbacks=[EpochLog(path), Saved()]).run(inproc_session)
     assert len(replaced) > 3
     assert all(replaced)

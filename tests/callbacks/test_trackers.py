@@ -1,6 +1,5 @@
 """Trackers of runs get what happens, and a run that resumes goes on in the same run there."""
 
-import itertools
 import socket
 import urllib.error
 import urllib.request
@@ -12,16 +11,14 @@ import jobrunner.callbacks
 from jobrunner import (
     DefinitionError,
     Image,
-    Job,
     JobRunner,
     MultiNodeCheckpointManager,
-    Node,
     Position,
     RunStoppedError,
     SaveEvery,
-    Task,
     TaskFailedError,
 )
+from jobrunner.callbacks import MLflow, TensorBoard, Track, WandB
 from tests.callbacks.jobs import LOSSES, DiesAfter, build
 from tests.pages import blocks
 
@@ -48,8 +45,7 @@ def run_twice(session, manager, make):
     [
         ("TensorBoard", "tensorboard"),
         ("MLflow", "mlflow"),
-        ("Trackio", "trackio"),
-        ("OpenTelemetry", "opentelemetry"),
+        ("WandB", "wandb"),
         ("Prometheus", "prometheus"),
     ],
 )
@@ -58,7 +54,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch, name, ex
         raise ImportError(f"No module named {module!r}")
 
     monkeypatch.setattr("importlib.import_module", find_nothing)
-    arguments = {"TensorBoard": ["logs"], "MLflow": ["e"], "Trackio": ["p"]}
+    arguments = {"TensorBoard": ["logs"], "MLflow": ["e"], "WandB": ["p"]}
     with pytest.raises(DefinitionError, match=rf"{name} needs .*dask-jobrunner\[{extra}\]"):
         getattr(jobrunner.callbacks, name)(*arguments.get(name, ()))
 
@@ -66,18 +62,19 @@ def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch, name, ex
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("CSVLog", {"path": ""}),
-        ("JSONLinesLog", {"path": 3}),
+        ("EpochLog", {"path": ""}),
+        ("EpochLog", {"path": 3}),
+        ("EpochLog", {"path": "runs/log.txt"}),
+        ("Track", {"tracker": jobrunner.callbacks.TensorBoard}),
         ("TensorBoard", {"logdir": b"logs"}),
         ("MLflow", {"experiment": ""}),
         ("MLflow", {"experiment": "e", "params": [1]}),
-        ("Trackio", {"project": "p", "library": "comet"}),
-        ("Trackio", {"project": "p", "config": 1}),
+        ("WandB", {"project": "p", "library": "comet"}),
     ],
 )
 def test_wrong_arguments_are_refused_before_a_library_is_needed(name, arguments):
     wrong = list(arguments)[-1]
-    with pytest.raises(DefinitionError, match=f"{name}: {wrong} must be"):
+    with pytest.raises(DefinitionError, match=f"{name}: {wrong} must"):
         getattr(jobrunner.callbacks, name)(**arguments)
 
 
@@ -91,6 +88,70 @@ def test_the_examples_of_the_guide_run(inproc_session, monkeypatch, tmp_path, li
     monkeypatch.chdir(tmp_path)
     names = {"JobRunner": JobRunner, "MultiNodeCheckpointManager": MultiNodeCheckpointManager}
     exec(code, {**names, "make": build, "session": inproc_session})
+
+
+class Recorder:
+    """A tracker that notes what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def begin(self, job, run_id, epoch, *, is_new):
+        self.told.append(("begin", job, run_id, epoch, is_new))
+        return run_id
+
+    def log(self, epoch, values):
+        self.told.append(("log", epoch, values.get("loss")))
+
+    def flush(self):
+        self.told.append(("flush",))
+
+    def end(self, status):
+        self.told.append(("end", status))
+
+
+def test_a_tracker_is_told_of_each_epoch_before_it_is_recorded(inproc_session, manager):
+    trackers = []
+
+    def make():
+        trackers.append(Recorder())
+        return Track(trackers[-1])
+
+    run_twice(inproc_session, manager, make)
+    first, second = (tracker.told for tracker in trackers)
+    run_id = first[0][2]
+    assert len(run_id) == 32
+    assert first[0] == ("begin", "descent", run_id, 0, True)
+    assert [entry[1:] for entry in first if entry[0] == "log"] == list(WHOLE.items())[:5]
+    assert first.index(("log", 4, WHOLE[4])) < len(first) - 1 - first[::-1].index(("flush",))
+    assert first[-1] == ("end", "failed")
+    assert second[0] == ("begin", "descent", run_id, 4, False)
+    assert [entry[1:] for entry in second if entry[0] == "log"] == list(WHOLE.items())[4:]
+    assert second[-1] == ("end", "finished")
+
+
+@pytest.mark.parametrize("forged", ["../../etc", "", "x" * 65, 7, None, "ü"])
+def test_a_forged_id_is_not_used(forged):
+    callback = Track(Recorder())
+    callback.load_state_dict({"id": forged})
+    callback.on_load(3, 0, 0.0)
+    [(_, _, run_id, epoch, is_new)] = callback.tracker.told
+    assert (len(run_id), epoch, is_new) == (32, 3, True)
+
+
+def test_the_id_of_the_record_is_kept_while_a_tracker_does_not_answer():
+    class Dead(Recorder):
+        def begin(self, job, run_id, epoch, *, is_new):
+            raise ConnectionError("no answer")
+
+    callback = Track(Dead())
+    callback.load_state_dict({"id": "0" * 32})
+    with pytest.raises(ConnectionError):
+        callback.on_load(4, 0, 0.0)
+    assert callback.state_dict() == {"id": "0" * 32}
+    callback.on_epoch(5, 0.5, METRICS)
+    callback.on_error(ValueError())
+    assert callback.tracker.told == []
 
 
 # ---- TensorBoard
@@ -121,13 +182,13 @@ def read_events(logdir, field=None):
 def test_tensorboard_shows_each_epoch_once(inproc_session, manager, tmp_path):
     pytest.importorskip("tensorboardX")
     logdir = tmp_path / "logs"
-    run_twice(inproc_session, manager, lambda: jobrunner.callbacks.TensorBoard(logdir))
+    run_twice(inproc_session, manager, lambda: Track(TensorBoard(logdir)))
     assert len(list(logdir.iterdir())) == 2
     found = read_events(logdir)
     assert {step: it for (tag, step), it in found.items() if tag == "loss"} == pytest.approx(WHOLE)
     assert sorted(step for tag, step in found if tag == "seconds") == sorted(WHOLE)
     # A run from the start hides what was there.
-    JobRunner(build(2), callbacks=[jobrunner.callbacks.TensorBoard(logdir)]).run(inproc_session)
+    JobRunner(build(2), callbacks=[Track(TensorBoard(logdir))]).run(inproc_session)
     assert {step for _, step in read_events(logdir)} == {1, 2}
 
 
@@ -137,7 +198,7 @@ def test_tensorboard_keeps_what_a_resume_within_an_epoch_keeps(inproc_session, t
     job, logdir = build(4, steps_per_epoch=2), tmp_path / "logs"
 
     def run(*more):
-        callbacks = [jobrunner.callbacks.TensorBoard(logdir), *more]
+        callbacks = [Track(TensorBoard(logdir)), *more]
         return JobRunner(job, manager, callbacks=callbacks).run(inproc_session)
 
     with pytest.raises(InterruptedError):
@@ -150,7 +211,7 @@ def test_tensorboard_itself_reads_it_so(inproc_session, manager, tmp_path):
     pytest.importorskip("tensorboardX")
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     logdir = tmp_path / "logs"
-    run_twice(inproc_session, manager, lambda: jobrunner.callbacks.TensorBoard(logdir))
+    run_twice(inproc_session, manager, lambda: Track(TensorBoard(logdir)))
     events = accumulator.EventAccumulator(str(logdir))
     events.Reload()
     assert {it.step: it.value for it in events.Scalars("loss")} == pytest.approx(WHOLE)
@@ -170,7 +231,7 @@ METRICS = {
 def test_tensorboard_gets_arrays_and_images(tmp_path):
     pytest.importorskip("tensorboardX")
     pytest.importorskip("PIL")
-    callback = jobrunner.callbacks.TensorBoard(tmp_path)
+    callback = Track(TensorBoard(tmp_path))
     callback.on_group("init", 0, 0.0)
     callback.on_epoch(1, 0.5, METRICS)
     callback.on_error(ValueError())
@@ -200,7 +261,7 @@ def test_mlflow_goes_on_in_the_same_run(inproc_session, manager, mlflow):
     client, uri = mlflow
 
     def make():
-        return jobrunner.callbacks.MLflow("digits", tracking_uri=uri, params={"lr": 0.1})
+        return Track(MLflow("digits", tracking_uri=uri, params={"lr": 0.1}))
 
     last = run_twice(inproc_session, manager, make)
     [run] = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
@@ -224,7 +285,7 @@ def test_mlflow_says_how_a_run_ended(inproc_session, manager, mlflow, how):
         def on_epoch(self, epoch, seconds, metrics):
             runner.stop("by hand")
 
-    callback = jobrunner.callbacks.MLflow("digits", tracking_uri=uri, run_name="it")
+    callback = Track(MLflow("digits", tracking_uri=uri, run_name="it"))
     job = build() if how == "stopped" else build(9)  # the ninth loss does not exist
     runner = JobRunner(job, callbacks=[callback, *([Stops()] if how == "stopped" else [])])
     with pytest.raises(RunStoppedError if how == "stopped" else TaskFailedError):
@@ -235,21 +296,11 @@ def test_mlflow_says_how_a_run_ended(inproc_session, manager, mlflow, how):
     assert run.data.metrics["loss"] == LOSSES[0 if how == "stopped" else 7]
 
 
-def test_an_mlflow_run_that_is_gone_is_replaced_and_a_forged_id_not_used(mlflow, caplog):
-    callback = jobrunner.callbacks.MLflow("digits", tracking_uri=mlflow[1])
-    callback.load_state_dict({"id": "../../etc"})
-    first = callback.run_id
-    assert len(first) == 32
-    callback.load_state_dict({"id": "0" * 32})
-    assert callback.run_id not in (first, "0" * 32)
-    assert "cannot be continued" in caplog.text
-
-
 def test_mlflow_gets_images(mlflow):
     pytest.importorskip("PIL")
     client, uri = mlflow
-    callback = jobrunner.callbacks.MLflow("digits", tracking_uri=uri)
-    callback.load_state_dict({})
+    callback = Track(MLflow("digits", tracking_uri=uri))
+    callback.on_group("init", 0, 0.0)
     callback.on_epoch(1, 0.5, METRICS)
     callback.on_error(ValueError())
     files = [it.path for it in client.list_artifacts(callback.run_id, "images")]
@@ -264,9 +315,8 @@ def test_trackio_goes_on_in_the_same_run(inproc_session, manager, monkeypatch, t
     trackio = pytest.importorskip("trackio")
 
     def make():
-        return jobrunner.callbacks.Trackio(
-            "digits", config={"lr": 0.1}, auto_log_cpu=False, auto_log_gpu=False
-        )
+        options = {"config": {"lr": 0.1}, "auto_log_cpu": False, "auto_log_gpu": False}
+        return Track(WandB("digits", library="trackio", **options))
 
     last = run_twice(inproc_session, manager, make)
     [run] = trackio.Api().runs("digits")
@@ -277,7 +327,7 @@ def test_trackio_goes_on_in_the_same_run(inproc_session, manager, monkeypatch, t
     assert len(rows) == len(WHOLE) + 1  # epoch 5 ran twice
     assert all(row["seconds"] >= 0 for row in rows)
     last.on_setup(JobRunner(build()))
-    last.load_state_dict({})
+    last.on_group("init", 0, 0.0)
     last.on_epoch(1, 0.5, METRICS)
     last.on_error(ValueError())
     [other] = [it for it in trackio.Api().runs("digits") if it.name != run.name]
@@ -296,99 +346,12 @@ def test_weights_and_biases_goes_on_in_the_same_run(inproc_session, manager, mon
     monkeypatch.setenv("WANDB_MODE", "offline")
 
     def make():
-        return jobrunner.callbacks.Trackio("digits", library="wandb", dir=str(tmp_path))
+        return Track(WandB("digits", dir=str(tmp_path)))
 
     run_twice(inproc_session, manager, make)
     names = [it.name for it in (tmp_path / "wandb").iterdir() if it.name.startswith("offline-run")]
     assert len(names) == 2
     assert len({name.rpartition("-")[2] for name in names}) == 1  # their id
-
-
-# ---- OpenTelemetry
-
-
-@pytest.fixture
-def spans():
-    sdk = pytest.importorskip("opentelemetry.sdk.trace")
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter = InMemorySpanExporter()
-    provider = sdk.TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-
-    def take():
-        found = exporter.get_finished_spans()
-        exporter.clear()
-        return found
-
-    yield provider, take
-    provider.shutdown()
-
-
-def test_opentelemetry_gets_a_tree_of_spans(inproc_session, manager, spans):
-    provider, take = spans
-    callback = jobrunner.callbacks.OpenTelemetry(provider)
-    JobRunner(build(2), manager, callbacks=[callback]).run(inproc_session)
-    found = {}
-    for span in take():
-        found.setdefault(span.name.removeprefix("jobrunner."), []).append(span)
-        assert span.start_time <= span.end_time
-    [run] = found["run"]
-    assert run.attributes["jobrunner.job"] == "descent"
-    assert run.attributes["jobrunner.stopped_by"] == "epoch_limiter"
-    assert sorted(found) == ["download", "epoch", "exit", "init", "run", "save"]
-    first, second = found["epoch"]
-    assert [it.attributes["jobrunner.epoch"] for it in found["epoch"]] == [1, 2]
-    assert second.attributes["jobrunner.metric.loss"] == LOSSES[1]
-    assert first.end_time <= second.start_time
-    parents = {it.context.span_id: it for it in (run, first, second)}
-    of_saves = [parents[it.parent.span_id] for it in found["save"]]
-    assert of_saves == [run, second]
-    for span in (first, second, *found["init"], *found["exit"]):
-        assert parents[span.parent.span_id] is run
-        assert run.start_time <= span.start_time <= span.end_time <= run.end_time
-
-
-def test_opentelemetry_links_a_resumed_run_to_the_one_before(inproc_session, manager, spans):
-    provider, take = spans
-    run_twice(inproc_session, manager, lambda: jobrunner.callbacks.OpenTelemetry(provider))
-    before, after = (span for span in take() if span.name == "jobrunner.run")
-    assert not before.status.is_ok
-    assert [link.context.span_id for link in after.links] == [before.context.span_id]
-    assert after.attributes["jobrunner.resumed_from"] == 4
-    for forged in ("x", "00-" + "0" * 32, 7):
-        callback = jobrunner.callbacks.OpenTelemetry(provider)
-        callback.on_setup(JobRunner(build()))
-        callback.load_state_dict({"traceparent": forged})
-        callback.on_error(ValueError())
-    assert [span.links for span in take()] == [()] * 3
-
-
-def test_the_epochs_of_a_batch_are_laid_one_after_another(inproc_session, spans):
-    provider, take = spans
-    with Job("short") as job, Node("a"):
-        with job.init_group:
-            Task(lambda: 0, outputs="n")
-        Task(lambda n: n + 1, inputs="n", outputs="n")
-    callback = jobrunner.callbacks.OpenTelemetry(provider)
-    JobRunner(job, num_epochs=200, callbacks=[callback]).run(inproc_session)
-    *found, run = take()
-    epochs = [span for span in found if span.name == "jobrunner.epoch"]
-    assert [span.attributes["jobrunner.epoch"] for span in epochs] == list(range(1, 201))
-    assert run.start_time <= epochs[0].start_time
-    assert epochs[-1].end_time <= run.end_time
-    assert all(one.end_time <= other.start_time for one, other in itertools.pairwise(epochs))
-
-
-def test_a_state_is_kept_while_mlflow_does_not_answer(mlflow, monkeypatch):
-    callback = jobrunner.callbacks.MLflow("digits", tracking_uri=mlflow[1])
-    monkeypatch.setattr(callback, "_client", None)  # every request fails
-    with pytest.raises(AttributeError):
-        callback.load_state_dict({"id": "0" * 32})
-    assert callback.state_dict() == {"id": "0" * 32}
-    callback.on_epoch(1, 0.5, METRICS)
-    callback.on_error(ValueError())
 
 
 # ---- Prometheus
@@ -432,23 +395,3 @@ def test_prometheus_can_scrape_a_run(inproc_session, manager):
 def test_a_port_that_cannot_be_is_refused(port):
     with pytest.raises(DefinitionError, match="Prometheus: port must be a port"):
         jobrunner.callbacks.Prometheus(port=port)
-
-
-def test_opentelemetry_shows_loads_losses_warnings_and_recoveries(spans):
-    provider, take = spans
-    callback = jobrunner.callbacks.OpenTelemetry(provider)
-    callback.on_setup(JobRunner(build()))
-    callback.on_load(2, 1, 0.5)
-    callback.on_loss(ValueError("lost"))
-    callback.on_warning("slow")
-    callback.on_recovery(3, 0, 0.5)
-    callback.on_error(ValueError("over"))
-    *added, run = take()
-    at = [
-        (it.name, *(it.attributes[f"jobrunner.{key}"] for key in ("epoch", "step"))) for it in added
-    ]
-    assert at == [("jobrunner.load", 2, 1), ("jobrunner.recovery", 3, 0)]
-    told = [
-        it.attributes.get("exception.message", it.attributes.get("message")) for it in run.events
-    ]
-    assert told == ["lost", "slow", "over"]

@@ -6,12 +6,11 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jobrunner import DefinitionError, Job, Node, Task, write_report, write_trace
-from jobrunner.callbacks import CSVLog, JSONLinesLog
+from jobrunner.callbacks import EpochLog
 from tests.cli.directories import invoke
 
 
@@ -21,21 +20,18 @@ def _draw(runs: Path, path: Path) -> None:
     job.visualize(path)
 
 
-def _log(kind: Callable[[Any], Any]) -> Callable[[Path, Path], None]:
-    def write(runs: Path, path: Path) -> None:
-        log = kind(path)
-        log.on_group("init", 0, 0.1)
-        log.on_epoch(1, 0.1, {"loss": 1.0})
-
-    return write
+def _log(runs: Path, path: Path) -> None:
+    log = EpochLog(path)
+    log.on_group("init", 0, 0.1)
+    log.on_epoch(1, 0.1, {"loss": 1.0})
 
 
 WRITERS: Mapping[str, Callable[[Path, Path], object]] = {
     "report.html": write_report,
     "trace.json": write_trace,
     "job.svg": _draw,
-    "log.csv": _log(CSVLog),
-    "log.jsonl": _log(JSONLinesLog),
+    "log.csv": _log,
+    "log.jsonl": _log,
 }
 EACH = pytest.mark.parametrize("name", WRITERS)
 

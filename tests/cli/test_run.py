@@ -50,7 +50,7 @@ epoch_limiter(job, {limit})
 
 _MADE = """
 from jobrunner import Job, Task, current_task, epoch_limiter, job
-from jobrunner.callbacks import CSVLog, EarlyStopping
+from jobrunner.callbacks import EarlyStopping, EpochLog
 
 class Told:
     def on_epoch(self, epoch, seconds, metrics):
@@ -68,7 +68,7 @@ def halve(checkpoint):
 def near(metrics):
     return -abs(metrics["loss"] - 0.5)
 
-told, settings, log = Told(), {"lr": 1}, CSVLog("own.csv")
+told, settings, log = Told(), {"lr": 1}, EpochLog("own.csv")
 
 def step(w, rate, fail_at):
     if current_task().epoch == fail_at:
@@ -469,7 +469,7 @@ def test_callbacks_logs_metadata_and_a_migration_are_named_as_options(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--log", "log.txt"], "--log log.txt: expected a file whose name ends in .csv or .jsonl"),
+        (["--log", "log.txt"], "EpochLog: path must end in .csv or .jsonl; got 'log.txt'"),
         (["--log", "log.csv", "--log", "./log.csv"], "--log ./log.csv: --log log.csv writes to"),
         (["--log", "own.csv", "--callback", "log"], "--callback log: --log own.csv writes to"),
         (["--save-every", "auto:5"], "--save-every auto:5: expected a number of epochs"),
