@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import total_ordering
 from numbers import Integral
-from typing import Any
+from typing import Any, NoReturn
 
 from jobrunner.errors import DefinitionError
 
@@ -16,7 +16,7 @@ BEST = re.compile(r"best:(?P<metric>.+?)(?::(?P<mode>min|max))?", re.S)
 _POSITION = re.compile(r"(0|[1-9][0-9]{0,17})(?:\.s([1-9][0-9]{0,17}))?")
 
 
-@dataclass(frozen=True, order=True, slots=True, repr=False)
+@total_ordering
 class Position:
     """How far a run is: `epoch` whole epochs, and `step` steps of the next one.
 
@@ -48,18 +48,41 @@ class Position:
     4
     """
 
+    # No dataclass: msgspec would read and write it as a JSON object, not as `to_json` does.
+    __slots__ = ("epoch", "step")
     epoch: int
-    step: int = 0
+    step: int
 
-    def __post_init__(self) -> None:
+    def __init__(self, epoch: int, step: int = 0) -> None:
         # Most are made from the log, with plain ints.
-        if type(self.epoch) is int and type(self.step) is int and self.epoch >= 0 <= self.step:
-            return
-        for name in ("epoch", "step"):
-            value = getattr(self, name)
-            if not is_whole(value, 0):
-                raise DefinitionError(f"Position: {name} must be an int >= 0; got {value!r:.200}.")
-            object.__setattr__(self, name, int(value))
+        if not (type(epoch) is int and type(step) is int and epoch >= 0 <= step):
+            for name, value in (("epoch", epoch), ("step", step)):
+                if not is_whole(value, 0):
+                    raise DefinitionError(
+                        f"Position: {name} must be an int >= 0; got {value!r:.200}."
+                    )
+            epoch, step = int(epoch), int(step)
+        object.__setattr__(self, "epoch", epoch)
+        object.__setattr__(self, "step", step)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"A Position cannot be changed: {name}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Position):
+            return NotImplemented
+        return self.epoch == other.epoch and self.step == other.step
+
+    def __lt__(self, other: Position) -> bool:
+        if not isinstance(other, Position):
+            return NotImplemented
+        return (self.epoch, self.step) < (other.epoch, other.step)
+
+    def __hash__(self) -> int:
+        return hash((self.epoch, self.step))
+
+    def __reduce__(self) -> tuple[type[Position], tuple[int, int]]:
+        return Position, (self.epoch, self.step)
 
     @classmethod
     def of(cls, epoch: EpochLike) -> Position:
@@ -120,8 +143,8 @@ def position_from_json(value: int | str) -> Position:
         if position is None or not position.step:
             raise ValueError(f"{value!r:.80} is no position in an epoch")
         return position
-    if value < 0:
-        raise ValueError(f"{value} is no epoch")
+    if not 0 <= value < 10**18:
+        raise ValueError(f"{value!r:.80} is no epoch")
     return Position(value)
 
 

@@ -58,8 +58,6 @@ NOT_YET = {
     "checkpoint/history.py",
     "checkpoint/keep_policies.py",
     "checkpoint/loader.py",
-    "checkpoint/log/entries.py",
-    "checkpoint/log/state.py",
     "checkpoint/manager.py",
     "checkpoint/opened.py",
     "checkpoint/retention.py",

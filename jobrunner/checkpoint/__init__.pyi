@@ -37,6 +37,7 @@ from .loader import (
     Origins as Origins,
 )
 from .log import (
+    EpochRecord as EpochRecord,
     STATE_INTERVAL as STATE_INTERVAL,
     Beat as Beat,
     BeginEntry as BeginEntry,
@@ -121,7 +122,4 @@ from .worker_save import (
 from .opened import (
     Checkpoint as Checkpoint,
     NodeCheckpoint as NodeCheckpoint,
-)
-from .epoch_record import (
-    EpochRecord as EpochRecord,
 )

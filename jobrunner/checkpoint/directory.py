@@ -6,30 +6,28 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import compress
 from typing import Any, Literal
 
-from jobrunner.checkpoint.epoch_record import EpochRecord, read_record
 from jobrunner.checkpoint.history import read_history
 from jobrunner.checkpoint.keep_policies import KeepBest, SavedEpoch, name_reported
 from jobrunner.checkpoint.log import (
-    CommitEntry,
+    EpochRecord,
     FileMetadataHandler,
-    LogEntry,
     LogWriter,
     LostEntry,
     MetadataHandler,
     PinEntry,
-    RunEntry,
+    Snapshot,
     State,
     UnpinEntry,
     check_plan,
     each_entry,
     is_known_dead,
-    loose_json,
-    record_in,
+    read_info,
+    read_record,
 )
 from jobrunner.checkpoint.storage import Files, absolute_path, files_of
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
@@ -81,6 +79,10 @@ class Directory:
         self._is_running = False
         self._names = ()
         self.loaded = self._unclaimed = None
+
+    def snapshot(self) -> Snapshot:
+        """What the log says now, to be read once and passed down; frozen."""
+        return self.log.snapshot()
 
     def all(self) -> list[Position]:
         """What is recorded, in ascending order."""
@@ -154,22 +156,7 @@ class Directory:
 
     def read_record(self, epoch: Position, number: int) -> EpochRecord:
         """Read the record of an epoch from entry `number` of the log."""
-        entry = self.log.read_entry(number)
-        try:
-            record = record_in(entry, epoch)
-            assert isinstance(entry, CommitEntry)
-            source: LogEntry | None = entry
-            if record.contents is not None and record.contents != number:
-                source = None
-                with suppress(CheckpointCorruptError):
-                    source = self.log.read_entry(record.contents)
-            found = read_record(entry, record, source)
-        except (ValueError, RecursionError) as error:
-            raise CheckpointCorruptError(
-                f"{self.path}: entry {number} of the log is not a valid record of epoch {epoch}: "
-                f"{error}. Restore the entry from a copy, or run `jobrunner fsck {self.path} "
-                f"--repair` to rebuild the record."
-            ) from error
+        found = read_record(self.path, self.log.read_entry, epoch, number)
         if self.only_node is None:
             return found
         stores = {node: found.stores[node] for node in found.stores if node == self.only_node}
@@ -201,15 +188,7 @@ class Directory:
 
     def info_of(self, run_number: int | None) -> Mapping[str, Any]:
         """The info that a run logged in its ``run`` entry; empty if the entry is lost."""
-        if run_number is None:
-            return {}
-        try:
-            entry = self.log.read_entry(run_number)
-            info: Mapping[str, Any] = loose_json(entry.info) if isinstance(entry, RunEntry) else {}
-            return info
-        except (CheckpointCorruptError, ValueError, RecursionError) as error:
-            logger.warning("%s: the info of a run is lost: %s", self.path, error)
-            return {}
+        return read_info(self.path, self.log.read_entry, run_number)
 
     def held_by(self) -> str | None:
         """The other run that holds the directory and may be alive, described for people."""

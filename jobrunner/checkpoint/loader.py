@@ -14,8 +14,7 @@ from typing import Any
 
 from jobrunner.checkpoint.directory import Directory, name_some
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
-from jobrunner.checkpoint.epoch_record import EpochRecord, read_contents
-from jobrunner.checkpoint.log import NodeContents
+from jobrunner.checkpoint.log import EpochRecord, NodeContents, Partition
 from jobrunner.checkpoint.opened import Checkpoint
 from jobrunner.checkpoint.storage import Files, absolute_path, files_beside
 from jobrunner.checkpoint.store import StoreReader
@@ -306,3 +305,17 @@ def open_origin(
             f"load_path and path are both {path}. Omit load_path: a run resumes from path."
         )
     return Loader(origin, allow_pickle=allow_pickle)
+
+
+def read_contents(
+    reader: StoreReader, node: str, partitions: Mapping[str, Partition]
+) -> NodeContents:
+    """What the log says of the store of a node, from the store itself."""
+    entry = reader.read_document().entry
+    parts = {}
+    for name, partition in partitions.items():
+        if node in partition.nodes:
+            # Only arrays have a length: of objects, the states are joined.
+            with suppress(DefinitionError, BlobNotFoundError):
+                parts[name] = reader.axis_length(name, partition.axis)
+    return NodeContents(list(entry.blobs), entry.states, entry.classes, parts)

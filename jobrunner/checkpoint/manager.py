@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from jobrunner.checkpoint.commits import Commits
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.directory_run import DirectoryRun
-from jobrunner.checkpoint.epoch_record import EpochRecord
 from jobrunner.checkpoint.history import METADATA, Metadata, frame_of
 from jobrunner.checkpoint.keep_policies import RetentionPolicy
 from jobrunner.checkpoint.loader import Loader, open_origin
-from jobrunner.checkpoint.log import MetadataHandler, Patience
+from jobrunner.checkpoint.log import EpochRecord, MetadataHandler, Patience
 from jobrunner.checkpoint.opened import Checkpoint
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.save_policies import SaveEvery, SavePolicy

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Self
 
-from jobrunner.checkpoint.epoch_record import EpochRecord
+from jobrunner.checkpoint.log import EpochRecord
 from jobrunner.checkpoint.storage import Result
 from jobrunner.checkpoint.store import StoreReader
 from jobrunner.define import TEXT, checked

@@ -66,7 +66,7 @@ class Retention:
         self.sweeper.forget()
         # `check_held` raises if another run has just taken over: the leftovers are then its own.
         state = self._directory.log.check_held()
-        leftovers = state.leftovers
+        leftovers = state.chores
         # A repair does not know what a lost entry said of these.
         if not leftovers or self._directory.log.repairs:
             return

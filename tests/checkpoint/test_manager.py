@@ -452,7 +452,7 @@ def test_stores_that_a_slow_worker_writes_for_an_abandoned_save_are_deleted(rig:
     again.manager.retention.sweeper.drain()
     assert {path.name for path in root.glob("*.0*")} == {"server.0.r2", "trainer:0.0.r2"}
     again.manager.run.end()
-    assert not MultiNodeCheckpointManager(root).directory.log.refresh().leftovers
+    assert not MultiNodeCheckpointManager(root).directory.log.refresh().chores
 
 
 def test_blobs_are_checked_without_storage(rig: Rig) -> None:

@@ -143,7 +143,7 @@ function replay(entries) {
     } else if (kind === "rewind") {
       if (entry.has("only")) recorded.delete(entry.get("only"));
       else {
-        const after = entry.get("after");
+        const after = entry.get("after") ?? null;
         for (const epoch of [...recorded.keys()]) {
           if (after === null || compare(epoch, after) > 0) recorded.delete(epoch);
         }

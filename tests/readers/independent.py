@@ -33,7 +33,8 @@ def recorded(directory):
                 given_up = [epoch for epoch in epochs if not pins.get(epoch)]
             case {"kind": "rewind", "only": epoch}:
                 given_up = [epoch]
-            case {"kind": "rewind", "after": last}:
+            case {"kind": "rewind"}:
+                last = entry.get("after")
                 given_up = [it for it in records if last is None or place(it) > place(last)]
             case {"kind": "pin", "epoch": epoch, "label": label} if epoch in records:
                 pins.setdefault(epoch, set()).add(label)

@@ -151,4 +151,4 @@ def test_a_transient_error_costs_one_epoch_only(inproc_session, tmp_path):
 def test_claims_of_states_that_were_not_needed_are_settled(runs):
     manager, _ = runs("k", 30, save=SaveEvery(epochs=100), save_on_failure=True)
     assert manager.epochs() == [0, 30]
-    assert not manager.directory.log.refresh().leftovers
+    assert not manager.directory.log.refresh().chores

@@ -6,16 +6,15 @@ An entry is appended by the run that holds the directory, with two exceptions: a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from jobrunner.checkpoint.log.details import Seconds, Timing
 from jobrunner.errors import CheckpointCorruptError
-from jobrunner.names import format_store_name
+from jobrunner.names import parse_store_name
 from jobrunner.positions import Position, position_from_json
 from jobrunner.texts import printable
 
@@ -24,32 +23,18 @@ FORMAT = 1
 
 _MOST = 1 << 62  # no number of an honest log comes near it
 
-EpochJson = Annotated[int, Meta(ge=0, lt=10**18)] | Annotated[str, Meta(max_length=40)]
-if TYPE_CHECKING:
-    EpochKey = Position
-else:  # as in JSON; `__post_init__` of each class makes it a `Position`
-    EpochKey = EpochJson
-
 Natural = Annotated[int, Meta(ge=0, le=_MOST)]
 Positive = Annotated[int, Meta(ge=1, le=_MOST)]
 Label = Annotated[int, Meta(ge=1, lt=10**18)]
 Text = Annotated[str, Meta(min_length=1)]
 Short = Annotated[str, Meta(max_length=1000)]
+NodeName = Annotated[str, Meta(pattern=r"^[^/\x00-\x1f\ud800-\udfff]{1,128}\Z")]
 RunName = Annotated[
     str, Meta(pattern=r"^[^./\x00-\x1f\ud800-\udfff][^/\x00-\x1f\ud800-\udfff]{0,63}\Z")
 ]
 
-_NODES = re.compile(r"([^/\x00-\x1f\ud800-\udfff]{1,128}\n)*")
-_LABEL = re.compile(r"(\.r[1-9][0-9]{0,17})?")
-
 Entry = Mapping[str, Any]
 """An entry as JSON, as a `MetadataHandler` stores it."""
-
-
-def _check_nodes(names: Iterable[str], field: str) -> None:
-    """Raise ValueError unless all can name nodes, and so stores."""
-    if not _NODES.fullmatch("\n".join((*names, ""))):  # much faster than one by one
-        raise ValueError(f"`{field}` contains a text that cannot name a node")
 
 
 class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -93,62 +78,20 @@ class HistoryMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One epoch, or a position within one, in a ``commit``."""
 
-    at: EpochKey
-    stores: dict[str, Store] | None  # None: passed over, so only histories have it
+    at: Position
+    stores: dict[NodeName, Store] | None  # None: passed over, so only histories have it
     contents: Natural | None = None  # number of the ``commit`` that says what the stores have
     details: dict[str, Any] = {}  # `Details` as strict JSON
     histories: dict[str, dict[str, HistoryMark]] = {}  # by node and blob
 
     def __post_init__(self) -> None:
-        read_positions(self)
-        _check_nodes(self.stores or (), "stores")
         for node, store in (self.stores or {}).items():
             # A store that is named otherwise would be a path to somewhere else.
-            plain = format_store_name(node, self.at)
-            if not (store.name.startswith(plain) and _LABEL.fullmatch(store.name, len(plain))):
+            name = parse_store_name(store.name)
+            if name is None or (name.node, name.epoch) != (node, self.at):
                 raise ValueError(
                     f"{store.name!r:.80} is not the name of a store of {node!r} at {self.at}"
                 )
-
-
-POSITION_FIELDS = frozenset(
-    {"at", "epoch", "epochs", "after", "only", "upto", "retires", "taken", "last", "done"}
-)
-_JSON_FIELDS = POSITION_FIELDS | {"records"}
-
-
-def read_positions(struct: msgspec.Struct) -> None:
-    """Make positions of the JSON in those fields of a struct; raises ValueError."""
-    for name in POSITION_FIELDS.intersection(struct.__struct_fields__):
-        value: Any = getattr(struct, name)
-        if isinstance(value, list | tuple):
-            positions = type(value)(map(_position, value))
-            msgspec.structs.force_setattr(struct, name, positions)
-        elif value is not None and value is not UNSET:
-            msgspec.structs.force_setattr(struct, name, _position(value))
-
-
-def _position(value: Position | int | str) -> Position:
-    return value if isinstance(value, Position) else position_from_json(value)
-
-
-def to_json(value: Any) -> Any:
-    """A struct as JSON, or a list of these. msgspec would write a position as a dataclass.
-
-    A dict becomes a list of pairs: its keys are positions.
-    """
-    if isinstance(value, Position):
-        return value.to_json()
-    if isinstance(value, set | dict):
-        return to_json(sorted(value.items() if isinstance(value, dict) else value))
-    if isinstance(value, list | tuple):
-        return [to_json(item) for item in value]
-    if not isinstance(value, msgspec.Struct):
-        return value
-    tree: dict[str, Any] = msgspec.to_builtins(value)
-    for name in _JSON_FIELDS.intersection(tree):
-        tree[name] = to_json(getattr(value, name))
-    return tree
 
 
 class LogEntry(
@@ -161,9 +104,6 @@ class LogEntry(
     run: RunName  # which appended it
     id: Short  # unique
     time: Short
-
-    def __post_init__(self) -> None:
-        read_positions(self)
 
     @property
     def kind(self) -> str:
@@ -184,28 +124,24 @@ class HolderEntry(LogEntry, kw_only=True):
 class RunEntry(LogEntry, tag="run"):
     """A run took the directory: earlier runs must stop writing there."""
 
-    nodes: list[str]
+    nodes: list[NodeName]
     info: dict[str, Any]
     process: Process = Process()
     heartbeat_seconds: Seconds = 0
     is_repair: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_nodes(self.nodes, "nodes")
 
 
 class BeginEntry(HolderEntry, tag="begin"):
     """An attempt begins: it may write stores of all positions up to `upto`, and names them.
 
     A store is called ``node.at`` if no entry before has claimed `at` and nothing had that name
-    (`taken`), else ``node.at.r<label>``. No other attempt has the label, so names are never used
+    (`occupied`), else ``node.at.r<label>``. No other attempt has the label, so names are never used
     twice.
     """
 
-    upto: EpochKey
+    upto: Position
     label: Label
-    taken: list[EpochKey] = []
+    occupied: list[Position] = []
 
 
 class CommitEntry(HolderEntry, tag="commit"):
@@ -218,33 +154,28 @@ class CommitEntry(HolderEntry, tag="commit"):
     records: list[Record]
     run_number: Natural | None = None  # of the ``run`` entry with their plan
     contents: dict[str, NodeContents] = {}  # by node, where it differs from the entry before
-    retires: list[EpochKey] = []
-    upto: EpochKey | None = None  # what the attempt claims from now on
+    retires: list[Position] = []
+    upto: Position | None = None  # what the attempt claims from now on
 
 
 class RetireEntry(HolderEntry, tag="retire"):
     """The retention policy gave epochs up; pinned ones stay."""
 
-    epochs: list[EpochKey]
+    epochs: list[Position]
 
 
 class RewindEntry(HolderEntry, tag="rewind"):
-    """Epochs are set aside, with their stores: those `after` one (None: all), or `only` one."""
+    """Epochs are set aside, with their stores: `only` one, or else those `after` one (None: all)."""
 
-    after: EpochKey | UnsetType | None = UNSET
-    only: EpochKey | UnsetType = UNSET
+    after: Position | None = None
+    only: Position | None = None
     reason: str = ""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.after is UNSET) == (self.only is UNSET):
-            raise ValueError("A rewind has either `after` or `only`")
 
 
 class DoneEntry(HolderEntry, tag="done"):
     """The job ended after this epoch, exit group included."""
 
-    epoch: EpochKey
+    epoch: Position
 
 
 class EndEntry(HolderEntry, tag="end"):
@@ -255,20 +186,20 @@ class EndEntry(HolderEntry, tag="end"):
 
     outcome: Literal["finished", "stopped", "failed"] | None = None  # None: a command, not a run
     timing: Timing | None = None
-    upto: EpochKey | None = None
+    upto: Position | None = None
 
 
 class PinEntry(LogEntry, tag="pin"):
     """A label protects an epoch from the retention policy."""
 
-    epoch: EpochKey
+    epoch: Position
     label: Text
 
 
 class UnpinEntry(LogEntry, tag="unpin"):
     """One label of an epoch was removed, or all (None)."""
 
-    epoch: EpochKey
+    epoch: Position
     label: str | None
 
 
@@ -290,44 +221,59 @@ AnyEntry = (
 )
 
 _KINDS = {str(kind.__struct_config__.tag) for kind in AnyEntry.__args__}
-# Two threads that use a class first would crash in msgspec, so it learns all fields here.
-msgspec.json.Decoder(AnyEntry)
 
 
 class LaterVersionError(CheckpointCorruptError):
-    """A later version wrote the entry, which is whole."""
+    """A later version of jobrunner wrote the entry, so it is not damaged."""
 
 
-def parse_entry(tree: object, where: str, advice: str = "") -> LogEntry:
-    """Check an entry that was read as JSON; errors begin with `where` and end with `advice`.
+def parse_entry(tree: object, subject: str, advice: str = "") -> LogEntry:
+    """Check an entry that was read as JSON; errors begin with `subject` and end with `advice`.
 
     Raises CheckpointCorruptError if a field is missing, unknown or has an invalid value, and
     LaterVersionError if a later version wrote the entry.
     """
     if isinstance(tree, Mapping):
-        version = tree.get("format")
+        version, kind = tree.get("format"), tree.get("kind")
         if isinstance(version, int) and version > FORMAT:
             raise LaterVersionError(
-                f"{where} has format {version}, and this version of jobrunner reads formats up to "
-                f"{FORMAT}. Use a later version."
+                f"{subject} has format {version}, and this version of jobrunner reads formats up "
+                f"to {FORMAT}. Use a later version."
             )
-        kind = tree.get("kind")
         if isinstance(kind, str) and kind not in _KINDS:
             raise LaterVersionError(
-                f"{where} is of kind {kind!r:.80}, which this version of jobrunner does not know. "
-                f"Use a later version."
+                f"{subject} is of kind {kind!r:.80}, which this version of jobrunner does not "
+                f"know. Use a later version."
             )
     try:
-        entry: LogEntry = msgspec.convert(tree, AnyEntry)
+        entry: LogEntry = msgspec.convert(tree, AnyEntry, dec_hook=from_json)
     except (ValueError, RecursionError) as error:  # also of a key with a lone surrogate
-        raise CheckpointCorruptError(f"{where} has an invalid field: {error}. {advice}") from None
+        raise CheckpointCorruptError(f"{subject} has an invalid field: {error}. {advice}") from None
     return entry
 
 
 def entry_to_json(entry: LogEntry) -> dict[str, Any]:
     """An entry as a `MetadataHandler` stores it: dicts and lists."""
-    tree: dict[str, Any] = to_json(entry)
+    tree: dict[str, Any] = msgspec.to_builtins(entry, enc_hook=to_json)
     return tree
+
+
+def to_json(value: object) -> int | str:
+    """What JSON has in the place of a position."""
+    if isinstance(value, Position):
+        return value.to_json()
+    raise NotImplementedError(f"{type(value).__name__} is not JSON")
+
+
+def from_json(kind: type, value: object) -> Position:
+    """Undo `to_json`; raises ValueError for anything else."""
+    if kind is Position and type(value) in (int, str):
+        return position_from_json(value)  # type: ignore[arg-type]
+    raise ValueError(f"{value!r:.80} is no position")
+
+
+# Two threads that use a class first would crash in msgspec, so it learns all fields here.
+msgspec.convert({}, dict[str, AnyEntry], dec_hook=from_json)
 
 
 def record_in(entry: LogEntry, at: Position) -> Record:
@@ -342,10 +288,9 @@ def record_in(entry: LogEntry, at: Position) -> Record:
 def given_up_by(entry: LogEntry, epochs: Collection[Position]) -> list[Position]:
     """Which of `epochs`, of which none is pinned, an entry retires or sets aside."""
     if isinstance(entry, RewindEntry):
-        if isinstance(entry.only, Position):
+        if entry.only is not None:
             return [epoch for epoch in epochs if epoch == entry.only]
-        after = entry.after
-        return [epoch for epoch in epochs if not isinstance(after, Position) or epoch > after]
+        return [epoch for epoch in epochs if entry.after is None or epoch > entry.after]
     if isinstance(entry, RetireEntry):
         return [epoch for epoch in entry.epochs if epoch in epochs]
     if isinstance(entry, CommitEntry):

@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from jobrunner.checkpoint.log.log_reader import (
     read_on,
     read_state,
 )
+from jobrunner.checkpoint.log.snapshot import Snapshot
 from jobrunner.checkpoint.log.state import Attempt, State
 from jobrunner.errors import (
     CheckpointCorruptError,
@@ -97,6 +99,13 @@ class LogWriter:
             f"directory is back. Put it back, or start the same command again to continue from what "
             f"is there."
         )
+
+    def snapshot(self) -> Snapshot:
+        """What the log says now, for readers to pass down; frozen. Raises like `refresh`."""
+        with self._lock:
+            state = self.refresh()
+            facts = {name: copy(getattr(state, name)) for name in state.__struct_fields__}
+            return Snapshot(path=self._path, entry=self.read_entry, **facts)
 
     def known(self) -> State:
         """The state as last read or written; reads only if there is none."""
@@ -181,7 +190,7 @@ class LogWriter:
         with self._lock:
             highest = max(label, self.known().label)
             entry = self.append(
-                BeginEntry, upto=upto, label=highest + 1, taken=sorted(occupied), swept=swept
+                BeginEntry, upto=upto, label=highest + 1, occupied=sorted(occupied), swept=swept
             )
             attempt = self._held(self.known()).attempt
             # If the reply to the append was lost, the writer has read on, maybe to the `run` and

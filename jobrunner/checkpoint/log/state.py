@@ -1,12 +1,12 @@
-"""The state that the log's entries give when applied one after another. Pure: no I/O."""
+"""What the log says: its entries, applied one after another. Pure: no I/O."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from jobrunner.checkpoint.log.entries import (
     FORMAT,
@@ -14,28 +14,25 @@ from jobrunner.checkpoint.log.entries import (
     CommitEntry,
     DoneEntry,
     EndEntry,
-    EpochJson,
-    EpochKey,
     Holder,
     HolderEntry,
     LogEntry,
     LostEntry,
     Natural,
     PinEntry,
-    Positive,
     RetireEntry,
     RewindEntry,
     RunEntry,
     Short,
     UnpinEntry,
+    from_json,
     given_up_by,
     holder_of,
-    read_positions,
     to_json,
 )
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.names import format_store_name, parse_store_name
-from jobrunner.positions import Position, position_from_json
+from jobrunner.positions import Position
 
 
 class Attempt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,18 +41,15 @@ class Attempt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: Natural  # of the ``begin``
     run: Natural  # number of the ``run`` entry, which has the nodes
     label: Natural
-    after: EpochKey | None  # the positions above it were never claimed before
-    upto: EpochKey
-    taken: tuple[EpochKey, ...]  # where other files have the plain names
-    last: EpochKey | None = None  # the newest that was committed
-
-    def __post_init__(self) -> None:
-        read_positions(self)
+    after: Position | None  # the positions above it were never claimed before
+    upto: Position
+    occupied: tuple[Position, ...]  # where other files have the plain names
+    last: Position | None = None  # the newest that was committed
 
     def label_of(self, at: Position) -> int:
         """The label in the names of its stores at a position; 0: they have none."""
         is_new = self.after is None or at > self.after
-        return 0 if is_new and at not in self.taken else self.label
+        return 0 if is_new and at not in self.occupied else self.label
 
     def store_name(self, node: str, at: Position) -> str:
         """The name of a node's store at a position."""
@@ -71,18 +65,15 @@ class GivenUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A retired epoch, whose stores are to be deleted."""
 
     number: Natural  # of the entry that retired it
-    at: EpochKey
+    at: Position
     commit: Natural  # number of the entry with its record
-
-    def __post_init__(self) -> None:
-        read_positions(self)
 
 
 Leftover = GivenUp | Attempt
 """What a run is to delete the stores of."""
 
 
-class State:
+class LogFacts(msgspec.Struct, forbid_unknown_fields=True):
     """What the log says up to entry `number`; -1 for an empty log.
 
     Attributes
@@ -94,14 +85,14 @@ class State:
     is_ended : bool
         Whether that run has released it.
     recorded : dict
-        Epoch -> number of the ``commit`` with its record.
+        Epoch -> number of the ``commit`` with its record, in ascending order.
     pins : dict
         Recorded epoch -> its labels.
     done : Position, optional
         The epoch after which the job ended.
     upto : Position, optional
         The highest position that an attempt has claimed.
-    taken : set
+    occupied : set
         Positions up to it where other files have the plain names.
     label : int
         The highest label of an attempt.
@@ -115,38 +106,34 @@ class State:
         Entries are lost, and the repair has not ended.
     """
 
-    def __init__(self) -> None:
-        self.number = -1
-        self.last_id = ""
-        self.holder: Holder | None = None
-        self.is_ended = True
-        self.recorded: dict[Position, int] = {}
-        self.pins: dict[Position, tuple[str, ...]] = {}
-        self.done: Position | None = None
-        self.upto: Position | None = None
-        self.taken: set[Position] = set()
-        self.label = 0
-        self.attempt: Attempt | None = None
-        self.attempts: list[Attempt] = []
-        self.given_up: list[GivenUp] = []
-        self.is_unsure = False
-        self._epochs: list[Position] = []
+    number: Annotated[int, Meta(ge=-1)] = -1
+    last_id: Short = ""
+    holder: Holder | None = None
+    is_ended: bool = True
+    recorded: dict[Position, int] = {}
+    pins: dict[Position, tuple[str, ...]] = {}
+    done: Position | None = None
+    upto: Position | None = None
+    occupied: set[Position] = set()
+    label: Natural = 0
+    attempt: Attempt | None = None
+    attempts: list[Attempt] = []
+    given_up: list[GivenUp] = []
+    is_unsure: bool = False
 
     @property
     def epochs(self) -> list[Position]:
         """The recorded epochs in ascending order."""
-        return list(self._epochs)
+        return list(self.recorded)
 
     @property
     def latest(self) -> Position | None:
         """The newest recorded epoch."""
-        return self._epochs[-1] if self._epochs else None
+        return next(reversed(self.recorded), None)
 
     def after(self, at: Position | None) -> list[Position]:
         """The recorded epochs after `at`, in ascending order; None: all."""
-        if at is None:
-            return self.epochs
-        return self._epochs[bisect_right(self._epochs, at) :]
+        return [epoch for epoch in self.recorded if at is None or epoch > at]
 
     @property
     def is_done(self) -> bool:
@@ -159,18 +146,22 @@ class State:
             return at <= self.attempt.upto
         if label:
             return label <= self.label
-        return self.upto is not None and at <= self.upto and at not in self.taken
+        return self.upto is not None and at <= self.upto and at not in self.occupied
 
     @property
-    def leftovers(self) -> list[Leftover]:
+    def chores(self) -> list[Leftover]:
         """What the holder is to delete: all but its own attempts, which may still be written."""
         holder = -1 if self.holder is None else self.holder.number
         return [*self.given_up, *(item for item in self.attempts if item.run != holder)]
 
     def swept(self, deleted: Collection[Leftover]) -> int:
-        """What the holder may say of `swept` in its next entry, having deleted some leftovers."""
-        left = [item.number for item in self.leftovers if item not in deleted]
+        """What the holder may say of `swept` in its next entry, having deleted some chores."""
+        left = [item.number for item in self.chores if item not in deleted]
         return min(left, default=self.number + 1)
+
+
+class State(LogFacts):
+    """The facts, as they change with each entry."""
 
     # --- what can be the next entry
 
@@ -206,7 +197,7 @@ class State:
                 self._check_commit(entry)
             case RetireEntry():
                 self._check_recorded(entry.epochs)
-            case RewindEntry() if isinstance(entry.only, Position):
+            case RewindEntry() if entry.only is not None:
                 self._check_recorded([entry.only])
             case PinEntry():
                 self._check_recorded([entry.epoch])
@@ -310,10 +301,10 @@ class State:
             label=entry.label,
             after=self.upto,
             upto=entry.upto,
-            taken=tuple(entry.taken),
+            occupied=tuple(entry.occupied),
         )
         self.label = max(self.label, entry.label)
-        self.taken.update(entry.taken)
+        self.occupied.update(entry.occupied)
         self.upto = _later(self.upto, entry.upto)
 
     def _close_attempt(self) -> None:
@@ -328,8 +319,10 @@ class State:
             if record.at in self.recorded:
                 # The stores of the record that this one replaces stay, as after a rewind.
                 self._remove(record.at)
+            is_newest = self.latest is None or self.latest < record.at
             self.recorded[record.at] = entry.number
-            insort(self._epochs, record.at)
+            if not is_newest:  # restored, or proven by a repair
+                self.recorded = dict(sorted(self.recorded.items()))
             self.done = None
             if entry.begin is None or self.is_unsure:
                 self._claim(record.at, (store.name for store in record.stores.values()))
@@ -344,7 +337,7 @@ class State:
     def _claim(self, at: Position, names: Iterable[str]) -> None:
         """Take in that these names are in use, whatever entry had claimed them."""
         self.upto = _later(self.upto, at)
-        self.taken.discard(at)
+        self.occupied.discard(at)
         for name in names:
             store = parse_store_name(name)
             if store is not None:
@@ -363,7 +356,6 @@ class State:
 
     def _remove(self, epoch: Position) -> None:
         del self.recorded[epoch]
-        del self._epochs[bisect_left(self._epochs, epoch)]
         self.pins.pop(epoch, None)
         if self.done == epoch:
             self.done = None
@@ -395,56 +387,34 @@ class State:
 
     def to_bytes(self) -> bytes:
         """The state as JSON."""
-        tree: dict[str, Any] = {"format": FORMAT, "id": self.last_id}
-        for name in _FIELDS:
-            tree[name] = to_json(getattr(self, name))
-        return msgspec.json.encode(tree)
+        tree = {"format": FORMAT, **msgspec.structs.asdict(self)}
+        tree["recorded"] = list(self.recorded.items())  # no key of an object is a position
+        tree["pins"] = list(self.pins.items())
+        return msgspec.json.encode(tree, enc_hook=to_json)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> State:
         """Undo `to_bytes`; raises ValueError for what it does not write."""
-        document = _decoder.decode(data)
-        if document.format != FORMAT:
-            raise ValueError(f"it has format {document.format}")
-        state = cls()
-        state.last_id = document.id
-        for name in _FIELDS:
-            setattr(state, name, getattr(document, name))
-        state.recorded = {position_from_json(at): number for at, number in document.recorded}
-        state.pins = {position_from_json(at): tuple(labels) for at, labels in document.pins}
-        state.taken = set(document.taken)
-        state._epochs = sorted(state.recorded)
+        tree = msgspec.json.decode(data, type=dict[str, Any])
+        if tree.pop("format", None) != FORMAT:
+            raise ValueError("it has another format")
+        recorded = _pairs(tree.pop("recorded", None), Natural)
+        pins = _pairs(tree.pop("pins", None), tuple[str, ...])
+        state = msgspec.convert(tree, cls, dec_hook=from_json)
+        state.recorded = dict(sorted(recorded))
+        state.pins = dict(pins)
         if any(number > state.number for number in state.recorded.values()):
             raise ValueError("it records epochs by later entries")
         return state
+
+
+def _pairs(tree: object, kind: Any) -> Any:
+    return msgspec.convert(tree, list[tuple[Position, kind]], dec_hook=from_json)
 
 
 def _later(first: Position | None, second: Position | None) -> Position | None:
     return max(filter(None, (first, second)), default=None)
 
 
-class _StateDocument(msgspec.Struct, forbid_unknown_fields=True):
-    """A state as JSON. Its fields are attributes of `State`, but for the first two."""
-
-    format: Positive
-    id: Short
-    number: Natural
-    holder: Holder | None
-    is_ended: bool
-    recorded: list[tuple[EpochJson, Natural]]
-    pins: list[tuple[EpochJson, list[str]]]
-    done: EpochKey | None
-    upto: EpochKey | None
-    taken: list[EpochKey]
-    label: Natural
-    attempt: Attempt | None
-    attempts: list[Attempt]
-    given_up: list[GivenUp]
-    is_unsure: bool
-
-    def __post_init__(self) -> None:
-        read_positions(self)
-
-
-_FIELDS = _StateDocument.__struct_fields__[2:]
-_decoder = msgspec.json.Decoder(_StateDocument)
+# Two threads that use a class first would crash in msgspec, so it learns all fields here.
+msgspec.convert({}, State, dec_hook=from_json)

@@ -15,9 +15,8 @@ from functools import partial
 import msgspec
 
 from jobrunner.checkpoint.directory import Directory
-from jobrunner.checkpoint.epoch_record import EpochRecord
 from jobrunner.checkpoint.loader import Loader
-from jobrunner.checkpoint.log import CommitEntry, Record
+from jobrunner.checkpoint.log import CommitEntry, EpochRecord, Record
 from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage import (

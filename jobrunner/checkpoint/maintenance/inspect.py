@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from msgspec import UNSET
-
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.log import (
     RUNS_DIRECTORY,
@@ -205,8 +203,8 @@ def _advice(directory: Directory) -> str:
 def _explain_entry(entry: LogEntry) -> str:
     words = [f"{entry.kind} of run {entry.run[:8]}, {entry.time}"]
     for name in ("epoch", "epochs", "retires", "upto", "after", "only", "reason", "label"):
-        value = getattr(entry, name, UNSET)
-        if value is not UNSET and value not in ("", None, []):
+        value = getattr(entry, name, None)
+        if value not in ("", None, []):
             text = json.dumps(with_json_positions(value))
             words.append(f"{name} {clip(text, _LONGEST)}")
     if isinstance(entry, CommitEntry):

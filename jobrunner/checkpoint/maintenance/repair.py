@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jobrunner.checkpoint.directory import Directory
-from jobrunner.checkpoint.epoch_record import read_contents
+from jobrunner.checkpoint.loader import read_contents
 from jobrunner.checkpoint.log import (
     RUNS_DIRECTORY,
     BeginEntry,

@@ -175,7 +175,7 @@ class History:
 
     def _sweep(self, draw: Any) -> None:
         state = fold(self.entries)
-        swept = state.swept(state.leftovers)
+        swept = state.swept(state.chores)
         self.retired = {
             item
             for item in self.retired
@@ -330,13 +330,13 @@ def test_details_survive_with_nan_and_infinities(value: Any) -> None:
 
 def test_what_attempts_may_have_left_is_told_until_it_is_swept() -> None:
     state = fold(make_entry(of, i, "r", **fields) for i, (of, fields) in enumerate(FIRST))
-    state.apply(make_entry(BeginEntry, 3, "r", upto=Position(9), label=3, taken=[Position(5)]))
+    state.apply(make_entry(BeginEntry, 3, "r", upto=Position(9), label=3, occupied=[Position(5)]))
     assert state.has_claimed(Position(4), 0)
     assert not state.has_claimed(Position(5), 0)
-    assert state.leftovers == []  # a slow worker may still write them
+    assert state.chores == []  # a slow worker may still write them
     state.apply(make_entry(DoneEntry, 4, "r", epoch=Position(1), swept=4))
     state.apply(make_entry(RunEntry, 5, "s", nodes=["a"], info={}))
-    first, second = state.leftovers
+    first, second = state.chores
     assert (first.number, second.number) == (1, 3)
     assert not first.may_have_left(Position(1), 0)  # it is recorded
     assert first.may_have_left(Position(2), 0)

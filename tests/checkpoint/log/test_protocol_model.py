@@ -278,18 +278,18 @@ class Actor:
     def clean_up(self, groups: tuple[int, ...], rewinds: bool) -> Stage:
         state = self._writer.check_held()
         after = Stage("rewind" if rewinds else "begin", (groups,))
-        return self._sweep_all(state, self.storage.names() if state.leftovers else (), after)
+        return self._sweep_all(state, self.storage.names() if state.chores else (), after)
 
     def _sweep_all(self, state: State, names: Sequence[str], after: Stage) -> Stage:
         """Delete what attempts have left of these stores, and all that was retired."""
-        attempts = [item for item in state.leftovers if isinstance(item, Attempt)]
+        attempts = [item for item in state.chores if isinstance(item, Attempt)]
         doomed = [self._name_in_log(epoch.commit, epoch.at) for epoch in state.given_up]
         for name in names:
             store = parse_store_name(name)
             assert store is not None
             if any(attempt.may_have_left(store.epoch, store.retry) for attempt in attempts):
                 doomed.append(name)
-        items = frozenset(state.leftovers if names else state.given_up)
+        items = frozenset(state.chores if names else state.given_up)
         if self._mutant == "sweeps what is not deleted":
             self.deleted |= items
         return Stage("sweep", (tuple(doomed), items, after))

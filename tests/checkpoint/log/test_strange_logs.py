@@ -148,7 +148,7 @@ def test_stores_that_a_log_names_and_that_are_not_there_cost_nothing(
     manager.run.start(["a"], {})
     manager.run.end()
     assert time.process_time() - started < 2
-    assert manager.directory.log.refresh().leftovers == []
+    assert manager.directory.log.refresh().chores == []
     assert sorted(it.name for it in path.glob("?.*")) == ["a.0", "a.2", "z.8"]
 
 

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jobrunner.checkpoint.log import (
-    CommitEntry,
-    Details,
-    LogEntry,
-    NodeContents,
-    Partition,
-    Record,
-    Store,
-    read_details,
-)
-from jobrunner.checkpoint.store import StoreReader
-from jobrunner.errors import BlobNotFoundError, DefinitionError
+from jobrunner.checkpoint.log.details import Details
+from jobrunner.checkpoint.log.entries import NodeContents, Store
 from jobrunner.positions import Position, PublicPosition, name_step
 
 
@@ -80,38 +69,3 @@ class EpochRecord:
         noun = "epoch" if at.epoch == 1 else "epochs"
         step = name_step(at.step, self.details.steps_per_epoch)
         return f"epoch {at} ({at.epoch} whole {noun} and {step})"
-
-
-def read_record(entry: CommitEntry, record: Record, source: LogEntry | None) -> EpochRecord:
-    """Read a record of `entry`; `source` is the entry with what its stores contain, if it is whole.
-
-    Raises ValueError if its details are invalid.
-    """
-    stores = record.stores or {}
-    contents = None
-    if isinstance(source, CommitEntry):
-        contents = {node: source.contents.get(node) or NodeContents() for node in stores}
-    return EpochRecord(
-        record.at,
-        entry.number,
-        entry.time,
-        entry.run,
-        entry.run_number,
-        stores,
-        contents,
-        read_details(record.details),
-    )
-
-
-def read_contents(
-    reader: StoreReader, node: str, partitions: Mapping[str, Partition]
-) -> NodeContents:
-    """What the log says of the store of a node, from the store itself."""
-    entry = reader.read_document().entry
-    parts = {}
-    for name, partition in partitions.items():
-        if node in partition.nodes:
-            # Only arrays have a length: of objects, the states are joined.
-            with contextlib.suppress(DefinitionError, BlobNotFoundError):
-                parts[name] = reader.axis_length(name, partition.axis)
-    return NodeContents(list(entry.blobs), entry.states, entry.classes, parts)

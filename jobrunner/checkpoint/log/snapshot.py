@@ -1,0 +1,83 @@
+"""The log as readers get it: read once, and passed down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from jobrunner.checkpoint.log.details import loose_json, read_details
+from jobrunner.checkpoint.log.entries import (
+    CommitEntry,
+    LogEntry,
+    NodeContents,
+    RunEntry,
+    record_in,
+)
+from jobrunner.checkpoint.log.epoch_record import EpochRecord
+from jobrunner.checkpoint.log.state import LogFacts
+from jobrunner.errors import CheckpointCorruptError
+from jobrunner.positions import Position
+from jobrunner.texts import get_logger
+
+logger = get_logger(__name__)
+
+
+class Snapshot(LogFacts, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec can
+    """What the log said when it was read; later entries do not change it."""
+
+    path: str  # of the directory
+    entry: Callable[[int], LogEntry]  # reads one by its number
+
+    def record(self, at: Position) -> EpochRecord:
+        """Read the record of an epoch, which must be recorded.
+
+        Raises CheckpointCorruptError if an entry that has a part of it is missing or damaged.
+        """
+        return read_record(self.path, self.entry, at, self.recorded[at])
+
+    def info(self, run_number: int | None) -> Mapping[str, Any]:
+        """What a run logged when it began; empty if its entry, of that number, is lost."""
+        return read_info(self.path, self.entry, run_number)
+
+
+def read_record(
+    path: str, read_entry: Callable[[int], LogEntry], at: Position, number: int
+) -> EpochRecord:
+    """Read the record of an epoch from entry `number` of the log; raises CheckpointCorruptError."""
+    commit = read_entry(number)
+    try:
+        record = record_in(commit, at)
+        assert isinstance(commit, CommitEntry)
+        stores = record.stores or {}
+        source: LogEntry | None = commit
+        if record.contents is not None and record.contents != number:
+            source = None
+            with suppress(CheckpointCorruptError):
+                source = read_entry(record.contents)
+        contents = None  # if that entry is lost
+        if isinstance(source, CommitEntry):
+            contents = {node: source.contents.get(node) or NodeContents() for node in stores}
+        details = read_details(record.details)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointCorruptError(
+            f"{path}: entry {number} of the log is not a valid record of epoch {at}: {error}. "
+            f"Restore the entry from a copy, or run `jobrunner fsck {path} --repair` to rebuild "
+            f"the record."
+        ) from error
+    return EpochRecord(
+        at, number, commit.time, commit.run, commit.run_number, stores, contents, details
+    )
+
+
+def read_info(
+    path: str, read_entry: Callable[[int], LogEntry], run_number: int | None
+) -> Mapping[str, Any]:
+    """What a run logged in its entry of that number; empty, with a warning, if that is lost."""
+    try:
+        entry = None if run_number is None else read_entry(run_number)
+        info: Mapping[str, Any] = loose_json(entry.info) if isinstance(entry, RunEntry) else {}
+        return info
+    except (CheckpointCorruptError, ValueError, RecursionError) as error:
+        logger.warning("%s: the info of a run is lost: %s", path, error)
+        return {}
