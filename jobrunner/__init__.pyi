@@ -28,7 +28,6 @@ from .compile import (
 )
 from .define import (
     Blob as Blob,
-    GlobalRNG as GlobalRNG,
     Image as Image,
     Job as Job,
     Max as Max,

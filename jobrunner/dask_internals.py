@@ -5,15 +5,10 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import inspect
-import random
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client, LocalCluster, Nanny, Scheduler, Status
@@ -28,41 +23,6 @@ Handler = Callable[..., Awaitable[Any]]
 
 CLOSE_SECONDS = 2.0
 LEAVING_STATUSES = ("closing_gracefully", "closing")
-
-# ---- random numbers
-
-
-@functools.cache
-def _own_random() -> ModuleType:
-    spec = importlib.util.find_spec("random")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_num_separating = 0  # plugins of this process
-
-
-def separate_random(is_separate: bool) -> None:
-    """Give Dask's modules in this process a copy of Python's `random`, with a generator of its own.
-
-    Its threads draw at any time, for example to estimate the size of a message: a task that draws from
-    the global generator meanwhile would get other numbers in each run. When all that wanted it no
-    longer do, Dask's modules have Python's again. Call it on the event loop.
-    """
-    global _num_separating
-    _num_separating += 1 if is_separate else -1
-    old, new = random, _own_random()
-    if not _num_separating:
-        old, new = new, old
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("dask", "distributed", "tornado"):
-            names = getattr(module, "__dict__", {})
-            if names.get("random") is old:
-                names["random"] = new
-
 
 # ---- clients and schedulers
 

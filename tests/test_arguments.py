@@ -35,7 +35,7 @@ _MADE = {
     *("MetadataHandler", "RetentionPolicy", "SavePolicy", "UploadTaskGroupBuilder"),
 }
 _CALLED_BY_JOBRUNNER = re.compile(
-    r"FileMetadataHandler\.|GlobalRNG\.|CopyTo\.|.*\.(retires|is_due|epochs_until)$|"
+    r"FileMetadataHandler\.|CopyTo\.|.*\.(retires|is_due|epochs_until)$|"
     r"Session\.(bind|run_group|run_compiled|exclusive|reconnect|blob_names)$|"
     r"TaskGroup\.(add|find|check_open)$|Task\.|Blob\.on$|"
     r"KeepBest\.(choose|value)$"

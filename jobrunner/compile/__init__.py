@@ -2,7 +2,6 @@
 
 from jobrunner.compile.blobs import find_classes
 from jobrunner.compile.fingerprint import changes, describe
-from jobrunner.compile.gc_pause import gc_paused
 from jobrunner.compile.job import compile_group, compile_job, compile_resume, planned_nodes
 from jobrunner.compile.plan import (
     Argument,
@@ -19,6 +18,6 @@ from jobrunner.compile.plan import (
     ResultArgument,
     Slice,
     UpdateArgument,
+    gc_paused,
     is_due,
 )
-from jobrunner.compile.readers import check_reader, reader_fault

@@ -23,8 +23,6 @@ from jobrunner.texts import clip, printable, show
 
 DESCRIPTION_VERSION = 1
 
-_RANDOM = ("seed_global_rng", "capture_rng")
-
 _as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
@@ -39,7 +37,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         # Digests of code can be compared within a minor version of Python.
         "python": ".".join(platform.python_version_tuple()[:2]),
         "nodes": {node: sorted(blobs) for node, blobs in plan.saved_blobs(Position(1)).items()},
-        **{flag: True for flag in _RANDOM if getattr(plan, flag)},
+        **({"seed_global_rng": True} if plan.seed_global_rng else {}),
         **({"parameters": dict(plan.parameters)} if plan.parameters else {}),
         "structure": dict(plan.structure),
         "code": dict(plan.code),
@@ -63,11 +61,9 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for key, what in labels.items()
         if then.get(key) != now.get(key)
     ]
-    found += [
-        f"{flag} is now {now.get(flag, False)}"
-        for flag in _RANDOM
-        if then.get(flag, False) != now.get(flag, False)
-    ]
+    is_seeded = now.get("seed_global_rng", False)
+    if then.get("seed_global_rng", False) != is_seeded:
+        found.append(f"seed_global_rng is now {is_seeded}")
     found += _changed_parameters(then.get("parameters", {}), now.get("parameters", {}))
     old_nodes, new_nodes = then.get("nodes", {}), now.get("nodes", {})
     before, used = (described_nodes(plan) for plan in (then, now))

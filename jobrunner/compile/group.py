@@ -7,7 +7,7 @@ not wait for readers on other nodes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
@@ -30,7 +30,6 @@ from jobrunner.compile.plan import (
     Slice,
     UpdateArgument,
 )
-from jobrunner.compile.streams import STREAM
 from jobrunner.define import Blob, Task, TaskGroup, TaskOutput
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import listed
@@ -59,8 +58,6 @@ class GroupCompiler:
     groups: Collection[TaskGroup] | None = None  # whose outputs may be read; None: any
     loaded: Collection[Key] = ()  # are not written, because a checkpoint has them
     is_seeded: bool = False  # see `PlannedTask`
-    readers: Mapping[Key, str] = field(default_factory=dict)  # see `find_readers`
-    streams: Collection[Task] = ()  # the tasks that go on with the stream of their node
     has_reports: bool = True  # the group's, besides those of its tasks
 
     def __post_init__(self) -> None:
@@ -111,8 +108,7 @@ class GroupCompiler:
             )
         for value in task.inputs:
             draft.arguments.append(self._read(i, task, value))
-        stream = [Blob(STREAM, task.node)] if task in self.streams else []
-        for blob in (*task.updates, *stream):
+        for blob in task.updates:
             self._check_exists(blob, task)
             draft.arguments.append(UpdateArgument(blob.name))
             self._write(i, blob.key)
@@ -330,15 +326,9 @@ class GroupCompiler:
                     every=task.every,
                     num_instances=task.num_instances,
                     is_seeded=self.is_seeded,
-                    has_stream=task in self.streams,
                     places=task.places,
                     setup=task.setup,
                     instance_setup=task.instance_setup,
-                    readers={
-                        n: self.readers[blob.key]
-                        for n, blob in enumerate(task.output_blobs)
-                        if blob.key in self.readers
-                    },
                 )
             )
         reports: dict[str, list[Report]] = {}

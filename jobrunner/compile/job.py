@@ -19,12 +19,9 @@ from jobrunner.compile.blobs import (
     keys_of,
 )
 from jobrunner.compile.fingerprint import code_of, structure_of, task_code
-from jobrunner.compile.gc_pause import gc_paused
 from jobrunner.compile.group import GroupCompiler
-from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode
-from jobrunner.compile.readers import find_readers
+from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode, gc_paused
 from jobrunner.compile.steps import check_no_intervals, check_steps, split_stops
-from jobrunner.compile.streams import add_streams
 from jobrunner.define import (
     Blob,
     Job,
@@ -46,16 +43,12 @@ def compile_job(job: Job) -> Plan:
     """See `Job.compile`."""
     since = min((group.made for group in job.groups.values()), key=lambda made: made.number)
     check_orphans(since, f"Job {job.name!r}")
-    streams = add_streams(job) if job.capture_rng else ()
     tasks = {name: group.tasks() for name, group in job.groups.items()}
     every = all_tasks(job)
-    is_seeded = job.seed_global_rng or job.capture_rng
-    for task in every if is_seeded else ():
-        flag = "capture_rng" if job.capture_rng else "seed_global_rng"
+    for task in every if job.seed_global_rng else ():
         values = [*constants_of(task.fn, task.kwargs), *task.setup.values()]
         for fn in (task.fn, *filter(callable, [*values, *task.instance_setup.values()])):
-            check_seedable(fn, f"Task {task.full_name!r} of a job with {flag}")
-    readers = find_readers(every)
+            check_seedable(fn, f"Task {task.full_name!r} of a job with seed_global_rng")
     outputs = [blob for task in every for blob in task.output_blobs]
     global_blobs = find_globals(every)
     checkpointed = checkpointed_nodes(job)
@@ -75,9 +68,7 @@ def compile_job(job: Job) -> Plan:
             globals=global_blobs,
             available=set().union(*made.values()),
             groups=job.groups.values(),
-            is_seeded=is_seeded,
-            readers=readers,
-            streams=streams,
+            is_seeded=job.seed_global_rng,
         )
         groups[name] = compiler.compile(conditions.get(name, ()), ends.get(name, ()))
         lasting = tasks[name]
@@ -95,7 +86,6 @@ def compile_job(job: Job) -> Plan:
         job=job.name,
         seed=job.seed,
         seed_global_rng=job.seed_global_rng,
-        capture_rng=job.capture_rng,
         steps_per_epoch=job.steps_per_epoch,
         epoch_limit=job.epoch_limit,
         nodes=planned_nodes(job.groups.values()),
@@ -154,7 +144,7 @@ def compile_resume(
         global_blobs,
         available=available - remade,
         loaded=loaded,
-        is_seeded=job.seed_global_rng or job.capture_rng,
+        is_seeded=job.seed_global_rng,
         has_reports=bool(tasks),
     ).compile()
 
@@ -172,7 +162,6 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
         tasks,
         keys_of(global_blobs).union(find_globals(tasks, is_init=False)),
         available=None,
-        readers=find_readers(tasks),
     ).compile()
     group.is_compiled = True
     return plan

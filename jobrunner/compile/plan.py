@@ -8,7 +8,9 @@ gives the same result as the tasks run one after another in order of definition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import gc
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -89,18 +91,6 @@ class ByName(Struct, frozen=True):
         return self.fn(**kwargs)
 
 
-class InStream(Struct, frozen=True):
-    """Calls `fn` in the `GlobalRNG` that is the last argument."""
-
-    fn: Callable[..., Any]
-
-    def __call__(self, *arguments: Any, **kwargs: Any) -> Any:
-        """Call `fn`."""
-        *others, stream = arguments
-        with stream:
-            return self.fn(*others, **kwargs)
-
-
 class PlannedTask(Struct, frozen=True):
     """One task of a slice."""
 
@@ -119,15 +109,11 @@ class PlannedTask(Struct, frozen=True):
     setup: Mapping[str, Callable[[], Any]] = {}  # makes keyword arguments, once for all instances
     instance_setup: Mapping[str, Callable[[], Any]] = {}
     is_seeded: bool = False  # see `Job(seed_global_rng=)`
-    has_stream: bool = False
-    """Its last argument is a stream: see `Job(capture_rng=)`. Then only its `setup` is seeded."""
     places: tuple[Place, ...] = ()  # of the arguments; (): they are passed in order
-    readers: Mapping[int, str] = {}  # outputs, by number, from which a pipe reads, and its name
 
     def callee(self) -> Callable[..., Any]:
         """What to call with the arguments."""
-        fn = ByName(self.fn, self.places) if self.places else self.fn
-        return InStream(fn) if self.has_stream else fn
+        return ByName(self.fn, self.places) if self.places else self.fn
 
 
 class Crossing(Struct, frozen=True):
@@ -229,7 +215,6 @@ class Plan(Struct, frozen=True):
     """Blob -> its axis, and the nodes of its parts, in order."""
     array_options: Mapping[str, Mapping[str, ArrayOptions]] = {}
     seed_global_rng: bool = False
-    capture_rng: bool = False
     parameters: Mapping[str, Any] = {}
     """What the function that made the job was called with; see `job`."""
     structure: Mapping[str, str] = {}
@@ -286,3 +271,19 @@ class Plan(Struct, frozen=True):
 
 def _count(group: GroupPlan) -> int:
     return sum(len(part.tasks) for part in group.slices.values())
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause Python's garbage collector while many small objects are made, none of them garbage.
+
+    A plan of 100,000 tasks is millions of objects: collections would take half of the time to compile.
+    If pauses overlap in several threads, the first one to end may resume it early, which costs only time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -15,7 +15,6 @@ from .arguments import (
     Rule as Rule,
     check_call as check_call,
     check_runs as check_runs,
-    check_seedable as check_seedable,
     checked as checked,
     constants_of as constants_of,
     instance as instance,
@@ -34,10 +33,6 @@ from .array_options import (
 )
 from .drawing import (
     to_image as to_image,
-)
-from .global_generators import (
-    GlobalRNG as GlobalRNG,
-    seeded_generators as seeded_generators,
 )
 from .group import (
     TaskGroup as TaskGroup,
@@ -80,6 +75,10 @@ from .orphans import (
 )
 from .parameters import (
     HIDDEN as HIDDEN,
+)
+from .seeding import (
+    check_seedable as check_seedable,
+    seeded_generators as seeded_generators,
 )
 from .task import (
     Task as Task,

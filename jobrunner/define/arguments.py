@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -261,22 +260,6 @@ def value_at(value: Any, i: int, where: str) -> Any:
             f"{type(error).__name__}: {error}. Such a function gets the index of a node, and returns "
             f"what its task gets."
         ) from error
-
-
-def check_seedable(fn: Callable[..., Any], where: str) -> None:
-    """Raise `DefinitionError` if `fn` is no function, or one of a generator, which is copied."""
-    if not callable(fn):
-        raise DefinitionError(f"{where} takes a function; got {clip(show(fn), 200)}.")
-    import numpy as np  # commands that only read checkpoints do without
-
-    owner = getattr(without_partials(fn), "__self__", None)
-    if isinstance(owner, random.Random | np.random.RandomState | np.random.Generator):
-        name = getattr(without_partials(fn), "__name__", "draw")
-        raise DefinitionError(
-            f"{where}: {name} is a method of a generator ({type(owner).__name__}), of which workers "
-            f"get a copy that is not seeded. Pass a function that calls it, such as "
-            f"`def draw(): return np.random.{name}()`."
-        )
 
 
 def read_setup(functions: object, where: str) -> Mapping[str, Callable[[], Any]]:

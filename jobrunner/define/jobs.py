@@ -48,10 +48,6 @@ class Job(Active):
         Call the functions of all tasks as if they were `seeded`: what they draw from the global
         generators of Python, NumPy and PyTorch is the same in every run. They take turns in each
         worker process.
-    capture_rng : bool
-        Let the tasks of an epoch go on with one stream of these generators on each node, over tasks,
-        steps, epochs and resumes. Its states are saved with the node's blobs, as ``global_rng``.
-        All other calls are treated as by `seed_global_rng`. They, too, take turns.
 
     Attributes
     ----------
@@ -74,7 +70,6 @@ class Job(Active):
     @checked(
         steps_per_epoch=Rule("an int >= 1 or None", lambda it: it is None or COUNT.fits(it)),
         seed_global_rng=FLAG,
-        capture_rng=FLAG,
         stop_conditions=_LIST,
         nodes_to_checkpoint=_LIST,
         seed=Rule("an int >= 0 and < 2**64", lambda it: NATURAL.fits(it) and it < 1 << 64),
@@ -93,14 +88,8 @@ class Job(Active):
         steps_per_epoch: int | None = 1,
         seed: int = 0,
         seed_global_rng: bool = False,
-        capture_rng: bool = False,
     ) -> None:
         self.name = check_name("job" if name is None else name, "job")
-        if seed_global_rng and capture_rng:
-            raise DefinitionError(
-                f"Job {self.name!r}: got seed_global_rng and capture_rng. Choose one: "
-                f"seed_global_rng begins a stream at each call, capture_rng goes on with one."
-            )
         self._roles = self._adopt(
             init=init_group,
             epoch=epoch_group,
@@ -111,7 +100,6 @@ class Job(Active):
         self.steps_per_epoch = steps_per_epoch
         self.seed = seed
         self.seed_global_rng = seed_global_rng
-        self.capture_rng = capture_rng
         self.epoch_limit: int | None = None
         self.parameters: dict[str, Any] = {}
         self.stop_conditions: list[TaskOutput | Blob] = []

@@ -183,7 +183,6 @@ class Task:
         self.fetched_parts: set[int] = set()
         self.reports: list[tuple[Callable[[], Any], int]] = []
         self.is_final = False  # runs after all others: see `TaskGroup.final_output`
-        self.drains: Blob | None = None  # the blob with the reader of a pipe
 
         self.kwargs = self._check_call(kwargs or {})
         if not isinstance(updates, Mapping):

@@ -171,9 +171,7 @@ def pipe(
     source = source.on(source.node or node)
     if nodes is None and source.node == node:
         fn = _named(label, call, options=how._replace(blob=source.name))
-        task = Task(fn, read, updates=[source, *updated], **final)
-        task.drains = source
-        return task
+        return Task(fn, read, updates=[source, *updated], **final)
     if limit is None:
         raise DefinitionError(
             f"{where}: it reads on node {source.key[0]!r} and processes on "
@@ -223,7 +221,6 @@ def _make_parts(
             node=source.node,
             **{**options, "after": after},
         )
-        taken.drains = source
         fn = _named(f"{label}.part", call, options=how._replace(first=first, limit=None))
         place = nodes[i % len(nodes)]
         # `drain` gets what the reading has taken in place of the reader.

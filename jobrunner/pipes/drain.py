@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from jobrunner.compile import reader_fault
 from jobrunner.worker import cancellation, renumber, seeded, set_up
 
 
@@ -42,8 +41,13 @@ def drain(
     """Read items, process them and pass them on; return what the last function returned."""
     count = options.num_inputs
     inputs, reader, updates = arguments[:count], arguments[count], arguments[count + 1 :]
-    if options.blob and (fault := reader_fault(type(reader))):
-        raise TypeError(f"the pipe reads from blob {options.blob!r}, which is {fault}")
+    if options.blob and not (hasattr(reader, "__iter__") and hasattr(reader, "__next__")):
+        raise TypeError(
+            f"the pipe reads from blob {options.blob!r}, which is {type(reader).__qualname__}. "
+            f"Expected a reader of jobrunner.data or another iterator that can be saved: without a "
+            f"position, each run would read all of it again. Make from_records(x) of a list or an "
+            f"array x, from_iterable(f) of a function f that returns a generator."
+        )
     if not hasattr(reader, "__iter__"):
         kind = type(reader).__qualname__
         raise TypeError(f"the pipe reads the list that a task returns; expected one, found {kind}")

@@ -29,7 +29,6 @@ from jobrunner.dask_internals import (
     is_retiring,
     memory_reader,
     remove_plugin,
-    separate_random,
     thread_count,
 )
 from jobrunner.errors import ExecutionError
@@ -94,7 +93,6 @@ class WorkspaceHost(WorkerPlugin):
         self._own_switch_seconds = 0.0  # the process's switch interval, while it is changed
         self._expected: dict[str, asyncio.TimerHandle] = {}  # binding -> gives up
         handle(worker, OPERATION, self.call)
-        separate_random(True)
 
     async def teardown(self, worker: Worker) -> None:
         """Drop everything; a worker that is retired first lets its nodes move to other workers."""
@@ -111,7 +109,6 @@ class WorkspaceHost(WorkerPlugin):
             self._drop(name, "its worker closed")
         for key in list(self._leases):
             self._end_lease(key)
-        separate_random(False)
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         """Follow the lease tasks' states. Dask calls this before their threads run."""

@@ -25,7 +25,6 @@ from jobrunner.compile import (
     Report,
     ResultArgument,
     UpdateArgument,
-    check_reader,
     is_due,
 )
 from jobrunner.errors import BlobNotFoundError
@@ -214,11 +213,8 @@ class Program:
                 {name: seeded(make) for name, make in each.items()}
                 for each in (task.setup, task.instance_setup)
             )
-            called = task.fn if task.has_stream else seed_calls(task.fn)
-            task = replace(task, fn=called, setup=setup, instance_setup=own)
+            task = replace(task, fn=seed_calls(task.fn), setup=setup, instance_setup=own)
         fn = task.callee()
-        if task.readers:
-            fn = partial(_make_readers, fn, f"{node}/{task.name}", task)
         if kwargs and all(type(value) in IMMUTABLE for value in kwargs.values()):
             fn, kwargs = partial(fn, **kwargs), {}
         step = Step(
@@ -315,16 +311,3 @@ class Program:
             {} if crossing.blob is None else self.blobs(crossing.source, crossing.blob),
             is_local=any(node in self._slices for node in crossing.targets),
         )
-
-
-def _make_readers(
-    fn: Callable[..., Any], name: str, task: PlannedTask, *args: Any, **kwargs: Any
-) -> Any:
-    """Call `fn`, and refuse what no pipe can read."""
-    value = fn(*args, **kwargs)
-    made = value if len(task.outputs) > 1 and isinstance(value, list | tuple) else [value]
-    for number, pipe in task.readers.items():
-        if number < len(made):
-            its = type(made[number])
-            check_reader(its, f"Task {name!r} returned", task.outputs[number].name, pipe)
-    return value

@@ -280,7 +280,7 @@ def refuse(item: object = None, *, x: object = None) -> None:
     raise DefinitionError("by hand")
 
 
-@pytest.mark.parametrize("how", ["by name", "capture_rng", "seed_global_rng", "pipe"])
+@pytest.mark.parametrize("how", ["by name", "seed_global_rng", "pipe"])
 def test_an_error_of_a_users_function_is_its_tasks_however_it_is_called(
     inproc_session: Session, how: str
 ) -> None:

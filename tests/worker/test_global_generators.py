@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextvars
 import random
-import sys
 import threading
 from functools import partial
 
 import numpy as np
 import pytest
-from dask.sizeof import sizeof
 
 from jobrunner import (
     DefinitionError,
@@ -20,13 +18,11 @@ from jobrunner import (
     Node,
     Session,
     Task,
-    TaskGroup,
     current_task,
     epoch_limiter,
     pipe,
     seeded,
 )
-from jobrunner.dask_internals import separate_random
 from jobrunner.data import from_records
 from jobrunner.worker.task_context import FRAME
 from tests.worker.test_task_context import make
@@ -184,26 +180,3 @@ def test_a_resume_says_that_other_numbers_are_drawn(tmp_path, inproc_session):
         "seed_global_rng is now True",
         "task epoch:a/step has other code",
     )
-
-
-def test_dask_draws_from_no_generator_that_tasks_draw_from(inproc_session):
-    with TaskGroup() as group:
-        Task(int, (), node="a")
-    inproc_session.run(group)
-    before = random.getstate()
-    assert sizeof(list(range(1000))) > 1000  # as of each message, in a thread of Dask's
-    assert random.getstate() == before
-    assert modules_with_random() == []
-
-
-def test_dask_draws_from_pythons_generator_again_when_the_last_plugin_is_gone(monkeypatch):
-    monkeypatch.setattr("jobrunner.dask_internals._num_separating", 0)
-    for is_separate, is_expected in ((True, False), (True, False), (False, False), (False, True)):
-        separate_random(is_separate)
-        assert bool(modules_with_random()) is is_expected
-    separate_random(True)  # for the plugins that are there
-
-
-def modules_with_random():
-    its = [name for name in sys.modules if name.startswith(("dask.", "distributed.", "tornado."))]
-    return [name for name in its if vars(sys.modules[name]).get("random") is random]

@@ -89,10 +89,7 @@ class Traced:
 
     def seeded_within(self, _: Traced) -> Traced:
         """Seed the calls of the task's function, if they are, as in a run without a trace."""
-        task = self.task
-        if not task.has_stream:
-            task = structs.replace(task, fn=seed_calls(task.fn))
-        return Traced(task, self.codecs)
+        return Traced(structs.replace(self.task, fn=seed_calls(self.task.fn)), self.codecs)
 
 
 def traced(group: GroupPlan, codecs: Sequence[Codec]) -> GroupPlan:
@@ -101,8 +98,7 @@ def traced(group: GroupPlan, codecs: Sequence[Codec]) -> GroupPlan:
         node: structs.replace(
             part,
             tasks=tuple(
-                structs.replace(t, fn=Traced(t, codecs), places=(), has_stream=False)
-                for t in part.tasks
+                structs.replace(task, fn=Traced(task, codecs), places=()) for task in part.tasks
             ),
         )
         for node, part in group.slices.items()
