@@ -24,7 +24,7 @@ from jobrunner.checkpoint.log.heartbeat import (
 )
 from jobrunner.checkpoint.log.log_writer import LogWriter
 from jobrunner.checkpoint.log.state import State
-from jobrunner.checkpoint.storage import Files, join_path
+from jobrunner.checkpoint.storage import Files, join_path, others_may_write
 from jobrunner.errors import CheckpointError, CheckpointWriteError, CommitConflictError
 from jobrunner.names import LOG_DIRECTORY
 from jobrunner.texts import get_logger
@@ -106,7 +106,7 @@ class RunLock:
         """Warn of a directory that everybody may write to."""
         for name in ("", LOG_DIRECTORY, RUNS_DIRECTORY):
             path = join_path(self._path, name) if name else self._path
-            rights = self._files.others_may_write(path)
+            rights = others_may_write(path)
             if rights:
                 logger.warning(
                     "Everybody may write to %s (%s), and so change what the next run loads. Take "

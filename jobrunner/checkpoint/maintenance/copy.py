@@ -256,8 +256,10 @@ class StoreCopy:
 
     def begin(self) -> list[Callable[[], None]]:
         """Make the directories; returns a job for each file but the root document."""
-        directories = [os.path.dirname(path) for path in self._documents]
-        self._target.files.make_directory(self._target.root, directories)
+        self._target.files.make_directory(self._target.root)
+        for path in self._documents:
+            directory = os.path.dirname(path)
+            self._target.files.make_directory(join_path(self._target.root, directory))
         documents = [partial(self._write, *document) for document in self._documents.items()]
         return [*documents, *(partial(self._copy, path) for path in self._chunks)]
 

@@ -19,6 +19,7 @@ from .posix import (
     BLOCK_BYTES as BLOCK_BYTES,
     PosixFiles as PosixFiles,
     join_path as join_path,
+    others_may_write as others_may_write,
 )
 from .protocol import (
     DOCUMENT_BYTES as DOCUMENT_BYTES,

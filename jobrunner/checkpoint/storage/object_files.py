@@ -6,13 +6,13 @@ import contextlib
 import datetime as dt
 import errno
 import functools
+import itertools
 import os
 import random
 import time
 import urllib.parse
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -32,6 +32,7 @@ _RETRY_KEY = "checkpoint.retry-seconds"
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 5.0
 _JITTER = random.Random()  # not the global generator, from which tasks may draw meanwhile
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+_MOST_DELETED = 1000  # with one request
 _CUT = "body error"  # part of obstore's message when an answer ends before its end
 
 
@@ -72,10 +73,9 @@ class ObjectFiles:
     `open_store`, which must be picklable, returns the store of that URL, with keys relative to it;
     it is called once per process.
 
-    There are no directories and no links: the store copies objects, and a rename is a copy and a
-    deletion. An object is whole and durable once the store has replied. Log entries require
-    conditional creation, which `prove_creation` tests before a run begins. Pickles contain the
-    URL, never credentials.
+    There are no directories and no links: the store copies objects. An object is whole and durable
+    once the store has replied. Log entries require conditional creation, which `prove_creation`
+    tests before a run begins. Pickles contain the URL, never credentials.
     """
 
     threads = 8
@@ -106,28 +106,29 @@ class ObjectFiles:
         if at_once < 2:
             yield from map(call, items)
             return
-        waiting: deque[Future[Result]] = deque()
         with ThreadPoolExecutor(at_once, "jobrunner-requests") as pool:
-            try:
-                for item in items:
-                    waiting.append(pool.submit(call, item))
-                    if len(waiting) > 2 * at_once:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            yield from pool.map(call, items)
 
     # --- requests
 
-    def _key(self, path: str) -> str:
-        if not self.reaches(path):
-            raise OSError(errno.EINVAL, f"is not below {self.root}", path)
-        return path[len(self.root) + 1 :]
+    def _ask(self, operation: str, path: str, request: Callable[[ObjectStore], Result]) -> Result:
+        """Make a request about `path`, again if its answer is cut; it must be safe to repeat."""
+        deadline = time.monotonic() + self.retry_seconds
+        pause = _PAUSE_SECONDS
+        while True:
+            try:
+                return self._ask_once(operation, path, request)
+            except _CutAnswerError:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise
+            time.sleep(min(pause * _JITTER.uniform(0.5, 1.0), left))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    @contextlib.contextmanager
-    def _asking(self, operation: str, path: str) -> Iterator[ObjectStore]:
-        """The store for one request about `path`; turns its errors into OSErrors."""
+    def _ask_once(
+        self, operation: str, path: str, request: Callable[[ObjectStore], Result]
+    ) -> Result:
+        """Make a request; turns the store's errors into OSErrors."""
         self.before(operation, path)
         try:
             from obstore import exceptions
@@ -136,7 +137,7 @@ class ObjectFiles:
         try:
             if self._opened is None:
                 self._opened = self._open_store(self.root)
-            yield self._opened
+            return request(self._opened)
         except FileNotFoundError as error:
             self._refuse_missing_bucket(error, path, is_sure=operation in ("put", "create"))
             raise FileNotFoundError(errno.ENOENT, "no such object", path) from error
@@ -150,27 +151,6 @@ class ObjectFiles:
             kind = _CutAnswerError if _CUT in message else OSError
             raise kind(number, printable(message), path) from _presentable(error)
 
-    def _ask(self, operation: str, path: str, request: Callable[[ObjectStore], Result]) -> Result:
-        """Make a request about `path`, again if its answer is cut; it must be safe to repeat."""
-        for is_last in self._tries():
-            try:
-                with self._asking(operation, path) as store:
-                    return request(store)
-            except _CutAnswerError:
-                if is_last:
-                    raise
-        raise AssertionError  # the last try has returned or raised
-
-    def _tries(self) -> Iterator[bool]:
-        """Iterate over tries, with a growing pause between them; True: the last one."""
-        deadline = time.monotonic() + self.retry_seconds
-        pause = _PAUSE_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
-            yield False
-            time.sleep(min(pause * _JITTER.uniform(0.5, 1.0), left))
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        yield True
-
     def _refuse_missing_bucket(self, error: Exception, path: str, is_sure: bool = False) -> None:
         """Raise another error than for a missing object, which may be no fault."""
         if is_sure or any(code in str(error) for code in _NO_BUCKET):
@@ -179,9 +159,14 @@ class ObjectFiles:
             problem = f"there is no {noun} {name!r}. Create it, or correct the URL"
             raise OSError(errno.ENXIO, problem, path) from _presentable(error)
 
+    def _key(self, path: str) -> str:
+        if not self.reaches(path):
+            raise OSError(errno.EINVAL, f"is not below {self.root}", path)
+        return path[len(self.root) + 1 :]
+
     # --- writing
 
-    def make_directory(self, path: str, inside: Collection[str] = ()) -> None:
+    def make_directory(self, path: str) -> None:
         pass
 
     def make_directories(self, path: str) -> None:
@@ -189,13 +174,13 @@ class ObjectFiles:
 
     def write(self, path: str, buffers: Sequence[bytes | memoryview]) -> str:
         digest = xxhash.xxh3_128()
-        content: list[bytes | memoryview] = []
+        content: list[memoryview] = []
         for buffer in buffers:
-            view = memoryview(buffer)
-            if view.nbytes:
-                view = view.cast("B")
-                content.append(view)
-                digest.update(view)
+            memory = memoryview(buffer)
+            if memory.nbytes:
+                memory = memory.cast("B")
+                content.append(memory)
+                digest.update(memory)
         self._put(path, content)
         return digest.hexdigest()
 
@@ -207,17 +192,17 @@ class ObjectFiles:
         self._ask("put", path, put)
 
     def link(self, source: str, target: str, nbytes: int) -> bool:
+        def copy(store: ObjectStore) -> object:
+            return store.copy(self._key(source), self._key(target))
+
         try:
-            self._copy(source, target, target)
+            self._ask("copy", target, copy)
         except FileNotFoundError:
             return False
         if self._head(target)["size"] == nbytes:
             return True
         self.remove_file(target)
         return False
-
-    def _copy(self, source: str, target: str, path: str) -> None:
-        self._ask("copy", path, lambda store: store.copy(self._key(source), self._key(target)))
 
     def put(self, path: str, data: bytes, *, durable: bool = False) -> None:
         self._put(path, [data])
@@ -268,12 +253,13 @@ class ObjectFiles:
         self._ask("delete", path, delete)
 
     def remove_tree(self, path: str) -> None:
-        for batch in self._list(path):
-            keys = [entry["path"] for entry in batch]
+        keys = [entry["path"] for entry in self._list(path)]
+        for start in range(0, len(keys), _MOST_DELETED):
+            batch = keys[start : start + _MOST_DELETED]
             try:
-                self._ask("delete", path, functools.partial(_delete, keys))
-            except FileNotFoundError:
-                for key in keys:
+                self._ask("delete", path, functools.partial(_delete, batch))
+            except FileNotFoundError:  # of one of them, in some stores
+                for key in batch:
                     with contextlib.suppress(FileNotFoundError):
                         self.remove_file(f"{self.root}/{key}")
 
@@ -284,24 +270,26 @@ class ObjectFiles:
 
     @contextlib.contextmanager
     def durable(
-        self, path: str, names: Sequence[str], changed: Collection[str] | None = None
+        self, path: str, names: Collection[str], changed: Collection[str] | None = None
     ) -> Iterator[None]:
         yield
 
     # --- reading
 
     def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
+        def get(store: ObjectStore) -> bytes:
+            result = store.get(self._key(path))
+            size = int(result.meta["size"])
+            if size > most:
+                raise too_long(path, size, most)
+            return result.bytes().to_bytes()
+
         try:
-            size, data = self.read_span(path, 0, most)
+            return self._ask("get", path, get)
         except FileNotFoundError:
             return None
-        if size > most:
-            raise too_long(path, size, most)
-        return data
 
-    def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, str]:
-        wanted = 0 if target is None else len(target)
-
+    def read_into(self, path: str, target: memoryview, nbytes: int) -> tuple[int, str]:
         def get(store: ObjectStore) -> tuple[int, str]:
             digest = xxhash.xxh3_128()
             position = 0
@@ -310,32 +298,15 @@ class ObjectFiles:
             if size != nbytes:
                 return size, ""
             for block in result.stream(min_chunk_size=BLOCK_BYTES):
-                view = memoryview(block)
-                digest.update(view)
-                if target is not None and position < wanted:
-                    stop = min(wanted, position + len(view))
-                    target[position:stop] = view[: stop - position]
-                position += len(view)
+                memory = memoryview(block)
+                digest.update(memory)
+                if position < len(target):
+                    part = target[position : position + len(memory)]
+                    part[:] = memory[: len(part)]
+                position += len(memory)
             return position, digest.hexdigest() if position == nbytes else ""
 
         return self._ask("get", path, get)
-
-    def read_span(self, path: str, start: int, nbytes: int) -> tuple[int, bytes]:
-        def get(store: ObjectStore) -> tuple[int, bytes]:
-            span = (start, start + nbytes)
-            result = store.get(self._key(path), options={"range": span})
-            return int(result.meta["size"]), result.bytes().to_bytes()
-
-        try:
-            return self._ask("get", path, get)
-        except FileNotFoundError:
-            raise
-        except OSError:
-            # Stores refuse a range that begins at or after the object's end.
-            size = int(self._head(path)["size"])
-            if size > start and nbytes:
-                raise
-            return size, b""
 
     def list_names(self, path: str) -> list[str]:
         level = self._list_level(path)
@@ -353,16 +324,13 @@ class ObjectFiles:
         return True
 
     def is_directory(self, path: str) -> bool:
-        return any(self._list(path, 1))
+        prefix = self._key(path) or None
+        return self._ask("list", path, lambda store: any(store.list(prefix, chunk_size=1)))
 
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
         start = 0 if path == self.root else len(self._key(path)) + 1
-        for batch in self._list(path):
-            for entry in batch:
-                yield entry["path"][start:], entry["size"]
-
-    def others_may_write(self, path: str) -> str:
-        return ""
+        for entry in self._list(path):
+            yield entry["path"][start:], entry["size"]
 
     def _head(self, path: str) -> Any:
         return self._ask("head", path, lambda store: store.head(self._key(path)))
@@ -371,20 +339,14 @@ class ObjectFiles:
         prefix = self._key(path) or None
         return self._ask("list", path, lambda store: store.list_with_delimiter(prefix))
 
-    def _list(self, path: str, count: int = 1000) -> Iterator[Sequence[Any]]:
-        """All objects below a path, in batches; a listing that is cut begins again."""
-        listed: set[str] = set()
-        for is_last in self._tries():
-            try:
-                with self._asking("list", path) as store:
-                    for batch in store.list(self._key(path) or None, chunk_size=count):
-                        new = [entry for entry in batch if entry["path"] not in listed]
-                        listed.update(entry["path"] for entry in new)
-                        yield new
-                    return
-            except _CutAnswerError:
-                if is_last:
-                    raise
+    def _list(self, path: str) -> list[Any]:
+        """All objects below a path."""
+        prefix = self._key(path) or None
+
+        def collect(store: ObjectStore) -> list[Any]:
+            return list(itertools.chain.from_iterable(store.list(prefix)))
+
+        return self._ask("list", path, collect)
 
 
 def _delete(keys: Sequence[str], store: ObjectStore) -> None:

@@ -18,9 +18,6 @@ from jobrunner.texts import without_credentials
 FILES = instance("a storage with the methods of `Files`", Files)
 _OBJECT_SCHEMES = ("s3", "gs", "az", "memory")
 
-# In the place of a bucket or a host, or in a query; also if a slash is missing.
-_CREDENTIALS = re.compile(r"(?:s3|gs|az|memory):/?(?!/)|[^\W_]+://(?:[^/]*[@:]|.*[?#])", re.S)
-
 _SAFE_NAME = re.compile(r"[\w.~!$&'()*+,;=:@-]+")
 
 
@@ -40,7 +37,7 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
     if "\n" in text:  # messages name it, and a stranger may have chosen it
         raise DefinitionError(f"path must be one line; got {text!r}. Rename the directory.")
     scheme, separator, rest = text.partition("://")
-    if _CREDENTIALS.match(text) or without_credentials(text) != text:
+    if _may_have_credentials(text) or without_credentials(text) != text:
         raise DefinitionError(
             "path is a URL that may contain credentials, so it is not repeated here: it has '@' or "
             "':' in its first part, or '?' or '#'. Pass credentials in the environment, and a URL "
@@ -60,6 +57,17 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
             raise DefinitionError(f"{text}: a file URL must have no host: file:///...")
         text = urllib.request.url2pathname(urllib.parse.urlsplit(text).path)
     return os.path.abspath(text)
+
+
+def _may_have_credentials(text: str) -> bool:
+    """Whether a URL has more than names, or the URL of an object store lacks a slash."""
+    scheme, colon, rest = text.partition(":")
+    if not colon or not scheme.isalnum():
+        return False
+    if not rest.startswith("//"):
+        return scheme in _OBJECT_SCHEMES
+    authority = rest[2:].partition("/")[0]
+    return "@" in authority or ":" in authority or "?" in rest or "#" in rest
 
 
 def outer_directories(path: str) -> Iterator[str]:

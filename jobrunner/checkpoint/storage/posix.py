@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import grp
 import os
 import pwd
 import re
@@ -13,6 +12,7 @@ import secrets
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import xxhash
@@ -23,16 +23,18 @@ from jobrunner.checkpoint.storage.unlinked import (
     GONE,
     PASSAGE,
     Below,
-    closing,
-    scan,
+    Place,
+    name_path,
+    opened,
+    refuse,
     too_long,
-    walk,
 )
 
 BLOCK_BYTES = 1 << 20
 """Size of a block that is digested and written together, while it is in a core's cache."""
 
 _WRITTEN_BACK_BYTES = 128 << 10  # for less, the call costs more than it saves
+_MOST_LEVELS = 100
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _WITHOUT_SYNCFS = (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
@@ -79,11 +81,10 @@ class PosixFiles:
 
     # --- writing
 
-    def make_directory(self, path: str, inside: Collection[str] = ()) -> None:
-        for directory in (path, *(join_path(path, name) for name in inside)):
-            self.before("mkdir", directory)
-            with self.below.parent(directory) as place:
-                os.mkdir(place.name, dir_fd=place.directory)
+    def make_directory(self, path: str) -> None:
+        self.before("mkdir", path)
+        with self.below.parent(path) as place:
+            os.mkdir(place.name, dir_fd=place.directory)
 
     def make_directories(self, path: str) -> None:
         if self.is_directory(path):
@@ -97,17 +98,17 @@ class PosixFiles:
 
     def write(self, path: str, buffers: Sequence[bytes | memoryview]) -> str:
         self.before("create", path)
-        descriptor = self.below.open(path, _NEW)
         digest = xxhash.xxh3_128()
         position = 0
+        descriptor = self.below.open(path, _NEW)
         try:
             for buffer in buffers:
-                view = memoryview(buffer)
-                if not view.nbytes:
+                memory = memoryview(buffer)
+                if not memory.nbytes:
                     continue
-                view = view.cast("B")
-                for start in range(0, len(view), BLOCK_BYTES):
-                    block = view[start : start + BLOCK_BYTES]
+                memory = memory.cast("B")
+                for start in range(0, len(memory), BLOCK_BYTES):
+                    block = memory[start : start + BLOCK_BYTES]
                     digest.update(block)
                     self._write_block(descriptor, path, block)
                     if len(block) >= _WRITTEN_BACK_BYTES:
@@ -149,7 +150,7 @@ class PosixFiles:
                 dst_dir_fd=new.directory,
                 follow_symlinks=False,
             )
-            return os.stat(new.name, dir_fd=new.directory, follow_symlinks=False)
+            return new.attributes()
 
     def create(self, path: str, data: bytes) -> bool:
         temporary = _name_temporary(path)
@@ -196,6 +197,7 @@ class PosixFiles:
             self.sync_path(os.path.dirname(path))
 
     def rename(self, source: str, target: str) -> None:
+        """Give a file another name, in place of the file that had it."""
         self.before("rename", source)
         with self.below.parent(source) as old, self.below.parent(target) as new:
             os.rename(old.name, new.name, src_dir_fd=old.directory, dst_dir_fd=new.directory)
@@ -206,28 +208,22 @@ class PosixFiles:
             os.unlink(place.name, dir_fd=place.directory)
 
     def remove_tree(self, path: str) -> None:
-        self.before("list", path)
         with contextlib.suppress(FileNotFoundError):
-            self._remove_content(path, self.below.open(path, DIRECTORY), 0)
+            for member in self._walk(path):
+                with contextlib.suppress(FileNotFoundError):
+                    self._remove(member)
             self.before("rmdir", path)
             with self.below.parent(path) as place:
                 os.rmdir(place.name, dir_fd=place.directory)
 
-    def _remove_content(self, path: str, descriptor: int, level: int) -> None:
-        """Remove all that is in a directory, and close its descriptor."""
-        with closing(descriptor, path):
-            for entry in scan(descriptor, path, level):
-                inside = join_path(path, entry.name)
-                with contextlib.suppress(FileNotFoundError):
-                    if entry.is_dir(follow_symlinks=False):
-                        self.before("list", inside)
-                        inner = os.open(entry.name, DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
-                        self._remove_content(inside, inner, level + 1)
-                        self.before("rmdir", inside)
-                        os.rmdir(entry.name, dir_fd=descriptor)
-                    else:
-                        self.before("unlink", inside)
-                        os.unlink(entry.name, dir_fd=descriptor)
+    def _remove(self, member: _Member) -> None:
+        operation, remove = ("rmdir", os.rmdir) if member.is_directory else ("unlink", os.unlink)
+        self.before(operation, member.path)
+        try:
+            remove(member.entry.name, dir_fd=member.directory)
+        except OSError as error:
+            name_path(error, member.path)
+            raise
 
     # --- durability
 
@@ -241,11 +237,10 @@ class PosixFiles:
 
     @contextlib.contextmanager
     def durable(
-        self, path: str, names: Sequence[str], changed: Collection[str] | None = None
+        self, path: str, names: Collection[str], changed: Collection[str] | None = None
     ) -> Iterator[None]:
         # Opened first: syncfs reports all failures since then, also in the background.
-        descriptor = self.below.open(path, DIRECTORY)
-        try:
+        with opened(self.below.open(path, DIRECTORY), path) as descriptor:
             yield
             if self.has_syncfs:
                 self.before("syncfs", path)
@@ -254,15 +249,13 @@ class PosixFiles:
                     return
                 if number not in _WITHOUT_SYNCFS:
                     raise OSError(number, os.strerror(number), path)
-            for name in names:
-                root = join_path(path, name)
-                for member, _ in walk(self.below.open(root, DIRECTORY), root):
-                    self.sync_path(join_path(root, member))
-                self.sync_path(root)
-            for directory in (path,) if changed is None else changed:
-                self.sync_path(directory)
-        finally:
-            os.close(descriptor)
+        for name in names:
+            root = join_path(path, name)
+            for member in self._walk(root):
+                self.sync_path(member.path)
+            self.sync_path(root)
+        for directory in (path,) if changed is None else changed:
+            self.sync_path(directory)
 
     @property
     def has_syncfs(self) -> bool:
@@ -278,70 +271,50 @@ class PosixFiles:
     def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
         self.before("open", path)
         try:
-            descriptor, attributes = self.below.open_file(path)
+            descriptor, size = self.below.open_file(path)
         except GONE:
             return None
-        try:
-            if attributes.st_size > most:
-                raise too_long(path, attributes.st_size, most)
-            return _read_bytes(descriptor, attributes.st_size)
-        finally:
-            os.close(descriptor)
+        with os.fdopen(descriptor, "rb") as file:
+            if size > most:
+                raise too_long(path, size, most)
+            return file.read(size)
 
-    def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, str]:
+    def read_into(self, path: str, target: memoryview, nbytes: int) -> tuple[int, str]:
         self.before("open", path)
-        descriptor, attributes = self.below.open_file(path)
-        try:
-            size = attributes.st_size
+        descriptor, size = self.below.open_file(path)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
             if size != nbytes:
                 return size, ""
             digest = xxhash.xxh3_128()
+            rest = memoryview(bytearray(min(BLOCK_BYTES, max(0, nbytes - len(target)))))
             position = 0
-            wanted = 0 if target is None else len(target)
-            spare = memoryview(b"")
             while position < nbytes:
-                if target is not None and position < wanted:
-                    block = target[position : min(wanted, position + BLOCK_BYTES)]
+                if position < len(target):
+                    block = target[position : position + BLOCK_BYTES]
                 else:
-                    if not spare:
-                        spare = memoryview(bytearray(min(BLOCK_BYTES, nbytes - position)))
-                    block = spare[: nbytes - position]
-                count = os.readv(descriptor, [block])
+                    block = rest[: nbytes - position]
+                count = file.readinto(block)
                 if not count:  # cut while it was read
                     return position, ""
                 digest.update(block[:count])
                 position += count
             return size, digest.hexdigest()
-        finally:
-            os.close(descriptor)
-
-    def read_span(self, path: str, start: int, nbytes: int) -> tuple[int, bytes]:
-        self.before("open", path)
-        descriptor, attributes = self.below.open_file(path)
-        try:
-            size = attributes.st_size
-            if not 0 <= start < size:
-                return size, b""
-            os.lseek(descriptor, start, os.SEEK_SET)
-            return size, _read_bytes(descriptor, max(0, min(nbytes, size - start)))
-        finally:
-            os.close(descriptor)
 
     def list_names(self, path: str) -> list[str]:
-        return [entry.name for entry in self._list(path)]
+        return [entry.name for entry, _ in self._list(path)]
 
     def list_directories(self, path: str) -> list[str]:
-        return [entry.name for entry in self._list(path) if entry.is_dir(follow_symlinks=False)]
+        return [entry.name for entry, is_directory in self._list(path) if is_directory]
 
-    def _list(self, path: str) -> Iterator[os.DirEntry[str]]:
-        """What a directory contains, while it is open."""
+    def _list(self, path: str) -> list[tuple[os.DirEntry[str], bool]]:
+        """What is in a directory, and whether it is a directory, too."""
         self.before("list", path)
         try:
             descriptor = self.below.open(path, DIRECTORY)
         except GONE:
-            return
-        with closing(descriptor, path):
-            yield from scan(descriptor, path, 0)
+            return []
+        with opened(descriptor, path), os.scandir(descriptor) as entries:
+            return [(entry, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
     def is_taken(self, path: str) -> bool:
         try:
@@ -358,43 +331,71 @@ class PosixFiles:
         return True
 
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
-        try:
-            descriptor = self.below.open(path, DIRECTORY)
-        except GONE:
-            return
-        for name, attributes in walk(descriptor, path):
-            if attributes is not None:
-                yield name, attributes.st_size if stat.S_ISREG(attributes.st_mode) else -1
+        with contextlib.suppress(*GONE):
+            for member in self._walk(path):
+                if member.is_directory:
+                    continue
+                try:
+                    attributes = member.entry.stat(follow_symlinks=False)
+                except GONE:  # meanwhile
+                    continue
+                size = attributes.st_size if stat.S_ISREG(attributes.st_mode) else -1
+                yield member.path[len(path) + 1 :], size
 
-    def others_may_write(self, path: str) -> str:
-        try:
-            attributes = self.below.attributes(path)
-        except GONE:
-            return ""
-        if not attributes.st_mode & stat.S_IWOTH or stat.S_ISLNK(attributes.st_mode):
-            return ""
-        owner, group = str(attributes.st_uid), str(attributes.st_gid)
-        with contextlib.suppress(KeyError):
-            owner = pwd.getpwuid(attributes.st_uid).pw_name
-        with contextlib.suppress(KeyError):
-            group = grp.getgrgid(attributes.st_gid).gr_name
-        return f"owner {owner}, group {group}, rights {stat.filemode(attributes.st_mode)}"
+    def _walk(self, path: str) -> Iterator[_Member]:
+        """All that is below a directory, each directory after its content."""
+        self.before("list", path)
+        return self._walk_opened(path, self.below.open(path, DIRECTORY), 0)
+
+    def _walk_opened(self, path: str, descriptor: int, level: int) -> Iterator[_Member]:
+        with opened(descriptor, path):
+            if level > _MOST_LEVELS:
+                raise refuse(path, f"nested in more than {_MOST_LEVELS} directories")
+            with os.scandir(descriptor) as scanned:
+                entries = list(scanned)
+            for entry in entries:
+                member = _Member(join_path(path, entry.name), descriptor, entry)
+                if member.is_directory:
+                    self.before("list", member.path)
+                    try:
+                        inner = Place(member.path, entry.name, descriptor).open(DIRECTORY)
+                    except GONE:  # meanwhile
+                        continue
+                    yield from self._walk_opened(member.path, inner, level + 1)
+                yield member
+
+
+def others_may_write(path: str) -> str:
+    """Owner and rights of a local directory that everybody may write to; else empty."""
+    try:
+        attributes = os.lstat(path)
+    except OSError:
+        return ""
+    if not attributes.st_mode & stat.S_IWOTH or stat.S_ISLNK(attributes.st_mode):
+        return ""
+    owner = str(attributes.st_uid)
+    with contextlib.suppress(KeyError):
+        owner = pwd.getpwuid(attributes.st_uid).pw_name
+    return f"owner {owner}, rights {stat.filemode(attributes.st_mode)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A file or directory below another one; `directory` is open only while it is looked at."""
+
+    path: str
+    directory: int
+    entry: os.DirEntry[str]
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is one itself, and no link to one."""
+        return self.entry.is_dir(follow_symlinks=False)
 
 
 def _name_temporary(path: str) -> str:
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name}.{secrets.token_hex(8)}.tmp")
-
-
-def _read_bytes(descriptor: int, nbytes: int) -> bytes:
-    """Up to so many bytes, fewer only at the end of the file."""
-    data = os.read(descriptor, nbytes)
-    while len(data) < nbytes:
-        more = os.read(descriptor, nbytes - len(data))
-        if not more:
-            break
-        data += more
-    return data
 
 
 def _explain_link(error: OSError, path: str) -> OSError:

@@ -50,11 +50,8 @@ class Files(Protocol):
 
     # --- writing
 
-    def make_directory(self, path: str, inside: Collection[str] = ()) -> None:
-        """Create a directory, which must not exist, and those `inside` it; its parent must exist.
-
-        `inside` are relative paths with ``/``, parents before what they contain.
-        """
+    def make_directory(self, path: str) -> None:
+        """Create a directory, which must not exist; its parent must exist."""
 
     def make_directories(self, path: str) -> None:
         """Create a directory and its parents durably, unless they exist."""
@@ -96,11 +93,11 @@ class Files(Protocol):
         """Make the content of a file, or the names in a directory, durable."""
 
     def durable(
-        self, path: str, names: Sequence[str], changed: Collection[str] | None = None
+        self, path: str, names: Collection[str], changed: Collection[str] | None = None
     ) -> AbstractContextManager[None]:
         """On exit, make durable what the ``with`` block wrote below ``path/name``.
 
-        `changed`, read on exit, are the directories in which names changed; by default `path`.
+        `changed` are the directories in which names changed; by default `path`. Both are read on exit.
         """
 
     # --- reading
@@ -111,15 +108,12 @@ class Files(Protocol):
         Raises a `CheckpointCorruptError` if it is longer than `most`.
         """
 
-    def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, str]:
+    def read_into(self, path: str, target: memoryview, nbytes: int) -> tuple[int, str]:
         """Read a file of `nbytes` bytes, of which `target` gets the first ones, and digest it.
 
         Returns the file's size and its xxh3_128 in hex, which is empty if the size is not `nbytes`:
         a file of another size is not read.
         """
-
-    def read_span(self, path: str, start: int, nbytes: int) -> tuple[int, bytes]:
-        """The size of a file, and some of its bytes."""
 
     def list_names(self, path: str) -> list[str]:
         """Names in a directory; none if it does not exist."""
@@ -138,6 +132,3 @@ class Files(Protocol):
 
         Skips files that disappear meanwhile. What is no file (a link, a pipe) has size -1.
         """
-
-    def others_may_write(self, path: str) -> str:
-        """Owner, group and rights of a directory that everybody may write to; else empty."""

@@ -13,19 +13,18 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Self
 
 from jobrunner.errors import CheckpointCorruptError
 
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 PASSAGE = DIRECTORY | getattr(os, "O_PATH", 0)
 """To reach what is in a directory, which need not be readable."""
 
 GONE = (FileNotFoundError, NotADirectoryError)
 
-_FILE_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _LEASE_SECONDS = 60.0
-_MOST_LEVELS = 100
+_NEW_FILE_RIGHTS = 0o666  # less the umask
 
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
@@ -55,12 +54,61 @@ def too_long(path: str, nbytes: int, most: int) -> ForeignFileError:
     return refuse(path, f"too long: it has {nbytes:,} bytes, expected {most:,} at most")
 
 
-@dataclass(frozen=True, slots=True)
 class Place:
-    """A name, and an open directory in which it is; None if the name is a whole path."""
+    """A name, and the open directory that it is in: for calls that take both.
 
-    name: str
-    directory: int | None
+    Use it in a ``with`` block, which closes the directory; errors get the whole path there.
+    `directory` is None if the name is a path that may contain links.
+    """
+
+    __slots__ = ("directory", "name", "path")
+
+    def __init__(self, path: str, name: str, directory: int | None) -> None:
+        self.path = path
+        self.name = name
+        self.directory = directory
+
+    def open(self, flags: int) -> int:
+        """Open the name; raises `ForeignFileError` for a link."""
+        flags |= os.O_CLOEXEC
+        if self.directory is not None:
+            flags |= os.O_NOFOLLOW
+        try:
+            return os.open(self.name, flags, _NEW_FILE_RIGHTS, dir_fd=self.directory)
+        except OSError as error:
+            self._refuse_foreign(error)
+            raise
+
+    def _refuse_foreign(self, error: OSError) -> None:
+        """Refuse the name if `error` is due to a link, or to a pipe or socket without a reader."""
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO) or self.directory is None:
+            return
+        try:
+            mode = self.attributes().st_mode
+        except OSError:
+            return
+        if stat.S_ISLNK(mode) or error.errno == errno.ENXIO:
+            raise refuse(self.path, _name_kind(mode)) from None
+
+    def attributes(self) -> os.stat_result:
+        """The attributes of the name, which may be a link."""
+        return os.stat(self.name, dir_fd=self.directory, follow_symlinks=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.directory is not None:
+            os.close(self.directory)
+        if isinstance(error, OSError):
+            name_path(error, self.path)
+
+
+def name_path(error: OSError, path: str) -> None:
+    """Let an error of a call that got a name in an open directory name the whole path."""
+    if not isinstance(error, ForeignFileError):
+        error.filename = path
+        del error.filename2  # None would be shown
 
 
 class Below:
@@ -80,24 +128,43 @@ class Below:
             # The longest first: of a directory within another one, its own path may be a link.
             self._roots = tuple(sorted({*self._roots, root}, key=len, reverse=True))
 
+    def parent(self, path: str) -> Place:
+        """The place of a name; raises `ForeignFileError` for a link on the way to it."""
+        root = self._root_of(path)
+        if root is None:
+            return Place(path, path, None)
+        names = path[len(root) :].split("/")
+        if ".." in names:
+            raise refuse(path, "outside of its directory")
+        # Of a path that `os.open` gets, only the last part is not followed if it is a link. So each
+        # directory is opened from the one before.
+        try:
+            descriptor = os.open(root, PASSAGE | os.O_CLOEXEC)
+            reached = root[:-1]
+            for name in names[:-1]:
+                reached = f"{reached}/{name}"
+                outer = descriptor
+                try:
+                    descriptor = Place(reached, name, outer).open(PASSAGE)
+                finally:
+                    os.close(outer)
+        except OSError as error:
+            name_path(error, path)
+            raise
+        return Place(path, names[-1], descriptor)
+
     def open(self, path: str, flags: int) -> int:
         """Open a file or directory; raises `ForeignFileError` for a link."""
         with self.parent(path) as place:
-            if place.directory is None:
-                return os.open(place.name, flags | os.O_CLOEXEC, 0o666)
-            try:
-                return _open(place, flags)
-            except OSError as error:
-                _refuse_foreign(error, place, path)
-                raise
+            return place.open(flags)
 
-    def open_file(self, path: str, flags: int = os.O_RDONLY) -> tuple[int, os.stat_result]:
-        """Open a regular file, and return its attributes; raises `ForeignFileError` for others."""
+    def open_file(self, path: str) -> tuple[int, int]:
+        """Open a regular file, and return its size, too; raises `ForeignFileError` for others."""
         # Without waiting: a pipe whose other end nobody opens would hold the reader for ever.
         deadline = math.inf
         while True:
             try:
-                descriptor = self.open(path, flags | _FILE_FLAGS)
+                descriptor = self.open(path, os.O_RDONLY | os.O_NONBLOCK)
                 break
             except BlockingIOError:  # until a file server returns its lease on the file
                 deadline = min(deadline, time.monotonic() + _LEASE_SECONDS)
@@ -106,126 +173,39 @@ class Below:
                 time.sleep(0.01)
         attributes = os.fstat(descriptor)
         if stat.S_ISREG(attributes.st_mode):
-            return descriptor, attributes
+            return descriptor, attributes.st_size
         os.close(descriptor)
         if stat.S_ISDIR(attributes.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         raise refuse(path, _name_kind(attributes.st_mode))
 
-    @contextlib.contextmanager
-    def parent(self, path: str) -> Iterator[Place]:
-        """The place of a name, for calls that take one; their errors get the whole path."""
-        root, names = self._split(path)
-        descriptor: int | None = None
-        try:
-            if not names:
-                yield Place(path, None)
-                return
-            # Only the last part of a path that `os.open` gets is not followed if it is a link. So
-            # each directory is opened from the one before.
-            descriptor = os.open(root, PASSAGE)
-            reached = root.rstrip("/")
-            for name in names[:-1]:
-                reached = f"{reached}/{name}"
-                place = Place(name, descriptor)
-                try:
-                    inner = _open(place, PASSAGE)
-                except OSError as error:
-                    _refuse_foreign(error, place, reached)
-                    raise
-                os.close(descriptor)
-                descriptor = inner
-            yield Place(names[-1], descriptor)
-        except ForeignFileError:
-            raise
-        except OSError as error:
-            error.filename = path
-            del error.filename2  # None would be shown
-            raise
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-
     def attributes(self, path: str) -> os.stat_result:
         """The attributes of a name, which may be a link."""
         with self.parent(path) as place:
-            if place.directory is None:
-                return os.lstat(place.name)
-            return os.stat(place.name, dir_fd=place.directory, follow_symlinks=False)
+            return place.attributes()
 
-    def _split(self, path: str) -> tuple[str, list[str]]:
-        """The bound directory of a path, and the names below it; none if it is below no one."""
+    def _root_of(self, path: str) -> str | None:
+        """The innermost bound directory that contains a path, with a slash at its end."""
         for root in self._roots:
             if path.startswith(root):
-                names = path[len(root) :].split("/")
-                if ".." in names:
-                    raise refuse(path, "outside of its directory")
-                return root, names
+                return root
             if path == root[:-1]:
-                break
-        return path, []
-
-
-def _open(place: Place, flags: int) -> int:
-    return os.open(place.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=place.directory)
-
-
-def _refuse_foreign(error: OSError, place: Place, path: str) -> None:
-    """Raise `ForeignFileError` if `error` is due to a link, or a pipe or socket without a reader."""
-    if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-        return
-    try:
-        mode = os.stat(place.name, dir_fd=place.directory, follow_symlinks=False).st_mode
-    except OSError:
-        return
-    if stat.S_ISLNK(mode) or error.errno == errno.ENXIO:
-        raise refuse(path, _name_kind(mode)) from None
-
-
-def _name_kind(mode: int) -> str:
-    return _KINDS.get(stat.S_IFMT(mode), "no file")
-
-
-# --- trees
+                return None
+        return None
 
 
 @contextlib.contextmanager
-def closing(descriptor: int, path: str) -> Iterator[None]:
-    """Close a directory's descriptor at the end; errors that name it or a name in it get the path."""
+def opened(descriptor: int, path: str) -> Iterator[int]:
+    """Close a directory's descriptor at the end; errors of calls that got it get its path."""
     try:
-        yield
+        yield descriptor
     except OSError as error:
         if isinstance(error.filename, int):
             error.filename = path
-        elif error.filename is not None and "/" not in error.filename:
-            error.filename = f"{path}/{error.filename}"
         raise
     finally:
         os.close(descriptor)
 
 
-def scan(descriptor: int, path: str, level: int) -> list[os.DirEntry[str]]:
-    """What an open directory contains; ask the entries only while it is open."""
-    if level > _MOST_LEVELS:
-        raise refuse(path, f"nested in more than {_MOST_LEVELS} directories")
-    with os.scandir(descriptor) as entries:
-        return list(entries)
-
-
-def walk(
-    descriptor: int, path: str, prefix: str = "", level: int = 0
-) -> Iterator[tuple[str, os.stat_result | None]]:
-    """What is below an open directory, which is closed, with its attributes; None for directories."""
-    with closing(descriptor, path):
-        for entry in scan(descriptor, path, level):
-            name = f"{prefix}{entry.name}"
-            attributes = None
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    inner = _open(Place(entry.name, descriptor), DIRECTORY)
-                    yield from walk(inner, f"{path}/{entry.name}", f"{name}/", level + 1)
-                else:
-                    attributes = entry.stat(follow_symlinks=False)
-            except GONE:  # meanwhile
-                continue
-            yield name, attributes
+def _name_kind(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "no file")

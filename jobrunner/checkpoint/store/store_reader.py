@@ -95,8 +95,8 @@ class VerifiedFiles:
             raise self._missing(path)
         return data
 
-    def read_into(self, name: str, target: memoryview | None, file: File) -> None:
-        """Read a file into memory; None: only verify it."""
+    def read_into(self, name: str, target: memoryview, file: File) -> None:
+        """Read a file, of which memory gets the first bytes, and verify it."""
         path = join_path(self.root, name)
         with self.reading(path):
             present = self.files.read_into(path, target, file[0])
@@ -486,7 +486,9 @@ class StoreReader:
         """Read and verify every file of the store."""
         document, verified = self.read_document(), self.verified
         files = document.files()
-        jobs: Jobs = [partial(verified.read_into, path, None, files[path]) for path in files]
+        jobs: Jobs = [
+            partial(verified.read_into, path, memoryview(b""), files[path]) for path in files
+        ]
         jobs += self._document_jobs(document.zarr_documents())
         run_all(jobs, self.files.threads, sum(size for size, _ in files.values()))
 

@@ -161,7 +161,9 @@ class StoreBatch:
         names = [store.name for store in self._stores]
         self._stack.enter_context(self._files.durable(self._directory, names))
         for store in self._stores:
-            self._files.make_directory(store.root, store.layout.documents)
+            self._files.make_directory(store.root)
+            for path in store.layout.documents:
+                self._files.make_directory(join_path(store.root, path))
 
 
 class _StoreWriter:
@@ -226,7 +228,7 @@ class _StoreWriter:
     def _is_whole(self, path: str, file: File) -> bool:
         source = join_path(self._former.root, path)
         try:
-            present = self._storage.read_into(source, None, file[0])
+            present = self._storage.read_into(source, memoryview(b""), file[0])
         except OSError as error:
             logger.warning("Cannot read %s: %s. Its data is written again.", source, error)
             return False

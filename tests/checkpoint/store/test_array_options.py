@@ -52,7 +52,7 @@ class CountingFiles(PosixFiles):
 
     nbytes = 0
 
-    def read_into(self, path: str, target: memoryview | None, nbytes: int) -> tuple[int, str]:
+    def read_into(self, path: str, target: memoryview, nbytes: int) -> tuple[int, str]:
         size, digest = super().read_into(path, target, nbytes)
         CountingFiles.nbytes += size if "/c" in path else 0
         return size, digest
