@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial, update_wrapper
 from pathlib import Path
@@ -99,7 +99,7 @@ class FaultyFiles(_Faults, PosixFiles):
 
     @contextmanager
     def durable(
-        self, path: str, names: Sequence[str], changed: Collection[str] | None = None
+        self, path: str, names: Collection[str], changed: Collection[str] | None = None
     ) -> Iterator[None]:
         """Sync what the block writes, unless `sync` is False."""
         if self.sync:
