@@ -62,7 +62,6 @@ NOT_YET = {
     "checkpoint/opened.py",
     "checkpoint/retention.py",
     "checkpoint/save_policies.py",
-    "checkpoint/storage/places.py",
     "checkpoint/store/layout.py",
     "checkpoint/store/lazy.py",
     "checkpoint/store/store_reader.py",

@@ -36,7 +36,7 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
         raise DefinitionError(f"path must be a directory (a str or os.PathLike); got {path!r}.")
     if "\n" in text:  # messages name it, and a stranger may have chosen it
         raise DefinitionError(f"path must be one line; got {text!r}. Rename the directory.")
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, address = text.partition("://")
     if _may_have_credentials(text) or without_credentials(text) != text:
         raise DefinitionError(
             "path is a URL that may contain credentials, so it is not repeated here: it has '@' or "
@@ -45,14 +45,14 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
         )
     if separator and scheme.isalnum():
         if scheme in _OBJECT_SCHEMES:
-            return _absolute_url(text, scheme, rest)
+            return _absolute_url(text, scheme, address)
         if scheme != "file":
             raise DefinitionError(
                 f"{text}: checkpoints can be in directories and object stores "
                 f"({'://, '.join(_OBJECT_SCHEMES)}://), not in {scheme}://. "
                 f"Use one that the client and all workers share."
             )
-        host, _, _ = rest.partition("/")
+        host, _, _ = address.partition("/")
         if host not in ("", "localhost"):
             raise DefinitionError(f"{text}: a file URL must have no host: file:///...")
         text = urllib.request.url2pathname(urllib.parse.urlsplit(text).path)
@@ -61,13 +61,13 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
 
 def _may_have_credentials(text: str) -> bool:
     """Whether a URL has more than names, or the URL of an object store lacks a slash."""
-    scheme, colon, rest = text.partition(":")
+    scheme, colon, address = text.partition(":")
     if not colon or not scheme.isalnum():
         return False
-    if not rest.startswith("//"):
+    if not address.startswith("//"):
         return scheme in _OBJECT_SCHEMES
-    authority = rest[2:].partition("/")[0]
-    return "@" in authority or ":" in authority or "?" in rest or "#" in rest
+    authority = address[2:].partition("/")[0]
+    return "@" in authority or ":" in authority or "?" in address or "#" in address
 
 
 def outer_directories(path: str) -> Iterator[str]:
@@ -79,8 +79,8 @@ def outer_directories(path: str) -> Iterator[str]:
         inner, outer = outer, os.path.dirname(outer)
 
 
-def _absolute_url(text: str, scheme: str, rest: str) -> str:
-    names = rest.rstrip("/").split("/")
+def _absolute_url(text: str, scheme: str, address: str) -> str:
+    names = address.rstrip("/").split("/")
     if scheme == "memory" and names[0] == "":
         names = names[1:]
     for name in names:

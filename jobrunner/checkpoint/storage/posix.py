@@ -286,13 +286,13 @@ class PosixFiles:
             if size != nbytes:
                 return size, ""
             digest = xxhash.xxh3_128()
-            rest = memoryview(bytearray(min(BLOCK_BYTES, max(0, nbytes - len(target)))))
+            spare = memoryview(bytearray(min(BLOCK_BYTES, max(0, nbytes - len(target)))))
             position = 0
             while position < nbytes:
                 if position < len(target):
                     block = target[position : position + BLOCK_BYTES]
                 else:
-                    block = rest[: nbytes - position]
+                    block = spare[: nbytes - position]
                 count = file.readinto(block)
                 if not count:  # cut while it was read
                     return position, ""
