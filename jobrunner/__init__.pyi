@@ -76,7 +76,6 @@ from .report import (
     Story as Story,
     read_story as read_story,
     write_report as write_report,
-    write_trace as write_trace,
 )
 from .run import (
     BlobDifference as BlobDifference,

@@ -12,7 +12,6 @@ import click
 from jobrunner.cli.command import DIFFERENT, Output, exit_code_of, main
 from jobrunner.cli.options import (
     cluster_options,
-    complete_checkpoints,
     complete_directories,
     complete_epochs,
     directory_argument,
@@ -209,8 +208,8 @@ def _load_all(checkpoint: Checkpoint) -> None:
         "jobrunner diff runs/kmeans runs/other",
     ],
 )
-@click.argument("a", metavar="A", shell_complete=complete_checkpoints)
-@click.argument("b", metavar="B", shell_complete=complete_checkpoints)
+@click.argument("a", metavar="A", shell_complete=complete_directories)
+@click.argument("b", metavar="B", shell_complete=complete_directories)
 @click.option("--deep", "is_deep", is_flag=True, help="Also read blobs whose digests are equal.")
 @click.option(
     "--allow-pickle",

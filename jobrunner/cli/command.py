@@ -39,11 +39,6 @@ EXIT_CODES: Mapping[type[BaseException], int] = {
     errors.PlanMismatchError: 10,
     OSError: 8,
 }
-EXPLAINED = [
-    kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, errors.JobRunnerError)
-][1:]  # all but the base class of all
 DIFFERENT = 11
 SAVES_FAILED = 12
 INTERRUPTED, TERMINATED = 130, 143
@@ -93,7 +88,9 @@ class Command(click.Command):
 
     def __init__(self, name: str, examples: Sequence[str] = (), **attributes: Any) -> None:
         shown = "\n".join(["\b\nExamples:", *(f"    {example}" for example in examples)])
-        super().__init__(name, epilog=f"{shown}\n\n{EPILOG}", **attributes)
+        super().__init__(
+            name, epilog=f"{shown}\n\n`jobrunner --help` lists the exit codes.", **attributes
+        )
         self.examples = examples
         help = "Print one JSON object on stdout."
         self.params.append(click.Option(["--json", "as_json"], is_flag=True, help=help))
@@ -187,9 +184,6 @@ def _attempt(invoke: Callable[[click.Context], Output], ctx: click.Context) -> O
         # A run that stopped as requested has not failed.
         text = str(error) if isinstance(error, errors.RunStoppedError) else f"Error: {error}"
         notes = [shorten(note.rstrip()) for note in getattr(error, "__notes__", ())]
-        says_all = errors.DefinitionError, errors.RunStoppedError
-        if type(error) in EXPLAINED and not isinstance(error, says_all):
-            text += f"\n`jobrunner explain {type(error).__name__}` says more."
         text = "\n\n".join([text, *notes])
         details = {
             name: value

@@ -1,4 +1,4 @@
-"""``report``, ``stats`` and ``trace``: tell what runs did."""
+"""``report`` and ``stats``: tell what runs did."""
 
 from __future__ import annotations
 
@@ -137,23 +137,3 @@ def stats_command(*, directory: str, last: int | None) -> Output:
 
 def _ledger(ledger: Ledger) -> dict[str, float]:
     return {**asdict(ledger), "goodput": ledger.goodput}
-
-
-@main.command("trace", examples=["jobrunner trace runs/kmeans"])
-@directory_argument
-@_output_option("trace.json")
-def trace_command(*, directory: str, output: str) -> Output:
-    """Write what the runs of DIR did as a trace for Perfetto.
-
-    It has epochs, saves, losses and sampled tasks of each node. Open it in https://ui.perfetto.dev
-    or chrome://tracing.
-    """
-    from jobrunner.report import write_trace
-
-    story = _read(directory)
-    count = write_trace(story, output)
-    path = os.path.abspath(output)
-    data = {"path": story.path, "trace": path, "events": count}
-    return Output(
-        data, f"Wrote {path} ({counted(count, 'event')}). Open it in https://ui.perfetto.dev"
-    )

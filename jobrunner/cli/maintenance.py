@@ -36,12 +36,18 @@ _DETAIL = re.compile(r"'[^']*'|/\S+|[0-9a-f]{8,}|\d+")
 )
 @directory_argument
 @keep_options
+@click.option(
+    "--keep-partial",
+    is_flag=True,
+    help="Checkpoints in the middle of an epoch count too. [default: delete them]",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted; change nothing.")
 @take_over_option
 def prune_command(
     *,
     directory: str,
-    keep: Callable[[], KeepAny | None],
+    keep: Callable[..., KeepAny | None],
+    keep_partial: bool,
     dry_run: bool,
     take_over: bool,
 ) -> Output:
@@ -49,7 +55,7 @@ def prune_command(
 
     Always keeps the newest epoch and pinned epochs.
     """
-    policy = keep()
+    policy = keep(partial=keep_partial)
     if policy is None:
         raise DefinitionError(
             "Give at least one of --keep-last N, --keep-every N and --keep-best METRIC. An epoch "

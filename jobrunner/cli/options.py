@@ -53,23 +53,10 @@ def complete_epochs(
     directory = ctx.params.get("directory") or ctx.params.get("checkpoint")
     others = ["none"] if option.name == "resume_from_epoch" else []
     # Before an option without its value, click leaves the arguments in `args`.
-    return _epochs_of(directory or "".join(ctx.args[:1]), others, "", incomplete)
+    return _epochs_of(directory or "".join(ctx.args[:1]), others, incomplete)
 
 
-def complete_checkpoints(
-    ctx: click.Context, option: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """A directory; after an ``@``, its epochs, or those of the directory that was given before."""
-    directory, at, epoch = incomplete.rpartition("@")
-    if not at:
-        return complete_directories(ctx, option, incomplete)
-    before = str(ctx.params.get("a") or "")
-    return _epochs_of(directory or before.rpartition("@")[0] or before, [], directory + at, epoch)
-
-
-def _epochs_of(
-    directory: str, others: Sequence[str], start: str, incomplete: str
-) -> list[CompletionItem]:
+def _epochs_of(directory: str, others: Sequence[str], incomplete: str) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
 
     from jobrunner.names import parse_store_name
@@ -78,9 +65,10 @@ def _epochs_of(
         names = os.listdir(directory)
     except OSError:  # none, or a URL
         return []
-    epochs = {store.epoch for name in names if (store := parse_store_name(name)) is not None}
+    stores = map(parse_store_name, names)
+    epochs = {store.epoch for store in stores if store is not None}
     texts = ["latest", *others, *map(str, sorted(epochs))]
-    return [CompletionItem(start + text) for text in texts if text.startswith(incomplete)]
+    return [CompletionItem(text) for text in texts if text.startswith(incomplete)]
 
 
 def refuse_epoch(ctx: click.Context, param: click.Parameter, directory: str | None) -> str | None:
@@ -105,8 +93,6 @@ def _name_epoch(ctx: click.Context, directory: str, epoch: str) -> str:
     """Say how to name an epoch for the command."""
     given = {"directory": shlex.quote(directory), "epoch": epoch}
     names = [param.name for param in ctx.command.params]
-    if "resume_from_epoch" in names:
-        return f"Name the epoch with --resume {epoch}."
     if "epoch" not in names:
         return f"`{ctx.command_path}` takes no epoch: give DIR alone."
     words = [

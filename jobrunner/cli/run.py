@@ -26,7 +26,7 @@ from jobrunner.cli.options import (
     read_number,
     read_pairs,
 )
-from jobrunner.cli.saving import save_options
+from jobrunner.cli.saving import manager_options
 from jobrunner.signals import handled, terminated_as_interrupt
 from jobrunner.texts import counted, printable, show
 
@@ -81,7 +81,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     help="What to do when a save fails. 'warn': continue and try again at the next save. 'refuse': "
     "the same, but do not start if DIR is not writable. 'raise': end the run.",
 )
-@save_options
+@manager_options
 @click.option(
     "--resume",
     "resume_from_epoch",
@@ -100,7 +100,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     multiple=True,
     metavar="OLD=NEW",
     help="A node that the checkpoint has as OLD is NEW in the job; or a blob, NODE/OLD=NODE/NEW, "
-    "'*/OLD=*/NEW' on every node. May be given several times. Does nothing if that is done already.",
+    "'*/OLD=*/NEW' on every node. May be repeated.",
 )
 @click.option(
     "--missing",
@@ -121,15 +121,15 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     multiple=True,
     shell_complete=complete_files,
     metavar="FILE",
-    help="Write the metrics of each epoch to FILE.csv or FILE.jsonl. May be given several times.",
+    help="Write the metrics of each epoch to FILE.csv or FILE.jsonl. May be repeated.",
 )
 @click.option(
     "--callback",
     "callbacks",
     multiple=True,
     metavar="NAME",
-    help="A callback of FILE_OR_MODULE, or a function or class that makes it without arguments. May "
-    "be given several times.",
+    help="A callback of FILE_OR_MODULE, or a function or class that makes it without arguments. May be "
+    "repeated.",
 )
 @click.option(
     "--report",
@@ -162,7 +162,7 @@ def run(
     *,
     target: str,
     checkpoint: str,
-    saving: Mapping[str, Any],
+    make_manager: Callable[[Script, str], MultiNodeCheckpointManager],
     migrate: str | None,
     logs: tuple[str, ...],
     callbacks: tuple[str, ...],
@@ -179,7 +179,6 @@ def run(
     function that returns one. Omit JOB if there is only one such variable or function with the
     decorator @job.
     """
-    from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cli.script import Script
     from jobrunner.cluster import COMMAND
     from jobrunner.run import JobRunner
@@ -187,8 +186,7 @@ def run(
 
     script = Script(target)
     job = script.job(parameters)
-    keep = saving["keep"](script.find)
-    manager = MultiNodeCheckpointManager(checkpoint, **{**saving, "keep": keep})
+    manager = make_manager(script, checkpoint)
     about = {"job": job.name, "checkpoint": manager.path}
     if migrate is not None:
         options["migrate"] = script.find(migrate, "--migrate")

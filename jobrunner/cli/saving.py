@@ -6,39 +6,32 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from jobrunner.cli.options import (
-    complete_directories,
-    count_option,
-    read_pairs,
-    refuse_epoch,
-    take_over_option,
-)
+from jobrunner.cli.options import count_option, take_over_option
 from jobrunner.errors import DefinitionError
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import KeepAny, KeepBest, RetentionPolicy, SavePolicy
+    from jobrunner.checkpoint import (
+        KeepAny,
+        KeepBest,
+        MultiNodeCheckpointManager,
+        RetentionPolicy,
+        SavePolicy,
+    )
     from jobrunner.cli.command import Output
+    from jobrunner.cli.script import Script
 
     Function = Callable[..., Output]
 
-_BEST = re.compile(
-    r"(?P<metric>(.+/)?[^:]+)(:(?P<mode>min|max))?(:(?P<count>\d{1,18}|all))?"
-    r"(:threshold=(?P<threshold>[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d{1,3})?))?"
-)
-_BEST_FORM = "[:min|max][:N|all][:threshold=X]"
+_BEST = re.compile(r"(?P<metric>(.+/)?[^:]+)(:(?P<mode>min|max))?(:(?P<count>\d{1,18}|all))?")
+_BEST_FORM = "METRIC[:min|max][:N|all]"
 _AUTO = re.compile(r"auto(:(?P<percent>\d{1,3}(\.\d{1,9})?)%)?")
 _INTERVAL = re.compile(r"(?P<count>\d{1,18})(?P<unit>steps|s|)")
-
-_AS_GIVEN = (
-    *("asynchronous", "load_path", "delete_on_success", "save_on_failure", "allow_pickle"),
-    "take_over",
-)
-"""Options with the names and values of the manager's arguments."""
 
 
 def keep_options(function: Function) -> Function:
@@ -53,43 +46,24 @@ def keep_options(function: Function) -> Function:
     @click.option(
         "--keep-best",
         multiple=True,
-        metavar=f"METRIC{_BEST_FORM}",
-        help="Keep the N epochs with the lowest value of a metric, or the highest; with a "
-        "threshold, only those that reach it. [default: min, 1]",
-    )
-    @click.option(
-        "--keep-partial",
-        is_flag=True,
-        help="Checkpoints in the middle of an epoch count too; without other --keep options, keep "
-        "all. [default: remove them when a newer checkpoint is recorded]",
+        metavar=_BEST_FORM,
+        help="Keep the N epochs with the lowest value of a metric, or the highest. "
+        "[default: min, 1]",
     )
     @functools.wraps(function)
     def call(
-        *,
-        keep_last: int | None,
-        keep_every: str | None,
-        keep_best: tuple[str, ...],
-        keep_partial: bool,
-        **others: Any,
+        *, keep_last: int | None, keep_every: str | None, keep_best: tuple[str, ...], **others: Any
     ) -> Output:
-        keep = functools.partial(_read_keep, keep_last, keep_every, keep_best, keep_partial)
+        keep = functools.partial(_read_keep, keep_last, keep_every, keep_best)
         return function(keep=keep, **others)
 
     return call
 
 
 def _read_keep(
-    last: int | None,
-    every: str | None,
-    best: Sequence[str],
-    partial: bool,
-    best_by: Sequence[str] = (),
-    find: Callable[[str, str], Any] | None = None,
+    last: int | None, every: str | None, best: Sequence[str], *, partial: bool = False
 ) -> KeepAny | None:
-    """The policy that keeps an epoch if one of the options does; None without options.
-
-    `find` returns the function of the job's file that `best_by` names.
-    """
+    """The policy that keeps an epoch if one of the options does; None without options."""
     from jobrunner.checkpoint import KeepAll, KeepAny, KeepEvery, KeepLast
 
     policies: list[RetentionPolicy] = []
@@ -99,35 +73,29 @@ def _read_keep(
         unit, count = _read_interval("--keep-every", every, "epochs or seconds, for example 10")
         interval = {"n" if unit == "epochs" else unit: count}
         policies.append(KeepEvery(**interval, partial=partial))
-    policies += [_read_best("--keep-best", "METRIC", text, partial) for text in best]
-    policies += [_read_best("--keep-best-by", "NAME", text, partial, find) for text in best_by]
+    policies += [_read_best(text, partial) for text in best]
     if partial and not policies:
         policies.append(KeepAll(partial=True))
     return KeepAny(tuple(policies)) if policies else None
 
 
-def _read_best(
-    option: str, what: str, text: str, partial: bool, find: Callable[[str, str], Any] | None = None
-) -> KeepBest:
+def _read_best(text: str, partial: bool) -> KeepBest:
     from jobrunner.checkpoint import KeepBest
 
     match = _BEST.fullmatch(text)
     if match is None:
         raise DefinitionError(
-            f"{option} {text}: expected {what}{_BEST_FORM}, for example loss:min:3 or "
-            f"accuracy:max:all:threshold=0.9."
+            f"--keep-best {text}: expected {_BEST_FORM}, for example loss:min:3 or accuracy:max."
         )
-    metric = match["metric"] if find is None else find(match["metric"], option)
-    most = None if match["count"] == "all" else int(match["count"] or 1)
+    count = None if match["count"] == "all" else int(match["count"] or 1)
     mode: Literal["min", "max"] = "max" if match["mode"] == "max" else "min"
-    threshold = None if match["threshold"] is None else float(match["threshold"])
-    return KeepBest(metric, most, mode, partial, threshold)
+    return KeepBest(match["metric"], count, mode, partial)
 
 
-def save_options(function: Function) -> Function:
-    """Add the options of a run's manager; pass `saving`: its keywords.
+def manager_options(function: Function) -> Function:
+    """Add the options of a run's manager; pass `make_manager`.
 
-    ``saving["keep"]`` makes the policy, given what finds a function in the job's file.
+    It makes the manager, given the script and the checkpoint directory.
     """
 
     @click.option(
@@ -144,57 +112,23 @@ def save_options(function: Function) -> Function:
     )
     @keep_options
     @click.option(
-        "--keep-best-by",
-        multiple=True,
-        metavar=f"NAME{_BEST_FORM}",
-        help="As --keep-best, by what a function of FILE_OR_MODULE makes of an epoch's metrics.",
-    )
-    @click.option(
         "--async",
         "asynchronous",
         is_flag=True,
         help="Save in the background, while later epochs run.",
     )
     @click.option(
-        "--budget",
-        metavar="SIZE",
-        help="With --async: how much memory its copies may take in each worker, as in 2GiB.",
-    )
-    @click.option(
-        "--compress",
-        multiple=True,
-        metavar="NAME",
-        help="Compress arrays: zstd, blosc, gzip. [default: no]",
-    )
-    @click.option(
-        "--load-from",
-        "load_path",
-        callback=refuse_epoch,
-        shell_complete=complete_directories,
-        metavar="DIR",
-        help="Another checkpoint directory to resume from while this one records no epoch.",
-    )
-    @click.option(
-        "--delete-on-success", is_flag=True, help="Delete all epochs when the job has ended."
-    )
-    @click.option(
-        "--save-on-failure",
-        is_flag=True,
-        help="If a task fails, save the last state in which an epoch or step had ended.",
-    )
-    @click.option(
-        "--metadata",
-        callback=read_pairs,
-        multiple=True,
-        metavar="NAME=TEXT",
-        help="Add a text to the record of each epoch, where `info` shows it. May be given several "
-        "times.",
-    )
-    @click.option(
         "--allow-pickle",
         is_flag=True,
         help="Pickle blobs that cannot be saved otherwise, and unpickle them. Only if you trust "
         "everyone who can write to DIR.",
+    )
+    @click.option(
+        "--manager",
+        "manager_name",
+        metavar="NAME",
+        help="A function of FILE_OR_MODULE that makes the manager of DIR, which it gets, with all "
+        "that can be set in Python; instead of the options above that say what to save and keep.",
     )
     @take_over_option
     @functools.wraps(function)
@@ -203,21 +137,35 @@ def save_options(function: Function) -> Function:
         save_every: tuple[str, ...],
         save_before: str | None,
         keep: Callable[..., KeepAny | None],
-        keep_best_by: tuple[str, ...],
-        budget: str | None,
-        compress: tuple[str, ...],
-        metadata: dict[str, str],
+        asynchronous: bool,
+        allow_pickle: bool,
+        manager_name: str | None,
+        take_over: bool,
         **others: Any,
     ) -> Output:
-        saving = {name: others.pop(name) for name in _AS_GIVEN}
-        if budget is not None and not saving["asynchronous"]:
-            raise click.UsageError("--budget limits the copies of --async: give both.")
-        saving["keep"] = functools.partial(keep, keep_best_by)
-        saving["save"] = _read_save(save_every, save_before)
-        saving["budget_bytes"] = None if budget is None else _read_size(budget)
-        saving["compressors"] = compress or None
-        saving["metadata"] = metadata or None
-        return function(saving=saving, **others)
+        options: dict[str, Any] = {
+            "save": _read_save(save_every, save_before),
+            "keep": keep(),
+            "asynchronous": asynchronous,
+            "allow_pickle": allow_pickle,
+        }
+        if manager_name is not None and any(options.values()):
+            raise click.UsageError(
+                f"--manager {manager_name}: the function says itself what is saved and kept. Leave "
+                f"out --save-every, --save-before, --keep-..., --async and --allow-pickle."
+            )
+
+        def make_manager(script: Script, path: str) -> MultiNodeCheckpointManager:
+            from jobrunner.checkpoint import MultiNodeCheckpointManager
+
+            if manager_name is None:
+                return MultiNodeCheckpointManager(path, **options, take_over=take_over)
+            manager = script.manager(manager_name, path)
+            if take_over:
+                manager.run = replace(manager.run, take_over=True)
+            return manager
+
+        return function(make_manager=make_manager, **others)
 
     return call
 
@@ -261,12 +209,3 @@ def _read_time(text: str) -> datetime:
         raise click.UsageError(
             f"--save-before {text}: expected a time, for example 2030-12-31T18:00, or 'slurm'."
         ) from None
-
-
-def _read_size(text: str) -> int:
-    from dask.utils import parse_bytes
-
-    try:
-        return int(parse_bytes(text))
-    except ValueError:
-        raise click.UsageError(f"--budget {text}: expected a size, for example 2GiB.") from None

@@ -13,13 +13,16 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import cloudpickle
 
 from jobrunner.define import Job, check_call, is_job_function, read_parameters
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import SCRIPT_PREFIX
+
+if TYPE_CHECKING:
+    from jobrunner.checkpoint import MultiNodeCheckpointManager
 
 
 class Target(NamedTuple):
@@ -95,6 +98,25 @@ class Script:
             return found
         check_call(found, 0, (), f"--callback {name}")
         return self._call(found, f"failed for --callback {name}")
+
+    def manager(self, name: str, path: str) -> MultiNodeCheckpointManager:
+        """What the function `name` makes of a checkpoint directory: its manager."""
+        from jobrunner.checkpoint import MultiNodeCheckpointManager, absolute_path
+
+        function = self.find(name, "--manager")
+        check_call(function, 1, (), f"--manager {name}")
+        manager = self._call(lambda: function(path), f"failed for --manager {name}")
+        if not isinstance(manager, MultiNodeCheckpointManager):
+            raise DefinitionError(
+                f"--manager {name}: expected a MultiNodeCheckpointManager from {name}({path!r}); got "
+                f"{manager!r:.80}."
+            )
+        if manager.path != absolute_path(path):
+            raise DefinitionError(
+                f"--manager {name}: expected a manager of {path}, the directory that {name} gets; "
+                f"got one of {manager.path}. Pass its argument on."
+            )
+        return manager
 
     def _call(self, make: Callable[[], Any], what: str) -> Any:
         try:

@@ -26,7 +26,3 @@ from .story import (
     Span as Span,
     Story as Story,
 )
-from .trace import (
-    to_trace as to_trace,
-    write_trace as write_trace,
-)

@@ -102,10 +102,6 @@ def test_the_second_of_two_epochs_is_read_from_the_directory_of_the_first(
         (["ls", "{}@3"], "`jobrunner ls` takes no epoch: give DIR alone."),
         (["compare", "{}", "{}@3"], "`jobrunner compare` takes no epoch: give DIR alone."),
         (["top", "{}@3"], "`jobrunner top` takes no epoch: give DIR alone."),
-        (
-            ["run", "job.py", "--checkpoint", "{}", "--load-from", "{}@3"],
-            "Name the epoch with --resume 3.",
-        ),
     ],
 )
 def test_other_commands_say_how_they_name_an_epoch(

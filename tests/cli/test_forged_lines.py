@@ -83,7 +83,6 @@ def check(seed: Seed, entries: dict[str, Any], path: Path, caplog: pytest.LogCap
         ("info", path, 1),
         ("stats", path),
         ("report", path, "-o", f"{path}.html"),
-        ("trace", path, "-o", f"{path}.json"),
         ("compare", path, f"{path}.whole"),
         ("compare", f"{path}.whole", path),
         ("verify", path),

@@ -1,8 +1,7 @@
-"""What `jobrunner stats`, `report` and `trace` print."""
+"""What `jobrunner stats` and `report` print."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -54,7 +53,7 @@ def test_the_figures_of_stats_are_those_of_the_records() -> None:
     )
 
 
-@pytest.mark.parametrize("command", ["stats", "report", "trace"])
+@pytest.mark.parametrize("command", ["stats", "report"])
 def test_a_directory_without_runs_is_an_error_that_names_those_below_it(
     runs: Path, command: str
 ) -> None:
@@ -84,13 +83,6 @@ def test_report_draws_the_job_that_is_named(
     refused = invoke("report", GOLDEN, "--param", "steps=7")
     assert refused.exit_code == 2
     assert "--param requires --job" in refused.output
-
-
-def test_trace_writes_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    found = ask("trace", GOLDEN, "-o", path)
-    assert found["trace"] == str(path)
-    assert found["events"] == len(json.loads(path.read_text())["traceEvents"])
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,6 @@ def test_the_json_of_every_command_has_the_keys_that_the_guide_names(
         ("prune", runs, "--keep-last", 2),
         ("fsck", runs),
         ("stats", runs),
-        ("trace", runs, "-o", tmp_path / "trace.json"),
     ):
         keys, each = documented(command)
         told = ask(command.split()[0], *arguments)

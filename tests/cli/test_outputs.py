@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobrunner import DefinitionError, Job, Node, Task, write_report, write_trace
+from jobrunner import DefinitionError, Job, Node, Task, write_report
 from jobrunner.callbacks import EpochLog
 from tests.cli.directories import invoke
 
@@ -28,7 +28,6 @@ def _log(runs: Path, path: Path) -> None:
 
 WRITERS: Mapping[str, Callable[[Path, Path], object]] = {
     "report.html": write_report,
-    "trace.json": write_trace,
     "job.svg": _draw,
     "log.csv": _log,
     "log.jsonl": _log,
@@ -98,11 +97,10 @@ def test_what_cannot_be_written_is_refused_first(
     Path("here").mkdir()
     Path("link").symlink_to(runs)
     before = sorted(tmp_path.rglob("*"))
-    for write in (write_report, write_trace):
-        with pytest.raises(DefinitionError, match=why):
-            write(runs, path)
+    with pytest.raises(DefinitionError, match=why):
+        write_report(runs, path)
     for command in (
-        *(("report", runs, "-o", path), ("trace", runs, "-o", path)),
+        ("report", runs, "-o", path),
         ("run", "job.py", "--checkpoint", "other", "--report", path),
     ):
         result = invoke(*command)
@@ -123,7 +121,7 @@ def test_the_default_outputs_and_new_jobs_are_not_put_into_a_checkpoint_director
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(runs)
-    for command in (("report", "."), ("trace", "."), ("new", "heat"), ("new", "a.1/heat")):
+    for command in (("report", "."), ("new", "heat"), ("new", "a.1/heat")):
         result = invoke(*command)
         assert result.exit_code == 2
         assert "within the checkpoint directory" in result.output

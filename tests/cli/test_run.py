@@ -48,8 +48,17 @@ with Job("count") as job:
 epoch_limiter(job, {limit})
 """
 
+_KEEPS_PARTS = """
+from jobrunner import KeepAll, MultiNodeCheckpointManager, SaveEvery
+
+def keep_parts(path):
+    return MultiNodeCheckpointManager(path, save=SaveEvery(steps=1), keep=KeepAll(partial=True))
+"""
+
 _MADE = """
-from jobrunner import Job, Task, current_task, epoch_limiter, job
+from jobrunner import (
+    Job, KeepEvery, MultiNodeCheckpointManager, SaveEvery, Task, current_task, epoch_limiter, job
+)
 from jobrunner.callbacks import EarlyStopping, EpochLog
 
 class Told:
@@ -65,8 +74,15 @@ def fail():
 def halve(checkpoint):
     return {"a": {"w": checkpoint["a"].load("w") / 2}}
 
-def near(metrics):
-    return -abs(metrics["loss"] - 0.5)
+def near(path):
+    return path
+
+def manage(path):
+    save, metadata = SaveEvery(epochs=2), {"data": "digits"}
+    return MultiNodeCheckpointManager(path, save=save, keep=KeepEvery(2), metadata=metadata)
+
+def elsewhere(path):
+    return MultiNodeCheckpointManager("elsewhere")
 
 told, settings, log = Told(), {"lr": 1}, EpochLog("own.csv")
 
@@ -352,7 +368,6 @@ def test_a_directory_that_is_not_writable_is_refused_or_sets_the_exit_code(
     assert refused.stderr == (
         f"Error: Run refused: {script.parent / 'runs'} cannot be a checkpoint directory: it is a "
         f"file, or in a file. Name another directory.\n"
-        "`jobrunner explain CheckpointWriteError` says more.\n"
     )
     assert "epoch" not in refused.stdout  # nothing has run
     tried = _run(process_cluster, script, "--on-save-error", "warn")
@@ -389,11 +404,11 @@ def test_parameters_and_all_options_of_a_manager_reach_the_run(
         "--save-before",
         "2999-01-01",
         "--async",
-        "--budget",
-        "1MiB",
-        "--save-on-failure",
+        "--keep-best",
+        "loss:max:1",
+        "--keep-last",
+        "1",
     ]
-    options += ["--keep-best", "loss:max:1", "--keep-last", "1", "--compress", "zstd"]
     given = ["--param", "rate=0.25", "--param", "fail_at=7"]
     failed = _run(process_cluster, path, *options, *given)
     assert failed.exit_code == 3
@@ -414,9 +429,21 @@ def test_parameters_and_all_options_of_a_manager_reach_the_run(
     assert "parameter 'fail_at' was 7 and is None" in replayed.stdout
     assert "'rate'" not in replayed.stdout
     assert "--param requires --replay" in _invoke("verify", manager.path, *given[:2]).stderr
-    result = _run(process_cluster, path, *options, *given[:2], "--delete-on-success")
+    result = _run(process_cluster, path, *options, *given[:2])
     assert result.exit_code == 0, result.output
-    assert manager.epochs() == []
+    assert manager.epochs() == [2, 6, 8]
+
+
+def test_a_function_of_the_jobs_file_makes_the_manager(
+    process_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    path = tmp_path / "made.py"
+    path.write_text(_MADE)
+    result = _run(process_cluster, path, "--manager", "manage")
+    assert result.exit_code == 0, result.output
+    manager = MultiNodeCheckpointManager(tmp_path / "runs")
+    assert manager.epochs() == [0, 2, 4, 6, 8]
+    assert manager.history()[-1]["metadata"] == {"data": "digits"}
 
 
 def test_a_history_of_mid_epoch_checkpoints_is_kept_where_asked(
@@ -424,7 +451,9 @@ def test_a_history_of_mid_epoch_checkpoints_is_kept_where_asked(
 ) -> None:
     path = _write(tmp_path, step="lambda n: n + 1", limit=2)
     path.write_text(path.read_text().replace('Job("count"', 'Job("count", steps_per_epoch=2'))
-    assert _run(process_cluster, path, "--save-every", "1steps", "--keep-partial").exit_code == 0
+    with path.open("a") as file:
+        file.write(_KEEPS_PARTS)
+    assert _run(process_cluster, path, "--manager", "keep_parts").exit_code == 0
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
     assert manager.positions()[1::2] == [Position(0, 1), Position(1, 1)]
     prune = ("prune", manager.path, "--keep-last", 2)
@@ -433,16 +462,14 @@ def test_a_history_of_mid_epoch_checkpoints_is_kept_where_asked(
     assert manager.positions() == [Position(1, 1), Position(2)]
 
 
-def test_callbacks_logs_metadata_and_a_migration_are_named_as_options(
+def test_callbacks_logs_and_a_migration_are_named_as_options(
     process_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     path = tmp_path / "made.py"
     path.write_text(_MADE)
     log, lines = tmp_path / "log.csv", tmp_path / "log.jsonl"
     options = ["--log", str(log), "--log", str(lines), "--callback", "told"]
-    options += ["--callback", "make_stopping", "--metadata", "data=digits 2", "--metadata", "n="]
-    options += ["--keep-best", "a:0/loss", "--keep-best", "loss:all:threshold=2.5e-1"]
-    options += ["--keep-best-by", "near:max"]
+    options += ["--callback", "make_stopping", "--keep-best", "a:0/loss", "--keep-best", "loss:2"]
     result = _run(process_cluster, path, *options)
     assert result.exit_code == 0, result.output
     # The losses are 1, 1/2, 1/4, 1/8, 1/16: the last improves by less than 0.1.
@@ -451,13 +478,14 @@ def test_callbacks_logs_metadata_and_a_migration_are_named_as_options(
     assert log.read_text().count("\n") == 6
     assert len(lines.read_text().splitlines()) == 5
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
-    assert manager.epochs() == [2, 3, 4, 5]
-    assert manager.history()[-1]["metadata"] == {"data": "digits 2", "n": ""}
+    assert manager.epochs() == [4, 5]
     again = _run(process_cluster, path, *options, "--dry-run", "--json")
     assert _json(again)["plan"]["is_finished"]
-    copy, more = tmp_path / "copy", ["--load-from", manager.path, "--param", "fail_at=7"]
+    copy = tmp_path / "copy"
+    assert _invoke("copy", manager.path, "5", copy).exit_code == 0
     failed = _invoke(
-        *("run", path, "--checkpoint", copy, "--migrate", "halve", *more, *options[:6]),
+        *("run", path, "--checkpoint", copy, "--migrate", "halve", "--param", "fail_at=7"),
+        *options[:6],
         *("--scheduler", process_cluster.scheduler_address),
     )
     assert failed.exit_code == 3
@@ -476,35 +504,39 @@ def test_callbacks_logs_metadata_and_a_migration_are_named_as_options(
         (["--save-every", "auto:100%"], "--save-every auto:100%: expected a number of epochs"),
         (["--save-every", "auto:0%"], "--save-every auto:0%: expected a number of epochs"),
         (["--callback", "tell"], "made.py has no 'tell'"),
-        (["--keep-best-by", "far:max"], "--keep-best-by far: "),
-        (["--keep-best-by", "near:2:max"], "--keep-best-by near:2:max: expected NAME[:min|max]"),
-        (["--keep-best-by", "fail"], "KeepBest: metric"),
+        (["--manager", "far"], "made.py has no 'far'"),
+        (["--manager", "near"], "--manager near: expected a MultiNodeCheckpointManager"),
+        (
+            ["--manager", "elsewhere"],
+            "expected a manager of runs, the directory that elsewhere gets",
+        ),
+        (["--manager", "fail"], "--manager fail"),
+        (
+            ["--manager", "manage", "--save-every", "2"],
+            "--manager manage: the function says itself",
+        ),
+        (["--manager", "manage", "--keep-last", "2"], "--manager manage: the function says itself"),
         (["--callback", "settings"], "a callback must have a method of Callback, such as on_epoch"),
         (["--callback", "EarlyStopping"], "missing a required argument: 'metric'"),
         (
             ["--callback", "fail"],
-            "made.py, line 13): ValueError: no callback",
+            "made.py, line 15): ValueError: no callback",
         ),
         (["--migrate", "half"], "made.py has no 'half'"),
         (["--migrate", "settings"], "migrate must be callable; got {'lr': 1}"),
-        (["--metadata", "data"], "'data' is not NAME=TEXT, with each name once"),
         (["--keep-best", "loss:all"], "Give it a threshold, or a number of epochs"),
-        (["--keep-best", "loss:threshold=low"], "expected METRIC[:min|max][:N|all][:threshold=X]"),
-        (["--budget", "1MiB"], "--budget limits the copies of --async"),
-        (["--async", "--budget", "much"], "--budget much: expected a size"),
+        (["--keep-best", "loss:low"], "expected METRIC[:min|max][:N|all]"),
         (["--save-every", "often"], "--save-every often: expected a number of epochs"),
         (["--save-every", "0"], "--save-every 0: expected"),
         (["--save-before", "noon"], "--save-before noon: expected a time"),
         (["--save-before", "slurm"], "SLURM_JOB_END_TIME"),
         (["--keep-every", "5steps"], "--keep-every 5steps: expected a number of epochs or seconds"),
         (["--keep-best", "loss:least"], "--keep-best loss:least: expected METRIC"),
-        (["--compress", "rar"], "by 'zstd', which every reader of Zarr has, not by 'rar'"),
         (["--param", "rate"], "'rate' is not NAME=VALUE, with each name once"),
         (
             ["--param", "rate=1", "--param", "rate=2"],
             "'rate=2' is not NAME=VALUE, with each name once",
         ),
-        (["--load-from", "runs"], "load_path and path are both"),
     ],
 )
 def test_wrong_options_exit_with_2(tmp_path: Path, options: list[str], says: str) -> None:
