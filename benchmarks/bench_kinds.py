@@ -6,10 +6,7 @@ has changed it, and loaded, beside `pickle.loads`. A star marks what takes more 
 The first lines say what a save and a load take whatever the value is, and what short arrays add;
 `beyond` is what the save takes beyond one of a workspace without an array, made beside it.
 
-    python benchmarks/bench_kinds.py [--rounds 5] [--items 100000] [--only NAME,NAME] [--floors 1]
-
-`--floors 1` also measures the shortest loops that do what a step cannot do without
-(`floors_of_kinds.py`), and prints their sum for each step that takes long.
+    python benchmarks/bench_kinds.py [--rounds 5] [--items 100000] [--only NAME,NAME]
 """
 
 from __future__ import annotations
@@ -29,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from floors_of_kinds import print_floors
 from harness import arguments
 
 from jobrunner.checkpoint import encode_blobs
@@ -143,7 +139,7 @@ def save(value: Any, directory: str) -> StoreReader:
     batch = StoreBatch(files, directory, {"n.0": ({"node": "n", "epoch": 0, "run": "r"}, blobs)})
     batch.write()
     (receipt,) = batch.finish()
-    return StoreReader(files, directory, "n.0", receipt.manifest)
+    return StoreReader(files, directory, "n.0", receipt.sha256)
 
 
 def measure(make: Callable[[], Any], clock: Clock) -> None:
@@ -170,7 +166,7 @@ def save_and_load(value: Any, clock: Clock) -> Any:
 
 
 def main() -> None:
-    args = arguments(__doc__, rounds=5, items=100_000, only="", floors=0)
+    args = arguments(__doc__, rounds=5, items=100_000, only="")
     for num_arrays in range(3):
         clock = Clock()
         for _ in range(20):
@@ -190,8 +186,6 @@ def main() -> None:
             ratio = clock.milliseconds(step) / (loads if step == "loaded" else dumps)
             line += f"{ratio:8.1f} {'*' if ratio > 2 else '×'}"
         print(line, flush=True)
-        if args.floors:
-            print_floors(lambda make=make: make(args.items), name, Clock, args.rounds)  # type: ignore[misc]  # its default
 
 
 if __name__ == "__main__":

@@ -34,12 +34,5 @@ from jobrunner.checkpoint.encoding.job_classes import (
     sent_as,
 )
 from jobrunner.checkpoint.encoding.libraries import library_parts
-from jobrunner.checkpoint.encoding.schema import (
-    EpochJson,
-    EpochKey,
-    convert,
-    described,
-    parse,
-)
 from jobrunner.checkpoint.encoding.stateful import StatefulBlob, given_state, join_states
 from jobrunner.checkpoint.encoding.unmade import Unmade
