@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-OBJECTS = {"array", "bytearray", "dict", "numbers", "records", "rows"}
+OBJECTS = {"array", "bytearray", "dict", "numbers", "ragged", "records", "rows"}
+ROWS = {"list": list, "tuple": tuple, "set": set}
 """Kinds of values with an identity, of those that this reader knows."""
 
 
@@ -170,7 +171,7 @@ class Store:
                 return dict(zip(self.items(keys), self.items(values), strict=True))
             case {"$": "tuple", "of": items}:
                 return tuple(self.items(items))
-            case {"$": "numbers" | "rows" | "records"}:
+            case {"$": "numbers" | "rows" | "ragged" | "records"}:
                 return self.items(tree)
             case {"$": kind}:
                 raise ValueError(f"this reader does not know the kind {kind}")
@@ -183,14 +184,23 @@ class Store:
                 return [self.value(item) for item in tree]
             case {"$": "numbers", "of": i}:
                 return self.array(i).tolist()
-            case {"$": "rows", "of": columns}:
-                return list(zip(*map(self.items, columns), strict=True))
+            case {"$": "rows", "of": [kind, columns]}:
+                return self.rows(kind, zip(*map(self.items, columns), strict=True))
+            case {"$": "ragged", "of": [kind, i, content]}:
+                lengths, remaining = self.array(i).tolist(), iter(self.items(content))
+                return self.rows(kind, (itertools.islice(remaining, it) for it in lengths))
             case {"$": "records", "of": [keys, columns]}:
                 rows = zip(*map(self.items, columns), strict=True)
                 records = [dict(zip(keys, row, strict=True)) for row in rows]
                 self.objects += records
                 return records
         raise ValueError(f"this reader does not know the items {tree}")
+
+    def rows(self, kind, contents):
+        rows = list(map(ROWS[kind], contents))
+        if kind != "tuple":
+            self.objects += rows
+        return rows
 
     def data(self, content):
         return bytes.fromhex(content) if isinstance(content, str) else self.array(content).tobytes()

@@ -38,6 +38,10 @@ def make():
         "nothing": np.zeros((0, 3)),
         "many": {f"p{i}": np.full(5, i) for i in range(70)},  # stacked
         "pairs": [(f"k{i}", i / 2) for i in range(600)],
+        "lists": [[i, str(i)] for i in range(300)],
+        "ragged": {i: [i] * (i % 4) for i in range(300)},
+        "sets": [{i, -1 - i} for i in range(300)],
+        "nested": [{"id": i, "at": [i, i / 2]} for i in range(300)],
         "scalars": list(np.arange(600, dtype="f4")),
         "records": np.array([(1, [2.0, 3.0])], [("a", "i2"), ("b", "f8", 2)]),
         "tied": [shared, (shared, b"\0"), {"n": None, "inf": float("inf"), 3: -(2**80)}],

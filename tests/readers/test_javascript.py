@@ -104,6 +104,9 @@ def make() -> dict[str, Any]:
         "specials": [float("nan"), struct.unpack(">d", b"\xff\xf8" + bytes(5) + b"\1")[0]] * 150,
         "mixed": [i if i % 3 else i / 7 for i in range(300)],
         "rows": rows,
+        "ragged": (ragged := [[i] * (i % 3) for i in range(300)]),
+        "pairs": [{i, -i} for i in range(1, 300)],
+        "levels": [{"i": i, "at": [f"k{i}", i]} for i in range(300)],
         "dicts": (dicts := [{"i": i, "f": f, "s": s} for i, f, s in rows]),
         "huge": [2**53, -(2**53) - 1, 2**200],
         "floats": [1.0, 1, True, -0.0, 1e300, 5e-324, 1e16, float("-inf")],
@@ -114,7 +117,7 @@ def make() -> dict[str, Any]:
         "sets": [{3, 1}, frozenset("ab"), deque([shared], 4), bytearray(b"ab")],
         "days": [dt.date(2020, 1, 2), dt.timedelta(1, 2, 3), np.float32(1.5), 1 + 2j],
         "classes": (Color.RED, Point(1, shared), Layer(np.ones(2))),
-        "tied": [shared, (shared, weights), dicts[299], {"again": weights}],
+        "tied": [shared, (shared, weights), dicts[299], ragged[4], {"again": weights}],
     }
 
 

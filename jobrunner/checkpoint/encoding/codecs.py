@@ -6,7 +6,7 @@ import collections
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -61,7 +61,7 @@ _RULES = {
 }
 
 
-@checked(**_RULES, is_mutable=FLAG)
+@checked(**_RULES)
 @dataclass(frozen=True, slots=True)
 class Codec:
     """Converts values of one type to values that can be saved, and back.
@@ -78,9 +78,6 @@ class Codec:
         Its name in checkpoints; keep it as long as you read them.
     subclasses : bool
         Whether it also converts values of subclasses that have no codec of their own.
-    is_mutable : bool
-        Whether one object that occurs twice in a blob must load as one. Only for jobrunner's own
-        codecs: a value of a user's codec loads as one unless its class has a hash of its own.
     """
 
     cls: type
@@ -88,23 +85,42 @@ class Codec:
     decode: Callable[[Any], object]
     name: str
     subclasses: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCodec(Codec):
+    """A codec of jobrunner's own for a type of Python or NumPy."""
+
     is_mutable: bool = True
+    """Whether a value can change: then one that occurs twice in a blob loads as one object."""
+    keeps_states: bool = False
+    """Whether items lie where they lay, so that the state of an object inside can be loaded again."""
+    hides_memory: ClassVar[bool] = False
+    """Whether a change of a value never shows in what shares its memory."""
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether trees can refer to a value again."""
+        return self.is_mutable
 
 
-class CodecTable:
+AnyCodec = TypeVar("AnyCodec", bound=Codec)
+
+
+class CodecTable(Generic[AnyCodec]):
     """The codec of each type: its own, or that of its nearest base class with `subclasses`."""
 
-    def __init__(self, codecs: Iterable[Codec]) -> None:
-        self._by_class: dict[type, Codec | None] = {}
-        self._by_base: dict[type, Codec] = {}
-        self._by_name: dict[str, Codec] = {}
+    def __init__(self, codecs: Iterable[AnyCodec]) -> None:
+        self._by_class: dict[type, AnyCodec | None] = {}
+        self._by_base: dict[type, AnyCodec] = {}
+        self._by_name: dict[str, AnyCodec] = {}
         for codec in codecs:
             self._by_class[codec.cls] = codec
             self._by_name[codec.name] = codec
             if codec.subclasses:
                 self._by_base[codec.cls] = codec
 
-    def get(self, cls: type) -> Codec | None:
+    def get(self, cls: type) -> AnyCodec | None:
         """The codec of a type, if any."""
         if cls not in self._by_class:
             codec = None
@@ -115,7 +131,7 @@ class CodecTable:
             self._by_class[cls] = codec
         return self._by_class[cls]
 
-    def named(self, name: str) -> Codec | None:
+    def named(self, name: str) -> AnyCodec | None:
         """The codec that a checkpoint names, if any."""
         return self._by_name.get(name)
 

@@ -9,13 +9,15 @@ its number.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding.codecs import Codec, UnmakeableError
-from jobrunner.checkpoint.encoding.dtypes import Array, Tree, UnsupportedDtypeError
+from jobrunner.checkpoint.encoding.codecs import Codec, OwnCodec, UnmakeableError
+from jobrunner.checkpoint.encoding.dtypes import Array, Tree
 from jobrunner.checkpoint.encoding.encode import OWN_CODECS
 from jobrunner.checkpoint.encoding.everyday import expect, fields_of
 from jobrunner.checkpoint.encoding.job_classes import (
@@ -37,12 +39,11 @@ LONE_ARRAY = {"$": "array", "of": 0}
 _MOST_DEPTH = 200
 """An encoder nests containers at most 150 deep, and some values are another in their container."""
 
-_MOST_SHOWN_BITS = 4096
-"""Python does not write longer ints as text."""
-
 _UNFINISHED: Any = object()
 _BYTE = np.dtype(np.uint8)
-_NUMBERS = frozenset(map(np.dtype, ("?", "<i8", "<f8")))
+_BOOL, _INT, _FLOAT = map(np.dtype, ("?", "<i8", "<f8"))
+_NUMBERED = frozenset({"array", "dict", "dataclass", "codec", "state"})
+_ROW_CLASSES: Mapping[str, type] = {"list": list, "tuple": tuple, "set": set}
 
 
 class InvalidTreeError(ValueError):
@@ -61,14 +62,12 @@ class Decoder:
     allow_pickle : bool
         Whether pickles are loaded, which runs code from the checkpoint.
     leaf : callable, optional
-        Returns what stands for an array where the value is that array: a lazy array; or its outline.
+        Returns what stands for an array where the value is that array, such as a lazy array. Then
+        `Unmade` stands for values of libraries that this process lacks.
     where : str
         Names the blob in messages.
     keeps_states : bool
         Whether an object saved by its ``state_dict()`` becomes a `SavedState`, else the state.
-    is_outline : bool
-        Whether `Unmade` stands for all that would be made of arrays, and of the values of users and
-        of libraries.
     classes : mapping, optional
         The job's classes by name, which must have all that the tree names. By default those of this
         process, with `Unmade` in place of values of others.
@@ -83,7 +82,6 @@ class Decoder:
         leaf: Callable[[int], object] | None = None,
         where: str = "",
         keeps_states: bool = False,
-        is_outline: bool = False,
         classes: Mapping[str, type] | None = None,
     ) -> None:
         self.has_states = False  # whether the decoded value contains a `SavedState`
@@ -93,7 +91,6 @@ class Decoder:
         self._allow_pickle = allow_pickle
         self._where = where
         self._keeps_states = keeps_states
-        self._is_outline = is_outline
         self._is_lazy = leaf is not None
         self._classes = classes
         self._used: set[int] = set()  # arrays
@@ -112,58 +109,62 @@ class Decoder:
         cls = type(tree)
         if cls is not list and cls is not dict:
             return tree
-        self._depth += 1
-        if self._depth > _MOST_DEPTH:
-            raise InvalidTreeError(f"values are nested more than {_MOST_DEPTH} deep")
+        self._enter()
         try:
-            if cls is dict and "$" in tree:
+            if cls is list:
+                value = self._numbered(self._items, tree)
+            elif "$" in tree:
                 value = self._decode_node(tree)
             else:
-                number = self._reserve()
-                value = self._items(tree) if cls is list else self._plain_dict(tree)
-                self._made[number] = value
+                value = self._numbered(self._plain_dict, tree)
         except RecursionError:
             raise InvalidTreeError("values are nested too deep") from None
         self._depth -= 1
         return value
+
+    def _enter(self) -> None:
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            raise InvalidTreeError(f"values are nested more than {_MOST_DEPTH} deep")
 
     def _decode_node(self, tree: dict[str, Tree]) -> Any:
         kind, content = tree["$"], tree.get("of")
         try:
             if len(tree) != 2 or type(kind) is not str:
                 raise ValueError("expected the fields `$` and `of`")
-            method = _KINDS.get(kind)
-            if method is not None:
-                return method(self, content)
-            if kind in _NUMBERED_KINDS or kind in _PACKED:
-                number = self._reserve()
-                method = _NUMBERED_KINDS.get(kind)
-                value = self._items(tree) if method is None else method(self, content)
-                self._made[number] = value
-                return value
-            codec = OWN_CODECS.named(kind)
-            if codec is not None:
-                return self._by_codec(codec, content)
-            library_type = type_named(kind)
-            if library_type is not None:
-                number = self._reserve()
-                value = self._made[number] = self._by_library(library_type, content)
-                return value
+            if kind in self.many:
+                return self._numbered(self._items, tree)
+            make, is_numbered = self._maker_of(kind)
+            return self._numbered(make, content) if is_numbered else make(content)
         except (JobRunnerError, InvalidTreeError, RecursionError):
             raise
-        except (UnmakeableError, UnsupportedDtypeError) as error:
+        except UnmakeableError as error:
             raise self._undecodable(error) from error
         except Exception as error:
             raise InvalidTreeError(f"invalid node of kind {kind!r:.80}: {error}") from error
+
+    def _maker_of(self, kind: str) -> tuple[Callable[[Tree], Any], bool]:
+        """What makes a value of what a node contains, and whether the value has a number."""
+        method = self.kinds.get(kind)
+        if method is not None:
+            return partial(method, self), kind in _NUMBERED
+        codec = OWN_CODECS.named(kind)
+        if codec is not None:
+            return partial(self._by_codec, codec), codec.is_numbered
+        library_type = type_named(kind)
+        if library_type is not None:
+            return partial(self._by_library, library_type), library_type.is_numbered
         raise DefinitionError(
             f"{self._where} contains a value of kind {kind!r:.80}, which this version of jobrunner "
             f"cannot read. Read it with the version that wrote it, or a later one."
         )
 
-    def _reserve(self) -> int:
-        """Take the next number, before those of what the object contains."""
+    def _numbered(self, make: Callable[[Tree], Any], content: Tree) -> Any:
+        """Make an object, whose number is before those of what it contains."""
+        number = len(self._made)
         self._made.append(_UNFINISHED)
-        return len(self._made) - 1
+        value = self._made[number] = make(content)
+        return value
 
     def _undecodable(self, error: Exception) -> CheckpointError:
         return CheckpointError(
@@ -184,7 +185,7 @@ class Decoder:
         self._used.add(index)
         return get(index)
 
-    def _numbers_at(self, i: object, *dtypes: np.dtype[Any]) -> Array:
+    def _flat(self, i: object, *dtypes: np.dtype[Any]) -> Array:
         """Return an array that must be flat and of one of these dtypes: others may hold addresses."""
         array = self._take(i, self._array)
         if array.dtype not in dtypes or array.ndim != 1:
@@ -193,22 +194,17 @@ class Decoder:
         return array
 
     def _lone_array(self, i: Tree) -> Any:
-        if self._is_outline:
-            self._num_unmade += 1
-            return self._take(i, self._leaf)
         return self._take(i, self._array if self._num_codecs else self._leaf)
 
     def _data(self, content: Tree) -> bytes:
         """Return bytes that are hexadecimal digits, or an array."""
         if isinstance(content, str):
             return bytes.fromhex(content)
-        return self._numbers_at(content, _BYTE).tobytes()
+        return self._flat(content, _BYTE).tobytes()
 
     # --- plain values
 
     def _same(self, number: Tree) -> Any:
-        if self._is_outline:  # which does not number the rows of records
-            return self._unmade("same", "as before")
         if not 0 <= expect(int, number) < len(self._made):
             raise ValueError(f"there is no object {number}")
         value = self._made[number]
@@ -217,10 +213,7 @@ class Decoder:
         return value
 
     def _int(self, digits: Tree) -> Any:
-        number = int(expect(str, digits), 16)
-        if self._is_outline and number.bit_length() > _MOST_SHOWN_BITS:
-            return self._unmade("int", f"{number.bit_length()} bits")
-        return number
+        return int(expect(str, digits), 16)
 
     def _float(self, digits: Tree) -> float:
         (value,) = struct.unpack(">d", bytes.fromhex(expect(str, digits)))
@@ -237,77 +230,73 @@ class Decoder:
             items[key] = self.decode(item)
         return items
 
-    def _items(self, tree: Tree) -> list[Any]:
-        """Decode items: those of a list, or a node for many that are alike."""
-        if type(tree) is list:
-            return list(map(self.decode, tree))
-        if self._is_outline:
-            return [Unmade(tree["$"], self._outline_packed(tree))]
-        if len(tree) != 2:
-            raise ValueError("expected the fields `$` and `of`")
-        # A level for each, or a forged tree could nest them without end.
-        self._depth += 1
-        if self._depth > _MOST_DEPTH:
-            raise InvalidTreeError(f"values are nested more than {_MOST_DEPTH} deep")
-        items: list[Any] = _PACKED[tree["$"]](self, tree["of"])
-        self._depth -= 1
-        return items
-
     def _tuple(self, tree: Tree) -> tuple[Any, ...]:
         return tuple(self._items(tree))
 
     def _dict(self, tree: Tree) -> Any:
         keys, values = (self._items(items) for items in fields_of(tree, object, object))
-        if self._is_outline and len(keys) != len(values):
-            return Unmade("dict", [keys, values])
         return dict(zip(keys, values, strict=True))
 
+    def _items(self, tree: Tree) -> list[Any]:
+        """Decode items: those of a list, or a node for many that are alike."""
+        if type(tree) is list:
+            return list(map(self.decode, tree))
+        if len(tree) != 2:
+            raise ValueError("expected the fields `$` and `of`")
+        # A level for each, or a forged tree could nest them without end.
+        self._enter()
+        items: list[Any] = self.many[tree["$"]](self, tree["of"])
+        self._depth -= 1
+        return items
+
+    # --- many items that are alike
+
     def _numbers(self, i: Tree) -> list[Any]:
-        numbers: list[Any] = self._numbers_at(i, *_NUMBERS).tolist()
+        numbers: list[Any] = self._flat(i, _INT, _FLOAT, _BOOL).tolist()
         return numbers
 
     def _mixed(self, tree: Tree) -> list[Any]:
-        arrays = [self._numbers_at(i, *_NUMBERS) for i in fields_of(tree, int, int, int)]
-        are_ints = arrays[0]
-        if are_ints.dtype != np.dtype(bool):
-            raise TypeError(f"expected an array of bool, found {are_ints.dtype}")
-        items = np.empty(len(are_ints), object)
-        items[are_ints] = _exactly(arrays[1].tolist(), int(are_ints.sum()))
-        items[~are_ints] = _exactly(arrays[2].tolist(), int((~are_ints).sum()))
-        return items.tolist()
+        first, second, third = fields_of(tree, int, int, int)
+        are_ints = self._flat(first, _BOOL).tolist()
+        ints, floats = self._numbers(second), self._numbers(third)
+        if len(ints) != are_ints.count(True) or len(floats) != are_ints.count(False):
+            raise ValueError("there are not as many numbers of each type as there should be")
+        numbers = {True: iter(ints), False: iter(floats)}
+        return [next(numbers[is_int]) for is_int in are_ints]
 
     def _rows(self, tree: Tree) -> list[Any]:
-        columns = [self._items(column) for column in expect(list, tree)]
-        rows: list[Any] = list(zip(*columns, strict=True))
+        kind, trees = fields_of(tree, str, list)
+        columns = list(map(self._items, trees))
+        return self._make_rows(kind, zip(*columns, strict=True))
+
+    def _ragged(self, tree: Tree) -> list[Any]:
+        kind, part, content = fields_of(tree, str, int, object)
+        lengths = self._flat(part, _INT).tolist()
+        items = self._items(content)
+        if min(lengths, default=0) < 0 or sum(lengths) != len(items):
+            raise ValueError("the lengths of the rows are not those of their items")
+        remaining = iter(items)
+        return self._make_rows(kind, (islice(remaining, length) for length in lengths))
+
+    def _make_rows(self, kind: str, contents: Iterable[Iterable[Any]]) -> list[Any]:
+        cls = _ROW_CLASSES[kind]
+        rows: list[Any] = list(map(cls, contents))
+        if cls is not tuple:
+            self._made += rows
         return rows
 
     def _records(self, tree: Tree) -> list[Any]:
         keys, trees = fields_of(tree, list, list)
         if set(map(type, keys)) != {str} or len(trees) != len(keys):
             raise ValueError("records have a text for each of their columns")
-        columns = map(self._items, trees)
-        rows = [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
-        self._made += rows
-        return rows
-
-    def _outline_packed(self, tree: Tree) -> Any:
-        """Describe items by the arrays that hold them."""
-        if type(tree) is list:
-            return [self.decode(item) for item in tree]
-        kind, content = tree["$"], tree["of"]
-        self._num_unmade += 1
-        if kind == "numbers":
-            return self._take(content, self._leaf)
-        if kind == "mixed":
-            return [self._take(i, self._leaf) for i in fields_of(content, int, int, int)[1:]]
-        if kind == "records":
-            keys, trees = fields_of(content, list, list)
-            return dict(zip(keys, map(self._outline_packed, trees), strict=True))
-        return list(map(self._outline_packed, content))
+        columns = list(map(self._items, trees))
+        records = [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
+        self._made += records
+        return records
 
     # --- by codecs
 
-    def _decode_parts(self, tree: Tree) -> tuple[Any, bool]:
+    def _parts(self, tree: Tree) -> tuple[Any, bool]:
         """Decode the parts of a codec, with whole arrays; say whether nothing else stands for one."""
         num_unmade = self._num_unmade
         self._num_codecs += 1
@@ -315,25 +304,18 @@ class Decoder:
         self._num_codecs -= 1
         return parts, self._num_unmade == num_unmade
 
-    def _by_codec(self, codec: Codec, tree: Tree) -> Any:
-        number = self._reserve() if codec.is_mutable else None
-        parts, is_whole = self._decode_parts(tree)
-        value = codec.decode(parts) if is_whole else Unmade(codec.name, parts)
-        if number is not None:
-            self._made[number] = value
-        return value
-
-    def _by_library(self, kind: LibraryType, tree: Tree) -> Any:
-        parts, is_whole = self._decode_parts(tree)
-        if is_whole and not self._is_outline:
-            return self._make_by_library(kind, parts)
-        return self._unmade(kind.name, parts)
-
     def _unmade(self, kind: str, parts: object) -> Unmade:
         self._num_unmade += 1
         return Unmade(kind, parts)
 
-    def _make_by_library(self, kind: LibraryType, parts: Any) -> Any:
+    def _by_codec(self, codec: OwnCodec, tree: Tree) -> Any:
+        parts, is_whole = self._parts(tree)
+        return codec.decode(parts) if is_whole else Unmade(codec.name, parts)
+
+    def _by_library(self, kind: LibraryType, tree: Tree) -> Any:
+        parts, is_whole = self._parts(tree)
+        if not is_whole:
+            return self._unmade(kind.name, parts)
         try:
             return kind.decode(parts)
         except ImportError as error:
@@ -357,16 +339,22 @@ class Decoder:
     def _by_users_codec(self, tree: Tree) -> Any:
         name, content = fields_of(tree, str, object)
         codec = self._codecs.get(name)
-        if codec is None and not self._is_outline:
+        if codec is None:
             raise DefinitionError(
                 f"{self._where} was saved by the codec {name!r}, which is not registered. "
                 f"Register it first: register_codec(..., name={name!r})."
             )
-        parts, is_whole = self._decode_parts(content)
-        if codec is None or self._is_outline or not is_whole:
+        parts, is_whole = self._parts(content)
+        if not is_whole:
             return self._unmade(f"codec {name}", parts)
+        return self._call(partial(codec.decode, parts))
+
+    def _call(self, make: Callable[[], Any]) -> Any:
+        """Call code of a user."""
         try:
-            return codec.decode(parts)
+            return make()
+        except JobRunnerError:
+            raise
         except Exception as error:
             raise self._undecodable(error) from error
 
@@ -380,16 +368,7 @@ class Decoder:
         self.has_states = True
         return SavedState(cls, state)
 
-    def _enum(self, tree: Tree) -> Any:
-        return self._instance("enum", tree)
-
-    def _named_tuple(self, tree: Tree) -> Any:
-        return self._instance("namedtuple", tree)
-
-    def _dataclass(self, tree: Tree) -> Any:
-        return self._instance("dataclass", tree)
-
-    def _instance(self, kind: str, tree: Tree) -> Any:
+    def _instance(self, tree: Tree, kind: str) -> Any:
         name, names, content = fields_of(tree, str, list, dict)
         for field in names:
             expect(str, field)
@@ -409,58 +388,39 @@ class Decoder:
 
     def _pickle(self, tree: Tree) -> Any:
         i, buffers, _ = fields_of(tree, int, list, list)
-        if self._is_outline:
-            outline: Any = self._take(i, self._leaf)
-            return self._unmade("pickle", {"nbytes": outline.shape[0]})
         if not self._allow_pickle:
             raise DefinitionError(
                 f"{self._where} contains a pickle, and unpickling runs code from the checkpoint. "
                 f"If you trust its author, pass allow_pickle=True to the checkpoint manager "
                 f"(--allow-pickle)."
             )
-        data = self._numbers_at(i, _BYTE).tobytes()
-        memory = [self._numbers_at(place, _BYTE) for place in buffers]
-        try:
-            return unpickle(data, memory, self._find_class)
-        except JobRunnerError:
-            raise
-        except Exception as error:
-            raise self._undecodable(error) from error
+        data = self._flat(i, _BYTE).tobytes()
+        memory = [self._flat(place, _BYTE) for place in buffers]
+        return self._call(partial(unpickle, data, memory, self._find_class))
 
+    kinds: ClassVar[Mapping[str, Callable[[Any, Tree], Any]]] = {
+        "array": _lone_array,
+        "same": _same,
+        "int": _int,
+        "float": _float,
+        "str": _text,
+        "bytes": _data,
+        "tuple": _tuple,
+        "dict": _dict,
+        "state": _state,
+        "enum": partial(_instance, kind="enum"),
+        "namedtuple": partial(_instance, kind="namedtuple"),
+        "dataclass": partial(_instance, kind="dataclass"),
+        "codec": _by_users_codec,
+        "pickle": _pickle,
+    }
+    """Kinds that are no codecs of ours."""
 
-def _exactly(items: list[Any], count: int) -> list[Any]:
-    # NumPy would repeat a single item.
-    if len(items) != count:
-        raise ValueError(f"expected {count} numbers, found {len(items)}")
-    return items
-
-
-_Method = Callable[[Decoder, Tree], Any]
-
-_KINDS: Mapping[str, _Method] = {
-    "same": Decoder._same,
-    "int": Decoder._int,
-    "float": Decoder._float,
-    "str": Decoder._text,
-    "bytes": Decoder._data,
-    "tuple": Decoder._tuple,
-    "enum": Decoder._enum,
-    "namedtuple": Decoder._named_tuple,
-    "pickle": Decoder._pickle,
-}
-
-_NUMBERED_KINDS: Mapping[str, _Method] = {
-    "array": Decoder._lone_array,
-    "dict": Decoder._dict,
-    "dataclass": Decoder._dataclass,
-    "codec": Decoder._by_users_codec,
-    "state": Decoder._state,
-}
-
-_PACKED: Mapping[str, _Method] = {
-    "numbers": Decoder._numbers,
-    "mixed": Decoder._mixed,
-    "rows": Decoder._rows,
-    "records": Decoder._records,
-}
-"""Each a list of items."""
+    many: ClassVar[Mapping[str, Callable[[Any, Tree], list[Any]]]] = {
+        "numbers": _numbers,
+        "mixed": _mixed,
+        "rows": _rows,
+        "ragged": _ragged,
+        "records": _records,
+    }
+    """Each a list of items that are alike."""

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jobrunner.checkpoint.encoding.codecs import UnmakeableError, UnsuitableError
+
 Array = np.ndarray[Any, Any]
 
 Spec = str | list[Any]
@@ -78,22 +80,22 @@ _X87_MANTISSA_BITS, _X87_BYTES = 63, 10
 """A long double on x86; it takes 12 or 16 bytes in memory."""
 
 
-class UnsupportedDtypeError(TypeError):
-    """A dtype that cannot be saved, or that this platform lacks; the message says why."""
+class UnsupportedDtypeError(UnmakeableError):
+    """A dtype that this platform lacks; the message says why."""
 
 
 def dtype_to_spec(dtype: np.dtype[Any]) -> Spec:
     """Describe a dtype so that `dtype_from_spec` makes an equal one, byte order included."""
     if isinstance(dtype, np.dtypes.StringDType):
         if hasattr(dtype, "na_object"):
-            raise UnsupportedDtypeError(
+            raise UnsuitableError(
                 "its strings may be missing; save an array of str objects and None instead"
             )
         return "string" if dtype.coerce else "strict string"
     if dtype.hasobject:
-        raise UnsupportedDtypeError(f"the dtype {dtype!r} holds Python objects")
+        raise UnsuitableError(f"the dtype {dtype!r} holds Python objects")
     if _has_metadata(dtype):
-        raise UnsupportedDtypeError(f"the dtype {dtype!r} has metadata, which would be lost")
+        raise UnsuitableError(f"the dtype {dtype!r} has metadata, which would be lost")
     if dtype.isbuiltin == 1:
         return dtype.str
     spec: Spec
@@ -102,7 +104,7 @@ def dtype_to_spec(dtype: np.dtype[Any]) -> Spec:
     elif dtype.names is None:
         spec = dtype.str
     elif len(dtype.names) > MOST_FIELDS:
-        raise UnsupportedDtypeError(
+        raise UnsuitableError(
             f"a record has {len(dtype.names)} fields, and at most {MOST_FIELDS} can be saved"
         )
     else:
@@ -110,10 +112,10 @@ def dtype_to_spec(dtype: np.dtype[Any]) -> Spec:
     # A dtype that another package registered may look like one of NumPy's own.
     try:
         is_own = dtype_from_spec(spec) == dtype and dtype.type is not np.record
-    except (TypeError, ValueError):
+    except (UnsupportedDtypeError, ValueError):
         is_own = False
     if not is_own:
-        raise UnsupportedDtypeError(f"the dtype {dtype!r} is not one of NumPy's own")
+        raise UnsuitableError(f"the dtype {dtype!r} is not one of NumPy's own")
     return spec
 
 
@@ -234,14 +236,14 @@ def check_shape(array: Array) -> None:
     any, do not fit into 64 bits: it could be written, and never be read.
     """
     if not array.itemsize:
-        raise UnsupportedDtypeError(
+        raise UnsuitableError(
             f"items of the dtype {array.dtype!r} have no bytes; save its shape instead"
         )
     if array.size:
         return
     nbytes = array.itemsize * math.prod(max(1, length) for length in array.shape)
     if nbytes > MOST_BYTES:
-        raise UnsupportedDtypeError(
+        raise UnsuitableError(
             f"its shape {array.shape} would not fit into memory if no axis were empty; save an "
             f"array with shorter axes, such as np.zeros(0)"
         )

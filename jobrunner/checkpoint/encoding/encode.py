@@ -12,20 +12,26 @@ keys. Everything else is ``{"$": kind, "of": tree}``. The kinds of this module:
 ``float``     hexadecimal digits of the bits of an infinity or NaN
 ``str``       hexadecimal digits of the UTF-8 of one with lone surrogates, or a part that is its UTF-8
 ``bytes``     hexadecimal digits, or a part
-``numbers``   a list of numbers of one type: a part
-``mixed``     a list of ints and floats: three parts, which of them are ints, the ints, the floats
-``rows``      a list of tuples of one length: the items at each position
-``records``   a list of dicts with the same keys and plain values: keys, and the items under each
 ``state``     the class of an object, and what its ``state_dict()`` returned
 ``enum``, ``namedtuple``, ``dataclass``   the class, the names of its fields, and the fields
 ``codec``     the name of a user's codec, and what it returned
 ``pickle``    a part, parts for the memory of its arrays, and the classes that it names
 ============  =====================================================================================
 
-All others are the names of codecs of ours, with what these return.
+All others are the names of codecs of ours, with what these return. Items are a list of trees; many that
+are alike are one node:
+
+============  =====================================================================================
+``numbers``   numbers of one type: a part
+``mixed``     ints and floats: three parts, which of them are ints, the ints, the floats
+``rows``      lists, tuples or sets of one length: which of these, and the items at each position
+``ragged``    those of any length: which of these, a part with their lengths, and all their items
+``records``   dicts with the same keys: the keys, and the items under each
+============  =====================================================================================
 
 Objects that can change are numbered in the order in which encoder and decoder come to them, each
-before what it contains: so a second reference loads as the same object.
+before what it contains: so a second reference loads as the same object. Only the rows of a node for
+many have their numbers after what they contain.
 """
 
 from __future__ import annotations
@@ -33,7 +39,9 @@ from __future__ import annotations
 import struct
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -42,6 +50,7 @@ from jobrunner.checkpoint.encoding import everyday, numpy_types
 from jobrunner.checkpoint.encoding.codecs import (
     Codec,
     CodecTable,
+    OwnCodec,
     RefusedValueError,
     UnsuitableError,
 )
@@ -50,7 +59,6 @@ from jobrunner.checkpoint.encoding.dtypes import (
     ArrayPart,
     Trail,
     Tree,
-    UnsupportedDtypeError,
     check_shape,
     dtype_to_spec,
 )
@@ -77,13 +85,24 @@ EXACT_INT = 1 << 53
 LEAST_PACKED = 256
 """Fewer items of a list are JSON, which people and other readers see."""
 
+_MOST_COLUMNS = 16
 _INLINE_CHARACTERS, _INLINE_BYTES = 4096, 1024
 _STATE = "the state of another object"
-_LOOP = "it contains itself"
-_NO_LOOP = "Refer to the outer object by a name or an index instead"
 _PLAIN = frozenset({type(None), bool, int, float})
+_LEAVES = _PLAIN | {str, bytes}
+_ROWS = frozenset({list, tuple, set, dict})
+"""Containers of which many are arrays, if all that they contain are leaves and such containers."""
 
 Encode = Callable[[Any], Tree]
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What the value that is encoded lies in."""
+
+    holder: str = ""  # a value inside which no state could be loaded into an object; empty: none
+    is_frozen: bool = False  # whether it is in a value whose memory never shows a change
+    holds: str = "ndarray"  # what an array stands for, for other readers
 
 
 class Encoder:
@@ -112,13 +131,10 @@ class Encoder:
         self._codecs = codecs
         self._methods = dict(_METHODS)
         self._numbers: dict[object, int] = {}
-        self._kept: list[object] = []  # what codecs returned: no `id` is used twice
+        self._kept: list[object] = []  # what has a number: no `id` is used twice
         self._inside: set[int] = set()  # containers of what is encoded, by `id`
         self._trail: list[str] = []
-        self._holder = ""  # set inside values into which no state_dict() could be loaded
-        self._depth = 0
-        self._holds = "ndarray"  # what the next array stands for, for other readers
-        self._is_frozen = False  # set inside values whose memory never shows a change
+        self._around = _Surroundings()
 
     def encode(self, value: Any) -> Tree:
         """Encode a value; raises `RefusedValueError`."""
@@ -135,16 +151,12 @@ class Encoder:
             method = self._methods[cls] = self._method_of(cls)
         try:
             return method(self, value)
-        except (UnsuitableError, UnsupportedDtypeError) as error:
+        except UnsuitableError as error:
             raise self._refuse(value, str(error)) from None
 
     def pickle(self, value: Any) -> Tree:
         """Encode a whole blob as a pickle."""
-        try:
-            pickled = pickle_by_name(value, self._name_class)
-        except Exception as error:
-            reason = f"pickling it raised {type(error).__name__}: {error}"
-            raise self._refuse(value, reason) from error
+        pickled = self._call(partial(pickle_by_name, value, self._name_class), value, "pickling it")
         data = self._part(np.frombuffer(pickled.data, np.uint8), "pickle", "pickle")
         buffers = []
         for i, buffer in enumerate(pickled.buffers):
@@ -160,17 +172,14 @@ class Encoder:
         codec = self._codecs.get(cls) if self._codecs else None
         if codec is not None:
             return partial(Encoder._by_users_codec, codec=codec)
-        codec = OWN_CODECS.get(cls)
-        if codec is not None and codec is not numpy_types.OBJECTS:
-            return partial(Encoder._by_codec, codec=codec)
-        kind = type_of(cls)
-        if kind is not None:
-            return partial(Encoder._by_library, kind=kind, codec=kind.codec_for(cls))
+        own_codec = OWN_CODECS.get(cls) or type_of(cls)
+        if own_codec is not None:
+            return partial(Encoder._by_codec, codec=own_codec)
         if has_state(cls):
             return Encoder._state
-        class_kind = kind_of(cls)
-        if class_kind is not None:
-            return partial(Encoder._instance, kind=class_kind)
+        kind = kind_of(cls)
+        if kind is not None:
+            return partial(Encoder._instance, kind=kind)
         return Encoder._unknown
 
     def _unknown(self, value: object) -> Tree:
@@ -181,47 +190,59 @@ class Encoder:
 
     # --- identity and nesting
 
-    def _numbered(self, value: object, key: object = None) -> Tree | None:
-        """Number an object; return a ``same`` node if it has a number already."""
-        if id(value) in self._inside:
-            raise self._refuse(value, _LOOP, _NO_LOOP)
-        key = id(value) if key is None else key
-        number = self._numbers.get(key)
-        if number is not None:
+    def _number(self, value: object, *, can_change: bool = True, key: object = None) -> Tree | None:
+        """Number an object; return a ``same`` node if it has a number already.
+
+        No two blobs may share an object that can change.
+        """
+        self._check_loop(value)
+        if can_change and not self._around.is_frozen:
+            self.objects[id(value)] = value
+        next_number = len(self._numbers)
+        number = self._numbers.setdefault(id(value) if key is None else key, next_number)
+        if number < next_number:
             return _node("same", number)
-        self._numbers[key] = len(self._numbers)
         self._kept.append(value)
         return None
 
-    def _changeable(self, value: object) -> Tree | None:
-        """Number an object that no two blobs may share, since it can change."""
-        if not self._is_frozen:
-            self.objects[id(value)] = value
-        return self._numbered(value)
+    def _check_loop(self, value: object) -> None:
+        if id(value) in self._inside:
+            remedy = "Refer to the outer object by a name or an index instead"
+            raise self._refuse(value, "it contains itself", remedy)
 
     def _enter(self, value: object) -> None:
         """Enter a level of nesting; refuses a value inside itself, and excessive depth."""
-        if id(value) in self._inside:
-            raise self._refuse(value, _LOOP, _NO_LOOP)
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
+        self._check_loop(value)
+        if len(self._inside) == MAX_DEPTH:
             del self._trail[8:]
             reason = f"containers are nested more than {MAX_DEPTH} deep"
             raise self._refuse(value, reason, "Store it less deep")
         self._inside.add(id(value))
 
     def _leave(self, value: object) -> None:
-        self._depth -= 1
         self._inside.remove(id(value))
 
-    def _within(self, holder: str, value: object, inner: object) -> Tree:
-        """Encode what a value consists of; `holder` describes it, if no state can be loaded there."""
+    def _within(self, value: object, parts: object, around: _Surroundings) -> Tree:
+        """Encode what a value consists of."""
         self._enter(value)
-        former = self._holder
-        self._holder = former or holder
-        tree = self.encode(inner)
-        self._holder = former
+        former = self._around
+        self._around = around
+        tree = self.encode(parts)
+        self._around = former
         self._leave(value)
+        return tree
+
+    def _held_by(self, holder: str) -> _Surroundings:
+        """The surroundings inside a value; the outermost one says why no state can be there."""
+        return replace(self._around, holder=self._around.holder or holder)
+
+    def _at(self, name: str, encode: Encode, value: Any) -> Tree:
+        """Encode what lies below the present place, under this name, or else at it."""
+        if not name:
+            return encode(value)
+        self._trail.append(name)
+        tree = encode(value)
+        self._trail.pop()
         return tree
 
     def _name_class(self, cls: type) -> str:
@@ -250,7 +271,7 @@ class Encoder:
     # --- containers
 
     def _list(self, value: list[Any]) -> Tree:
-        same = self._changeable(value)
+        same = self._number(value)
         if same is not None:
             return same
         self._enter(value)
@@ -264,18 +285,19 @@ class Encoder:
         self._leave(value)
         return _node("tuple", tree)
 
-    def _dict(self, value: dict[Any, Any], names: Callable[[int], str] | None = None) -> Tree:
-        same = self._changeable(value)
+    def _dict(self, value: dict[Any, Any]) -> Tree:
+        same = self._number(value)
         if same is not None:
             return same
         self._enter(value)
         keys: Tree = list(value)
         are_plain = _are_plain(keys)
         if not are_plain:
-            former, self._holder = self._holder, self._holder or "a key"
+            former = self._around
+            self._around = self._held_by("a key")
             keys = self._items(keys, "_{}_key".format, "_keys")
-            self._holder = former
-        items = self._items(list(value.values()), names or _ChildNames(value), "_values")
+            self._around = former
+        items = self._items(list(value.values()), _ChildNames(value), "_values")
         self._leave(value)
         if are_plain and type(items) is list and "$" not in value:
             return dict(zip(keys, items, strict=True))
@@ -300,31 +322,61 @@ class Encoder:
                 trees.append(self._at(names(i), self.encode, item))
         return trees
 
-    def _at(self, name: str, encode: Encode, value: Any) -> Tree:
-        """Encode what lies below the present place, under this name, or else at it."""
-        if not name:
-            return encode(value)
-        self._trail.append(name)
-        tree = encode(value)
-        self._trail.pop()
-        return tree
-
     # --- many items that are alike
 
     def _pack(self, items: Sequence[Any]) -> Tree | None:
         """Encode many items as arrays; None if they are not alike."""
         kinds = set(map(type, items))
-        if kinds == {tuple}:
-            return self._rows(items)
-        if kinds == {dict}:
-            return self._records(items)
         if kinds == {int, float}:
             return self._mixed(items)
-        if len(kinds) == 1 and kinds <= {int, float, bool}:
-            numbers = _as_array(items, kinds.pop())
-            if numbers is not None:
-                return _node("numbers", self._part(numbers, "numbers"))
+        if len(kinds) > 1:
+            return None
+        (cls,) = kinds
+        if cls in _DTYPES:
+            numbers = _as_array(items, cls)
+            return None if numbers is None else _node("numbers", self._part(numbers, "numbers"))
+        if cls is tuple:
+            return self._rows(cls, items)
+        if cls in _ROWS and self._is_tree(items):
+            tree = self._records(items) if cls is dict else self._rows(cls, items)
+            if tree is not None:
+                self._number_rows(items)
+            return tree
         return None
+
+    def _number_rows(self, rows: Sequence[Any]) -> None:
+        """Do for many what `_number` does for an object that has no number yet."""
+        identities = list(map(id, rows))
+        self._numbers.update(zip(identities, count(len(self._numbers)), strict=False))
+        self._kept.append(rows)
+        if not self._around.is_frozen:
+            self.objects.update(zip(identities, rows, strict=True))
+
+    def _is_tree(self, rows: Sequence[Any]) -> bool:
+        """Whether rows consist of leaves and of containers to each of which one thing refers.
+
+        The decoder makes a row when it has all that the row contains. Were one row in another, or
+        were a list in two rows, it would be asked for an object that it has not made yet.
+        """
+        identities: list[int] = []
+        level: Sequence[Any] = rows
+        while not set(map(type, level)) <= _LEAVES:
+            contents: list[Any] = []
+            for item in level:
+                cls = type(item)
+                if cls in _LEAVES:
+                    continue
+                if cls not in _ROWS:
+                    return False
+                if cls is not tuple:  # which has no number
+                    identities.append(id(item))
+                contents.extend(item)
+                if cls is dict:
+                    contents.extend(item.values())
+            if len(set(identities)) < len(identities):
+                return False
+            level = contents
+        return self._numbers.keys().isdisjoint(identities)
 
     def _mixed(self, items: Sequence[Any]) -> Tree | None:
         # A float that stands for an int would load as a float.
@@ -336,29 +388,29 @@ class Encoder:
         arrays = {"are_ints": are_ints, "ints": ints, "floats": floats}
         return _node("mixed", [self._part(data, "numbers", name) for name, data in arrays.items()])
 
-    def _rows(self, rows: Sequence[tuple[Any, ...]]) -> Tree | None:
-        widths = set(map(len, rows))
-        if len(widths) > 1 or 0 in widths:
-            return None
-        return _node("rows", self._columns(list(zip(*rows, strict=True)), str))
+    def _rows(self, cls: type, rows: Sequence[Any]) -> Tree:
+        if cls is set:
+            rows = list(map(everyday.sort_members, rows))
+        contents = list(chain.from_iterable(rows))
+        lengths = set(map(len, rows))
+        if len(lengths) == 1 and 0 < max(lengths) <= _MOST_COLUMNS:
+            (length,) = lengths
+            columns = [contents[i::length] for i in range(length)]
+            return _node("rows", [cls.__name__, self._columns(columns, str)])
+        part = self._part(np.array(list(map(len, rows))), "numbers", "lengths")
+        (items,) = self._columns([contents], lambda i: "items")
+        return _node("ragged", [cls.__name__, part, items])
 
     def _records(self, rows: Sequence[dict[Any, Any]]) -> Tree | None:
         keys = list(rows[0])
-        if not keys or not _are_plain(keys):
+        if not 0 < len(keys) <= _MOST_COLUMNS or not _are_plain(keys):
             return None
-        kinds: set[type] = set()
         for row in rows:
-            if id(row) in self._numbers or list(row) != keys:
+            if list(row) != keys:
                 return None
-            kinds.update(map(type, row.values()))
-        # What a row contains could refer to another row, of which there is no whole yet.
-        if not kinds <= _PLAIN | {str} or len(set(map(id, rows))) < len(rows):
-            return None
-        values = zip(*(row.values() for row in rows), strict=True)
-        columns = self._columns(list(values), _ChildNames(keys))
-        for row in rows:
-            self._changeable(row)
-        return _node("records", [keys, columns])
+        contents = list(chain.from_iterable(row.values() for row in rows))
+        columns = [contents[i :: len(keys)] for i in range(len(keys))]
+        return _node("records", [keys, self._columns(columns, _ChildNames(keys))])
 
     def _columns(self, columns: Sequence[Sequence[Any]], names: Callable[[int], str]) -> list[Tree]:
         self._enter(columns)
@@ -376,19 +428,19 @@ class Encoder:
             return self._by_codec(value, numpy_types.OBJECTS)
         spec = dtype_to_spec(dtype)
         check_shape(value)
-        key: object = id(value)
-        if self._is_frozen:
+        key: object = None
+        if self._around.is_frozen:
             key = object()
         elif value.size:
             # Equal views of the same memory count as one array.
             address = value.__array_interface__["data"][0]
             key = (address, value.shape, value.strides, str(spec))
-        same = self._numbered(value, key)
+        same = self._number(value, can_change=False, key=key)
         if same is not None:
             return same
-        if value.size and not self._is_frozen:
+        if value.size and not self._around.is_frozen:
             self.memory.append((tuple(self._trail), value))
-        return _node("array", self._part(value, self._holds))
+        return _node("array", self._part(value, self._around.holds))
 
     def _part(self, array: Array, holds: str, name: str = "") -> int:
         """Add an array to the blob's; return its index."""
@@ -398,107 +450,81 @@ class Encoder:
         self.parts.append(ArrayPart(data, order, trail, holds))
         return len(self.parts) - 1
 
-    # --- by codecs
+    # --- by codecs and classes
 
-    def _by_codec(self, value: Any, codec: Codec) -> Tree:
-        if codec.is_mutable:
-            same = self._changeable(value)
+    def _call(self, encode: Callable[[], Any], value: object, doing: str) -> Any:
+        """Call code of a user or a library."""
+        try:
+            return encode()
+        except UnsuitableError as error:
+            raise self._refuse(value, str(error)) from None
+        except Exception as error:
+            reason = f"{doing} raised {type(error).__name__}: {error}"
+            raise self._refuse(value, reason) from error
+
+    def _by_codec(self, value: Any, codec: OwnCodec | LibraryType) -> Tree:
+        if codec.is_numbered:
+            same = self._number(value, can_change=codec.is_mutable)
             if same is not None:
                 return same
-        holder = "" if codec.name in everyday.KEEP_PLACES else f"a {codec.name}"
-        return _node(codec.name, self._within(holder, value, codec.encode(value)))
+        parts = self._call(partial(codec.encode, value), value, "reading it")
+        around = self._around if codec.keeps_states else self._held_by(f"a {codec.name}")
+        if codec.hides_memory:
+            around = replace(around, is_frozen=True)
+        if codec.name == "torch.Tensor":
+            return _node(codec.name, self._tensor(value, parts, around))
+        return _node(codec.name, self._within(value, parts, around))
+
+    def _tensor(self, value: Any, parts: dict[str, Any], around: _Surroundings) -> Tree:
+        """Encode a tensor's parts: its array lies where the tensor lies, as other readers expect."""
+        if self._around.holder != _STATE:  # load_state_dict() copies a state to the object's device
+            check_device(value)
+        self._number(parts, can_change=False)
+        around = replace(around, holds=f"torch.Tensor of {parts['dtype']}")
+        return {**parts, "data": self._within(value, parts["data"], around)}
 
     def _by_users_codec(self, value: Any, codec: Codec) -> Tree:
         # One of an unknown class counts as constant if it has a hash of its own.
         own_hash: Any = type(value).__hash__
-        can_change = own_hash in (None, object.__hash__)
-        can_change = can_change and not isinstance(value, type | types.FunctionType)
-        same = self._changeable(value) if can_change else self._numbered(value)
+        is_plain = own_hash in (None, object.__hash__)
+        can_change = is_plain and not isinstance(value, type | types.FunctionType)
+        same = self._number(value, can_change=can_change)
         if same is not None:
             return same
-        holder = f"the output of its codec {codec.name!r}"
-        try:
-            inner = codec.encode(value)
-        except Exception as error:
-            reason = f"the encode function of its codec {codec.name!r} raised "
-            reason += f"{type(error).__name__}: {error}"
-            raise self._refuse(value, reason) from error
-        if type(inner) is type(value):
+        doing = f"the encode function of its codec {codec.name!r}"
+        parts = self._call(partial(codec.encode, value), value, doing)
+        if type(parts) is type(value):
             reason = f"its codec {codec.name!r} returned a value of the same type"
             raise UnsuitableError(reason)
-        return _node("codec", [codec.name, self._within(holder, value, inner)])
-
-    def _by_library(self, value: Any, kind: LibraryType, codec: Codec) -> Tree:
-        try:
-            parts: Any = codec.encode(value)
-            if kind.codec == "torch" and self._holder != _STATE:
-                # load_state_dict() copies a state to the device of the object.
-                check_device(value)
-        except (UnsuitableError, UnsupportedDtypeError):
-            raise
-        except Exception as error:
-            reason = f"reading it raised {type(error).__name__}: {error}"
-            raise self._refuse(value, reason) from error
-        same = self._numbered_library(kind, value, parts)
-        if same is not None:
-            return same
-        was_frozen, holds = self._is_frozen, self._holds
-        self._is_frozen = was_frozen or kind.hides_memory
-        if kind.codec == "torch":
-            # It lies at the place of the value itself, where other readers expect it.
-            self._holds = f"{kind.name} of {parts['dtype']}"
-            tree = self._within_lone(kind.name, value, parts)
-        else:
-            tree = self._within(kind.name, value, parts)
-        self._is_frozen, self._holds = was_frozen, holds
-        return _node(kind.name, tree)
-
-    def _numbered_library(self, kind: LibraryType, value: Any, parts: Any) -> Tree | None:
-        if not kind.is_mutable:
-            return self._numbered(value)
-        if kind.codec != "torch" or not parts["data"].size:
-            return self._changeable(value)
-        # Every state_dict() makes tensors anew; two of the same memory are tied weights.
-        data = parts["data"]
-        address = data.__array_interface__["data"][0]
-        key = (address, data.shape, data.strides, str({**parts, "data": None}))
-        return self._numbered(value, key)
-
-    def _within_lone(self, holder: str, value: object, parts: dict[str, Any]) -> Tree:
-        self._enter(value)
-        former = self._holder
-        self._holder = former or holder
-        tree = self._dict(parts, lambda i: "")
-        self._holder = former
-        self._leave(value)
-        return tree
+        around = self._held_by(f"the output of its codec {codec.name!r}")
+        return _node("codec", [codec.name, self._within(value, parts, around)])
 
     def _state(self, value: Any) -> Tree:
-        same = self._changeable(value)
+        same = self._number(value)
         if same is not None:
             return same
-        if self._holder:
-            reason = f"it is in {self._holder}, so its state_dict() could not be loaded into it"
-            raise UnsuitableError(reason)
-        try:
-            state = value.state_dict()
-        except Exception as error:
-            reason = f"its state_dict() raised {type(error).__name__}: {error}"
-            raise self._refuse(value, reason) from error
+        holder = self._around.holder
+        if holder:
+            raise UnsuitableError(
+                f"it is in {holder}, so its state_dict() could not be loaded into it"
+            )
+        state = self._call(value.state_dict, value, "its state_dict()")
         self.has_state = True
-        self._kept.append(state)
-        return _node("state", [name_class(value), self._within(_STATE, value, state)])
+        return _node(
+            "state", [name_class(value), self._within(value, state, self._held_by(_STATE))]
+        )
 
     def _instance(self, value: Any, kind: str) -> Tree:
         cls: Any = type(value)
         state = state_of(kind, value)
         name = self._name_class(cls)
         if kind == "dataclass":
-            same = self._changeable(value)
+            same = self._number(value)
             if same is not None:
                 return same
         names = [] if kind == "enum" else list(field_names(cls))
-        return _node(kind, [name, names, self._within(cls.__name__, value, state)])
+        tree = self._within(value, state, self._held_by(cls.__name__))
+        return _node(kind, [name, names, tree])
 
 
 _Method = Callable[[Encoder, Any], Tree]

@@ -52,7 +52,8 @@ class _Node:
         self.encoded: dict[str, EncodedBlob] = {}
         self.refused: dict[str, RefusedValueError] = {}
         self.memory: list[_View] = []
-        self._owners: dict[int, tuple[str, object]] = {}
+        self._owners: dict[int, str] = {}  # of objects, by `id`
+        self._kept: list[object] = []  # no `id` is used twice
         self._shared: dict[tuple[str, str], str] = {}
 
     def add(self, name: str, value: object, codecs: CodecTable | None, allow_pickle: bool) -> None:
@@ -79,14 +80,15 @@ class _Node:
             tree, encoder.parts, encoder.has_state, classes=encoder.classes
         )
         self.memory += [_View(name, trail, array) for trail, array in encoder.memory]
-        for identity, value_inside in encoder.objects.items():
-            owner, _ = self._owners.setdefault(identity, (name, value_inside))
-            if owner != name:
-                self._shared[owner, name] = (
-                    f"Node {self.name!r}: the blobs {owner!r} and {name!r} contain the same "
-                    f"{type(value_inside).__name__} object, and would contain two after a resume. "
-                    f"Copy one of them, or put both in one blob (a dict or a list)."
-                )
+        for identity in encoder.objects.keys() & self._owners.keys():
+            owner = self._owners[identity]
+            self._shared[owner, name] = (
+                f"Node {self.name!r}: the blobs {owner!r} and {name!r} contain the same "
+                f"{type(encoder.objects[identity]).__name__} object, and would contain two after a "
+                f"resume. Copy one of them, or put both in one blob (a dict or a list)."
+            )
+        self._owners |= dict.fromkeys(encoder.objects, name)
+        self._kept.append(encoder.objects)
 
     def sharing(self) -> list[str]:
         """A line for each pair of blobs that share an object, or else for one that shares memory."""

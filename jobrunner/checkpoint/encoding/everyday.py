@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import datetime as dt
+import math
 import random
 import struct
 import types
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding.codecs import Codec, UnmakeableError, UnsuitableError
+from jobrunner.checkpoint.encoding.codecs import OwnCodec, UnmakeableError, UnsuitableError
 
 T = TypeVar("T")
 
@@ -72,7 +73,8 @@ def check_bits(*numbers: object) -> None:
 
 def sort_members(members: Collection[Any]) -> list[Any]:
     """Sort the members of a set in an order that does not depend on the process."""
-    if set(map(type, members)) in ({str}, {int}):
+    kinds = set(map(type, members))
+    if kinds in ({str}, {int}) or (kinds == {float} and not any(map(math.isnan, members))):
         return sorted(members)
     return sorted(members, key=_rank)
 
@@ -265,25 +267,27 @@ def _encode_type(value: type) -> object:
     return _TYPE_NAMES[value]
 
 
-def _immutable(cls: type, encode: Any, decode: Any, name: str) -> Codec:
-    return Codec(cls, encode, decode, name, is_mutable=False)
+def _immutable(cls: type, encode: Any, decode: Any, name: str) -> OwnCodec:
+    return OwnCodec(cls, encode, decode, name, is_mutable=False)
 
 
 CODECS = (
-    Codec(set, sort_members, lambda parts: set(expect(list, parts)), "set"),
-    Codec(deque, _encode_deque, _decode_deque, "deque"),
-    Codec(defaultdict, _encode_defaultdict, _decode_defaultdict, "defaultdict"),
-    Codec(OrderedDict, _encode_ordered, _decode_ordered, "OrderedDict"),
-    Codec(Counter, _encode_counter, lambda parts: Counter(expect(dict, parts)), "Counter"),
-    Codec(
+    OwnCodec(set, sort_members, lambda parts: set(expect(list, parts)), "set"),
+    OwnCodec(deque, _encode_deque, _decode_deque, "deque"),
+    OwnCodec(
+        defaultdict, _encode_defaultdict, _decode_defaultdict, "defaultdict", keeps_states=True
+    ),
+    OwnCodec(OrderedDict, _encode_ordered, _decode_ordered, "OrderedDict", keeps_states=True),
+    OwnCodec(Counter, _encode_counter, lambda parts: Counter(expect(dict, parts)), "Counter"),
+    OwnCodec(
         types.SimpleNamespace,
         lambda value: dict(vars(value)),
         lambda parts: types.SimpleNamespace(**expect(dict, parts)),
         "namespace",
     ),
-    Codec(array.array, _encode_array, _decode_array, "array.array"),
-    Codec(random.Random, _encode_random, _decode_random, "random"),
-    Codec(bytearray, bytes, lambda parts: bytearray(expect(bytes, parts)), "bytearray"),
+    OwnCodec(array.array, _encode_array, _decode_array, "array.array"),
+    OwnCodec(random.Random, _encode_random, _decode_random, "random"),
+    OwnCodec(bytearray, bytes, lambda parts: bytearray(expect(bytes, parts)), "bytearray"),
     _immutable(frozenset, sort_members, lambda parts: frozenset(expect(list, parts)), "frozenset"),
     _immutable(complex, _encode_complex, _decode_complex, "complex"),
     _immutable(
@@ -317,6 +321,3 @@ CODECS = (
     _immutable(type(NotImplemented), repr, lambda name: _CONSTANTS[name], "constant"),
 )
 """Each for exactly one type."""
-
-KEEP_PLACES = frozenset({"OrderedDict", "defaultdict"})
-"""Those whose items lie where they lay: the state of an object inside can be loaded again."""

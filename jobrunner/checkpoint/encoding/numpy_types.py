@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding.codecs import Codec, UnsuitableError
+from jobrunner.checkpoint.encoding.codecs import OwnCodec, UnsuitableError
 from jobrunner.checkpoint.encoding.dtypes import (
     Array,
     dtype_from_spec,
@@ -193,24 +193,26 @@ def _decode_random_state(state: object) -> np.random.RandomState:
     return result
 
 
-OBJECTS = Codec(np.ndarray, encode_objects, _decode_objects, "objects")
+OBJECTS = OwnCodec(np.ndarray, encode_objects, _decode_objects, "objects")
 """For arrays whose dtype is object; all others are parts of the blob."""
 
 CODECS = (
-    Codec(np.generic, _encode_scalar, _decode_scalar, "scalar", subclasses=True, is_mutable=False),
-    Codec(np.void, _encode_scalar, _decode_scalar, "void"),
-    Codec(np.str_, str, lambda text: np.str_(expect(str, text)), "np.str_", is_mutable=False),
-    Codec(np.bytes_, bytes, _decode_bytes, "np.bytes_", is_mutable=False),
-    Codec(np.dtype, dtype_to_spec, dtype_from_spec, "dtype", subclasses=True, is_mutable=False),
-    Codec(np.ma.MaskedArray, _encode_masked, _decode_masked, "np.MaskedArray"),
-    Codec(type(np.ma.masked), _encode_masked, _decode_masked, "np.masked", is_mutable=False),
-    Codec(np.random.Generator, _encode_generator, _decode_generator, "np.Generator"),
+    OwnCodec(
+        np.generic, _encode_scalar, _decode_scalar, "scalar", subclasses=True, is_mutable=False
+    ),
+    OwnCodec(np.void, _encode_scalar, _decode_scalar, "void"),
+    OwnCodec(np.str_, str, lambda text: np.str_(expect(str, text)), "np.str_", is_mutable=False),
+    OwnCodec(np.bytes_, bytes, _decode_bytes, "np.bytes_", is_mutable=False),
+    OwnCodec(np.dtype, dtype_to_spec, dtype_from_spec, "dtype", subclasses=True, is_mutable=False),
+    OwnCodec(np.ma.MaskedArray, _encode_masked, _decode_masked, "np.MaskedArray"),
+    OwnCodec(type(np.ma.masked), _encode_masked, _decode_masked, "np.masked", is_mutable=False),
+    OwnCodec(np.random.Generator, _encode_generator, _decode_generator, "np.Generator"),
     *(
-        Codec(cls, _encode_bit_generator, _decode_bit_generator, "np.BitGenerator")
+        OwnCodec(cls, _encode_bit_generator, _decode_bit_generator, "np.BitGenerator")
         for cls in _BIT_GENERATORS.values()
     ),
-    Codec(np.random.SeedSequence, _encode_seeds, _decode_seeds, "np.SeedSequence"),
-    Codec(np.random.RandomState, _encode_random_state, _decode_random_state, "np.RandomState"),
+    OwnCodec(np.random.SeedSequence, _encode_seeds, _decode_seeds, "np.SeedSequence"),
+    OwnCodec(np.random.RandomState, _encode_random_state, _decode_random_state, "np.RandomState"),
 )
 
 

@@ -20,6 +20,7 @@ from jobrunner.checkpoint.encoding import (
     Codec,
     Decoder,
     InvalidTreeError,
+    Outline,
     StatefulBlob,
     UnsupportedDtypeError,
     dtype_from_spec,
@@ -539,7 +540,8 @@ class StoreReader:
                 return ArrayOutline(reader.shape, str(reader.dtype))
             return self._open_lazily(reader)
 
-        return self._decode(name, blob.tree, read, leaf=leaf, is_outline=outline)
+        decoder = Outline if outline else Decoder
+        return self._decode(name, blob.tree, read, decoder, leaf=leaf)
 
     def _open_lazily(self, reader: ArrayReader) -> Any:
         from jobrunner.checkpoint.store import lazy  # imports Zarr, which is slow
@@ -556,11 +558,18 @@ class StoreReader:
                     f"blob instead."
                 ) from error
 
-    def _decode(self, name: str, tree: Any, array: Callable[[int], Array], **options: Any) -> Any:
+    def _decode(
+        self,
+        name: str,
+        tree: Any,
+        array: Callable[[int], Array],
+        kind: type[Decoder] = Decoder,
+        **options: Any,
+    ) -> Any:
         if tree == LONE_ARRAY:
             return options.get("leaf", array)(0)
         where = f"Blob {name!r} in {self.root}"
-        decoder = Decoder(
+        decoder = kind(
             array,
             self.codecs,
             allow_pickle=self.allow_pickle,

@@ -17,7 +17,7 @@ import pytest
 
 from jobrunner import CheckpointError, DefinitionError
 from jobrunner.checkpoint import Decoder, encode_blobs
-from jobrunner.checkpoint.encoding import InvalidTreeError
+from jobrunner.checkpoint.encoding import InvalidTreeError, Outline
 from jobrunner.run.replay.compare import compare_values
 from tests.checkpoint.encoding.kinds_of_values import VALUES, Frozen, Plain, State, describe
 
@@ -66,7 +66,9 @@ FORGED = {
     "keys without values": node("dict", [["a", "b"], [1]]),
     "records without keys": node("records", [[], []]),
     "records with a number as key": node("records", [[1], [[1]]]),
-    "rows of different lengths": node("rows", [[1], [1, 2]]),
+    "rows of different lengths": node("rows", ["tuple", [[1], [1, 2]]]),
+    "rows that are no containers": node("rows", ["str", [[1]]]),
+    "sets of lists": node("rows", ["set", [[[1]]]]),
     "fields that are no texts": node("namedtuple", ["gone:X", [1], {}]),
 }
 
@@ -146,7 +148,7 @@ def test_an_outline_reads_no_arrays_and_makes_nothing_of_them() -> None:
         [0.5] * 300,
         {"same": {1}},
         [{"a": 1, "b": "x"}] * 1,
-        [{"a": i, "b": (i, 0.5)} for i in range(300)],
+        [{"a": i, str(i): 0.5} for i in range(300)],
         [(i, 0.5) for i in range(300)],
         [{"a": i, "b": 0.5 * i} for i in range(300)],
         {i: str(i) for i in range(300)},
@@ -154,13 +156,13 @@ def test_an_outline_reads_no_arrays_and_makes_nothing_of_them() -> None:
     ]
     value.append(value[2])
     tree = encode_blobs("n", {"x": value})["x"].tree
-    outline = Decoder(pytest.fail, leaf="part {}".format, is_outline=True).decode(tree)  # type: ignore[arg-type]
+    outline = Outline(pytest.fail, leaf="part {}".format).decode(tree)  # type: ignore[arg-type]
     masked, numbers, plain, few, walked, rows, records, texts, long, same = outline
     assert (masked.kind, masked.parts["data"]) == ("np.MaskedArray", "part 0")
     assert repr(numbers) == "[numbers('part 2')]"
     assert (plain, few, len(walked)) == ({"same": {1}}, [{"a": 1, "b": "x"}], 300)
-    assert repr(rows) == "[rows(['part 3', 'part 4'])]"
-    assert repr(records) == "[records({'a': 'part 5', 'b': 'part 6'})]"
+    assert repr(rows) == "[rows([[numbers('part 3')], [numbers('part 4')]])]"
+    assert repr(records) == "[records({'a': [numbers('part 5')], 'b': [numbers('part 6')]})]"
     assert texts.kind == "dict"
     assert repr([long, same]) == "[int('16610 bits'), same('as before')]"
 

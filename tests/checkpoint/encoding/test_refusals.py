@@ -134,6 +134,15 @@ def test_many_items_that_are_alike_come_back_as_they_were() -> None:
         "mixed": [i if i % 3 else i / 2 for i in range(1000)],
         "large": [2**70, *range(999), 0.5],
         "rows": [(i, i / 2, str(i), None) for i in range(1000)],
+        "wide rows": [(i, *range(30)) for i in range(300)],
+        "lists": [[i, i / 2] for i in range(1000)],
+        "ragged lists": [[str(i)] * (i % 5) for i in range(1000)],
+        "ragged tuples": [tuple(range(i % 5)) for i in range(1000)],
+        "sets": [{i, i + 1} for i in range(1000)],
+        "ragged sets": [set(map(str, range(i % 5))) for i in range(1000)],
+        "lists of lists of dicts": [[[{"a": i}] * 1] * 1 for i in range(1000)],
+        "lists and others": [[i] if i % 3 else {i} for i in range(1000)],
+        "lists of arrays": [[np.arange(i % 3)] for i in range(300)],
         "lists in rows": [(i, [i]) for i in range(1000)],
         "records": [{"step": i, "loss": i / 2, "note": str(i)} for i in range(1000)],
         "records in rows": [(i, {"a": i}) for i in range(1000)],
@@ -145,11 +154,18 @@ def test_many_items_that_are_alike_come_back_as_they_were() -> None:
         "empty records": [{} for _ in range(1000)],
         "signs": [0.0, -0.0, float("inf")] * 100,
     }
-    tied = [{"step": i, "loss": 0.1} for i in range(300)]
-    values["tied"] = {"a": tied, "first": tied[0], "last": [tied[-1]]}
+    tied = [{"step": i, "notes": [i]} for i in range(300)]
+    first = tied[0]
+    values["tied"] = {"a": tied, "first": first, "last": [tied[-1]], "notes": first["notes"]}
+    values["one list"] = [[1]] * 300
+    one = [1]
+    values["one in another"] = [one, [one], *([i] for i in range(300))]
     for name, blob in encode_blobs("n", values).items():
         loaded = Decoder(lambda i, parts=blob.parts: parts[i].data).decode(blob.tree)  # type: ignore[misc]
         assert_identical(values[name], loaded, name)
         if name == "tied":
             assert loaded["first"] is loaded["a"][0]
             assert loaded["last"][0] is loaded["a"][-1]
+            assert loaded["notes"] is loaded["first"]["notes"]
+        if name.startswith("one"):
+            assert loaded[0] is (loaded[1] if name == "one list" else loaded[1][0])

@@ -10,12 +10,9 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from jobrunner.checkpoint.encoding.codecs import Codec
 from jobrunner.checkpoint.encoding.libraries.torch import check_device as check_device
-from jobrunner.checkpoint.encoding.unmade import Unmade
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +25,9 @@ class LibraryType:
     """The module of this package that encodes and decodes it."""
     is_mutable: bool = True
     copies_on_write: bool = False
+
+    is_numbered: ClassVar[bool] = True
+    keeps_states: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -48,15 +48,9 @@ class LibraryType:
         is_old = int(pandas.__version__.partition(".")[0]) < 3
         return not is_old or pandas.options.mode.copy_on_write is True
 
-    def codec_for(self, cls: type) -> Codec:
-        """The codec for a class that `type_of` finds."""
-        functions = self._import_codec()
-        return Codec(
-            cls,
-            partial(functions.encode, self.name),
-            partial(functions.decode, self.name),
-            self.name,
-        )
+    def encode(self, value: Any) -> Any:
+        """Return what a value is made of; raises what the library raises."""
+        return self._import_codec().encode(self.name, value)
 
     def decode(self, parts: Any) -> Any:
         """Make the value again; raises ImportError, or what the library raises for wrong parts."""
@@ -116,14 +110,3 @@ def type_of(cls: type) -> LibraryType | None:
 def type_named(name: str) -> LibraryType | None:
     """Return the type that a checkpoint names."""
     return _BY_NAME.get(name)
-
-
-def library_parts(value: Any) -> Unmade | None:
-    """Return what a library's value is made of; None if it is not one, or not exact."""
-    kind = type_of(type(value))
-    if kind is None:
-        return None
-    try:
-        return Unmade(kind.name, kind.codec_for(type(value)).encode(value))
-    except Exception:
-        return None
