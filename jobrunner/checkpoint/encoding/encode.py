@@ -122,7 +122,7 @@ class Encoder:
         Whether it contains objects saved by their ``state_dict()``.
     """
 
-    def __init__(self, codecs: CodecTable | None = None) -> None:
+    def __init__(self, codecs: CodecTable[Codec] | None = None) -> None:
         self.parts: list[ArrayPart] = []
         self.memory: list[tuple[Trail, Array]] = []
         self.objects: dict[int, object] = {}

@@ -56,7 +56,9 @@ class _Node:
         self._kept: list[object] = []  # no `id` is used twice
         self._shared: dict[tuple[str, str], str] = {}
 
-    def add(self, name: str, value: object, codecs: CodecTable | None, allow_pickle: bool) -> None:
+    def add(
+        self, name: str, value: object, codecs: CodecTable[Codec] | None, allow_pickle: bool
+    ) -> None:
         if type(value) is np.ndarray and _is_plain(value):
             # Most blobs of large nodes are such arrays, by the thousand: all else takes as long.
             self.encoded[name] = EncodedBlob(LONE_ARRAY, (ArrayPart(value, None, (), "ndarray"),))
