@@ -274,7 +274,7 @@ def test_the_exit_codes_are_in_the_help_and_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
     for code in {0, 1, DIFFERENT, SAVES_FAILED, 130, 143, *EXIT_CODES.values()}:
         assert f"| {code} |" in guide
-        assert str(code) in _invoke("run", "--help").stdout
+        assert str(code) in _invoke("--help").stdout
 
 
 def test_a_bug_is_not_hidden() -> None:
