@@ -3,4 +3,4 @@
 Everything here runs in the scheduler's process.
 """
 
-from jobrunner.dashboard.preload import dask_setup, dask_teardown
+from jobrunner.dashboard.preload import dask_setup

@@ -1,9 +1,6 @@
-"""Add the pages and series to a scheduler that preloads `jobrunner.dashboard`."""
+"""Add the pages to a scheduler that preloads `jobrunner.dashboard`."""
 
 from __future__ import annotations
-
-from contextlib import suppress
-from typing import Any
 
 from distributed import Scheduler
 
@@ -21,24 +18,7 @@ else:
     # A scheduler imports what it preloads before it makes its dashboard.
     add_dashboard_pages({"/jobrunner": page, "/individual-jobrunner": panel})
 
-_collectors: dict[int, Any] = {}  # by scheduler
-
 
 def dask_setup(scheduler: Scheduler) -> None:
     """Begin to take in what clients tell of their runs."""
     scheduler.add_plugin(Forgets(scheduler))
-    with suppress(ImportError):
-        from prometheus_client import REGISTRY
-
-        from jobrunner.dashboard.metrics import Runs
-
-        _collectors[id(scheduler)] = runs = Runs(scheduler)
-        REGISTRY.register(runs)
-
-
-def dask_teardown(scheduler: Scheduler) -> None:
-    """Leave nothing in the process."""
-    if (runs := _collectors.pop(id(scheduler), None)) is not None:
-        from prometheus_client import REGISTRY
-
-        REGISTRY.unregister(runs)

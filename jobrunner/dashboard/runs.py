@@ -15,7 +15,7 @@ from jobrunner.texts import printable
 from jobrunner.view import IS_SHOWN, RUNS
 
 MOST_METRICS = 1000
-"""Of a run, which are drawn and scraped."""
+"""Of a run, which are drawn."""
 
 _MOST = (1 << 63) - 1  # an int of Dask's messages
 _Number = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)] | float

@@ -4,8 +4,8 @@
 - `FaultyObjects`: an object store in a directory, with the same faults;
 - `Struck`: a task function that once kills or stops its worker, or raises;
 - `assert_identical`: compares type, dtype, byte order, memory order and bits;
-- `jobrunner.testing.contracts`, `jobrunner.testing.policies`, `jobrunner.testing.codecs`: test
-  suites for your own metadata handlers, policies and codecs.
+- `jobrunner.testing.contracts`, `jobrunner.testing.codecs`: test suites for your own metadata
+  handlers and codecs.
 """
 
 from __future__ import annotations
