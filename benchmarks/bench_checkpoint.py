@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from harness import Report, Row, arguments, caffe2_python, write
+from harness import Report, Row, Save, arguments, caffe2_python, save_epoch, write
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES
@@ -90,8 +90,7 @@ class Ours:
         manager.run.start(["node"], {})
         try:
             started = time.perf_counter()
-            save = manager.commits.begin(Position(0))
-            manager.commits.commit(save, save.write({"node": workspace}), {})
+            save_epoch(manager, Position(0), {"node": workspace})
             self.seconds = time.perf_counter() - started
         finally:
             manager.run.end()
@@ -361,8 +360,7 @@ def change_one_percent(report: Report, parent: Path, rounds: int) -> None:
             for epoch, times in ((0, whole), (1, part)):
                 warm(2 << 30)
                 started = time.perf_counter()
-                save = manager.commits.begin(Position.of(epoch))
-                manager.commits.commit(save, save.write({"node": workspace}), {})
+                save_epoch(manager, Position.of(epoch), {"node": workspace})
                 times.append(time.perf_counter() - started)
                 workspace.put("blob00050", adopt(workspace.value("blob00050") + np.float32(1)))
             manager.run.end()
@@ -390,16 +388,16 @@ def stall(report: Report, parent: Path, rounds: int) -> None:
             for epoch in range(2 * rounds + 2):
                 rotate(workspace)  # or nothing would be written
                 started = time.perf_counter()
-                save = manager.commits.begin(Position.of(epoch))
+                save = Save(manager, Position.of(epoch))
                 if epoch % 2:
                     receipts = save.write({"node": workspace})
                     times = whole
                 else:
-                    save.copy({"node": workspace})
+                    save.capture({"node": workspace})
                     waits.append(time.perf_counter() - started)
-                    receipts = save.write({"node": workspace}, is_copied=True)
+                    receipts = save.write_captured({"node": workspace})
                     times = []
-                manager.commits.commit(save, receipts, {})
+                save.commit(receipts)
                 times.append(time.perf_counter() - started)
                 store = Path(manager.path, receipts["node"].store)
                 manager.run.rewind(Position.of(epoch - 1) if epoch else None, "room for the next")
@@ -461,8 +459,7 @@ def tiny_nodes(report: Report, parent: Path, rounds: int) -> None:
             manager.run.start(names, {})
             for epoch in range(rounds + 1):
                 started = time.perf_counter()
-                save = manager.commits.begin(Position.of(epoch))
-                manager.commits.commit(save, save.write(workspaces), {})
+                save_epoch(manager, Position.of(epoch), workspaces)
                 times.append(time.perf_counter() - started)
             manager.run.end()
         taken = 1000 * statistics.median(times[1:])

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import OURS, Report, Row, alternate, arguments, write
+from harness import OURS, Report, Row, Save, alternate, arguments, save_epoch, write
 
 from jobrunner import KeepLast, MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage.object_files import ObjectFiles
@@ -95,8 +95,7 @@ class Ours:
 
     def save(self, manager: MultiNodeCheckpointManager, epoch: int) -> float:
         started = time.perf_counter()
-        save = manager.commits.begin(Position.of(epoch))
-        manager.commits.commit(save, save.write({"node": self.workspace}), {})
+        save_epoch(manager, Position.of(epoch), {"node": self.workspace})
         return time.perf_counter() - started
 
     def load(self) -> Blobs:
@@ -208,13 +207,13 @@ def measure_nodes(report: Report, count: int, args: Any) -> None:
 
     def save() -> float:
         started = time.perf_counter()
-        begun = manager.commits.begin(next(epochs))
+        begun = Save(manager, next(epochs))
         receipts = {}
         with ThreadPoolExecutor(WORKERS) as pool:
             parts = [{n: workspaces[n] for n in nodes[i::WORKERS]} for i in range(WORKERS)]
             for found in pool.map(begun.write, parts):
                 receipts |= found
-        manager.commits.commit(begun, receipts, {})
+        begun.commit(receipts)
         ended = time.perf_counter()
         manager.retention.sweeper.drain()
         settled.append(time.perf_counter() - ended)

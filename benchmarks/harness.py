@@ -23,7 +23,9 @@ from typing import Any
 
 from distributed import Client, LocalCluster
 
-from jobrunner import Job, Node, Task
+from jobrunner import Job, MultiNodeCheckpointManager, Node, Position, Task
+from jobrunner.checkpoint import Pending, Receipt, SaveQueue, Written
+from jobrunner.workspace import Workspace
 
 OURS = "jobrunner"
 
@@ -201,3 +203,33 @@ def caffe2_python() -> tuple[str, str]:
         "no Python with Caffe2: in a Python 3.9, pip install torch==1.10.2 'numpy<1.24' "
         "'protobuf<3.21' future six, and name it in CAFFE2_PYTHON"
     )
+
+
+class Save:
+    """A save of one epoch that has begun, without a job and its workers."""
+
+    def __init__(self, manager: MultiNodeCheckpointManager, epoch: Any) -> None:
+        self.at, self.commits = Position.of(epoch), manager.commits
+        encoding = manager.commits.encoding()
+        self.order = manager.commits.order([Pending(self.at)], encoding)
+        self.queue = SaveQueue(encoding)
+
+    def write(self, workspaces: Mapping[str, Workspace]) -> Mapping[str, Receipt]:
+        return self.queue.save(workspaces, order=self.order).receipts[self.at]
+
+    def capture(self, workspaces: Mapping[str, Workspace]) -> None:
+        self.queue.capture(self.at, workspaces)
+
+    def write_captured(self, workspaces: Mapping[str, Workspace]) -> Mapping[str, Receipt]:
+        return self.queue.write(workspaces, order=self.order).receipts[self.at]
+
+    def commit(self, receipts: Mapping[str, Receipt]) -> None:
+        self.commits.commit(self.order, Written({self.at: receipts}))
+
+
+def save_epoch(
+    manager: MultiNodeCheckpointManager, epoch: Any, workspaces: Mapping[str, Workspace]
+) -> None:
+    """Save an epoch."""
+    save = Save(manager, epoch)
+    save.commit(save.write(workspaces))

@@ -1,4 +1,5 @@
 from .commits import (
+    Pending as Pending,
     read_receipts as read_receipts,
 )
 from .encoding import (
@@ -117,7 +118,10 @@ from .worker_load import (
     load_waiting_states as load_waiting_states,
 )
 from .worker_save import (
+    Encoding as Encoding,
     SaveOrder as SaveOrder,
+    SaveQueue as SaveQueue,
+    Written as Written,
 )
 from .opened import (
     Checkpoint as Checkpoint,

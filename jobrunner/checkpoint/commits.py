@@ -1,11 +1,11 @@
-"""Begins, commits and abandons saves. Runs on the client; `worker_save` runs on the workers."""
+"""Orders, commits and abandons saves. Runs on the client; `worker_save` runs on the workers."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -26,7 +26,7 @@ from jobrunner.checkpoint.log import (
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.storage import join_path
 from jobrunner.checkpoint.store import Receipt
-from jobrunner.checkpoint.worker_save import BlobEncoder, Claim, SaveOrder
+from jobrunner.checkpoint.worker_save import Encoding, SaveOrder, Written
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT, parse_store_name
@@ -35,14 +35,37 @@ from jobrunner.texts import get_logger, listed
 
 logger = get_logger(__name__)
 
+_MOST_STORES = 20_000
+"""In one entry of the log: it takes some megabytes then."""
+
+_LEAST_CLAIMED = 64
+"""How many epochs a group of several claims ahead at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A position that is to be recorded."""
+
+    at: Position
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """JSON for its record, which may contain NaN and infinities. Its store has a copy, for repairs,
+    without ``timing``."""
+
+
+class Committed(NamedTuple):
+    """What has become of an order."""
+
+    recorded: list[Position]  # in order; what is passed over is not among them
+    problem: Exception | None  # why later positions of the order are not
+
 
 @dataclass(eq=False)
 class Commits:
     """The saves of the run that holds the directory.
 
-    A save costs one entry of the log: its ``commit`` records the epoch, retires others by policy,
-    and claims the names of the save that is expected next. Only where no earlier entry has claimed
-    its names, a ``begin`` comes before it.
+    A group of positions costs one entry of the log: its ``commit`` records them, retires others by
+    policy, and claims the names of what is expected next. Only where no earlier entry has claimed
+    the names of a group, a ``begin`` comes before it.
     """
 
     directory: Directory
@@ -52,8 +75,12 @@ class Commits:
     lock: RunLock | None = field(default=None, init=False)
     """Of the current run."""
     _open: SaveOrder | None = field(default=None, init=False)
-    """The save that has begun, and was neither committed nor abandoned."""
-    _abandoned: dict[Claim, SaveOrder] = field(default_factory=dict, init=False)
+    """The order that was neither committed nor abandoned."""
+    _records: dict[Position, Record] = field(default_factory=dict, init=False)
+    """Of the open order, as far as they are known: no record has stores yet."""
+    _encoding: Encoding = field(default_factory=Encoding, init=False)
+    """Of the open order."""
+    _abandoned: list[SaveOrder] = field(default_factory=list, init=False)
     _written: Position | None = field(default=None, init=False)
     """The newest position that workers may have written in the current attempt."""
     _newest: tuple[int, dict[str, tuple[str, str]]] | None = field(default=None, init=False)
@@ -71,63 +98,232 @@ class Commits:
         if not self.allow_pickle:
             refuse_classes(made, tuple(REGISTERED_CODECS.values()))
 
-    def begin(
+    def encoding(
         self,
-        epoch: Position,
         *,
-        replicated: Mapping[str, Sequence[str]] | None = None,
         initial: Mapping[str, Collection[str]] | None = None,
-        details: Mapping[str, Any] | None = None,
         array_options: Mapping[str, Mapping[str, ArrayOptions]] | None = None,
-    ) -> SaveOrder:
-        """Claim the names of an epoch's stores.
-
-        Call `write` of the save on every worker with its workspaces, then `commit` with all
-        receipts, or else `abandon`. For `replicated` see `SaveOrder`. `initial` names the blobs that
-        each node's init tasks make: only these may contain objects that are saved by their state.
-        `details` is JSON that `commit` will get, at least in part; it may contain NaN and
-        infinities. A store has a copy, from which a repair rebuilds the record.
-
-        Raises CommitConflictError if another run has taken the directory over, and
-        CheckpointWriteError if the claim could not be recorded.
-        """
-        lock = self.held()
-        shared = {name: list(nodes) for name, nodes in (replicated or {}).items()}
-        stored = as_json({**(details or {}), **({REPLICATED: shared} if shared else {})}, "details")
-        encoder = BlobEncoder(
+        replicated: Mapping[str, Sequence[str]] | None = None,
+        partitions: Mapping[str, tuple[int, Sequence[str]]] | None = None,
+    ) -> Encoding:
+        """Make what workers must know to encode the blobs of the run's nodes; see `Encoding`."""
+        return Encoding(
+            tuple(self.held().nodes),
             tuple(REGISTERED_CODECS.values()),
             self.allow_pickle,
             initial,
             array_options or {},
             self.default_options,
+            replicated or {},
+            partitions or {},
         )
+
+    # ---- a group
+
+    def order(self, group: Sequence[Pending], encoding: Encoding | None = None) -> SaveOrder:
+        """Decide what is written of positions, in ascending order, and claim names for their stores.
+
+        Let the `SaveQueue` of every worker write them, then call `commit` with what they answer, or
+        else `abandon`.
+
+        Raises CommitConflictError if another run has taken the directory over, and
+        CheckpointWriteError if the claim could not be recorded.
+        """
+        lock = self.held()
+        encoding = encoding or self.encoding()
+        records = {}
+        for pending in group:
+            details = {**pending.details, **_shared(encoding)}
+            records[pending.at] = Record(pending.at, None, details=as_json(details, "details"))
         if self._open is not None:
             self.abandon(self._open)
-        # The disk needs room for the epochs that are kept and one more, even if deletion is slow.
+        # The disk needs room for the epochs that are kept and one group, even if deletion is slow.
         self.retention.sweeper.drain()
-        with writing(self.directory.path, f"the save of epoch {epoch} could not be begun"):
-            attempt = self._claim(epoch)
+        with writing(self.directory.path, f"the save of epoch {group[0].at} could not be begun"):
+            attempt = self._claim(group[0].at, group[-1].at)
+        drops = self.retention.pass_over(self.directory.log.known(), list(records.values()))
+        stores = {}
+        copies = {}
+        for at, record in records.items():
+            if at not in drops:
+                stores[at] = {node: attempt.store_name(node, at) for node in lock.nodes}
+                copies[at] = {
+                    name: value for name, value in record.details.items() if name != "timing"
+                }
+        self._records, self._encoding = records, encoding
         self._open = SaveOrder(
             self.directory.path,
-            lock.run,
-            Claim(epoch, attempt.number, attempt.label),
-            {node: attempt.store_name(node, epoch) for node in lock.nodes},
-            encoder,
             self.directory.files,
+            lock.run,
+            attempt.number,
+            attempt.label,
+            stores,
+            copies,
+            drops,
             self._former(),
-            shared,
-            stored,
         )
         return self._open
 
-    def _claim(self, epoch: Position) -> Attempt:
-        """The attempt that may write the epoch's stores; begins one unless the last one may."""
+    def commit(self, order: SaveOrder, written: Written) -> Committed:
+        """Record the longest prefix of an order that is whole; and retire others by policy.
+
+        One ``commit`` entry of the log does it, or a few if the group is very large. What is left is
+        abandoned. Raises CommitConflictError, and records nothing, if another run has taken the
+        directory over; what is wrong with the first position if nothing can be recorded; and
+        CheckpointWriteError if it is unknown whether anything was recorded.
+        """
+        recorded: list[Position] = []
+        with writing(self.directory.path, f"epoch {order.at} could not be recorded"):
+            self.directory.log.check_held()
+            if not self._is_open(order):
+                raise CheckpointWriteError(
+                    f"The save of epoch {order.at} in {self.directory.path} was abandoned. Begin "
+                    f"it again."
+                )
+            records, problem = self._whole_prefix(order, written)
+            if not records:
+                assert problem is not None
+                raise problem
+            self._look_for(order, records)
+            for part in _parts(records, written):
+                try:
+                    self._append(order, part, written)
+                except CheckpointWriteError as error:
+                    if not recorded:
+                        raise
+                    problem = error
+                    break
+                recorded += [record.at for record in part if record.stores is not None]
+        if problem is not None:
+            self.abandon(order)
+        else:
+            self._open, self._written = None, order.at
+        return Committed(recorded, problem)
+
+    def _whole_prefix(
+        self, order: SaveOrder, written: Written
+    ) -> tuple[list[Record], Exception | None]:
+        """The records of what may be recorded, and what is wrong with the next one."""
+        records: list[Record] = []
+        for at, record in self._records.items():
+            if at in order.drops:
+                records.append(record)
+                continue
+            receipts = written.receipts.get(at, {})
+            try:
+                self._check_receipts(order, at, receipts, written.failure)
+            except (CheckpointWriteError, DefinitionError) as error:
+                # What was passed over counts only if what comes after it is recorded.
+                while records and records[-1].stores is None:
+                    records.pop()
+                return records, error
+            stores = {}
+            for node in order.stores[at]:
+                receipt = receipts[node]
+                seconds = round(receipt.seconds, 6)
+                stores[node] = Store(receipt.store, receipt.sha256, receipt.nbytes, seconds)
+            records.append(structs.replace(record, stores=stores))
+        return records, None
+
+    def _check_receipts(
+        self, order: SaveOrder, at: Position, receipts: Mapping[str, Receipt], failure: str
+    ) -> None:
+        missing = [node for node in order.stores[at] if node not in receipts]
+        if missing and failure:
+            raise CheckpointWriteError(failure)
+        if missing:
+            raise CheckpointWriteError(
+                f"Epoch {at} of {order.path} cannot be recorded: expected a receipt from each of "
+                f"{len(order.stores[at])} nodes, found none from {', '.join(missing[:8])}. Check "
+                f"that they are placed on workers, and save again."
+            )
+        _check_replicas(self._encoding, at, receipts)
+        _check_parts(self._encoding, at, receipts, order.path)
+        for node, receipt in receipts.items():
+            if receipt.classes:
+                where = f"Epoch {at} of {order.path} is not recorded. Node {node!r}"
+                check_classes(receipt.classes, where)
+
+    def _append(self, order: SaveOrder, records: Sequence[Record], written: Written) -> None:
+        state = self.directory.log.known()
+        last = records[-1]
+        assert last.stores is not None
+        contents = _contents_of(written.receipts[last.at])
+        number = None
+        if self._contents is not None and self._contents[1] == contents:
+            number = self._contents[0]
+        for record in records:
+            record.contents = None if record.stores is None else number
+        entry = self.retention.append(
+            CommitEntry,
+            begin=order.begin,
+            records=list(records),
+            run_number=self.held().number,
+            contents=contents if number is None else {},
+            retires=self.retention.choose(state, records),
+            upto=_expect_next(state, records),
+        )
+        # The records exist: nothing that fails below may raise.
+        self.retention.note(entry.number, records)
+        if number is None:
+            self._contents = (entry.number, contents)
+        newest = {node: (store.name, store.sha256) for node, store in last.stores.items()}
+        self._newest, self._former_names = (entry.number, newest), {}
+
+    def abandon(self, order: SaveOrder) -> None:
+        """Delete what an order has written and the log does not record; its names stay claimed."""
+        if self._is_open(order):
+            self._open, self._written = None, order.at
+        try:
+            state = self.directory.log.check_held()
+        except CheckpointError as error:
+            logger.warning(
+                "%s: the stores of the failed save of epoch %s are not deleted: %s",
+                self.directory.path,
+                order.at,
+                error,
+            )
+            return
+        for attempt in (state.attempt, *state.attempts):
+            if attempt is None or attempt.number != order.begin:
+                continue
+            # A commit that seemed to fail may have been recorded.
+            left: list[str] = []
+            for at, stores in order.stores.items():
+                if attempt.last is None or at > attempt.last:
+                    left += stores.values()
+            if left:
+                # A slow worker may still write. The end of this run sweeps the stores once more,
+                # and so does the next run.
+                self._abandoned.append(order)
+                self.retention.sweeper.add(None, left)
+        self.retention.sweep_new()
+
+    def abandon_all(self) -> None:
+        """Abandon every order that was not committed, again if it was abandoned before."""
+        orders, self._abandoned = self._abandoned, []
+        if self._open is not None:
+            orders.append(self._open)
+        try:
+            for order in orders:
+                self.abandon(order)
+        finally:
+            self._open, self._abandoned = None, []
+
+    def _is_open(self, order: SaveOrder) -> bool:
+        known = self._open
+        return known is not None and (known.begin, known.stores) == (order.begin, order.stores)
+
+    # ---- names
+
+    def _claim(self, first: Position, last: Position) -> Attempt:
+        """The attempt that may write these positions; begins one unless the last one may."""
         log = self.directory.log
         state = log.check_held()
         attempt = state.attempt
         if attempt is not None and self._written == attempt.last:
-            is_later = attempt.last is None or epoch > attempt.last
-            if is_later and epoch <= attempt.upto:
+            is_later = attempt.last is None or first > attempt.last
+            if is_later and last <= attempt.upto:
                 return attempt
         # Slow workers may still write what was abandoned, under names of the attempt before. The
         # new one has a label of its own, and what lies there is deleted once they are gone.
@@ -144,9 +340,11 @@ class Commits:
             elif not store.retry and (state.upto is None or store.epoch > state.upto):
                 taken.add(store.epoch)
         swept = state.swept(self.retention.sweeper.deleted)
-        attempt = log.begin(epoch, occupied=taken, label=label, swept=swept)
+        attempt = log.begin(last, occupied=taken, label=label, swept=swept)
         self._written = None
         return attempt
+
+    # ---- the run
 
     def start_run(self, names: Sequence[str]) -> None:
         """Say which names are in the directory now that this run has taken it."""
@@ -189,93 +387,7 @@ class Commits:
             self._newest = (number, newest)
         return self._newest[1]
 
-    def commit(
-        self, save: SaveOrder, receipts: Mapping[str, Receipt], details: Mapping[str, Any]
-    ) -> None:
-        """Record an epoch, and retire others by policy, with one ``commit`` entry of the log.
-
-        `details` is JSON for the record; it may contain NaN and infinities. Raises
-        CommitConflictError, and does not record the epoch, if another run has taken the directory
-        over, and CheckpointWriteError if a receipt is missing, or if it is unknown whether the
-        epoch was recorded.
-        """
-        missing = [node for node in save.stores if node not in receipts]
-        if missing:
-            raise CheckpointWriteError(
-                f"Epoch {save.epoch} of {self.directory.path} cannot be recorded: expected a "
-                f"receipt from each of {len(save.stores)} nodes, found none from "
-                f"{', '.join(missing[:8])}. Check that they are placed on workers, and save again."
-            )
-        _check_replicas(save, receipts)
-        _check_parts(save, receipts)
-        for node, receipt in receipts.items():
-            if receipt.classes:
-                where = (
-                    f"Epoch {save.epoch} of {self.directory.path} is not recorded. Node {node!r}"
-                )
-                check_classes(receipt.classes, where)
-        if save.replicated:
-            details = {**details, REPLICATED: save.replicated}
-        stores = {}
-        contents = {}
-        for node in save.stores:
-            receipt = receipts[node]
-            seconds = round(receipt.seconds, 6)
-            stores[node] = Store(receipt.store, receipt.sha256, receipt.nbytes, seconds)
-            contents[node] = _contents_of(receipt)
-        record = Record(save.epoch, stores, details=as_json(details, "details"))
-        if self._contents is not None and self._contents[1] == contents:
-            record.contents = self._contents[0]
-        with writing(self.directory.path, f"epoch {save.epoch} could not be recorded"):
-            state = self.directory.log.check_held()
-            if not self._is_open(save):
-                raise CheckpointWriteError(
-                    f"The save of epoch {save.epoch} in {self.directory.path} was abandoned. Begin "
-                    f"it again."
-                )
-            self._look_for(save)
-            entry = self.retention.append(
-                CommitEntry,
-                begin=save.claim.begin,
-                records=[record],
-                run_number=self.held().number,
-                contents=contents if record.contents is None else {},
-                retires=self.retention.choose(state, record),
-                upto=_expect_next(state, save.epoch),
-            )
-        # The epoch is recorded: nothing that fails below may raise.
-        newest = {node: (store.name, store.sha256) for node, store in stores.items()}
-        self._newest, self._former_names = (entry.number, newest), {}
-        if record.contents is None:
-            self._contents = (entry.number, contents)
-        self._open, self._written = None, save.epoch
-
-    def abandon(self, save: SaveOrder) -> None:
-        """Delete the stores of a failed save, if possible; their names stay claimed."""
-        if self._is_open(save):
-            self._open, self._written = None, save.epoch
-        try:
-            state = self.directory.log.check_held()
-        except CheckpointError as error:
-            logger.warning(
-                "%s: the stores of the failed save of epoch %s are not deleted: %s",
-                self.directory.path,
-                save.epoch,
-                error,
-            )
-            return
-        # A commit that seemed to fail may have been recorded.
-        for attempt in (state.attempt, *state.attempts):
-            if attempt is None or attempt.number != save.claim.begin:
-                continue
-            if attempt.last is None or save.epoch > attempt.last:
-                # A slow worker may still write. The end of this run sweeps the stores once more,
-                # and so does the next run.
-                self._abandoned[save.claim] = save
-                self.retention.sweeper.add(None, list(save.stores.values()))
-        self.retention.sweep_new()
-
-    def _look_for(self, save: SaveOrder) -> None:
+    def _look_for(self, order: SaveOrder, records: Sequence[Record]) -> None:
         """Raise CheckpointError unless the client sees what the workers have written.
 
         Once after each placement: a worker may read the client's directory, and write to another
@@ -283,37 +395,17 @@ class Commits:
         """
         if not self._must_look:
             return
-        path, files = self.directory.path, self.directory.files
-        roots = {
-            node: join_path(path, f"{store}/{ROOT_DOCUMENT}") for node, store in save.stores.items()
-        }
-        for node, is_there in zip(roots, files.each(files.is_taken, roots.values()), strict=True):
+        files = self.directory.files
+        names = order.stores[records[-1].at]
+        roots = [join_path(order.path, f"{store}/{ROOT_DOCUMENT}") for store in names.values()]
+        for node, is_there in zip(names, files.each(files.is_taken, roots), strict=True):
             if not is_there:
                 raise CheckpointError(
-                    f"{path} is not shared: expected to find {save.stores[node]}, which the worker "
+                    f"{order.path} is not shared: expected to find {names[node]}, which the worker "
                     f"of node {node!r} has written, but found nothing. Use a directory that the "
                     f"client and all workers share."
                 )
         self._must_look = False
-
-    def forget(self, save: SaveOrder) -> None:
-        """Drop a save that no worker was told to write; the next one may have its names."""
-        if self._is_open(save):
-            self._open = None
-
-    def _is_open(self, save: SaveOrder) -> bool:
-        return self._open is not None and self._open.claim == save.claim
-
-    def abandon_all(self) -> None:
-        """Abandon every save that was not committed, again if it was abandoned before."""
-        saves = list(self._abandoned.values())
-        if self._open is not None:
-            saves.append(self._open)
-        try:
-            for save in saves:
-                self.abandon(save)
-        finally:
-            self._open, self._abandoned = None, {}
 
     def held(self) -> RunLock:
         """The lock of the current run; raises DefinitionError if there is none."""
@@ -325,24 +417,68 @@ class Commits:
         return self.lock
 
 
-def _contents_of(receipt: Receipt) -> NodeContents:
-    """What the log says of a store, so that a load can be planned without opening it."""
-    classes = {name: list(names) for name, names in receipt.blobs.items() if names}
-    return NodeContents(list(receipt.blobs), list(receipt.states), classes, dict(receipt.lengths))
+def _shared(encoding: Encoding) -> dict[str, Any]:
+    """What the details say of blobs that several nodes have."""
+    shared: dict[str, Any] = {}
+    if encoding.replicated:
+        shared[REPLICATED] = {name: list(nodes) for name, nodes in encoding.replicated.items()}
+    if encoding.partitions:
+        shared[PARTITIONS] = {
+            name: {"axis": axis, "nodes": list(nodes)}
+            for name, (axis, nodes) in encoding.partitions.items()
+        }
+    return shared
 
 
-def _expect_next(state: State, epoch: Position) -> Position | None:
-    """What the save after that of `epoch` will be of, if saves are as far apart as the last two.
+def _contents_of(receipts: Mapping[str, Receipt]) -> dict[str, NodeContents]:
+    """What the log says of stores, so that a load can be planned without opening them."""
+    contents = {}
+    for node, receipt in receipts.items():
+        classes = {name: list(names) for name, names in receipt.blobs.items() if names}
+        contents[node] = NodeContents(
+            list(receipt.blobs), list(receipt.states), classes, dict(receipt.lengths)
+        )
+    return contents
+
+
+def _parts(records: Sequence[Record], written: Written) -> Iterator[list[Record]]:
+    """Divide records between entries, each of which has one say on contents; usually one entry."""
+    part: list[Record] = []
+    of_part: dict[str, NodeContents] | None = None
+    count = 0
+    for record in records:
+        part.append(record)
+        if record.stores is None:
+            continue
+        contents = _contents_of(written.receipts[record.at])
+        count += len(record.stores)
+        if of_part is not None and (contents != of_part or count > _MOST_STORES):
+            passed_over: list[Record] = []
+            del part[-1]
+            while part[-1].stores is None:
+                passed_over.insert(0, part.pop())
+            yield part
+            part, count = [*passed_over, record], len(record.stores)
+        of_part = contents
+    yield part
+
+
+def _expect_next(state: State, records: Sequence[Record]) -> Position | None:
+    """What the next save will be of, if saves are as far apart as the last two; further, in groups.
 
     Its names are claimed now. A wrong guess costs the next save a ``begin``; after a crash, the
     names are not used again. None if that much is claimed already.
     """
+    last = records[-1].at
     distance = 1
-    if state.latest is not None and state.latest < epoch:
-        distance = max(1, epoch.epoch - state.latest.epoch)
-    expected = Position(epoch.epoch + distance)
-    is_claimed = state.attempt is not None and expected <= state.attempt.upto
-    return None if is_claimed else expected
+    if state.latest is not None and state.latest < last:
+        distance = max(1, last.epoch - state.latest.epoch)
+    expected = Position(last.epoch + distance)
+    if state.attempt is not None and expected <= state.attempt.upto:
+        return None
+    if len(records) > 1:
+        expected = Position(last.epoch + max(_LEAST_CLAIMED, 2 * distance))
+    return expected
 
 
 @contextlib.contextmanager
@@ -368,59 +504,63 @@ def writing(path: str, what: str) -> Iterator[None]:
 
 
 def read_receipts(
-    replies: Mapping[str, Any], save: SaveOrder, placement: Mapping[str, str]
-) -> dict[str, Receipt]:
-    """The receipts by node, from the replies by worker.
+    replies: Mapping[str, Any], order: SaveOrder, placement: Mapping[str, str]
+) -> Written:
+    """What workers have written together, from their replies, by address.
 
-    Each worker gives those of its own nodes, as `placement` says, for the stores claimed.
+    Each worker gives receipts of its own nodes, as `placement` says, for the stores of the order.
     """
-    found: dict[str, Receipt] = {}
+    receipts: dict[Position, dict[str, Receipt]] = {at: {} for at in order.stores}
+    failures = []
     for address, reply in replies.items():
         try:
-            fields = {node: structs.asdict(receipt) for node, receipt in reply.items()}
-            receipts = msgspec.convert(fields, dict[str, Receipt])
-            for node, receipt in receipts.items():
-                if placement.get(node) != address:
-                    raise ValueError(f"node {node!r:.80} is not on that worker")
-                if receipt.store != save.stores.get(node):
-                    raise ValueError(f"store {receipt.store!r:.80} is not that of {node!r}")
+            failures.append(msgspec.convert(reply.failure, str))
+            for at, by_node in reply.receipts.items():
+                for node, receipt in by_node.items():
+                    read = msgspec.convert(structs.asdict(receipt), Receipt)
+                    if placement.get(node) != address:
+                        raise ValueError(f"node {node!r:.80} is not on that worker")
+                    if at not in receipts or read.store != order.stores[at].get(node):
+                        raise ValueError(f"store {read.store!r:.80} is not that of {node!r}")
+                    receipts[at][node] = read
         except (AttributeError, TypeError, ValueError) as error:
             raise CheckpointWriteError(
-                f"Epoch {save.epoch} cannot be recorded: worker {address} returned receipts that "
+                f"Epoch {order.at} cannot be recorded: worker {address} returned receipts that "
                 f"do not fit: {error}. Check that the same version of jobrunner runs there, and "
                 f"who can reach the cluster."
             ) from error
-        found.update(receipts)
-    return found
+    return Written(receipts, next(filter(None, failures), ""))
 
 
-def _check_replicas(save: SaveOrder, receipts: Mapping[str, Receipt]) -> None:
-    for name, nodes in save.replicated.items():
+def _check_replicas(encoding: Encoding, at: Position, receipts: Mapping[str, Receipt]) -> None:
+    for name, nodes in encoding.replicated.items():
         first = receipts[nodes[0]].replicas.get(name)
         for node in nodes:
             if receipts[node].replicas.get(name) != first:
                 raise DefinitionError(
-                    f"Blob {name!r} is replicated, but at epoch {save.epoch} its value on node "
-                    f"{node!r} differs from its value on node {nodes[0]!r}. Make them equal, or "
-                    f"declare the blob without replicated=True."
+                    f"Blob {name!r} is replicated, but at epoch {at} its value on node {node!r} "
+                    f"differs from its value on node {nodes[0]!r}. Make them equal, or declare the "
+                    f"blob without replicated=True."
                 )
 
 
-def _check_parts(save: SaveOrder, receipts: Mapping[str, Receipt]) -> None:
+def _check_parts(
+    encoding: Encoding, at: Position, receipts: Mapping[str, Receipt], path: str
+) -> None:
     """Refuse parts of arrays that no other number of nodes could load."""
-    for name, about in save.details.get(PARTITIONS, {}).items():
+    for name, (axis, owners) in encoding.partitions.items():
         nodes: dict[str, list[str]] = {}
-        for node in about["nodes"]:
+        for node in owners:
             if name in receipts[node].parts:
                 nodes.setdefault(receipts[node].parts[name], []).append(node)
         # Objects with a state are joined in another way.
-        if len(nodes) > 1 and any(found.endswith("]") for found in nodes):
+        if len(nodes) > 1 and any(part.endswith("]") for part in nodes):
             expected, *others = (
-                f"{found} on {listed(map(repr, there), 3)}" for found, there in nodes.items()
+                f"{part} on {listed(map(repr, having), 3)}" for part, having in nodes.items()
             )
             raise DefinitionError(
-                f"Epoch {save.epoch} of {save.path} is not recorded: the parts of blob {name!r} do "
-                f"not fit together along axis {about['axis']}: expected {expected}, found "
+                f"Epoch {at} of {path} is not recorded: the parts of blob {name!r} do "
+                f"not fit together along axis {axis}: expected {expected}, found "
                 f"{listed(others)}. Make them of one dtype and one shape, but for their length "
-                f"along that axis, or declare the blob without partition={about['axis']}."
+                f"along that axis, or declare the blob without partition={axis}."
             )

@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -137,24 +137,49 @@ class Retention:
                 if stores is not None:
                     self.sweeper.add(item, stores)
 
-    def choose(self, state: State, record: Record) -> list[Position]:
-        """The recorded epochs that the policy retires once `record` is one; their commit does it.
+    def pass_over(self, state: State, records: Sequence[Record]) -> list[Position]:
+        """Which of these positions need not be written: the policy would retire them at once.
 
-        An error of the policy is logged, and nothing is retired: the epoch is written, and what
-        users' code does must not keep it from being recorded.
+        It decides as if all of them were recorded; the newest is always written.
+        """
+        if len(records) == 1:
+            return []
+        group = {record.at for record in records}
+        return [at for at in self._choose_after(state, records) if at in group]
+
+    def choose(self, state: State, records: Sequence[Record]) -> list[Position]:
+        """The epochs that the policy retires once `records` exist; the commit of these does it."""
+        committed = {record.at for record in records if record.stores is not None}
+        written = [record for record in records if record.at in committed]
+        retired = self._choose_after(state, written)
+        return [at for at in retired if at in state.recorded or at in committed]
+
+    def note(self, number: int, records: Sequence[Record]) -> None:
+        """Remember what the policy sees of epochs that entry `number` has just recorded."""
+        if needs_rows(self.policy):
+            for record in records:
+                self._rows[record.at, number] = _row(record)
+
+    def _choose_after(self, state: State, records: Sequence[Record]) -> list[Position]:
+        """What the policy retires after a commit of `records`.
+
+        An error of the policy is logged, and nothing is retired: the epochs are written, and what
+        users' code does must not keep them from being recorded.
         """
         if type(self.policy) is KeepAll and self.policy.partial:
             return []
+        newest = records[-1].at
         try:
-            saved = [row for row in self.saved_epochs(state) if row.at != record.at]
-            saved.append(SavedEpoch(record.at, time.time(), read_details(record.details).metrics))
+            rows = {record.at: _row(record) for record in records}
+            saved = [row for row in self.saved_epochs(state) if row.at not in rows]
+            saved += rows.values()
             saved.sort(key=lambda row: row.at)
-            retired = self._choose(state, saved, keep=record.at)
+            retired = self._choose(saved, {newest, *state.pins})
         except Exception as error:
             logger.warning(
                 "%s: no epoch was retired after epoch %s: %s: %s",
                 self._directory.path,
-                record.at,
+                newest,
                 type(error).__name__,
                 error,
             )
@@ -166,7 +191,7 @@ class Retention:
     def retirable(self) -> list[Position]:
         """The recorded epochs that the policy would retire now, in ascending order."""
         state = self._directory.log.refresh()
-        return self._choose(state, self.saved_epochs(state), keep=state.latest)
+        return self._choose(self.saved_epochs(state), {state.latest, *state.pins})
 
     def retire(self) -> list[Position]:
         """Retire the epochs that the policy does not keep, and return them in ascending order.
@@ -175,7 +200,7 @@ class Retention:
         """
         state = self._directory.log.check_held()
         saved = self.saved_epochs(state)
-        retired = self._choose(state, saved, keep=state.latest)
+        retired = self._choose(saved, {state.latest, *state.pins})
         if retired:
             self._warn_of_unreported(saved)
             self.append(RetireEntry, epochs=retired)
@@ -199,11 +224,12 @@ class Retention:
         return saved
 
     def _choose(
-        self, state: State, saved: Sequence[SavedEpoch], keep: Position | None
+        self, saved: Sequence[SavedEpoch], kept: Collection[Position | None]
     ) -> list[Position]:
-        kept = {keep, self._directory.loaded, *state.pins}
+        """What the policy retires of these epochs, but for some and the one that was loaded."""
         retired = {Position.of(at) for at in self.policy.retires(saved)}
-        return sorted(at for at in retired - kept if at in state.recorded)
+        retired -= {self._directory.loaded, *kept}
+        return [row.at for row in saved if row.at in retired]
 
     def _read_row(self, state: State, at: Position) -> SavedEpoch:
         try:
@@ -212,7 +238,8 @@ class Retention:
             path = self._directory.path
             logger.warning("%s: the record of epoch %s cannot be read: %s", path, at, error)
             return SavedEpoch(at)
-        return SavedEpoch(at, _seconds(record.time), record.details.metrics)
+        ended = record.details.ended or _seconds(record.time)
+        return SavedEpoch(at, ended, record.details.metrics)
 
     def _warn_of_unreported(self, saved: Sequence[SavedEpoch]) -> None:
         """Warn, once a run, if `KeepBest` keeps no epoch because none reported its metric."""
@@ -227,6 +254,11 @@ class Retention:
             " or ".join(map(repr, names)),
             name_reported(saved),
         )
+
+
+def _row(record: Record) -> SavedEpoch:
+    details = read_details(record.details)
+    return SavedEpoch(record.at, details.ended or time.time(), details.metrics)
 
 
 Leftover = GivenUp | Attempt

@@ -1,13 +1,14 @@
-"""One save of an epoch, as the client sends it to the workers: prepare, copy, write."""
+"""What workers do for saves: capture epochs at their end, and write them in groups."""
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from time import perf_counter
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,7 +24,6 @@ from jobrunner.checkpoint.encoding import (
     sent_as,
     with_options,
 )
-from jobrunner.checkpoint.loader import PARTITIONS
 from jobrunner.checkpoint.storage import THREADS, Files, run_all, run_gently
 from jobrunner.checkpoint.store import (
     LINKED_BYTES,
@@ -47,14 +47,23 @@ logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class BlobEncoder:
-    """Encodes the global blobs of each node, except transient ones; see `Commits.begin`."""
+class Encoding:
+    """How the global blobs of nodes are encoded, except transient ones; the same for a whole run."""
 
+    nodes: Sequence[str] = ()
+    """The nodes that are saved."""
     codecs: Sequence[Codec] = ()
     allow_pickle: bool = False
     initial: Mapping[str, Collection[str]] | None = None
+    """Node -> the blobs that its init tasks make; only these may contain objects with a state."""
     options: Mapping[str, Mapping[str, ArrayOptions]] = field(default_factory=dict)
-    default: ArrayOptions = DEFAULT_ARRAY_OPTIONS  # for blobs without options
+    """Node -> blob -> how its arrays are stored."""
+    default: ArrayOptions = DEFAULT_ARRAY_OPTIONS
+    """The same for blobs without options."""
+    replicated: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Name of a blob -> the nodes that have it. The first one saves it."""
+    partitions: Mapping[str, tuple[int, Sequence[str]]] = field(default_factory=dict)
+    """Name of a blob -> its axis, and the nodes that have its parts."""
 
     def encode(self, node: str, workspace: Workspace) -> dict[str, EncodedBlob]:
         """Encode the blobs of a node."""
@@ -108,233 +117,107 @@ class BlobEncoder:
         return encoded
 
 
-class Claim(NamedTuple):
-    """An attempt to save an epoch: `begin` is the number of its entry in the log."""
+@dataclass(slots=True)
+class NodeCapture:
+    """What is saved of a node at one position. It does not change any more."""
 
-    epoch: Position
-    begin: int
-    label: int
+    blobs: dict[str, EncodedBlob]
+    versions: dict[str, int]
+    at_rest: set[int]
+    """The `id` of each array that lies in a blob: nothing changes it as long as this refers to it."""
+    parts: dict[str, str] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
+    replicas: dict[str, str] = field(default_factory=dict)
+    states: tuple[str, ...] = ()
+    classes: dict[str, Mapping[str, type]] = field(default_factory=dict)
+    """Blob -> the job's classes that its tree names; also of a replica that another node saves."""
+
+    def complete(self, receipt: Receipt) -> Receipt:
+        """Add to a receipt what its store holds."""
+        classes = set()
+        for classes_of_blob in self.classes.values():
+            classes |= {(name, sent_as(cls)) for name, cls in classes_of_blob.items()}
+        return msgspec.structs.replace(
+            receipt,
+            replicas=self.replicas,
+            parts=self.parts,
+            lengths=self.lengths,
+            blobs={name: tuple(sorted(self.classes.get(name, ()))) for name in self.versions},
+            states=self.states,
+            classes=tuple(sorted(classes)),
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class SaveOrder:
-    """Writes the stores of a worker's nodes: call `write`, or `copy` and `write`, once on each.
+@gc_paused()  # of thousands of blobs, none of what is made here is garbage
+def capture_nodes(
+    encoding: Encoding, workspaces: Mapping[str, Workspace]
+) -> dict[str, NodeCapture]:
+    """Encode the blobs of a worker's nodes, by node.
 
-    Picklable; runs on workers, in a thread. Not safe to retry: begin a new save instead.
+    The arrays are those of the workspaces. Before a task runs, they must be written, or else
+    `copy_what_may_change` must be called. Raises DefinitionError, which names all blobs that cannot
+    be encoded.
     """
-
-    path: str
-    run: str
-    claim: Claim
-    stores: Mapping[str, str]
-    """Node -> name of its store."""
-    encoder: BlobEncoder
-    files: Files
-    former: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Node -> its recorded store whose unchanged chunks are linked, and the SHA-256 of its document."""
-    replicated: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Name of a blob -> the nodes that have it. The first one saves it."""
-    details: Mapping[str, Any] = field(default_factory=dict)
-    """Of the record; the first node's store has a copy, for repairs."""
-
-    @property
-    def epoch(self) -> Position:
-        """What the claim is for."""
-        return self.claim.epoch
-
-    def write(
-        self, workspaces: Mapping[str, Workspace], *, is_copied: bool = False
-    ) -> dict[str, Receipt]:
-        """Write the stores, make them durable, and return a receipt for each node.
-
-        With `is_copied`, write what `copy` has copied, at low priority where the system has thread
-        priorities. Raises DefinitionError, before anything is written, if a blob cannot be
-        encoded, and CheckpointWriteError if the storage fails.
-        """
-        prepared = self._take_copy(workspaces)  # which refers to arrays
-        if not is_copied:
-            prepared = self._prepare(workspaces)
-        elif prepared is None:
-            raise CheckpointWriteError(
-                f"Epoch {self.epoch} of {self.path} cannot be written: this worker has no copy of "
-                f"its blobs. Save the epoch again."
-            )
-        with self._writing(prepared.nodes):
-            if is_copied:
-                run_gently(prepared.batch.write)
-            else:
-                prepared.batch.write()
-            return self._finish(workspaces, prepared)
-
-    def copy(self, workspaces: Mapping[str, Workspace], budget_bytes: int | None = None) -> None:
-        """Copy what `write` will write; the epochs may continue when it returns.
-
-        Copies up to `budget_bytes` and writes the rest at once. Raises what `write` raises.
-        """
-        self._take_copy(workspaces)
-        prepared = self._prepare(workspaces)
-        arrays = [array for its in prepared.batch.arrays().values() for array in its]
-        left = hold_arrays(arrays, budget_bytes)
-        if left:
-            with self._writing(prepared.nodes):
-                prepared.batch.write(left)
-        for workspace in workspaces.values():
-            workspace.set_aside[_COPIED] = (self.claim, prepared)
-
-    def _take_copy(self, workspaces: Mapping[str, Workspace]) -> _Prepared | None:
-        """Return the copy of this save, and drop it or that of another one."""
-        copied = [workspace.set_aside.pop(_COPIED, None) for workspace in workspaces.values()]
-        for claim, prepared in filter(None, copied):
-            if claim == self.claim:
-                return prepared  # type: ignore[no-any-return]  # all nodes have the same one
-        return None
-
-    @gc_paused()  # of thousands of blobs, none of what is made here is garbage
-    def _prepare(self, workspaces: Mapping[str, Workspace]) -> _Prepared:
-        nodes = [node for node in workspaces if node in self.stores]
-        # Encode everything before writing anything: a blob that cannot be saved is an error of the
-        # job, not of the storage.
-        encoded: dict[str, dict[str, EncodedBlob]] = {}
-        refused: list[DefinitionError] = []
-        for node in nodes:
+    captures = {}
+    refusals = []
+    for node in encoding.nodes:
+        if node in workspaces:
             try:
-                encoded[node] = self.encoder.encode(node, workspaces[node])
+                captures[node] = _capture_node(encoding, node, workspaces[node])
             except DefinitionError as error:
-                refused.append(error)
-        if refused:
-            raise join_refusals(refused) from refused[0].__cause__
-        states = {
-            node: tuple(name for name, blob in blobs.items() if blob.has_state)
-            for node, blobs in encoded.items()
-        }
-        of_job = {
-            node: {name: blob.classes for name, blob in blobs.items() if blob.classes}
-            for node, blobs in encoded.items()
-        }
-        replicas: dict[str, dict[str, str]] = {}
-        for name, (first, *others) in self.replicated.items():
-            for node in (first, *others):
-                blob = encoded.get(node, {}).get(name)
-                if blob is not None:
-                    replicas.setdefault(node, {})[name] = digest_blob(blob)
-                    if node != first:
-                        del encoded[node][name]
-        parts: dict[str, dict[str, str]] = {node: {} for node in encoded}
-        lengths: dict[str, dict[str, int]] = {node: {} for node in encoded}
-        for name, about in self.details.get(PARTITIONS, {}).items():
-            for node in about["nodes"]:
-                blob = encoded.get(node, {}).get(name)
-                if blob is not None:
-                    value = workspaces[node].value(name)
-                    check_part(node, name, value, blob, about["axis"])
-                    parts[node][name] = _describe_part(value, about["axis"])
-                    if blob.tree == LONE_ARRAY:
-                        lengths[node][name] = value.shape[about["axis"]]
-        stores = {
-            self.stores[node]: (self._about(node, states[node], of_job[node]), blobs)
-            for node, blobs in encoded.items()
-        }
-        known = self.files.each(lambda node: self._former(node, encoded[node]), encoded)
-        former = dict(zip(stores, known, strict=True))
-        batch = StoreBatch(self.files, self.path, stores, former)
-        arrays = batch.arrays()
-        stored = {}
-        for node in nodes:
-            identity = (self.path, *self.former[node]) if node in self.former else None
-            planned = arrays[self.stores[node]]
-            mark_arrays(planned, workspaces[node], identity)
-            stored[node] = _stored_blobs(planned, workspaces[node], encoded[node])
-        classes = {
-            node: {(name, sent_as(cls)) for its in blobs.values() for name, cls in its.items()}
-            for node, blobs in of_job.items()
-        }
-        blobs_of = {
-            node: {name: tuple(sorted(blob.classes)) for name, blob in blobs.items()}
-            for node, blobs in encoded.items()
-        }
-        return _Prepared(nodes, batch, replicas, parts, lengths, blobs_of, states, classes, stored)
-
-    def _about(
-        self, node: str, states: Sequence[str], classes: Mapping[str, Collection[str]]
-    ) -> dict[str, Any]:
-        about: dict[str, Any] = {
-            "node": node,
-            "epoch": self.epoch.to_json(),
-            "run": self.run,
-            "attempt": self.claim.label,
-        }
-        if states:
-            about["states"] = list(states)
-        if classes:
-            about["classes"] = {name: sorted(its) for name, its in classes.items()}
-        if node == next(iter(self.stores)):
-            about["record"] = {"nodes": list(self.stores), "details": dict(self.details)}
-        return about
-
-    def _former(self, node: str, blobs: Mapping[str, EncodedBlob]) -> Former | None:
-        if node not in self.former or not any(
-            part.data.nbytes >= self.files.linked_bytes
-            for blob in blobs.values()
-            for part in blob.parts
-        ):
-            return None
-        store, sha256 = self.former[node]
-        reader = StoreReader(self.files, self.path, store, sha256)
-        try:
-            return Former.of(reader.root, reader.read_document())
-        except CheckpointError as error:
-            logger.info("Nothing is linked to %s, which cannot be read: %s", reader.root, error)
-            return None
-
-    def _finish(
-        self, workspaces: Mapping[str, Workspace], prepared: _Prepared
-    ) -> dict[str, Receipt]:
-        """Make the stores durable, and note in the workspaces what they were written from."""
-        receipts = dict(zip(prepared.nodes, prepared.batch.finish(), strict=True))
-        for node, receipt in receipts.items():
-            receipts[node] = msgspec.structs.replace(
-                receipt,
-                replicas=prepared.replicas.get(node, {}),
-                parts=prepared.parts[node],
-                lengths=prepared.lengths[node],
-                blobs=prepared.blobs[node],
-                states=prepared.states[node],
-                classes=tuple(sorted(prepared.classes[node])),
-            )
-            identity = (self.path, receipt.store, receipt.sha256)
-            blobs = prepared.stored[node]
-            workspaces[node].stored = StoredAs(identity, blobs, self.encoder.key())
-        return receipts
-
-    @contextlib.contextmanager
-    def _writing(self, nodes: Sequence[str]) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if isinstance(error, CheckpointError):
-                raise
-            first = self.stores[nodes[0]] if nodes else ""
-            where = error.filename or os.path.join(self.path, first)
-            raise CheckpointWriteError(
-                f"Epoch {self.epoch} of {', '.join(nodes)} could not be written: {where}: "
-                f"{type(error).__name__}: {error.strerror or error}. Earlier epochs are still "
-                f"recorded. Repair the storage and save again."
-            ) from error
+                refusals.append(error)
+    if refusals:
+        raise join_refusals(refusals) from refusals[0].__cause__
+    for name, owners in encoding.replicated.items():
+        for node in owners:
+            if node not in captures or name not in captures[node].blobs:
+                continue
+            captures[node].replicas[name] = digest_blob(captures[node].blobs[name])
+            if node != owners[0]:
+                del captures[node].blobs[name]
+    for name, (axis, owners) in encoding.partitions.items():
+        for node in owners:
+            if node in captures and name in captures[node].blobs:
+                value = workspaces[node].value(name)
+                check_part(node, name, value, captures[node].blobs[name], axis)
+                captures[node].parts[name] = _describe_part(value, axis)
+                if captures[node].blobs[name].tree == LONE_ARRAY:
+                    captures[node].lengths[name] = value.shape[axis]
+    return captures
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A save that is ready to be written."""
+def _capture_node(encoding: Encoding, node: str, workspace: Workspace) -> NodeCapture:
+    blobs = encoding.encode(node, workspace)
+    capture = NodeCapture(blobs, {name: workspace.versions[name] for name in blobs}, set())
+    for name, blob in blobs.items():
+        is_provable = bool(blob.parts) and workspace.is_provable(name)
+        for part in blob.parts:
+            if is_provable or workspace.has_at_rest(name, part.data):
+                capture.at_rest.add(id(part.data))
+        if blob.classes:
+            capture.classes[name] = blob.classes
+    capture.states = tuple(name for name, blob in blobs.items() if blob.has_state)
+    return capture
 
-    nodes: Sequence[str]
-    batch: StoreBatch
-    replicas: Mapping[str, Mapping[str, str]]
-    parts: Mapping[str, Mapping[str, str]]
-    lengths: Mapping[str, Mapping[str, int]]
-    blobs: Mapping[str, Mapping[str, tuple[str, ...]]]
-    states: Mapping[str, tuple[str, ...]]
-    classes: Mapping[str, Collection[tuple[str, str]]]
-    stored: Mapping[str, Mapping[str, StoredBlob]]  # node -> blob -> what the next save is told
+
+def copy_what_may_change(captures: Iterable[NodeCapture]) -> None:
+    """Copy the arrays of captures, but for those at rest.
+
+    A task that updates the blob of an array at rest gets a copy, as long as a capture refers to it.
+    """
+    copies = []
+    nbytes = 0
+    for capture in captures:
+        for blob in capture.blobs.values():
+            for part in blob.parts:
+                if id(part.data) not in capture.at_rest:
+                    copies.append(partial(_copy, part))
+                    nbytes += part.data.nbytes
+    run_all(copies, THREADS, nbytes)
+
+
+def _copy(part: Any) -> None:
+    part.data = part.data.copy()
 
 
 def _describe_part(value: object, axis: int) -> str:
@@ -347,34 +230,287 @@ def _describe_part(value: object, axis: int) -> str:
     return f"{dtype}[{', '.join(shape)}]"
 
 
-_COPIED = "a copy to be saved"
-"""Where workspaces keep a prepared save, with its claim, between `copy` and `write`."""
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """What workers write for one entry of the log: the stores of a group of positions, in order.
+
+    Picklable. `save` and `write` run on workers, in a thread; not safe to retry, as each name is
+    used once.
+    """
+
+    path: str
+    files: Files
+    run: str
+    begin: int
+    """The number of the attempt's entry in the log."""
+    label: int
+    """The attempt's."""
+    stores: Mapping[Position, Mapping[str, str]]
+    """Position -> node -> name of its store; in ascending order, without those passed over."""
+    details: Mapping[Position, Mapping[str, Any]]
+    """Of the records. The first node's store has a copy, for repairs."""
+    drops: Sequence[Position]
+    """Positions that are passed over: the retention policy would retire them at once."""
+    former: Mapping[str, tuple[str, str]]
+    """Node -> its recorded store whose unchanged chunks are linked, and the SHA-256 of its document."""
+
+    @property
+    def at(self) -> Position:
+        """The newest position."""
+        return max(self.stores)
+
+    def describe(self, node: str, at: Position, capture: NodeCapture) -> dict[str, Any]:
+        """What a store's document says of it."""
+        described: dict[str, Any] = {
+            "node": node,
+            "epoch": at.to_json(),
+            "run": self.run,
+            "attempt": self.label,
+        }
+        if capture.states:
+            described["states"] = list(capture.states)
+        if capture.classes:
+            names = {blob: sorted(classes) for blob, classes in capture.classes.items()}
+            described["classes"] = names
+        nodes = list(self.stores[at])
+        if node == nodes[0]:
+            described["record"] = {"nodes": nodes, "details": dict(self.details[at])}
+        return described
 
 
-def mark_arrays(
-    arrays: Iterable[PlannedArray], workspace: Workspace, former: tuple[str, str, str] | None
-) -> None:
-    """Set `is_at_rest` and, since store `former`, `is_unchanged` on each array."""
-    last = workspace.stored
-    blobs = last.blobs if last is not None and last.store == former else {}
-    for array in arrays:
-        if isinstance(array.data, Rows):
-            continue
-        name = array.blob
-        array.is_at_rest = workspace.is_provable(name) or workspace.has_at_rest(name, array.data)
-        stored = blobs.get(name)
-        if stored is not None and array.is_at_rest and array.path in stored.arrays:
-            is_same_version = stored.version == workspace.versions[name]
-            array.is_unchanged = is_same_version and stored.arrays[array.path] == encode_json(
-                array.document
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What workers have made durable of an order: a receipt for each store, by position and node."""
+
+    receipts: Mapping[Position, Mapping[str, Receipt]] = field(default_factory=dict)
+    failure: str = ""
+    """Why later positions of the order were not written."""
+
+
+class SaveQueue:
+    """The captures of a worker's nodes that are not yet written.
+
+    Tasks' threads add to it at the end of epochs, and another thread writes. One group is written at
+    a time.
+    """
+
+    def __init__(self, encoding: Encoding) -> None:
+        self._encoding = encoding
+        self._captures: dict[Position, dict[str, NodeCapture]] = {}
+        self._counted: dict[tuple[str, str], int] = {}
+        self._formers: dict[str, tuple[tuple[str, str], Former]] = {}
+
+    def capture(self, at: Position, workspaces: Mapping[str, Workspace]) -> None:
+        """Capture the state of the workspaces, which is that of a position; tasks may go on then.
+
+        Raises DefinitionError if a blob cannot be encoded.
+        """
+        self.capture_within(workspaces, at=at, budget_bytes=math.inf)
+
+    def capture_within(
+        self, workspaces: Mapping[str, Workspace], *, at: Position, budget_bytes: float
+    ) -> int:
+        """The same; returns how much memory the capture keeps from being freed, in bytes.
+
+        If that exceeds the budget, no task may run until it is written: then nothing is copied.
+        """
+        captures = capture_nodes(self._encoding, workspaces)
+        nbytes = self._count(captures)
+        if nbytes <= budget_bytes:
+            copy_what_may_change(captures.values())
+        self._captures[at] = captures
+        return nbytes
+
+    def save(self, workspaces: Mapping[str, Workspace], *, order: SaveOrder) -> Written:
+        """Write the state of the workspaces, which is that of an order's only position.
+
+        No task may run meanwhile, so nothing is copied. Raises DefinitionError, before anything is
+        written, if a blob cannot be encoded, and what `write` raises.
+        """
+        self._captures = {order.at: capture_nodes(self._encoding, workspaces)}
+        return self._write(workspaces, order)
+
+    def write(self, workspaces: Mapping[str, Workspace], *, order: SaveOrder) -> Written:
+        """Write what was captured, at low priority where threads have priorities.
+
+        Positions are written in their order; after one that fails, no later one is. Raises what made
+        the first one fail, or CheckpointWriteError if nothing is known to be durable.
+        """
+        written: list[Written] = []
+        run_gently(lambda: written.append(self._write(workspaces, order)))
+        return written[0]
+
+    def keep(self, workspaces: Mapping[str, Workspace], *, pending: Collection[Position]) -> None:
+        """Forget all captures but those of some positions."""
+        for at in list(self._captures):
+            if at not in pending:
+                self._captures.pop(at, None)
+
+    def room(self) -> tuple[int, int]:
+        """How much memory the newest capture keeps from being freed, and how much there is left."""
+        return (0, 0)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._captures.clear()
+        self._formers.clear()
+
+    def _count(self, captures: Mapping[str, NodeCapture]) -> int:
+        """How much memory captures keep from being freed.
+
+        A blob that has not changed since the capture before costs nothing more.
+        """
+        nbytes = 0
+        for node, capture in captures.items():
+            for name, blob in capture.blobs.items():
+                version = capture.versions[name]
+                for part in blob.parts:
+                    is_at_rest = id(part.data) in capture.at_rest
+                    if not is_at_rest or self._counted.get((node, name)) != version:
+                        nbytes += part.data.nbytes
+                self._counted[node, name] = version
+        return nbytes
+
+    def _write(self, workspaces: Mapping[str, Workspace], order: SaveOrder) -> Written:
+        for at in order.drops:
+            self._captures.pop(at, None)
+        batches = [[at] for at in order.stores]
+        if order.files.lookups > 1:
+            # Requests take long, so those of all positions go out together. Unchanged chunks are
+            # linked to those before the group alone.
+            batches = [list(order.stores)]
+        names: list[str] = []
+        receipts: dict[Position, dict[str, Receipt]] = {}
+        failure: Exception | None = None
+        started = perf_counter()
+        try:
+            # `durable` reads the names at its end: those of stores that are written whole by then.
+            with order.files.durable(order.path, names):
+                for batch in batches:
+                    try:
+                        written = self._write_batch(order, batch, workspaces)
+                    except (OSError, DefinitionError) as error:
+                        failure = self._explain(order, batch[0], error)
+                        break
+                    receipts |= written
+                    for of_position in written.values():
+                        names += [receipt.store for receipt in of_position.values()]
+        except OSError as error:
+            raise self._explain(order, order.at, error) from error
+        finally:
+            for at in order.stores:
+                self._captures.pop(at, None)
+        if failure is not None and not receipts:
+            raise failure
+        seconds = (perf_counter() - started) / max(1, len(receipts))
+        for of_position in receipts.values():
+            for node, receipt in of_position.items():
+                of_position[node] = msgspec.structs.replace(receipt, seconds=seconds)
+        return Written(receipts, "" if failure is None else str(failure))
+
+    def _write_batch(
+        self,
+        order: SaveOrder,
+        positions: Sequence[Position],
+        workspaces: Mapping[str, Workspace],
+    ) -> dict[Position, dict[str, Receipt]]:
+        captures: list[tuple[Position, str, NodeCapture]] = []
+        for at in positions:
+            if at not in self._captures:
+                raise CheckpointWriteError(
+                    f"Epoch {at} of {order.path} cannot be written: this worker has no copy of its "
+                    f"blobs. Save the epoch again."
+                )
+            captures += [(at, node, capture) for node, capture in self._captures.pop(at).items()]
+        newest = {node: capture for _, node, capture in captures}
+        each_former = order.files.each(lambda node: self._former(order, node, newest[node]), newest)
+        formers = dict(zip(newest, each_former, strict=True))
+        stores = {}
+        linked = {}
+        for at, node, capture in captures:
+            name = order.stores[at][node]
+            stores[name] = (order.describe(node, at, capture), capture.blobs)
+            linked[name] = formers[node]
+        batch = StoreBatch(order.files, order.path, stores, linked)
+        stores.clear()
+        arrays = batch.arrays()
+        stored = {}
+        for at, node, capture in captures:
+            name = order.stores[at][node]
+            self._mark_unchanged(order, node, workspaces[node].stored, capture, arrays[name])
+            stored[name] = _stored_blobs(arrays[name], capture)
+            capture.blobs = {}  # so that each array is released as soon as it is written
+        batch.write()
+        unfinished = batch.finish()
+        written_as = batch.as_former()
+        receipts: dict[Position, dict[str, Receipt]] = {at: {} for at in positions}
+        for (at, node, capture), receipt in zip(captures, unfinished, strict=True):
+            receipts[at][node] = capture.complete(receipt)
+            identity = (receipt.store, receipt.sha256)
+            self._formers[node] = (identity, written_as[receipt.store])
+            workspaces[node].stored = StoredAs(
+                (order.path, *identity), stored[receipt.store], self._encoding.key()
             )
+        return receipts
+
+    def _last(self, order: SaveOrder, node: str) -> tuple[str, str] | None:
+        """The store that the node's next one may link to: recorded, or written for this order."""
+        if node in self._formers:
+            identity, _ = self._formers[node]
+            if any(identity[0] == stores.get(node) for stores in order.stores.values()):
+                return identity
+        return order.former.get(node)
+
+    def _former(self, order: SaveOrder, node: str, capture: NodeCapture) -> Former | None:
+        parts = [part for blob in capture.blobs.values() for part in blob.parts]
+        last = self._last(order, node)
+        if last is None or all(part.data.nbytes < order.files.linked_bytes for part in parts):
+            return None
+        if node in self._formers and self._formers[node][0] == last:
+            return self._formers[node][1]
+        reader = StoreReader(order.files, order.path, *last)
+        try:
+            return Former.of(reader.root, reader.read_document())
+        except CheckpointError as error:
+            logger.info("Nothing is linked to %s, which cannot be read: %s", reader.root, error)
+            return None
+
+    def _mark_unchanged(
+        self,
+        order: SaveOrder,
+        node: str,
+        stored: StoredAs | None,
+        capture: NodeCapture,
+        arrays: Iterable[PlannedArray],
+    ) -> None:
+        """Mark the arrays that are those of the node's last store, whose blobs no task has updated."""
+        last = self._last(order, node)
+        if stored is None or last is None or stored.store != (order.path, *last):
+            return
+        for array in arrays:
+            blob = stored.blobs.get(array.blob)
+            if blob is None or isinstance(array.data, Rows) or array.path not in blob.arrays:
+                continue
+            is_same_version = blob.version == capture.versions[array.blob]
+            if is_same_version and id(array.data) in capture.at_rest:
+                array.is_unchanged = blob.arrays[array.path] == encode_json(array.document)
+
+    def _explain(self, order: SaveOrder, at: Position, error: Exception) -> Exception:
+        if not isinstance(error, OSError) or isinstance(error, CheckpointError):
+            return error
+        nodes = [node for node in order.stores[at] if node in self._encoding.nodes]
+        first = order.stores[at][nodes[0]] if nodes else ""
+        where = error.filename or os.path.join(order.path, first)
+        explained = CheckpointWriteError(
+            f"Epoch {at} of {', '.join(nodes)} could not be written: {where}: "
+            f"{type(error).__name__}: {error.strerror or error}. Earlier epochs are still "
+            f"recorded. Repair the storage and save again."
+        )
+        explained.__cause__ = error
+        return explained
 
 
-def _stored_blobs(
-    arrays: Iterable[PlannedArray],
-    workspace: Workspace,
-    encoded: Mapping[str, EncodedBlob],
-) -> dict[str, StoredBlob]:
+def _stored_blobs(arrays: Iterable[PlannedArray], capture: NodeCapture) -> dict[str, StoredBlob]:
     """What the next save is told of the blobs of this one."""
     described: dict[str, dict[str, bytes]] = {}
     for array in arrays:
@@ -382,39 +518,8 @@ def _stored_blobs(
             document = encode_json(array.document)
             described.setdefault(array.blob, {})[array.path] = document
     stored = {}
-    for name, blob in encoded.items():
+    for name, blob in capture.blobs.items():
         kept = blob if isinstance(blob.tree, msgspec.Raw) else None
         if kept is not None or name in described:
-            stored[name] = StoredBlob(workspace.versions[name], kept, described.get(name, {}))
+            stored[name] = StoredBlob(capture.versions[name], kept, described.get(name, {}))
     return stored
-
-
-def hold_arrays(arrays: Iterable[PlannedArray], budget_bytes: int | None) -> list[PlannedArray]:
-    """Copy the arrays that something may change; return those that exceed the budget.
-
-    These must be written at once. An array at rest is not copied: a task that updates it gets a
-    copy, as long as the save refers to the array. The budget covers these copies too, but for arrays
-    that no task has changed since the last save.
-    """
-    left = []
-    copies: list[Callable[[], None]] = []
-    nbytes = 0
-    for array in arrays:
-        if array.is_at_rest and array.is_unchanged:
-            continue
-        size = array.data.nbytes
-        if budget_bytes is not None and nbytes + size > budget_bytes:
-            left.append(array)
-            continue
-        nbytes += size
-        if isinstance(array.data, Rows):
-            array.data = array.data.gather()
-        elif not array.is_at_rest:
-            copies.append(partial(_copy, array))
-    run_all(copies, THREADS, nbytes)
-    return left
-
-
-def _copy(array: PlannedArray) -> None:
-    assert not isinstance(array.data, Rows)
-    array.data = array.data.copy()

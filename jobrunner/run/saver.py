@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import threading
 import time
@@ -13,11 +14,13 @@ from functools import partial
 from typing import Any, Literal
 
 from jobrunner.checkpoint import (
-    PARTITIONS,
+    Encoding,
     Moment,
     MultiNodeCheckpointManager,
     Pace,
+    Pending,
     SaveOrder,
+    SaveQueue,
     Status,
     epochs_until,
     read_metadata,
@@ -49,7 +52,6 @@ class _Save:
     seconds: float = 0.0
     stall_seconds: float = 0.0
     details: dict[str, Any] = field(init=False)  # what the record says of the run
-    order: SaveOrder = field(init=False)  # what the workers do
     nodes: dict[str, NodeSave] = field(default_factory=dict)
     error: BaseException | None = None
     writing: Future[None] = field(init=False)  # of a save in the background
@@ -122,6 +124,7 @@ class Saver:
         self._deadline_seconds = get_number("checkpoint.deadline-seconds")
         self._is_shared = False  # the directory, with all workers of the binding
         self._binding: Binding
+        self._encoding = Encoding()
 
     def start(self, binding: Binding, losses: int) -> None:
         """Save from these workers from now on; check that they share the directory with us.
@@ -131,7 +134,7 @@ class Saver:
         is how many the run has had.
         """
         self._pace.start(time.monotonic(), losses)
-        self._let_go()  # if a worker was lost, its copy is lost too
+        self._held = None  # if a worker was lost, its captures are lost too
         self._binding = binding
         self._is_shared = False
         is_refused = self._on_save_error == "refuse" and not self._has_lock
@@ -221,19 +224,21 @@ class Saver:
         `CheckpointWriteError` only if `on_save_error` is "raise", and always raises other errors.
         """
         self.wait()
-        self._let_go()
+        self._held = None
         save = _Save(at)
         self._pace.begin_save(save.started)
         self._save_now.clear()
         try:
             self._begin(save, about)
             if self._manager.asynchronous:
-                self._copy(save, budget_bytes=self._manager.budget_bytes)
+                must_wait = not self._capture(save)
                 save.stall_seconds = time.monotonic() - save.started
                 self._pace.continue_run(time.monotonic())
-                write = partial(self._write, save, is_copied=True)
+                write = partial(self._write, save, is_captured=True)
                 save.writing = run_in_thread(write, "jobrunner-save")
                 self._in_flight = save
+                if must_wait:
+                    self.wait()
                 return
             self._write(save)
         except CheckpointWriteError as error:
@@ -242,23 +247,23 @@ class Saver:
         self._report(save)
 
     def hold(self, at: Position, about: Mapping[str, Any]) -> None:
-        """Let the workers copy a state that is not saved, for `save_held`; see `save`."""
-        self._let_go()
-        if self._in_flight is not None:  # its copies use the memory
+        """Let the workers capture a state that is not saved, for `save_held`; see `save`."""
+        self._held = None
+        if self._in_flight is not None:  # its captures use the memory
             return
         save = _Save(at)
         try:
             self._begin(save, about)
-            self._copy(save)
+            self._capture(save)
         except CheckpointWriteError as error:
             logger.info("Epoch %s could not be kept in memory: %s", at, error)
         else:
             self._held = save
 
     def save_held(self, starting: Callable[[int, int], None]) -> None:
-        """Save the copied state, if any, after a task has failed; only log an error.
+        """Save the captured state, if any, after a task has failed; only log an error.
 
-        Every worker must have a copy. Calls `starting` first, with the epoch and the step.
+        Every worker must have its captures. Calls `starting` first, with the epoch and the step.
         """
         save, self._held = self._held, None
         if save is None:
@@ -266,17 +271,12 @@ class Saver:
         starting(save.at.epoch, save.at.step)
         save.started = time.monotonic()
         try:
-            self._write(save, is_copied=True)
+            self._write(save, is_captured=True)
         except Exception as error:
             logger.warning("Epoch %s could not be saved after a failure: %s", save.at, error)
             return
         save.seconds = save.stall_seconds = time.monotonic() - save.started
         self._report(save)
-
-    def _let_go(self) -> None:
-        if self._held is not None:
-            self._manager.commits.forget(self._held.order)
-            self._held = None
 
     def _describe(self, at: Position, about: Mapping[str, Any]) -> dict[str, Any]:
         details = dict(about)
@@ -284,11 +284,8 @@ class Saver:
             details["metadata"] = read_metadata(metadata, at)
         if at.step:
             details["steps_per_epoch"] = self._plan.steps_per_epoch
-        if self._plan.partitions:
-            details[PARTITIONS] = {
-                name: {"axis": axis, "nodes": list(nodes)}
-                for name, (axis, nodes) in self._plan.partitions.items()
-            }
+        details["placement"] = dict(self._binding.placement)
+        details["ended"] = round(time.time(), 3)
         return details
 
     def wait(self) -> None:
@@ -342,41 +339,38 @@ class Saver:
                     f"from them."
                 )
         self._check_shared()
-        save.order = self._manager.commits.begin(
-            save.at,
-            replicated=self._plan.replicated,
-            initial=self._plan.initial,
-            details={name: it for name, it in save.details.items() if name != "timing"},
-            array_options=self._plan.array_options,
-        )
 
-    def _copy(self, save: _Save, **options: Any) -> None:
-        """Let the workers copy what a later write needs."""
-        with self._abandons(save.order):
-            copy = partial(save.order.copy, **options)
-            self._apply(copy, f"the copy of epoch {save.at}")
+    def _capture(self, save: _Save) -> bool:
+        """Let the workers capture what is to be written; False: tasks must wait until it is."""
+        budget_bytes = self._manager.budget_bytes
+        budget = math.inf if budget_bytes is None else budget_bytes
+        capture = partial(SaveQueue.capture_within, at=save.at, budget_bytes=budget)
+        held = self._call_queues(capture, f"the copy of epoch {save.at}")
+        return all(nbytes <= budget for nbytes in held.values())
 
-    def _write(self, save: _Save, **options: Any) -> None:
+    def _write(self, save: _Save, *, is_captured: bool = False) -> None:
         """Let the workers write, and record the epoch. Runs in any thread."""
-        order = save.order
+        commits = self._manager.commits
         try:
+            order = commits.order([Pending(save.at, save.details)], self._encoding)
             with self._abandons(order):
-                write = partial(order.write, **options)
-                replies = self._apply(write, f"the save of epoch {save.at}", "save")
-                receipts = read_receipts(replies, order, self._binding.placement)
-                placement = dict(self._binding.placement)
-                details = {**save.details, "placement": placement}
-                self._manager.commits.commit(order, receipts, details)
+                write = SaveQueue.write if is_captured else SaveQueue.save
+                what = f"the save of epoch {save.at}"
+                replies = self._call_queues(partial(write, order=order), what, "save")
+                written = read_receipts(replies, order, self._binding.placement)
+                commits.commit(order, written)
         finally:
             save.seconds = time.monotonic() - save.started
         save.nodes = {
             node: NodeSave(receipt.seconds, receipt.nbytes - receipt.linked_bytes)
-            for node, receipt in receipts.items()
+            for node, receipt in written.receipts[save.at].items()
         }
 
-    def _apply(self, fn: Callable[..., Any], what: str, channel: str = "apply") -> dict[str, Any]:
-        """Call `fn` on all workers with a deadline, because storage may hang without an error."""
-        return self._binding.apply(
+    def _call_queues(
+        self, fn: Callable[..., Any], what: str, channel: str = "keeper"
+    ) -> dict[str, Any]:
+        """Call a method of all workers' queues, with a deadline: storage may hang without an error."""
+        return self._binding.apply_to_keeper(
             fn, channel=channel, what=what, deadline_seconds=self._deadline_seconds
         )
 
@@ -402,5 +396,14 @@ class Saver:
         if not self._is_shared:
             probe = self._manager.run.probe()
             what = "the check that the workers share the directory"
-            self._manager.run.check_probe(self._apply(probe, what))
+            answers = self._binding.apply(probe, what=what, deadline_seconds=self._deadline_seconds)
+            self._manager.run.check_probe(answers)
+            plan = self._plan
+            self._encoding = self._manager.commits.encoding(
+                initial=plan.initial,
+                array_options=plan.array_options,
+                replicated=plan.replicated,
+                partitions=plan.partitions,
+            )
+            self._binding.keep(partial(SaveQueue, self._encoding))
             self._is_shared = True

@@ -29,11 +29,14 @@ from jobrunner.checkpoint import (
     LogEntry,
     MetadataHandler,
     MultiNodeCheckpointManager,
+    Pending,
     Record,
     RunEntry,
+    SaveQueue,
     State,
     StateCache,
     Store,
+    Written,
     entry_to_json,
     make_entry,
     parse_entry,
@@ -132,7 +135,8 @@ class MetadataHandlerContract:
         manager = self._manager(tmp_path)
         manager.run.start([], {})
         for epoch in range(STATE_INTERVAL + 10):
-            manager.commits.commit(manager.commits.begin(Position(epoch)), {}, {})
+            order = manager.commits.order([Pending(Position(epoch))])
+            manager.commits.commit(order, Written())
         manager.run.end()
         handler = self._open(tmp_path)
         whole = State()
@@ -150,8 +154,9 @@ class MetadataHandlerContract:
         workspace.put("x", settle([np.arange(5)]))
         manager = self._manager(tmp_path)
         manager.run.start(["a"], {"why": "contract"})
-        save = manager.commits.begin(Position(0))
-        manager.commits.commit(save, save.write({"a": workspace}), {"stopped_by": []})
+        order = manager.commits.order([Pending(Position(0), {"stopped_by": []})])
+        queue = SaveQueue(manager.commits.encoding())
+        manager.commits.commit(order, queue.save({"a": workspace}, order=order))
         manager.run.end()
         reader = self._manager(tmp_path)
         _same([0], reader.epochs(), "epochs() of a second manager")
@@ -162,10 +167,10 @@ class MetadataHandlerContract:
         """Its commit fails, and the epoch does not exist."""
         old, new = (self._manager(tmp_path, take_over=True) for _ in range(2))
         old.run.start([], {})
-        save = old.commits.begin(Position(0))
+        order = old.commits.order([Pending(Position(0))])
         new.run.start([], {})
         try:
-            old.commits.commit(save, {}, {})
+            old.commits.commit(order, Written())
         except CommitConflictError:
             pass
         else:

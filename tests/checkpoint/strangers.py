@@ -41,6 +41,7 @@ from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.checkpoint.test_manager import run_group
+from tests.saves import save_epoch
 
 GIB = 1 << 30
 MOST_SECONDS = 10
@@ -605,8 +606,7 @@ def _save(path: Path) -> None:
             **{f"row{i}": np.arange(4.0) + i for i in range(LEAST_ALIKE)},
         }
     )
-    save = manager.commits.begin(Position(0), array_options={"a": {"z": compressed}})
-    manager.commits.commit(save, save.write({"a": workspace}), {})
+    save_epoch(manager, Position(0), {"a": workspace}, array_options={"a": {"z": compressed}})
     manager.run.end()
 
 

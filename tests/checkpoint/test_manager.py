@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import dask
 import numpy as np
 import pytest
@@ -40,6 +39,7 @@ from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, assert_identical
 from jobrunner.workspace.workspace import BlobUpdate, Workspace
+from tests.saves import Save, save_epoch
 
 NODES = ("server", "trainer:0")
 
@@ -59,8 +59,9 @@ class Rig:
     def save(self, epoch: int, details: Mapping[str, Any] | None = None) -> None:
         for node, workspace in self.workspaces.items():
             workspace.globals["w"] = values(node, epoch)
-        save = cloudpickle.loads(cloudpickle.dumps(self.manager.commits.begin(Position.of(epoch))))
-        self.manager.commits.commit(save, save.write(self.workspaces), details or {})
+        save = Save(self.manager, Position.of(epoch), details)
+        save.send()
+        save.commit(save.write(self.workspaces))
         self.manager.retention.sweeper.drain()
 
 
@@ -255,7 +256,7 @@ def test_loading_a_missing_epoch_node_or_blob_names_it_at_the_call(rig: Rig) -> 
 def test_store_names_are_used_once(rig: Rig) -> None:
     manager, root = rig.manager, Path(rig.manager.path)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0")
-    manager.commits.abandon(manager.commits.begin(Position(0)))
+    Save(manager, Position(0)).abandon()
     rig.save(0)
     assert manager.get_ckpt_db_name("server", 0) == str(root / "server.0.r2")
     # The label counts the attempts.
@@ -277,7 +278,7 @@ def test_the_record_of_the_epoch_before_is_not_read_again(rig: Rig, epochs: int)
         rig.save(epoch)
     done, there = len(rig.files.trace), os.listdir(os.path.join(rig.manager.path, "_log"))
     there = [name for name in there if name[0].isdigit()]
-    rig.manager.commits.begin(Position.of(epochs))
+    Save(rig.manager, Position.of(epochs))
     read = [path for operation, path in rig.files.trace[done:] if operation == "open"]
     # The last entry of the log shows that the directory is still the same.
     assert [name for path in read if (name := os.path.basename(path)) in there] == [max(there)]
@@ -406,32 +407,31 @@ def test_a_job_is_done_only_while_its_last_epoch_is_the_newest(rig: Rig, tmp_pat
 
 
 def test_a_missing_receipt_is_an_error_that_names_the_node(rig: Rig) -> None:
-    save = rig.manager.commits.begin(Position(0))
+    save = Save(rig.manager, Position(0))
     receipts = save.write({"server": rig.workspaces["server"]})
     with pytest.raises(CheckpointWriteError, match="none from trainer:0"):
-        rig.manager.commits.commit(save, receipts, {})
+        save.commit(receipts)
     assert rig.manager.epochs() == []
 
 
 def test_details_that_are_not_json_are_an_error(rig: Rig) -> None:
-    save = rig.manager.commits.begin(Position(0))
     with pytest.raises(DefinitionError, match="details of a checkpoint must be JSON"):
-        rig.manager.commits.commit(save, save.write(rig.workspaces), {"x": object()})
+        Save(rig.manager, Position(0), {"x": object()})
 
 
 def test_an_abandoned_save_cannot_be_committed(rig: Rig) -> None:
-    save = rig.manager.commits.begin(Position(0))
+    save = Save(rig.manager, Position(0))
     receipts = save.write(rig.workspaces)
-    rig.manager.commits.abandon(save)
+    save.abandon()
     rig.manager.retention.sweeper.drain()
     assert not list(Path(rig.manager.path).glob("server*"))
     with pytest.raises(CheckpointWriteError, match="was abandoned"):
-        rig.manager.commits.commit(save, receipts, {})
+        save.commit(receipts)
 
 
 def test_names_that_a_worker_may_have_used_are_not_given_back(rig: Rig) -> None:
     rig.save(0)
-    save = rig.manager.commits.begin(Position(1))
+    save = Save(rig.manager, Position(1))
     save.write(rig.workspaces)
     rig.manager.run.end()
     assert rig.manager.directory.log.refresh().has_claimed(Position(1), 0)
@@ -439,8 +439,8 @@ def test_names_that_a_worker_may_have_used_are_not_given_back(rig: Rig) -> None:
 
 def test_stores_that_a_slow_worker_writes_for_an_abandoned_save_are_deleted(rig: Rig) -> None:
     root = Path(rig.manager.path)
-    save = rig.manager.commits.begin(Position(0))
-    rig.manager.commits.abandon(save)
+    save = Save(rig.manager, Position(0))
+    save.abandon()
     rig.manager.retention.sweeper.drain()
     save.write(rig.workspaces)  # the worker does not know that it was abandoned
     rig.save(0)
@@ -456,7 +456,7 @@ def test_stores_that_a_slow_worker_writes_for_an_abandoned_save_are_deleted(rig:
 
 
 def test_blobs_are_checked_without_storage(rig: Rig) -> None:
-    encoder = pickle.loads(pickle.dumps(rig.manager.commits.begin(Position(0)).encoder))
+    encoder = pickle.loads(pickle.dumps(Save(rig.manager, Position(0)).encoding))
     rig.files.trace.clear()
     for node, workspace in rig.workspaces.items():
         encoder.encode(node, workspace)
@@ -468,7 +468,7 @@ def test_blobs_are_checked_without_storage(rig: Rig) -> None:
 
 def test_a_blob_that_cannot_be_encoded_is_found_before_anything_is_written(rig: Rig) -> None:
     rig.workspaces["trainer:0"].globals["bad"] = open
-    save = rig.manager.commits.begin(Position(0))
+    save = Save(rig.manager, Position(0))
     rig.files.trace.clear()
     with pytest.raises(DefinitionError, match="'bad'"):
         save.write(rig.workspaces)
@@ -477,12 +477,12 @@ def test_a_blob_that_cannot_be_encoded_is_found_before_anything_is_written(rig: 
 
 def test_a_full_disk_is_a_write_error_with_its_cause(rig: Rig) -> None:
     rig.save(0)
-    save = rig.manager.commits.begin(Position(1))
+    save = Save(rig.manager, Position(1))
     rig.files.at = rig.files.count + 9
     with pytest.raises(CheckpointWriteError, match=r"Epoch 1 of server.*Input/output error") as e:
         save.write(rig.workspaces)
     assert isinstance(e.value.__cause__, OSError)
-    rig.manager.commits.abandon(save)
+    save.abandon()
     assert rig.manager.retention.sweeper.drain()
     assert not list(Path(rig.manager.path).glob("*.1"))
     rig.save(1)
@@ -527,7 +527,7 @@ def test_a_document_that_names_other_files_is_corrupt(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda m: m.commits.begin(Position(0)),
+        lambda m: Save(m, Position(0)),
         lambda m: m.run.probe(),
         lambda m: m.run.check_probe({}),
         lambda m: m.run.rewind(Position(0), "test"),
@@ -558,13 +558,13 @@ def test_several_runs_may_use_one_manager_but_not_at_once(rig: Rig) -> None:
 
 def test_the_fence_stops_a_run_that_was_taken_over(rig: Rig) -> None:
     rig.save(0)
-    save = rig.manager.commits.begin(Position(1))
+    save = Save(rig.manager, Position(1))
     receipts = save.write(rig.workspaces)
     newcomer = Rig(Path(rig.manager.path), take_over=True).start()
     newcomer.manager.retention.sweeper.drain()
     for write in (
-        lambda: rig.manager.commits.commit(save, receipts, {}),
-        lambda: rig.manager.commits.begin(Position(2)),
+        lambda: save.commit(receipts),
+        lambda: Save(rig.manager, Position(2)),
         lambda: rig.manager.run.rewind(Position(0), "x"),
         lambda: rig.manager.run.finish(Position(0)),
     ):
@@ -589,7 +589,7 @@ def test_only_the_log_and_stores_remain_after_a_run(rig: Rig) -> None:
 def test_leftovers_of_a_run_that_died_are_removed_at_the_next_start(rig: Rig) -> None:
     root = Path(rig.manager.path)
     rig.save(0)
-    rig.manager.commits.begin(Position(1)).write(rig.workspaces)
+    Save(rig.manager, Position(1)).write(rig.workspaces)
     (root / "_log" / ".0000000001.json.00ff.tmp").write_text("half an entry")
     (root / "_runs" / "dead").mkdir()
     (root / "stranger.1").mkdir()  # no run of this log has a node of that name
@@ -646,11 +646,11 @@ def test_a_worker_that_writes_elsewhere_is_noticed_by_its_first_save(
 ) -> None:
     rig.save(0)
     rig.manager.run.probe()  # the nodes have moved
-    save = rig.manager.commits.begin(Position(1))
+    save = Save(rig.manager, Position(1))
     receipts = save.write(rig.workspaces)
     (Path(rig.manager.path) / "server.1").rename(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match=r"not shared.*server\.1.*worker of node 'server'"):
-        rig.manager.commits.commit(save, receipts, {})
+        save.commit(receipts)
     assert rig.manager.epochs() == [0]
 
 
@@ -662,8 +662,7 @@ def test_a_single_node_manager_saves_its_node(tmp_path: Path) -> None:
     with pytest.raises(DefinitionError, match=r"one node, 'trainer:0'.*'server'"):
         manager.run.start(NODES, {})
     manager.run.start(["trainer:0"], {})
-    save = manager.commits.begin(Position(0))
-    manager.commits.commit(save, save.write(workspaces()), {})
+    save_epoch(manager, Position(0), workspaces())
     manager.run.end()
     assert manager.get_ckpt_db_name(None, 0) == str(tmp_path / "k" / "trainer:0.0")
 
@@ -725,9 +724,8 @@ def test_a_single_node_manager_reads_only_its_node(rig: Rig) -> None:
 def test_a_single_node_manager_names_the_node_whose_store_has_a_blob(rig: Rig) -> None:
     for workspace in rig.workspaces.values():
         workspace.globals.update(shared=1, part=np.arange(3))
-    save = rig.manager.commits.begin(Position(0), replicated={"shared": NODES})
-    details = {"partitions": {"part": {"axis": 0, "nodes": list(NODES)}}}
-    rig.manager.commits.commit(save, save.write(rig.workspaces), details)
+    shared = {"replicated": {"shared": NODES}, "partitions": {"part": (0, NODES)}}
+    save_epoch(rig.manager, Position(0), rig.workspaces, **shared)
     manager = CheckpointManager(rig.manager.path, "trainer:0")
     node = {"trainer:0": workspaces()["trainer:0"]}
     run_group(manager.load(0, blobs={"trainer:0": ["part"]}), node)
@@ -745,8 +743,7 @@ def test_a_single_node_manager_names_the_node_whose_store_has_a_blob(rig: Rig) -
 def test_parts_that_have_no_such_axis_do_not_fit_together(rig: Rig, part: object) -> None:
     for workspace in rig.workspaces.values():
         workspace.globals["part"] = part
-    save = rig.manager.commits.begin(Position(0))
     details = {"partitions": {"part": {"axis": 1, "nodes": list(NODES)}}}
-    rig.manager.commits.commit(save, save.write(rig.workspaces), details)
+    save_epoch(rig.manager, Position(0), rig.workspaces, details)
     with pytest.raises(CheckpointError, match=r"'part' do not fit together along axis 1"):
         rig.manager.open(0).array("part")

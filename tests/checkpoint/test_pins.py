@@ -19,6 +19,7 @@ from jobrunner import (
 from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
+from tests.saves import save_epoch
 
 
 def begin(path: Path, **options: Any) -> MultiNodeCheckpointManager:
@@ -30,8 +31,7 @@ def begin(path: Path, **options: Any) -> MultiNodeCheckpointManager:
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
     workspace = Workspace("a")
     workspace.globals["epoch"] = epoch
-    save = manager.commits.begin(Position.of(epoch))
-    manager.commits.commit(save, save.write({"a": workspace}), {})
+    save_epoch(manager, Position.of(epoch), {"a": workspace})
     manager.retention.sweeper.drain()
 
 

@@ -13,6 +13,7 @@ from jobrunner.checkpoint.log.state import GivenUp
 from jobrunner.checkpoint.retention import Sweeper
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.workspace.workspace import Workspace
+from tests.saves import save_epoch
 
 
 class TracedFiles(PosixFiles):
@@ -105,7 +106,6 @@ def test_a_policy_that_derives_from_keep_all_is_asked(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path, keep=KeepOdd())
     manager.run.start(["a"], {})
     for epoch in range(4):
-        save = manager.commits.begin(Position.of(epoch))
-        manager.commits.commit(save, save.write({"a": Workspace("a")}), {})
+        save_epoch(manager, Position.of(epoch), {"a": Workspace("a")})
     manager.run.end()
     assert manager.epochs() == [1, 3]

@@ -30,6 +30,7 @@ from jobrunner.testing import FaultyFiles
 from jobrunner.testing.identity import assert_identical
 from jobrunner.workspace import BlobUpdate, Workspace
 from tests.blobs import Blobs, updated
+from tests.saves import Save
 
 BIG = 100_000
 
@@ -44,9 +45,9 @@ class Rig:
         self.manager.run.start(["a"], {})
 
     def save(self, epoch: int) -> Receipt:
-        save = self.manager.commits.begin(Position.of(epoch))
+        save = Save(self.manager, Position.of(epoch))
         receipts = save.write({"a": self.workspace})
-        self.manager.commits.commit(save, receipts, {})
+        save.commit(receipts)
         self.manager.retention.sweeper.drain()
         return receipts["a"]
 
@@ -231,9 +232,9 @@ def fails_to_save(rig: Rig) -> None:
 
 def saves_what_is_not_recorded(rig: Rig) -> None:
     updates(rig)
-    save = rig.manager.commits.begin(Position(1))
+    save = Save(rig.manager, Position(1))
     save.write({"a": rig.workspace})
-    rig.manager.commits.abandon(save)
+    save.abandon()
 
 
 @pytest.mark.parametrize(
@@ -337,10 +338,10 @@ def test_a_file_system_without_links_only_costs_the_links(tmp_path: Path) -> Non
 
     rig = Rig(tmp_path / "k", files=NoLinks(sync=False))
     rig.save(0)
-    save = rig.manager.commits.begin(Position(1))
+    save = Save(rig.manager, Position(1))
     receipts = save.write({"a": rig.workspace})
     assert receipts["a"].linked_bytes == 0
-    rig.manager.commits.commit(save, receipts, {})
+    save.commit(receipts)
     rig.manager.verify(1)
     rig.manager.run.end()
 

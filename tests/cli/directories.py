@@ -17,6 +17,7 @@ from jobrunner.cli.command import main
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
+from tests.saves import save_epoch
 
 
 def invoke(*args: object) -> Result:
@@ -39,9 +40,8 @@ def save(
     workspaces = {node: Workspace(node) for node in "ab"}
     for workspace in workspaces.values():
         workspace.globals.update(w=np.arange(6.0), step=epoch, **(extra or {}))
-    save = manager.commits.begin(Position.of(epoch))
     loss = {0: 3.0, 1: 1.0, 2: float("nan")}.get(epoch, 2.0)
-    manager.commits.commit(save, save.write(workspaces), {"metrics": {"loss": loss}})
+    save_epoch(manager, Position.of(epoch), workspaces, {"metrics": {"loss": loss}})
     manager.retention.sweeper.drain()
 
 

@@ -27,6 +27,7 @@ from jobrunner.cli.command import (
 )
 from jobrunner.positions import Position
 from jobrunner.workspace.workspace import Workspace
+from tests.saves import save_epoch
 
 
 def _invoke(*args: object) -> Result:
@@ -43,11 +44,10 @@ def _save(directory: Path, epochs: Mapping[int, Mapping[str, Any]], *, done: boo
     manager.run.start(["a", "b"], {})
     try:
         for epoch, details in epochs.items():
-            save = manager.commits.begin(Position.of(epoch))
             workspaces = {node: Workspace(node) for node in ("a", "b")}
             workspaces["a"].globals.update(weights=np.full((3, 4), epoch, np.float32), step=epoch)
             workspaces["b"].globals.update(text="x" * 100)
-            manager.commits.commit(save, save.write(workspaces), details)
+            save_epoch(manager, Position.of(epoch), workspaces, details)
         if done:
             manager.run.finish(max(epochs))
     finally:
@@ -158,8 +158,7 @@ def test_info_shows_arrays_of_every_kind_as_numpy_does(tmp_path: Path) -> None:
     workspace.globals.update(blobs)
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
     manager.run.start(["a"], {})
-    save = manager.commits.begin(Position(0))
-    manager.commits.commit(save, save.write({"a": workspace}), {})
+    save_epoch(manager, Position(0), {"a": workspace})
     manager.run.end()
     text = _invoke("info", tmp_path / "runs", 0).stdout
     for part in (

@@ -15,6 +15,7 @@ from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.cli.directories import ask, invoke
+from tests.saves import save_epoch
 
 PLAN = {"job": "walk", "seed": 0, "python": "3.11", "nodes": {"a": ["x"], "b": ["x"]}}
 
@@ -30,9 +31,8 @@ def record(
         workspaces = {node: Workspace(node) for node in "ab"}
         workspaces["a"].globals["x"] = np.arange(6.0)
         workspaces["b"].globals["x"] = np.full(3, value)
-        save = manager.commits.begin(Position.of(epoch))
         metrics = {"loss": value, "nan": float("nan"), "note": "text"}
-        manager.commits.commit(save, save.write(workspaces), {"metrics": metrics})
+        save_epoch(manager, Position.of(epoch), workspaces, {"metrics": metrics})
     manager.run.end()
 
 
@@ -108,8 +108,7 @@ def test_many_differences_are_shortened(tmp_path: Path) -> None:
         manager.run.start(["a"], {})
         workspace = Workspace("a")
         workspace.globals.update({f"x{i}": value for i in range(30)})
-        save = manager.commits.begin(Position(0))
-        manager.commits.commit(save, save.write({"a": workspace}), {})
+        save_epoch(manager, Position(0), {"a": workspace})
         manager.run.end()
     lines = invoke("compare", tmp_path / "a", tmp_path / "b").stdout.splitlines()
     assert lines[-2] == f"... and 20 more: jobrunner diff {tmp_path}/a@0 {tmp_path}/b@0"

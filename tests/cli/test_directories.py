@@ -19,6 +19,7 @@ from jobrunner import (
 from jobrunner.positions import Position
 from jobrunner.run import ResumePlan
 from tests.cli.directories import ask, invoke
+from tests.saves import save_epoch
 
 if TYPE_CHECKING:
     from object_servers import S3Server
@@ -105,7 +106,7 @@ def test_runs_in_a_bucket_are_listed_and_followed(s3: S3Server) -> None:
     for name in ("a/x", "b"):
         manager = MultiNodeCheckpointManager(f"{s3.url}/runs/{name}")
         manager.run.start([], {"plan": {"job": "j"}})
-        manager.commits.commit(manager.commits.begin(Position(0)), {}, {"metrics": {"loss": 1.0}})
+        save_epoch(manager, Position(0), details={"metrics": {"loss": 1.0}})
         if name == "b":
             assert [run["name"] for run in ask("top", s3.url)["runs"]] == ["runs/b"]
         manager.run.end()

@@ -11,6 +11,7 @@ from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
 from jobrunner.cli.listing import list_epochs
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, FaultyObjects
+from tests.saves import save_epoch
 
 EPOCHS = 2_000
 # The entries since the last full state, and as many that an object store reads ahead.
@@ -24,9 +25,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
     manager.run.start([], {})
     for epoch in range(EPOCHS):
-        manager.commits.commit(
-            manager.commits.begin(Position.of(epoch)), {}, {"metrics": {"loss": 1 / (epoch + 1)}}
-        )
+        save_epoch(manager, Position.of(epoch), details={"metrics": {"loss": 1 / (epoch + 1)}})
     manager.run.end()
     return path
 

@@ -10,6 +10,7 @@ import pytest
 from jobrunner import KeepLast, MultiNodeCheckpointManager
 from jobrunner.positions import Position
 from tests.cli.directories import ask, begin, invoke, lengthen_log, recorded, save
+from tests.saves import Save
 
 
 def test_prune_does_what_its_dry_run_shows(runs: Path) -> None:
@@ -116,7 +117,7 @@ def test_fsck_of_a_directory_without_strays_shows_none(runs: Path) -> None:
 def test_fsck_explains_every_object(runs: Path) -> None:
     again = begin(runs)
     again.run.rewind(Position(2), "a try")
-    save = again.commits.begin(Position(3))
+    save = Save(again, Position(3))
     store = save.stores["a"]
     (runs / store).mkdir()  # a save that is under way
     for stray in ("notes.txt", "z.7", "a.0/more", "_log/x", "_log/00000000001.json"):

@@ -22,6 +22,7 @@ from jobrunner.positions import Position
 from jobrunner.report import RunSummary, find_runs, read_story
 from jobrunner.testing import FaultyFiles, FaultyObjects
 from tests.cli.directories import ask, invoke
+from tests.saves import save_epoch
 
 PLAN = {"job": "kmeans", "nodes": {}, "structure": {}, "code": {}}
 
@@ -40,7 +41,7 @@ def record(
     manager.run.start([], {"plan": plan, "total_epochs": total}, lambda: status)
     for epoch, loss in enumerate(losses):
         details = {"metrics": {"loss": loss, "a/loss": loss, "note": "text"}}
-        manager.commits.commit(manager.commits.begin(Position.of(epoch)), {}, details)
+        save_epoch(manager, Position.of(epoch), details=details)
     return manager
 
 

@@ -32,6 +32,7 @@ from jobrunner.run.result import ResumePlan
 from jobrunner.view import show_on
 from jobrunner.worker.epoch_batch import UnderWay
 from tests.cli.directories import begin, invoke, save
+from tests.saves import save_epoch
 from tests.view.test_live import Runner
 
 # All control characters but NUL, and all that are invisible or turn the direction of writing.
@@ -67,14 +68,13 @@ def hostile(tmp_path: Path) -> Path:
         save(manager, epoch, {NAME: {HOSTILE: HOSTILE}, "v": epoch})
     details = {"metrics": {HOSTILE: 1.0, "text": HOSTILE}, "stopped_by": [HOSTILE]}
     manager.commits.lock.nodes = (NODE, "b")  # type: ignore[union-attr, assignment]
-    written = manager.commits.begin(Position(3))
-    assert written is not None
+    assert manager is not None
     from jobrunner.workspace.workspace import Workspace
 
     workspaces = {node: Workspace(node) for node in (NODE, "b")}
     for workspace in workspaces.values():
         workspace.globals.update({NAME: 1, "v": HOSTILE})
-    manager.commits.commit(written, written.write(workspaces), details)
+    save_epoch(manager, Position(3), workspaces, details)
     manager.directory.pin(Position(1), HOSTILE)
     manager.run.end()
     for entry in (path / "_log").iterdir():

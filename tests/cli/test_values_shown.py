@@ -17,6 +17,7 @@ from jobrunner.positions import Position
 from jobrunner.run.replay.compare import compare_values
 from tests.checkpoint.encoding.kinds_of_values import Unset
 from tests.cli.directories import ask, begin, invoke, save
+from tests.saves import save_epoch
 
 RAN = "JOBRUNNER_TEST_RAN"
 
@@ -186,8 +187,7 @@ def test_counts_of_blobs_are_in_plain_english(tmp_path: Path) -> None:
     for epoch in range(2):
         workspace = Workspace("a")
         workspace.globals.update(w=np.ones(3))
-        order = manager.commits.begin(Position.of(epoch))
-        manager.commits.commit(order, order.write({"a": workspace}), {})
+        save_epoch(manager, Position.of(epoch), {"a": workspace})
     manager.run.end()
     assert "1 blob is equal, 0 differ." in invoke("diff", f"{tmp_path / 'one'}@0", "@1").stdout
 

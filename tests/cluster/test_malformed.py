@@ -18,11 +18,12 @@ from jobrunner import (
     TaskGroup,
     WorkspaceType,
 )
-from jobrunner.checkpoint import read_receipts
+from jobrunner.checkpoint import Written, read_receipts
 from jobrunner.checkpoint.store.store_writer import Receipt
 from jobrunner.cluster.binding import check_runs, read_value
 from jobrunner.cluster.messages import read_reply
 from jobrunner.cluster.scheduler import SchedulerLink
+from jobrunner.positions import Position
 from jobrunner.worker.epoch_batch import longest_spans, merge_runs
 from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME
 from tests.sampling import sampled
@@ -223,22 +224,28 @@ def test_an_answer_without_a_value_is_an_error(frames):
         read_value(HERE, read_reply(HERE, {"status": "done", "frames": frames}, PLACEMENT))
 
 
-RECEIPT = Receipt("000001-a", "0" * 64, 1, 0.1)
+AT = Position(1)
+RECEIPT = Receipt("a.1", "0" * 64, 1, 0.1)
 
 
 @pytest.mark.parametrize(
     "reply",
     [
         None,
-        {"b": RECEIPT},
-        {"a": "a receipt"},
-        {"a": Receipt("000001-b", "0" * 64, 1, 0.1)},
-        {"a": Receipt("000001-a", "0" * 64, "many", 0.1)},
+        Written({AT: {"b": RECEIPT}}),
+        Written({AT: {"a": "a receipt"}}),
+        Written({AT: {"a": Receipt("b.1", "0" * 64, 1, 0.1)}}),
+        Written({AT: {"a": Receipt("a.1", "0" * 64, "many", 0.1)}}),
+        Written({Position(2): {"a": RECEIPT}}),
+        Written({"1": {"a": RECEIPT}}),
+        Written({AT: 7}),
+        Written({AT: {"a": RECEIPT}}, failure=7),
     ],
 )
 def test_a_receipt_that_does_not_fit_is_not_recorded(reply):
-    order = SimpleNamespace(epoch=1, stores={"a": "000001-a", "b": "000001-b"})
-    assert read_receipts({HERE: {"a": RECEIPT}}, order, PLACEMENT) == {"a": RECEIPT}
+    order = SimpleNamespace(at=AT, stores={AT: {"a": "a.1", "b": "b.1"}})
+    honest = Written({AT: {"a": RECEIPT}})
+    assert read_receipts({HERE: honest}, order, PLACEMENT) == honest
     with pytest.raises(CheckpointWriteError, match=HERE):
         read_receipts({HERE: reply}, order, PLACEMENT)
 

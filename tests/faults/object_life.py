@@ -14,6 +14,7 @@ from jobrunner.checkpoint.storage.object_files import ObjectFiles
 from jobrunner.positions import Position
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
+from tests.saves import Save
 
 SAME = np.zeros(ObjectFiles.linked_bytes // 8)
 """Is copied by the store."""
@@ -24,13 +25,13 @@ def blobs(epoch: int) -> dict[str, Any]:
 
 
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
-    save = manager.commits.begin(Position.of(epoch))
+    save = Save(manager, Position.of(epoch))
     workspace = Workspace("a")
     workspace.globals.update(blobs(epoch))
     try:
-        manager.commits.commit(save, save.write({"a": workspace}), {})
+        save.commit(save.write({"a": workspace}))
     except CheckpointError:
-        manager.commits.abandon(save)
+        save.abandon()
         raise
     manager.retention.sweeper.drain()
 

@@ -19,6 +19,7 @@ from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.sampling import sampled
+from tests.saves import Save, save_epoch
 
 BLOBS = {
     "w": np.arange(3000.0).reshape(300, 10),
@@ -41,12 +42,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         workspaces = {node: Workspace(node) for node in "ab"}
         for workspace in workspaces.values():
             workspace.globals.update(BLOBS)
-        save = manager.commits.begin(Position.of(epoch))
+        save = Save(manager, Position.of(epoch))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 "jobrunner.checkpoint.store.layout.plan_chunks", partial(plan_chunks, limit=8000)
             )
-            manager.commits.commit(save, save.write(workspaces), {})
+            save.commit(save.write(workspaces))
     manager.run.end()
     return path
 
@@ -221,7 +222,7 @@ def test_damaged_states_are_read_around(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "k", files=FaultyFiles(sync=False))
     manager.run.start([], {})
     for epoch in range(260):
-        manager.commits.commit(manager.commits.begin(Position.of(epoch)), {}, {})
+        save_epoch(manager, Position.of(epoch))
     manager.run.end()
     states = list((tmp_path / "k" / "_log").glob("state-*.json"))
     assert len(states) == 2
@@ -230,7 +231,7 @@ def test_damaged_states_are_read_around(tmp_path: Path) -> None:
     again = MultiNodeCheckpointManager(tmp_path / "k")
     assert again.epochs() == list(range(260))
     again.run.start([], {})
-    again.commits.commit(again.commits.begin(Position(260)), {}, {})
+    save_epoch(again, Position(260))
     again.run.end()
     assert MultiNodeCheckpointManager(tmp_path / "k").latest() == 260
 

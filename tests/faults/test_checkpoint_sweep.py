@@ -34,6 +34,7 @@ from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.sampling import sampled
+from tests.saves import Save
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -73,14 +74,14 @@ def take_step(manager: MultiNodeCheckpointManager, step: str) -> None:
 
 
 def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
-    save = manager.commits.begin(Position.of(epoch))
+    save = Save(manager, Position.of(epoch))
     workspaces = {node: Workspace(node) for node in NODES}
     for node in NODES:
         workspaces[node].globals.update(blobs(node, epoch))
     try:
-        manager.commits.commit(save, save.write(workspaces), {})
+        save.commit(save.write(workspaces))
     except CheckpointWriteError:
-        manager.commits.abandon(save)
+        save.abandon()
         raise
 
 

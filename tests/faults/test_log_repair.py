@@ -39,6 +39,7 @@ from tests.faults.test_checkpoint_sweep import (
     take_step,
 )
 from tests.sampling import sampled
+from tests.saves import Save, save_epoch
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -346,7 +347,7 @@ def test_an_abandoned_save_is_not_recorded_though_its_stores_are_whole(tmp_path:
     manager = directory(path)
     manager.run.start(NODES, {})
     save(manager, 1)
-    begun = manager.commits.begin(Position(2))
+    begun = Save(manager, Position(2))
     begun.write({node: Workspace(node) for node in NODES})
     manager.run.leave()  # as if it was killed
     cut(log_of(path)[0])
@@ -414,8 +415,7 @@ def test_details_come_back_with_the_record(tmp_path: Path) -> None:
     manager = directory(tmp_path / "k")
     manager.run.start(["a"], {})
     details = {"metrics": {"loss": float("nan")}, "metadata": {"sizes": [1, 2]}}
-    save = manager.commits.begin(Position(1), details=details)
-    manager.commits.commit(save, save.write({"a": Workspace("a")}), details)
+    save_epoch(manager, Position(1), {"a": Workspace("a")}, details)
     manager.run.end()
     cut(log_of(tmp_path / "k")[2])
     repair_log(directory(tmp_path / "k").directory)
@@ -565,8 +565,7 @@ def test_damage_before_a_kept_state_costs_at_most_the_record_of_its_epoch(tmp_pa
     workspace = Workspace("a")
     for epoch in range(STATE_INTERVAL + 5):
         workspace.globals["w"] = np.full(3, epoch)
-        save = run.commits.begin(Position.of(epoch))
-        run.commits.commit(save, save.write({"a": workspace}), {})
+        save_epoch(run, Position.of(epoch), {"a": workspace})
     run.run.end()
     assert list((path / "_log").glob("state-*.json"))
     epochs = run.positions()

@@ -13,6 +13,7 @@ from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.golden.making import anonymize
+from tests.saves import save_epoch
 
 LOSS = {"at": 4.5, "text": "Worker w is lost", "resumed": 6.25, "epoch": 0}
 SPANS = [["a", "step", 1, 3.5, 0.75], ["a", "step", 2, 7.5, 0.5]]
@@ -25,10 +26,9 @@ def make(path: str) -> None:
     manager.run.start(["a"], {"plan": {"job": "golden"}, "began": began})
     spent = {"start": 3.0}
     for epoch in (0, 2):
-        claimed = manager.commits.begin(Position.of(epoch))
         workspace = Workspace("a")
         workspace.globals["n"] = epoch
-        manager.commits.commit(claimed, claimed.write({"a": workspace}), {"timing": spent})
+        save_epoch(manager, Position.of(epoch), {"a": workspace}, {"timing": spent})
         spent = {"start": 3.0, "compute": 2.0, "redone": 1.5, "recovery": 1.75, "save_wait": 0.25}
         spent |= {"losses": [LOSS], "spans": SPANS}
     end = {"start": 3.0, "compute": 2.0, "redone": 1.5, "recovery": 1.75, "save_wait": 0.75}

@@ -11,6 +11,7 @@ from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.define.array_options import ArrayOptions
 from jobrunner.positions import Position
 from jobrunner.workspace.workspace import Workspace
+from tests.saves import save_epoch
 
 
 def save(
@@ -19,10 +20,9 @@ def save(
     """Save one epoch of one node."""
     manager = MultiNodeCheckpointManager(path, allow_pickle=True)
     manager.run.start(["a"], {})
-    claimed = manager.commits.begin(Position(0), array_options={"a": options or {}})
     workspace = Workspace("a")
     workspace.globals.update(blobs)
-    manager.commits.commit(claimed, claimed.write({"a": workspace}), {})
+    save_epoch(manager, Position(0), {"a": workspace}, array_options={"a": options or {}})
     manager.run.end()
     anonymize(path)
 

@@ -33,6 +33,7 @@ from jobrunner.run.replay.compare import compare_checkpoints
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.mutants.watch import TimeIsUpError
+from tests.saves import Save
 
 Check = Callable[[str, str, Any], None]
 """Gets the digest of a manifest, the name of a blob and its value, which was verified."""
@@ -268,10 +269,10 @@ class Case:
             latest = manager.latest()
             if latest is not None:
                 manager.run.rewind(Position.of(latest), "resumed")
-            save = manager.commits.begin(Position.of((latest or 0) + 1))
+            save = Save(manager, Position.of((latest or 0) + 1))
             workspace = Workspace("a")
             workspace.globals.update(w=np.arange(9000.0), big=np.arange(9000.0), n=1)
-            manager.commits.commit(save, save.write({"a": workspace}), {})
+            save.commit(save.write({"a": workspace}))
         finally:
             manager.run.end()
 

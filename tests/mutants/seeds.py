@@ -20,6 +20,7 @@ from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.checkpoint.encoding.kinds_of_values import PLAIN_VALUES, VALUES
 from tests.mutants.trees import Tree, dump, frame_entry, read_tree, split_entry
+from tests.saves import Save, save_epoch
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NODES = ("a", "b")
@@ -86,9 +87,14 @@ class Life:
         for node, values in blobs.items():
             workspaces[node].globals.update(values)
         details = {"metrics": {"loss": 0.5 * epoch}, "stopped_by": [], **(details or {})}
-        save = self.manager.commits.begin(Position.of(epoch), details=details, **options)
         placement = {"placement": dict.fromkeys(blobs, "tcp://127.0.0.1:1")}
-        self.manager.commits.commit(save, save.write(workspaces), {**details, **placement})
+        save_epoch(
+            self.manager,
+            Position.of(epoch),
+            workspaces,
+            {**details, **placement},
+            **options,
+        )
 
 
 def two_runs(path: Path) -> tuple[Mapping[str, list[str]], Mapping[str, Any]]:
@@ -188,7 +194,7 @@ def killed(path: Path) -> Any:
     life.save(0, blobs)
     life.save(1, blobs)
     life.manager.run.set_aside(Position(0), "to have it")
-    save = life.manager.commits.begin(Position(2))
+    save = Save(life.manager, Position(2))
     workspace = Workspace("a")
     workspace.globals.update(blobs["a"])
     save.write({"a": workspace})

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobrunner import CheckpointWriteError, MultiNodeCheckpointManager
-from jobrunner.checkpoint.worker_save import SaveOrder
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace import Workspace, settle
 from tests.sampling import examples
+from tests.saves import Save
 
 LENGTH = 17 << 10  # 136 KiB: arrays that can be linked, and whose memory is used again
 NAMES = ("x", "box")
@@ -60,7 +60,6 @@ rounds = st.lists(
         acts,
         st.sampled_from(["save", "save", "in background", "is full", "is not recorded"]),
         acts,
-        st.sampled_from([None, 0, 300_000]),
     ),
     min_size=2,
     max_size=7,
@@ -127,30 +126,30 @@ class Rig:
 
     # --- saves
 
-    def save(self, how: str, meanwhile: Sequence[Act], budget: int | None) -> None:
+    def save(self, how: str, meanwhile: Sequence[Act]) -> None:
         self.epoch += 1
-        save = self.manager.commits.begin(Position.of(self.epoch))
+        save = Save(self.manager, Position.of(self.epoch))
         expected = {name: copy.deepcopy(self.workspace.lookup(name)) for name in NAMES}
         if how == "is full":
             self.files.is_full = True
             with pytest.raises(CheckpointWriteError):
                 save.write(self.all)
             self.files.is_full = False
-            self.manager.commits.abandon(save)
+            save.abandon()
         elif how == "is not recorded":
             save.write(self.all)
-            self.manager.commits.abandon(save)
+            save.abandon()
         elif how == "in background":
-            save.copy(self.all, budget)
+            save.capture(self.all)
             for act in meanwhile:
                 self.act(act)
-            self.record(save, save.write(self.all, is_copied=True), expected)
+            self.record(save, save.write_captured(self.all), expected)
         else:
             self.record(save, save.write(self.all), expected)
 
-    def record(self, save: SaveOrder, receipts: Any, expected: dict[str, Any]) -> None:
-        self.manager.commits.commit(save, receipts, {})
-        reader = self.manager.open(save.epoch)["a"]
+    def record(self, save: Save, receipts: Any, expected: dict[str, Any]) -> None:
+        save.commit(receipts)
+        reader = self.manager.open(save.at)["a"]
         assert_same({name: reader.load(name) for name in NAMES}, expected)
 
 
@@ -175,9 +174,9 @@ def test_a_save_records_the_blobs_as_they_were_when_it_began(
         rig = Rig(directory + "/k")
         rig.manager.run.start(["a"], {})
         try:
-            for before, how, meanwhile, budget in steps:
+            for before, how, meanwhile in steps:
                 for act in before:
                     rig.act(act)
-                rig.save(how, meanwhile, budget)
+                rig.save(how, meanwhile)
         finally:
             rig.manager.run.end()

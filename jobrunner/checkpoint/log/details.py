@@ -76,6 +76,7 @@ Combined = tuple[Literal["mean", "sum", "min", "max"], int | float, int | float]
 class Details(msgspec.Struct, omit_defaults=True):
     """What a run says of an epoch that it records."""
 
+    ended: Unix = 0.0  # when the epoch ended; 0: unknown
     metrics: dict[str, bool | int | float | str] = {}
     totals: dict[str, dict[str, Combined]] = {}  # of a mid-epoch checkpoint; by name and node
     metadata: dict[str, Any] = {}  # the user's own

@@ -14,6 +14,7 @@ from functools import partial
 
 import msgspec
 
+from jobrunner.checkpoint.commits import Pending
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.loader import Loader
 from jobrunner.checkpoint.log import CommitEntry, EpochRecord, Record
@@ -31,6 +32,7 @@ from jobrunner.checkpoint.store import (
     Receipt,
     StoreReader,
 )
+from jobrunner.checkpoint.worker_save import Written
 from jobrunner.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -182,11 +184,13 @@ def _save_again(
         info.pop(name, None)
     manager.run.start(list(record.stores), info)
     try:
-        save = manager.commits.begin(epoch)
+        details = record.details.to_json()
+        details.pop("timing", None)  # of another run
+        order = manager.commits.order([Pending(epoch, details)])
         try:
-            receipts = _copy_stores(source, record, manager.directory, save.stores)
+            receipts = _copy_stores(source, record, manager.directory, order.stores[epoch])
         except BaseException as error:
-            manager.commits.abandon(save)
+            manager.commits.abandon(order)
             if isinstance(error, OSError) and not isinstance(error, CheckpointError):
                 raise CheckpointWriteError(
                     f"Epoch {epoch} of {source.path} could not be copied to {target}: "
@@ -194,9 +198,7 @@ def _save_again(
                     f"storage and try again."
                 ) from error
             raise
-        details = record.details.to_json()
-        details.pop("timing", None)  # of another run
-        manager.commits.commit(save, receipts, details)
+        manager.commits.commit(order, Written({epoch: receipts}))
         if is_done:
             manager.run.finish(epoch)
     finally:

@@ -87,8 +87,6 @@ class PlannedArray:
     zstd: Zstd | None
     document: ArrayDocument
     files: list[File] = field(default_factory=list)  # of its chunks, as soon as these are written
-    is_at_rest: bool = False
-    """It lies in a blob, and does not change as long as this object refers to it."""
     is_unchanged: bool = False
     """It is the array of the store before, and no task has updated its blob since."""
 

@@ -7,11 +7,9 @@ SHA-256 of the root document. Chunks that have not changed since an earlier epoc
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,7 +60,7 @@ class Receipt(msgspec.Struct, frozen=True):
     store: str
     sha256: str  # of the root document
     nbytes: int  # of all files
-    seconds: float  # from the start of the worker's save until all its stores were durable
+    seconds: float = 0.0  # that the worker took for the store; a group shares what it costs
     linked_bytes: int = 0  # how many of `nbytes` are in files shared with the epoch before
     replicas: Mapping[str, str] = {}  # replicated blobs: digests, which all nodes must share
     parts: Mapping[
@@ -75,11 +73,11 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class StoreBatch:
-    """Stores that a worker's threads write, and that are made durable together.
+    """Stores that a worker's threads write together; whoever calls makes them durable.
 
     `stores` gives, by name, what the document says of the store (node, epoch, run, ...), and its
-    blobs; `former` the stores whose unchanged chunks they may link. Call `write` as often as needed,
-    then `finish` once. Not safe to retry: each name is used once.
+    blobs; `former` the stores whose unchanged chunks they may link. Call `write` once, then `finish`
+    once. Not safe to retry: each name is used once.
     """
 
     def __init__(
@@ -90,10 +88,6 @@ class StoreBatch:
         former: Mapping[str, Former | None] | None = None,
     ) -> None:
         self._files = files
-        self._directory = directory
-        self._stack = contextlib.ExitStack()
-        self._is_open = False
-        self._seconds = 0.0
         self._stores = [
             _StoreWriter(files, directory, store, lay_out(blobs, about), (former or {}).get(store))
             for store, (about, blobs) in stores.items()
@@ -103,30 +97,22 @@ class StoreBatch:
         """Return the arrays of each store, not yet written."""
         return {store.name: store.layout.arrays for store in self._stores}
 
-    def write(self, arrays: Collection[PlannedArray] | None = None) -> None:
-        """Write some arrays, or by default all that are left and the Zarr documents.
+    def write(self) -> None:
+        """Write all arrays and the Zarr documents.
 
         If it raises OSError, what was written so far is not a checkpoint.
         """
-        started = time.perf_counter()
         jobs: list[Callable[[], object]] = []
         nbytes = 0
-        wanted = None if arrays is None else {id(array) for array in arrays}
-        try:
-            self._open()
-            for store in self._stores:
-                for array in store.layout.arrays:
-                    is_wanted = wanted is None or id(array) in wanted
-                    if is_wanted and not array.files:
-                        nbytes += array.data.nbytes
-                        jobs += self._chunk_jobs(store, array)
-                if wanted is None:
-                    jobs += store.document_jobs()
-            run_all(jobs, self._files.threads, nbytes)
-        except BaseException as error:
-            self._stack.__exit__(type(error), error, error.__traceback__)
-            raise
-        self._seconds += time.perf_counter() - started
+        for store in self._stores:
+            self._files.make_directory(store.root)
+            for path in store.layout.documents:
+                self._files.make_directory(join_path(store.root, path))
+            for array in store.layout.arrays:
+                nbytes += array.data.nbytes
+                jobs += self._chunk_jobs(store, array)
+            jobs += store.document_jobs()
+        run_all(jobs, self._files.threads, nbytes)
 
     def _chunk_jobs(self, store: _StoreWriter, array: PlannedArray) -> list[Callable[[], object]]:
         corners = list(array.grid.corners())
@@ -143,27 +129,16 @@ class StoreBatch:
         return [partial(write, i) for i in range(len(corners))]
 
     def finish(self) -> list[Receipt]:
-        """Write the root documents, and make all durable; return a receipt for each."""
-        started = time.perf_counter()
-        with self._stack:
-            self._open()
-            written = list(self._files.each(_StoreWriter.finish, self._stores))
-        seconds = self._seconds + time.perf_counter() - started
+        """Write the root documents; return a receipt for each store, not yet whole."""
+        written = list(self._files.each(_StoreWriter.finish, self._stores))
         return [
-            Receipt(store.name, digest, nbytes, seconds, store.linked_bytes)
+            Receipt(store.name, digest, nbytes, linked_bytes=store.linked_bytes)
             for store, (digest, nbytes) in zip(self._stores, written, strict=True)
         ]
 
-    def _open(self) -> None:
-        if self._is_open:
-            return
-        self._is_open = True
-        names = [store.name for store in self._stores]
-        self._stack.enter_context(self._files.durable(self._directory, names))
-        for store in self._stores:
-            self._files.make_directory(store.root)
-            for path in store.layout.documents:
-                self._files.make_directory(join_path(store.root, path))
+    def as_former(self) -> dict[str, Former]:
+        """The stores, once they are written, as those that later ones may link to; by name."""
+        return {store.name: store.as_former() for store in self._stores}
 
 
 class _StoreWriter:
@@ -253,6 +228,15 @@ class _StoreWriter:
             self._document_bytes += len(data)
             jobs.append(partial(self._write, f"{path}/{ROOT_DOCUMENT}", [data]))
         return jobs
+
+    def as_former(self) -> Former:
+        """The store, once it is written, as one that a later one may link to."""
+        files: dict[str, File] = {}
+        for array in self.layout.arrays:
+            keys = map(array.grid.key, array.grid.corners())
+            for key, file in zip(keys, array.files, strict=True):
+                files[f"{array.path}/{key}"] = file
+        return Former(self.root, files)
 
     def finish(self) -> tuple[str, int]:
         """Write the root document; return its SHA-256 and the store's size."""

@@ -24,10 +24,12 @@ from jobrunner.checkpoint import encode_blobs
 from jobrunner.positions import Position
 from jobrunner.workspace.workspace import Workspace
 from tests.checkpoint.encoding.kinds_of_values import REFUSED, VALUES, describe, is_same
+from tests.saves import save_epoch
 
 LOAD = """
 import sys
 from jobrunner import MultiNodeCheckpointManager
+from tests.saves import save_epoch
 from tests.checkpoint.encoding.test_kinds_of_values import find_changed
 node = MultiNodeCheckpointManager(sys.argv[1]).open(0)["a"]
 print(*find_changed({name: node.load(name) for name in node}), sep="\\n")
@@ -59,8 +61,7 @@ def test_every_kind_comes_back_in_another_process(tmp_path: Path) -> None:
     manager.run.start(["a"], {})
     workspace = Workspace("a")
     workspace.globals.update(make_all())
-    save = manager.commits.begin(Position(0))
-    manager.commits.commit(save, save.write({"a": workspace}), {})
+    save_epoch(manager, Position(0), {"a": workspace})
     manager.run.end()
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     loaded = subprocess.run(

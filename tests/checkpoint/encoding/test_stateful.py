@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -28,6 +27,7 @@ from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.blobs import Blobs
 from tests.checkpoint.test_manager import run_group
+from tests.saves import Save, save_epoch
 
 
 class Momentum:
@@ -64,9 +64,9 @@ class Rig:
         self.initial = {"a": {"opt", "all", "w"}}
 
     def save(self, epoch: int) -> None:
-        begun = self.manager.commits.begin(Position.of(epoch), initial=self.initial)
-        save = cloudpickle.loads(cloudpickle.dumps(begun))
-        self.manager.commits.commit(save, save.write({"a": self.workspace}), {})
+        save = Save(self.manager, Position.of(epoch), initial=self.initial)
+        save.send()
+        save.commit(save.write({"a": self.workspace}))
 
     def load(self, epoch: int, made: dict[str, Any], *, anew: bool) -> Workspace:
         workspace = Workspace("a")
@@ -155,10 +155,10 @@ def test_a_save_in_the_background_writes_the_state_at_its_epoch(tmp_path: Path) 
     rig.workspace.globals["opt"] = opt = Momentum()
     opt.step()
     workspaces = {"a": rig.workspace}
-    save = rig.manager.commits.begin(Position(0), initial=rig.initial)
-    save.copy(workspaces)
+    save = Save(rig.manager, Position(0), initial=rig.initial)
+    save.capture(workspaces)
     opt.step()  # changes the very array that state_dict() gave
-    rig.manager.commits.commit(save, save.write(workspaces, is_copied=True), {})
+    save.commit(save.write_captured(workspaces))
     assert_identical(rig.manager.open(0)["a"].load("opt")["velocity"], np.full(3, 0.1))
     rig.manager.run.end()
 
@@ -198,7 +198,7 @@ class Nested(Momentum):
 def test_a_state_that_cannot_be_saved_is_named(rig: Rig, value: Any, message: str) -> None:
     rig.workspace.globals["opt"] = value
     with pytest.raises(DefinitionError, match=message):
-        rig.manager.commits.begin(Position(0)).write({"a": rig.workspace})
+        Save(rig.manager, Position(0)).write({"a": rig.workspace})
 
 
 def test_a_codec_takes_precedence_over_a_state_and_cannot_contain_one(rig: Rig) -> None:
@@ -209,7 +209,7 @@ def test_a_codec_takes_precedence_over_a_state_and_cannot_contain_one(rig: Rig) 
     register_codec(Wrapper, lambda w: w.opt, Wrapper)
     rig.workspace.globals["opt"] = Wrapper(Momentum())
     with pytest.raises(DefinitionError, match=r"it is in the output of its codec .*"):
-        rig.manager.commits.begin(Position(0)).write({"a": rig.workspace})
+        Save(rig.manager, Position(0)).write({"a": rig.workspace})
     register_codec(Momentum, lambda m: m.steps, lambda steps: Momentum())
     rig.workspace.globals["opt"] = Momentum()
     rig.save(0)
@@ -276,8 +276,7 @@ def test_a_replicated_object_is_saved_once_and_loaded_by_all(tmp_path: Path) -> 
     for workspace in workspaces.values():
         workspace.globals["opt"] = opt = Momentum()
         opt.step()
-    save = manager.commits.begin(Position(0), replicated={"opt": ["a", "b"]})
-    manager.commits.commit(save, save.write(workspaces), {})
+    save_epoch(manager, Position(0), workspaces, replicated={"opt": ["a", "b"]})
     manager.run.end()
     assert manager.loader.stateful_blobs(Position(0)) == {"a": {"opt"}, "b": {"opt"}}
     again = {node: Workspace(node) for node in "ab"}

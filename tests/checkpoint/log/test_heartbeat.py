@@ -212,10 +212,10 @@ def test_a_run_that_was_killed_here_is_followed_at_once(tmp_path: Path) -> None:
         import os, signal
         from jobrunner import MultiNodeCheckpointManager, Position
         from jobrunner.workspace.workspace import Workspace
+        from tests.saves import save_epoch
         manager = MultiNodeCheckpointManager({str(tmp_path / "k")!r})
         manager.run.start(["a"], {{}})
-        order = manager.commits.begin(Position(0))
-        manager.commits.commit(order, order.write({{"a": Workspace("a")}}), {{}})
+        save_epoch(manager, Position(0), {{"a": Workspace("a")}})
         os.kill(os.getpid(), signal.SIGKILL)
     """)
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9

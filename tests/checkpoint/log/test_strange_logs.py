@@ -33,6 +33,7 @@ from jobrunner.checkpoint.log.state import State
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
+from tests.saves import save_epoch
 
 HEAD = {"format", "number", "run", "id", "time"}
 Edit = Callable[[int, Callable[[dict[str, Any]], object]], Path]
@@ -47,8 +48,7 @@ def path(tmp_path: Path) -> Path:
     for epoch in (0, 2):
         workspace = Workspace("a")
         workspace.globals["w"] = np.arange(3) + epoch
-        save = manager.commits.begin(Position.of(epoch))
-        manager.commits.commit(save, save.write({"a": workspace}), {"metrics": {"loss": 0.5}})
+        save_epoch(manager, Position.of(epoch), {"a": workspace}, {"metrics": {"loss": 0.5}})
     manager.run.end()
     return path
 

@@ -11,6 +11,7 @@ from jobrunner.checkpoint.log.entries import Entry
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
+from tests.saves import Save
 
 
 def test_a_run_that_is_taken_over_at_once_deletes_nothing_of_its_successor(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_a_run_that_is_taken_over_at_once_deletes_nothing_of_its_successor(tmp_p
         def append(self, entry: Entry) -> bool:
             is_kept = super().append(entry)
             second.run.start(["a"], {})
-            self.save = second.commits.begin(Position(0))
+            self.save = Save(second, Position(0))
             self.receipts = self.save.write({"a": workspace})
             return is_kept
 
@@ -34,7 +35,7 @@ def test_a_run_that_is_taken_over_at_once_deletes_nothing_of_its_successor(tmp_p
     with pytest.raises(CommitConflictError):
         first.run.start(["a"], {})
     first.retention.sweeper.drain()
-    second.commits.commit(handler.save, handler.receipts, {})
+    handler.save.commit(handler.receipts)
     second.verify(0)
     second.run.end()
     first.run.end()

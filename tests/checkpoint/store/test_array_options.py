@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import zarr
@@ -43,6 +42,7 @@ from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.blobs import Blobs
 from tests.checkpoint.test_manager import run_group
+from tests.saves import Save
 
 ZSTD = {"name": "zstd", "configuration": {"level": 0, "checksum": False}}
 
@@ -75,10 +75,10 @@ class Rig:
     ) -> Any:
         self.blobs = Blobs(self.workspace)
         self.blobs.update(blobs)
-        begun = self.manager.commits.begin(Position.of(epoch), array_options={"a": options or {}})
-        save = cloudpickle.loads(cloudpickle.dumps(begun))
+        save = Save(self.manager, Position.of(epoch), array_options={"a": options or {}})
+        save.send()
         receipts = save.write({"a": self.workspace})
-        self.manager.commits.commit(save, receipts, {})
+        save.commit(receipts)
         return receipts["a"]
 
     def check(self, epoch: int) -> None:

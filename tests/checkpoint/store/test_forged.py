@@ -30,6 +30,7 @@ from jobrunner.errors import JobRunnerError
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
+from tests.saves import save_epoch
 
 ZSTD = ArrayOptions(({"name": "zstd", "configuration": {"level": 1, "checksum": False}},), (14, 18))
 BLOBS = {
@@ -47,8 +48,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manager.run.start(["a"], {})
     workspace = Workspace("a")
     workspace.globals.update(BLOBS)
-    save = manager.commits.begin(Position(0), array_options={"a": {"z": ZSTD}})
-    manager.commits.commit(save, save.write({"a": workspace}), {})
+    save_epoch(manager, Position(0), {"a": workspace}, array_options={"a": {"z": ZSTD}})
     manager.run.end()
     return path
 
@@ -261,8 +261,7 @@ def test_a_record_cannot_name_a_directory_elsewhere(tmp_path: Path, name: str) -
     path = tmp_path / "k"
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
     manager.run.start(["a"], {})
-    save = manager.commits.begin(Position(0))
-    manager.commits.commit(save, save.write({"a": Workspace("a")}), {})
+    save_epoch(manager, Position(0), {"a": Workspace("a")})
     manager.run.end()
     victim = tmp_path / "victim"
     victim.mkdir()

@@ -17,6 +17,7 @@ from jobrunner import (
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
+from tests.saves import save_epoch
 
 
 class Run:
@@ -30,8 +31,7 @@ class Run:
     def save(self, *epochs: int) -> None:
         for epoch in epochs:
             self.workspace.globals["w"] = np.full(5, epoch)
-            save = self.manager.commits.begin(Position.of(epoch))
-            self.manager.commits.commit(save, save.write({"a": self.workspace}), {})
+            save_epoch(self.manager, Position.of(epoch), {"a": self.workspace})
         self.manager.retention.sweeper.drain()
 
 

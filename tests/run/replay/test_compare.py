@@ -7,6 +7,7 @@ from jobrunner import MultiNodeCheckpointManager
 from jobrunner.positions import Position
 from jobrunner.run.replay.compare import compare_bits, digest_value
 from jobrunner.workspace.workspace import Workspace
+from tests.saves import Save
 
 ALIGNED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
 NESTED = np.dtype([("c", "i1"), ("d", ALIGNED, 2)], align=True)
@@ -84,7 +85,7 @@ def test_replicas_are_compared_by_their_values_and_not_by_their_padding(tmp_path
         )
     manager = MultiNodeCheckpointManager(tmp_path)
     manager.run.start(["a", "b"], {})
-    save = manager.commits.begin(Position(0), replicated=dict.fromkeys(values, ("a", "b")))
-    manager.commits.commit(save, save.write(workspaces), {})
+    save = Save(manager, Position(0), replicated=dict.fromkeys(values, ("a", "b")))
+    save.commit(save.write(workspaces))
     assert manager.epochs() == [0]
     manager.run.end()

@@ -1,0 +1,74 @@
+"""Saves epochs one by one, without a job and its workers, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+
+from jobrunner import MultiNodeCheckpointManager, Position
+from jobrunner.checkpoint import Pending, Receipt, SaveQueue, Written
+from jobrunner.workspace.workspace import Workspace
+
+Receipts = Mapping[str, Receipt]
+"""By node."""
+
+
+class Save:
+    """A save of one epoch that has begun."""
+
+    def __init__(
+        self,
+        manager: MultiNodeCheckpointManager,
+        epoch: Any,
+        details: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.at = Position.of(epoch)
+        self.commits = manager.commits
+        self.encoding = manager.commits.encoding(**options)
+        self.order = manager.commits.order([Pending(self.at, details or {})], self.encoding)
+        self.queue = SaveQueue(self.encoding)
+
+    @property
+    def stores(self) -> Mapping[str, str]:
+        """Node -> name of its store."""
+        return self.order.stores[self.at]
+
+    def send(self) -> None:
+        """Go on with what reaches a worker."""
+        self.order, encoding = cloudpickle.loads(cloudpickle.dumps((self.order, self.encoding)))
+        self.queue = SaveQueue(encoding)
+
+    def write(self, workspaces: Mapping[str, Workspace]) -> Receipts:
+        """Write the workspaces as they are now."""
+        return self.queue.save(workspaces, order=self.order).receipts[self.at]
+
+    def capture(self, workspaces: Mapping[str, Workspace]) -> None:
+        """Capture the workspaces as they are now."""
+        self.queue.capture(self.at, workspaces)
+
+    def write_captured(self, workspaces: Mapping[str, Workspace]) -> Receipts:
+        """Write what was captured."""
+        return self.queue.write(workspaces, order=self.order).receipts[self.at]
+
+    def commit(self, receipts: Receipts) -> None:
+        """Record the epoch."""
+        self.commits.commit(self.order, Written({self.at: receipts}))
+
+    def abandon(self) -> None:
+        """Give the epoch up."""
+        self.commits.abandon(self.order)
+
+
+def save_epoch(
+    manager: MultiNodeCheckpointManager,
+    epoch: Any,
+    workspaces: Mapping[str, Workspace] | None = None,
+    details: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> None:
+    """Save an epoch, of a run without nodes if there are no workspaces."""
+    save = Save(manager, epoch, details, **options)
+    save.commit({} if workspaces is None else save.write(workspaces))
