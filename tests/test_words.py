@@ -61,9 +61,6 @@ NOT_YET = {
     "checkpoint/opened.py",
     "checkpoint/retention.py",
     "checkpoint/save_policies.py",
-    "checkpoint/store/layout.py",
-    "checkpoint/store/lazy.py",
-    "checkpoint/store/store_reader.py",
     "checkpoint/store/store_writer.py",
     "checkpoint/worker_load.py",
 }

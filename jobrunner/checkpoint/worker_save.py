@@ -493,7 +493,7 @@ class SaveQueue:
                 continue
             is_same_version = blob.version == capture.versions[array.blob]
             if is_same_version and id(array.data) in capture.at_rest:
-                array.is_unchanged = blob.arrays[array.path] == encode_json(array.document)
+                array.is_unchanged = blob.arrays[array.path] == array.document
 
     def _explain(self, order: SaveOrder, at: Position, error: Exception) -> Exception:
         if not isinstance(error, OSError) or isinstance(error, CheckpointError):
@@ -515,8 +515,7 @@ def _stored_blobs(arrays: Iterable[PlannedArray], capture: NodeCapture) -> dict[
     described: dict[str, dict[str, bytes]] = {}
     for array in arrays:
         if not isinstance(array.data, Rows) and array.data.nbytes >= LINKED_BYTES:
-            document = encode_json(array.document)
-            described.setdefault(array.blob, {})[array.path] = document
+            described.setdefault(array.blob, {})[array.path] = array.document
     stored = {}
     for name, blob in capture.blobs.items():
         kept = blob if isinstance(blob.tree, msgspec.Raw) else None

@@ -114,9 +114,9 @@ class _Store:
             self.put(
                 f"{path}/{ROOT_DOCUMENT}", json.dumps(document, separators=(",", ":")).encode()
             )
-        content = json.dumps(self.document)
+        content = json.dumps(self.document, separators=(",", ":"))
         if self.text is not None:
-            content = content.replace(json.dumps(self.entry), self.text)
+            content = content.replace(json.dumps(self.entry, separators=(",", ":")), self.text)
         self.put(ROOT_DOCUMENT, content.encode())
         return content.encode()
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from jobrunner.checkpoint.storage import PosixFiles
-from jobrunner.checkpoint.store.store_reader import VerifiedFiles
+from jobrunner.checkpoint.store.damage import VerifiedFiles
 from jobrunner.compile.job import compile_group
 from jobrunner.compile.plan import (
     BlobArgument,

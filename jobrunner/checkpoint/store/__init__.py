@@ -1,6 +1,6 @@
 """One node at one epoch, on disk."""
 
-from jobrunner.checkpoint.store.document import (
+from jobrunner.checkpoint.store.damage import (
     ADVICE as DAMAGE_ADVICE,
 )
 from jobrunner.checkpoint.store.document import (

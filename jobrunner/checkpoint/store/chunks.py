@@ -59,14 +59,6 @@ class Grid:
             return iter(())  # `product` would list the other axes first
         return itertools.product(*map(range, map(_ceil_div, self.shape, self.chunk_shape)))
 
-    def corner_at(self, number: int) -> tuple[int, ...]:
-        """Return the grid coordinates of the chunk with this number."""
-        corner = []
-        for length, size in zip(reversed(self.shape), reversed(self.chunk_shape), strict=True):
-            number, place = divmod(number, _ceil_div(length, size))
-            corner.append(place)
-        return tuple(reversed(corner))
-
     def number_at(self, corner: Sequence[int]) -> int:
         """Return the number of the chunk at these grid coordinates."""
         number = 0

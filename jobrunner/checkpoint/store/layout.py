@@ -9,9 +9,9 @@ readers: jobrunner itself loads them from its own attribute.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,21 +23,20 @@ from jobrunner.checkpoint.encoding import (
     core_type,
     dtype_to_spec,
 )
+from jobrunner.checkpoint.store.array_document import (
+    GROUP,
+    File,
+    describe_array,
+    describe_usual_array,
+)
 from jobrunner.checkpoint.store.chunks import Grid, Zstd, is_text, plan_chunks
 from jobrunner.checkpoint.store.document import (
     STACKS,
     STORE_FORMAT,
-    ArrayDocument,
     ArrayFiles,
     BlobEntry,
-    File,
-    GroupDocument,
     Place,
-    RecordEntry,
     StoreEntry,
-    ZarrDocument,
-    describe_array,
-    describe_usual_array,
     write_document,
 )
 from jobrunner.define import ArrayOptions
@@ -85,7 +84,7 @@ class PlannedArray:
     data: Array | Rows  # axes in memory order, outermost first
     grid: Grid
     zstd: Zstd | None
-    document: ArrayDocument
+    document: bytes
     files: list[File] = field(default_factory=list)  # of its chunks, as soon as these are written
     is_unchanged: bool = False
     """It is the array of the store before, and no task has updated its blob since."""
@@ -95,82 +94,80 @@ class PlannedArray:
 class StoreLayout:
     """All files of a store."""
 
-    about: Mapping[str, Any]
+    described: Mapping[str, Any]
     """What the document says of the store: node, epoch, run, and for the first node the record."""
-    arrays: list[PlannedArray] = field(default_factory=list)  # stacks come last
-    documents: dict[str, ZarrDocument] = field(default_factory=dict)  # groups before their content
-    _attributes: dict[str, Any] = field(default_factory=dict)
-    _blobs: dict[str, BlobEntry] = field(default_factory=dict)
-    _stacks: list[ArrayFiles] = field(default_factory=list)
+    arrays: list[PlannedArray] = field(default_factory=list)
+    documents: dict[str, bytes] = field(default_factory=dict)  # groups before their content
+    attributes: dict[str, Any] = field(default_factory=dict)
+    blobs: dict[str, BlobEntry] = field(default_factory=dict)
+    stacks: list[ArrayFiles] = field(default_factory=list)
 
-    def add_blobs(self, blobs: Mapping[str, EncodedBlob], rows: Mapping[int, Place]) -> None:
-        """Add all blobs; `rows` has the places of parts that are in stacks, by their `id`."""
-        apart = []
-        for name, blob in blobs.items():
-            arrays: list[Any] = [rows.get(id(part)) for part in blob.parts]
-            if None in arrays:
-                apart.append(name)
-            elif blob.tree is not LONE_ARRAY:
-                self._attributes[name] = blob.tree
-            self._blobs[name] = BlobEntry(blob.tree, arrays)
-        for name, path in zip(apart, child_names(apart), strict=True):
-            arrays = self._blobs[name].arrays
-            for i, part in enumerate(blobs[name].parts):
-                if arrays[i] is None:
-                    arrays[i] = self._add_part(name, path, part, blobs[name].options)
-
-    def _add_part(self, blob: str, path: str, part: ArrayPart, options: ArrayOptions) -> ArrayFiles:
-        """Add a part of the blob at `path`, after the groups that it is in."""
-        for depth in range(len(part.trail)):
-            group = "/".join((path, *part.trail[:depth]))
-            self.documents.setdefault(group, GroupDocument())
-        return self._add_array(_plan_array(blob, part, "/".join((path, *part.trail)), options))
-
-    def _add_array(self, array: PlannedArray) -> ArrayFiles:
+    def add(self, array: PlannedArray) -> ArrayFiles:
+        """Add an array; the entry that is returned lists its files as soon as they are written."""
         self.documents[array.path] = array.document
         self.arrays.append(array)
         return ArrayFiles(array.path, array.files)  # the same list
 
-    def add_stacks(self, stacks: Sequence[PlannedArray]) -> None:
-        """Add the stacks, after all blobs."""
-        if stacks:
-            self.documents[STACKS] = GroupDocument()
-        for stack in stacks:
-            self._stacks.append(self._add_array(stack))
-
     def write_document(self) -> bytes:
         """Return the root document, once all chunks are written."""
-        about = dict(self.about)
-        record = about.pop("record", None)
-        entry = StoreEntry(
-            STORE_FORMAT,
-            **about,
-            blobs=self._blobs,
-            stacks=self._stacks,
-            record=None if record is None else RecordEntry(**record),
-        )
-        return write_document(entry, self._attributes, self.documents)
+        entry = StoreEntry(STORE_FORMAT, **self.described, blobs=self.blobs, stacks=self.stacks)
+        return write_document(entry, self.attributes, self.documents)
 
 
-def lay_out(blobs: Mapping[str, EncodedBlob], about: Mapping[str, Any]) -> StoreLayout:
-    """Plan a store; `about` is its node, epoch, run, and more for the document, as JSON."""
-    layout = StoreLayout(about)
-    stacks: list[PlannedArray] = []
-    rows: dict[int, Place] = {}
-    if sum(len(blob.parts) for blob in blobs.values()) >= LEAST_ALIKE:
-        for group in _group_alike(blobs):
-            _stack(group, stacks, rows)
-    layout.add_blobs(blobs, rows)
-    layout.add_stacks(stacks)
+def lay_out(blobs: Mapping[str, EncodedBlob], described: Mapping[str, Any]) -> StoreLayout:
+    """Plan a store; `described` is its node, epoch, run, and more for the document, as JSON."""
+    layout = StoreLayout(described)
+    rows = _add_stacks(layout, blobs)
+    with_arrays = []  # of their own
+    for name, blob in blobs.items():
+        if all(id(part) in rows for part in blob.parts):
+            if blob.tree != LONE_ARRAY:
+                layout.attributes[name] = blob.tree
+        else:
+            with_arrays.append(name)
+    paths = dict(zip(with_arrays, child_names(with_arrays), strict=True))
+    for name, blob in blobs.items():
+        references: list[ArrayFiles | Place] = []
+        for part in blob.parts:
+            if id(part) in rows:
+                references.append(rows[id(part)])
+                continue
+            group = paths[name]
+            for key in part.trail:
+                layout.documents.setdefault(group, GROUP)
+                group = f"{group}/{key}"
+            references.append(layout.add(_plan_array(name, part, group, blob.options)))
+        layout.blobs[name] = BlobEntry(blob.tree, references)
     return layout
 
 
-_NamedPart = tuple[str, ArrayPart]
+def _add_stacks(layout: StoreLayout, blobs: Mapping[str, EncodedBlob]) -> dict[int, Place]:
+    """Add stacks of short arrays that are alike; returns the place of each, by its `id`."""
+    rows: dict[int, Place] = {}
+    if sum(len(blob.parts) for blob in blobs.values()) < LEAST_ALIKE:
+        return rows
+    for group in _group_alike(blobs):
+        layout.documents[STACKS] = GROUP
+        length = max(1, _STACK_BYTES // group[0].part.data.nbytes)
+        for start in range(0, len(group), length):
+            members = group[start : start + length]
+            for row, member in enumerate(members):
+                rows[id(member.part)] = (len(layout.stacks), row)
+            path = f"{STACKS}/{len(layout.stacks)}"
+            layout.stacks.append(layout.add(_plan_stack(path, members)))
+    return rows
 
 
-def _group_alike(blobs: Mapping[str, EncodedBlob]) -> Iterable[list[_NamedPart]]:
-    """Group short arrays in C order that are alike, each with the name of its blob."""
-    groups: dict[Any, list[_NamedPart]] = {}
+class _Member(NamedTuple):
+    """An array that may become a row of a stack."""
+
+    blob: str
+    part: ArrayPart
+
+
+def _group_alike(blobs: Mapping[str, EncodedBlob]) -> Iterator[list[_Member]]:
+    """Group short arrays in C order that are alike."""
+    groups: dict[Any, list[_Member]] = {}
     for name, blob in blobs.items():
         options = blob.options
         if options.compressors or options.chunks is not None or options.dims is not None:
@@ -179,30 +176,21 @@ def _group_alike(blobs: Mapping[str, EncodedBlob]) -> Iterable[list[_NamedPart]]
             data = part.data
             if 0 < data.nbytes <= STACKED_BYTES and data.flags.c_contiguous:
                 key = (data.dtype, data.shape, part.order)
-                groups.setdefault(key, []).append((name, part))
+                groups.setdefault(key, []).append(_Member(name, part))
     for (dtype, _, _), group in groups.items():
         # NumPy's own dtypes, of items without gaps.
         if len(group) >= LEAST_ALIKE and dtype.kind in _STACKED_KINDS and dtype.isbuiltin < 2:
             yield group
 
 
-def _stack(group: Sequence[_NamedPart], stacks: list[PlannedArray], rows: dict[int, Place]) -> None:
-    """Plan stacks of arrays that are alike, and note the place of each."""
-    _, first = group[0]
-    step = max(1, _STACK_BYTES // first.data.nbytes)
-    axes = None if first.order is None else (0, *(axis + 1 for axis in first.order))
-    spec = dtype_to_spec(first.data.dtype)
-    has_item_axis = _has_item_axis(first.data.dtype)
-    for start in range(0, len(group), step):
-        members = group[start : start + step]
-        names = []
-        for row, (name, part) in enumerate(members):
-            names.append("/".join((name, *part.trail)))
-            rows[id(part)] = (len(stacks), row)
-        data = Rows([part.data for _, part in members])
-        grid = Grid(data.shape, data.shape, axes, has_item_axis)
-        document = describe_array(spec, grid, "stack", names=names)
-        stacks.append(PlannedArray("", f"{STACKS}/{len(stacks)}", data, grid, None, document))
+def _plan_stack(path: str, members: Sequence[_Member]) -> PlannedArray:
+    data = Rows([member.part.data for member in members])
+    order = members[0].part.order
+    axes = None if order is None else (0, *(axis + 1 for axis in order))
+    grid = Grid(data.shape, data.shape, axes, _has_item_axis(data.dtype))
+    names = ["/".join((member.blob, *member.part.trail)) for member in members]
+    document = describe_array(dtype_to_spec(data.dtype), grid, "stack", names=names)
+    return PlannedArray("", path, data, grid, None, document)
 
 
 def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) -> PlannedArray:
@@ -224,7 +212,8 @@ def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) ->
     if isinstance(spec, str) and options.dims is None:
         document = describe_usual_array(spec, grid, part.holds, zstd)
     else:
-        document = describe_array(spec, grid, part.holds, zstd, options=options)
+        dims, coords = options.dims or (), options.coords or ()
+        document = describe_array(spec, grid, part.holds, zstd, dims=dims, coords=coords)
     return PlannedArray(blob, path, data, grid, zstd, document)
 
 

@@ -8,6 +8,7 @@ here. Where Zarr-Python has the dtype itself (dates, texts, records), the descri
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import Any
@@ -25,13 +26,9 @@ from zarr.abc.store import (
 from zarr.dtype import data_type_registry
 
 from jobrunner.checkpoint.encoding import CoreType, core_type
-from jobrunner.checkpoint.store.document import (
-    OWN_KEY,
-    ArrayDocument,
-    describe_array,
-    encode_json,
-)
-from jobrunner.checkpoint.store.store_reader import ArrayReader
+from jobrunner.checkpoint.store.array_document import describe_array
+from jobrunner.checkpoint.store.array_reader import ArrayReader, RowReader
+from jobrunner.checkpoint.store.document import encode_json
 from jobrunner.names import ROOT_DOCUMENT
 
 
@@ -42,7 +39,7 @@ class VerifyingStore(Store):
     supports_deletes = False
     supports_listing = False
 
-    def __init__(self, reader: ArrayReader, path: str, document: bytes) -> None:
+    def __init__(self, reader: ArrayReader | RowReader, path: str, document: bytes) -> None:
         super().__init__(read_only=True)
         self._reader = reader
         self._path = path
@@ -97,8 +94,8 @@ class VerifyingStore(Store):
         """Only the description."""
         yield ROOT_DOCUMENT
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, VerifyingStore) and self._path == other._path
+    def __eq__(self, store: object) -> bool:
+        return isinstance(store, VerifyingStore) and self._path == store._path
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -121,25 +118,21 @@ def _cut(data: bytes, part: ByteRequest | None) -> bytes:
             return data[-suffix:]
 
 
-def open_array(reader: ArrayReader, path: str) -> Any:
+def open_array(reader: ArrayReader | RowReader, path: str) -> Any:
     """Open an array as a `zarr.Array`; `path` is for users to see."""
     dtype, stored = reader.dtype, reader.array
     core = core_type(dtype)
-    is_own = bool(core.length) or dtype.kind in "mM"
-    own = _own_type(dtype) if is_own else core
+    has_own_type = bool(core.length) or dtype.kind in "mM"
+    if has_own_type:
+        core = _own_type(dtype)
     grid = replace(reader.grid, item_axis=False)
-    document = describe_array(stored.own.dtype, grid, "ndarray", core=own)
-    if stored.row is None:
-        _copy_labels(stored.document, document, with_attributes=not is_own)
+    document = json.loads(describe_array(stored.dtype, grid, "ndarray", core=core))
+    if isinstance(reader, ArrayReader):
+        document["dimension_names"] = stored.document.dimension_names[: len(reader.shape)]
+        if not has_own_type:  # or they would tell how numbers are to be read
+            document["attributes"] = {**stored.document.attributes, **document["attributes"]}
     store = VerifyingStore(reader, path, encode_json(document))
     return zarr.open_array(store, mode="r", zarr_format=3)
-
-
-def _copy_labels(source: ArrayDocument, target: ArrayDocument, *, with_attributes: bool) -> None:
-    """Copy what the document of an array tells users."""
-    target.dimension_names = source.dimension_names[: len(target.shape)]
-    if with_attributes:  # or they would tell how numbers are to be read
-        target.attributes = {**source.attributes, OWN_KEY: target.attributes[OWN_KEY]}
 
 
 def _own_type(dtype: Any) -> CoreType:
@@ -148,8 +141,8 @@ def _own_type(dtype: Any) -> CoreType:
     try:
         kind = data_type_registry.match_dtype(dtype)
         name: Any = kind.to_json(zarr_format=3)
-        again = data_type_registry.match_json(name, zarr_format=3).to_native_dtype()
-        if dtype.names is not None and again != dtype:
+        native = data_type_registry.match_json(name, zarr_format=3).to_native_dtype()
+        if dtype.names is not None and native != dtype:
             raise ValueError("it lacks byte order or gaps")
         if dtype.str[0] in "<>":
             codec["configuration"] = {"endian": "big" if dtype.str[0] == ">" else "little"}

@@ -20,10 +20,10 @@ import xxhash
 
 from jobrunner.checkpoint.encoding import EncodedBlob, without_padding
 from jobrunner.checkpoint.storage import BLOCK_BYTES, Files, PosixFiles, join_path, run_all
+from jobrunner.checkpoint.store.array_document import File
 from jobrunner.checkpoint.store.chunks import encode_chunk, encode_texts, is_text
 from jobrunner.checkpoint.store.document import (
     DOCUMENT_MOST_BYTES,
-    File,
     StoreDocument,
     encode_json,
 )
@@ -198,7 +198,9 @@ class _StoreWriter:
 
         Depends on name and epoch, so that each file's turn comes under any save policy.
         """
-        return not zlib.crc32(f"{path} {self.layout.about['epoch']}".encode()) % READ_AGAIN_SAVES
+        return (
+            not zlib.crc32(f"{path} {self.layout.described['epoch']}".encode()) % READ_AGAIN_SAVES
+        )
 
     def _is_whole(self, path: str, file: File) -> bool:
         source = join_path(self._former.root, path)
@@ -217,16 +219,15 @@ class _StoreWriter:
             "Blob %r of node %r has changed although no task that updates it has run. Its new "
             "value is saved; name it in the updates= of the task that changes it.",
             blob,
-            self.layout.about["node"],
+            self.layout.described["node"],
         )
 
     def document_jobs(self) -> list[Callable[[], object]]:
         """Return the jobs that write the Zarr documents of arrays and groups."""
         jobs: list[Callable[[], object]] = []
         for path, document in self.layout.documents.items():
-            data = encode_json(document)
-            self._document_bytes += len(data)
-            jobs.append(partial(self._write, f"{path}/{ROOT_DOCUMENT}", [data]))
+            self._document_bytes += len(document)
+            jobs.append(partial(self._write, f"{path}/{ROOT_DOCUMENT}", [document]))
         return jobs
 
     def as_former(self) -> Former:
@@ -243,7 +244,7 @@ class _StoreWriter:
         document = self.layout.write_document()
         if len(document) > DOCUMENT_MOST_BYTES:
             raise DefinitionError(
-                f"Node {self.layout.about['node']!r}: the document of its store would have "
+                f"Node {self.layout.described['node']!r}: the document of its store would have "
                 f"{len(document):,} bytes, and {DOCUMENT_MOST_BYTES:,} is the most that is read. It "
                 f"lists every array and every item of containers that are no arrays. Hold large "
                 f"data in arrays, or divide the blobs between nodes."

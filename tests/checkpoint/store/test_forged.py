@@ -63,7 +63,7 @@ def forge(saved: Path) -> Iterator[Callable[[Callable[[dict[str, Any]], object]]
     def change(edit: Callable[[dict[str, Any]], object]) -> Path:
         document = json.loads(before[root])
         edit(document)
-        content = json.dumps(document).encode()
+        content = json.dumps(document, separators=(",", ":")).encode()
         root.write_bytes(content)
         entry = decode_entry(before[commit], 2, str(commit))
         entry["records"][0]["stores"]["a"]["sha256"] = hashlib.sha256(content).hexdigest()

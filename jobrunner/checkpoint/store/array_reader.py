@@ -1,0 +1,192 @@
+"""Read an array of a store, or a row of a stack of arrays, and verify each chunk."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from jobrunner.checkpoint.encoding import Array, UnsupportedDtypeError, dtype_from_spec
+from jobrunner.checkpoint.store.array_document import File, StoredArray
+from jobrunner.checkpoint.store.chunks import (
+    Grid,
+    decode_chunk,
+    decode_texts,
+    is_text,
+    to_logical,
+    unpack_chunk,
+)
+from jobrunner.checkpoint.store.damage import VerifiedFiles, damage
+from jobrunner.errors import CheckpointError
+from jobrunner.names import ROOT_DOCUMENT
+
+Jobs = list[Callable[[], None]]
+"""Work that several threads may do in any order."""
+
+
+class ArrayReader:
+    """Reads an array of a store; making one raises if this platform lacks its dtype."""
+
+    def __init__(self, files: VerifiedFiles, array: StoredArray) -> None:
+        self.array = array
+        self.grid = array.grid
+        self._files = files
+        try:
+            self.dtype = dtype_from_spec(array.dtype)
+        except UnsupportedDtypeError as error:
+            raise CheckpointError(
+                f"The array {array.path} in {files.root} is whole, but this platform lacks its "
+                f"dtype: {error}. Read it where the dtype exists."
+            ) from error
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """In the order of the array's own axes."""
+        return tuple(to_logical(self.grid.shape, self.grid.order))
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the array takes."""
+        return math.prod(self.grid.shape) * self.dtype.itemsize
+
+    def digests(self) -> list[str]:
+        """The digests of its chunks."""
+        return [digest for _, digest in self.array.files]
+
+    def read(self) -> tuple[Array, Jobs]:
+        """Return an array to be filled, and the jobs that fill it."""
+        order, shape = self.grid.order, self.grid.shape
+        if order and order == tuple(range(len(shape)))[::-1]:
+            result = self._allocate(shape[::-1], "F")  # owns its memory, which a view does not
+            data = result.T
+        else:
+            data = self._allocate(shape)
+            result = self._to_own_axes(data)
+        if self.array.zstd is None and self.grid.is_memory and not is_text(self.dtype):
+            return result, self._jobs_in_place(data)
+        jobs: Jobs = []
+        for path, corner, file in self.array.chunk_files():
+            jobs.append(partial(self._read_chunk_into, path, file, data[self.grid.part(corner)]))
+        return result, jobs
+
+    def _jobs_in_place(self, data: Array) -> Jobs:
+        """Jobs that read chunks into their place, without a copy.
+
+        Padding, if any, is at the end of the last file.
+        """
+        memory = memoryview(data.reshape(-1).view(np.uint8).data) if data.size else memoryview(b"")
+        jobs: Jobs = []
+        start = 0
+        for path, corner, file in self.array.chunk_files():
+            stop = start + data[self.grid.part(corner)].nbytes
+            jobs.append(partial(self._files.read_into, path, memory[start:stop], file))
+            start = stop
+        return jobs
+
+    def read_whole(self) -> Array:
+        """Read the array."""
+        data, jobs = self.read()
+        for job in jobs:
+            job()
+        return data
+
+    def read_slice(self, axis: int, start: int, stop: int) -> tuple[Array, Jobs]:
+        """Return a part along an axis, to be filled, and the jobs that fill it from its chunks."""
+        along = axis if self.grid.order is None else self.grid.order.index(axis)
+        shape = list(self.grid.shape)
+        shape[along] = stop - start
+        data = self._allocate(shape)
+        jobs: Jobs = []
+        for path, corner, file in self.array.chunk_files():
+            part = list(self.grid.part(corner))
+            chunk = part[along]
+            low, high = max(chunk.start, start), min(chunk.stop, stop)
+            if low < high:
+                part[along] = slice(low - start, high - start)
+                inside = [slice(None)] * len(shape)
+                inside[along] = slice(low - chunk.start, high - chunk.start)
+                target = data[tuple(part)]
+                jobs.append(partial(self._read_chunk_into, path, file, target, tuple(inside)))
+        return self._to_own_axes(data), jobs
+
+    def _read_chunk_into(
+        self, path: str, file: File, target: Array, inside: tuple[slice, ...] = ()
+    ) -> None:
+        data = self._files.read(path, file)
+        with self._decoding(path):
+            chunk = decode_chunk(data, self.grid, self.dtype, self.array.zstd)
+            # With the ellipses, an array without axes stays one. What is left over is padding.
+            wanted: Any = (*inside, ...)
+            content: Any = tuple(slice(size) for size in target.shape)
+            target[...] = chunk[wanted][(*content, ...)]
+
+    def read_chunk(self, at: Sequence[int]) -> bytes:
+        """Read a chunk, not compressed, at coordinates in the order of the array's own axes."""
+        corner = tuple(at[axis] for axis in self.grid.order) if self.grid.order else tuple(at)
+        path = f"{self.array.path}/{self.grid.key(corner)}"
+        data = self._files.read(path, self.array.files[self.grid.number_at(corner)])
+        with self._decoding(path):
+            data = unpack_chunk(data, self.grid, self.dtype, self.array.zstd)
+            if is_text(self.dtype):
+                decode_texts(data)
+        return data
+
+    def _to_own_axes(self, data: Array) -> Array:
+        return data.transpose(np.argsort(self.grid.order)) if self.grid.order else data
+
+    def _allocate(self, shape: Sequence[int], order: Any = "C") -> Array:
+        try:
+            return np.empty(shape, self.dtype, order)
+        except (MemoryError, ValueError) as error:
+            raise CheckpointError(
+                f"The array {self.array.path} in {self._files.root}, {self.dtype}{list(shape)}, "
+                f"does not fit into memory: {error}. Read it where there is more."
+            ) from error
+
+    @contextlib.contextmanager
+    def _decoding(self, path: str) -> Iterator[None]:
+        """Blame the document if a file that is whole does not decode as it says."""
+        try:
+            yield
+        except ValueError as error:
+            document = self._files.path(ROOT_DOCUMENT)
+            raise damage(document, f"does not describe {path}: {error}") from error
+
+
+class RowReader:
+    """Reads a row of a stack as if it were an array of its own."""
+
+    def __init__(self, stack: ArrayReader, row: int) -> None:
+        grid = stack.grid
+        shape = grid.shape[1:]
+        order = None if grid.order is None else tuple(axis - 1 for axis in grid.order[1:])
+        self.array = stack.array
+        self.dtype = stack.dtype
+        self.grid = Grid(shape, shape, order, grid.item_axis)
+        self.shape = stack.shape[1:]
+        self._stack = stack
+        self._row = row
+
+    def digests(self) -> list[str]:
+        """The digest that an array of its own would have."""
+        return [xxhash.xxh3_128_hexdigest(self.read_chunk(()))]
+
+    def read_whole(self) -> Array:
+        """Read the row; it does not keep the memory of the others."""
+        return self._stack.read_whole()[self._row, ...].copy(order="K")
+
+    def read_slice(self, axis: int, start: int, stop: int) -> tuple[Array, Jobs]:
+        """Return a part along an axis, and no job."""
+        index = (slice(None),) * axis
+        return self.read_whole()[(*index, slice(start, stop))], []
+
+    def read_chunk(self, at: Sequence[int]) -> bytes:
+        """Read the bytes of the row, its only chunk."""
+        data = self._stack.read_chunk((0,) * len(self._stack.shape))
+        step = len(data) // self._stack.shape[0]
+        return data[self._row * step : (self._row + 1) * step]
