@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.resources import files
@@ -24,8 +25,19 @@ format_bytes = dask.utils.format_bytes
 
 
 def get_number(key: str) -> float:
-    """Read a number >= 0; raises `DefinitionError` for anything else."""
+    """Read a number >= 0, or of a key in seconds a duration; raises `DefinitionError` otherwise."""
+    if key.endswith("-seconds"):
+        return _read(key, "a number of seconds >= 0, or a duration", float, read_seconds)
     return _read(key, "a number >= 0", float)
+
+
+def read_seconds(text: str) -> float:
+    """Read a duration as Dask does, such as "30s" or "1.5 hours", and "10min" too; else ValueError."""
+    words = re.sub(r"(?<=[0-9 ])min$", "minutes", text.strip())
+    try:
+        return float(dask.utils.parse_timedelta(words, default=False))
+    except (IndexError, KeyError, OverflowError, ValueError):
+        raise ValueError(f"{text!r:.80} is no duration with a unit") from None
 
 
 def get_flag(key: str) -> bool:

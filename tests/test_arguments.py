@@ -10,12 +10,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 
 import jobrunner
 from jobrunner import DefinitionError, Job, JobRunner, KeepBest, KeepLast, Node, Task
 from jobrunner.checkpoint import REGISTERED_CODECS
+from jobrunner.config import get_number
 
 # What jobrunner makes and users only read; and what it calls with arguments of its own.
 _MADE = {
@@ -52,12 +54,26 @@ _WRONG: Mapping[str, list[object]] = {
     "": [object()],
     "object": [object(), 3],
 }
-_NAMES_OF_TYPES = {"ResumeFrom": "int | None", "EpochLike": "int", "SaveErrorPolicy": "Literal"}
-_NAME_OF_TYPE = re.compile("|".join(_NAMES_OF_TYPES))
+_NAMES_OF_TYPES = {
+    "ResumeFrom": "int | None",
+    "EpochLike": "int",
+    "SaveErrorPolicy": "Literal",
+    "Missing": "Literal",
+    "Over": "Literal",
+    "Count": "int",
+    "Natural": "int",
+    "Seconds": "float",
+    "Interval": "float",
+    "Label": "str",
+}
+_NAME_OF_TYPE = re.compile(rf"\b({'|'.join(_NAMES_OF_TYPES)})\b")
+_ANNOTATED = re.compile(r"""Annotated\[(.*), (?:\w+|"[^"]*"|'[^']*')\]""")
 
 
 def _written(annotation: object) -> str:
-    return _NAME_OF_TYPE.sub(lambda it: _NAMES_OF_TYPES[it[0]], str(annotation))
+    """An annotation without the rules in it."""
+    plain = _ANNOTATED.sub(r"\1", str(annotation))
+    return _NAME_OF_TYPE.sub(lambda it: _NAMES_OF_TYPES[it[0]], plain)
 
 
 def _kind(annotation: str) -> str:
@@ -196,6 +212,44 @@ def test_a_refusal_says_what_it_expected_and_found_of_which_object() -> None:
     assert str(caught.value) == "Task 'count': num_instances must be an int >= 1; got 0."
     with pytest.raises(DefinitionError, match="allow_pickle must be True or False; got 'False'"):
         jobrunner.CheckpointManager("runs", "a", allow_pickle="False")  # type: ignore[arg-type]
+
+
+def _takes_only_its_arguments(function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters
+    takes_any = any(it.kind is it.VAR_KEYWORD for it in parameters.values())
+    return bool(parameters.keys() - {"self"}) and not takes_any
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, function in _public()
+        if _takes_only_its_arguments(function) and not name.startswith("Position")
+    ],
+)
+def test_a_misspelt_argument_is_refused_with_the_one_that_was_meant(
+    name: str, tmp_path: Path
+) -> None:
+    function, right = _Made(tmp_path).call(name)
+    parameters = [each for each in inspect.signature(function).parameters if each != "self"]
+    with pytest.raises(DefinitionError, match=f"{name}.* has no argument 'nonsense'; "):
+        function(**right, nonsense=1)
+    for parameter in parameters:
+        misspelt = parameter + parameter[-1]
+        given = {key: value for key, value in right.items() if key != parameter}
+        with pytest.raises(DefinitionError, match=f"'{misspelt}'; did you mean {parameter}\\?"):
+            function(**given, **{misspelt: 1})
+
+
+def test_a_time_may_be_a_duration_with_a_unit() -> None:
+    for text, seconds in {"10min": 600, "30s": 30, "1.5 hours": 5400, " 5 ms ": 0.005}.items():
+        assert jobrunner.SaveEvery(seconds=text).seconds == seconds  # type: ignore[arg-type]
+    for wrong in ("1", "10", "x", "", "min", "5 parsecs", "-5s", "0s", "1e400s", "100 years"):
+        with pytest.raises(DefinitionError, match="seconds must be a number of seconds > 0 .* got"):
+            jobrunner.SaveEvery(seconds=wrong)  # type: ignore[arg-type]
+    with dask.config.set({"jobrunner.worker-silence-seconds": "2min"}):
+        assert get_number("worker-silence-seconds") == 120
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from jobrunner.define import COUNT, LABEL, NATURAL, Rule, checked, number, one_of
+from jobrunner.define import NATURAL, Count, Label, checked, number
 from jobrunner.run import Callback
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
 
-_DELTA: Rule = number("a number >= 0", lambda delta: 0 <= delta < math.inf)
+_DELTA = number("a number >= 0", lambda delta: 0 <= delta < math.inf)
 
 
-@checked(metric=LABEL, patience=COUNT, min_delta=_DELTA, mode=one_of("min", "max"))
+@checked
 class EarlyStopping(Callback):
     """End the job when a metric has not improved for some epochs in a row.
 
@@ -59,10 +59,10 @@ class EarlyStopping(Callback):
 
     def __init__(
         self,
-        metric: str,
+        metric: Label,
         *,
-        patience: int = 3,
-        min_delta: float = 0.0,
+        patience: Count = 3,
+        min_delta: Annotated[float, _DELTA] = 0.0,
         mode: Literal["min", "max"] = "min",
     ) -> None:
         self.metric = metric

@@ -11,14 +11,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobrunner.define import PATH, checked
+from jobrunner.define import checked
 from jobrunner.errors import DefinitionError
 from jobrunner.outputs import open_output, write_output
 from jobrunner.run import Callback
 from jobrunner.texts import printable
 
 
-@checked(path=PATH)
+@checked
 class EpochLog(Callback):
     """Write a line for each epoch to a CSV or JSON lines file: its number, seconds and metrics.
 

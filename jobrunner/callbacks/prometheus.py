@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from jobrunner.callbacks.trackers import require
-from jobrunner.define import LABEL, checked, number
+from jobrunner.define import Label, checked, number
 from jobrunner.positions import Position
 from jobrunner.run import Callback, JobRunner, SaveReport
 
 _PORT = number("a port from 1 to 65535", lambda port: port in range(1, 65_536))
 
 
-@checked(port=_PORT, address=LABEL)
+@checked
 class Prometheus(Callback):
     """Let Prometheus scrape how far the job is, its metrics, its saves and its losses.
 
@@ -46,7 +46,9 @@ class Prometheus(Callback):
 
     is_passive = True
 
-    def __init__(self, port: int | None = None, *, address: str = "127.0.0.1") -> None:
+    def __init__(
+        self, port: Annotated[int, _PORT] | None = None, *, address: Label = "127.0.0.1"
+    ) -> None:
         self._library = require("prometheus_client", "prometheus", "Prometheus")
         self._port, self._address = port, address
         self.registry = self._library.CollectorRegistry()

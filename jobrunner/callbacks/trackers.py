@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from jobrunner.define import LABEL, PATH, TEXT, Image, checked, instance, one_of
+from jobrunner.define import Image, Label, checked
 from jobrunner.errors import DefinitionError, RunStoppedError
 from jobrunner.run import Callback, JobRunner
 
@@ -23,8 +23,6 @@ MOST_METRICS = 1000
 
 FLUSH_SECONDS = 1.0
 """How long metrics wait for others on their way to MLflow: short epochs cost no request each."""
-
-_MAPPING = instance("a mapping", Mapping)
 
 
 class Tracker(Protocol):
@@ -144,7 +142,7 @@ class Track(Callback):
             self.tracker.end(status)
 
 
-@checked(logdir=PATH)
+@checked
 class TensorBoard:
     """Write scalars, histograms and images for TensorBoard.
 
@@ -201,7 +199,7 @@ class TensorBoard:
         self._writer = None
 
 
-@checked(experiment=LABEL, run_name=LABEL, tracking_uri=TEXT, params=_MAPPING)
+@checked
 class MLflow:
     """Track the job as a run of MLflow, with numbers and images.
 
@@ -230,9 +228,9 @@ class MLflow:
 
     def __init__(
         self,
-        experiment: str,
+        experiment: Label,
         *,
-        run_name: str | None = None,
+        run_name: Label | None = None,
         tracking_uri: str | None = None,
         params: Mapping[str, object] | None = None,
     ) -> None:
@@ -291,7 +289,7 @@ class MLflow:
             self._client.set_terminated(self._run_id, names[status])
 
 
-@checked(project=LABEL, library=one_of("trackio", "wandb"))
+@checked
 class WandB:
     """Track the job as a run of Weights & Biases, or of Trackio, which has the same interface.
 
@@ -315,7 +313,7 @@ class WandB:
     """
 
     def __init__(
-        self, project: str, *, library: Literal["wandb", "trackio"] = "wandb", **options: Any
+        self, project: Label, *, library: Literal["wandb", "trackio"] = "wandb", **options: Any
     ) -> None:
         self._library = require(library, library, "WandB")
         self._is_trackio = library == "trackio"

@@ -5,19 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
-from jobrunner.define import (
-    COUNT,
-    FLAG,
-    INTERVAL,
-    Rule,
-    check_call,
-    checked,
-    number,
-    one_of,
-    or_none,
-)
+from jobrunner.define import COUNT, Count, Interval, Rule, check_call, checked, number
 from jobrunner.errors import DefinitionError
 from jobrunner.positions import EpochLike, Position
 from jobrunner.texts import printable
@@ -107,7 +97,7 @@ class KeepAny(_JoinsRetention):
         return sorted(retired)
 
 
-@checked(partial=FLAG)
+@checked
 @dataclass(frozen=True, slots=True)
 class KeepAll(_JoinsRetention):
     """Keep every epoch.
@@ -125,7 +115,7 @@ class KeepAll(_JoinsRetention):
         return _all_but(saved, _eligible(saved, self.partial))
 
 
-@checked(n=COUNT, partial=FLAG)
+@checked
 @dataclass(frozen=True, slots=True)
 class KeepLast(_JoinsRetention):
     """Keep the newest `n` epochs.
@@ -143,7 +133,7 @@ class KeepLast(_JoinsRetention):
     [Position(0), Position(1)]
     """
 
-    n: int
+    n: Count
     partial: bool = False
 
     def retires(self, saved: Sequence[SavedEpoch]) -> list[Position]:
@@ -151,7 +141,7 @@ class KeepLast(_JoinsRetention):
         return _all_but(saved, _eligible(saved, self.partial)[-self.n :])
 
 
-@checked(n=COUNT, partial=FLAG, seconds=INTERVAL)
+@checked
 @dataclass(frozen=True, slots=True)
 class KeepEvery(_JoinsRetention):
     """Keep epochs at intervals: of their numbers, of the time when they were recorded, or both.
@@ -182,9 +172,9 @@ class KeepEvery(_JoinsRetention):
     [Position(6)]
     """
 
-    n: int | None = None
+    n: Count | None = None
     partial: bool = False
-    seconds: float | None = None
+    seconds: Interval | None = None
 
     def __post_init__(self) -> None:
         if self.n is None and self.seconds is None:
@@ -217,16 +207,16 @@ def _spaced(saved: Sequence[SavedEpoch], seconds: float) -> list[SavedEpoch]:
     return spaced
 
 
-@checked(
-    metric=Rule(
-        "the name of a metric, or a function of all metrics of an epoch",
-        lambda metric: metric != "" if isinstance(metric, str) else callable(metric),
-    ),
-    n=or_none(COUNT)._replace(expected="an int >= 1, or None"),
-    mode=one_of("min", "max"),
-    partial=FLAG,
-    threshold=number("a finite number", lambda value: abs(value) < math.inf),
-)
+def _is_metric(value: Any) -> bool:
+    return value != "" if isinstance(value, str) else callable(value)
+
+
+_METRIC = Rule("the name of a metric, or a function of all metrics of an epoch", _is_metric)
+_NUMBER = Rule("an int >= 1, or None", COUNT.fits, COUNT.read)
+_THRESHOLD = number("a finite number", lambda value: abs(value) < math.inf)
+
+
+@checked
 @dataclass(frozen=True, slots=True)
 class KeepBest(_JoinsRetention):
     """Keep the `n` epochs with the best values of a metric.
@@ -268,11 +258,11 @@ class KeepBest(_JoinsRetention):
     [Position(0), Position(1), Position(2)]
     """
 
-    metric: str | Callable[[Mapping[str, Any]], float]
-    n: int | None = 1
+    metric: Annotated[str | Callable[[Mapping[str, Any]], float], _METRIC]
+    n: Annotated[int, _NUMBER] | None = 1
     mode: Literal["min", "max"] = "min"
     partial: bool = False
-    threshold: int | float | None = None  # any finite number
+    threshold: Annotated[int | float, _THRESHOLD] | None = None  # any finite number
 
     def __post_init__(self) -> None:
         if not isinstance(self.metric, str):

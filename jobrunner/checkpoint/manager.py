@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from jobrunner.checkpoint.commits import Commits
 from jobrunner.checkpoint.directory import Directory
@@ -18,21 +18,13 @@ from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.save_policies import SaveEvery, SavePolicy
 from jobrunner.checkpoint.storage import FILES, Files
 from jobrunner.define import (
-    EPOCH,
-    EPOCHS,
-    FLAG,
-    INTERVAL,
-    LABEL,
-    NAMES,
-    NAMES_BY_NAME,
-    NATURAL,
-    PATH,
-    SECONDS,
-    TEXT,
     ArrayOptions,
+    Interval,
+    Label,
+    Natural,
+    Seconds,
     TaskGroup,
     checked,
-    instance,
     read_compressors,
 )
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
@@ -101,38 +93,25 @@ class MultiNodeCheckpointManager:
     and the command line.
     """
 
-    @checked(
-        path=PATH,
-        save=instance("a SavePolicy, for example SaveEvery(epochs=5)", SavePolicy),
-        keep=instance("a RetentionPolicy, for example KeepLast(3)", RetentionPolicy),
-        asynchronous=FLAG,
-        budget_bytes=NATURAL,
-        delete_on_success=FLAG,
-        load_path=PATH,
-        allow_pickle=FLAG,
-        take_over=FLAG,
-        save_on_failure=FLAG,
-        metadata=METADATA,
-        files=FILES,
-        patience=instance("a Patience", Patience),
-    )
+    @checked
     def __init__(
         self,
         path: str | os.PathLike[str],
         metadata_handler: MetadataHandler | None = None,
         *,
-        save: SavePolicy | None = None,
-        keep: RetentionPolicy | None = None,
+        save: Annotated[SavePolicy, "a SavePolicy, for example SaveEvery(epochs=5)"] | None = None,
+        keep: Annotated[RetentionPolicy, "a RetentionPolicy, for example KeepLast(3)"]
+        | None = None,
         asynchronous: bool = False,
-        budget_bytes: int | None = None,
+        budget_bytes: Natural | None = None,
         delete_on_success: bool = False,
         load_path: str | os.PathLike[str] | None = None,
         compressors: object = None,
         allow_pickle: bool = False,
         take_over: bool = False,
         save_on_failure: bool = False,
-        metadata: Metadata | None = None,
-        files: Files | None = None,
+        metadata: Annotated[Metadata, METADATA] | None = None,
+        files: Annotated[Files, FILES] | None = None,
         patience: Patience | None = None,
     ) -> None:
         self.save_policy = SaveEvery(epochs=1) if save is None else save
@@ -181,7 +160,7 @@ class MultiNodeCheckpointManager:
         latest = self.directory.latest()
         return None if latest is None else latest.public
 
-    @checked(epoch=EPOCH)
+    @checked
     def record(self, epoch: EpochLike) -> EpochRecord:
         """The record of an epoch in the log.
 
@@ -192,9 +171,9 @@ class MultiNodeCheckpointManager:
         """
         return self.directory.record(self.directory.resolve(epoch))
 
-    @checked(epochs=EPOCHS)
+    @checked
     def records(
-        self, epochs: Collection[EpochLike] | None = None
+        self, epochs: Annotated[Collection[EpochLike], "a collection of epochs"] | None = None
     ) -> Iterator[tuple[PublicPosition, EpochRecord | CheckpointCorruptError]]:
         """Each epoch with its record, or with the error if its record is damaged.
 
@@ -213,7 +192,7 @@ class MultiNodeCheckpointManager:
         asked = None if epochs is None else [self.directory.resolve(epoch) for epoch in epochs]
         return ((at.public, record) for at, record in self.directory.records(asked))
 
-    @checked(set_aside=FLAG)
+    @checked
     def history(self, *, set_aside: bool = False) -> list[dict[str, Any]]:
         """What all runs have recorded of the epochs that led to the newest one, in their order.
 
@@ -236,7 +215,7 @@ class MultiNodeCheckpointManager:
         """The metrics of `history`'s whole epochs; `DefinitionError` if pandas is not installed."""
         return frame_of(self.history())
 
-    @checked(node=TEXT, epoch=EPOCH)
+    @checked
     def get_ckpt_db_name(self, node: str, epoch: EpochLike) -> str:
         """The absolute path of the store of `node` at `epoch`: the recorded one, or else the next.
 
@@ -249,8 +228,8 @@ class MultiNodeCheckpointManager:
         """The pinned epochs in ascending order, each with its labels."""
         return {at.public: labels for at, labels in self.directory.pins().items()}
 
-    @checked(epoch=EPOCH, label=LABEL)
-    def pin(self, epoch: EpochLike, label: str = "kept") -> None:
+    @checked
+    def pin(self, epoch: EpochLike, label: Label = "kept") -> None:
         """Keep a recorded epoch whatever the retention policy says.
 
         Parameters
@@ -274,7 +253,7 @@ class MultiNodeCheckpointManager:
         """
         self.directory.pin(self.directory.resolve(epoch), label)
 
-    @checked(epoch=EPOCH, label=TEXT)
+    @checked
     def unpin(self, epoch: EpochLike, label: str | None = None) -> bool:
         """Remove the pin with a label, or by default all pins of an epoch.
 
@@ -283,13 +262,13 @@ class MultiNodeCheckpointManager:
         """
         return self.directory.unpin(self.directory.resolve(epoch), label)
 
-    @checked(after=EPOCH, poll_seconds=INTERVAL, timeout_seconds=SECONDS)
+    @checked
     def watch(
         self,
         after: EpochLike | None = None,
         *,
-        poll_seconds: float = 1.0,
-        timeout_seconds: float | None = None,
+        poll_seconds: Interval = 1.0,
+        timeout_seconds: Seconds | None = None,
     ) -> Iterator[PublicPosition]:
         """Wait for epochs to be recorded, and yield each.
 
@@ -323,7 +302,7 @@ class MultiNodeCheckpointManager:
         news = self.directory.watch(last, poll_seconds, timeout_seconds)
         return (at.public for at in news)
 
-    @checked(epoch=EPOCH)
+    @checked
     def verify(self, epoch: EpochLike) -> None:
         """Read every byte of a recorded epoch.
 
@@ -334,7 +313,7 @@ class MultiNodeCheckpointManager:
         """
         self.loader.verify(self.directory.resolve(epoch))
 
-    @checked(epoch=EPOCH, pin=FLAG)
+    @checked
     def open(self, epoch: EpochLike, *, pin: bool = False) -> Checkpoint:
         """Open a recorded epoch for reading: ``checkpoint[node][blob]``.
 
@@ -350,7 +329,7 @@ class MultiNodeCheckpointManager:
         """
         return self.loader.open(self.directory.resolve(epoch), pin=pin)
 
-    @checked(epoch=EPOCH, nodes=NAMES, blobs=NAMES_BY_NAME, partitions=NAMES_BY_NAME)
+    @checked
     def load(
         self,
         epoch: EpochLike,

@@ -11,6 +11,7 @@ from jobrunner.checkpoint.log import MetadataHandler, Patience
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.save_policies import SavePolicy
 from jobrunner.checkpoint.storage import Files
+from jobrunner.define import checked
 from jobrunner.names import check_name
 from jobrunner.positions import EpochLike
 
@@ -46,6 +47,7 @@ class CheckpointManager(MultiNodeCheckpointManager):
         super().__init__(path, metadata_handler, **options)
         self.node_name = self.directory.only_node = check_name(node_name, "node")
 
+    @checked
     def get_ckpt_db_name(self, node: str | None, epoch: EpochLike) -> str:
         """As `MultiNodeCheckpointManager.get_ckpt_db_name`; None means the manager's node."""
         return super().get_ckpt_db_name(self.node_name if node is None else node, epoch)

@@ -10,7 +10,7 @@ from typing import Any, Self
 from jobrunner.checkpoint.log import EpochRecord
 from jobrunner.checkpoint.storage import Result
 from jobrunner.checkpoint.store import StoreReader
-from jobrunner.define import TEXT, checked
+from jobrunner.define import checked
 from jobrunner.errors import BlobNotFoundError, CheckpointError, CheckpointNotFoundError
 from jobrunner.texts import listed, printable
 
@@ -158,7 +158,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
             self._open[node] = NodeCheckpoint(node, self._readers[node], borrowed)
         return self._open[node]
 
-    @checked(blob=TEXT)
+    @checked
     def array(self, blob: str) -> Any:
         """Return all parts of a partitioned blob as one `dask.array.Array`, a block for each chunk.
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from statistics import fmean
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
-from jobrunner.define import COUNT, INTERVAL, SECONDS, Rule, checked, number
+from jobrunner.define import COUNT, Count, Interval, Rule, Seconds, checked, number
 from jobrunner.errors import DefinitionError
 
 
@@ -190,14 +190,10 @@ class AnyOf(_JoinsSaves):
 
 _DEFAULT_OVERHEAD = 0.02
 _SHARE = number("a number > 0 and < 1, for example 0.02", lambda share: 0 < share < 1)
+_EPOCHS = Rule("an int >= 1 or 'auto'", lambda value: COUNT.fits(value) or _is_auto(value))
 
 
-@checked(
-    epochs=Rule("an int >= 1 or 'auto'", lambda value: COUNT.fits(value) or _is_auto(value)),
-    steps=COUNT,
-    seconds=INTERVAL,
-    max_overhead=_SHARE,
-)
+@checked
 @dataclass(frozen=True, slots=True)
 class SaveEvery(_JoinsSaves):
     """Save at intervals: whenever one of them ends.
@@ -237,10 +233,10 @@ class SaveEvery(_JoinsSaves):
     False
     """
 
-    epochs: int | Literal["auto"] | None = None
-    steps: int | None = None
-    seconds: float | None = None
-    max_overhead: float | None = None
+    epochs: Annotated[int | Literal["auto"], _EPOCHS] | None = None
+    steps: Count | None = None
+    seconds: Interval | None = None
+    max_overhead: Annotated[float, _SHARE] | None = None
 
     def __post_init__(self) -> None:
         if self.epochs is None and self.steps is None and self.seconds is None:
@@ -299,15 +295,14 @@ class SaveEvery(_JoinsSaves):
 _UNIX_SECONDS = number("Unix seconds", lambda seconds: 0 <= seconds < 1e12)
 
 
-@checked(
-    deadline=Rule(
-        "Unix seconds, a datetime or 'slurm'",
-        lambda value: (
-            isinstance(value, datetime) or _UNIX_SECONDS.fits(value) or str(value) == "slurm"
-        ),
-    ),
-    margin_seconds=SECONDS,
-)
+def _is_deadline(value: Any) -> bool:
+    return isinstance(value, datetime) or _UNIX_SECONDS.fits(value) or str(value) == "slurm"
+
+
+_DEADLINE = Rule("Unix seconds, a datetime or 'slurm'", _is_deadline)
+
+
+@checked
 @dataclass(frozen=True, slots=True)
 class SaveBefore(_JoinsSaves):
     """Save once more before the run must end, such as at the time limit of a batch system.
@@ -338,8 +333,8 @@ class SaveBefore(_JoinsSaves):
     The run goes on; what it does after that save may be lost.
     """
 
-    deadline: float | datetime | Literal["slurm"]
-    margin_seconds: float = 60
+    deadline: Annotated[float | datetime | Literal["slurm"], _DEADLINE]
+    margin_seconds: Seconds = 60
 
     def __post_init__(self) -> None:
         deadline: object = self.deadline

@@ -6,7 +6,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from distributed import Client
 
@@ -16,24 +16,17 @@ from jobrunner.cluster.connection import Connection
 from jobrunner.cluster.drawing import draw_session
 from jobrunner.cluster.shipping import nodes_of
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
-from jobrunner.define import (
-    COUNT,
-    FLAG,
-    TEXT,
-    Blob,
-    Task,
-    TaskGroup,
-    TaskOutput,
-    checked,
-    forget_orphan,
-    instance,
-)
+from jobrunner.define import Blob, Count, Task, TaskGroup, TaskOutput, checked, forget_orphan
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
 from jobrunner.texts import Html, counted, listed, printable
 
 DEFAULT_WAIT_SECONDS = 60.0
 HURRIED_RELEASE_SECONDS = 0.3
 """How long workers may take to release a session after Ctrl-C."""
+
+_CLIENT = (
+    "a Client of dask.distributed (Session.local() starts a cluster, Session.connect() joins one)"
+)
 
 
 class Session:
@@ -65,7 +58,8 @@ class Session:
     42
     """
 
-    def __init__(self, client: Client) -> None:
+    @checked
+    def __init__(self, client: Annotated[Client, _CLIENT]) -> None:
         self._connection = Connection(client)
         self._connection.scheduler.check_open()
         self._address = str(client.scheduler.address)  # type: ignore[union-attr]  # it is open
@@ -80,11 +74,11 @@ class Session:
         self._release_seconds = RELEASE_SECONDS
 
     @classmethod
-    @checked(workers=COUNT, threads_per_worker=COUNT, processes=FLAG)
+    @checked
     def local(
         cls,
-        workers: int | None = None,
-        threads_per_worker: int | None = None,
+        workers: Count | None = None,
+        threads_per_worker: Count | None = None,
         processes: bool = True,
     ) -> Self:
         """Start a cluster on this machine, for this session.
@@ -104,7 +98,7 @@ class Session:
         return cls._over(Connection.local(workers, threads_per_worker, processes))
 
     @classmethod
-    @checked(address=TEXT)
+    @checked
     def connect(cls, address: str, **client_kwargs: Any) -> Self:
         """Connect to a cluster's scheduler.
 
@@ -146,12 +140,13 @@ class Session:
     # ---- for users
 
     @awaited
-    @checked(
-        task_or_group=instance(
-            "a Task or a TaskGroup (JobRunner(job).run(session) runs a Job)", Task | TaskGroup
-        )
-    )
-    def run(self, task_or_group: Task | TaskGroup) -> Any:
+    @checked
+    def run(
+        self,
+        task_or_group: Annotated[
+            Task | TaskGroup, "a Task or a TaskGroup (JobRunner(job).run(session) runs a Job)"
+        ],
+    ) -> Any:
         """Run a task or a group of tasks on the current workspaces.
 
         Parameters
@@ -195,6 +190,7 @@ class Session:
         return values[0] if len(values) == 1 else values
 
     @awaited
+    @checked
     def fetch(self, blob_or_output: Blob | TaskOutput) -> Any:
         """Bring a value to the client, as a copy.
 

@@ -8,15 +8,13 @@ import platform
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Annotated, Any
 
 from jobrunner.data.blocks import Blocks
 from jobrunner.data.indexed import Indexed
 from jobrunner.data.reader import DataReader, reader_of
-from jobrunner.define import NAMES, PATH, Rule, checked
+from jobrunner.define import PATH, Rule, checked
 from jobrunner.errors import DefinitionError
-
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def _are_paths(paths: object) -> bool:
@@ -25,7 +23,10 @@ def _are_paths(paths: object) -> bool:
     return PATH.fits(paths)
 
 
-PATHS = Rule("a path (str or os.PathLike), or a list of paths", _are_paths)
+Paths = Annotated[
+    str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    Rule("a path (str or os.PathLike), or a list of paths", _are_paths),
+]
 
 
 def import_arrow(needed_by: str) -> Any:
@@ -50,7 +51,7 @@ def missing(needed_by: str, path: str) -> FileNotFoundError:
     )
 
 
-@checked(paths=PATHS, columns=NAMES)
+@checked
 def from_parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> DataReader:
     """A reader of the rows of Parquet files; a batch is an Arrow table, a single row a dict.
 
@@ -90,7 +91,7 @@ def from_parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> DataR
     return _reader(arrow, dataset, columns, fragments)
 
 
-@checked(columns=NAMES)
+@checked
 def from_arrow(dataset: Any, *, columns: Sequence[str] | None = None) -> DataReader:
     """A reader of the rows of an Arrow data set; a batch is an Arrow table, a single row a dict.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from jobrunner.data.arrow import PATHS, Paths, import_arrow, missing
+from jobrunner.data.arrow import Paths, import_arrow, missing
 from jobrunner.data.blocks import Blocks
 from jobrunner.data.indexed import Indexed
 from jobrunner.data.reader import DataReader, reader_of
@@ -24,11 +24,11 @@ def _is_encoding(name: object) -> bool:
         return False
 
 
-@checked(
-    paths=PATHS,
-    encoding=Rule("the name of an encoding in which a newline is one byte", _is_encoding),
-)
-def from_lines(paths: Paths, *, encoding: str = "utf-8") -> DataReader:
+_ENCODING = Rule("the name of an encoding in which a newline is one byte", _is_encoding)
+
+
+@checked
+def from_lines(paths: Paths, *, encoding: Annotated[str, _ENCODING] = "utf-8") -> DataReader:
     r"""A reader of the lines of text files, without their ends (``\n`` or ``\r\n``).
 
     Parameters
@@ -60,19 +60,19 @@ def from_lines(paths: Paths, *, encoding: str = "utf-8") -> DataReader:
     return reader_of(Indexed, Blocks([each.records for each in blocks], _Lines(blocks, encoding)))
 
 
+_DELIMITER = Rule("one character (str)", lambda value: isinstance(value, str) and len(value) == 1)
 _TYPES = Rule(
     "a mapping of names of columns to types of Arrow, or their names",
     lambda it: isinstance(it, Mapping) and all(isinstance(name, str) for name in it),
 )
 
 
-@checked(
-    paths=PATHS,
-    types=_TYPES,
-    delimiter=Rule("one character (str)", lambda it: isinstance(it, str) and len(it) == 1),
-)
+@checked
 def from_csv(
-    paths: Paths, *, types: Mapping[str, Any] | None = None, delimiter: str = ","
+    paths: Paths,
+    *,
+    types: Annotated[Mapping[str, Any], _TYPES] | None = None,
+    delimiter: Annotated[str, _DELIMITER] = ",",
 ) -> DataReader:
     """A reader of the rows of CSV files; a batch is an Arrow table, a single row a dict.
 

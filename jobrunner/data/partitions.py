@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from jobrunner.data.blocks import Blocks
 from jobrunner.data.indexed import Indexed
 from jobrunner.data.reader import DataReader, reader_of
 from jobrunner.data.sources import is_of
-from jobrunner.define import Rule, checked, one_of
+from jobrunner.define import Rule, checked
 from jobrunner.errors import DefinitionError
 
 
@@ -19,12 +19,15 @@ def _are_lengths(it: object) -> bool:
     )
 
 
-_LOCAL = one_of("threads", "synchronous", "processes")
+_LENGTHS = Rule("a list of ints >= 0", _are_lengths)
 
 
-@checked(lengths=Rule("a list of ints >= 0", _are_lengths), scheduler=_LOCAL)
+@checked
 def from_dask(
-    collection: Any, *, lengths: Sequence[int] | None = None, scheduler: str = "threads"
+    collection: Any,
+    *,
+    lengths: Annotated[Sequence[int], _LENGTHS] | None = None,
+    scheduler: Literal["threads", "synchronous", "processes"] = "threads",
 ) -> DataReader:
     """A reader of a Dask array, dataframe or bag, which computes one partition at a time.
 

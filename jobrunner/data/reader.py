@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, Protocol, Self, runtime_checkable
 
 from jobrunner.data.cursors import Cursor, Setup, opened
-from jobrunner.define import COUNT, FLAG, INTERVAL, NATURAL, checked
+from jobrunner.define import Count, Interval, Natural, checked
 from jobrunner.errors import DefinitionError, EndOfData
 
 
@@ -73,8 +73,8 @@ class DataReader:
         self._started: float | None = None  # with the loop's first read
         self._lock = threading.Lock()
 
-    @checked(seed=NATURAL, by_block=FLAG)
-    def shuffled(self, seed: int = 0, *, by_block: bool = True) -> Self:
+    @checked
+    def shuffled(self, seed: Natural = 0, *, by_block: bool = True) -> Self:
         """In a shuffled order, another one in each pass.
 
         The order depends only on the seed, the number of the pass and the data's length, so a
@@ -90,8 +90,8 @@ class DataReader:
         """
         return self._with(seed=seed, by_block=by_block)
 
-    @checked(i=NATURAL, n=COUNT)
-    def sharded(self, i: int, n: int) -> Self:
+    @checked
+    def sharded(self, i: Natural, n: Count) -> Self:
         """Only the records of shard `i` of `n`. In each pass, each record is in one of the shards.
 
         If the number of records is known, a shard is a contiguous part of the pass, and the lengths
@@ -101,8 +101,8 @@ class DataReader:
             raise DefinitionError(f"DataReader.sharded: i must be an int < n = {n}; got {i}.")
         return self._with(shard=(i, n))
 
-    @checked(size=COUNT, drop_last=FLAG)
-    def batched(self, size: int, *, drop_last: bool = False) -> Self:
+    @checked
+    def batched(self, size: Count, *, drop_last: bool = False) -> Self:
         """In batches of `size` records.
 
         Parameters
@@ -113,8 +113,8 @@ class DataReader:
         """
         return self._with(batch=size, drop_last=drop_last)
 
-    @checked(batches=COUNT, threads=COUNT)
-    def prefetched(self, batches: int = 2, *, threads: int = 1) -> Self:
+    @checked
+    def prefetched(self, batches: Count = 2, *, threads: Count = 1) -> Self:
         """Return a reader whose threads read ahead, in the same order, while tasks compute.
 
         The position is that of what was handed out, not of what was read ahead. An error arrives at
@@ -130,8 +130,8 @@ class DataReader:
         """
         return self._with(ahead=batches, threads=threads)
 
-    @checked(batches=COUNT, seconds=INTERVAL)
-    def limited(self, *, batches: int | None = None, seconds: float | None = None) -> Self:
+    @checked
+    def limited(self, *, batches: Count | None = None, seconds: Interval | None = None) -> Self:
         """Return a reader for loops that end sooner; the pass goes on in the next loop.
 
         It shares the position with this one: ``for batch in reader.limited(batches=100)``. Each loop

@@ -1,35 +1,31 @@
-from .arguments import (
+from .array_options import (
+    DEFAULT_ARRAY_OPTIONS as DEFAULT_ARRAY_OPTIONS,
+    ArrayOptions as ArrayOptions,
+    Compressor as Compressor,
+    read_compressors as read_compressors,
+)
+from .checks import (
     COUNT as COUNT,
     EPOCH as EPOCH,
-    EPOCHS as EPOCHS,
     FLAG as FLAG,
-    INTERVAL as INTERVAL,
     LABEL as LABEL,
     MOST_DIGITS as MOST_DIGITS,
-    NAMES as NAMES,
-    NAMES_BY_NAME as NAMES_BY_NAME,
     NATURAL as NATURAL,
     PATH as PATH,
-    SECONDS as SECONDS,
-    TEXT as TEXT,
+    Count as Count,
+    Interval as Interval,
+    Label as Label,
+    Natural as Natural,
     Rule as Rule,
+    Seconds as Seconds,
     check_call as check_call,
     check_runs as check_runs,
     checked as checked,
     constants_of as constants_of,
     instance as instance,
     number as number,
-    one_of as one_of,
-    or_none as or_none,
     read_setup as read_setup,
-    some as some,
     without_partials as without_partials,
-)
-from .array_options import (
-    DEFAULT_ARRAY_OPTIONS as DEFAULT_ARRAY_OPTIONS,
-    ArrayOptions as ArrayOptions,
-    Compressor as Compressor,
-    read_compressors as read_compressors,
 )
 from .drawing import (
     to_image as to_image,

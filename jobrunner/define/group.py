@@ -6,11 +6,12 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from jobrunner.define.arguments import COUNT, check_call, checked
+from jobrunner.define.checks import Count, check_call, checked
 from jobrunner.define.node import (
     Active,
     Blob,
     Node,
+    NodeLike,
     WorkspaceType,
     WorkspaceTypeName,
     as_node,
@@ -39,6 +40,7 @@ class TaskGroup(Active):
 
     _active = ContextVar("jobrunner_groups", default=())
 
+    @checked
     def __init__(self, workspace_type: WorkspaceType | WorkspaceTypeName | None = None) -> None:
         self.workspace_type = as_workspace_type(workspace_type, "TaskGroup")
         self.name = "group"
@@ -120,7 +122,8 @@ class TaskGroup(Active):
         nodes = [task.node for task in self._tasks.values()]
         return list(dict.fromkeys([*nodes, *(node for node, _, _ in self.reports)]))
 
-    def final_output(self, blob: str | Blob, node: Node | str | None = None) -> TaskOutput:
+    @checked
+    def final_output(self, blob: str | Blob, node: NodeLike | None = None) -> TaskOutput:
         """Keep the value that a blob has once all tasks of the group have ended, also later ones.
 
         Parameters
@@ -152,9 +155,9 @@ class TaskGroup(Active):
         task.is_final = True
         return task.output()
 
-    @checked(interval_ms=COUNT)
+    @checked
     def report_step(
-        self, fn: Callable[[], Any], node: Node | str | None = None, interval_ms: int = 1000
+        self, fn: Callable[[], Any], node: NodeLike | None = None, interval_ms: Count = 1000
     ) -> None:
         """Call `fn()` on `node` periodically while the group runs, and after the node's last task.
 

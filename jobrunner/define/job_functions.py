@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeGuard, cast, get_args, get_type_hints
 
 import msgspec
 
+from jobrunner.define.checks import checked
 from jobrunner.define.jobs import Job
 from jobrunner.define.parameters import HIDDEN
 from jobrunner.errors import DefinitionError
@@ -36,6 +37,7 @@ _INFOS = (
 )
 
 
+@checked
 def job(function: Callable[_P, Job]) -> Callable[_P, Job]:
     """Make a function that returns a `Job` check its arguments, and the job record them.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from jobrunner.define.arguments import COUNT, FLAG, NATURAL, PATH, Rule, checked, instance
+from jobrunner.define.checks import COUNT, NATURAL, Count, Rule, checked
 from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
 from jobrunner.define.orphans import forget_orphan
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from jobrunner.compile import Plan
 
 _LIST = Rule("a list", lambda it: isinstance(it, Iterable) and not isinstance(it, str))
+_STEPS = Rule("an int >= 1 or None", COUNT.fits, COUNT.read)
+_SEED = Rule("an int >= 0 and < 2**64", lambda seed: NATURAL.fits(seed) and seed < 1 << 64, int)
 
 
 class Job(Active):
@@ -67,13 +69,7 @@ class Job(Active):
 
     _active = ContextVar("jobrunner_jobs", default=())
 
-    @checked(
-        steps_per_epoch=Rule("an int >= 1 or None", lambda it: it is None or COUNT.fits(it)),
-        seed_global_rng=FLAG,
-        stop_conditions=_LIST,
-        nodes_to_checkpoint=_LIST,
-        seed=Rule("an int >= 0 and < 2**64", lambda it: NATURAL.fits(it) and it < 1 << 64),
-    )
+    @checked
     def __init__(
         self,
         name: str | None = None,
@@ -83,10 +79,10 @@ class Job(Active):
         epoch_end_group: TaskGroup | None = None,
         download_group: TaskGroup | None = None,
         exit_group: TaskGroup | None = None,
-        stop_conditions: Sequence[TaskOutput | Blob] | None = None,
-        nodes_to_checkpoint: Sequence[Node | str] | None = None,
-        steps_per_epoch: int | None = 1,
-        seed: int = 0,
+        stop_conditions: Annotated[Sequence[TaskOutput | Blob], _LIST] | None = None,
+        nodes_to_checkpoint: Annotated[Sequence[Node | str], _LIST] | None = None,
+        steps_per_epoch: Annotated[int, _STEPS] | None = 1,
+        seed: Annotated[int, _SEED] = 0,
         seed_global_rng: bool = False,
     ) -> None:
         self.name = check_name("job" if name is None else name, "job")
@@ -153,6 +149,7 @@ class Job(Active):
             raise DefinitionError("No job is active. Enter one first: with Job(...) as job: ...")
         return job
 
+    @checked
     def add_stop_condition(self, condition: TaskOutput | Blob | Task) -> None:
         """Stop after the first epoch that ends with ``bool(condition)`` true.
 
@@ -164,6 +161,7 @@ class Job(Active):
         """
         self.stop_conditions.append(self._condition(condition, "stop condition"))
 
+    @checked
     def end_epoch_when(self, condition: TaskOutput | Blob | Task) -> None:
         """End an epoch after the first of its steps that ends with ``bool(condition)`` true.
 
@@ -209,7 +207,7 @@ class Job(Active):
 
         return compile_job(self)
 
-    @checked(path=PATH)
+    @checked
     def visualize(self, path: str | os.PathLike[str]) -> None:
         """Draw the job: its groups, nodes and tasks, and which task waits for which.
 
@@ -272,8 +270,6 @@ class Job(Active):
         for role, one in given.items():
             group = TaskGroup() if one is None else one
             where = f"Job {self.name!r}: the {role} group"
-            if not isinstance(group, TaskGroup):
-                raise DefinitionError(f"{where} must be a TaskGroup; got {type(group).__name__}.")
             others = [f"its {name} group" for name, it in roles.items() if it is group]
             if group.job_name and group.name != role:
                 others.append(f"the {group.name} group of job {group.job_name!r}")
@@ -286,8 +282,8 @@ class Job(Active):
         return roles
 
 
-@checked(job=instance("a Job", Job), num_epochs=COUNT)
-def epoch_limiter(job: Job, num_epochs: int) -> None:
+@checked
+def epoch_limiter(job: Job, num_epochs: Count) -> None:
     """Stop `job` after `num_epochs` epochs in all, counted across resumes.
 
     To continue a finished job, run it again with a higher limit.

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from jobrunner.define.arguments import Rule, checked, one_of
+from jobrunner.define.checks import Rule, checked
 from jobrunner.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -43,10 +43,9 @@ def _is_number(value: object) -> bool:
 
 _VALUE = Rule("a number", _is_number)
 _WEIGHT = Rule("a number >= 0", lambda it: _is_number(it) and 0 <= it < math.inf)
-_OVER = one_of("step", "epoch")
 
 
-@checked(value=_VALUE, weight=_WEIGHT, over=_OVER)
+@checked
 @dataclass(frozen=True, slots=True)
 class Mean:
     """The mean of what tasks report under a name: ``report(loss=Mean(loss, weight=n))``.
@@ -71,41 +70,42 @@ class Mean:
     node's own result is under ``"node/name"``.
     """
 
-    value: int | float
-    weight: int | float = 1
+    value: Annotated[int | float, _VALUE]
+    weight: Annotated[int | float, _WEIGHT] = 1
     over: Over = "step"
 
 
-@checked(value=_VALUE, over=_OVER)
+@checked
 @dataclass(frozen=True, slots=True)
 class Sum:
     """The sum of what tasks report under a name; otherwise as `Mean`."""
 
-    value: int | float
+    value: Annotated[int | float, _VALUE]
     over: Over = "step"
 
 
-@checked(value=_VALUE, over=_OVER)
+@checked
 @dataclass(frozen=True, slots=True)
 class Min:
     """The smallest value that tasks report under a name, NaN if one is NaN; otherwise as `Mean`."""
 
-    value: int | float
+    value: Annotated[int | float, _VALUE]
     over: Over = "step"
 
 
-@checked(value=_VALUE, over=_OVER)
+@checked
 @dataclass(frozen=True, slots=True)
 class Max:
     """The largest value that tasks report under a name, NaN if one is NaN; otherwise as `Mean`."""
 
-    value: int | float
+    value: Annotated[int | float, _VALUE]
     over: Over = "step"
 
 
 Combined = Mean | Sum | Min | Max
 
 
+@checked
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class Image:
     """A picture for callbacks: ``report(sample=Image(pixels))``.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from jobrunner.define.arguments import FLAG, LABEL, NAMES, NATURAL, Rule, checked, number
 from jobrunner.define.array_options import read_array_options
+from jobrunner.define.checks import NATURAL, Label, Rule, checked, number
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
 
@@ -58,6 +58,26 @@ def as_workspace_type(value: object, where: str) -> WorkspaceType | None:
         ) from None
 
 
+def _are_workers(value: Any) -> bool:
+    names = (value,) if isinstance(value, str) else value
+    is_list = isinstance(names, Collection) and len(names) > 0
+    return is_list and all(isinstance(name, str) for name in names)
+
+
+_WORKERS = Rule("at least one address, name or host (str)", _are_workers)
+_AMOUNT = number("a number > 0", lambda amount: 0 < amount < math.inf)
+
+
+def _are_resources(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    return all(isinstance(name, str) and _AMOUNT.fits(value[name]) for name in value)
+
+
+_RESOURCES = Rule("a mapping of names to positive numbers, as in Dask ({'GPU': 1})", _are_resources)
+_AXIS = Rule("an axis (an int >= 0)", NATURAL.fits, NATURAL.read)
+
+
 class Node(Active):
     """A logical place that tasks run on. It has one workspace, on one Dask worker at a time.
 
@@ -86,24 +106,14 @@ class Node(Active):
 
     _active = ContextVar("jobrunner_nodes", default=())
 
-    @checked(
-        workers=Rule(
-            "at least one address, name or host (str)",
-            lambda it: isinstance(it, str) or (NAMES.fits(it) and len(it) > 0),
-        ),
-        resources=Rule(
-            "a mapping of names to positive numbers, as in Dask ({'GPU': 1})",
-            lambda it: isinstance(it, Mapping) and all(map(_is_resource, it, it.values())),
-        ),
-        uid=LABEL,
-    )
+    @checked
     def __init__(
         self,
         name: str = "local",
         *,
-        workers: str | Sequence[str] | None = None,
-        resources: Mapping[str, float] | None = None,
-        uid: str | None = None,
+        workers: Annotated[str | Sequence[str], _WORKERS] | None = None,
+        resources: Annotated[Mapping[str, float], _RESOURCES] | None = None,
+        uid: Label | None = None,
     ) -> None:
         self.name = check_name(name, "node")
         listed = (workers,) if isinstance(workers, str) else workers
@@ -116,7 +126,7 @@ class Node(Active):
         """The node of the innermost ``with`` block, else ``Node("local")``."""
         return cls._innermost() or cls()
 
-    @checked(transient=FLAG)
+    @checked
     def blob(self, name: str, *, transient: bool = False) -> Blob:
         """The blob `name` of this node."""
         return Blob(name, self, transient=transient)
@@ -134,19 +144,15 @@ class Node(Active):
         return f"Node({self.name!r})"
 
 
+NodeLike = Annotated[Node | str, "a Node or a name"]
+
+
 def as_node(node: object, where: str) -> Node:
     """Return a `Node`, or make one from its name."""
     node = Node(node) if isinstance(node, str) else node
     if not isinstance(node, Node):
         raise DefinitionError(f"{where}: node must be a Node or a name; got {node!r}.")
     return node
-
-
-_AMOUNT = number("a number > 0", lambda it: 0 < it < math.inf)
-
-
-def _is_resource(key: object, amount: object) -> bool:
-    return isinstance(key, str) and _AMOUNT.fits(amount)
 
 
 class Blob:
@@ -187,15 +193,15 @@ class Blob:
 
     __slots__ = ("array_options", "name", "node", "partition", "replicated", "transient")
 
-    @checked(transient=FLAG, replicated=FLAG, partition=Rule("an axis (an int >= 0)", NATURAL.fits))
+    @checked
     def __init__(
         self,
         name: str,
-        node: Node | str | None = None,
+        node: NodeLike | None = None,
         *,
         transient: bool = False,
         replicated: bool = False,
-        partition: int | None = None,
+        partition: Annotated[int, _AXIS] | None = None,
         compressors: object = None,
         chunks: int | Sequence[int] | None = None,
         dims: str | Sequence[str] | None = None,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jobrunner.define.arguments import without_partials
+from jobrunner.define.checks import without_partials
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import clip, show
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Annotated, Any, Union
 
-from jobrunner.define.arguments import (
-    COUNT,
-    NATURAL,
-    Rule,
+from jobrunner.define.checks import (
+    Count,
+    Natural,
     check_call,
     check_runs,
     checked,
     constants_of,
     dask_hint,
-    instance,
     read_setup,
     value_at,
 )
@@ -28,6 +26,7 @@ from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import (
     Blob,
     Node,
+    NodeLike,
     WorkspaceType,
     WorkspaceTypeName,
     as_node,
@@ -144,15 +143,7 @@ class Task:
         An argument is invalid.
     """
 
-    @checked(
-        kwargs=Rule(
-            "a mapping of names (str) to values",
-            lambda it: isinstance(it, Mapping) and all(isinstance(key, str) for key in it),
-        ),
-        group=instance("a TaskGroup, such as job.init_group", TaskGroup),
-        num_instances=COUNT,
-        every=COUNT,
-    )
+    @checked
     def __init__(
         self,
         fn: Callable[..., Any],
@@ -160,15 +151,15 @@ class Task:
         outputs: Outputs = (),
         *,
         updates: Updates = (),
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: (Annotated[Mapping[str, Any], "a mapping of names (str) to values"] | None) = None,
         name: str | None = None,
-        node: Node | str | None = None,
-        group: TaskGroup | None = None,
+        node: NodeLike | None = None,
+        group: Annotated[TaskGroup, "a TaskGroup, such as job.init_group"] | None = None,
         workspace_type: WorkspaceType | WorkspaceTypeName | None = None,
-        num_instances: int = 1,
+        num_instances: Count = 1,
         setup: Mapping[str, Callable[[], Any]] | None = None,
         instance_setup: Mapping[str, Callable[[], Any]] | None = None,
-        every: int = 1,
+        every: Count = 1,
         transient_errors: type[BaseException] | tuple[type[BaseException], ...] = (),
         after: After = (),
     ) -> None:
@@ -265,8 +256,8 @@ class Task:
 
         return [cls(fn, node=node, **of(i), **options) for i, node in enumerate(nodes)]
 
-    @checked(interval_ms=COUNT)
-    def report_step(self, fn: Callable[[], Any], interval_ms: int = 1000) -> None:
+    @checked
+    def report_step(self, fn: Callable[[], Any], interval_ms: Count = 1000) -> None:
         """Call `fn()` on the task's node periodically while the task runs, and once after it.
 
         Parameters
@@ -291,8 +282,8 @@ class Task:
         """The workspace type of the task, or else of its group."""
         return self.workspace_type or (self.group.workspace_type if self.group else None)
 
-    @checked(i=NATURAL)
-    def output(self, i: int = 0) -> TaskOutput:
+    @checked
+    def output(self, i: Natural = 0) -> TaskOutput:
         """Part `i` of the return value. Without `outputs`, part 0 is the whole value."""
         count = max(1, len(self.output_blobs))
         if i >= count:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from jobrunner.define import (
-    COUNT,
-    FLAG,
     Blob,
+    Count,
     Node,
     Rule,
     Task,
@@ -18,9 +17,7 @@ from jobrunner.define import (
     as_node,
     check_call,
     checked,
-    instance,
     read_setup,
-    some,
     without_partials,
 )
 from jobrunner.errors import DefinitionError
@@ -32,33 +29,29 @@ _MOST_PARTS = 10_000
 """Of a pipe across nodes; each is two tasks."""
 
 
-@checked(
-    reader=instance(
-        "a blob that holds a reader (an init task makes it) or its name, or a Task or TaskOutput",
-        str | Blob | Task | TaskOutput,
-    ),
-    num_threads=COUNT,
-    capacity=COUNT,
-    ordered=FLAG,
-    limit=COUNT,
-    nodes=Rule(
-        "a list of at least one node",
-        lambda it: some("", Sequence, Node | str).fits(it) and len(it) > 0,
-    ),
+_NODES = Rule(
+    "a list of at least one node",
+    lambda value: isinstance(value, list | tuple) and len(value) > 0,
 )
+
+
+@checked
 def pipe(
-    reader: str | Blob | Task | TaskOutput,
+    reader: Annotated[
+        str | Blob | Task | TaskOutput,
+        "a blob that holds a reader (an init task makes it) or its name, or a Task or TaskOutput",
+    ],
     processor: Callable[..., Any] | None = None,
     inputs: Reads | Sequence[Reads] = (),
     outputs: str | Blob | tuple[()] = (),
     *,
     into: Callable[..., Any] | None = None,
     updates: str | Blob | Sequence[str | Blob] = (),
-    nodes: Sequence[Node | str] | None = None,
-    num_threads: int = 1,
-    capacity: int | None = None,
+    nodes: Annotated[Sequence[Node | str], _NODES] | None = None,
+    num_threads: Count = 1,
+    capacity: Count | None = None,
     ordered: bool = True,
-    limit: int | None = None,
+    limit: Count | None = None,
     instance_setup: Mapping[str, Callable[[], Any]] | None = None,
     name: str | None = None,
     node: Node | str | None = None,

@@ -11,7 +11,7 @@ from time import time as now
 from typing import Any
 
 from jobrunner._version import __version__
-from jobrunner.define import PATH, Job, checked, instance, to_image
+from jobrunner.define import Job, checked, to_image
 from jobrunner.outputs import check_output, write_output
 from jobrunner.report.parts import (
     MOST_ROWS,
@@ -21,7 +21,7 @@ from jobrunner.report.parts import (
     scrolled,
     section,
 )
-from jobrunner.report.reader import TOLD, Source, story_of
+from jobrunner.report.reader import Told, story_of
 from jobrunner.report.sections import checkpoints_section, metrics_section, time_section
 from jobrunner.report.story import RunStory, Story
 from jobrunner.report.timeline import timeline_section
@@ -48,9 +48,9 @@ _OUTCOMES = {
 }
 
 
-@checked(source=TOLD, path=PATH, job=instance("a Job", Job))
+@checked
 def write_report(
-    source: Source | Story,
+    source: Told,
     path: str | os.PathLike[str],
     *,
     job: Job | None = None,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -46,9 +46,6 @@ from jobrunner.report.story import (
 )
 from jobrunner.texts import get_logger
 
-if TYPE_CHECKING:
-    from jobrunner.checkpoint import MultiNodeCheckpointManager
-
 logger = get_logger(__name__)
 
 
@@ -58,16 +55,24 @@ KEPT_SPANS = 100_000
 KEPT_METRICS = 4096
 """Of an epoch, which are kept: the first. `MultiNodeCheckpointManager.history` has all."""
 
-Source = Union["MultiNodeCheckpointManager", Directory, str, os.PathLike[str]]
 
-SOURCE = Rule(
+class _HasDirectory(Protocol):
+    """A manager."""
+
+    directory: Directory
+
+
+Source = _HasDirectory | Directory | str | os.PathLike[str]
+
+_SOURCE = Rule(
     "a checkpoint directory or its manager",
     lambda it: isinstance(getattr(it, "directory", it), Directory) or PATH.fits(it),
 )
-TOLD = Rule(
+_TOLD = Rule(
     "a checkpoint directory, its manager or its Story",
-    lambda it: isinstance(it, Story) or SOURCE.fits(it),
+    lambda it: isinstance(it, Story) or _SOURCE.fits(it),
 )
+Told = Annotated[Source | Story, _TOLD]
 
 
 def story_of(source: Source | Story) -> Story:
@@ -75,8 +80,8 @@ def story_of(source: Source | Story) -> Story:
     return source if isinstance(source, Story) else read_story(source)
 
 
-@checked(source=SOURCE)
-def read_story(source: Source) -> Story:
+@checked
+def read_story(source: Annotated[Source, _SOURCE]) -> Story:
     """Read what the runs of a checkpoint directory did.
 
     Parameters

@@ -8,29 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import get_args
+from typing import Annotated, Any
 
 from msgspec import structs
 
 from jobrunner.checkpoint import MultiNodeCheckpointManager
 from jobrunner.cluster import Binding, Session, awaited, in_thread
 from jobrunner.compile import Plan
-from jobrunner.define import (
-    COUNT,
-    EPOCH,
-    FLAG,
-    NATURAL,
-    PATH,
-    SECONDS,
-    TEXT,
-    Blob,
-    Job,
-    Rule,
-    checked,
-    instance,
-    one_of,
-    some,
-)
+from jobrunner.define import Blob, Count, Job, Natural, Rule, Seconds, checked
 from jobrunner.errors import DefinitionError
 from jobrunner.positions import EpochLike
 from jobrunner.report import write_report
@@ -47,37 +32,24 @@ from jobrunner.signals import stop_on_signals
 from jobrunner.view import show_run
 from jobrunner.worker import UnderWay
 
-_SESSION = instance(
-    "a Session: Session(client), Session.local() or Session.connect(address)", Session
-)
-_SOME_BLOBS = some("names or Blobs", Sequence, str | Blob)
-_BLOBS = Rule("names or Blobs", lambda it: isinstance(it, str | Blob) or _SOME_BLOBS.fits(it))
+_Session = Annotated[
+    Session, "a Session: Session(client), Session.local() or Session.connect(address)"
+]
 
 
-@checked(
-    job=instance("a Job", Job),
-    checkpoint_manager=instance(
-        "a MultiNodeCheckpointManager or a CheckpointManager, such as "
-        "MultiNodeCheckpointManager(path)",
-        MultiNodeCheckpointManager,
-    ),
-    resume_from_epoch=RESUME_FROM,
-    upload_task_group_builder=BUILDER,
-    max_restarts=NATURAL,
-    on_save_error=one_of(*get_args(SaveErrorPolicy)),
-    worker_wait_seconds=SECONDS,
-    scheduler_wait_seconds=SECONDS,
-    epoch_deadline_seconds=SECONDS,
-    task_deadline_seconds=SECONDS,
-    grace_seconds=SECONDS,
-    num_epochs=COUNT,
-    callbacks=some("a list of callbacks", Sequence, object),
-    rename=Rule(
-        "a mapping of old names to new ones (str)",
-        lambda it: isinstance(it, Mapping) and all(isinstance(n, str) for n in (*it, *it.values())),
-    ),
-    missing=one_of(*get_args(Missing)),
+def _are_blobs(value: Any) -> bool:
+    if isinstance(value, str | Blob):
+        return True
+    return isinstance(value, Sequence) and all(isinstance(blob, str | Blob) for blob in value)
+
+
+_BLOBS = Rule("names or Blobs", _are_blobs)
+_MANAGER = (
+    "a MultiNodeCheckpointManager or a CheckpointManager, such as MultiNodeCheckpointManager(path)"
 )
+
+
+@checked
 @dataclass(eq=False, repr=False)
 class JobRunner:
     """Runs a job: from the start, or from the last recorded epoch.
@@ -136,20 +108,20 @@ class JobRunner:
     """
 
     job: Job
-    checkpoint_manager: MultiNodeCheckpointManager | None = None
-    resume_from_epoch: ResumeFrom = "latest"
-    upload_task_group_builder: UploadTaskGroupBuilder | None = None
+    checkpoint_manager: Annotated[MultiNodeCheckpointManager, _MANAGER] | None = None
+    resume_from_epoch: Annotated[ResumeFrom, RESUME_FROM] = "latest"
+    upload_task_group_builder: Annotated[UploadTaskGroupBuilder, BUILDER] | None = None
     _: KW_ONLY
-    max_restarts: int = 3
+    max_restarts: Natural = 3
     on_save_error: SaveErrorPolicy = "warn"
-    worker_wait_seconds: float = 60
-    scheduler_wait_seconds: float = 60
-    epoch_deadline_seconds: float | None = None
-    task_deadline_seconds: float | None = None
-    grace_seconds: float | None = None
-    num_epochs: int | None = None
-    callbacks: Sequence[object] = ()
-    rename: Mapping[str, str] | None = None
+    worker_wait_seconds: Seconds = 60
+    scheduler_wait_seconds: Seconds = 60
+    epoch_deadline_seconds: Seconds | None = None
+    task_deadline_seconds: Seconds | None = None
+    grace_seconds: Seconds | None = None
+    num_epochs: Count | None = None
+    callbacks: Annotated[Sequence[object], "a list of callbacks"] = ()
+    rename: Annotated[Mapping[str, str], "a mapping of old names to new ones (str)"] | None = None
     missing: Missing = "error"
     migrate: Migration | None = None
 
@@ -177,8 +149,8 @@ class JobRunner:
         """
         return plan_resume(self, self._compile(), self.resume_from_epoch)
 
-    @checked(session=_SESSION, progress=FLAG)
-    def run(self, session: Session, *, progress: bool | None = None) -> RunResult:
+    @checked
+    def run(self, session: _Session, *, progress: bool | None = None) -> RunResult:
         """Run the job to its end.
 
         Parameters
@@ -231,7 +203,7 @@ class JobRunner:
             finally:
                 self._run = None
 
-    @checked(path=PATH)
+    @checked
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write what all runs of the checkpoint directory did as an HTML page; see `write_report`.
 
@@ -253,7 +225,7 @@ class JobRunner:
         binding = self.binding  # which another thread may drop
         return None if binding is None else binding.under_way
 
-    @checked(reason=TEXT)
+    @checked
     def stop(self, reason: str = "JobRunner.stop") -> None:
         """Ask the run to end once its epoch has ended and is recorded.
 
@@ -281,8 +253,8 @@ class JobRunner:
         self.save_asked.set()
 
     @awaited
-    @checked(session=_SESSION, epoch=EPOCH)
-    def replay(self, session: Session, epoch: EpochLike) -> ReplayReport:
+    @checked
+    def replay(self, session: _Session, epoch: EpochLike) -> ReplayReport:
         """Run a recorded epoch again from the one before it, and compare the result.
 
         Parameters
@@ -329,9 +301,12 @@ class JobRunner:
         return replay.run(session)
 
     @awaited
-    @checked(blob_names=_BLOBS, epoch=EPOCH, session=_SESSION)
+    @checked
     def load_blobs_from_checkpoints(
-        self, blob_names: Sequence[str | Blob], epoch: EpochLike, session: Session
+        self,
+        blob_names: Annotated[Sequence[str | Blob], _BLOBS],
+        epoch: EpochLike,
+        session: _Session,
     ) -> bool:
         """Load only some blobs of an epoch into the session's workspaces.
 

@@ -17,7 +17,7 @@ from jobrunner.checkpoint import (
     is_url,
     run_all,
 )
-from jobrunner.define import PATH, Node, Rule, Task, TaskGroup, checked
+from jobrunner.define import Node, Rule, Task, TaskGroup, checked
 from jobrunner.errors import CheckpointWriteError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT
 
@@ -84,7 +84,7 @@ class CopyTo:
     store, and reads each into memory; a file has at most 64 MiB, and most are smaller.
     """
 
-    @checked(path=PATH)
+    @checked
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = absolute_path(path)
 

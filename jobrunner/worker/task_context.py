@@ -27,6 +27,7 @@ from jobrunner.define import (
     Sum,
     Total,
     check_seedable,
+    checked,
     pack_array,
     seeded_generators,
     without_partials,
@@ -287,6 +288,7 @@ def _digest(parts: tuple[object, ...]) -> bytes:
 # ---- global generators
 
 
+@checked
 def seeded(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Make a function of a task draw the same numbers from global generators in every run.
 

@@ -142,5 +142,5 @@ def test_a_final_output_of_a_missing_blob_is_refused() -> None:
         job.epoch_group.final_output("y", "n")
     with pytest.raises(DefinitionError, match=r"'n/final_output' .*uses blob 'y'"):
         job.compile()
-    with pytest.raises(DefinitionError, match="inputs must be"):
+    with pytest.raises(DefinitionError, match="blob must be a Blob or a str"):
         TaskGroup().final_output(3)  # type: ignore[arg-type]

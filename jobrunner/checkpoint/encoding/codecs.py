@@ -6,11 +6,11 @@ import collections
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from jobrunner.define import FLAG, LABEL, Rule, checked
+from jobrunner.define import Label, Rule, checked
 from jobrunner.errors import DefinitionError
 
 EXACT_TYPES: frozenset[type] = frozenset(
@@ -51,17 +51,12 @@ def _takes_one_argument(function: object) -> bool:
     return callable(function)
 
 
-_FUNCTION = Rule("a function of one argument", _takes_one_argument)
-_RULES = {
-    "cls": Rule("a class", lambda value: isinstance(value, type)),
-    "encode": _FUNCTION,
-    "decode": _FUNCTION,
-    "name": LABEL,
-    "subclasses": FLAG,
-}
+_Function = Annotated[
+    Callable[[Any], object], Rule("a function of one argument", _takes_one_argument)
+]
 
 
-@checked(**_RULES)
+@checked
 @dataclass(frozen=True, slots=True)
 class Codec:
     """Converts values of one type to values that can be saved, and back.
@@ -80,10 +75,10 @@ class Codec:
         Whether it also converts values of subclasses that have no codec of their own.
     """
 
-    cls: type
-    encode: Callable[[Any], object]
-    decode: Callable[[Any], object]
-    name: str
+    cls: Annotated[type, "a class"]
+    encode: _Function
+    decode: _Function
+    name: Label
     subclasses: bool = False
 
 
@@ -139,13 +134,13 @@ class CodecTable(Generic[AnyCodec]):
 REGISTERED_CODECS: dict[type, Codec] = {}
 
 
-@checked(**_RULES)
+@checked
 def register_codec(
-    cls: type,
-    encode: Callable[[Any], object],
-    decode: Callable[[Any], object],
+    cls: Annotated[type, "a class"],
+    encode: _Function,
+    decode: _Function,
     *,
-    name: str | None = None,
+    name: Label | None = None,
     subclasses: bool = False,
 ) -> Codec:
     """Save values of a type by a codec.

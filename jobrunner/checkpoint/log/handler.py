@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -125,8 +125,8 @@ class FileMetadataHandler:
     file is durable before `append` returns, and contains the digest of its entry.
     """
 
-    @checked(files=FILES)
-    def __init__(self, files: Files | None = None) -> None:
+    @checked
+    def __init__(self, files: Annotated[Files, FILES] | None = None) -> None:
         self._given = files
         self._files = files if files is not None else PosixFiles()
         self._directory = ""
