@@ -17,14 +17,12 @@ from jobrunner.checkpoint.log import (
     EpochRecord,
     FileMetadataHandler,
     LogWriter,
-    LostEntry,
     MetadataHandler,
     PinEntry,
     Snapshot,
     State,
     UnpinEntry,
     check_plan,
-    each_entry,
     is_known_dead,
     read_info,
     read_record,
@@ -315,15 +313,7 @@ class Directory:
 
         Raises CheckpointCorruptError if an entry is missing, damaged or contradicts those before it.
         """
-        state = State()
-        lost = []
-        for number, entry in each_entry(self.handler):
-            if isinstance(entry, CheckpointCorruptError):
-                raise entry
-            state.apply(entry)
-            if isinstance(entry, LostEntry):
-                lost.append(number)
-        return lost
+        return self.log.verify()
 
     def check_recorded(self, epoch: Position, state: State) -> None:
         """Raise CheckpointNotFoundError, with what to do, unless the epoch is recorded."""

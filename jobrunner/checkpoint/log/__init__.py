@@ -43,6 +43,7 @@ from jobrunner.checkpoint.log.handler import (
     FileMetadataHandler,
     MetadataHandler,
     StateCache,
+    parse_file_name,
 )
 from jobrunner.checkpoint.log.heartbeat import (
     HEARTBEAT,

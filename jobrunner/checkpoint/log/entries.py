@@ -227,8 +227,8 @@ class LaterVersionError(CheckpointCorruptError):
     """A later version of jobrunner wrote the entry, so it is not damaged."""
 
 
-def parse_entry(tree: object, subject: str, advice: str = "") -> LogEntry:
-    """Check an entry that was read as JSON; errors begin with `subject` and end with `advice`.
+def parse_entry(tree: object, subject: str) -> LogEntry:
+    """Check an entry that was read as JSON; errors begin with `subject`.
 
     Raises CheckpointCorruptError if a field is missing, unknown or has an invalid value, and
     LaterVersionError if a later version wrote the entry.
@@ -248,7 +248,7 @@ def parse_entry(tree: object, subject: str, advice: str = "") -> LogEntry:
     try:
         entry: LogEntry = msgspec.convert(tree, AnyEntry, dec_hook=from_json)
     except (ValueError, RecursionError) as error:  # also of a key with a lone surrogate
-        raise CheckpointCorruptError(f"{subject} has an invalid field: {error}. {advice}") from None
+        raise CheckpointCorruptError(f"{subject} has an invalid field: {error}.") from None
     return entry
 
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -25,10 +25,9 @@ MOST_VALUES = 1_000_000
 """The values of an entry, at most; a string counts as three."""
 MOST_STATE_BYTES = 1 << 30
 
-_ENTRY_NAME = re.compile(r"([0-9]{10}|[1-9][0-9]{10,})\.json")
-_STATE_NAME = re.compile(r"state-([0-9]{10}|[1-9][0-9]{10,})\.json")
-_TEMPORARY_NAME = re.compile(
-    r"\.(?:state-)?([0-9]{10}|[1-9][0-9]{10,})\.json(?:\.damaged)?\.[0-9a-f]+\.tmp"
+_NAME = re.compile(
+    r"\.?(?P<state>state-)?(?P<number>[0-9]{10}|[1-9][0-9]{10,})\.json"
+    r"(?P<damaged>\.damaged)?(?P<temporary>\.[0-9a-f]+\.tmp)?"
 )
 _KEPT_STATES = 2
 _MOST_MISSING = 2_000
@@ -112,6 +111,26 @@ class EntryReplacer(Protocol):
         """
 
 
+class LogFile(NamedTuple):
+    """What the name of a file of the log says."""
+
+    kind: Literal["entry", "state", "damaged", "temporary"]
+    number: int
+
+
+def parse_file_name(name: str) -> LogFile | None:
+    """Parse the name of a file in ``_log/``; None if it is none that this handler gives."""
+    match = _NAME.fullmatch(name)
+    if match is None or name.startswith(".") != bool(match["temporary"]):
+        return None
+    number = int(match["number"])
+    if match["temporary"]:
+        return LogFile("temporary", number)
+    if match["state"]:
+        return None if match["damaged"] else LogFile("state", number)
+    return LogFile("damaged" if match["damaged"] else "entry", number)
+
+
 class FileMetadataHandler:
     """The default handler: one file for each entry, in ``_log/`` of the checkpoint directory.
 
@@ -137,6 +156,17 @@ class FileMetadataHandler:
         self._files = files_of(path, self._given)
         self._directory = join_path(path, LOG_DIRECTORY)
 
+    def path_of(self, number: int) -> str:
+        """Path of an entry's file."""
+        return os.path.join(self._directory, f"{number:010d}.json")
+
+    def _numbers(self, kind: str) -> list[int]:
+        """The numbers of all files of a kind, in ascending order."""
+        names = map(parse_file_name, self._files.list_names(self._directory))
+        return sorted(file.number for file in names if file is not None and file.kind == kind)
+
+    # --- entries
+
     def append(self, entry: Entry) -> bool:
         """See `MetadataHandler`."""
         if entry["number"] == 0:
@@ -146,12 +176,9 @@ class FileMetadataHandler:
     def last_number(self) -> int:
         """See `MetadataHandler`."""
         path, files = self._directory, self._files
-        names = files.list_names(path)
-        if not names and files.is_taken(path) and not files.is_directory(path):
-            raise CheckpointCorruptError(
-                f"{path} is a file; expected a directory. Restore the log from a copy.", path=path
-            )
-        numbers = [int(match[1]) for match in map(_ENTRY_NAME.fullmatch, names) if match]
+        numbers = self._numbers("entry")
+        if not numbers and files.is_taken(path) and not files.is_directory(path):
+            raise CheckpointCorruptError(f"{path} is a file; expected a directory.", path=path)
         last = max(numbers, default=-1)
         # A command that looked for all that are missing would not end.
         if last > _MOST_MISSING + 10 * len(numbers):
@@ -170,52 +197,45 @@ class FileMetadataHandler:
         while True:
             # Reads twice as many at once each time, so that few are read in vain.
             count = min(2 * count, self._files.lookups)
-            paths = [self.path_of(number + i) for i in range(count)]
-            for data in list(self._files.each(self._read, paths)):
-                if data is None:
+            for entry in list(self._files.each(self._read, range(number, number + count))):
+                if entry is None:
                     if not self._files.is_taken(self.path_of(number + 1)):
                         return
                     path = self.path_of(number)
                     raise CheckpointCorruptError(
-                        f"Entry {number} of the log is missing: expected {path}, because entry "
-                        f"{number + 1} exists. {advise(path)}",
+                        f"Entry {number} of the log, {path}, is missing, although entry "
+                        f"{number + 1} exists.",
                         path=path,
                     )
-                yield self._decode(data, number)
+                if isinstance(entry, CheckpointCorruptError):
+                    raise entry
+                yield entry
                 number += 1
 
-    def entry(self, number: int) -> Entry | None:
-        """Entry `number` alone; None if there is none."""
-        data = self._read(self.path_of(number))
-        return None if data is None else self._decode(data, number)
-
-    def states(self) -> Iterator[bytes]:
-        """See `StateCache`."""
-        for name in reversed(self._state_names()):
-            path = join_path(self._directory, name)
-            try:
-                data = self._files.read(path, MOST_STATE_BYTES)
-                if data is not None:
-                    yield unframe(data, path, f"{path}, a state of the log,")
-            except (CheckpointCorruptError, IsADirectoryError) as error:
-                # It only says what the entries say, too.
-                logger.warning("Reading the log without a state of it: %s", error)
-
-    def keep_state(self, number: int, state: bytes) -> None:
-        """See `StateCache`."""
-        path = join_path(self._directory, f"state-{number:010d}.json")
-        self._files.put(path, frame(state))
-        for name in self._state_names()[:-_KEPT_STATES]:
-            self._files.remove_file(join_path(self._directory, name))
-
-    def _state_names(self) -> list[str]:
-        names = filter(_STATE_NAME.fullmatch, self._files.list_names(self._directory))
-        return sorted(names, key=lambda name: (len(name), name))
+    def _read(self, number: int) -> Entry | CheckpointCorruptError | None:
+        """An entry, or why it is damaged; None if there is none."""
+        path = self.path_of(number)
+        # Files of holes have any size and cost nothing, so there may be very many.
+        if self._damaged_bytes > _MOST_DAMAGED_BYTES:
+            return CheckpointCorruptError(
+                f"{path} was not read, because {self._damaged_bytes:,} bytes of damaged entries "
+                f"were read before it.",
+                path=path,
+            )
+        data: bytes | None = b""
+        try:
+            data = self._files.read(path, MOST_ENTRY_BYTES)
+            return None if data is None else decode_entry(data, number, path)
+        except CheckpointCorruptError as error:
+            self._damaged_bytes += len(data or b"")
+            return error
+        except IsADirectoryError:
+            return CheckpointCorruptError(f"{path} is a directory.", path=path)
 
     def replace(self, entry: Entry) -> None:
         """See `EntryReplacer`."""
-        for name in self._state_names():
-            self._files.remove_file(join_path(self._directory, name))
+        for number in self._numbers("state"):
+            self._files.remove_file(self._state_path(number))
         path = self.path_of(entry["number"])
         try:
             damaged = self._files.read(path, MOST_STATE_BYTES)
@@ -232,55 +252,34 @@ class FileMetadataHandler:
         """Remove the temporary files of entries up to `number`, which must exist."""
         try:
             for name in self._files.list_names(self._directory):
-                match = _TEMPORARY_NAME.fullmatch(name)
-                if match and int(match[1]) <= number:
+                file = parse_file_name(name)
+                if file is not None and file.kind == "temporary" and file.number <= number:
                     self._files.remove_file(join_path(self._directory, name))
         except OSError as error:
             logger.warning("Cannot remove temporary files in %s: %s", self._directory, error)
 
-    def number_in(self, name: str) -> int | None:
-        """The number of the entry in a file of that name; None if it is another file."""
-        match = _ENTRY_NAME.fullmatch(name)
-        if match is None or name != os.path.basename(self.path_of(int(match[1]))):
-            return None
-        return int(match[1])
+    # --- states
 
-    def is_state(self, name: str) -> bool:
-        """Whether a file of that name has a state."""
-        return _STATE_NAME.fullmatch(name) is not None
+    def states(self) -> Iterator[bytes]:
+        """See `StateCache`."""
+        for number in reversed(self._numbers("state")):
+            path = self._state_path(number)
+            try:
+                data = self._files.read(path, MOST_STATE_BYTES)
+                if data is not None:
+                    yield unframe(data, path, f"{path}, a state of the log,")
+            except (CheckpointCorruptError, IsADirectoryError) as error:
+                # It only says what the entries say, too.
+                logger.warning("Reading the log without a state of it: %s", error)
 
-    def is_temporary(self, name: str) -> bool:
-        """Whether a file of that name is on the way to another name."""
-        return _TEMPORARY_NAME.fullmatch(name) is not None
+    def keep_state(self, number: int, state: bytes) -> None:
+        """See `StateCache`."""
+        self._files.put(self._state_path(number), frame(state))
+        for older in self._numbers("state")[:-_KEPT_STATES]:
+            self._files.remove_file(self._state_path(older))
 
-    def path_of(self, number: int) -> str:
-        """Path of an entry's file."""
-        return os.path.join(self._directory, f"{number:010d}.json")
-
-    def _read(self, path: str) -> bytes | CheckpointCorruptError | None:
-        """The content of an entry's file, or why it is damaged; None if there is none."""
-        # Files of holes have any size and cost nothing, so there may be very many.
-        if self._damaged_bytes > _MOST_DAMAGED_BYTES:
-            return CheckpointCorruptError(
-                f"{path} was not read, because damaged entries of {self._damaged_bytes:,} bytes "
-                f"were read before it. {advise(path)}",
-                path=path,
-            )
-        try:
-            return self._files.read(path, MOST_ENTRY_BYTES)
-        except CheckpointCorruptError as error:
-            return error
-        except IsADirectoryError:
-            return CheckpointCorruptError(f"{path} is a directory. {advise(path)}", path=path)
-
-    def _decode(self, data: bytes | CheckpointCorruptError, number: int) -> Entry:
-        if isinstance(data, CheckpointCorruptError):
-            raise data
-        try:
-            return decode_entry(data, number, self.path_of(number))
-        except CheckpointCorruptError:
-            self._damaged_bytes += len(data)
-            raise
+    def _state_path(self, number: int) -> str:
+        return join_path(self._directory, f"state-{number:010d}.json")
 
 
 def frame(text: bytes) -> bytes:
@@ -301,7 +300,7 @@ def unframe(data: bytes, path: str, subject: str) -> bytes:
         named = data[11:75].decode("ascii", "replace")
         digest = hashlib.sha256(text).hexdigest()
         damage = f"has changed since it was written: expected SHA-256 {named!r}, found {digest}"
-    raise CheckpointCorruptError(f"{subject} {damage}. {advise(path)}", path=path)
+    raise CheckpointCorruptError(f"{subject} {damage}.", path=path)
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -327,13 +326,11 @@ def decode_entry(data: bytes, number: int, path: str) -> dict[str, Any]:
         except (ValueError, RecursionError) as error:
             problem = f"it is no JSON: {error}"
     if problem:
-        raise CheckpointCorruptError(
-            f"{path} is no entry of the log: {problem}. {advise(path)}", path=path
-        )
+        raise CheckpointCorruptError(f"{path} is no entry of the log: {problem}.", path=path)
     contained = entry.get("number") if isinstance(entry, dict) else None
     if type(contained) is not int or contained != number:
         raise CheckpointCorruptError(
-            f"{path} contains entry {contained}; expected entry {number}. {advise(path)}", path=path
+            f"{path} contains entry {contained}; expected entry {number}.", path=path
         )
     return entry  # type: ignore[no-any-return]
 
@@ -344,12 +341,3 @@ def _too_large(text: bytes) -> str:
         return f"it has more than {MOST_ENTRY_BYTES:,} bytes"
     count = sum(map(text.count, (b",", b"[", b"{", b'"')))
     return f"it has more than {MOST_VALUES:,} values" if count > MOST_VALUES else ""
-
-
-def advise(path: str) -> str:
-    """What to do about a damaged or missing entry, for messages."""
-    directory = os.path.dirname(os.path.dirname(path))
-    return (
-        f"Restore the file from a copy, or run `jobrunner fsck {directory}` to see what can be "
-        f"proven without it and `jobrunner fsck {directory} --repair` to continue from that."
-    )

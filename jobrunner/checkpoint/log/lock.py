@@ -7,10 +7,9 @@ import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
-from jobrunner.checkpoint.log.entries import Holder, RunEntry
+from jobrunner.checkpoint.log.entries import Holder
 from jobrunner.checkpoint.log.heartbeat import (
     HEARTBEAT,
     RUNS_DIRECTORY,
@@ -54,6 +53,7 @@ class RunLock:
         self.nodes = tuple(nodes)
         self.run = uuid.uuid4().hex
         self.number = -1  # of the run's entry, once the lock is taken
+        self._former: Holder | None = None  # which had not ended when this run took the lock
         self._heartbeat = Heartbeat(files, path, self.run, beat_seconds, status)
         self.probe = Probe(files, join_path(self._heartbeat.directory, "probe"), self.run.encode())
 
@@ -63,12 +63,18 @@ class RunLock:
         Raises CommitConflictError if another run is alive, unless `take_over`, and
         CheckpointWriteError or OSError if the directory cannot be written.
         """
-        overruled: set[str] = set()
+        fields = {
+            "nodes": list(self.nodes),
+            "info": info,
+            "process": own_process(),
+            "heartbeat_seconds": self._beat_seconds,
+            "is_repair": self._log.repairs,
+        }
 
-        def judge(state: State) -> None:
+        def decide(state: State) -> Mapping[str, Any]:
             holder, number = state.holder, state.number
             if holder is None or state.is_ended:
-                return
+                return fields
             if not take_over:
                 refuse_if_alive(
                     self._files,
@@ -77,24 +83,18 @@ class RunLock:
                     patience,
                     lambda: self._log.refresh().number == number,
                 )
-            elif holder.run not in overruled:  # else it is the same run, which has appended
-                overruled.add(holder.run)
+            elif holder != self._former:  # else that run has only appended meanwhile
                 logger.warning("Taking %s over from %s, as requested.", self._path, holder)
+            self._former = holder
+            return fields
 
-        fields = {
-            "nodes": list(self.nodes),
-            "info": info,
-            "process": own_process(),
-            "heartbeat_seconds": self._beat_seconds,
-            "is_repair": self._log.repairs,
-        }
         self._warn_of_others()
         # The heartbeat must exist before the entry, after which others look for it.
         self._files.make_directories(self._path)
         self._heartbeat.start()
         try:
             self._files.prove_creation(self._heartbeat.directory)
-            self.number = self._log.take(self.run, fields, judge)
+            self.number = self._log.take(self.run, decide)
             self._heartbeat.restore()
         except BaseException:
             self._stop()
@@ -117,28 +117,19 @@ class RunLock:
                 )
 
     def remove_traces_of_others(self) -> None:
-        """Remove the heartbeats of earlier runs, not of one that waits or is later."""
-        runs = join_path(self._path, RUNS_DIRECTORY)
-        try:
-            alive = []
-            for name in self._files.list_names(runs):
-                directory = join_path(runs, name)
-                if name == self.run:
-                    continue
-                if is_left_behind(self._files, self._path, name):
-                    self._files.remove_tree(directory)
-                else:
-                    alive.append(name)
-            # Of these, the earlier ones have lost the directory, and the others may wait for it.
-            earlier = self._earlier_runs() if alive else set()
-            for name in earlier.intersection(alive):
-                self._files.remove_tree(join_path(runs, name))
-        except (OSError, CheckpointError) as error:
-            logger.warning("Cannot remove the files of earlier runs in %s: %s", runs, error)
+        """Remove the heartbeats of runs that have ended and of the run before, which was taken over.
 
-    def _earlier_runs(self) -> set[str]:
-        entries = takewhile(lambda entry: entry.number < self.number, self._log.read_entries())
-        return {entry.run for entry in entries if isinstance(entry, RunEntry)}
+        Other runs may wait for the directory, or have taken it over already.
+        """
+        runs = join_path(self._path, RUNS_DIRECTORY)
+        former = "" if self._former is None else self._former.run
+        try:
+            for name in self._files.list_names(runs):
+                is_over = name == former or is_left_behind(self._files, self._path, name)
+                if name != self.run and is_over:
+                    self._files.remove_tree(join_path(runs, name))
+        except OSError as error:
+            logger.warning("Cannot remove the files of earlier runs in %s: %s", runs, error)
 
     def leave(self) -> None:
         """Stop the heartbeat and remove its files."""

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jobrunner.checkpoint.log.entries import Entry, LogEntry, parse_entry
-from jobrunner.checkpoint.log.handler import (
-    FileMetadataHandler,
-    MetadataHandler,
-    StateCache,
-    advise,
-)
+from jobrunner.checkpoint.log.entries import LogEntry, parse_entry
+from jobrunner.checkpoint.log.handler import MetadataHandler, StateCache
 from jobrunner.checkpoint.log.state import State
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.texts import get_logger
@@ -19,12 +14,7 @@ logger = get_logger(__name__)
 
 
 class ReplacedError(Exception):
-    """The last entry that was read is no longer there: the log is another one, or older."""
-
-    def __init__(self, number: int, found_id: str | None) -> None:
-        super().__init__(number, found_id)
-        self.number = number
-        self.found_id = found_id
+    """The entry that was read last is no longer there: the log is another one, or older."""
 
 
 def read_state(handler: MetadataHandler) -> State:
@@ -56,37 +46,28 @@ def read_on(handler: MetadataHandler, state: State, last: int = -1) -> set[str]:
     costs nothing: without it, the first request would be for an entry that does not exist.
     """
     ids: set[str] = set()
-    first = max(0, state.number)
-    trees = handler.entries(first)
+    trees = handler.entries(max(0, state.number))
     if state.number >= 0:
         found_id = next(trees, {}).get("id")
         if found_id != state.last_id:
-            raise ReplacedError(state.number, found_id)
-        first += 1
-    for number, tree in enumerate(trees, first):
-        entry = _parse(handler, number, tree)
+            raise ReplacedError(found_id)
+    for number, tree in enumerate(trees, state.number + 1):
+        entry = parse_entry(tree, _name(number))
         state.apply(entry)
         ids.add(entry.id)
     if state.number < last:
         raise CheckpointCorruptError(
-            f"Entry {state.number + 1} of the log is missing: expected all entries up to {last}, "
-            f"which exists. Run `jobrunner fsck DIR` to see what can be proven without it and "
-            f"`jobrunner fsck DIR --repair` to continue from that."
+            f"{_name(state.number + 1)} is missing, although entry {last} exists."
         )
     return ids
 
 
 def read_entry(handler: MetadataHandler, number: int) -> LogEntry:
     """Read entry `number`; raises CheckpointCorruptError if it is missing or damaged."""
-    advice = ""
-    if isinstance(handler, FileMetadataHandler):
-        tree = handler.entry(number)  # reads nothing ahead
-        advice = advise(handler.path_of(number))
-    else:
-        tree = next(handler.entries(number), None)
+    tree = next(handler.entries(number), None)
     if tree is None:
-        raise CheckpointCorruptError(f"Entry {number} of the log is missing. {advice}")
-    return _parse(handler, number, tree)
+        raise CheckpointCorruptError(f"{_name(number)} is missing.")
+    return parse_entry(tree, _name(number))
 
 
 def each_entry(
@@ -97,17 +78,14 @@ def each_entry(
     while number <= last:
         try:
             for tree in handler.entries(number):
-                yield number, _parse(handler, number, tree)
+                yield number, parse_entry(tree, _name(number))
                 number += 1
             if number <= last:
-                yield number, CheckpointCorruptError(f"Entry {number} of the log is missing.")
+                yield number, CheckpointCorruptError(f"{_name(number)} is missing.")
         except CheckpointCorruptError as error:
             yield number, error
         number += 1
 
 
-def _parse(handler: MetadataHandler, number: int, tree: Entry) -> LogEntry:
-    if not isinstance(handler, FileMetadataHandler):
-        return parse_entry(tree, f"Entry {number} of the log")
-    path = handler.path_of(number)
-    return parse_entry(tree, f"Entry {number} of the log, {path},", advise(path))
+def _name(number: int) -> str:
+    return f"Entry {number} of the log"

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 from jobrunner.checkpoint.log.entries import (
     FORMAT,
     BeginEntry,
+    LaterVersionError,
     LogEntry,
+    LostEntry,
     PinEntry,
     RunEntry,
     UnpinEntry,
@@ -66,23 +68,19 @@ class LogWriter:
         self._lock = threading.RLock()
         self._read = lru_cache(maxsize=16)(partial(read_entry, handler))
 
+    # --- reading
+
     def refresh(self) -> State:
         """Read what was appended since the last call; returns the state. No log is an empty log.
 
         Raises CheckpointCorruptError if an entry is damaged or missing, and CheckpointError if the
         log cannot be read, or if the directory was replaced while this run holds it.
         """
-        with self._lock, self._reading():
-            if self._state is not None:
-                try:
-                    read_on(self.handler, self._state)
-                except ReplacedError as replaced:
-                    if self._run is not None:
-                        raise self._replaced(self._state, replaced) from None
-                    self._state = None
-            if self._state is None:
+        with self._lock:
+            if self._state is None or self._read_on(self._state) is None:
                 self._read.cache_clear()
-                self._state = read_state(self.handler)
+                with self._reading():
+                    self._state = read_state(self.handler)
             if self._state.is_unsure and not self.repairs:
                 raise CheckpointCorruptError(
                     f"The log of {self._path} has lost entries, and its repair has not ended. Run "
@@ -90,15 +88,24 @@ class LogWriter:
                 )
             return self._state
 
-    def _replaced(self, state: State, replaced: ReplacedError) -> CheckpointError:
-        entry = "no such entry" if replaced.found_id is None else f"entry {replaced.found_id}"
-        return CheckpointError(
-            f"{self._path} was replaced while this run used it: expected entry {state.number} of "
-            f"the log to be {state.last_id}, found {entry}. An older copy may have been restored, "
-            f"or the storage may not be mounted. This run writes nothing there until its own "
-            f"directory is back. Put it back, or start the same command again to continue from what "
-            f"is there."
-        )
+    def _read_on(self, state: State) -> set[str] | None:
+        """Read what was appended; returns the ids. None if the directory was replaced.
+
+        Raises CheckpointError if it was replaced while this run holds it.
+        """
+        try:
+            with self._reading():
+                return read_on(self.handler, state)
+        except ReplacedError as replaced:
+            if self._run is None:
+                return None
+            raise CheckpointError(
+                f"{self._path} was replaced while this run used it: expected entry {state.number} "
+                f"of the log to be {state.last_id}, found {replaced.args[0] or 'no such entry'}. An "
+                f"older copy may have been restored, or the storage may not be mounted. This run "
+                f"writes nothing there until its own directory is back. Put it back, or start the "
+                f"same command again to continue from what is there."
+            ) from None
 
     def snapshot(self) -> Snapshot:
         """What the log says now, for readers to pass down; frozen. Raises like `refresh`."""
@@ -137,24 +144,57 @@ class LogWriter:
                 "%s: what damaged entries of the log said is missing: %s", self._path, damage
             )
 
+    def verify(self) -> list[int]:
+        """Check every entry of the log; returns the numbers of those that a repair has replaced.
+
+        Raises CheckpointCorruptError if an entry is missing, damaged or contradicts those before it.
+        """
+        state = State()
+        lost = []
+        with self._reading():
+            for number, entry in each_entry(self.handler):
+                if isinstance(entry, CheckpointCorruptError):
+                    raise entry
+                state.apply(entry)
+                if isinstance(entry, LostEntry):
+                    lost.append(number)
+        return lost
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except LaterVersionError as error:
+            raise LaterVersionError(f"{self._path}: {error}", path=error.path) from error
+        except CheckpointCorruptError as error:
+            place = "" if self._path in str(error) else f"{self._path}: "
+            raise CheckpointCorruptError(
+                f"{place}{error} Restore the entry from a copy, or run `jobrunner fsck "
+                f"{self._path}` to see what can be proven without it and `jobrunner fsck "
+                f"{self._path} --repair` to continue from that.",
+                path=error.path,
+            ) from error
+        except (CheckpointError, ReplacedError):
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{self._path}: cannot read the log: {type(error).__name__}: {error}. Checkpoints "
+                f"may exist, so nothing is done. Make the log readable and try again."
+            ) from error
+
     # --- the fence
 
-    def take(self, run: str, fields: Mapping[str, Any], judge: Callable[[State], None]) -> int:
-        """Append a ``run`` entry with these fields and return its number.
+    def take(self, run: str, decide: Callable[[State], Mapping[str, Any]]) -> int:
+        """Append a ``run`` entry and return its number: from then on this run holds the directory.
 
-        `judge` gets the state, and raises if the run that holds the directory must continue.
+        `decide` gets the state and returns the entry's fields; it raises if the run that holds the
+        directory must continue.
         """
         with self._lock:
-            while True:
-                state = self.refresh()
-                judged = state.number
-                judge(state)
-                # `judge` may have waited for a heartbeat, and others may have appended meanwhile.
-                if self.refresh().number == judged:
-                    entry = self._append(RunEntry, run, fields)
-                    if entry is not None:
-                        self._run = run
-                        return entry.number
+            entry = self._append_decided(RunEntry, run, decide)
+            assert entry is not None
+            self._run = run
+            return entry.number
 
     def append(self, kind: type[Kind], **fields: Any) -> Kind:
         """Append an entry of this run; it is durable afterwards.
@@ -188,9 +228,9 @@ class LogWriter:
         in the names that exist. Raises like `append`.
         """
         with self._lock:
-            highest = max(label, self.known().label)
+            label = max(label, self.known().label) + 1
             entry = self.append(
-                BeginEntry, upto=upto, label=highest + 1, occupied=sorted(occupied), swept=swept
+                BeginEntry, upto=upto, label=label, occupied=sorted(occupied), swept=swept
             )
             attempt = self._held(self.known()).attempt
             # If the reply to the append was lost, the writer has read on, maybe to the `run` and
@@ -209,15 +249,8 @@ class LogWriter:
         `decide` gets the state and returns the entry's fields, or None to append nothing. It is
         called again whenever others append in between. Raises like `append`.
         """
-        run = self._run or uuid.uuid4().hex
         with self._lock:
-            while True:
-                fields = decide(self.refresh())
-                if fields is None:
-                    return None
-                entry = self._append(kind, run, fields)
-                if entry is not None:
-                    return entry
+            return self._append_decided(kind, self._run or uuid.uuid4().hex, decide)
 
     def leave(self) -> None:
         """Refuse further appends; appends nothing."""
@@ -238,6 +271,22 @@ class LogWriter:
                 f"and start this one again."
             )
         return state
+
+    def _append_decided(
+        self, kind: type[Kind], run: str, decide: Callable[[State], Mapping[str, Any] | None]
+    ) -> Kind | None:
+        while True:
+            state = self.refresh()
+            number = state.number
+            fields = decide(state)
+            if fields is None:
+                return None
+            # It may have waited for a heartbeat, and read on, while others appended. What they
+            # appended without being read is noticed by the append: their number is taken.
+            if self.known().number == number:
+                entry = self._append(kind, run, fields)
+                if entry is not None:
+                    return entry
 
     def _append(self, kind: type[Kind], run: str, fields: Mapping[str, Any]) -> Kind | None:
         """Append an entry; None if its number was taken, and that entry is read now."""
@@ -260,19 +309,15 @@ class LogWriter:
             state.apply(entry)
             self._keep_state(state)
             return entry
-        with self._reading():
-            try:
-                ids = read_on(self.handler, state)
-            except ReplacedError as replaced:
-                raise self._replaced(state, replaced) from None
-        if not ids:
+        ids = self._read_on(state)
+        if ids is not None and not ids:
             raise CheckpointWriteError(
                 f"{self._path}: the metadata handler {type(self.handler).__name__} refused entry "
                 f"{entry.number} as taken, but returns no entry with that number. Test it with "
                 f"jobrunner.testing.contracts."
             )
         # It may be this very entry, if the reply to an earlier try was lost.
-        return entry if entry.id in ids else None
+        return entry if ids is not None and entry.id in ids else None
 
     def _make(self, kind: type[Kind], run: str, fields: Mapping[str, Any]) -> Kind:
         return make_entry(kind, self.known().number + 1, run, **fields)
@@ -288,22 +333,6 @@ class LogWriter:
         except Exception as error:
             # Reading takes longer without it, and nothing else.
             logger.warning("%s: the state of the log could not be kept: %s", self._path, error)
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except CheckpointCorruptError as error:
-            if self._path in str(error):
-                raise
-            raise CheckpointCorruptError(f"{self._path}: {error}", path=error.path) from error
-        except CheckpointError:
-            raise
-        except Exception as error:
-            raise CheckpointError(
-                f"{self._path}: cannot read the log: {type(error).__name__}: {error}. Checkpoints "
-                f"may exist, so nothing is done. Make the log readable and try again."
-            ) from error
 
 
 def make_entry(kind: type[Kind], number: int, run: str, **fields: Any) -> Kind:

@@ -23,6 +23,7 @@ from jobrunner.checkpoint.log import (
     each_entry,
     given_up_by,
     is_known_dead,
+    parse_file_name,
 )
 from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.storage import join_path
@@ -164,19 +165,19 @@ def _inspect_log(directory: Directory) -> Iterator[tuple[Finding, LogEntry | Non
     numbers: set[int] = set()
     for name in directory.files.list_names(join_path(directory.path, LOG_DIRECTORY)):
         path = f"{LOG_DIRECTORY}/{name}"
-        number = handler.number_in(name)
-        if number is not None:
-            numbers.add(number)
-        elif handler.is_state(name):
+        file = parse_file_name(name)
+        if file is None:
+            yield Finding(path, "stray", _UNKNOWN), None
+        elif file.kind == "entry":
+            numbers.add(file.number)
+        elif file.kind == "state":
             yield Finding(path, "live", "A state of the log, for a quicker start."), None
-        elif handler.is_temporary(name):
+        elif file.kind == "temporary":
             text = "A process is writing this file, or died doing so; a later run removes it."
             yield Finding(path, "pending", text), None
-        elif name.endswith(".json.damaged"):
+        else:
             text = "A damaged entry, as a repair found it. Nothing reads it."
             yield Finding(path, "aside", text), None
-        else:
-            yield Finding(path, "stray", _UNKNOWN), None
     try:
         handler.last_number()
     except CheckpointCorruptError as error:

@@ -263,11 +263,12 @@ class Actor:
     # --- what a manager does: take the directory, clean up, save groups, retire, leave
 
     def take(self, groups: tuple[int, ...], rewinds: bool = False) -> Stage:
-        def judge(state: State) -> None:
+        def decide(state: State) -> dict[str, Any]:
             """Nobody is ever believed to be alive."""
             self._begin_round(Stage("take", (groups, rewinds)))
+            return {"nodes": ["a"], "info": {}}
 
-        self._writer.take(self._name, {"nodes": ["a"], "info": {}}, judge)
+        self._writer.take(self._name, decide)
         return Stage("clean_up", (groups, rewinds))
 
     def _begin_round(self, stage: Stage) -> None:

@@ -19,7 +19,7 @@ def log(tmp_path: Path) -> LogWriter:
     handler = FileMetadataHandler(FaultyFiles(sync=False))
     handler.set_params(str(tmp_path), ())
     log = LogWriter(handler, str(tmp_path))
-    log.take("r", {"nodes": ["a"], "info": {"note": "first"}}, lambda state: None)
+    log.take("r", lambda state: {"nodes": ["a"], "info": {"note": "first"}})
     log.begin(Position(9))
     record_epoch(log, Position(1))
     return log
