@@ -11,16 +11,16 @@ import contextlib
 import hashlib
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from jobrunner.checkpoint.commits import writing
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.loader import read_contents
 from jobrunner.checkpoint.log import (
     RUNS_DIRECTORY,
     BeginEntry,
     CommitEntry,
-    EndEntry,
     EntryReplacer,
     Holder,
     LaterVersionError,
@@ -29,6 +29,7 @@ from jobrunner.checkpoint.log import (
     LostEntry,
     MetadataHandler,
     NodeContents,
+    Partition,
     Patience,
     Record,
     RewindEntry,
@@ -58,14 +59,10 @@ from jobrunner.checkpoint.store import (
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
-    CheckpointWriteError,
-    CommitConflictError,
     DefinitionError,
 )
 from jobrunner.names import ROOT_DOCUMENT, parse_store_name
 from jobrunner.positions import Position
-
-_NO_END = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,44 +114,38 @@ def plan_repair(directory: Directory) -> Repair | None:
         return _Planner(directory).plan()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _LostSet:
-    """The stores of one attempt at a position that no entry that is left records."""
+    """All stores of one attempt at a position, which no entry that is left records."""
 
     at: Position
     attempt: int
     """The label of the attempt, which its documents have."""
     run: str
-    documents: dict[str, StoreDocument]
-    """By node."""
     stores: dict[str, Store]
+    """By node."""
     record: RecordEntry
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the stores."""
-        return [store.name for store in self.stores.values()]
 
 
 class _Planner:
     """Makes the plan for one directory."""
 
     def __init__(self, directory: Directory) -> None:
-        _replacer(directory)
         self._files = directory.files
         self._path = directory.path
         # List before the log is read: a name is claimed before it is used.
         self._names = self._files.list_names(self._path)
-        self._lost_sets: list[_LostSet] = []
         self._repair = Repair()
         self._state = State()
-        self._entries: list[LogEntry] = []
+        self._labels: dict[int, int] = {}
+        """Number of a ``begin`` -> label of its attempt."""
+        self._runs: dict[str, RunEntry] = {}
+        self._commits: dict[int, CommitEntry] = {}
+        self._rewinds: list[RewindEntry] = []
         self._holes: list[int] = []
         """Lost entries since the last repair."""
-        self._begins: dict[int, int] = {}
-        """Label of an attempt -> number of its entry."""
-        self._repaired = -1, 0
-        """Where the last repair ended, and the highest label then."""
+        self._judged_label = 0
+        """The highest label at the end of the last repair, which judged these attempts."""
         for number, entry in each_entry(directory.handler):
             self._take_in(number, entry)
 
@@ -162,128 +153,130 @@ class _Planner:
         state = self._state
         if isinstance(entry, LaterVersionError):
             raise entry  # nothing is lost
-        if not isinstance(entry, CheckpointCorruptError):
+        if isinstance(entry, LogEntry):
             try:
                 state.apply(entry)
             except CheckpointCorruptError as error:
                 entry = error
-        if isinstance(entry, CheckpointCorruptError):
-            self._repair.lost[number] = str(entry)
-            state.skip_to(number + 1)
-            self._holes.append(number)
-            return
-        self._entries.append(entry)
-        if isinstance(entry, LostEntry):
-            self._holes.append(number)
-        if isinstance(entry, BeginEntry):
-            self._begins[entry.label] = number
+        match entry:
+            case CheckpointCorruptError():
+                self._repair.lost[number] = str(entry)
+                state.skip_to(number + 1)
+                self._holes.append(number)
+            case LostEntry():
+                self._holes.append(number)
+            case RunEntry():
+                self._runs[entry.run] = entry
+            case BeginEntry():
+                self._labels[number] = entry.label
+            case CommitEntry():
+                self._commits[number] = entry
+            case RewindEntry():
+                self._rewinds.append(entry)
         if self._holes and not state.is_unsure:
             self._holes = []
-            self._repaired = number, state.label
+            self._judged_label = state.label
 
     @property
     def highest(self) -> tuple[Position | None, int]:
         """The highest position that any store has, and a label that no attempt exceeds."""
-        stores = filter(None, map(parse_store_name, self._names))
+        stores = [store for store in map(parse_store_name, self._names) if store is not None]
         position = max((store.epoch for store in stores), default=None)
-        labels = [lost_set.attempt for lost_set in self._lost_sets]
-        # Each entry that is lost may have begun an attempt.
-        return position, max([self._state.number, *labels])
+        # Each entry, also one that is lost, may have begun an attempt.
+        return position, max([self._state.number, *(store.retry for store in stores)])
 
     def plan(self) -> Repair | None:
-        """The plan; None if there is nothing to do."""
+        """The repair; None if none is necessary."""
         repair, state = self._repair, self._state
-        self._lost_sets = self._find_lost_sets()
-        if any(self._is_unclaimed(lost_set) for lost_set in self._lost_sets):
-            # Only a commit, or a begin, of the attempt can have claimed these names. So the log had
-            # more entries, although nothing follows to show it.
-            self._holes.append(state.number + 1)
-        candidates = [item for item in self._lost_sets if self._may_be_committed(item)]
+        lost_sets = self._find_lost_sets()
+        if not self._holes:
+            repair.kept = state.epochs
+            return None
+        # An attempt writes positions in ascending order, and the next one begins after the newest
+        # that is recorded. So what a later attempt wrote proves that a rewind, which may be lost,
+        # has set aside whatever was recorded at that position and above. To each attempt, the
+        # lowest position that it wrote:
+        lowest = {lost_set.attempt: lost_set.at for lost_set in lost_sets}  # the last is the lowest
+        for commit in self._commits.values():
+            if commit.begin is not None and commit.records:
+                attempt, at = self._attempt_of(commit), commit.records[0].at
+                lowest[attempt] = min(at, lowest.get(attempt, at))
+
         for at in state.epochs:
-            reason = self._why_given_up(at, candidates) if self._holes else ""
+            reason = self._find_reason(at, lowest)
             if reason:
                 repair.given_up[at] = reason
             else:
                 repair.kept.append(at)
-        for lost_set in candidates:
-            self._rebuild(lost_set, candidates)
+        for lost_set in lost_sets:
+            if not self._is_set_aside(lost_set, lowest):
+                self._rebuild(lost_set)
         repair.rebuilt = dict(sorted(repair.rebuilt.items()))
-        if not state.is_unsure and not repair.rebuilt and not repair.given_up:
-            return None
         return repair
 
     # --- what is recorded
 
-    def _record(self, at: Position) -> tuple[CommitEntry, Record]:
-        """The recorded epoch's entry and record."""
-        number = self._state.recorded[at]
-        for entry in self._entries:
-            if entry.number == number and isinstance(entry, CommitEntry):
-                return entry, record_in(entry, at)
-        raise AssertionError(f"entry {number} was applied")
+    def _attempt_of(self, commit: CommitEntry) -> int:
+        """The label of the attempt that wrote what an entry records.
 
-    def _attempt_of(self, commit: CommitEntry) -> tuple[int, int]:
-        """The least and the highest label that the attempt of a commit may have.
-
-        They differ if its ``begin`` is lost; labels rise from entry to entry.
+        Of an entry that records stores that were there, the last attempt before it.
         """
-        begin = commit.number if commit.begin is None else commit.begin
-        before = [label for label, number in self._begins.items() if number <= begin]
-        after = [label for label, number in self._begins.items() if number > begin]
-        least = max(before, default=0)
-        if self._begins.get(least) == begin or commit.begin is None:
-            return least, least
-        return least + 1, min(after, default=1 << 62) - 1
+        if commit.begin in self._labels:
+            return self._labels[commit.begin]
+        if commit.begin is not None:
+            for store in (commit.records[0].stores or {}).values():
+                with contextlib.suppress(CheckpointCorruptError):
+                    reader = StoreReader(self._files, self._path, store.name, store.sha256)
+                    return reader.read_document().entry.attempt
+        return self._label_before(commit.number)
 
-    def _why_given_up(self, at: Position, candidates: Sequence[_LostSet]) -> str:
-        """Why a lost entry must have given an epoch up; empty if nothing says so."""
-        commit, record = self._record(at)
-        stores = record.stores or {}
-        roots = [join_path(self._path, store.name) for store in stores.values()]
-        if roots and not any(map(self._files.is_taken, roots)):
-            return "its stores are gone"
-        for root in roots:
+    def _label_before(self, number: int) -> int:
+        return max((label for n, label in self._labels.items() if n < number), default=0)
+
+    def _find_reason(self, at: Position, lowest: Mapping[int, Position]) -> str:
+        """Why a lost entry must have given a recorded epoch up; empty if nothing says so."""
+        commit = self._commits[self._state.recorded[at]]
+        for store in (record_in(commit, at).stores or {}).values():
             # A store is deleted from its root document on.
-            if not self._files.is_taken(join_path(root, ROOT_DOCUMENT)):
-                return f"{root} has no {ROOT_DOCUMENT}, so a lost entry retired it"
-        # An attempt records positions in ascending order, and the next one begins after the
-        # newest that is recorded. So whatever a later attempt wrote below `at` came after a rewind.
-        for entry in self._entries:
-            if isinstance(entry, CommitEntry) and (entry.begin or 0) > commit.number:
-                is_split = any(commit.number < hole < entry.number for hole in self._holes)
-                if is_split and any(record.at < at for record in entry.records):
-                    return f"entry {entry.number} records an earlier one, after a lost rewind"
-        _, attempt = self._attempt_of(commit)
-        for lost_set in candidates:
-            if lost_set.attempt > attempt and lost_set.at < at:
-                return f"{lost_set.names[0]} was written after it, so a lost entry set it aside"
+            path = join_path(self._path, f"{store.name}/{ROOT_DOCUMENT}")
+            if not self._files.is_taken(path):
+                return f"{path} is gone"
+        attempt = self._attempt_of(commit)
+        for later, position in lowest.items():
+            if later > attempt and position < at and commit.number < self._holes[-1]:
+                return f"epoch {position} was written after it, so a lost entry set it aside"
         return ""
 
     # --- what is not recorded, though its stores are there
 
     def _find_lost_sets(self) -> list[_LostSet]:
-        """All complete ones, the newest first."""
+        """Those that a lost entry may have recorded, the newest first."""
         recorded: set[str] = set()
-        for entry in self._entries:
-            if isinstance(entry, CommitEntry):
-                for record in entry.records:
-                    # What became of these, the entries say.
-                    recorded.update(store.name for store in (record.stores or {}).values())
+        for commit in self._commits.values():
+            for record in commit.records:
+                # What became of these, the entries say.
+                recorded.update(store.name for store in (record.stores or {}).values())
         sets: dict[tuple[Position, int], dict[str, str]] = defaultdict(dict)
         for name in self._names:
             store = parse_store_name(name)
             if store is not None and name not in recorded:
                 sets[store.epoch, store.retry][store.node] = name
         lost_sets = []
+        is_cut = False
         for (at, label), names in sets.items():
+            is_claimed = self._state.has_claimed(at, label)
             try:
                 lost_set = self._read_set(at, names)
             except CheckpointCorruptError as error:
-                if self._holes or not self._state.has_claimed(at, label):
+                if self._holes or not is_claimed:
                     self._repair.unproven |= dict.fromkeys(names.values(), str(error))
                 continue
-            if lost_set is not None:
+            if lost_set is not None and lost_set.attempt > self._judged_label:
                 lost_sets.append(lost_set)
+                is_cut = is_cut or not is_claimed
+        if is_cut:
+            # Only a lost entry can have claimed these names, although none that follows shows it.
+            self._holes.append(self._state.number + 1)
         return sorted(lost_sets, key=lambda item: (item.attempt, item.at), reverse=True)
 
     def _read_set(self, at: Position, names: Mapping[str, str]) -> _LostSet | None:
@@ -291,10 +284,9 @@ class _Planner:
 
         Raises CheckpointCorruptError if they do not prove that they belong together.
         """
-        documents: dict[str, StoreDocument] = {}
         stores: dict[str, Store] = {}
         origins: set[tuple[int, str]] = set()
-        source: RecordEntry | None = None
+        record: RecordEntry | None = None
         for node, name in names.items():
             path = join_path(self._path, f"{name}/{ROOT_DOCUMENT}")
             data = self._files.read(path, DOCUMENT_MOST_BYTES)
@@ -302,141 +294,87 @@ class _Planner:
                 continue
             if not is_sealed(data):
                 raise CheckpointCorruptError(
-                    f"{path} is damaged: its {len(data)} bytes do not contain their own SHA-256.",
-                    path=path,
+                    f"{path} is damaged: its SHA-256 is another.", path=path
                 )
             document = StoreDocument(data, path)
             if (document.node, document.position) != (node, at):
                 raise CheckpointCorruptError(
-                    f"{path}: expected the document of node {node!r} at epoch {at}, found that of "
-                    f"node {document.node!r} at epoch {document.position}.",
+                    f"{path} is that of node {document.node!r} at epoch {document.position}.",
                     path=path,
                 )
             nbytes = sum(size for size, _ in document.files().values())
-            documents[node] = document
             stores[node] = Store(name, hashlib.sha256(data).hexdigest(), nbytes)
             origins.add((document.entry.attempt, document.entry.run))
-            source = document.entry.record or source
-        if not documents:
+            record = document.entry.record or record
+        if not stores:
             return None
-        listed = ", ".join(names.values())
-        if source is None:
+        nodes = [] if record is None else record.nodes
+        missing = ", ".join(node for node in nodes if node not in stores)
+        if record is None or missing or len(origins) > 1:
+            problem = f"{len(origins)} attempts wrote them"
+            if record is None:
+                problem = "the one with the record is gone"
+            elif missing:
+                problem = f"those of {missing} are missing"
             raise CheckpointCorruptError(
-                f"None of the stores {listed} has the record of epoch {at}: the store that had it "
-                f"is gone."
+                f"The stores of epoch {at} are not all stores of one save: {problem}."
             )
-        missing = [node for node in source.nodes if node not in stores]
-        if missing:
-            raise CheckpointCorruptError(
-                f"The stores of epoch {at} are not all stores of one save: those of "
-                f"{', '.join(missing)} are missing."
-            )
-        if len(origins) > 1:
-            raise CheckpointCorruptError(
-                f"The stores of epoch {at} are not all stores of one save: {listed} were written "
-                f"by {len(origins)} attempts."
-            )
-        stores = {node: stores[node] for node in source.nodes}
         attempt, run = origins.pop()
-        return _LostSet(at, attempt, run, documents, stores, source)
+        return _LostSet(at, attempt, run, {node: stores[node] for node in nodes}, record)
 
-    def _may_be_committed(self, lost_set: _LostSet) -> bool:
-        """Whether a lost entry may have recorded these stores, and no other one gave them up.
-
-        Labels rise from attempt to attempt, so the entries that are left bound where the ``begin``
-        of this one was; and where its ``commit`` was, as the next attempt ends it.
-        """
-        repaired, last_label = self._repaired
-        begin = self._begins.get(lost_set.attempt)
-        if begin is None and lost_set.attempt <= last_label:
-            return False  # the last repair has judged it
-        first, end = repaired, _NO_END
-        for label, number in self._begins.items():
-            if label <= lost_set.attempt:
-                first = max(first, number)
-            else:
-                end = min(end, number)
-        rewind = -1
-        for entry in self._entries:
-            if entry.number <= first:
-                continue
-            if isinstance(entry, RewindEntry) and given_up_by(entry, [lost_set.at]):
-                if begin is not None or entry.number > end:
-                    return False
-                rewind = entry.number
-            elif begin is not None and isinstance(entry, RunEntry | RewindEntry | EndEntry):
-                end = min(end, entry.number)
-        holes = [hole for hole in self._holes if max(first, rewind) < hole < end]
-        if begin is not None:
-            return bool(holes)
-        # The `begin` is lost, too. If the log has none of a later attempt, all of its end may be.
-        return len(holes) >= 2 or end == _NO_END
-
-    def _is_unclaimed(self, lost_set: _LostSet) -> bool:
-        for name in lost_set.names:
-            store = parse_store_name(name)
-            if store is not None and not self._state.has_claimed(lost_set.at, store.retry):
+    def _is_set_aside(self, lost_set: _LostSet, lowest: Mapping[int, Position]) -> bool:
+        """Whether an entry, perhaps a lost one, has set these stores aside."""
+        at, attempt = lost_set.at, lost_set.attempt
+        if any(later > attempt and position <= at for later, position in lowest.items()):
+            return True
+        number = self._state.recorded.get(at) if at in self._repair.kept else None
+        if number is not None and attempt <= self._attempt_of(self._commits[number]):
+            return True
+        for rewind in self._rewinds:
+            is_before = attempt <= self._label_before(rewind.number)
+            if is_before and given_up_by(rewind, [at]):
                 return True
-        return False
+        # No entry is lost that could have recorded them: their save came to no `commit`.
+        numbers = [number for number, label in self._labels.items() if label == attempt]
+        return bool(numbers) and self._holes[-1] < numbers[0]
 
-    def _rebuild(self, lost_set: _LostSet, candidates: Sequence[_LostSet]) -> None:
-        """Plan to record a lost set, unless something shows that a lost entry had given it up."""
+    def _rebuild(self, lost_set: _LostSet) -> None:
+        """Plan to record a lost set, if every byte is what was written."""
         repair, at = self._repair, lost_set.at
-        for later in candidates:
-            if later.attempt > lost_set.attempt and later.at <= at:
-                return
-        for entry in self._entries:
-            if isinstance(entry, CommitEntry) and entry.begin is not None:
-                least, _ = self._attempt_of(entry)
-                if least > lost_set.attempt and any(record.at <= at for record in entry.records):
-                    return
-        if at in repair.kept:
-            _, attempt = self._attempt_of(self._record(at)[0])
-            if lost_set.attempt <= attempt:
-                return
-        for store in lost_set.stores.values():
-            try:
-                StoreReader(self._files, self._path, store.name, store.sha256).verify()
-            except CheckpointCorruptError as error:
-                repair.unproven |= dict.fromkeys(lost_set.names, str(error))
-                return
-        contents = self._contents_of(lost_set)
-        runs = [entry for entry in self._entries if isinstance(entry, RunEntry)]
-        numbers = [entry.number for entry in runs if entry.run == lost_set.run]
+        partitions: Mapping[str, Partition] = {}
+        with contextlib.suppress(ValueError, RecursionError):
+            partitions = read_details(lost_set.record.details).partitions
+        contents = {}
+        try:
+            for node, store in lost_set.stores.items():
+                reader = StoreReader(self._files, self._path, store.name, store.sha256)
+                reader.verify()
+                contents[node] = read_contents(reader, node, partitions)
+        except CheckpointCorruptError as error:
+            names = [store.name for store in lost_set.stores.values()]
+            repair.unproven |= dict.fromkeys(names, str(error))
+            return
+        run = self._runs.get(lost_set.run)
         record = Record(at, lost_set.stores, details=lost_set.record.details)
-        repair.rebuilt[at] = Rebuilt(record, contents, numbers[0] if numbers else None)
+        repair.rebuilt[at] = Rebuilt(record, contents, None if run is None else run.number)
         repair.given_up.pop(at, None)
         if at in repair.kept:
             repair.kept.remove(at)
 
-    def _contents_of(self, lost_set: _LostSet) -> dict[str, NodeContents]:
-        """What the stores have in them, as the ``commit`` said that is lost."""
-        partitions = {}
-        with contextlib.suppress(ValueError, RecursionError):
-            partitions = read_details(lost_set.record.details).partitions
-        contents = {}
-        for node, store in lost_set.stores.items():
-            reader = StoreReader(self._files, self._path, store.name, store.sha256)
-            contents[node] = read_contents(reader, node, partitions)
-        return contents
-
     # --- who may use the directory
 
-    def holders(self) -> dict[str, Holder]:
-        """The runs that may be alive, judged by the entries that are left and by heartbeats.
-
-        The last ``run`` entry may be a lost one, so every heartbeat counts.
-        """
-        runs = {e.run: holder_of(e) for e in self._entries if isinstance(e, RunEntry)}
-        ended = {entry.run for entry in self._entries if isinstance(entry, EndEntry)}
-        last = list(runs.values())[-1:]
-        suspects = {holder.run: holder for holder in last if holder.run not in ended}
-        root = join_path(self._path, RUNS_DIRECTORY)
-        for name in self._files.list_names(root):
-            if not is_left_behind(self._files, self._path, name):
+    def holders(self) -> list[Holder]:
+        """The runs that may be alive: all that have a heartbeat, as any ``run`` entry may be lost."""
+        holders = []
+        for name in self._files.list_names(join_path(self._path, RUNS_DIRECTORY)):
+            if is_left_behind(self._files, self._path, name):
+                continue
+            if name in self._runs:
+                holders.append(holder_of(self._runs[name]))
+            else:
                 process = read_beat(self._files, self._path, name).process
-                suspects[name] = runs.get(name) or Holder(0, name, process=process)
-        return suspects
+                holders.append(Holder(0, name, process=process))
+        return holders
 
 
 def repair_log(directory: Directory, patience: Patience | None = None) -> Repair | None:
@@ -445,82 +383,57 @@ def repair_log(directory: Directory, patience: Patience | None = None) -> Repair
     Raises CommitConflictError if a run that is alive holds the directory or took it meanwhile, and
     CheckpointWriteError if the log cannot be written.
     """
+    handler: MetadataHandler = directory.handler
+    if not isinstance(handler, EntryReplacer):
+        raise DefinitionError(
+            f"The log of {directory.path} is stored by {type(handler).__name__}, which cannot "
+            f"replace entries (it has no method `replace`). Repair it where it is stored."
+        )
     with reading(directory):
         planner = _Planner(directory)
         repair = planner.plan()
         if repair is None:
             return None
-        for holder in planner.holders().values():
-            _refuse_if_alive(directory, holder, patience or Patience())
+        for holder in planner.holders():
+            refuse_if_alive(directory.files, directory.path, holder, patience or Patience())
     run = uuid.uuid4().hex
-    handler = _replacer(directory)
-    try:
+    with writing(directory.path, "the log could not be repaired"):
         for number in repair.lost:
             handler.replace(entry_to_json(make_entry(LostEntry, number, run)))
-    except OSError as error:
-        raise CheckpointWriteError(
-            f"{directory.path}: the log could not be repaired: {type(error).__name__}: {error}. "
-            f"Repair the storage and try again."
-        ) from error
-    directory.log = LogWriter(directory.handler, directory.path)  # forgets what was lost
-    _reconcile(directory, repair, planner.highest, patience)
-    directory.log.refresh()  # proves that it can be read
-    return repair
-
-
-def _reconcile(
-    directory: Directory,
-    repair: Repair,
-    highest: tuple[Position | None, int],
-    patience: Patience | None,
-) -> None:
-    """Append what the repair says, as a run."""
     manager = MultiNodeCheckpointManager(
-        directory.path, directory.handler, files=directory.files, patience=patience
+        directory.path, handler, files=directory.files, patience=patience
     )
-    manager.directory.log = LogWriter(directory.handler, directory.path, repairs=True)
+    manager.directory.log = LogWriter(handler, directory.path, repairs=True)
     manager.run.start([], {"command": "fsck"})
     try:
-        append = manager.retention.append
-        for at, reason in repair.given_up.items():
-            append(RewindEntry, only=at, reason=reason)
-        for rebuilt in repair.rebuilt.values():
-            append(
-                CommitEntry,
-                begin=None,
-                records=[rebuilt.record],
-                contents=rebuilt.contents,
-                run_number=rebuilt.run_number,
-            )
-        position, label = highest
-        if position is not None:
-            # Lost entries may have claimed any name that is there, and no label may come twice. This
-            # entry is the last but one: that nobody claims a name may be all that shows the next
-            # repair, if this one dies, that the log had more entries.
-            manager.directory.log.begin(position, label=label)
+        _reconcile(manager, repair, *planner.highest)
     except BaseException:
         # Without an `end`, the log stays unsure, and the next repair begins anew.
         manager.run.leave()
         raise
     manager.run.end()
+    directory.log = LogWriter(handler, directory.path)  # forgets what was lost
+    directory.log.refresh()  # proves that it can be read
+    return repair
 
 
-def _replacer(directory: Directory) -> EntryReplacer:
-    """The handler; raises DefinitionError if it cannot replace entries."""
-    handler: MetadataHandler = directory.handler
-    if isinstance(handler, EntryReplacer):
-        return handler
-    raise DefinitionError(
-        f"The log of {directory.path} is stored by {type(handler).__name__}, which cannot replace "
-        f"entries (it has no method `replace`). Repair it where it is stored."
-    )
-
-
-def _refuse_if_alive(directory: Directory, holder: Holder, patience: Patience) -> None:
-    try:
-        refuse_if_alive(directory.files, directory.path, holder, patience)
-    except CommitConflictError as error:
-        raise CommitConflictError(
-            f"The log of {directory.path} was not repaired, because a run that is alive holds the "
-            f"directory: {holder}. Stop it and try again."
-        ) from error
+def _reconcile(
+    manager: MultiNodeCheckpointManager, repair: Repair, position: Position | None, label: int
+) -> None:
+    """Append what the repair says; `position` and `label` are the highest that names have."""
+    append = manager.retention.append
+    for at, reason in repair.given_up.items():
+        append(RewindEntry, only=at, reason=reason)
+    for rebuilt in repair.rebuilt.values():
+        append(
+            CommitEntry,
+            begin=None,
+            records=[rebuilt.record],
+            contents=rebuilt.contents,
+            run_number=rebuilt.run_number,
+        )
+    if position is not None:
+        # Lost entries may have claimed any name that is there, and no label may come twice. This
+        # entry is the last but one: that nobody claims a name may be all that shows the next
+        # repair, if this one dies, that the log had more entries.
+        manager.directory.log.begin(position, label=label)

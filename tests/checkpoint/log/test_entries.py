@@ -147,7 +147,9 @@ def test_a_directory_with_a_malformed_entry_is_not_opened(tmp_path: Path) -> Non
     manager.run.end()
     path = tmp_path / "k" / "_log" / "0000000002.json"
     path.write_bytes(encode_entry({**tree_of("done"), "number": 2, "epoch": 1.5}))
-    with pytest.raises(CheckpointCorruptError, match=r"Entry 2 of the log.*\$\.epoch.*fsck .*--repair"):
+    with pytest.raises(
+        CheckpointCorruptError, match=r"Entry 2 of the log.*\$\.epoch.*fsck .*--repair"
+    ):
         MultiNodeCheckpointManager(tmp_path / "k").epochs()
 
 
