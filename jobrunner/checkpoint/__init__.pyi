@@ -77,7 +77,8 @@ from .log import (
 )
 from .maintenance import (
     Repair as Repair,
-    StoreCopy as StoreCopy,
+    copy_files as copy_files,
+    copy_root as copy_root,
     copy_epoch as copy_epoch,
     inspect_directory as inspect_directory,
     plan_repair as plan_repair,

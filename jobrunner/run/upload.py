@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from jobrunner.checkpoint import (
     MultiNodeCheckpointManager,
-    StoreCopy,
     StoreReader,
     absolute_path,
+    copy_files,
+    copy_root,
     files_beside,
     is_url,
-    run_all,
 )
 from jobrunner.define import Node, Rule, Task, TaskGroup, checked
 from jobrunner.errors import CheckpointWriteError, DefinitionError
@@ -126,17 +126,16 @@ def _copy_store(source: StoreReader, target: StoreReader) -> None:
                 f"The store {source.root!r} and its copy {target.root!r} are the same directory; "
                 f"nothing was changed. Give CopyTo a directory of its own."
             )
-        copy = StoreCopy((source, target))
+        source.read_document()  # nothing is removed for a damaged store
         if files.is_taken(target.root):
             if files.is_taken(document):
                 files.remove_file(document)
                 files.sync_path(target.root)
             files.remove_tree(target.root)
         files.make_directories(target.directory)
-        jobs = copy.begin()
         with files.durable(target.directory, [target.store]):
-            run_all(jobs, max(source.files.threads, files.threads), copy.nbytes)
-        copy.finish(durable=True)
+            copy_files(source, target)
+        copy_root(source, target, durable=True)
     except OSError as error:
         raise CheckpointWriteError(
             f"Could not copy the store {source.root!r} to {target.root!r}: {error}. The checkpoint "

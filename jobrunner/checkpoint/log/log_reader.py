@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jobrunner.checkpoint.log.entries import LogEntry, parse_entry
-from jobrunner.checkpoint.log.handler import MetadataHandler, StateCache
+from jobrunner.checkpoint.log.handler import FileMetadataHandler, MetadataHandler, StateCache
 from jobrunner.checkpoint.log.state import State
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.texts import get_logger
@@ -52,12 +52,12 @@ def read_on(handler: MetadataHandler, state: State, last: int = -1) -> set[str]:
         if found_id != state.last_id:
             raise ReplacedError(found_id)
     for number, tree in enumerate(trees, state.number + 1):
-        entry = parse_entry(tree, _name(number))
+        entry = parse_entry(tree, _name(handler, number))
         state.apply(entry)
         ids.add(entry.id)
     if state.number < last:
         raise CheckpointCorruptError(
-            f"{_name(state.number + 1)} is missing, although entry {last} exists."
+            f"{_name(handler, state.number + 1)} is missing, although entry {last} exists."
         )
     return ids
 
@@ -66,8 +66,8 @@ def read_entry(handler: MetadataHandler, number: int) -> LogEntry:
     """Read entry `number`; raises CheckpointCorruptError if it is missing or damaged."""
     tree = next(handler.entries(number), None)
     if tree is None:
-        raise CheckpointCorruptError(f"{_name(number)} is missing.")
-    return parse_entry(tree, _name(number))
+        raise CheckpointCorruptError(f"{_name(handler, number)} is missing.")
+    return parse_entry(tree, _name(handler, number))
 
 
 def each_entry(
@@ -78,14 +78,17 @@ def each_entry(
     while number <= last:
         try:
             for tree in handler.entries(number):
-                yield number, parse_entry(tree, _name(number))
+                yield number, parse_entry(tree, _name(handler, number))
                 number += 1
             if number <= last:
-                yield number, CheckpointCorruptError(f"{_name(number)} is missing.")
+                yield number, CheckpointCorruptError(f"{_name(handler, number)} is missing.")
         except CheckpointCorruptError as error:
             yield number, error
         number += 1
 
 
-def _name(number: int) -> str:
-    return f"Entry {number} of the log"
+def _name(handler: MetadataHandler, number: int) -> str:
+    name = f"Entry {number} of the log"
+    if isinstance(handler, FileMetadataHandler):
+        name += f", {handler.path_of(number)},"
+    return name

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 
 import msgspec
@@ -42,6 +41,8 @@ from jobrunner.errors import (
 from jobrunner.names import LOG_DIRECTORY, ROOT_DOCUMENT
 from jobrunner.positions import Position
 
+_COPIED_AT_ONCE = 4  # stores, each by threads of its own
+
 
 def restore_epoch(
     directory: Directory,
@@ -66,68 +67,55 @@ def restore_epoch(
             f"aside: run the job with --resume and an earlier epoch."
         )
     candidates = _find_set_aside(directory)
-    chosen: SetAside | None = None
-    for candidate in candidates:
-        if candidate.record.at == epoch and number in (None, candidate.commit.number):
-            chosen = candidate
+    chosen = None
+    for commit, record in candidates:
+        if record.at == epoch and number in (None, commit.number):
+            chosen = commit, record
     if chosen is None:
-        names = [f"{item.record.at} (commit {item.commit.number})" for item in candidates]
+        names = [f"{record.at} (commit {commit.number})" for commit, record in candidates]
+        by = "" if number is None else f", by commit {number}"
         raise CheckpointNotFoundError(
-            f"No epoch {epoch} that can be restored is in {directory.path}"
-            f"{'' if number is None else f', by commit {number}'}. Epochs set aside whose stores "
-            f"still exist: {', '.join(names) or 'none'}."
+            f"No epoch {epoch} that can be restored is in {directory.path}{by}. Epochs set aside "
+            f"whose stores still exist: {', '.join(names) or 'none'}."
         )
+    commit, record = chosen
     manager = MultiNodeCheckpointManager(directory.path, take_over=take_over, files=directory.files)
     manager.run.start([], {"command": "restore"})
     try:
-        record_existing(manager, chosen)
+        for store in (record.stores or {}).values():
+            StoreReader(directory.files, directory.path, store.name, store.sha256).verify()
+        contents = record.contents
+        if contents is None and commit.contents:
+            contents = commit.number
+        details = {name: value for name, value in record.details.items() if name != "timing"}
+        manager.retention.append(
+            CommitEntry,
+            begin=None,
+            records=[msgspec.structs.replace(record, contents=contents, details=details)],
+            run_number=commit.run_number,
+        )
     finally:
         manager.run.end()
-    return chosen.commit
+    return commit
 
 
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """An epoch whose record does not count any more, but whose stores are there."""
-
-    commit: CommitEntry
-    record: Record
-
-
-def _find_set_aside(directory: Directory) -> list[SetAside]:
+def _find_set_aside(directory: Directory) -> list[tuple[CommitEntry, Record]]:
     """The epochs that are not recorded any more but whose stores all still exist."""
-    state = directory.log.refresh()
+    snapshot = directory.snapshot()
     with reading(directory):
         names = set(directory.files.list_names(directory.path))
-    doomed = {(item.commit, item.at) for item in state.given_up}
+    doomed = {(item.commit, item.at) for item in snapshot.given_up}
     set_aside = []
     for entry in directory.log.read_entries():
         if not isinstance(entry, CommitEntry):
             continue
         for record in entry.records:
-            is_recorded = record.at in state.recorded
-            if is_recorded or record.stores is None or (entry.number, record.at) in doomed:
+            is_given_up = record.stores is None or (entry.number, record.at) in doomed
+            if is_given_up or record.at in snapshot.recorded:
                 continue
-            if names.issuperset(store.name for store in record.stores.values()):
-                set_aside.append(SetAside(entry, record))
+            if names.issuperset(store.name for store in (record.stores or {}).values()):
+                set_aside.append((entry, record))
     return set_aside
-
-
-def record_existing(manager: MultiNodeCheckpointManager, aside: SetAside) -> None:
-    """Record stores that are there, in the run of `manager`, once every byte is verified."""
-    record, commit = aside.record, aside.commit
-    for store in (record.stores or {}).values():
-        StoreReader(manager.directory.files, manager.path, store.name, store.sha256).verify()
-    contents = record.contents
-    if contents is None and commit.contents:
-        contents = commit.number
-    details = {name: value for name, value in record.details.items() if name != "timing"}
-    manager.retention.append(
-        CommitEntry,
-        begin=None,
-        records=[msgspec.structs.replace(record, contents=contents, details=details)],
-        run_number=commit.run_number,
-    )
 
 
 def copy_epoch(
@@ -150,8 +138,32 @@ def copy_epoch(
     _refuse_within_another(copy.path, files)
     record = directory.record(epoch)
     is_done = directory.is_done() and directory.latest() == epoch
+    manager = MultiNodeCheckpointManager(copy.path, take_over=take_over, files=files)
+    info = {**directory.info_of(record.run_number), "command": "copy"}
+    details = record.details.to_json()
+    for name in ("began", "seen"):  # of another run
+        info.pop(name, None)
+    details.pop("timing", None)
     with directory.reading(epoch):
-        _save_again(directory, record, copy.path, files, take_over=take_over, is_done=is_done)
+        manager.run.start(list(record.stores), info)
+        try:
+            order = manager.commits.order([Pending(epoch, details)])
+            try:
+                receipts = _copy_stores(directory, record, copy, order.stores[epoch])
+            except BaseException as error:
+                manager.commits.abandon(order)
+                if isinstance(error, OSError) and not isinstance(error, CheckpointError):
+                    raise CheckpointWriteError(
+                        f"Epoch {epoch} of {directory.path} could not be copied to {copy.path}: "
+                        f"{type(error).__name__}: {error}. Nothing is recorded there. Repair the "
+                        f"storage and try again."
+                    ) from error
+                raise
+            manager.commits.commit(order, Written({epoch: receipts}))
+            if is_done:
+                manager.run.finish(epoch)
+        finally:
+            manager.run.end()
 
 
 def _refuse_within_another(path: str, files: Files) -> None:
@@ -168,112 +180,55 @@ def _refuse_within_another(path: str, files: Files) -> None:
             )
 
 
-def _save_again(
-    source: Directory,
-    record: EpochRecord,
-    target: str,
-    files: Files,
-    *,
-    take_over: bool,
-    is_done: bool = False,
-) -> None:
-    epoch = record.at
-    manager = MultiNodeCheckpointManager(target, take_over=take_over, files=files)
-    info = {**source.info_of(record.run_number), "command": "copy"}
-    for name in ("began", "seen"):  # of another run
-        info.pop(name, None)
-    manager.run.start(list(record.stores), info)
-    try:
-        details = record.details.to_json()
-        details.pop("timing", None)  # of another run
-        order = manager.commits.order([Pending(epoch, details)])
-        try:
-            receipts = _copy_stores(source, record, manager.directory, order.stores[epoch])
-        except BaseException as error:
-            manager.commits.abandon(order)
-            if isinstance(error, OSError) and not isinstance(error, CheckpointError):
-                raise CheckpointWriteError(
-                    f"Epoch {epoch} of {source.path} could not be copied to {target}: "
-                    f"{type(error).__name__}: {error}. Nothing is recorded there. Repair the "
-                    f"storage and try again."
-                ) from error
-            raise
-        manager.commits.commit(order, Written({epoch: receipts}))
-        if is_done:
-            manager.run.finish(epoch)
-    finally:
-        manager.run.end()
-
-
 def _copy_stores(
-    source: Directory,
-    record: EpochRecord,
-    target: Directory,
-    names: Mapping[str, str],
+    source: Directory, record: EpochRecord, target: Directory, names: Mapping[str, str]
 ) -> dict[str, Receipt]:
     """Copy all stores of an epoch to `names`, by node, and make them durable."""
-    readers = [
-        (
-            StoreReader(source.files, source.path, store.name, store.sha256),
-            StoreReader(target.files, target.path, names[node], store.sha256),
-        )
-        for node, store in record.stores.items()
-    ]
-    farther = max(source.files, target.files, key=lambda files: files.lookups)
-    threads = max(source.files.threads, target.files.threads)
-    with target.files.durable(target.path, list(names.values())):
-        copies = list(farther.each(StoreCopy, readers))
-        jobs = [job for copy in copies for job in copy.begin()]
-        run_all(jobs, threads, record.nbytes)
-        list(farther.each(StoreCopy.finish, copies))
+    originals, copies, receipts = [], [], {}
     contents = Loader(source).contents(record)
-    return {
-        node: Receipt(
+    for node, store in record.stores.items():
+        originals.append(StoreReader(source.files, source.path, store.name, store.sha256))
+        copies.append(StoreReader(target.files, target.path, names[node], store.sha256))
+        blobs = {name: tuple(contents[node].classes.get(name, ())) for name in contents[node].blobs}
+        receipts[node] = Receipt(
             names[node],
             store.sha256,
             store.nbytes,
             store.seconds,
             lengths=contents[node].parts,
-            blobs={
-                name: tuple(contents[node].classes.get(name, ())) for name in contents[node].blobs
-            },
+            blobs=blobs,
             states=tuple(contents[node].states),
         )
-        for node, store in record.stores.items()
-    }
+    farther = max(source.files, target.files, key=lambda files: files.lookups)
+    with target.files.durable(target.path, list(names.values())):
+        pairs = list(zip(originals, copies, strict=True))
+        list(farther.each(lambda pair: copy_files(*pair), pairs, _COPIED_AT_ONCE))
+        list(farther.each(lambda pair: copy_root(*pair), pairs))
+    return receipts
 
 
-class StoreCopy:
-    """Copies a store file by file, and verifies each; the caller makes it durable.
+def copy_files(source: StoreReader, target: StoreReader) -> None:
+    """Copy a store but for its root document, and verify each file; the caller makes it durable."""
+    document = source.read_document()
+    chunks, documents = document.files(), document.zarr_documents()
 
-    `nbytes` are those of its arrays.
-    """
+    def write(path: str, content: bytes) -> None:
+        target.files.write(join_path(target.root, path), [content])
 
-    def __init__(self, from_and_to: tuple[StoreReader, StoreReader]) -> None:
-        self._source, self._target = from_and_to
-        document = self._source.read_document()
-        self._chunks = document.files()
-        self._documents = document.zarr_documents()
-        self.nbytes = sum(size for size, _ in self._chunks.values())
+    def copy(path: str) -> None:
+        write(path, source.verified.read(path, chunks[path]))
 
-    def begin(self) -> list[Callable[[], None]]:
-        """Make the directories; returns a job for each file but the root document."""
-        self._target.files.make_directory(self._target.root)
-        for path in self._documents:
-            directory = os.path.dirname(path)
-            self._target.files.make_directory(join_path(self._target.root, directory))
-        documents = [partial(self._write, *document) for document in self._documents.items()]
-        return [*documents, *(partial(self._copy, path) for path in self._chunks)]
+    target.files.make_directory(target.root)
+    for path in documents:
+        target.files.make_directory(join_path(target.root, os.path.dirname(path)))
+    jobs = [partial(write, *named) for named in documents.items()]
+    jobs += (partial(copy, path) for path in chunks)
+    nbytes = sum(size for size, _ in chunks.values())
+    run_all(jobs, max(source.files.threads, target.files.threads), nbytes)
 
-    def finish(self, *, durable: bool = False) -> None:
-        """Copy the root document, after all other files."""
-        content = self._source.read_bytes()
-        path = join_path(self._target.root, ROOT_DOCUMENT)
-        self._target.files.put(path, content, durable=durable)
-        self._target.read_document()  # verifies it
 
-    def _copy(self, path: str) -> None:
-        self._write(path, self._source.verified.read(path, self._chunks[path]))
-
-    def _write(self, path: str, content: bytes) -> None:
-        self._target.files.write(join_path(self._target.root, path), [content])
+def copy_root(source: StoreReader, target: StoreReader, *, durable: bool = False) -> None:
+    """Copy the root document of a store, after all other files: Zarr opens the store by it."""
+    path = join_path(target.root, ROOT_DOCUMENT)
+    target.files.put(path, source.read_bytes(), durable=durable)
+    target.read_document()  # verifies it

@@ -236,11 +236,14 @@ class _Planner:
     def _find_reason(self, at: Position, lowest: Mapping[int, Position]) -> str:
         """Why a lost entry must have given a recorded epoch up; empty if nothing says so."""
         commit = self._commits[self._state.recorded[at]]
-        for store in (record_in(commit, at).stores or {}).values():
-            # A store is deleted from its root document on.
-            path = join_path(self._path, f"{store.name}/{ROOT_DOCUMENT}")
-            if not self._files.is_taken(path):
-                return f"{path} is gone"
+        stores = record_in(commit, at).stores or {}
+        # A store is deleted from its root document on.
+        roots = [
+            join_path(self._path, f"{store.name}/{ROOT_DOCUMENT}") for store in stores.values()
+        ]
+        gone = [root for root in roots if not self._files.is_taken(root)]
+        if gone:
+            return f"{gone[0]} is gone" if len(gone) < len(roots) else "its stores are gone"
         attempt = self._attempt_of(commit)
         for later, position in lowest.items():
             if later > attempt and position < at and commit.number < self._holes[-1]:
