@@ -136,7 +136,7 @@ class MetadataHandlerContract:
         manager.run.start([], {})
         for epoch in range(STATE_INTERVAL + 10):
             order = manager.commits.order([Pending(Position(epoch))])
-            manager.commits.commit(order, Written())
+            manager.commits.commit(order, Written({Position(epoch): {}}))
         manager.run.end()
         handler = self._open(tmp_path)
         whole = State()
@@ -170,7 +170,7 @@ class MetadataHandlerContract:
         order = old.commits.order([Pending(Position(0))])
         new.run.start([], {})
         try:
-            old.commits.commit(order, Written())
+            old.commits.commit(order, Written({Position(0): {}}))
         except CommitConflictError:
             pass
         else:
