@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import heapq
 import inspect
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count, groupby, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
-from jobrunner.data.cursors import Setup, reduced
-from jobrunner.data.pass_position import PassPosition, end_of
-from jobrunner.data.ranges import OPEN, Ranges, is_open
-from jobrunner.data.reader import DataReader, reader_of
+from msgspec.structs import replace
+
+from jobrunner.data.reader import DataReader, Options
+from jobrunner.data.saved_state import Natural, SavedShard, end_of
 from jobrunner.errors import DefinitionError, PlanMismatchError
 
 Factory = Callable[..., Iterable[Any]]
@@ -37,45 +41,119 @@ def from_iterable(factory: Factory) -> DataReader:
     -----
     A `read` raises `PlanMismatchError` if the function returns fewer records than were read before.
     A resumed reader skips what was read, so what came before is computed again. Records come in the
-    iterable's order. All shards go through the whole iterable; each keeps every n-th record. The
-    reader is one record (with ``drop_last``, one batch) ahead of what it hands out, so that
-    `finished` is true as soon as the last one is.
+    iterable's order. All shards go through the whole iterable; each keeps every n-th record. Their
+    states can be divided among another number of shards if all have read equally much. The reader is
+    one record (with ``drop_last``, one batch) ahead of what it hands out, so that `finished` is true
+    as soon as the last one is.
 
     Examples
     --------
     >>> list(from_iterable(lambda: range(5)).batched(2))
     [[0, 1], [2, 3], [4]]
     """
-    return reader_of(Stream, factory)
+    return DataReader(partial(StreamCursor, factory, _takes_number(factory)))
 
 
-class Stream:
-    """The cursor of an iterable."""
+class SavedStream(SavedShard, kw_only=True):
+    """The shards share what comes after record `start`.
 
-    fill = None
+    Shard i of n reads the records start + i, start + i + n, and so on, and has read `count` of them.
+    """
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
-        self._takes_number = _takes_number(setup.source)
-        if setup.seed is not None:
+    start: Natural
+    count: Natural
+    finished: bool
+
+
+class StreamPosition:
+    """The place of one shard in pass after pass of an iterable. Each move makes another `at`."""
+
+    def __init__(self, shard: tuple[int, int]) -> None:
+        self._shard = shard
+        self._go_to_pass(0)
+
+    def _go_to_pass(self, number: int) -> None:
+        self.at = SavedStream(number=number, shard=self._shard, start=0, count=0, finished=False)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is left of the pass."""
+        return self.at.finished
+
+    def begin(self) -> None:
+        """Begin the next pass."""
+        self._go_to_pass(self.at.number + 1)
+
+    @property
+    def next_record(self) -> int:
+        """The number of the record that this shard reads next."""
+        i, n = self._shard
+        return self.at.start + i + n * self.at.count
+
+    @property
+    def least(self) -> int:
+        """How many records the pass has at least, since so many were read of it."""
+        _, n = self._shard
+        return self.next_record - n + 1 if self.at.count else self.at.start
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place as plain values."""
+        return self.at.write()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where a state of this shard was, or to where a merged state is."""
+        saved = SavedStream.read(state)
+        saved.check_shard(self._shard)
+        self.at = replace(saved, shard=self._shard, loop=0)
+
+    def merge_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The state of the whole, if all shards have read equally much of it, or all to the end."""
+        shards = SavedStream.read_all(states)
+        has_ended = all(state.finished for state in shards)
+        places = {(state.number, state.start, has_ended or state.count) for state in shards}
+        if len(places) > 1:
+            raise PlanMismatchError(
+                f"The states to merge: expected that all shards of the iterable have read equally much "
+                f"of one pass, since what is left cannot be divided otherwise; found (pass, start, "
+                f"count) {sorted(places)!r:.200}. Resume on {len(shards)} nodes, or at an epoch where "
+                f"they have."
+            )
+        start = shards[0].start + sum(state.count for state in shards)
+        return replace(
+            shards[0], shard=None, start=start, count=0, finished=has_ended, loop=0
+        ).write()
+
+
+@dataclass(frozen=True)
+class _Batch:
+    records: list[Any]
+    is_last: bool
+
+
+_END = _Batch([], True)
+
+
+class StreamCursor:
+    """Goes through an iterable, and counts."""
+
+    def __init__(self, factory: Factory, takes_number: bool, options: Options) -> None:
+        if options.seed is not None:
             raise DefinitionError(
                 "DataReader.shuffled: the records of from_iterable have no numbers, so they cannot be "
                 "shuffled. Shuffle in the function, which may take the number of the pass as a seed, "
-                "or write them to files that from_lines or from_parquet reads."
+                "or write them to files that from_arrow or from_dask reads."
             )
-        if setup.threads > 1:
+        if options.threads > 1:
             raise DefinitionError(
                 f"DataReader.prefetched: threads must be 1 for from_iterable, since one thread can go "
-                f"through an iterable; got {setup.threads}."
+                f"through an iterable; got {options.threads}."
             )
-        self.position = PassPosition(range(OPEN), setup.shard, {})
-        self._size = setup.batch or 1
-        self._records: Iterator[Any] | None = None
-        self._ahead: list[Any] = []
-        self._opened_at = -1
-        self._last: Any = None  # what the factory has returned, if it was an iterator
-
-    __reduce__ = reduced
+        self.lock = threading.Lock()
+        self.position = StreamPosition(options.shard)
+        self._factory, self._takes_number, self._options = factory, takes_number, options
+        self._batches: Iterator[_Batch] | None = None
+        self._opened_at = self.position.at
+        self._last_iterator: Any = None
 
     def count(self) -> int:
         """Raise `TypeError`."""
@@ -83,116 +161,84 @@ class Stream:
 
     def read(self) -> Any:
         """The next record or batch."""
-        position, least = self.position, self.setup.least
-        with position.lock:
-            if position.is_at_end:
-                raise end_of(position.number)
+        with self.lock:
+            at = self.position.at
+            if at.finished:
+                raise end_of(at.number)
             try:
-                if (records := self._records) is None or self._opened_at != position.moves:
-                    records = self._open()
-                taken = self._ahead
-                if more := self._size - len(taken):
-                    taken += islice(records, more)
-                try:
-                    self._ahead = list(islice(records, least))
-                    has_more = len(self._ahead) == least
-                except Exception:  # the next read meets it again
-                    self._close()
-                    has_more = True
+                if self._batches is None or self._opened_at is not at:
+                    self._batches, self._opened_at = self._open(), at
+                batch = next(self._batches, _END)
             except BaseException:
-                self._close()  # what was read ahead is read again
+                self._batches = None  # the next read opens it again, at the same record
                 raise
-            self._skip(len(taken))
-            if not has_more:
-                self._close()
-                position.rest = ()
-            if len(taken) < least:
-                raise end_of(position.number)
-            return taken[0] if self.setup.batch is None else taken
+            at.count += len(batch.records)
+            if batch.is_last:
+                at.finished, self._batches = True, None
+            if not batch.records:
+                raise end_of(at.number)
+            return batch.records[0] if self._options.batch is None else batch.records
 
-    def plan(self) -> Callable[[], tuple[Any, Ranges]]:
-        """Reads the next batch in another thread; returns it, and what is left of the pass then."""
-        if self.position.has_ended:
-            raise end_of(self.position.number)
-        return lambda: (self.read(), self.position.rest)
-
-    def _close(self) -> None:
-        self._records = None
-        self._ahead = []
-
-    def _open(self) -> Iterator[Any]:
-        """The records that are left for this shard."""
-        position = self.position
-        self._close()
-        self._opened_at, rest = position.moves, position.rest
-        arguments = (position.number,) if self._takes_number else ()
-        everything = self._iterate(self.setup.source(*arguments))
-        # At least this many were read, or seen ahead.
-        least = max(each.start - each.step if is_open(each) else each[-1] for each in rest) + 1
-        if len(rest) == 1 and is_open(rest[0]):
-            seen = count()
-            deque(zip(islice(everything, max(0, least)), seen, strict=False), maxlen=0)
-            self._check_found(found := next(seen), least)
-            self._records = islice(everything, rest[0].start - found, None, rest[0].step)
-        else:
-            self._numbers = _merged(rest)
-            self._records = self._selected(everything, _merged(rest), least)
-        return self._records
-
-    def _selected(
-        self, everything: Iterator[Any], numbers: Iterator[int], least: int
-    ) -> Iterator[Any]:
-        """The records of these numbers, which ascend."""
-        at, seen = 0, count()
-        numbered = zip(everything, seen, strict=False)
-        for number in numbers:
-            for record, _ in islice(numbered, number - at, number - at + 1):
-                yield record
-                at = number + 1
-            if at <= number:
-                self._check_found(next(seen), least)
-                return
-
-    def _check_found(self, found: int, least: int) -> None:
-        if found < least:
+    def _open(self) -> Iterator[_Batch]:
+        """The batches that are left for this shard."""
+        position, options = self.position, self._options
+        everything = self._iterate(self._factory(*[position.at.number] * self._takes_number))
+        skipped = sum(1 for _ in islice(everything, position.next_record))
+        if skipped < position.least:
             raise PlanMismatchError(
-                f"from_iterable: pass {self.position.number} has been read before: expected at least "
-                f"{least} records of the function, found {found}. It must return the same records each "
-                f"time it is called for a pass. To read other data, start afresh."
+                f"from_iterable: pass {position.at.number} has been read before: expected at least "
+                f"{position.least} records of the function, found {skipped}. It must return the same "
+                f"records each time it is called for a pass. To read other data, start afresh."
             )
+        own = islice(everything, 0, None, options.shard[1])
+        batches = _in_batches(own, options.size, options.least)
+        return _read_ahead(batches, options.ahead) if options.ahead else batches
 
-    def _iterate(self, found: Any) -> Iterator[Any]:
-        is_iterable = hasattr(found, "__iter__") or hasattr(found, "__getitem__")
-        if not is_iterable or found is self._last:
-            why = "was returned before" if is_iterable else "is none"
+    def _iterate(self, iterable: Any) -> Iterator[Any]:
+        is_iterable = hasattr(iterable, "__iter__") or hasattr(iterable, "__getitem__")
+        if not is_iterable or iterable is self._last_iterator:
+            fault = "was returned before" if is_iterable else "is none"
             raise DefinitionError(
                 f"from_iterable: factory must return an iterable that begins anew; for pass "
-                f"{self.position.number} it has returned {found!r:.200}, which {why}. Make it in the "
+                f"{self.position.at.number} it has returned {iterable!r:.200}, which {fault}. Make it in the "
                 f"function."
             )
-        everything: Iterator[Any] = iter(found)
-        self._last = found if found is everything else None
-        return everything
-
-    def _skip(self, count: int) -> None:
-        """Count records as read."""
-        position = self.position
-        if not position.behind:
-            position.at += count * position.step
-        elif count:
-            last = deque(islice(self._numbers, count), maxlen=1)[0]
-            position.rest = _after(position.rest, last)
+        iterator: Iterator[Any] = iter(iterable)
+        self._last_iterator = iterable if iterable is iterator else None
+        return iterator
 
 
-def _after(ranges: Ranges, last: int) -> Ranges:
-    """The positions greater than `last`."""
-    found = (each[max(0, (last - each.start) // each.step + 1) :] for each in ranges)
-    return tuple(each for each in found if each)
+def _in_batches(records: Iterator[Any], size: int, least: int) -> Iterator[_Batch]:
+    """Batches of at least `least` records. Each knows whether it is the last one.
+
+    So `least` records of the next batch are read before a batch is handed out. If they cannot be read,
+    that is an error of the next batch: this one is handed out before it is raised.
+    """
+    ahead = list(islice(records, least))
+    while len(ahead) == least:
+        batch = ahead + list(islice(records, size - least))
+        failure = None
+        try:
+            ahead = list(islice(records, least))
+        except Exception as error:
+            failure = error
+        yield _Batch(batch, failure is None and len(ahead) < least)
+        if failure is not None:
+            raise failure
 
 
-def _merged(ranges: Ranges) -> Iterator[int]:
-    """The numbers in ranges, in ascending order, each once."""
-    return (number for number, _ in groupby(heapq.merge(*ranges)))
+def _read_ahead(batches: Iterator[_Batch], depth: int) -> Iterator[_Batch]:
+    """The same batches, of which a thread reads up to `depth` ahead."""
+    pool = ThreadPoolExecutor(1, "jobrunner-prefetch")
+    try:
+        futures = deque(pool.submit(next, batches, _END) for _ in range(depth))
+        batch = None
+        while batch is None or not batch.is_last:
+            futures.append(pool.submit(next, batches, _END))
+            batch = futures.popleft().result()
+            yield batch
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _takes_number(factory: object) -> bool:
@@ -204,13 +250,14 @@ def _takes_number(factory: object) -> bool:
             f"from_records."
         )
     try:
-        parameters = inspect.signature(factory).parameters.values()
+        signature = inspect.signature(factory)
     except ValueError:  # of a class or function in C
         return False
-    needed = [it for it in parameters if it.default is it.empty and it.kind not in (2, 4)]
-    if len(needed) > 1 or any(it.kind == it.KEYWORD_ONLY for it in needed):
-        raise DefinitionError(
-            f"from_iterable: factory must take nothing or the number of the pass; got "
-            f"{factory!r:.200} with the parameters {[it.name for it in needed]}."
-        )
-    return len(needed) == 1
+    for takes_number in (False, True):
+        with suppress(TypeError):
+            signature.bind(*[0] * takes_number)
+            return takes_number
+    raise DefinitionError(
+        f"from_iterable: factory must take nothing or the number of the pass; got {factory!r:.200} "
+        f"with the parameters {signature}."
+    )

@@ -10,9 +10,7 @@ from jobrunner.define import (
     Blob,
     Count,
     Node,
-    Rule,
     Task,
-    TaskGroup,
     TaskOutput,
     as_node,
     check_call,
@@ -21,18 +19,9 @@ from jobrunner.define import (
     without_partials,
 )
 from jobrunner.errors import DefinitionError
-from jobrunner.pipes.drain import Options, drain, join
+from jobrunner.pipes.drain import Options, drain
 
 Reads = str | Blob | TaskOutput
-
-_MOST_PARTS = 10_000
-"""Of a pipe across nodes; each is two tasks."""
-
-
-_NODES = Rule(
-    "a list of at least one node",
-    lambda value: isinstance(value, list | tuple) and len(value) > 0,
-)
 
 
 @checked
@@ -47,7 +36,6 @@ def pipe(
     *,
     into: Callable[..., Any] | None = None,
     updates: str | Blob | Sequence[str | Blob] = (),
-    nodes: Annotated[Sequence[Node | str], _NODES] | None = None,
     num_threads: Count = 1,
     capacity: Count | None = None,
     ordered: bool = True,
@@ -66,8 +54,8 @@ def pipe(
     Parameters
     ----------
     reader : str, Blob, Task or TaskOutput
-        A blob that holds a reader of `jobrunner.data` or another iterator. A str names a blob of the
-        task's own node. Of a task, such as another pipe, the list that it returns.
+        A blob of the task's own node that holds a reader of `jobrunner.data` or another iterator; a
+        str is its name. Of a task, such as another pipe, the list that it returns.
     processor : callable, optional
         Called as ``processor(item, *inputs)``, in threads: several calls at a time. Without it, the
         result is the item.
@@ -80,23 +68,18 @@ def pipe(
         later items.
     updates : str, Blob, or a sequence of them
         Blobs that `into` changes in place.
-    nodes : sequence of Node or str, optional
-        Call `processor` and `into` on these nodes, in turn for some items each, with blobs of these
-        nodes. By default only on the task's own node. Needs a `limit`, as does a reader on another
-        node.
     num_threads : int
-        How many threads call `processor`, on each node.
+        How many threads call `processor`.
     capacity : int, optional
         How many items may be read whose results are not yet passed on; nothing more is read until
         one is. By default two for each thread.
     ordered : bool
-        Pass the results on in the order of the items; else as they get ready. With several nodes,
-        each passes on the results of its items in some order.
+        Pass the results on in the order of the items; else as they get ready.
     limit : int, optional
         How many items one run of the group reads at most.
     instance_setup : mapping of str to callable, optional
         What to make for each thread, as of a `Task`: a parameter of `processor`, and a function that
-        returns or yields its value. With several nodes, it is made again for the items of each part.
+        returns or yields its value.
     name : str, optional
         By default that of `processor` or `into`.
     node : Node or str, optional
@@ -122,9 +105,7 @@ def pipe(
     An error in any of the functions or in the reader ends the group, as an error of a task does; a
     note in its traceback says for which item.
 
-    Across nodes, a pipe is several tasks: ``NAME.read`` on the reader's node takes up to half of
-    ``capacity / len(nodes)`` items, ``NAME.part`` on the next node processes them, and so on. Each
-    reading waits until there is room. The last task, NAME, joins the results.
+    The task's own thread reads, and calls `into`; other threads call `processor`.
     """
     node = Node.current() if node is None else as_node(node, "pipe")
     called = without_partials(into if processor is None else processor)
@@ -143,90 +124,43 @@ def pipe(
             f"{where}: got updates={updates!r} without into. Give into=, which is called for one "
             f"result at a time; processor is called in several threads."
         )
-    if wrong := options.keys() & {"num_instances", "setup"}:
-        raise DefinitionError(f"{where}: {min(wrong)} is an argument of Task, not of pipe.")
-    places = [node] if nodes is None else [as_node(each, f"{where}: nodes") for each in nodes]
-    how = Options(
-        num_inputs=len(read),
-        num_threads=num_threads,
-        capacity=capacity or 2 * num_threads * len(places),
-        ordered=ordered,
-        limit=limit,
+    for wrong in ("num_instances", "setup"):
+        if wrong in options:
+            raise DefinitionError(f"{where}: {wrong} is an argument of Task, not of pipe.")
+    source = None
+    if isinstance(reader, str | Blob):
+        source = Blob(reader) if isinstance(reader, str) else reader
+        source = source.on(source.node or node)
+        if source.node != node:
+            raise DefinitionError(
+                f"{where}: it runs on node {node.name!r}, and its reader is on {source.key[0]!r}. A "
+                f"reader changes where it is: make the pipe there (node=), or a reader on each node "
+                f"that processes, with sharded(i, n)."
+            )
+    call = partial(
+        drain,
+        processor=processor,
+        into=into,
+        instance_setup=setup,
+        options=Options(
+            num_inputs=len(read),
+            num_threads=num_threads,
+            capacity=capacity or 2 * num_threads,
+            ordered=ordered,
+            limit=limit,
+            blob="" if source is None else source.name,
+        ),
     )
-    call = partial(drain, processor=processor, into=into, instance_setup=setup)
-    final = {**options, "name": name, "node": node, "outputs": outputs}
-    if isinstance(reader, Task | TaskOutput):
-        if nodes is not None:
-            raise DefinitionError(f"{where}: with nodes, reader must be a blob; got {reader!r}.")
-        fn = _named(label, call, options=how)
-        return Task(fn, [*read, reader], updates=updated, **final)
-    source = Blob(reader) if isinstance(reader, str) else reader
-    source = source.on(source.node or node)
-    if nodes is None and source.node == node:
-        fn = _named(label, call, options=how._replace(blob=source.name))
-        return Task(fn, read, updates=[source, *updated], **final)
-    if limit is None:
-        raise DefinitionError(
-            f"{where}: it reads on node {source.key[0]!r} and processes on "
-            f"{', '.join(repr(each.name) for each in places)}. Give limit=: how many items a run "
-            f"of the group reads. Its tasks are fixed before it runs."
-        )
-    if options.get("group") is None:
-        options["group"] = TaskGroup.current()  # `DefinitionError` outside of any: it is many tasks
-    parts = _make_parts(label, call, how, source, places, read, updated, options)
-    return Task(_named(label, join), parts, **{**final, "after": ()})
-
-
-def _make_parts(
-    label: str,
-    call: partial[list[Any]],
-    how: Options,
-    source: Blob,
-    nodes: Sequence[Node],
-    read: Sequence[Any],
-    updated: Sequence[Any],
-    options: Mapping[str, Any],
-) -> list[Task]:
-    """The tasks of a pipe across nodes, except the last one."""
-    limit = how.limit or 0
-    size = max(1, how.capacity // (2 * len(nodes)))
-    if limit > size * _MOST_PARTS:
-        raise DefinitionError(
-            f"pipe {label!r}: limit={limit} with capacity={how.capacity} on {len(nodes)} nodes makes "
-            f"{-(-limit // size)} parts of {size} items; at most {_MOST_PARTS} are possible. Raise "
-            f"capacity, or read less in a run and give the job more steps or epochs."
-        )
-    most = max(1, how.capacity // size)  # parts at a time
-    take = partial(drain, processor=None, into=None, instance_setup={})
-    parts: list[Task] = []
-    for i, first in enumerate(range(0, limit, size)):
-        after = options.get("after", ()) if i == 0 else parts[i - most] if i >= most else ()
-        taken = Task(
-            _named(
-                f"{label}.read",
-                take,
-                options=Options(
-                    limit=min(size, limit - first), first=first, begins=i == 0, blob=source.name
-                ),
-            ),
-            (),
-            updates=source,
-            node=source.node,
-            **{**options, "after": after},
-        )
-        fn = _named(f"{label}.part", call, options=how._replace(first=first, limit=None))
-        place = nodes[i % len(nodes)]
-        # `drain` gets what the reading has taken in place of the reader.
-        parts.append(
-            Task(fn, [*read, taken], updates=updated, node=place, **{**options, "after": ()})
-        )
-    return parts
-
-
-def _named(name: str, fn: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
-    named = partial(fn, **arguments)
-    vars(named)["__name__"] = name
-    return named
+    vars(call)["__name__"] = label
+    return Task(
+        call,
+        read if source is not None else [*read, reader],
+        outputs,
+        updates=updated if source is None else [source, *updated],
+        name=name,
+        node=node,
+        **options,
+    )
 
 
 def _listed(values: Any) -> list[Any]:

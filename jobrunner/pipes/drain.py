@@ -1,34 +1,30 @@
-"""What a pipe's tasks do on their workers."""
+"""What a pipe's task does on its worker: its own thread reads and passes on, others process."""
 
 from __future__ import annotations
 
 import contextvars
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, Self
 
 from jobrunner.worker import cancellation, renumber, seeded, set_up
 
 
-class Options(NamedTuple):
-    """What a task of a pipe does besides calling the user's functions."""
+@dataclass(frozen=True)
+class Options:
+    """What a pipe does besides calling the user's functions."""
 
-    num_inputs: int = 0  # the first arguments; the reader follows, and then the updates
-    num_threads: int = 1
-    capacity: int = 1
-    ordered: bool = True
-    limit: int | None = None
-    first: int = 0  # the number of the first item
-    begins: bool = True  # begin the next pass if the last one has ended
-    blob: str = ""  # that holds the reader; "": it reads a list that a task returned
-
-
-class _Item(NamedTuple):
-    number: int
-    value: Any
-    error: BaseException | None = None
+    num_inputs: int  # the first arguments; the reader follows, and then the updates
+    num_threads: int
+    capacity: int
+    ordered: bool
+    limit: int | None
+    blob: str  # that holds the reader; "": it reads a list that a task returned
 
 
 def drain(
@@ -39,8 +35,8 @@ def drain(
     options: Options,
 ) -> list[Any]:
     """Read items, process them and pass them on; return what the last function returned."""
-    count = options.num_inputs
-    inputs, reader, updates = arguments[:count], arguments[count], arguments[count + 1 :]
+    place = options.num_inputs
+    inputs, reader, updates = arguments[:place], arguments[place], arguments[place + 1 :]
     if options.blob and not (hasattr(reader, "__iter__") and hasattr(reader, "__next__")):
         raise TypeError(
             f"the pipe reads from blob {options.blob!r}, which is {type(reader).__qualname__}. "
@@ -51,18 +47,23 @@ def drain(
     if not hasattr(reader, "__iter__"):
         kind = type(reader).__qualname__
         raise TypeError(f"the pipe reads the list that a task returns; expected one, found {kind}")
-    items = iter(reader) if options.begins else reader
-    line = _Line(items, processor, inputs, instance_setup, options)
-    if into is None:
-        return line.run_here() if options.num_threads == 1 else line.run(lambda result: result)
     renumber(-1)
-    return line.run(lambda result: into(result, *updates))
+    results = []
+    with _Threads(processor, inputs, instance_setup, options.num_threads) as threads:
+        for item in _processed(islice(iter(reader), options.limit), threads, options):
+            try:
+                result = item.result.result()
+                results.append(result if into is None else into(result, *updates))
+            except BaseException as error:
+                error.add_note(f"In item {item.number} of this run, counted from 0.")
+                raise
+    return results
 
 
 def _seed_within(call: partial[list[Any]]) -> partial[list[Any]]:
     """Seed each call of the functions that `drain` is to call, not the whole run of the pipe."""
     given = call.keywords
-    functions = {what: given[what] and seeded(given[what]) for what in ("processor", "into")}
+    functions = {name: given[name] and seeded(given[name]) for name in ("processor", "into")}
     setup = {name: seeded(make) for name, make in given["instance_setup"].items()}
     return partial(call, **functions, instance_setup=setup)
 
@@ -70,157 +71,107 @@ def _seed_within(call: partial[list[Any]]) -> partial[list[Any]]:
 drain.seeded_within = _seed_within  # type: ignore[attr-defined]
 
 
-def join(*parts: list[Any]) -> list[Any]:
-    """Join the results of a pipe's parts."""
-    return [result for part in parts for result in part]
+@dataclass(frozen=True, eq=False)
+class _Item:
+    number: int
+    result: Future[Any]
 
 
-@dataclass(eq=False)
-class _Line:
-    """Items on their way through a pipe's threads."""
-
-    items: Iterator[Any]
-    processor: Callable[..., Any] | None
-    inputs: tuple[Any, ...]
-    instance_setup: Mapping[str, Callable[[], Any]]
-    options: Options
-    is_cancelled: Callable[[], bool] = field(default_factory=cancellation)
-
-    def __post_init__(self) -> None:
-        self._changed = threading.Condition()
-        self._reading = threading.Lock()
-        self._num_read = 0
-        self._in_flight = 0  # items that are read, or about to be, and not yet passed on
-        self._has_ended = False  # nothing more is read
-        self._working = 0  # threads
-        self._done: dict[int, _Item] = {}  # results, by number
-        self._error: BaseException | None = None  # of a set-up or tear-down
-
-    def run_here(self) -> list[Any]:
-        """Process all items in this thread; return the results."""
-        results = []
-        renumber(-2)
-        with set_up(self.instance_setup) as made:
-            while not self.is_cancelled() and (item := self._read()) is not None:
-                item = self._process(item, made)
-                if item.error is not None:
-                    raise item.error
-                results.append(item.value)
-        return results
-
-    def run(self, pass_on: Callable[[Any], Any]) -> list[Any]:
-        """Process all items in threads and pass the results on in this one; return what that gives."""
-        self._working = self.options.num_threads
-        threads = [
-            threading.Thread(
-                target=contextvars.copy_context().run,
-                args=(self._work, -2 - i),
-                name=f"{threading.current_thread().name}-pipe-{i}",
-                daemon=True,  # a function that never returns must not keep the process alive
-            )
-            for i in range(self._working)
-        ]
-        results: list[Any] = []
-        try:
-            for thread in threads:
-                thread.start()
-            while (item := self._next(len(results))) is not None:
-                if item.error is not None:
-                    raise item.error
-                try:
-                    results.append(pass_on(item.value))
-                except BaseException as error:
-                    self._note(error, item.number)
-                    raise
-                with self._changed:
-                    self._in_flight -= 1
-                    self._changed.notify_all()
-        finally:
-            self._end()
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
-        if self._error is not None:
-            raise self._error
-        return results
-
-    def _next(self, number: int) -> _Item | None:
-        """Wait for the next result; None if none will come."""
-
-        def is_ready() -> bool:
-            return number in self._done if self.options.ordered else bool(self._done)
-
-        with self._changed:
-            self._changed.wait_for(
-                lambda: is_ready() or not self._working or self._error is not None
-            )
-            if self._error is not None or self.is_cancelled() or not is_ready():
-                return None
-            return self._done.pop(number if self.options.ordered else next(iter(self._done)))
-
-    # ---- called in threads
-
-    def _work(self, instance: int) -> None:
-        """Read and process items until there are no more."""
-        try:
-            renumber(instance)
-            with set_up(self.instance_setup) as made:
-                while self._wait_for_room() and (item := self._read()) is not None:
-                    item = self._process(item, made)
-                    has_failed = item.error is not None
-                    with self._changed:
-                        self._done[item.number] = item
-                        self._changed.notify_all()
-                    del item  # it would keep the result alive
-                    if has_failed:
-                        break
-        except BaseException as error:
-            self._error = self._error or error
-        finally:
-            with self._changed:
-                self._working -= 1
-                self._changed.notify_all()
-
-    def _wait_for_room(self) -> bool:
-        """Wait until another item may be read; False if there are no more."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._has_ended or self._in_flight < self.options.capacity
-            )
-            self._in_flight += 1
-            return not self._has_ended
-
-    def _read(self) -> _Item | None:
-        """Read the next item; None at the end."""
-        with self._reading:
-            number = self._num_read
-            if self._has_ended or number == self.options.limit:
-                self._end()
-                return None
-            self._num_read += 1
+def _processed(items: Iterator[Any], threads: _Threads, options: Options) -> Iterator[_Item]:
+    """Read items, let threads process them, and yield those that are to be passed on next."""
+    is_cancelled = cancellation()
+    waiting: list[_Item] = []
+    number, has_ended = 0, False
+    while not is_cancelled():
+        if len(waiting) < options.capacity and not has_ended:
             try:
-                return _Item(number, next(self.items))
+                result = threads.submit(threads.process, number, next(items))
             except StopIteration:
-                self._end()
-                return None
-            except BaseException as error:
-                self._end()
-                return _Item(number, None, self._note(error, number))
+                has_ended = True
+                continue
+            except Exception as error:
+                # Those before it may fail, too: the first error in the order of items is raised.
+                has_ended = True
+                result = Future()
+                result.set_exception(error)
+            waiting.append(_Item(number, result))
+            number += 1
+            continue
+        if not waiting:
+            return
+        item = waiting[0]
+        if not options.ordered:
+            wait([each.result for each in waiting], return_when=FIRST_COMPLETED)
+            item = next(each for each in waiting if each.result.done())
+        waiting.remove(item)
+        yield item
 
-    def _end(self) -> None:
-        with self._changed:
-            self._has_ended = True
-            self._changed.notify_all()
 
-    def _process(self, item: _Item, made: Mapping[str, Any]) -> _Item:
-        if self.processor is None or item.error is not None:
+class _Threads:
+    """Threads that process items. Each sets up for itself before its first, and tears down at the end."""
+
+    def __init__(
+        self,
+        processor: Callable[..., Any] | None,
+        inputs: tuple[Any, ...],
+        setup: Mapping[str, Callable[[], Any]],
+        count: int,
+    ) -> None:
+        self._processor, self._inputs, self._setup, self._count = processor, inputs, setup, count
+        self._pool = ThreadPoolExecutor(count, f"{threading.current_thread().name}-pipe")
+        self._own = threading.local()
+        self._is_closing = False
+
+    def submit(self, fn: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Call a function in one of the threads, as a part of the pipe's task."""
+        return self._pool.submit(contextvars.copy_context().run, fn, *arguments)
+
+    def process(self, number: int, item: Any) -> Any:
+        """Call the processor, in one of the threads."""
+        if self._processor is None or self._is_closing:
             return item
-        renumber(self.options.first + item.number)
-        try:
-            return item._replace(value=self.processor(item.value, *self.inputs, **made))
-        except BaseException as error:
-            return _Item(item.number, None, self._note(error, item.number))
+        renumber(number)
+        values = self._own.values if self._setup else {}
+        return self._processor(item, *self._inputs, **values)
 
-    def _note(self, error: BaseException, number: int) -> BaseException:
-        error.add_note(f"In item {self.options.first + number} of this run, counted from 0.")
-        return error
+    def __enter__(self) -> Self:
+        try:
+            self._call_in_each(self._set_up)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_closing = True  # what still waits for a thread need not be processed
+        try:
+            self._call_in_each(self._tear_down)
+        finally:
+            self._pool.shutdown()
+
+    def _call_in_each(self, fn: Callable[[int], None]) -> None:
+        """Call a function once in each thread, if there is anything to set up.
+
+        A thread that has ended its call could take that of another one, too. So all wait until each
+        thread has its call.
+        """
+        if not self._setup:
+            return
+        together = threading.Barrier(self._count)
+
+        def call(i: int) -> None:
+            together.wait()
+            fn(i)
+
+        calls = [self.submit(call, i) for i in range(self._count)]
+        wait(calls)
+        for ended in calls:
+            ended.result()
+
+    def _set_up(self, i: int) -> None:
+        renumber(-2 - i)
+        self._own.stack = ExitStack()
+        self._own.values = self._own.stack.enter_context(set_up(self._setup))
+
+    def _tear_down(self, _: int) -> None:
+        self._own.stack.close()

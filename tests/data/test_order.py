@@ -1,103 +1,66 @@
-"""Orders in pieces, and the memory in which they are computed."""
+"""Orders: each record once, without a pattern, and the same for ever."""
 
 from __future__ import annotations
 
-import tracemalloc
 import zlib
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from jobrunner.data import order
-from jobrunner.data.order import WINDOW, Shuffled
-from tests.sampling import examples
+from jobrunner.data import from_records
+from jobrunner.data.order import Order, permutation
 
-BORDERS = [2, 4096, 4224, 8192, 20_000, WINDOW, WINDOW + 512, WINDOW * 5 // 4, 2 * WINDOW]
-SIZES = st.builds(lambda border, more: border + more, st.sampled_from(BORDERS), st.integers(-2, 2))
-LENGTHS = st.one_of(SIZES.map(lambda n: [n]), st.lists(SIZES, min_size=2, max_size=4))
+GOLDEN = {1: 1696784233, 7: 1132099198, 1000: 3871943935, 1_000_000: 2587932845}
 
 
-@given(
-    LENGTHS,
-    st.lists(st.integers(0, 20), min_size=2, max_size=2, unique=True),
-    st.lists(st.floats(0, 1), max_size=4),
-    st.randoms(use_true_random=False),
-)
-@settings(max_examples=examples(15))
-def test_pieces_of_two_passes_in_any_sequence_make_two_orders(
-    lengths: list[int], passes: list[int], cuts: list[float], random: Any
-) -> None:
+@pytest.mark.parametrize("n", GOLDEN)
+def test_a_permutation_is_the_same_for_ever(n: int) -> None:
+    """Saved positions mean nothing in another order."""
+    order = permutation(n, 7, 2, 0)
+    assert order.dtype == np.int64
+    assert np.array_equal(np.sort(order), np.arange(n))
+    assert zlib.crc32(order.astype("<i8").tobytes()) == GOLDEN[n]
+
+
+def test_the_order_of_a_pass_is_the_same_for_ever() -> None:
+    assert list(from_records(range(10)).shuffled(7)) == [2, 8, 1, 0, 9, 6, 7, 4, 3, 5]
+    assert Order([3, 0, 4, 2], 7).at(2, range(9)).tolist() == [1, 0, 2, 5, 3, 4, 6, 7, 8]
+
+
+@pytest.mark.parametrize("lengths", [[1], [0], [10], [3, 0, 4, 2], [2] * 20])
+def test_pieces_of_passes_in_any_sequence_make_the_same_orders(lengths: list[int]) -> None:
     total = sum(lengths)
-    shuffled = Shuffled(lengths, 1)
-    ends = sorted({0, total, *(int(cut * total) for cut in cuts)})
-    pieces = [(number, *each) for number in passes for each in pairwise(ends)]
-    random.shuffle(pieces)
-    found = {}
-    for number, start, stop in pieces:
-        limit = random.choice([stop, min(stop + 1000, total), total])
-        found[number, start] = shuffled.at(number, start, stop, limit)
-    orders = [[*map(found.get, [(number, each) for each in ends[:-1]])] for number in passes]
-    for number, parts in zip(passes, orders, strict=True):
-        whole = np.concatenate([np.empty(0, np.int64), *parts])
-        assert {part.dtype for part in parts} <= {np.dtype(np.int64)}
-        assert np.array_equal(np.sort(whole), np.arange(total))
-        assert np.array_equal(whole, Shuffled(lengths, 1).at(number, 0, total, total))
+    passes = {}
+    for number in (0, 1, 10**9):
+        whole = Order(lengths, 1).at(number, range(total)) if total else np.empty(0, np.int64)
+        assert sorted(whole) == list(range(total))
+        passes[number] = whole
+    order = Order(lengths, 1)
+    for start in reversed(range(total)):
+        for number, whole in passes.items():
+            for stop in (start + 1, total):
+                assert np.array_equal(order.at(number, range(start, stop)), whole[start:stop])
 
 
-LARGE = {
-    1 << 24: 1984330847,
-    (1 << 24) + 1: 3969029817,
-    10**12: 2707563020,
-    (1 << 40) + 1: 2825223105,
-    (1 << 62) - 7: 3687144954,
-}
+def test_the_records_of_a_block_stay_together() -> None:
+    lengths = [5, 1, 7, 3]
+    blocks = np.repeat(np.arange(4), lengths)[Order(lengths, 3).at(0, range(16))]
+    assert np.count_nonzero(np.diff(blocks)) == 3
 
 
-@pytest.mark.parametrize("n", LARGE)
-def test_windows_of_a_large_order_are_the_same_for_ever(n: int) -> None:
-    shuffled, checksum = Shuffled([n], 7), 0
-    for start in (0, n // 3, n - 30_000):
-        found = shuffled.at(5, start, start + 30_000, n)
-        assert len(np.unique(found)) == 30_000
-        assert 0 <= found.min() <= found.max() < n
-        assert (shuffled.at(5, start + 9, start + 99, n) == found[9:99]).all()
-        assert (Shuffled([n], 7).at(5, start + 9, start + 99, n) == found[9:99]).all()
-        checksum = zlib.crc32(found.astype("<i8").tobytes(), checksum)
-    assert checksum == LARGE[n]
-
-
-def test_an_order_holds_a_window_and_no_more_however_many_records_are_read_at_once() -> None:
-    lengths, count = [(1 << 40) + 1], 1 << 19
-    tracemalloc.start()
-    try:
-        shuffled = Shuffled(lengths, 1)
-        whole = shuffled.at(0, 0, count, count)
-        held = tracemalloc.get_traced_memory()[0] - whole.nbytes
-    finally:
-        tracemalloc.stop()
-    pieces = [shuffled.at(0, start, start + WINDOW, count) for start in range(0, count, WINDOW)]
-    assert np.array_equal(whole, np.concatenate(pieces))
-    assert held < 64 * WINDOW
-
-
-@pytest.mark.parametrize("lengths", [[100_000], [300] * 20])
-def test_what_could_not_be_computed_is_computed_later(
-    lengths: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    total = sum(lengths)
-    shuffled = Shuffled(lengths, 1)
-    shuffled.at(0, 0, 1000, total)
-
-    def scarce(*_: object) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(order, "_order", scarce)
-        with pytest.raises(MemoryError):
-            shuffled.at(1, 400, 1000, total)
-    expected = Shuffled(lengths, 1).at(1, 400, 1000, total)
-    assert np.array_equal(shuffled.at(1, 400, 1000, total), expected)
+@pytest.mark.parametrize("n", [4, 5, 4100])
+def test_a_shuffled_order_has_no_pattern(n: int) -> None:
+    """Each part of the numbers is about as often near the beginning as any other, for all seeds."""
+    seeds = 800 if n < 10 else 300
+    counts = np.zeros((4, 4))
+    for seed in range(seeds):
+        first, second = permutation(n, seed, 0, 0)[:2] * 4 // n
+        counts[first, second] += 1
+    expected = np.full((4, 4), seeds / 16)
+    if n < 10:  # the second record is another than the first
+        low = np.bincount(np.arange(n) * 4 // n)
+        pairs = np.outer(low, low) - np.diag(low)
+        expected = seeds * pairs / pairs.sum()
+    seen = expected > 0
+    chi_squared = ((counts - expected)[seen] ** 2 / expected[seen]).sum()
+    assert chi_squared < 40  # of 15 degrees of freedom: once in 2,000

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
-from jobrunner.data.blocks import Blocks
-from jobrunner.data.indexed import Indexed
-from jobrunner.data.reader import DataReader, reader_of
-from jobrunner.data.sources import is_of
-from jobrunner.define import Rule, checked
+from jobrunner.data.reader import DataReader
+from jobrunner.data.rows import Blocks, is_of, reader_of
+from jobrunner.define import Natural, checked
 from jobrunner.errors import DefinitionError
-
-
-def _are_lengths(it: object) -> bool:
-    return isinstance(it, list | tuple) and all(
-        isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in it
-    )
-
-
-_LENGTHS = Rule("a list of ints >= 0", _are_lengths)
 
 
 @checked
 def from_dask(
     collection: Any,
     *,
-    lengths: Annotated[Sequence[int], _LENGTHS] | None = None,
+    lengths: Sequence[Natural] | None = None,
     scheduler: Literal["threads", "synchronous", "processes"] = "threads",
 ) -> DataReader:
     """A reader of a Dask array, dataframe or bag, which computes one partition at a time.
@@ -54,37 +43,44 @@ def from_dask(
     computed again in each pass: save what is expensive to files first, or, if it fits the memory of
     that process, persist it there: ``from_dask(collection.persist(scheduler="threads"))``.
     """
-    if not hasattr(type(collection), "__dask_graph__"):
-        raise _refusal(collection)
+    is_array, is_bag = hasattr(collection, "blocks"), hasattr(collection, "to_textfiles")
+    is_collection = hasattr(type(collection), "__dask_graph__")
+    if not is_collection or not (is_array or is_bag or hasattr(collection, "partitions")):
+        raise DefinitionError(
+            f"from_dask: collection must be a Dask array, dataframe, series or bag; got "
+            f"{collection!r:.200}."
+        )
     _check_is_local(collection)
-    if hasattr(collection, "blocks"):
-        kind, counts = "blocks", _chunks(collection)
-    elif hasattr(collection, "partitions"):
-        kind, counts = "partitions", lengths or ()
-        if lengths is None:
-            counts = list(_compute(collection.map_partitions(len), scheduler))
-    elif hasattr(collection, "to_delayed") and hasattr(collection, "npartitions"):
-        kind, counts = "bag", lengths or ()
-        if lengths is None:
-            counts = list(_compute(collection.map_partitions(_count), scheduler))
-    else:
-        raise _refusal(collection)
-    expected = len(counts) if kind == "blocks" else collection.npartitions
-    if lengths is not None and (kind == "blocks" or len(lengths) != expected):
+    expected = len(_chunks(collection)) if is_array else collection.npartitions
+    if lengths is not None and (is_array or len(lengths) != expected):
         raise DefinitionError(
             f"from_dask: lengths must have one item for each of the {expected} partitions of a "
             f"dataframe or bag, and is not for arrays, which know theirs; got {len(lengths)} items."
         )
-    # Of a bag, each `to_delayed` would optimize the graph of all partitions.
-    parts = collection.to_delayed() if kind == "bag" else collection
-    load = _Parts(parts, kind, scheduler, type(collection).__name__)
-    return reader_of(Indexed, Blocks([int(each) for each in counts], load))
+    if is_array:
+        lengths, parts = _chunks(collection), collection.blocks
+    elif is_bag:
+        lengths = lengths or _compute(collection.map_partitions(_count), scheduler)
+        # Each of them apart would optimize the graph of all partitions again.
+        parts = collection.to_delayed()
+    else:
+        lengths = lengths or _compute(collection.map_partitions(len), scheduler)
+        parts = collection.partitions
+
+    def load(number: int) -> Any:
+        part = _compute(parts[number], scheduler)
+        return list(part) if is_bag else part
+
+    def describe(number: int) -> str:
+        return f"partition {number} of {type(collection).__name__}"
+
+    return reader_of(Blocks([int(length) for length in lengths], load, describe))
 
 
 def _chunks(array: Any) -> Sequence[Any]:
     """Rows of each row of chunks."""
     counts: Sequence[Any] = array.chunks[0] if array.ndim else ()
-    if not counts or any(each != each for each in counts):  # unknown ones are NaN
+    if not counts or any(count != count for count in counts):  # unknown ones are NaN
         raise DefinitionError(
             "from_dask: the array's chunks along the first axis must be of known length; call its "
             "compute_chunk_sizes() first."
@@ -92,14 +88,8 @@ def _chunks(array: Any) -> Sequence[Any]:
     return counts
 
 
-def _refusal(collection: object) -> DefinitionError:
-    return DefinitionError(
-        f"from_dask: collection must be a Dask array, dataframe, series or bag; got "
-        f"{collection!r:.200}."
-    )
-
-
 def _check_is_local(collection: Any) -> None:
+    """Raise `DefinitionError` if the graph has futures, which no local scheduler can compute."""
     if hasattr(collection, "expr"):  # a dataframe
         graphs = [collection.partitions[0].optimize().__dask_graph__()]
     else:
@@ -117,25 +107,9 @@ def _compute(collection: Any, scheduler: str) -> Any:
     from dask.base import named_schedulers
 
     # By its function: of a name, older versions of Dask warn while there is a client.
-    return collection.compute(scheduler=named_schedulers[scheduler])
+    compute: Callable[..., Any] = collection.compute
+    return compute(scheduler=named_schedulers[scheduler])
 
 
 def _count(partition: Iterable[Any]) -> list[int]:
     return [sum(1 for _ in partition)]
-
-
-class _Parts(NamedTuple):
-    """Computes partitions."""
-
-    parts: Any
-    kind: str
-    scheduler: str
-    name: str  # of the collection's class
-
-    def __call__(self, number: int) -> Any:
-        if self.kind == "bag":
-            return list(_compute(self.parts[number], self.scheduler))
-        return _compute(getattr(self.parts, self.kind)[number], self.scheduler)
-
-    def where(self, number: int) -> str:
-        return f"partition {number} of {self.name}"

@@ -1,0 +1,550 @@
+"""What every reader promises: it goes on at each record, after each error, and in each shard."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import cloudpickle
+import dask.bag
+import numpy as np
+import pytest
+
+from jobrunner import DefinitionError, JobRunnerError, PlanMismatchError
+from jobrunner.data import (
+    DataReader,
+    EndOfData,
+    Reader,
+    from_dask,
+    from_iterable,
+    from_loader,
+    from_records,
+)
+
+N = 24
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Tracebacks refer to readers, whose threads end when nothing does."""
+    yield
+    gc.collect()
+
+
+class Fault:
+    """Fails at some calls."""
+
+    def __init__(self) -> None:
+        self.calls, self.bad = 0, frozenset[int]()
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.calls in self.bad:
+            raise OSError("busy")
+
+
+class Rows(list[int]):
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(range(N))
+        self.fault = fault
+
+    def __getitem__(self, index: Any) -> Any:
+        self.fault()
+        return super().__getitem__(index)
+
+
+class Chunked:
+    """As an array in chunks, of which blocks have four rows."""
+
+    shape, dtype, chunks = (N,), np.dtype("V2000000"), (2,)
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+
+    def __getitem__(self, index: slice) -> Any:
+        self.fault()
+        return np.arange(N)[index]
+
+
+class Loader:
+    """Yields numbers, and saves how many, as torchdata's loaders do."""
+
+    def __init__(self, fault: Fault, n: int = N, *, has_length: bool = True) -> None:
+        self.fault, self.n, self.has_length = fault, n, has_length
+        self.at, self.resumes = 0, False
+
+    def __len__(self) -> int:
+        if not self.has_length:
+            raise TypeError
+        return self.n
+
+    def __iter__(self) -> Iterator[int]:
+        self.at, self.resumes = (self.at if self.resumes else 0), False
+        while self.at < self.n:
+            self.at += 1
+            self.fault()
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.resumes = state["at"], True
+
+
+def computed(fault: Fault) -> Any:
+    def record(i: int) -> int:
+        fault()
+        return i
+
+    bag = dask.bag.from_sequence(range(N), npartitions=5).map(record)
+    return from_dask(bag, lengths=[5, 5, 5, 5, 4], scheduler="synchronous")
+
+
+def iterated(fault: Fault) -> DataReader:
+    def records() -> Iterator[int]:
+        for i in range(N):
+            fault()
+            yield i
+
+    return from_iterable(records)
+
+
+READERS: dict[str, Callable[[Fault], DataReader]] = {
+    "sequence": lambda fault: from_records(Rows(fault)),
+    "dict": lambda fault: from_records({"a": Rows(fault), "b": np.arange(N)}),
+    "chunks": lambda fault: from_records(Chunked(fault)),
+    "partitions": computed,
+    "iterable": iterated,
+    "loader": lambda fault: from_loader(Loader(fault)),
+    "loader without a length": lambda fault: from_loader(Loader(fault, has_length=False)),
+}
+OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "": lambda it: it,
+    "batched": lambda it: it.batched(3),
+    "shuffled": lambda it: it.shuffled(1).batched(3),
+    "mixed": lambda it: it.shuffled(1, by_block=False).batched(5),
+    "shard": lambda it: it.sharded(1, 2).batched(5),
+    "drop_last": lambda it: it.batched(7, drop_last=True),
+    "prefetched": lambda it: it.batched(2).prefetched(3),
+    "limited": lambda it: it.limited(batches=100),
+}
+NUMBERED = ["sequence", "dict", "chunks", "partitions"]
+CASES = [
+    (kind, how)
+    for kind in READERS
+    for how in OPTIONS
+    if kind in NUMBERED
+    or (kind == "iterable" and how not in ("shuffled", "mixed"))
+    or how in ("", "limited")
+]
+
+
+def make(kind: str, how: str, fault: Fault | None = None) -> Any:
+    return OPTIONS[how](READERS[kind](fault or Fault()))
+
+
+def plain(item: Any) -> Any:
+    return np.asarray(item["a"] if isinstance(item, dict) else item).tolist()
+
+
+def read_pass(reader: Any) -> list[Any]:
+    """What is left of the pass, or the next one."""
+    return [plain(item) for item in reader]
+
+
+@pytest.mark.parametrize(("kind", "how"), CASES)
+def test_a_pass_has_each_record_once_and_ends_with_the_last_one(kind: str, how: str) -> None:
+    reader = make(kind, how)
+    assert isinstance(reader, Reader)
+    passes = [read_pass(reader) for _ in range(2)]
+    records = [list(np.hstack(items)) for items in passes]
+    count = {"shard": 12, "drop_last": 21}.get(how, N)
+    assert [len(set(each)) for each in records] == [count, count]
+    assert (passes[0] != passes[1]) == (how in ("shuffled", "mixed"))
+    assert reader.finished
+    with pytest.raises(EndOfData, match="Pass 1 has ended"):
+        reader.read()
+    iter(reader)
+    for _ in passes[0]:
+        assert not reader.finished
+        reader.read()
+    if kind != "loader without a length":
+        assert reader.finished
+        assert reader.state_dict()["pass"] == 2
+    if kind in NUMBERED:
+        assert len(reader) == len(passes[0])
+
+
+@pytest.mark.parametrize(("kind", "how"), CASES)
+def test_a_restored_reader_reads_on_at_each_record_of_two_passes(kind: str, how: str) -> None:
+    saved = make(kind, how)
+    whole = [(number, item) for number in range(3) for item in read_pass(saved)]
+    saved = make(kind, how)
+    for place in range(len(whole) * 2 // 3 + 1):
+        restored = make(kind, how)
+        restored.load_state_dict(saved.state_dict())
+        copied = cloudpickle.loads(cloudpickle.dumps(saved))
+        for other in (restored, copied):
+            assert other.finished == saved.finished
+            assert other.state_dict() == saved.state_dict()
+            number = whole[place][0]
+            rest = [item for pass_number, item in whole[place:] if pass_number == number]
+            # A loader without a length tells of the end of the last pass only now.
+            assert (read_pass(other) or read_pass(other)) == rest
+        if saved.finished:
+            iter(saved)
+        item = next(saved, None)
+        if item is None:
+            item = next(iter(saved))
+        assert plain(item) == whole[place][1]
+
+
+def read_on(reader: Any) -> list[Any]:
+    """The rest of the pass, through all errors."""
+    items: list[Any] = []
+    while not reader.finished:
+        before = reader.state_dict()
+        try:
+            items.append(plain(reader.read()))
+        except OSError:
+            if "loader" not in before:
+                assert reader.state_dict() == before
+        except EndOfData:
+            assert reader.finished
+    return items
+
+
+@pytest.mark.parametrize(("kind", "how"), CASES)
+def test_after_an_error_at_each_record_the_next_read_tries_again(kind: str, how: str) -> None:
+    fault = Fault()
+    reader = make(kind, how, fault)
+    passes = [read_pass(reader) for _ in range(2)]
+    count = fault.calls // 2
+    each = range(1, count + 1, count // 3 if kind == "partitions" else 1)
+    for bad in (*({i} for i in each), {2, 3}, set(range(1, 2 * count, 4))):
+        fault = Fault()
+        reader = make(kind, how, fault)
+        fault.bad = frozenset(bad)
+        assert read_on(reader) == passes[0]
+        iter(reader)
+        assert read_on(reader) == passes[1]
+        assert fault.calls > max(bad)
+
+
+@pytest.mark.parametrize("kind", [*NUMBERED, "iterable"])
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_shards_have_each_record_once_in_each_pass(kind: str, n: int) -> None:
+    shards = [make(kind, "").sharded(i, n).batched(2) for i in range(n)]
+    for _ in range(2):
+        records = [record for shard in shards for batch in read_pass(shard) for record in batch]
+        assert Counter(records) == Counter(range(N))
+
+
+@pytest.mark.parametrize("kind", [*NUMBERED, "iterable"])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (3, 2), (2, 4)])
+def test_another_number_of_shards_reads_what_was_left(kind: str, before: int, after: int) -> None:
+    for count in range(1, N // before + 1, 3 if kind == "partitions" else 1):
+        old = [make(kind, "").sharded(i, before) for i in range(before)]
+        records = [record for shard in old for record in read_pass(shard.limited(batches=count))]
+        merged = old[0].merge_state_dicts([shard.state_dict() for shard in old])
+        for i in range(after):
+            shard = make(kind, "prefetched").sharded(i, after)
+            shard.load_state_dict(merged)
+            if not shard.finished:
+                records += [record for batch in read_pass(shard) for record in batch]
+        assert Counter(records) == Counter(range(N))
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_threads_share_a_reader(kind: str) -> None:
+    reader = make(kind, "")
+
+    def read(_: int) -> list[int]:
+        items: list[int] = []
+        with suppress(EndOfData):
+            while True:
+                items.append(plain(reader.read()))
+        return items
+
+    with ThreadPoolExecutor(4) as pool:
+        records = [record for part in pool.map(read, range(4)) for record in part]
+    assert sorted(records) == list(range(N))
+
+
+@pytest.mark.parametrize("kind", [*NUMBERED, "iterable", "loader"])
+def test_a_limit_ends_the_loop_and_not_the_pass(kind: str) -> None:
+    reader = make(kind, "")
+    loops = []
+    while not reader.finished:
+        loops.append(read_pass(reader.limited(batches=10)))
+    assert loops == [[*range(10)], [*range(10, 20)], [*range(20, N)]]
+    limited = reader.limited(batches=2)
+    assert read_pass(limited) == [0, 1]
+    assert not limited.finished
+    with pytest.raises(EndOfData, match="has read 2 batches"):
+        limited.read()
+    assert read_pass(limited) == [2, 3]
+    assert read_pass(reader.limited(seconds=1e-9)) == [4]
+    assert read_pass(reader.limited(seconds=1e6)) == [*range(5, N)]
+
+
+def test_a_read_that_fails_does_not_count_for_a_limit() -> None:
+    fault = Fault()
+    fault.bad = frozenset({1})
+    limited = make("sequence", "", fault).limited(batches=2)
+    with pytest.raises(OSError, match="busy"):
+        limited.read()
+    assert [limited.read(), limited.read()] == [0, 1]
+    with pytest.raises(EndOfData, match="has read 2 batches"):
+        limited.read()
+
+
+def test_a_limited_reader_keeps_its_count_in_its_state() -> None:
+    made = [from_records(np.arange(9)).prefetched(2).limited(batches=4) for _ in range(2)]
+    assert [made[0].read() for _ in range(3)] == [0, 1, 2]
+    made[1].load_state_dict(made[0].state_dict())
+    for reader in made:
+        assert reader.read() == 3
+        with pytest.raises(EndOfData):
+            reader.read()
+        assert list(reader) == [4, 5, 6, 7]
+    merged = made[0].merge_state_dicts([made[0].state_dict()])
+    assert "loop" not in merged
+    assert merged["rest"] == [[8, 9]]
+
+
+def test_limits_batches_and_reading_ahead_combine_in_any_order_and_may_change() -> None:
+    data = from_records(np.arange(20))
+    made = [
+        data.limited(batches=2).batched(3).prefetched(2),
+        data.prefetched(2).batched(3).limited(batches=2),
+        data.prefetched(2).limited(batches=2).limited(seconds=1e6).batched(3),
+    ]
+    state = data.batched(3).state_dict()
+    for reader in made:
+        reader.load_state_dict(state)
+        start = state["rest"][0][0]
+        assert [batch[0] for batch in reader] == [start, start + 3]
+        state = reader.state_dict()
+    single = data.batched(1)
+    single.load_state_dict(state)
+    assert [int(batch[0]) for batch in single] == [18, 19]
+
+
+# Reading ahead
+
+
+class Watched:
+    """A data set that tells which records were read, and can wait and break."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.read: list[int] = []
+        self.changed = threading.Condition()
+        self.broken: set[int] = set()
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> int:
+        with self.changed:
+            self.read.append(i)
+            self.changed.notify_all()
+        if i in self.broken:
+            raise OSError(f"record {i}")
+        return i
+
+    def wait_for(self, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.read) >= count, 10)
+
+
+def test_threads_read_ahead_as_far_as_told_and_no_further() -> None:
+    data = Watched(100)
+    reader = from_records(data).batched(2).prefetched(3)
+    assert data.read == []
+    for number in range(3):
+        assert reader.read() == [2 * number, 2 * number + 1]
+        data.wait_for(2 * number + 8)  # one batch handed out, three ahead
+        assert data.read == list(range(2 * number + 8))
+        assert reader.state_dict()["rest"] == [[2 * number + 2, 100]]
+
+
+def test_several_threads_read_at_once_and_in_order() -> None:
+    together = threading.Barrier(3)
+
+    class Slow(Watched):
+        def __getitem__(self, i: int) -> int:
+            together.wait(10)
+            return i
+
+    reader = from_records(Slow(9)).prefetched(2, threads=3)
+    assert list(reader) == list(range(9))
+
+
+@pytest.mark.parametrize("kind", ["records", "iterable"])
+def test_an_error_arrives_at_the_read_of_its_batch(kind: str) -> None:
+    data = Watched(6)
+    data.broken = {3}
+    by_number = from_records(data).prefetched(4, threads=2)
+    iterated = from_iterable(lambda: map(data.__getitem__, range(6))).prefetched(4)
+    reader = by_number if kind == "records" else iterated
+    assert [reader.read() for _ in range(3)] == [0, 1, 2]
+    before = reader.state_dict()
+    for _ in range(2):
+        with pytest.raises(OSError, match="record 3"):
+            reader.read()
+        assert reader.state_dict() == before
+    data.broken = set()
+    assert list(reader) == [3, 4, 5]
+    assert list(reader) == list(range(6))
+
+
+def test_a_position_can_be_loaded_while_threads_read_ahead() -> None:
+    for reader in (
+        from_records(np.arange(50)).shuffled(1).prefetched(4, threads=2),
+        from_iterable(lambda: range(50)).prefetched(4),
+    ):
+        first = [reader.read() for _ in range(10)]
+        state = reader.state_dict()
+        second = [reader.read() for _ in range(10)]
+        reader.load_state_dict(state)
+        assert [reader.read() for _ in range(10)] == second
+        with pytest.raises(PlanMismatchError):
+            reader.load_state_dict({})
+        assert len({*first, *second, *reader}) == 50
+
+
+@pytest.mark.parametrize("kind", ["records", "iterable"])
+def test_threads_end_when_the_reader_is_dropped(kind: str) -> None:
+    def own() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if "prefetch" in thread.name}
+
+    before = own()
+    released = threading.Event()
+
+    class Stuck(Watched):
+        def __getitem__(self, i: int) -> int:
+            assert i == 0 or released.wait(10)
+            return super().__getitem__(i)
+
+    data = Stuck(100)
+    by_number = from_records(data)
+    reader: Any = (
+        by_number if kind == "records" else from_iterable(lambda: map(data.__getitem__, range(100)))
+    )
+    reader = reader.prefetched(50)
+    del by_number
+    if kind == "iterable":
+        released.set()
+    reader.read()
+    (thread,) = own() - before
+    gone = weakref.ref(reader._cursor)
+    del reader
+    gc.collect()
+    assert gone() is None
+    released.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(data.read) < 60  # what had not begun was cancelled
+
+
+# Threads that fail, save and move
+
+
+@pytest.mark.parametrize("how", ["", "batched", "shuffled"])
+def test_what_one_thread_failed_to_read_another_one_reads(how: str) -> None:
+    fault = Fault()
+    fault.bad = frozenset(range(1, 200, 3))
+    reader = make("sequence", how, fault)
+
+    def read(_: int) -> list[Any]:
+        items: list[Any] = []
+        while not reader.finished:
+            with suppress(OSError, EndOfData):
+                items += np.atleast_1d(reader.read()).tolist()
+        return items
+
+    with ThreadPoolExecutor(3) as pool:
+        records = [record for part in pool.map(read, range(3)) for record in part]
+    assert sorted(records + [i for batch in read_on(reader) for i in batch]) == list(range(N))
+
+
+def test_a_failed_read_gives_back_its_record_alone_whatever_others_read_meanwhile() -> None:
+    class Busy(list[int]):
+        others: Any = None
+
+        def __getitem__(self, index: Any) -> Any:
+            if index == 2 and self.others:
+                others, self.others = self.others, None
+                others()
+                raise OSError("busy")
+            return super().__getitem__(index)
+
+    data = Busy(range(N))
+    reader = from_records(data)
+    records = [reader.read(), reader.read()]
+    data.others = lambda: records.extend([reader.read(), reader.read()])
+    with pytest.raises(OSError, match="busy"):
+        reader.read()
+    assert records == [0, 1, 3, 4]
+    assert reader.state_dict()["rest"] == [[2, 3], [5, N]]
+    assert list(reader) == [2, *range(5, N)]
+
+    start = {**reader.state_dict(), "rest": [[0, N]]}
+    data.others = lambda: reader.load_state_dict(start)
+    reader.load_state_dict({**start, "rest": [[2, N]]})
+    with pytest.raises(OSError, match="busy"):
+        reader.read()
+    assert list(reader) == list(range(N))  # went elsewhere meanwhile: nothing comes back
+
+
+def test_a_loop_goes_on_from_a_state_that_is_loaded_in_it() -> None:
+    for reader in (make("sequence", "batched"), make("sequence", "shuffled")):
+        start, batches = reader.state_dict(), []
+        for batch in reader:
+            batches.append(batch)
+            if len(batches) == 3:
+                reader.load_state_dict(start)
+        assert batches[3:6] == batches[:3]
+        assert sorted(record for batch in batches[3:] for record in batch) == list(range(N))
+
+
+# What is refused
+
+
+def test_wrong_arguments_are_refused() -> None:
+    reader = from_records([1])
+    for call in (
+        lambda: reader.batched(0),
+        lambda: reader.batched(1, drop_last=1),  # type: ignore[arg-type]
+        lambda: reader.shuffled(-1),
+        lambda: reader.sharded(2, 2),
+        lambda: reader.sharded(0, 0),
+        lambda: reader.limited(batches=0),
+        lambda: reader.limited(seconds=0),
+        lambda: reader.prefetched(0),
+        lambda: reader.prefetched(1, threads=0),
+    ):
+        with pytest.raises(DefinitionError, match="must be"):
+            call()
+    assert issubclass(EndOfData, JobRunnerError)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_state_of_something_else_is_refused(kind: str) -> None:
+    reader = make(kind, "")
+    reader.read()
+    state = reader.state_dict()
+    for wrong in ({}, {"position": 3}, [1], None, {**state, "loop": -1}, {**state, "extra": 1}):
+        with pytest.raises(PlanMismatchError, match="is not one of this reader"):
+            reader.load_state_dict(wrong)  # type: ignore[arg-type]
+    assert reader.state_dict() == state

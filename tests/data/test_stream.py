@@ -1,0 +1,173 @@
+"""Readers of what can only be iterated over; `test_contract.py` has what all readers promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jobrunner import DefinitionError, PlanMismatchError
+from jobrunner.data import EndOfData, from_iterable
+
+
+def test_each_pass_iterates_anew_and_may_know_its_number() -> None:
+    reader = from_iterable(lambda number: range(number, number + 3))
+    assert [list(reader) for _ in range(3)] == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    assert list(from_iterable(lambda: "abcde").batched(2)) == [["a", "b"], ["c", "d"], ["e"]]
+    assert list(from_iterable(lambda *numbers, first=7: [first, *numbers])) == [7]
+    assert list(from_iterable(list)) == []
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_it_has_finished_with_the_last_record(is_ahead: bool) -> None:
+    for reader in (
+        from_iterable(lambda: range(3)),
+        from_iterable(lambda: range(7)).batched(3),
+        from_iterable(lambda: range(7)).batched(2, drop_last=True),
+        from_iterable(lambda: range(6)).sharded(0, 2),
+    ):
+        reader = reader.prefetched(2) if is_ahead else reader
+        for _ in range(2):
+            assert not reader.finished
+            reader.read()
+        reader.read()
+        assert reader.finished
+        with pytest.raises(EndOfData, match="Pass 0 has ended"):
+            reader.read()
+
+
+def test_what_a_batch_needs_is_read_and_one_record_more() -> None:
+    taken: list[int] = []
+
+    def records() -> Iterator[int]:
+        for i in range(9):
+            taken.append(i)
+            yield i
+
+    reader = from_iterable(records).batched(3)
+    reader.read()
+    assert taken == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("factory", [[1, 2], iter([1]), None, lambda a, b: a, lambda *, a: a])
+def test_what_cannot_begin_anew_is_refused(factory: Any) -> None:
+    with pytest.raises(DefinitionError, match="factory must"):
+        from_iterable(factory)
+
+
+def test_a_factory_that_returns_the_same_iterator_again_or_none_is_refused() -> None:
+    """The next pass would have no records, and a resumed one would lack some."""
+    once = iter(range(3))
+    reader = from_iterable(lambda: once)
+    assert list(reader) == [0, 1, 2]
+    with pytest.raises(
+        DefinitionError, match="must return an iterable that begins anew; for pass 1"
+    ):
+        list(reader)
+    with pytest.raises(DefinitionError, match="for pass 0 it has returned None, which is none"):
+        from_iterable(lambda: None).read()
+
+
+def test_what_an_iterable_cannot_do_is_refused_with_what_to_do() -> None:
+    reader = from_iterable(list)
+    with pytest.raises(DefinitionError, match=r"Shuffle in the function.*files"):
+        reader.batched(2).shuffled(1)
+    with pytest.raises(DefinitionError, match="threads must be 1"):
+        reader.prefetched(2, threads=2)
+    with pytest.raises(TypeError, match=r"no len\(\)"):
+        len(reader)
+    assert reader
+
+
+def test_a_record_that_raises_stop_iteration_ends_no_loop() -> None:
+    with pytest.raises(RuntimeError):
+        list(from_iterable(lambda: (next(iter([])) for _ in range(3))))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_data_that_shrank_below_the_position_is_refused(k: int) -> None:
+    """A job would end as if all had been read."""
+
+    def shards(n: int) -> list[Any]:
+        return [from_iterable(lambda: range(n)).sharded(i, k).prefetched() for i in range(k)]
+
+    for i, shard in enumerate(shards(40)):
+        list(shard.limited(batches=5))
+        least = 4 * k + i + 1  # the number after its last record's
+        restored = shards(least - 1)[i]
+        restored.load_state_dict(shard.state_dict())
+        with pytest.raises(
+            PlanMismatchError,
+            match=f"pass 0 .* at least {least} records of the function, found {least - 1}",
+        ):
+            restored.read()
+        restored = shards(least)[i]
+        restored.load_state_dict(shard.state_dict())
+        assert list(restored) == []
+        assert restored.finished
+
+
+def test_a_merged_state_refuses_data_that_shrank_below_it() -> None:
+    old = [from_iterable(lambda: range(40)).sharded(i, 2) for i in range(2)]
+    for shard in old:
+        list(shard.limited(batches=5))
+    merged = old[0].merge_state_dicts([shard.state_dict() for shard in old])
+    for n, is_refused in ((9, True), (10, False)):
+        reader = from_iterable(lambda n=n: range(n))
+        reader.load_state_dict(merged)
+        if is_refused:
+            with pytest.raises(PlanMismatchError, match="at least 10 records .* found 9"):
+                reader.read()
+        else:
+            assert list(reader) == []
+
+
+def test_shards_that_have_not_read_equally_much_cannot_be_divided_anew() -> None:
+    shards = [from_iterable(lambda: range(10)).sharded(i, 3) for i in range(3)]
+    states = []
+    for i, shard in enumerate(shards):
+        list(shard.limited(batches=1 + (i == 2)))
+        states.append(shard.state_dict())
+    message = r"read equally much of one pass.*\[\(0, 0, 1\), \(0, 0, 2\)\].*Resume on 3 nodes"
+    with pytest.raises(PlanMismatchError, match=message):
+        shards[0].merge_state_dicts(states)
+    states[2] = {**states[0], "shard": [2, 3], "pass": 1}
+    with pytest.raises(PlanMismatchError, match="read equally much of one pass"):
+        shards[0].merge_state_dicts(states)
+    for shard in shards:  # all to the end, which are four, three and three records
+        list(shard)
+    merged = shards[0].merge_state_dicts([shard.state_dict() for shard in shards])
+    reader = from_iterable(lambda: range(10))
+    reader.load_state_dict(merged)
+    assert reader.finished
+    assert reader.state_dict()["start"] == 10
+
+
+def test_shards_change_again_and_again() -> None:
+    records: list[int] = []
+    state = {**from_iterable(lambda: range(100)).state_dict(), "shard": None}
+    for k in (3, 2, 4, 1, 5):
+        shards = [from_iterable(lambda: range(100)).sharded(i, k) for i in range(k)]
+        for shard in shards:
+            shard.load_state_dict(state)
+            records += list(shard.limited(batches=5))
+        state = shards[0].merge_state_dicts([shard.state_dict() for shard in shards])
+    assert sorted(records) == list(range(75))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("pass", -1),
+        ("start", "1"),
+        ("count", True),
+        ("finished", 1),
+        ("shard", [1, 2]),
+        ("shard", 1),
+    ],
+)
+def test_a_forged_state_is_refused(field: str, value: Any) -> None:
+    reader = from_iterable(lambda: range(10))
+    with pytest.raises(PlanMismatchError, match=rf"\$.{field}|field '{field}'"):
+        reader.load_state_dict({**reader.state_dict(), field: value})
