@@ -152,7 +152,7 @@ class PassPosition:
         """What a state of the same data in the same order says is left of each pass."""
         if state.order != self._order:
             raise PlanMismatchError(
-                f"The state, field 'order': expected {self._order!r}, found {state.order!r:.200}. Read "
+                f"the state, field 'order': expected {self._order!r}, found {state.order!r:.200}. Read "
                 f"the same data in the same order and blocks as when it was saved, or start afresh."
             )
         left = []
@@ -161,7 +161,7 @@ class PassPosition:
             for start, stop in pairs:
                 if not end <= start < stop <= self._length:
                     raise PlanMismatchError(
-                        f"The state, fields 'rest' and 'later': expected ranges [start, stop] that "
+                        f"the state, fields 'rest' and 'later': expected ranges [start, stop] that "
                         f"ascend up to {self._length}, found {pairs!r:.200}; it would read records "
                         f"twice, or none. Load a state that a reader has made."
                     )

@@ -243,17 +243,27 @@ def rows_of(data: Any) -> Read:
         # What is read must not be changed, since it is not saved; batches in order are views.
         data = data.view()
         data.flags.writeable = False
+        return partial(_read_array, data)
     if hasattr(data, "shape") and hasattr(data, "dtype"):
-        read: Read = data.__getitem__
-    elif is_of(data, "pandas") and hasattr(data, "iloc"):
-        read = data.iloc.__getitem__
-    elif is_of(data, "datasets") and hasattr(data, "column_names"):
-        read = partial(_read_data_set, data)
-    elif is_of(data, "pyarrow") and hasattr(data, "num_columns"):
-        read = partial(_read_table, data)
-    else:
-        read = partial(_read_sequence, data)
-    return read
+        return partial(_read_item, data)
+    if is_of(data, "pandas") and hasattr(data, "iloc"):
+        return partial(_read_item, data.iloc)
+    if is_of(data, "datasets") and hasattr(data, "column_names"):
+        return partial(_read_data_set, data)
+    if is_of(data, "pyarrow") and hasattr(data, "num_columns"):
+        return partial(_read_table, data)
+    return partial(_read_sequence, data)
+
+
+def _read_item(data: Any, index: Index) -> Any:
+    return data[index]
+
+
+def _read_array(array: Any, index: Index) -> Any:
+    # `take` gathers rows in half the time, but first copies all of an array that is laid out otherwise.
+    if isinstance(index, np.ndarray) and array.flags.c_contiguous and array.flags.aligned:
+        return array.take(index, 0)
+    return array[index]
 
 
 def _read_data_set(data: Any, index: Index) -> Any:

@@ -71,7 +71,7 @@ class SavedShard(SavedState, kw_only=True):
         """Raise `PlanMismatchError` if it is of another shard."""
         if self.shard not in (None, own):
             raise PlanMismatchError(
-                f"The state, field 'shard': expected {own}, found {self.shard}. If the number of nodes "
+                f"the state, field 'shard': expected {own}, found {self.shard}. If the number of nodes "
                 f"has changed, name the blob Blob(..., partition=0), or pass the states of all shards "
                 f"to merge_state_dicts."
             )

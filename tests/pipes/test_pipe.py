@@ -256,8 +256,8 @@ def draw(*_: Any) -> float:
     return float(current_task().rng.random())
 
 
-def draw_beside(x: int, own: float) -> tuple[float, float]:
-    return draw(x), own
+def draw_beside(x: int, own: float) -> tuple[int, float, float]:
+    return current_task().instance, draw(x), own
 
 
 def test_an_item_draws_the_same_numbers_on_any_number_of_threads(
@@ -272,16 +272,20 @@ def test_an_item_draws_the_same_numbers_on_any_number_of_threads(
             seed=5,
         )
         JobRunner(job).run(inproc_session)
-        pairs = results.fetch()
-        assert all(own not in {x for x, _ in pairs} for _, own in pairs)
-        drawn.append([x for x, _ in pairs])
+        instances, numbers, own = zip(*results.fetch(), strict=True)
+        assert instances == tuple(range(10))
+        assert not set(own) & set(numbers)
+        drawn.append(numbers)
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0])) == 10
 
 
 def connect() -> Iterator[list[str]]:
+    """Opens and closes in one thread, as a connection of sqlite3 must."""
     READ.append("open")
-    yield [threading.current_thread().name]
+    own = threading.current_thread().name
+    yield [own]
+    assert threading.current_thread().name == own
     READ.append("close")
 
 
@@ -395,15 +399,13 @@ def test_after_a_loss_each_item_still_counts_once(
     job, _ = make_job(
         lambda: pipe("reader", processor, into=add_to, updates="total", num_threads=2, **options)
     )
-    places = options.get("nodes", [Node("here")])
     with job.init_group:
-        for node in places:
-            Task(lambda: np.zeros(1, int), (), "total", node=node, name="zero")
+        Task(lambda: np.zeros(1, int), (), "total", node="here", name="zero")
     with Session(process_client) as session:
         result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "runs")).run(session)
         assert result.restarts == 1
-        totals = [int(session.fetch(node["total"])[0]) for node in places]
-    assert sum(totals) == sum(x * x for x in range(10))
+        total = int(session.fetch(Node("here")["total"])[0])
+    assert total == sum(x * x for x in range(10))
 
 
 def times_two(x: int) -> int:

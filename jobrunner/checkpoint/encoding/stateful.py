@@ -176,6 +176,8 @@ class _Merge:
             )
         try:
             return made.merge_state_dicts(states)
+        except PlanMismatchError as error:  # of a reader, which says what to do
+            raise PlanMismatchError(f"{where}: {error}") from None
         except Exception as error:
             raise CheckpointError(
                 f"{where}: merge_state_dicts of {name_class(made)}, given the states of "
