@@ -61,7 +61,6 @@ NOT_YET = {
     "checkpoint/opened.py",
     "checkpoint/retention.py",
     "checkpoint/save_policies.py",
-    "checkpoint/store/store_writer.py",
     "checkpoint/worker_load.py",
 }
 """Modules of these packages that do not: the list only gets shorter."""

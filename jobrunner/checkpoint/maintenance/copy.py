@@ -212,17 +212,15 @@ def copy_files(source: StoreReader, target: StoreReader) -> None:
     document = source.read_document()
     chunks, documents = document.files(), document.zarr_documents()
 
-    def write(path: str, content: bytes) -> None:
+    def copy(path: str) -> None:
+        content = source.verified.read(path, chunks[path])
         target.files.write(join_path(target.root, path), [content])
 
-    def copy(path: str) -> None:
-        write(path, source.verified.read(path, chunks[path]))
-
     target.files.make_directory(target.root)
-    for path in documents:
-        target.files.make_directory(join_path(target.root, os.path.dirname(path)))
-    jobs = [partial(write, *named) for named in documents.items()]
-    jobs += (partial(copy, path) for path in chunks)
+    for path, content in documents.items():
+        directory = join_path(target.root, os.path.dirname(path))
+        target.files.make_directory(directory, {ROOT_DOCUMENT: [content]})
+    jobs = [partial(copy, path) for path in chunks]
     nbytes = sum(size for size, _ in chunks.values())
     run_all(jobs, max(source.files.threads, target.files.threads), nbytes)
 

@@ -23,6 +23,9 @@ from .posix import (
 )
 from .protocol import (
     DOCUMENT_BYTES as DOCUMENT_BYTES,
+    NO_CONTENT as NO_CONTENT,
+    Buffers as Buffers,
+    Content as Content,
     Files as Files,
     Result as Result,
 )

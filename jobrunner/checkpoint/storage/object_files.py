@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES
-from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result
+from jobrunner.checkpoint.storage.protocol import (
+    DOCUMENT_BYTES,
+    NO_CONTENT,
+    Buffers,
+    Content,
+    Item,
+    Result,
+)
 from jobrunner.checkpoint.storage.unlinked import too_long
 from jobrunner.config import get_number
 from jobrunner.texts import printable, without_credentials
@@ -166,13 +173,13 @@ class ObjectFiles:
 
     # --- writing
 
-    def make_directory(self, path: str) -> None:
-        pass
+    def make_directory(self, path: str, content: Content = NO_CONTENT) -> list[str]:
+        return [self.write(f"{path}/{name}", buffers) for name, buffers in content.items()]
 
     def make_directories(self, path: str) -> None:
         pass
 
-    def write(self, path: str, buffers: Sequence[bytes | memoryview]) -> str:
+    def write(self, path: str, buffers: Buffers) -> str:
         digest = xxhash.xxh3_128()
         content: list[memoryview] = []
         for buffer in buffers:

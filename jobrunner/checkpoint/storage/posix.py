@@ -11,13 +11,20 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import xxhash
 
-from jobrunner.checkpoint.storage.protocol import DOCUMENT_BYTES, Item, Result
+from jobrunner.checkpoint.storage.protocol import (
+    DOCUMENT_BYTES,
+    NO_CONTENT,
+    Buffers,
+    Content,
+    Item,
+    Result,
+)
 from jobrunner.checkpoint.storage.unlinked import (
     DIRECTORY,
     GONE,
@@ -81,10 +88,21 @@ class PosixFiles:
 
     # --- writing
 
-    def make_directory(self, path: str) -> None:
+    def make_directory(self, path: str, content: Content = NO_CONTENT) -> list[str]:
         self.before("mkdir", path)
         with self.below.parent(path) as place:
             os.mkdir(place.name, dir_fd=place.directory)
+            if not content:
+                return []
+            descriptor = place.open(PASSAGE)
+        # Opened once for all of them: for short files, the way to each takes longer than its data.
+        try:
+            return [
+                self._write(Place(join_path(path, name), name, descriptor), buffers)
+                for name, buffers in content.items()
+            ]
+        finally:
+            os.close(descriptor)
 
     def make_directories(self, path: str) -> None:
         if self.is_directory(path):
@@ -96,11 +114,16 @@ class PosixFiles:
             self.make_directory(path)
         self.sync_path(parent)
 
-    def write(self, path: str, buffers: Sequence[bytes | memoryview]) -> str:
+    def write(self, path: str, buffers: Buffers) -> str:
+        with self.below.parent(path) as place:
+            return self._write(place, buffers)
+
+    def _write(self, place: Place, buffers: Buffers) -> str:
+        path = place.path
         self.before("create", path)
         digest = xxhash.xxh3_128()
         position = 0
-        descriptor = self.below.open(path, _NEW)
+        descriptor = place.open(_NEW)
         try:
             for buffer in buffers:
                 memory = memoryview(buffer)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Protocol, TypeVar, runtime_checkable
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+Buffers = Sequence[bytes | memoryview]
+"""The content of a file, in parts that are contiguous in C order."""
+
+Content = Mapping[str, Buffers]
+"""The files of a directory, by name."""
+
+NO_CONTENT: Content = MappingProxyType({})
 
 DOCUMENT_BYTES = 64 << 20
 """Longest log entry, heartbeat or Zarr document that is read."""
@@ -50,14 +59,17 @@ class Files(Protocol):
 
     # --- writing
 
-    def make_directory(self, path: str) -> None:
-        """Create a directory, which must not exist; its parent must exist."""
+    def make_directory(self, path: str, content: Content = NO_CONTENT) -> list[str]:
+        """Create a directory, which must not exist, and files in it; its parent must exist.
+
+        Returns what `write` returns for each file, in the order of `content`.
+        """
 
     def make_directories(self, path: str) -> None:
         """Create a directory and its parents durably, unless they exist."""
 
-    def write(self, path: str, buffers: Sequence[bytes | memoryview]) -> str:
-        """Create a file from C-contiguous buffers; durable only once synced.
+    def write(self, path: str, buffers: Buffers) -> str:
+        """Create a file; durable only once synced.
 
         A file must not exist; an object is replaced. Returns the xxh3_128 of the content in hex.
         """

@@ -77,6 +77,7 @@ class Place:
             return os.open(self.name, flags, _NEW_FILE_RIGHTS, dir_fd=self.directory)
         except OSError as error:
             self._refuse_foreign(error)
+            name_path(error, self.path)
             raise
 
     def _refuse_foreign(self, error: OSError) -> None:

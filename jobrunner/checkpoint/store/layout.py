@@ -89,6 +89,10 @@ class PlannedArray:
     is_unchanged: bool = False
     """It is the array of the store before, and no task has updated its blob since."""
 
+    def drop(self) -> None:
+        """Drop the array once it is written, so that tasks can change it uncopied."""
+        self.data = np.empty(0, self.data.dtype)
+
 
 @dataclass(slots=True)
 class StoreLayout:
@@ -101,6 +105,11 @@ class StoreLayout:
     attributes: dict[str, Any] = field(default_factory=dict)
     blobs: dict[str, BlobEntry] = field(default_factory=dict)
     stacks: list[ArrayFiles] = field(default_factory=list)
+
+    @property
+    def groups(self) -> list[str]:
+        """The paths of groups, outer ones first."""
+        return [path for path, document in self.documents.items() if document == GROUP]
 
     def add(self, array: PlannedArray) -> ArrayFiles:
         """Add an array; the entry that is returned lists its files as soon as they are written."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,16 @@ import numpy as np
 import xxhash
 
 from jobrunner.checkpoint.encoding import EncodedBlob, without_padding
-from jobrunner.checkpoint.storage import BLOCK_BYTES, Files, PosixFiles, join_path, run_all
+from jobrunner.checkpoint.storage import (
+    BLOCK_BYTES,
+    NO_CONTENT,
+    Buffers,
+    Content,
+    Files,
+    PosixFiles,
+    join_path,
+    run_all,
+)
 from jobrunner.checkpoint.store.array_document import File
 from jobrunner.checkpoint.store.chunks import encode_chunk, encode_texts, is_text
 from jobrunner.checkpoint.store.document import (
@@ -88,10 +97,11 @@ class StoreBatch:
         former: Mapping[str, Former | None] | None = None,
     ) -> None:
         self._files = files
-        self._stores = [
-            _StoreWriter(files, directory, store, lay_out(blobs, about), (former or {}).get(store))
-            for store, (about, blobs) in stores.items()
-        ]
+        self._stores: list[_StoreWriter] = []
+        for name, (described, blobs) in stores.items():
+            last = (former or {}).get(name) or Former("", {})
+            root = join_path(directory, name)
+            self._stores.append(_StoreWriter(files, name, root, lay_out(blobs, described), last))
 
     def arrays(self) -> dict[str, list[PlannedArray]]:
         """Return the arrays of each store, not yet written."""
@@ -105,36 +115,13 @@ class StoreBatch:
         jobs: list[Callable[[], object]] = []
         nbytes = 0
         for store in self._stores:
-            self._files.make_directory(store.root)
-            for path in store.layout.documents:
-                self._files.make_directory(join_path(store.root, path))
-            for array in store.layout.arrays:
-                nbytes += array.data.nbytes
-                jobs += self._chunk_jobs(store, array)
-            jobs += store.document_jobs()
+            nbytes += sum(array.data.nbytes for array in store.layout.arrays)
+            jobs += store.begin()
         run_all(jobs, self._files.threads, nbytes)
-
-    def _chunk_jobs(self, store: _StoreWriter, array: PlannedArray) -> list[Callable[[], object]]:
-        corners = list(array.grid.corners())
-        array.files += [(0, "")] * len(corners)
-        left = list(range(len(corners)))
-
-        def write(i: int) -> None:
-            array.files[i] = store.write_chunk(array, corners[i])
-            if left.pop():  # each thread takes one, the last thread 0
-                return
-            # Drop the array, so that tasks can change it uncopied.
-            array.data = np.empty(0, array.data.dtype)
-
-        return [partial(write, i) for i in range(len(corners))]
 
     def finish(self) -> list[Receipt]:
         """Write the root documents; return a receipt for each store, not yet whole."""
-        written = list(self._files.each(_StoreWriter.finish, self._stores))
-        return [
-            Receipt(store.name, digest, nbytes, linked_bytes=store.linked_bytes)
-            for store, (digest, nbytes) in zip(self._stores, written, strict=True)
-        ]
+        return list(self._files.each(_StoreWriter.finish, self._stores))
 
     def as_former(self) -> dict[str, Former]:
         """The stores, once they are written, as those that later ones may link to; by name."""
@@ -145,52 +132,89 @@ class _StoreWriter:
     """Writes one store, and links the chunks that `former` has unchanged."""
 
     def __init__(
-        self,
-        files: Files,
-        directory: str,
-        name: str,
-        layout: StoreLayout,
-        former: Former | None,
+        self, files: Files, name: str, root: str, layout: StoreLayout, former: Former
     ) -> None:
         self.name = name
-        self.root = join_path(directory, name)
         self.layout = layout
-        self.linked_bytes = 0
-        self._document_bytes = 0
-        self._storage = files
-        self._former = former or Former("", {})
+        self._root = root
+        self._files = files
+        self._former = former
+        self._linked: list[int] = []  # bytes of each linked chunk; appended to by any thread
+
+    def begin(self) -> list[Callable[[], object]]:
+        """Make directories; return the jobs that write all but the root document, in any order."""
+        self._files.make_directory(self._root)
+        for group in self.layout.groups:
+            self._make_directory(group)
+        jobs: list[Callable[[], object]] = []
+        for array in self.layout.arrays:
+            corners = list(array.grid.corners())
+            array.files += [(0, "")] * len(corners)
+            if len(corners) == 1:
+                jobs.append(partial(self._write_single, array, corners[0]))
+                continue
+            self._make_directory(array.path)
+            unwritten = list(range(len(corners)))
+            for i, corner in enumerate(corners):
+                jobs.append(partial(self._write_one_of_many, array, i, corner, unwritten))
+        return jobs
+
+    def _make_directory(self, path: str, chunks: Content = NO_CONTENT) -> list[str]:
+        """Make the directory of an array or group, with its document; returns digests of chunks."""
+        content = {ROOT_DOCUMENT: [self.layout.documents[path]], **chunks}
+        return self._files.make_directory(join_path(self._root, path), content)[1:]
+
+    def _write_single(self, array: PlannedArray, corner: tuple[int, ...]) -> None:
+        """Write or link an array that has one chunk."""
+        if array.data.nbytes < self._files.linked_bytes:
+            # It is never linked, so one call makes its directory and both files.
+            buffers = self._encode(array, corner)
+            (digest,) = self._make_directory(array.path, {array.grid.key(corner): buffers})
+            array.files[0] = _size(buffers), digest
+        else:
+            self._make_directory(array.path)
+            array.files[0] = self.write_chunk(array, corner)
+        array.drop()
+
+    def _write_one_of_many(
+        self, array: PlannedArray, i: int, corner: tuple[int, ...], unwritten: list[int]
+    ) -> None:
+        """Write or link a chunk; whoever takes the last number of `unwritten` drops the array."""
+        array.files[i] = self.write_chunk(array, corner)
+        if unwritten.pop() == 0:
+            array.drop()
 
     def write_chunk(self, array: PlannedArray, corner: tuple[int, ...]) -> File:
         """Write or link a chunk; called from several threads at once."""
         path = f"{array.path}/{array.grid.key(corner)}"
         former = self._former.files.get(path)
-        if former is not None and former[0] < self._storage.linked_bytes:
+        if former is not None and former[0] < self._files.linked_bytes:
             former = None
         # Now and then array and file are read all the same, lest damage lives on in every epoch.
         is_due = former is not None and self._is_due(path)
         if former is not None and array.is_unchanged and not is_due and self._link(path, former):
             return former
-        data = array.data.gather() if isinstance(array.data, Rows) else array.data
-        buffers = encode_chunk(data, array.grid, corner, array.zstd)
-        if former is not None and sum(map(len, buffers)) == former[0]:
+        buffers = self._encode(array, corner)
+        if former is not None and _size(buffers) == former[0]:
             if _digest(buffers) == former[1]:
                 is_whole = not is_due or self._is_whole(path, former)
                 if is_whole and self._link(path, former):
                     return former
             elif array.is_unchanged:
                 self._warn_of_change(array.blob)
-        return self._write(path, buffers)
+        digest = self._files.write(join_path(self._root, path), buffers)
+        return _size(buffers), digest
 
-    def _write(self, path: str, buffers: Sequence[bytes | memoryview]) -> File:
-        digest = self._storage.write(join_path(self.root, path), buffers)
-        return sum(map(len, buffers)), digest
+    def _encode(self, array: PlannedArray, corner: tuple[int, ...]) -> list[bytes | memoryview]:
+        data = array.data.gather() if isinstance(array.data, Rows) else array.data
+        return encode_chunk(data, array.grid, corner, array.zstd)
 
     def _link(self, path: str, file: File) -> bool:
         """Link a file of the former store; False if that is impossible."""
-        source, target = join_path(self._former.root, path), join_path(self.root, path)
-        if not self._storage.link(source, target, file[0]):
+        source, target = join_path(self._former.root, path), join_path(self._root, path)
+        if not self._files.link(source, target, file[0]):
             return False
-        self.linked_bytes += file[0]
+        self._linked.append(file[0])
         return True
 
     def _is_due(self, path: str) -> bool:
@@ -198,14 +222,13 @@ class _StoreWriter:
 
         Depends on name and epoch, so that each file's turn comes under any save policy.
         """
-        return (
-            not zlib.crc32(f"{path} {self.layout.described['epoch']}".encode()) % READ_AGAIN_SAVES
-        )
+        text = f"{path} {self.layout.described['epoch']}"
+        return zlib.crc32(text.encode()) % READ_AGAIN_SAVES == 0
 
     def _is_whole(self, path: str, file: File) -> bool:
         source = join_path(self._former.root, path)
         try:
-            present = self._storage.read_into(source, memoryview(b""), file[0])
+            present = self._files.read_into(source, memoryview(b""), file[0])
         except OSError as error:
             logger.warning("Cannot read %s: %s. Its data is written again.", source, error)
             return False
@@ -222,25 +245,8 @@ class _StoreWriter:
             self.layout.described["node"],
         )
 
-    def document_jobs(self) -> list[Callable[[], object]]:
-        """Return the jobs that write the Zarr documents of arrays and groups."""
-        jobs: list[Callable[[], object]] = []
-        for path, document in self.layout.documents.items():
-            self._document_bytes += len(document)
-            jobs.append(partial(self._write, f"{path}/{ROOT_DOCUMENT}", [document]))
-        return jobs
-
-    def as_former(self) -> Former:
-        """The store, once it is written, as one that a later one may link to."""
-        files: dict[str, File] = {}
-        for array in self.layout.arrays:
-            keys = map(array.grid.key, array.grid.corners())
-            for key, file in zip(keys, array.files, strict=True):
-                files[f"{array.path}/{key}"] = file
-        return Former(self.root, files)
-
-    def finish(self) -> tuple[str, int]:
-        """Write the root document; return its SHA-256 and the store's size."""
+    def finish(self) -> Receipt:
+        """Write the root document."""
         document = self.layout.write_document()
         if len(document) > DOCUMENT_MOST_BYTES:
             raise DefinitionError(
@@ -250,13 +256,28 @@ class _StoreWriter:
                 f"data in arrays, or divide the blobs between nodes."
             )
         # The root document comes last, so that it proves a complete store.
-        self._storage.write(join_path(self.root, ROOT_DOCUMENT), [document])
-        nbytes = sum(size for array in self.layout.arrays for size, _ in array.files)
-        nbytes += self._document_bytes + len(document)
-        return hashlib.sha256(document).hexdigest(), nbytes
+        self._files.write(join_path(self._root, ROOT_DOCUMENT), [document])
+        nbytes = len(document) + sum(map(len, self.layout.documents.values()))
+        for array in self.layout.arrays:
+            nbytes += sum(size for size, _ in array.files)
+        digest = hashlib.sha256(document).hexdigest()
+        return Receipt(self.name, digest, nbytes, linked_bytes=sum(self._linked))
+
+    def as_former(self) -> Former:
+        """The store, once it is written, as one that a later one may link to."""
+        files: dict[str, File] = {}
+        for array in self.layout.arrays:
+            for corner, file in zip(array.grid.corners(), array.files, strict=True):
+                if file[0] >= self._files.linked_bytes:
+                    files[f"{array.path}/{array.grid.key(corner)}"] = file
+        return Former(self._root, files)
 
 
-def _digest(buffers: Sequence[bytes | memoryview]) -> str:
+def _size(buffers: Buffers) -> int:
+    return sum(map(len, buffers))
+
+
+def _digest(buffers: Buffers) -> str:
     """Return the digest that a file of these bytes would have."""
     digest = xxhash.xxh3_128()
     for buffer in buffers:
@@ -268,8 +289,8 @@ def _digest(buffers: Sequence[bytes | memoryview]) -> str:
 
 def digest_blob(blob: EncodedBlob) -> str:
     """Return a digest of a blob's value, types and shapes, equal for equal blobs."""
-    about = [[str(part.data.dtype), part.data.shape, part.order] for part in blob.parts]
-    digest = hashlib.sha256(encode_json([blob.tree, about]))
+    arrays = [[str(part.data.dtype), part.data.shape, part.order] for part in blob.parts]
+    digest = hashlib.sha256(encode_json([blob.tree, arrays]))
     for part in blob.parts:
         if is_text(part.data.dtype):
             digest.update(encode_texts(part.data, part.data.size))

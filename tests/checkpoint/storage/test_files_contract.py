@@ -121,11 +121,16 @@ def test_a_document_that_is_too_long_is_not_read(place: Place) -> None:
     assert caught.value.path == path
 
 
-def test_a_directory_is_made_once(place: Place) -> None:
+def test_a_directory_is_made_once_with_its_files(place: Place) -> None:
     files, root = place.files, place.root
     files.make_directories(root)
-    for name in ("a", "a/b", "a/b/c", "a/d"):
+    for name in ("a", "a/b", "a/b/c"):
         files.make_directory(f"{root}/{name}")
+    digests = files.make_directory(f"{root}/e", {"x": [b"1", b"2"], "y": []})
+    assert digests == [xxh3_128_hexdigest(b"12"), xxh3_128_hexdigest(b"")]
+    assert (files.read(f"{root}/e/x"), files.read(f"{root}/e/y")) == (b"12", b"")
+    files.make_directory(f"{root}/a/d")
+    files.remove_tree(f"{root}/e")
     for name in ("a/b/c/x", "a/d/x"):
         files.write(f"{root}/{name}", [b""])
     assert sorted(files.walk(root)) == [("a/b/c/x", 0), ("a/d/x", 0)]
