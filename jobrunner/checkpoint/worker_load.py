@@ -11,7 +11,7 @@ import numpy as np
 
 from jobrunner.checkpoint.encoding import StatefulBlob, given_state, join_states
 from jobrunner.checkpoint.store import StoreReader
-from jobrunner.define import Task, TaskGroup, WorkspaceType, forget_orphan
+from jobrunner.define import Task, TaskGroup, WorkspaceType
 from jobrunner.errors import DefinitionError
 from jobrunner.workspace import BlobUpdate, LoadedArrays, Workspace, settle
 
@@ -245,5 +245,4 @@ def load_group(
                 name="update",
                 after=verified,
             )
-    forget_orphan(group)  # it belongs to no job, and whoever asked for it need not run it
     return group

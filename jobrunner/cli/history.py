@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,8 @@ from jobrunner.cli.options import (
     complete_files,
     count_option,
     directory_argument,
-    job_option,
     nothing_recorded,
     open_directory,
-    param_option,
 )
 from jobrunner.texts import counted, listed
 
@@ -56,29 +54,20 @@ def _read(directory: str) -> Story:
     "report",
     examples=[
         "jobrunner report runs/kmeans -o report.html",
-        "jobrunner report runs/k8 --job kmeans.py --param k=8",
     ],
 )
 @directory_argument
 @_output_option("report.html")
-@job_option("Draw this job, with what each task waits for; named as for 'jobrunner run'.")
-@param_option
-def report_command(
-    *, directory: str, output: str, target: str | None, parameters: Mapping[str, str]
-) -> Output:
+def report_command(*, directory: str, output: str) -> Output:
     """Write what the runs of DIR did as one HTML page.
 
     It shows what ran where, metrics, checkpoints, losses, where time went, and how to resume. It is
     made from the records alone, so also during a run and after a crash. The page needs no network.
     """
-    from jobrunner.cli.script import Script
     from jobrunner.report import write_report
 
-    if parameters and target is None:
-        raise click.UsageError("--param requires --job FILE_OR_MODULE[:JOB].")
-    job = None if target is None else Script(target).job(parameters)
     story = _read(directory)
-    write_report(story, output, job=job)
+    write_report(story, output)
     path = os.path.abspath(output)
     return Output({"path": story.path, "report": path}, f"Wrote {path}")
 

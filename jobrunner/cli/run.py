@@ -204,7 +204,7 @@ def run(
         save_on_usr1 = handled("SIGUSR1", lambda number, frame: runner.save_now())
         runner.plan_resume()  # report mistakes before a cluster starts
         try:
-            with cluster() as session, _reported(manager, job, report), save_on_usr1:
+            with cluster() as session, _reported(manager, report), save_on_usr1:
                 result = runner.run(session, progress=False)
         except KeyboardInterrupt as interrupt:
             raise type(interrupt)(_advise(manager, again)) from interrupt
@@ -222,7 +222,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _reported(manager: MultiNodeCheckpointManager, job: Job, path: str | None) -> Iterator[None]:
+def _reported(manager: MultiNodeCheckpointManager, path: str | None) -> Iterator[None]:
     """Write the report when the run has ended, or failed."""
     from jobrunner.report import write_report
 
@@ -231,7 +231,7 @@ def _reported(manager: MultiNodeCheckpointManager, job: Job, path: str | None) -
     finally:
         if path is not None:
             try:
-                write_report(manager, path, job=job)
+                write_report(manager, path)
             except Exception as error:  # the run's own end matters more
                 click.echo(printable(f"warning: no report in {path}: {error}"), err=True)
 

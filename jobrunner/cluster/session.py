@@ -16,7 +16,7 @@ from jobrunner.cluster.connection import Connection
 from jobrunner.cluster.drawing import draw_session
 from jobrunner.cluster.shipping import nodes_of
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
-from jobrunner.define import Blob, Count, Task, TaskGroup, TaskOutput, checked, forget_orphan
+from jobrunner.define import Blob, Count, Task, TaskGroup, TaskOutput, checked
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
 from jobrunner.texts import Html, counted, listed, printable
 
@@ -297,7 +297,6 @@ class Session:
         self, group: TaskGroup, epoch: int | None = None, deadline_seconds: float | None = None
     ) -> None:
         """Run a group that belongs to no job on the current workspaces; see `run`."""
-        forget_orphan(group)
         with self._operation(f"run of the {group.name} group"):
             binding = self._extend(planned_nodes([group]))
             binding.run_alone(group, epoch, deadline_seconds)

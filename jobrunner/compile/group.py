@@ -222,8 +222,7 @@ class GroupCompiler:
     def _add_after(self, i: int, task: Task, other: Task | str) -> None:
         where = f"Task {task.full_name!r} of the {self.group.name} group: after="
         if isinstance(other, str):
-            node, _, name = other.rpartition("/")
-            found = self.group.find(node or task.node.name, name)
+            found = self.group.find_named(other, task)
             if found is None:
                 raise DefinitionError(
                     f"{where}{other!r} names no task of this group. Name a task of another node "

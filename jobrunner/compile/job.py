@@ -29,7 +29,6 @@ from jobrunner.define import (
     Task,
     TaskGroup,
     TaskOutput,
-    check_orphans,
     check_seedable,
     constants_of,
 )
@@ -41,8 +40,6 @@ from jobrunner.positions import Position
 @gc_paused()
 def compile_job(job: Job) -> Plan:
     """See `Job.compile`."""
-    since = min((group.made for group in job.groups.values()), key=lambda made: made.number)
-    check_orphans(since, f"Job {job.name!r}")
     tasks = {name: group.tasks() for name, group in job.groups.items()}
     every = all_tasks(job)
     for task in every if job.seed_global_rng else ():
@@ -154,7 +151,6 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
 
     Whether the other blobs that the group reads exist is checked when it runs.
     """
-    check_orphans(group.made, f"The {group.name} group", is_job=False)
     check_no_intervals(group)
     tasks = group.tasks()
     plan = GroupCompiler(

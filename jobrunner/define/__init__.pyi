@@ -27,9 +27,6 @@ from .checks import (
     read_setup as read_setup,
     without_partials as without_partials,
 )
-from .drawing import (
-    to_image as to_image,
-)
 from .group import (
     TaskGroup as TaskGroup,
 )
@@ -64,10 +61,6 @@ from .node import (
     Node as Node,
     WorkspaceType as WorkspaceType,
     as_node as as_node,
-)
-from .orphans import (
-    check_orphans as check_orphans,
-    forget_orphan as forget_orphan,
 )
 from .parameters import (
     HIDDEN as HIDDEN,

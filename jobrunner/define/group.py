@@ -17,7 +17,6 @@ from jobrunner.define.node import (
     as_node,
     as_workspace_type,
 )
-from jobrunner.define.orphans import Mark, forget_orphan, note_orphan
 from jobrunner.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ class TaskGroup(Active):
         self.workspace_type = as_workspace_type(workspace_type, "TaskGroup")
         self.name = "group"
         self.job_name = ""  # of the job that it belongs to
-        self.made = Mark()
         self.reports: list[tuple[Node, Callable[[], Any], int]] = []
         self.is_compiled = False
         self._merged_into: TaskGroup | None = None
@@ -103,11 +101,8 @@ class TaskGroup(Active):
                 key = (task.node.name, f"{task.name}#{count}")
             self._name_counts[task.node.name, task.name] = count
             task.name = key[1]
-        if not (self._tasks or self.job_name):
-            note_orphan(self, task)
         self._tasks[key] = task
         task.group = self
-        forget_orphan(task)
 
     def tasks(self) -> list[Task]:
         """Its tasks, in order of definition; those of `final_output` come last."""
@@ -116,6 +111,11 @@ class TaskGroup(Active):
     def find(self, node: str, name: str) -> Task | None:
         """The task `name` of `node`, or None."""
         return self._tasks.get((node, name))
+
+    def find_named(self, name: str, task: Task) -> Task | None:
+        """The task that `task` calls by that name: of the same node, or ``node/name``."""
+        node, _, name = name.rpartition("/")
+        return self.find(node or task.node.name, name)
 
     def used_nodes(self) -> list[Node]:
         """The nodes of its tasks and reports, in order of first use."""
@@ -204,7 +204,6 @@ class TaskGroup(Active):
             self.add(task)
         self.reports += other.reports
         other._merged_into = self
-        forget_orphan(other)
 
     def __repr__(self) -> str:
         return f"<TaskGroup {self.name!r}: {len(self._tasks)} tasks>"

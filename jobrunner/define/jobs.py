@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from jobrunner.define.checks import COUNT, NATURAL, Count, Rule, checked
 from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
-from jobrunner.define.orphans import forget_orphan
 from jobrunner.define.task import Task, TaskOutput
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
@@ -108,7 +107,6 @@ class Job(Active):
             self._nodes_to_checkpoint = [as_node(node, where) for node in nodes_to_checkpoint]
         for role, group in self._roles.items():  # last: a job that is refused takes no group
             group.name, group.job_name = role, self.name
-            forget_orphan(group)
 
     @property
     def init_group(self) -> TaskGroup:
@@ -209,12 +207,12 @@ class Job(Active):
 
     @checked
     def visualize(self, path: str | os.PathLike[str]) -> None:
-        """Draw the job: its groups, nodes and tasks, and which task waits for which.
+        """Write the job as a graph for Graphviz: its groups and tasks, and which task waits for which.
 
         Parameters
         ----------
         path : str or os.PathLike
-            A name that ends in ``.svg`` (for browsers) or ``.dot`` (for Graphviz).
+            A name that ends in ``.dot``. ``dot -Tsvg job.dot -o job.svg`` makes an image of it.
 
         Raises
         ------

@@ -7,6 +7,8 @@ that node. This lets library code add tasks to the active group and node.
 from __future__ import annotations
 
 import functools
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Union
@@ -32,7 +34,6 @@ from jobrunner.define.node import (
     as_node,
     as_workspace_type,
 )
-from jobrunner.define.orphans import note_orphan
 from jobrunner.define.parameters import read_arguments, sequence
 from jobrunner.errors import DefinitionError, ExecutionError
 from jobrunner.names import check_name
@@ -202,9 +203,21 @@ class Task:
 
         group = TaskGroup._innermost() if group is None else group
         if group is None:
-            note_orphan(self, self)
+            self._made_at = _find_caller()
         else:
             group.add(self)
+
+    _made_at: tuple[str, int] | None = None  # file and line; of a task that no group has at first
+
+    def __del__(self, _warn: Callable[..., None] = warnings.warn_explicit) -> None:
+        if self._made_at is not None and self.group is None:
+            _warn(
+                f"Task {self.full_name!r} is in no group, so it never ran. Make tasks inside the `with` "
+                f"block of their job or of one of its groups, in the same thread; in another thread, "
+                f"pass the group, as in group=job.epoch_group.",
+                RuntimeWarning,
+                *self._made_at,
+            )
 
     @classmethod
     def on_each(
@@ -299,8 +312,8 @@ class Task:
         return f"Task({self.full_name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # What ran it stays in this process.
-        return {**vars(self), "session": None, "plan": None}
+        # What ran it stays in this process, and only there somebody may forget it.
+        return {**vars(self), "session": None, "plan": None, "_made_at": None}
 
     def _input(self, value: object) -> Blob | TaskOutput:
         if isinstance(value, TaskOutput):
@@ -384,3 +397,11 @@ def _name_of(fn: object) -> str:
         fn = fn.func
     name = getattr(fn, "__name__", None) or type(fn).__name__
     return check_name(name.strip("<>"), "task")
+
+
+def _find_caller() -> tuple[str, int]:
+    """File and line of the code of a user that is running."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("jobrunner."):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno

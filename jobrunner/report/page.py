@@ -11,7 +11,7 @@ from time import time as now
 from typing import Any
 
 from jobrunner._version import __version__
-from jobrunner.define import Job, checked, to_image
+from jobrunner.define import checked
 from jobrunner.outputs import check_output, write_output
 from jobrunner.report.parts import (
     MOST_ROWS,
@@ -52,8 +52,6 @@ _OUTCOMES = {
 def write_report(
     source: Told,
     path: str | os.PathLike[str],
-    *,
-    job: Job | None = None,
 ) -> None:
     """Write what the runs of a checkpoint directory did as one HTML page.
 
@@ -63,9 +61,6 @@ def write_report(
         The directory, its manager, or what `read_story` returned for it.
     path : str or os.PathLike
         The file to write; it is replaced. It cannot be in a checkpoint directory.
-    job : Job, optional
-        Is drawn, with what each task waits for. Without it, the page lists the tasks that the
-        newest run recorded.
 
     Raises
     ------
@@ -82,13 +77,13 @@ def write_report(
     needs no network and no JavaScript. *Safe to retry*: yes.
     """
     check_output(path)
-    write_output(path, to_page(story_of(source), job))
+    write_output(path, to_page(story_of(source)))
 
 
-def to_page(story: Story, job: Job | None = None) -> Html:
+def to_page(story: Story) -> Html:
     """The page."""
     last = story.runs[-1] if story.runs else None
-    name = job.name if job is not None else last.job if last is not None else ""
+    name = last.job if last is not None else ""
     title = name or os.path.basename(story.path)
     head = tag(
         "head",
@@ -97,7 +92,7 @@ def to_page(story: Story, job: Job | None = None) -> Html:
         tag("title", f"{title}: report"),
         tag("style", Html(files("jobrunner.report").joinpath("page.css").read_text("utf-8"))),
     )
-    parts = [] if last is None else _parts(story, last, job)
+    parts = [] if last is None else _parts(story, last)
     body = tag(
         "body",
         tag(
@@ -120,7 +115,7 @@ def to_page(story: Story, job: Job | None = None) -> Html:
     return join([Html("<!doctype html>\n"), tag("html", head, body, lang="en")])
 
 
-def _parts(story: Story, last: RunStory, job: Job | None) -> list[Html]:
+def _parts(story: Story, last: RunStory) -> list[Html]:
     return [
         _resume_section(story, last),
         time_section(story),
@@ -129,7 +124,7 @@ def _parts(story: Story, last: RunStory, job: Job | None) -> list[Html]:
         checkpoints_section(story),
         _losses_section(story),
         _runs_section(story),
-        _job_section(last, job),
+        _job_section(last),
         _environment_section(last),
     ]
 
@@ -222,9 +217,7 @@ def _write_parameters(parameters: Mapping[str, Any]) -> str:
     return clip(" ".join(f"{name}={clip(show(it), 60)}" for name, it in first_ones), 300)
 
 
-def _job_section(run: RunStory, job: Job | None) -> Html:
-    if job is not None and (drawing := to_image(job)):
-        return section("Job", scrolled("Drawing of the job", drawing))
+def _job_section(run: RunStory) -> Html:
     tasks: dict[tuple[str, str], list[str]] = {}
     for name in run.plan.get("structure", {}):
         group, _, path = name.partition(":")

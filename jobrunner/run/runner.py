@@ -209,7 +209,7 @@ class JobRunner:
 
         Raises DefinitionError if there is no checkpoint manager.
         """
-        write_report(self._manager("report"), path, job=self.job)
+        write_report(self._manager("report"), path)
 
     @property
     def binding(self) -> Binding | None:

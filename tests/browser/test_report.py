@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from jobrunner import Job, Node, Task, epoch_limiter
 from jobrunner.report import to_page
 from tests.browser.conftest import check_accessible, check_width
 from tests.report.stories import make_story
@@ -18,14 +17,8 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with Job("kmeans") as job:
-        with job.init_group:
-            for i in range(8):
-                Task(int, outputs="w", name="zero", node=f"trainer:{i}")
-        Task(lambda w: w, inputs=Node("trainer:0")["w"], name="read", node="server")
-    epoch_limiter(job, 40)
     path: Path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(to_page(make_story(40, text=" a-long-word" * 9), job), encoding="utf-8")
+    path.write_text(to_page(make_story(40, text=" a-long-word" * 9)), encoding="utf-8")
     return path.as_uri()
 
 

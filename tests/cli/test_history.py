@@ -63,28 +63,6 @@ def test_a_directory_without_runs_is_an_error_that_names_those_below_it(
     assert f"It contains checkpoint directories: {runs.name}" in found.output
 
 
-def test_report_draws_the_job_that_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "walk.py").write_text(
-        "from jobrunner import Job, Node, Task, job\n"
-        "@job\n"
-        "def walk(steps: int = 1) -> Job:\n"
-        "    with Job('walk') as made, Node('a'):\n"
-        "        [Task(int, outputs=f'x{i}') for i in range(steps)]\n"
-        "    return made\n"
-    )
-    drawn = "Drawing of job walk: 7 tasks"
-    assert ask("report", GOLDEN)["report"] == str(tmp_path / "report.html")
-    assert drawn not in (tmp_path / "report.html").read_text()
-    assert invoke("report", GOLDEN, "--job", "walk.py", "--param", "steps=7").exit_code == 0
-    assert drawn in (tmp_path / "report.html").read_text()
-    refused = invoke("report", GOLDEN, "--param", "steps=7")
-    assert refused.exit_code == 2
-    assert "--param requires --job" in refused.output
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

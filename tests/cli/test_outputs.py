@@ -28,7 +28,7 @@ def _log(runs: Path, path: Path) -> None:
 
 WRITERS: Mapping[str, Callable[[Path, Path], object]] = {
     "report.html": write_report,
-    "job.svg": _draw,
+    "job.dot": _draw,
     "log.csv": _log,
     "log.jsonl": _log,
 }
