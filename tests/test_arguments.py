@@ -39,7 +39,7 @@ _MADE = {
 _CALLED_BY_JOBRUNNER = re.compile(
     r"FileMetadataHandler\.|CopyTo\.|.*\.(retires|is_due|epochs_until)$|"
     r"Session\.(bind|run_group|run_compiled|exclusive|reconnect|blob_names)$|"
-    r"TaskGroup\.(add|find|check_open)$|Task\.|Blob\.on$|"
+    r"TaskGroup\.(add|find|find_named|check_open)$|Task\.|Blob\.on$|"
     r"KeepBest\.(choose|value)$"
 )
 
@@ -65,6 +65,8 @@ _NAMES_OF_TYPES = {
     "Seconds": "float",
     "Interval": "float",
     "Label": "str",
+    "Number": "int | float",
+    "Weight": "int | float",
 }
 _NAME_OF_TYPE = re.compile(rf"\b({'|'.join(_NAMES_OF_TYPES)})\b")
 _ANNOTATED = re.compile(r"""Annotated\[(.*), (?:\w+|"[^"]*"|'[^']*')\]""")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 Metric = bool | int | float | str
-Way = Literal["", "mean", "sum", "min", "max"]
-"""How values become one; "": the last in order of definition counts."""
+Way = Literal["mean", "sum", "min", "max"]
+"""How values become one."""
 Over = Literal["step", "epoch"]
 
 MOST_ARRAY_BYTES = 4 << 20
@@ -41,13 +41,43 @@ def _is_number(value: object) -> bool:
     return True
 
 
-_VALUE = Rule("a number", _is_number)
-_WEIGHT = Rule("a number >= 0", lambda it: _is_number(it) and 0 <= it < math.inf)
+Number = Annotated[int | float, Rule("a number", _is_number)]
+Weight = Annotated[
+    int | float, Rule("a number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf)
+]
+
+
+class Total(NamedTuple):
+    """Values of one name and node, combined; `Mean`, `Sum`, `Min` and `Max` make one of a value."""
+
+    how: Way
+    value: int | float  # of a mean: the sum of the values times their weights
+    weight: int | float = 1
+    over: Over = "step"
+
+    @property
+    def result(self) -> int | float:
+        """The combined value."""
+        if self.how != "mean":
+            return self.value
+        return self.value / self.weight if self.weight else math.nan
+
+    def __and__(self, other: Total) -> Total:
+        if self.how in ("mean", "sum"):
+            value, weight = self.value + other.value, self.weight + other.weight
+            return self._replace(value=value, weight=weight)
+        if math.isnan(self.value) or math.isnan(other.value):
+            return self._replace(value=math.nan)
+        choose = min if self.how == "min" else max
+        return self._replace(value=choose(self.value, other.value))
+
+    def describe(self) -> str:
+        """How values become one, for messages."""
+        return f"as {self.how.capitalize()}" + (" over the epoch" if self.over == "epoch" else "")
 
 
 @checked
-@dataclass(frozen=True, slots=True)
-class Mean:
+def Mean(value: Number, weight: Weight = 1, over: Over = "step") -> Total:  # noqa: N802
     """The mean of what tasks report under a name: ``report(loss=Mean(loss, weight=n))``.
 
     Parameters
@@ -59,6 +89,11 @@ class Mean:
     over : "step" or "epoch"
         What counts: the reports of one run of the epoch group, or of all steps of the epoch.
 
+    Returns
+    -------
+    Total
+        To be reported.
+
     Raises
     ------
     DefinitionError
@@ -69,40 +104,30 @@ class Mean:
     All tasks must combine the reports of a name in the same way. If several nodes report it, each
     node's own result is under ``"node/name"``.
     """
-
-    value: Annotated[int | float, _VALUE]
-    weight: Annotated[int | float, _WEIGHT] = 1
-    over: Over = "step"
+    return Total("mean", float(_plain(value)) * float(weight), float(weight), over)
 
 
 @checked
-@dataclass(frozen=True, slots=True)
-class Sum:
+def Sum(value: Number, over: Over = "step") -> Total:  # noqa: N802
     """The sum of what tasks report under a name; otherwise as `Mean`."""
-
-    value: Annotated[int | float, _VALUE]
-    over: Over = "step"
+    return Total("sum", _plain(value), over=over)
 
 
 @checked
-@dataclass(frozen=True, slots=True)
-class Min:
+def Min(value: Number, over: Over = "step") -> Total:  # noqa: N802
     """The smallest value that tasks report under a name, NaN if one is NaN; otherwise as `Mean`."""
-
-    value: Annotated[int | float, _VALUE]
-    over: Over = "step"
+    return Total("min", _plain(value), over=over)
 
 
 @checked
-@dataclass(frozen=True, slots=True)
-class Max:
+def Max(value: Number, over: Over = "step") -> Total:  # noqa: N802
     """The largest value that tasks report under a name, NaN if one is NaN; otherwise as `Mean`."""
-
-    value: Annotated[int | float, _VALUE]
-    over: Over = "step"
+    return Total("max", _plain(value), over=over)
 
 
-Combined = Mean | Sum | Min | Max
+def _plain(value: Any) -> int | float:
+    plain = value.item() if hasattr(value, "item") else value
+    return int(plain) if isinstance(plain, int) else float(plain)
 
 
 @checked
@@ -200,47 +225,6 @@ def pack_array(value: Image | np.ndarray[Any, Any]) -> tuple[bool, str, tuple[in
     return isinstance(value, Image), dtype.str, array.shape, data
 
 
-class Total(NamedTuple):
-    """Values of one name and node, combined."""
-
-    how: Way
-    value: int | float  # of a mean: the sum of the values times their weights
-    weight: int | float
-
-    @classmethod
-    def of(cls, reported: Combined) -> Total:
-        """One reported value."""
-        how: Way = _WAYS[type(reported)]
-        value = _plain(reported.value)
-        if not isinstance(reported, Mean):
-            return cls(how, value, 1)
-        weight = float(reported.weight)
-        return cls(how, float(value) * weight, weight)
-
-    @property
-    def result(self) -> int | float:
-        """The combined value."""
-        if self.how != "mean":
-            return self.value
-        return self.value / self.weight if self.weight else math.nan
-
-    def __and__(self, other: Total) -> Total:
-        if self.how in ("mean", "sum"):
-            return Total(self.how, self.value + other.value, self.weight + other.weight)
-        if math.isnan(self.value) or math.isnan(other.value):
-            return Total(self.how, math.nan, 1)
-        choose = min if self.how == "min" else max
-        return Total(self.how, choose(self.value, other.value), 1)
-
-
-_WAYS: dict[type, Way] = {Mean: "mean", Sum: "sum", Min: "min", Max: "max"}
-
-
-def _plain(value: Any) -> int | float:
-    plain = value.item() if hasattr(value, "item") else value
-    return int(plain) if isinstance(plain, int) else float(plain)
-
-
 class MetricEntry(NamedTuple):
     """What a task reported under a name: the last value, or several combined."""
 
@@ -248,16 +232,7 @@ class MetricEntry(NamedTuple):
     node: str
     order: int  # the task's place in the order of definition
     instance: int
-    value: Metric
-    how: Way = ""
-    weight: int | float = 1
-    over: Over = "step"
-
-    @property
-    def total(self) -> Total:
-        """The value as a part of a combined one."""
-        assert not isinstance(self.value, str)
-        return Total(self.how, self.value, self.weight)
+    value: Metric | Total
 
 
 Totals = dict[str, dict[str, Total]]
@@ -298,30 +273,31 @@ class Reported:
 def merge_reports(entries: Iterable[MetricEntry], arrays: Iterable[ArrayEntry] = ()) -> Reported:
     """Merge what all workers sent of one run; raises DefinitionError if ways are mixed."""
     merged = Reported()
-    by_node: dict[str, Any] = {}
-    for name, found in _by_name(entries).items():
-        ways = {(entry.how, entry.over): entry.node for entry in found}
+    of_nodes: dict[str, Any] = {}
+    for name, reports in _by_name(entries).items():
+        ways = {_describe(entry.value): entry.node for entry in reports}
         if len(ways) > 1:
-            each = "; ".join(f"{_describe(*way)} by node {node!r}" for way, node in ways.items())
+            each = "; ".join(f"{way} by node {node!r}" for way, node in ways.items())
             raise DefinitionError(
                 f"Metric {name!r} is reported in different ways: {each}. Report it in one way."
             )
-        last = found[-1]
-        if not last.how:
-            merged.metrics[name] = last.value
-            if len(found) > 1:
-                by_node.update({f"{entry.node}/{name}": entry.value for entry in found})
-            continue
         totals: dict[str, Total] = {}
-        for entry in found:
-            before = totals.get(entry.node)
-            totals[entry.node] = entry.total if before is None else before & entry.total
-        combined = _combined(name, totals)
-        merged.metrics[name] = combined.pop(name)
-        by_node.update(combined)
-        if last.over == "epoch":
-            merged.totals[name] = totals
-    merged.metrics.update(by_node)
+        for entry in reports:
+            if not isinstance(entry.value, Total):
+                merged.metrics[name] = entry.value  # the last one counts
+                if len(reports) > 1:
+                    of_nodes[f"{entry.node}/{name}"] = entry.value
+            elif entry.node in totals:
+                totals[entry.node] &= entry.value
+            else:
+                totals[entry.node] = entry.value
+        if totals:
+            combined = _combined(name, totals)
+            merged.metrics[name] = combined.pop(name)
+            of_nodes.update(combined)
+            if next(iter(totals.values())).over == "epoch":
+                merged.totals[name] = totals
+    merged.metrics.update(of_nodes)
     for name, pictures in _by_name(arrays).items():
         merged.arrays[name] = pictures[-1].decode()
         if len(pictures) > 1:
@@ -352,10 +328,8 @@ def _ways(reported: Reported, name: str) -> str:
     totals = reported.totals.get(name)
     if totals is None:
         return 'without over="epoch"'
-    return ", ".join(sorted({_describe(total.how, "epoch") for total in totals.values()}))
+    return ", ".join(sorted({total.describe() for total in totals.values()}))
 
 
-def _describe(how: Way, over: Over) -> str:
-    if not how:
-        return "plainly"
-    return f"as {how.capitalize()}" + (" over the epoch" if over == "epoch" else "")
+def _describe(value: Metric | Total) -> str:
+    return value.describe() if isinstance(value, Total) else "plainly"

@@ -108,7 +108,10 @@ class State:
             "metrics": dict(metrics),
         }
         if step and self.reported.totals:  # copied: a save in the background is recorded later
-            details["totals"] = {name: dict(it) for name, it in self.reported.totals.items()}
+            details["totals"] = {
+                name: {node: total[:3] for node, total in totals.items()}
+                for name, totals in self.reported.totals.items()
+            }
         return {**details, "callbacks": callbacks} if callbacks else details
 
     def result(

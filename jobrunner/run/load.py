@@ -237,7 +237,7 @@ def reported_in(record: EpochRecord) -> Reported:
     """What tasks had reported in the recorded epoch, or in its steps so far."""
     details = record.details
     totals = {
-        name: {node: Total(*total) for node, total in nodes.items()}
+        name: {node: Total(*total, over="epoch") for node, total in nodes.items()}
         for name, nodes in details.totals.items()
     }
     return Reported(dict(details.metrics), totals)

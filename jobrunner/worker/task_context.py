@@ -19,12 +19,8 @@ from jobrunner.define import (
     MOST_DIGITS,
     ArrayEntry,
     Image,
-    Max,
-    Mean,
     Metric,
     MetricEntry,
-    Min,
-    Sum,
     Total,
     check_seedable,
     checked,
@@ -43,7 +39,6 @@ _SHORT = (bool, float, str)
 _PLAIN = (bool, int, float, str)
 _LARGEST = 10**MOST_DIGITS
 _TAKEN = ("", "epoch", "seconds")  # as names of metrics: by results and logs
-_COMBINED = (Mean, Sum, Min, Max)
 
 
 @dataclass(repr=False, eq=False)
@@ -95,7 +90,7 @@ class CurrentTask:
         """
         return self._is_over()
 
-    def report(self, **metrics: Metric | Mean | Sum | Min | Max | np.ndarray | Image) -> None:
+    def report(self, **metrics: Metric | Total | np.ndarray | Image) -> None:
         """Add to the epoch's metrics. Of several values, the last in order of definition counts.
 
         Parameters
@@ -135,7 +130,7 @@ class CurrentTask:
                         f"{MOST_DIGITS:,} digits. Report its logarithm, or a str."
                     )
                 return kind(plain)
-        if isinstance(value, _COMBINED):
+        if isinstance(value, Total):
             return value
         if isinstance(value, np.ndarray | Image) and not is_scalar:
             try:
@@ -161,7 +156,7 @@ class Reports:
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], MetricEntry | ArrayEntry] = {}
-        self._combined: dict[tuple[str, str, int, int], MetricEntry] = {}
+        self._combined: dict[tuple[str, str, int, int], Total] = {}
         self._nbytes = 0  # of arrays
 
     def add(
@@ -169,7 +164,7 @@ class Reports:
     ) -> None:
         """Add what `CurrentTask.report` got, checked; see `MetricEntry` for `order`."""
         for name, value in values.items():
-            if isinstance(value, _COMBINED):
+            if isinstance(value, Total):
                 self._combine(value, name, node, task, order, instance)
                 continue
             found = self._last.get((name, node))
@@ -196,27 +191,21 @@ class Reports:
         last = self._last.values()
         metrics = [entry for entry in last if isinstance(entry, MetricEntry)]
         arrays = [entry for entry in last if isinstance(entry, ArrayEntry)]
-        return [*metrics, *self._combined.values()], arrays
+        metrics += [MetricEntry(*key, total) for key, total in self._combined.items()]
+        return metrics, arrays
 
     def _combine(
-        self,
-        value: Mean | Sum | Min | Max,
-        name: str,
-        node: str,
-        task: str,
-        order: int,
-        instance: int,
+        self, value: Total, name: str, node: str, task: str, order: int, instance: int
     ) -> None:
-        key, total = (name, node, order, instance), Total.of(value)
-        found = self._combined.get(key)
-        if found is not None:
-            if (found.how, found.over) != (total.how, value.over):
+        key = (name, node, order, instance)
+        before = self._combined.get(key)
+        if before is not None:
+            if (before.how, before.over) != (value.how, value.over):
                 raise DefinitionError(
                     f"Task {node}/{task} reports {name!r} in different ways. Report it in one way."
                 )
-            total = found.total & total
-        entry = MetricEntry(*key, total.value, total.how, total.weight, value.over)
-        self._combined[key] = entry
+            value = before & value
+        self._combined[key] = value
 
 
 # Set at each call of a task's function, so it is cheap: a list `[make, step, instance, None]`.

@@ -158,7 +158,7 @@ FORGED = [
     {"status": "done", "runs": [{**RUN, "seconds": float("nan")}]},
     {"status": "done", "runs": [{**RUN, "metrics": '{"loss": 1}'}]},
     {"status": "done", "runs": [{**RUN, "metrics": "[" * 100_000}]},
-    {"status": "done", "runs": [{**RUN, "metrics": '[["x","a",0,0,"text","mean",1,"step"]]'}]},
+    {"status": "done", "runs": [{**RUN, "metrics": '[["x","a",0,0,["mean","text",1,"step"]]]'}]},
     *(
         {"status": "done", "runs": [{**RUN, "arrays": [["x", "a", 0, 0, *array]]}]}
         for array in (
