@@ -12,7 +12,7 @@
 //   has no numbers for are the bytes of the item, in hexadecimal,
 // - "dict" has a list of [key, value],
 // - "same" has the path of keys and indices, in the blob, to the place where the object is printed,
-// - numbers, mixed, rows, ragged and records are printed as the lists that they stand for.
+// - numbers, rows, ragged and records are printed as the lists that they stand for.
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -382,7 +382,7 @@ function grow(whole, array) {
     if (kind === "float") return Float.ofBits(BigInt(`0x${of}`));
     if (kind === "str") return wtf8(bytesOf(of));
     if (kind === "bytes") return new Value(kind, bytesOf(of).toString("hex"));
-    if (["numbers", "mixed", "rows", "ragged", "records"].includes(kind)) {
+    if (["numbers", "rows", "ragged", "records"].includes(kind)) {
       const list = number([]);
       for (const item of items(tree)) list.push(item);
       return list;
@@ -404,11 +404,6 @@ function grow(whole, array) {
     if (Array.isArray(tree)) return tree.map(value);
     const [kind, of] = [tree.get("$"), tree.get("of")];
     if (kind === "numbers") return array(of).data;
-    if (kind === "mixed") {
-      const [which, integers, floats] = of.map((index) => array(index).data);
-      const at = [0, 0];
-      return which.map((whole) => (whole ? integers[at[0]++] : floats[at[1]++]));
-    }
     if (kind === "rows") {
       const columns = of[1].map(items);
       const rows = columns[0].map((_, row) => columns.map((column) => column[row]));

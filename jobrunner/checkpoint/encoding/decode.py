@@ -41,7 +41,8 @@ _MOST_DEPTH = 200
 
 _UNFINISHED: Any = object()
 _BYTE = np.dtype(np.uint8)
-_BOOL, _INT, _FLOAT = map(np.dtype, ("?", "<i8", "<f8"))
+_INT = np.dtype("<i8")
+_NUMBERS = (_INT, np.dtype("<f8"), np.dtype("?"))
 _NUMBERED = frozenset({"array", "dict", "dataclass", "codec", "state"})
 _ROW_CLASSES: Mapping[str, type] = {"list": list, "tuple": tuple, "set": set}
 
@@ -252,17 +253,8 @@ class Decoder:
     # --- many items that are alike
 
     def _numbers(self, i: Tree) -> list[Any]:
-        numbers: list[Any] = self._flat(i, _INT, _FLOAT, _BOOL).tolist()
+        numbers: list[Any] = self._flat(i, *_NUMBERS).tolist()
         return numbers
-
-    def _mixed(self, tree: Tree) -> list[Any]:
-        first, second, third = fields_of(tree, int, int, int)
-        are_ints = self._flat(first, _BOOL).tolist()
-        ints, floats = self._numbers(second), self._numbers(third)
-        if len(ints) != are_ints.count(True) or len(floats) != are_ints.count(False):
-            raise ValueError("there are not as many numbers of each type as there should be")
-        numbers = {True: iter(ints), False: iter(floats)}
-        return [next(numbers[is_int]) for is_int in are_ints]
 
     def _rows(self, tree: Tree) -> list[Any]:
         kind, trees = fields_of(tree, str, list)
@@ -418,7 +410,6 @@ class Decoder:
 
     many: ClassVar[Mapping[str, Callable[[Any, Tree], list[Any]]]] = {
         "numbers": _numbers,
-        "mixed": _mixed,
         "rows": _rows,
         "ragged": _ragged,
         "records": _records,

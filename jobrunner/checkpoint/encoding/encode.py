@@ -23,7 +23,6 @@ are alike are one node:
 
 ============  =====================================================================================
 ``numbers``   numbers of one type: a part
-``mixed``     ints and floats: three parts, which of them are ints, the ints, the floats
 ``rows``      lists, tuples or sets of one length: which of these, and the items at each position
 ``ragged``    those of any length: which of these, a part with their lengths, and all their items
 ``records``   dicts with the same keys: the keys, and the items under each
@@ -63,10 +62,10 @@ from jobrunner.checkpoint.encoding.dtypes import (
     dtype_to_spec,
 )
 from jobrunner.checkpoint.encoding.job_classes import (
+    PicklerByName,
     field_names,
     kind_of,
     name_of,
-    pickle_by_name,
     state_of,
 )
 from jobrunner.checkpoint.encoding.libraries import LibraryType, check_device, type_of
@@ -88,8 +87,7 @@ LEAST_PACKED = 256
 _MOST_COLUMNS = 16
 _INLINE_CHARACTERS, _INLINE_BYTES = 4096, 1024
 _STATE = "the state of another object"
-_PLAIN = frozenset({type(None), bool, int, float})
-_LEAVES = _PLAIN | {str, bytes}
+_LEAVES = frozenset({type(None), bool, int, float, str, bytes})
 _ROWS = frozenset({list, tuple, set, dict})
 """Containers of which many are arrays, if all that they contain are leaves and such containers."""
 
@@ -138,14 +136,9 @@ class Encoder:
 
     def encode(self, value: Any) -> Tree:
         """Encode a value; raises `RefusedValueError`."""
-        cls = type(value)
-        if value is None or cls is bool:
+        if _is_json(value):
             return value
-        if cls is int:
-            return value if -EXACT_INT <= value <= EXACT_INT else _node("int", hex(value))
-        if cls is float:
-            # Neither an infinity nor NaN is zero when it is taken from itself.
-            return value if value - value == 0 else _node("float", struct.pack(">d", value).hex())
+        cls = type(value)
         method = self._methods.get(cls)
         if method is None:
             method = self._methods[cls] = self._method_of(cls)
@@ -156,13 +149,14 @@ class Encoder:
 
     def pickle(self, value: Any) -> Tree:
         """Encode a whole blob as a pickle."""
-        pickled = self._call(partial(pickle_by_name, value, self._name_class), value, "pickling it")
-        data = self._part(np.frombuffer(pickled.data, np.uint8), "pickle", "pickle")
+        pickler = PicklerByName(self._name_class)
+        pickled = self._call(partial(pickler.pickle, value), value, "pickling it")
+        data = self._part(np.frombuffer(pickled, np.uint8), "pickle", "pickle")
         buffers = []
-        for i, buffer in enumerate(pickled.buffers):
-            memory = np.frombuffer(buffer, np.uint8)
+        for i, buffer in enumerate(pickler.buffers):
+            memory = np.frombuffer(buffer.raw(), np.uint8)
             buffers.append(self._part(memory, "pickled memory", f"buffer{i}"))
-        return _node("pickle", [data, buffers, list(pickled.classes)])
+        return _node("pickle", [data, buffers, list(pickler.names)])
 
     def _refuse(self, value: object, reason: str, remedy: str = "") -> RefusedValueError:
         return RefusedValueError(tuple(self._trail), type(value), reason, remedy)
@@ -252,20 +246,23 @@ class Encoder:
             raise UnsuitableError(f"there are two classes with the name {name}")
         return name
 
-    # --- text and bytes
+    # --- numbers, texts and bytes
+
+    def _int(self, value: int) -> Tree:
+        return _node("int", hex(value))
+
+    def _float(self, value: float) -> Tree:
+        return _node("float", struct.pack(">d", value).hex())
 
     def _text(self, value: str) -> Tree:
-        is_short = len(value) <= _INLINE_CHARACTERS
-        if is_short and is_clean(value):
-            return value
-        data = value.encode("utf-8", "surrogatepass")
-        return _node("str", data.hex() if is_short else self._bytes_part(data, "str"))
+        return _node("str", self._data(value.encode("utf-8", "surrogatepass"), "str"))
 
     def _bytes(self, value: bytes) -> Tree:
-        is_short = len(value) <= _INLINE_BYTES
-        return _node("bytes", value.hex() if is_short else self._bytes_part(value, "bytes"))
+        return _node("bytes", self._data(value, "bytes"))
 
-    def _bytes_part(self, data: bytes, holds: str) -> int:
+    def _data(self, data: bytes, holds: str) -> Tree:
+        if len(data) <= _INLINE_BYTES:
+            return data.hex()
         return self._part(np.frombuffer(data, np.uint8), holds)
 
     # --- containers
@@ -313,11 +310,8 @@ class Encoder:
                 return packed
         trees: list[Tree] = []
         for i, item in enumerate(items):
-            cls = type(item)
-            if cls is str and len(item) <= _INLINE_CHARACTERS and item.isascii():
+            if _is_json(item):
                 trees.append(item)
-            elif cls in _PLAIN:
-                trees.append(self.encode(item))
             else:
                 trees.append(self._at(names(i), self.encode, item))
         return trees
@@ -327,14 +321,15 @@ class Encoder:
     def _pack(self, items: Sequence[Any]) -> Tree | None:
         """Encode many items as arrays; None if they are not alike."""
         kinds = set(map(type, items))
-        if kinds == {int, float}:
-            return self._mixed(items)
         if len(kinds) > 1:
             return None
         (cls,) = kinds
         if cls in _DTYPES:
-            numbers = _as_array(items, cls)
-            return None if numbers is None else _node("numbers", self._part(numbers, "numbers"))
+            try:
+                numbers = np.array(items, _DTYPES[cls])
+            except OverflowError:  # of an int with more than 64 bits
+                return None
+            return _node("numbers", self._part(numbers, "numbers"))
         if cls is tuple:
             return self._rows(cls, items)
         if cls in _ROWS and self._is_tree(items):
@@ -377,16 +372,6 @@ class Encoder:
                 return False
             level = contents
         return self._numbers.keys().isdisjoint(identities)
-
-    def _mixed(self, items: Sequence[Any]) -> Tree | None:
-        # A float that stands for an int would load as a float.
-        are_ints = np.fromiter((type(item) is int for item in items), bool, len(items))
-        ints = _as_array([item for item in items if type(item) is int], int)
-        if ints is None:
-            return None
-        floats = np.array([item for item in items if type(item) is float])
-        arrays = {"are_ints": are_ints, "ints": ints, "floats": floats}
-        return _node("mixed", [self._part(data, "numbers", name) for name, data in arrays.items()])
 
     def _rows(self, cls: type, rows: Sequence[Any]) -> Tree:
         if cls is set:
@@ -530,6 +515,8 @@ class Encoder:
 _Method = Callable[[Encoder, Any], Tree]
 
 _METHODS: Mapping[type, _Method] = {
+    int: Encoder._int,
+    float: Encoder._float,
     str: Encoder._text,
     bytes: Encoder._bytes,
     list: Encoder._list,
@@ -557,17 +544,21 @@ def _node(kind: str, tree: Tree) -> Tree:
     return {"$": kind, "of": tree}
 
 
+def _is_json(value: Any) -> bool:
+    """Whether a value that is no container stands for itself in JSON."""
+    cls = type(value)
+    if cls is str:
+        return len(value) <= _INLINE_CHARACTERS and is_clean(value)
+    if cls is float:
+        return bool(value - value == 0)  # which is NaN for an infinity and NaN
+    if cls is int:
+        return -EXACT_INT <= value <= EXACT_INT  # type: ignore[no-any-return]
+    return value is None or cls is bool
+
+
 def _are_plain(keys: Sequence[object]) -> bool:
     """Whether an object in JSON can have these keys."""
     return set(map(type, keys)) <= {str} and is_clean("".join(keys))  # type: ignore[arg-type]
-
-
-def _as_array(items: Sequence[Any], cls: type) -> Array | None:
-    """Return numbers of one type as an array; None if one has more than 64 bits."""
-    try:
-        return np.array(items, _DTYPES[cls])
-    except OverflowError:
-        return None
 
 
 _DTYPES: Mapping[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_}

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import io
 import pickle
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -194,19 +195,19 @@ def make_instance(
 
     Raises `CheckpointError` if the class has changed since.
     """
+    change = _change_of(kind, cls, names, state)
+    if change:
+        raise CheckpointError(
+            f"{where} is whole, but the class {cls.__module__}:{cls.__qualname__} has changed: "
+            f"{change}. Change the class back, or start afresh (resume_from_epoch=None, "
+            f"--resume none)."
+        )
     if kind == "enum":
-        _check_kind(issubclass(cls, enum.Enum), cls, "an enumeration", where)
-        return _member_of(cls, state, where)
+        return _member_of(cls, state)
     if kind == "namedtuple":
-        is_named = issubclass(cls, tuple) and bool(field_names(cls))
-        _check_kind(is_named, cls, "a named tuple", where)
-        _check_fields(cls, names, field_names(cls), where)
         if list(state) != list(names):
             raise ValueError("the fields of a named tuple are not those of its class")
         return tuple.__new__(cls, state.values())
-    is_dataclass = hasattr(cls, "__dataclass_fields__") and not _unlike_dataclass(cls)
-    _check_kind(is_dataclass, cls, "a dataclass", where)
-    _check_fields(cls, sorted(names), sorted(field_names(cls)), where)
     instance: Any = object.__new__(cls)
     slots = _slots(cls)
     for name, value in state.items():
@@ -217,36 +218,31 @@ def make_instance(
     return instance
 
 
-def _member_of(cls: Any, state: dict[str, Any], where: str) -> Any:
+def _change_of(kind: str, cls: Any, names: Sequence[str], state: dict[str, Any]) -> str:
+    """What has changed of a class so that a value of it cannot be made; empty: nothing."""
+    if kind_of(cls) != kind or (kind == "dataclass" and _unlike_dataclass(cls)):
+        return f"it was {_IN_WORDS[kind]}, and no longer is"
+    if kind == "enum":
+        if _member_of(cls, state) is None:
+            return f"it no longer has the member {state['name']!r}, which was saved"
+        return ""
+    in_order = list if kind == "namedtuple" else sorted
+    saved, present = in_order(names), in_order(field_names(cls))
+    if saved != present:
+        return f"it was saved with the fields {', '.join(saved)}, but now has {', '.join(present)}"
+    return ""
+
+
+_IN_WORDS = {"enum": "an enumeration", "namedtuple": "a named tuple", "dataclass": "a dataclass"}
+
+
+def _member_of(cls: Any, state: dict[str, Any]) -> Any:
     name, content = state["name"], state["value"]
-    member = None
+    member = cls.__members__.get(name)
     if issubclass(cls, enum.Flag) and type(content) is int:
         with contextlib.suppress(ValueError):
             member = cls(content)
-    elif name is not None:
-        member = cls.__members__.get(name)
-    if member is None or member.name != name:
-        raise _changed(cls, f"it no longer has the member {name!r}, which was saved", where)
-    return member
-
-
-def _check_kind(is_right: bool, cls: type, kind: str, where: str) -> None:
-    if not is_right:
-        raise _changed(cls, f"it was {kind}, and no longer is", where)
-
-
-def _check_fields(cls: type, saved: Sequence[str], now: Sequence[str], where: str) -> None:
-    if list(saved) != list(now):
-        fields = f"it was saved with the fields {', '.join(saved)}, but now has {', '.join(now)}"
-        raise _changed(cls, fields, where)
-
-
-def _changed(cls: type, change: str, where: str) -> CheckpointError:
-    name = f"{cls.__module__}:{cls.__qualname__}"
-    return CheckpointError(
-        f"{where} is whole, but the class {name} has changed: {change}. Change the class back, "
-        f"or start afresh (resume_from_epoch=None, --resume none)."
-    )
+    return member if member is not None and member.name == name else None
 
 
 # --- pickles
@@ -262,18 +258,23 @@ def class_of_job(name: str) -> type:
     return cls
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # no types
-    """Pickles by name what cloudpickle would pickle by value: classes of the job's own file."""
+class PicklerByName(cloudpickle.Pickler):  # type: ignore[misc]  # no types
+    """Pickles by name what cloudpickle would pickle by value: classes of the job's own file.
 
-    def __init__(
-        self,
-        write: Callable[[bytes], object],
-        name_class: Callable[[type], str],
-        buffers: list[pickle.PickleBuffer],
-    ) -> None:
-        super().__init__(SimpleNamespace(write=write), protocol=5, buffer_callback=buffers.append)
-        self._name_class = name_class
+    `buffers` is the memory of arrays, which is no part of the pickle; `names` are those of classes.
+    """
+
+    def __init__(self, name_class: Callable[[type], str]) -> None:
+        self.buffers: list[pickle.PickleBuffer] = []
         self.names: dict[str, None] = {}
+        self._name_class = name_class
+        self._file = io.BytesIO()
+        super().__init__(self._file, protocol=5, buffer_callback=self.buffers.append)
+
+    def pickle(self, value: object) -> bytes:
+        """Pickle a value."""
+        self.dump(value)
+        return self._file.getvalue()
 
     def reducer_override(self, obj: Any) -> Any:
         """Called for all but the simplest objects."""
@@ -285,24 +286,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # no types
             self.names[name] = None
             return class_of_job, (name,)
         return reduced
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pickle:
-    """A pickled value: its arrays' memory lies beside it, and it names classes of the job."""
-
-    data: bytes
-    buffers: Sequence[memoryview]
-    classes: Sequence[str]
-
-
-def pickle_by_name(value: object, name_class: Callable[[type], str]) -> Pickle:
-    """Pickle a value."""
-    written: list[bytes] = []
-    buffers: list[pickle.PickleBuffer] = []
-    pickler = _Pickler(written.append, name_class, buffers)
-    pickler.dump(value)
-    return Pickle(b"".join(written), [buffer.raw() for buffer in buffers], list(pickler.names))
 
 
 def unpickle(data: bytes, buffers: Sequence[Any], find: Callable[[str], type | None]) -> Any:

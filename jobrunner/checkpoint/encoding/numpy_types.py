@@ -116,7 +116,6 @@ def _decode_masked(parts: object) -> Any:
 
 
 def _encode_generator(value: np.random.Generator) -> object:
-    _check_bit_generator(value.bit_generator)
     return [value.bit_generator]
 
 
@@ -128,15 +127,7 @@ def _decode_generator(parts: object) -> np.random.Generator:
 
 
 def _encode_bit_generator(value: Any) -> object:
-    _check_bit_generator(value)
     return {"state": value.state, "seeds": value.seed_seq}
-
-
-def _check_bit_generator(bits: Any) -> None:
-    if type(bits) is not _BIT_GENERATORS.get(type(bits).__name__):
-        raise UnsuitableError(f"{type(bits).__name__} is not one of NumPy's bit generators")
-    if type(bits.seed_seq) not in (type(None), np.random.SeedSequence):
-        raise UnsuitableError(f"it was seeded by {type(bits.seed_seq).__name__}")
 
 
 def _decode_bit_generator(parts: object) -> Any:
@@ -150,15 +141,14 @@ def _make_bit_generator(state: Any) -> Any:
     """Make a bit generator; NumPy reads where a state says that it is in its buffer, unchecked."""
     name = state["bit_generator"]
     if name == "MT19937":
-        _check_position("pos", state["state"]["pos"], 624)
+        position, end = state["state"]["pos"], 624
     elif name == "Philox":
-        _check_position("buffer_pos", state["buffer_pos"], 4)
-    return _BIT_GENERATORS[name](0)
-
-
-def _check_position(field: str, position: Any, end: int) -> None:
+        position, end = state["buffer_pos"], 4
+    else:
+        position, end = 0, 0
     if not 0 <= position <= end:
-        raise ValueError(f"`{field}` is not between 0 and {end}")
+        raise ValueError(f"its position in its buffer is not between 0 and {end}")
+    return _BIT_GENERATORS[name](0)
 
 
 def _encode_seeds(value: np.random.SeedSequence) -> object:

@@ -44,8 +44,6 @@ class Outline(Decoder):
         match kind:
             case "numbers":
                 parts = self._take(content, self._leaf)
-            case "mixed":
-                parts = [self._take(i, self._leaf) for i in content[1:]]
             case "rows":
                 parts = list(map(self._items, content[1]))
             case "ragged":
