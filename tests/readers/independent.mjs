@@ -336,7 +336,7 @@ const NUMBERED = new Set([
 ]);
 const CONSTANT = new Set([
   ...["frozenset", "complex", "range", "slice", "date", "time", "datetime", "timedelta"],
-  ...["timezone", "zone", "decimal", "fraction", "uuid", "path", "type", "constant", "scalar"],
+  ...["timezone", "zone", "decimal", "fraction", "uuid", "path", "builtin", "scalar"],
   ...["dtype", "np.str_", "np.bytes_", "np.masked"],
 ]);
 const LIBRARY = /^(torch|scipy|pandas|pyarrow|xarray|jax)\./;

@@ -264,7 +264,7 @@ class Plain:
             case np.float32():
                 return "scalar", ["<f4", value.tobytes().hex()]
             case complex():
-                return "complex", struct.pack(">2d", value.real, value.imag).hex()
+                return "complex", [value.real, value.imag]
             case Color():
                 return self._instance("enum", value, [], {"name": "RED", "value": 1}, at)
             case Point():

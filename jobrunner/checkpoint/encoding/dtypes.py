@@ -141,59 +141,48 @@ def dtype_from_spec(spec: object) -> np.dtype[Any]:
     """
     if isinstance(spec, str):
         return _plain(spec)
-    counter = _FieldCounter()
     try:
-        descr = counter.checked(spec)
+        descr = _descr_of(spec)
+        if _count_fields(descr) > MOST_FIELDS:
+            raise ValueError(f"a record has more than {MOST_FIELDS} fields")
         return np.lib.format.descr_to_dtype(descr)
-    except UnsupportedDtypeError:
-        raise
     except RecursionError:
         raise ValueError("a dtype is nested too deep") from None
     except (TypeError, ValueError) as error:
         raise ValueError(f"it is not the dtype of an array that is saved: {error}") from error
 
 
-class _FieldCounter:
-    """Turns JSON into what NumPy reads, and counts the fields and bytes that it would make."""
-
-    def __init__(self) -> None:
-        self._num_fields = 0
-
-    def checked(self, spec: object) -> Any:
-        if isinstance(spec, str):
-            return self._checked_text(spec)
-        if not isinstance(spec, list):
-            raise ValueError(f"expected a text or a list of fields, found {type(spec).__name__}")
-        self._num_fields += len(spec)
-        if self._num_fields > MOST_FIELDS:
-            raise ValueError(f"a record has more than {MOST_FIELDS} fields")
-        return [self._field(field) for field in spec]
-
-    def _checked_text(self, spec: str) -> str:
+def _descr_of(spec: object) -> Any:
+    """Turn JSON into what NumPy reads, and check what NumPy does not."""
+    if isinstance(spec, str):
         dtype = _plain(spec)
         # The bytes of a file would be taken for addresses.
         if dtype.hasobject:
             raise ValueError("strings of variable width are part of another dtype")
         return dtype.str
+    if not isinstance(spec, list):
+        raise ValueError(f"expected a text or a list of fields, found {type(spec).__name__}")
+    return [_field_of(*field) for field in spec]
 
-    def _field(self, field: object) -> tuple[Any, ...]:
-        if not isinstance(field, list) or len(field) not in (2, 3):
-            raise ValueError("a field has a name, a dtype, and perhaps a shape")
-        name, inner, *shape = field
-        names = name if isinstance(name, list) else [name]
-        if len(names) not in (1, 2) or not all(isinstance(item, str) for item in names):
-            raise ValueError("the name of a field is a text, or a title and a text")
-        key = tuple(names) if isinstance(name, list) else name
-        if not shape:
-            return key, self.checked(inner)
-        (lengths,) = shape
-        if not isinstance(lengths, list) or len(lengths) > 32:
-            raise ValueError("the shape of a field is a list of lengths")
-        if not all(type(length) is int and length >= 0 for length in lengths):
-            raise ValueError("the shape of a field has lengths that are not numbers")
-        if math.prod(lengths) > MOST_ITEM_BYTES:
-            raise ValueError("a field is too large")
-        return key, self.checked(inner), tuple(lengths)
+
+def _field_of(name: object, inner: object, shape: object = ()) -> tuple[Any, ...]:
+    names = tuple(name) if isinstance(name, list) else (name,)
+    if len(names) not in (1, 2) or not all(isinstance(text, str) for text in names):
+        raise ValueError("the name of a field is a text, or a title and a text")
+    if not isinstance(shape, list | tuple) or len(shape) > 32:
+        raise ValueError("the shape of a field is a list of lengths")
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError("the shape of a field has lengths that are not numbers")
+    if math.prod(shape) > MOST_ITEM_BYTES:
+        raise ValueError("a field is too large")
+    key = names if isinstance(name, list) else name
+    return (key, _descr_of(inner), *([tuple(shape)] if shape else []))
+
+
+def _count_fields(descr: Any) -> int:
+    if isinstance(descr, str):
+        return 0
+    return len(descr) + sum(_count_fields(field[1]) for field in descr)
 
 
 @lru_cache(maxsize=256)

@@ -11,14 +11,14 @@ import array
 import datetime as dt
 import math
 import random
-import struct
 import types
 import uuid
 import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import Any, TypeVar
 
@@ -34,12 +34,13 @@ _BUILTINS = (
     *(bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, object),
     *(Counter, OrderedDict, defaultdict, deque, Decimal, Fraction),
 )
-_TYPES: dict[str, type] = {
+_BY_NAME: dict[str, Any] = {
     **{cls.__name__: cls for cls in _BUILTINS},
     **{f"numpy.{cls.__name__}": cls for cls in np.sctypeDict.values()},
+    "...": ...,
+    "NotImplemented": NotImplemented,
 }
-_TYPE_NAMES = {cls: name for name, cls in _TYPES.items()}
-_CONSTANTS = {"...": ..., "NotImplemented": NotImplemented}
+_NAMES = {value: name for name, value in _BY_NAME.items()}
 _PATHS = {cls.__name__: cls for cls in (PurePosixPath, PureWindowsPath, PosixPath, WindowsPath)}
 
 
@@ -108,16 +109,16 @@ def _decode_deque(parts: object) -> deque[Any]:
 
 def _encode_defaultdict(value: defaultdict[Any, Any]) -> object:
     factory = value.default_factory
-    if factory is None:
-        return [None, dict(value)]
-    if factory not in _TYPE_NAMES:
+    if factory is not None and factory not in _NAMES:
         raise UnsuitableError(f"its default_factory is {factory!r:.80}, not one of Python's types")
-    return [_TYPE_NAMES[factory], dict(value)]
+    return [factory, dict(value)]
 
 
 def _decode_defaultdict(parts: object) -> defaultdict[Any, Any]:
     factory, items = fields_of(parts, object, dict)
-    return defaultdict(None if factory is None else _TYPES[factory], items)
+    if factory is not None and factory not in _NAMES:
+        raise TypeError("its default_factory is not one of Python's types")
+    return defaultdict(factory, items)
 
 
 def _encode_ordered(value: OrderedDict[Any, Any]) -> object:
@@ -135,10 +136,6 @@ def _decode_ordered(parts: object) -> OrderedDict[Any, Any]:
 def _encode_counter(value: Counter[Any]) -> object:
     _refuse_attributes(value)
     return dict(value)
-
-
-def _encode_range(value: range | slice) -> object:
-    return [value.start, value.stop, value.step]
 
 
 def _refuse_attributes(value: object) -> None:
@@ -169,10 +166,10 @@ def _decode_array(parts: object) -> object:
 
 
 def _encode_time(value: Any) -> object:
-    plain = value if value.tzinfo is None else value.replace(tzinfo=None)
+    plain = value.replace(tzinfo=None).isoformat()
     if value.tzinfo is None and not value.fold:
-        return plain.isoformat()
-    return [plain.isoformat(), value.fold, value.tzinfo]
+        return plain
+    return [plain, value.fold, value.tzinfo]
 
 
 def _decode_time(cls: Any, parts: object) -> Any:
@@ -180,14 +177,6 @@ def _decode_time(cls: Any, parts: object) -> Any:
         return cls.fromisoformat(parts)
     text, fold, zone = fields_of(parts, str, int, object)
     return cls.fromisoformat(text).replace(fold=fold, tzinfo=zone)
-
-
-def _decode_datetime(parts: object) -> object:
-    return _decode_time(dt.datetime, parts)
-
-
-def _decode_clock(parts: object) -> object:
-    return _decode_time(dt.time, parts)
 
 
 def _encode_timezone(value: dt.timezone) -> object:
@@ -208,14 +197,6 @@ def _decode_zone(key: object) -> zoneinfo.ZoneInfo:
 
 
 # --- others
-
-
-def _encode_complex(value: complex) -> object:
-    return struct.pack(">2d", value.real, value.imag).hex()
-
-
-def _decode_complex(digits: object) -> complex:
-    return complex(*struct.unpack(">2d", bytes.fromhex(expect(str, digits))))
 
 
 def _encode_fraction(value: Fraction) -> object:
@@ -261,24 +242,44 @@ def _decode_random(state: object) -> random.Random:
     return result
 
 
-def _encode_type(value: type) -> object:
-    if value not in _TYPE_NAMES:
+def _encode_builtin(value: Any) -> object:
+    if value not in _NAMES:
         raise UnsuitableError("it is a class, and only some of Python's and NumPy's can be saved")
-    return _TYPE_NAMES[value]
+    return _NAMES[value]
+
+
+# --- the table
+
+
+def _from(make: Callable[[Any], Any], cls: type) -> Callable[[Any], Any]:
+    """Make values of what a codec returned, which must be of exactly this type."""
+    return lambda parts: make(expect(cls, parts))
 
 
 def _immutable(cls: type, encode: Any, decode: Any, name: str) -> OwnCodec:
     return OwnCodec(cls, encode, decode, name, is_mutable=False)
 
 
+def _by_arguments(cls: type, name: str, **arguments: type) -> OwnCodec:
+    """The codec of a class whose values are made of some of their attributes."""
+
+    def encode(value: object) -> object:
+        return [getattr(value, argument) for argument in arguments]
+
+    def decode(parts: object) -> object:
+        return cls(*fields_of(parts, *arguments.values()))
+
+    return _immutable(cls, encode, decode, name)
+
+
 CODECS = (
-    OwnCodec(set, sort_members, lambda parts: set(expect(list, parts)), "set"),
+    OwnCodec(set, sort_members, _from(set, list), "set"),
     OwnCodec(deque, _encode_deque, _decode_deque, "deque"),
     OwnCodec(
         defaultdict, _encode_defaultdict, _decode_defaultdict, "defaultdict", keeps_states=True
     ),
     OwnCodec(OrderedDict, _encode_ordered, _decode_ordered, "OrderedDict", keeps_states=True),
-    OwnCodec(Counter, _encode_counter, lambda parts: Counter(expect(dict, parts)), "Counter"),
+    OwnCodec(Counter, _encode_counter, _from(Counter, dict), "Counter"),
     OwnCodec(
         types.SimpleNamespace,
         lambda value: dict(vars(value)),
@@ -287,37 +288,26 @@ CODECS = (
     ),
     OwnCodec(array.array, _encode_array, _decode_array, "array.array"),
     OwnCodec(random.Random, _encode_random, _decode_random, "random"),
-    OwnCodec(bytearray, bytes, lambda parts: bytearray(expect(bytes, parts)), "bytearray"),
-    _immutable(frozenset, sort_members, lambda parts: frozenset(expect(list, parts)), "frozenset"),
-    _immutable(complex, _encode_complex, _decode_complex, "complex"),
-    _immutable(
-        range, _encode_range, lambda parts: range(*fields_of(parts, int, int, int)), "range"
-    ),
-    _immutable(
-        slice,
-        _encode_range,
-        lambda parts: slice(*fields_of(parts, object, object, object)),
-        "slice",
-    ),
+    OwnCodec(bytearray, bytes, _from(bytearray, bytes), "bytearray"),
+    _immutable(frozenset, sort_members, _from(frozenset, list), "frozenset"),
+    _by_arguments(complex, "complex", real=float, imag=float),
+    _by_arguments(range, "range", start=int, stop=int, step=int),
+    _by_arguments(slice, "slice", start=object, stop=object, step=object),
+    _by_arguments(dt.timedelta, "timedelta", days=int, seconds=int, microseconds=int),
     _immutable(dt.date, dt.date.isoformat, dt.date.fromisoformat, "date"),
-    _immutable(dt.time, _encode_time, _decode_clock, "time"),
-    _immutable(dt.datetime, _encode_time, _decode_datetime, "datetime"),
-    _immutable(
-        dt.timedelta,
-        lambda value: [value.days, value.seconds, value.microseconds],
-        lambda parts: dt.timedelta(*fields_of(parts, int, int, int)),
-        "timedelta",
-    ),
+    _immutable(dt.time, _encode_time, partial(_decode_time, dt.time), "time"),
+    _immutable(dt.datetime, _encode_time, partial(_decode_time, dt.datetime), "datetime"),
     _immutable(
         dt.timezone, _encode_timezone, lambda parts: dt.timezone(*expect(list, parts)), "timezone"
     ),
     _immutable(zoneinfo.ZoneInfo, _encode_zone, _decode_zone, "zone"),
-    _immutable(Decimal, str, lambda text: Decimal(expect(str, text)), "decimal"),
+    _immutable(Decimal, str, _from(Decimal, str), "decimal"),
     _immutable(Fraction, _encode_fraction, _decode_fraction, "fraction"),
     _immutable(uuid.UUID, _encode_uuid, _decode_uuid, "uuid"),
     *(_immutable(cls, _encode_path, _decode_path, "path") for cls in _PATHS.values()),
-    _immutable(type, _encode_type, lambda name: _TYPES[name], "type"),
-    _immutable(type(...), lambda value: "...", lambda name: _CONSTANTS[name], "constant"),
-    _immutable(type(NotImplemented), repr, lambda name: _CONSTANTS[name], "constant"),
+    *(
+        _immutable(cls, _encode_builtin, _BY_NAME.__getitem__, "builtin")
+        for cls in (type, types.EllipsisType, types.NotImplementedType)
+    ),
 )
 """Each for exactly one type."""

@@ -42,9 +42,8 @@ def node(kind: str, content: Any) -> Any:
 FORGED = {
     "scalar of too few bytes": node("scalar", ["|V9", "00"]),
     "void of no bytes": node("void", ["|V1", "zz"]),
-    "unknown type": node("type", "os.system"),
+    "unknown type": node("builtin", "os.system"),
     "unknown factory": node("defaultdict", ["eval", {}]),
-    "unknown constant": node("constant", "x"),
     "unhashable member": node("set", [[1]]),
     "members that are no list": node("set", "abc"),
     "negative length": node("deque", [[], -1]),
