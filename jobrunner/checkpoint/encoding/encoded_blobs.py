@@ -21,7 +21,7 @@ from jobrunner.checkpoint.encoding.dtypes import Array, ArrayPart, Trail, Tree
 from jobrunner.checkpoint.encoding.encode import OWN_CODECS, Encoder
 from jobrunner.checkpoint.encoding.job_classes import kind_of
 from jobrunner.checkpoint.encoding.libraries import type_of
-from jobrunner.checkpoint.encoding.stateful import has_state
+from jobrunner.checkpoint.encoding.stateful import has_state, name_class
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import counted, listed
@@ -64,20 +64,11 @@ class _Node:
             self.encoded[name] = EncodedBlob(LONE_ARRAY, (ArrayPart(value, None, (), "ndarray"),))
             self.memory.append(_View(name, (), value))
             return
-        encoder = Encoder(codecs)
         try:
-            tree = _encode_whole(encoder, value)
+            encoder, tree = _encode(value, codecs, allow_pickle)
         except RefusedValueError as error:
-            if not allow_pickle or error.remedy:
-                self.refused[name] = error
-                return
-            # What needs a pickle is pickled with all that it lies in, so that objects stay shared.
-            encoder = Encoder(codecs)
-            try:
-                tree = encoder.pickle(value)
-            except RefusedValueError as refusal:
-                self.refused[name] = refusal
-                return
+            self.refused[name] = error
+            return
         self.encoded[name] = EncodedBlob(
             tree, encoder.parts, encoder.has_state, classes=encoder.classes
         )
@@ -135,17 +126,26 @@ def _is_plain(array: Array) -> bool:
     return is_of_numbers and array.size > 0 and array.flags.c_contiguous
 
 
-def _encode_whole(encoder: Encoder, value: object) -> Tree:
-    """Encode a blob; raises `RefusedValueError` also of what Python cannot go down into.
+def _encode(
+    value: object, codecs: CodecTable[Codec] | None, allow_pickle: bool
+) -> tuple[Encoder, Tree]:
+    """Encode a blob; return its tree, and the encoder, which has all else.
 
     The limit of levels is for a thread that has most of its stack left: a task may have called a
     save from deep inside, and some codecs of users go deep themselves.
     """
+    encoder = Encoder(codecs)
     try:
-        return encoder.encode(value)
+        return encoder, encoder.encode(value)
     except RecursionError:
         reason = "its containers are nested too deep for Python's stack"
         raise RefusedValueError((), type(value), reason, "Store it less deep") from None
+    except RefusedValueError as error:
+        if not allow_pickle or error.remedy:
+            raise
+    # What needs a pickle is pickled with all that it lies in, so that objects stay shared.
+    encoder = Encoder(codecs)
+    return encoder, encoder.pickle(value)
 
 
 def refuse_classes(planned: Mapping[tuple[str, str], type], codecs: Sequence[Codec]) -> None:
@@ -168,15 +168,17 @@ def check_part(node: str, name: str, value: object, blob: EncodedBlob, axis: int
     """
     if blob.has_state:
         return
-    if blob.tree == LONE_ARRAY and blob.parts[0].data.ndim > axis:
-        return
-    cls = type(value)
-    shape = f" with {blob.parts[0].data.ndim} axes" if blob.tree == LONE_ARRAY else ""
+    shape = ""
+    if blob.tree == LONE_ARRAY:
+        num_axes = blob.parts[0].data.ndim
+        if num_axes > axis:
+            return
+        shape = f" with {num_axes} axes"
     raise DefinitionError(
         f"Node {node!r}, blob {name!r}: partition={axis} expects an array of numbers, texts or "
         f"records with an axis {axis}, which another number of nodes can cut, or objects with a "
-        f"state_dict(); found {cls.__module__}.{cls.__qualname__}{shape}. Hold the data in such an "
-        f"array, for example np.asarray(...), or declare the blob without partition={axis}."
+        f"state_dict(); found {name_class(value)}{shape}. Hold the data in such an array, for "
+        f"example np.asarray(...), or declare the blob without partition={axis}."
     )
 
 
@@ -184,49 +186,52 @@ def with_options(
     node: str, name: str, blob: EncodedBlob, options: ArrayOptions | None, default: ArrayOptions
 ) -> EncodedBlob:
     """Add the storage options of its arrays to a blob."""
-    if options is None:
-        return blob if default.compressors is None else replace(blob, options=default)
+    options = options or default
     if options.compressors is None:
         options = replace(options, compressors=default.compressors)
-    if options.chunks is not None and blob.parts:
-        _check_axes(node, name, blob, f"chunks={options.chunks}", len(options.chunks))
-    if options.dims is not None:
-        _check_axes(node, name, blob, f"dims={options.dims}", len(options.dims))
+    if blob.parts:
+        _check_axes(node, name, blob, "chunks", options.chunks)
+    _check_axes(node, name, blob, "dims", options.dims)
     return replace(blob, options=options)
 
 
-def _check_axes(node: str, name: str, blob: EncodedBlob, option: str, count: int) -> None:
-    """Check that a blob is an array of `count` axes, as its option says."""
-    array = blob.parts[0] if len(blob.parts) == 1 else None
-    if array is None or array.trail or array.data.ndim != count:
-        actual = f"{len(blob.parts)} arrays"
-        if array is not None:
-            inside = " inside a container" if array.trail else ""
-            actual = f"an array of {array.data.ndim} axes{inside}"
-        keyword = option.partition("=")[0]
-        raise DefinitionError(
-            f"Node {node!r}, blob {name!r}: {option} expect an array of {count} axes, but the blob is "
-            f"made of {actual}. Give one for each axis of a blob that is one array, or remove "
-            f"{keyword}."
-        )
+def _check_axes(
+    node: str, name: str, blob: EncodedBlob, option: str, axes: Sequence[object] | None
+) -> None:
+    """Check that a blob is one array with as many axes as its option is for."""
+    if axes is None:
+        return
+    actual = f"{len(blob.parts)} arrays"
+    if len(blob.parts) == 1:
+        (part,) = blob.parts
+        if not part.trail and part.data.ndim == len(axes):
+            return
+        inside = " inside a container" if part.trail else ""
+        actual = f"an array of {part.data.ndim} axes{inside}"
+    raise DefinitionError(
+        f"Node {node!r}, blob {name!r}: {option}={axes} expect an array of {len(axes)} axes, but "
+        f"the blob is made of {actual}. Give one for each axis of a blob that is one array, or "
+        f"remove {option}."
+    )
 
 
 def check_dimensions(node: str, blobs: Mapping[str, EncodedBlob]) -> None:
     """Check that axes of the same name have the same length in all blobs of a node."""
     lengths: dict[str, tuple[str, int]] = {}
     for name, blob in blobs.items():
-        if blob.options.dims:
-            part = blob.parts[0]
-            order = part.order or range(part.data.ndim)
-            for axis, length in zip(order, part.data.shape, strict=True):
-                dimension = blob.options.dims[axis]
-                second, expected = lengths.setdefault(dimension, (name, length))
-                if length != expected:
-                    raise DefinitionError(
-                        f"Node {node!r}: the dimension {dimension!r} has {expected} items in the blob "
-                        f"{second!r} and {length} in {name!r}. Give them the same length, or "
-                        f"different names in dims."
-                    )
+        if not blob.options.dims:
+            continue
+        part = blob.parts[0]
+        order = part.order or range(part.data.ndim)
+        for axis, length in zip(order, part.data.shape, strict=True):
+            dimension = blob.options.dims[axis]
+            second, expected = lengths.setdefault(dimension, (name, length))
+            if length != expected:
+                raise DefinitionError(
+                    f"Node {node!r}: the dimension {dimension!r} has {expected} items in the blob "
+                    f"{second!r} and {length} in {name!r}. Give them the same length, or "
+                    f"different names in dims."
+                )
 
 
 class RefusedBlobsError(DefinitionError):
@@ -259,31 +264,35 @@ def _explain(refused: Mapping[tuple[str, str], RefusedValueError]) -> Iterator[s
     """
     nodes_of: dict[tuple[str, str, type, str, str], list[str]] = {}
     for (node, blob), error in refused.items():
-        trail = (re.sub(r"^_(\d+)_key$", r"key \1", part) for part in error.trail)
-        item = f", item {'/'.join(trail)}" if error.trail else ""
-        nodes_of.setdefault((blob, item, error.cls, error.reason, error.remedy), []).append(node)
-    said: set[str] = set()
+        trail = "/".join(re.sub(r"^_(\d+)_key$", r"key \1", part) for part in error.trail)
+        same = (blob, trail, error.cls, error.reason, error.remedy)
+        nodes_of.setdefault(same, []).append(node)
+    remedies: set[str] = set()
     num_characters = 0
     unsaid: dict[str, list[str]] = {}
-    for (blob, item, cls, reason, own_remedy), nodes in nodes_of.items():
+    for (blob, trail, cls, reason, own_remedy), nodes in nodes_of.items():
         if num_characters > _MOST_CHARACTERS:
             unsaid.setdefault(blob, []).extend(nodes)
             continue
+        ending = "s" if len(nodes) > 1 else ""
+        item = f", item {trail}" if trail else ""
         name = cls.__qualname__
         if cls.__module__ != "builtins":
             name = f"{cls.__module__}.{name}"
-        ending = "s" if len(nodes) > 1 else ""
-        where = f"Node{ending} {listed(map(repr, nodes), 3)}, blob {blob!r}{item}"
-        line = f"{where}: {name} cannot be saved: {reason}."
+        line = (
+            f"Node{ending} {listed(map(repr, nodes), 3)}, blob {blob!r}{item}: {name} cannot be "
+            f"saved: {reason}."
+        )
         # A codec for such a type would be refused.
         remedy = own_remedy or (_CONVERT if needs_no_codec(cls) else _REGISTER)
-        if remedy not in said:
-            said.add(remedy)
+        if remedy not in remedies:
+            remedies.add(remedy)
             pickle = "" if own_remedy else _PICKLE
-            exclude = (
-                f"; or exclude the blob from checkpoints, outputs=Blob({blob!r}, transient=True)."
+            exclude = f"outputs=Blob({blob!r}, transient=True)"
+            line += (
+                f" {remedy.format(cls.__name__)}{pickle}; or exclude the blob from checkpoints, "
             )
-            line += f" {remedy.format(cls.__name__)}{pickle}{exclude}"
+            line += f"{exclude}."
         num_characters += len(line)
         yield line
     if unsaid:

@@ -12,64 +12,63 @@ from typing import Any
 import numpy as np
 
 from jobrunner.checkpoint.encoding.codecs import UnsuitableError
+from jobrunner.checkpoint.encoding.everyday import expect
 
 _EXTENSION = b"ARROW:extension:name"
+_ARRAYS = ("Array", "ChunkedArray")
 _SPARE_BYTES = 64
 """Arrow rounds the size of its buffers up to so many bytes."""
 
 
 def encode(name: str, value: Any) -> Any:
-    """Return its type or schema, and its arrays."""
-    match name.rpartition(".")[2]:
-        case "Schema":
-            return {"schema": _pack_schema(value)}
-        case "DataType":
-            return {"type": _pack_type(value)}
-        case "Array":
-            return {"type": _pack_type(value.type), "array": _pack(value)}
-        case "ChunkedArray":
-            return {"type": _pack_type(value.type), "chunks": list(map(_pack, value.chunks))}
-    if not value.num_columns and value.num_rows:
-        raise UnsuitableError("it has rows but no columns, so they would be lost")
-    columns: list[Any] = []
-    for column in value.columns:
-        if name == "pyarrow.Table":
-            columns.append([_pack(chunk) for chunk in column.chunks])
+    """Return its schema, or that of its type, and its columns."""
+    pa, kind = sys.modules["pyarrow"], name.removeprefix("pyarrow.")
+    if kind == "Schema":
+        return {"schema": _pack_schema(value)}
+    if kind == "DataType":
+        return {"schema": _pack_schema(pa.schema([("type", value)]))}
+    if kind in _ARRAYS:
+        schema, columns = pa.schema([("array", value.type)]), [value]
+    else:
+        schema, columns = value.schema, value.columns
+        if not columns and value.num_rows:
+            raise UnsuitableError("it has rows but no columns, so they would be lost")
+    packed: list[Any] = []
+    for column in columns:
+        if isinstance(column, pa.ChunkedArray):
+            packed.append([_pack(chunk) for chunk in column.chunks])
         else:
-            columns.append(_pack(column))
-    schema = value.schema
-    if len(set(schema.names)) < len(schema.names):
-        return {"schema": _pack_schema(schema), "columns": columns}
-    # Under their names in the store.
-    named = dict(zip(schema.names, columns, strict=True))
-    return {"schema": _pack_schema(schema), "columns": named}
+            packed.append(_pack(column))
+    parts = {"schema": _pack_schema(schema), "columns": packed}
+    if len(set(schema.names)) == len(schema.names):
+        # Under their names in the store.
+        parts["columns"] = dict(zip(schema.names, packed, strict=True))
+    return parts
 
 
 def decode(name: str, parts: Any) -> Any:
     """Make it again, on the memory of the arrays, which are not trusted."""
-    pa = sys.modules["pyarrow"]
-    match name.rpartition(".")[2]:
-        case "Schema":
-            return _unpack_schema(parts["schema"])
-        case "DataType":
-            return _unpack_type(parts["type"])
-        case "Array":
-            return _unpack_valid(_unpack_type(parts["type"]), parts["array"])
-        case "ChunkedArray":
-            return _unpack_chunks(_unpack_type(parts["type"]), parts["chunks"])
-    schema, columns = _unpack_schema(parts["schema"]), parts["columns"]
+    pa, kind = sys.modules["pyarrow"], name.removeprefix("pyarrow.")
+    schema = _unpack_schema(parts["schema"])
+    if kind == "Schema":
+        return schema
+    if kind == "DataType":
+        (field,) = schema
+        return field.type
+    columns = parts["columns"]
     if isinstance(columns, dict):
         columns = list(columns.values())
-    is_table = name == "pyarrow.Table"
-    unpack = _unpack_chunks if is_table else _unpack_valid
+    unpack = _unpack_chunks if kind in ("Table", "ChunkedArray") else _unpack_valid
     arrays = [unpack(field.type, column) for field, column in zip(schema, columns, strict=True)]
-    cls = pa.Table if is_table else pa.RecordBatch
-    result = cls.from_arrays(arrays, schema=schema)
+    if kind in _ARRAYS:
+        (array,) = arrays
+        return array
+    result = getattr(pa, kind).from_arrays(arrays, schema=schema)
     result.validate()
     return result
 
 
-# --- types and schemas
+# --- schemas
 
 
 def _pack_schema(schema: Any) -> bytes:
@@ -81,23 +80,12 @@ def _pack_schema(schema: Any) -> bytes:
     return data
 
 
-def _pack_type(kind: Any) -> bytes:
-    return _pack_schema(sys.modules["pyarrow"].schema([("", kind)]))
-
-
 def _unpack_schema(data: Any) -> Any:
     """Read a schema; Arrow would call the class that an extension type names, so there is none."""
     pa = sys.modules["pyarrow"]
-    if type(data) is not bytes:
-        raise TypeError(f"expected bytes, found {type(data).__name__}")
-    if _EXTENSION in data:
+    if _EXTENSION in expect(bytes, data):
         raise ValueError("its schema has an extension type")
     return pa.ipc.read_schema(pa.py_buffer(data))
-
-
-def _unpack_type(data: Any) -> Any:
-    (field,) = _unpack_schema(data)
-    return field.type
 
 
 # --- arrays
@@ -121,7 +109,8 @@ def _pack(array: Any) -> dict[str, Any]:
     if pa.types.is_dictionary(kind):
         return {**parts, "indices": _pack(array.indices), "dictionary": _pack(array.dictionary)}
     children = [_pack(child) for child in _children(array)]
-    buffers = [_array_of(buffer) for buffer in array.buffers()[: kind.num_buffers]]
+    own_buffers = array.buffers()[: kind.num_buffers]
+    buffers = [None if data is None else np.frombuffer(data, np.uint8) for data in own_buffers]
     if buffers and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         # For other readers, which know numbers.
         dtype = np.dtype(kind.to_pandas_dtype())
@@ -129,26 +118,18 @@ def _pack(array: Any) -> dict[str, Any]:
     return {**parts, "buffers": buffers, "children": children}
 
 
-def _array_of(buffer: Any) -> Any:
-    return None if buffer is None else np.frombuffer(buffer, np.uint8)
-
-
-_UNKNOWN = (
-    "union",
-    "run_end_encoded",
-    "string_view",
-    "binary_view",
-    "list_view",
+_UNKNOWN = {
+    *("union", "run_end_encoded", "string_view", "binary_view", "list_view"),
     "large_list_view",
-)
+}
 """Kinds whose buffers refer to others by pointers or in any order."""
 
 
 def _is_known(kind: Any) -> bool:
     types = sys.modules["pyarrow"].types
     for name in _UNKNOWN:
-        is_one = getattr(types, f"is_{name}", None)  # newer versions know more kinds
-        if is_one is not None and is_one(kind):
+        is_kind = getattr(types, f"is_{name}", None)  # newer versions know more kinds
+        if is_kind is not None and is_kind(kind):
             return False
     return True
 

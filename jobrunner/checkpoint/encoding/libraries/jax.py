@@ -8,19 +8,13 @@ from typing import Any
 import numpy as np
 
 from jobrunner.checkpoint.encoding.codecs import UnsuitableError
-
-_SHORT = {
-    *("bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz"),
-    *("float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn"),
-    *("int2", "int4", "uint2", "uint4"),
-}
-"""NumPy has no dtype for these; they are saved as unsigned integers of the same size."""
+from jobrunner.checkpoint.encoding.everyday import expect
 
 _KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 def encode(name: str, value: Any) -> dict[str, Any]:
-    """Return the array on the host."""
+    """Return the array on the host; small floats have the dtypes of ml_dtypes."""
     jax = sys.modules["jax"]
     if len(value.devices()) > 1:
         raise UnsuitableError(
@@ -32,30 +26,16 @@ def encode(name: str, value: Any) -> dict[str, Any]:
         if kind not in _KEYS:
             raise UnsuitableError(f"its keys are of the kind {kind!r}; save jax.random.key_data(x)")
         return {"key": str(kind), "values": np.asarray(jax.random.key_data(value))}
-    array, dtype = np.asarray(value), str(value.dtype)
-    if dtype in _SHORT:
-        array = array.view(f"u{array.itemsize}")
-    elif array.dtype.kind not in "biufc":
-        raise UnsuitableError(f"there is no codec for its dtype {dtype}; save another array")
-    return {"dtype": dtype, "values": array, "weak": bool(value.weak_type)}
+    return {"values": np.asarray(value), "weak": bool(value.weak_type)}
 
 
 def decode(name: str, parts: dict[str, Any]) -> Any:
     """Make it again."""
-    jax, values = sys.modules["jax"], parts["values"]
-    if type(values) is not np.ndarray:
-        raise TypeError(f"expected an array, found {type(values).__name__}")
+    jax, values = sys.modules["jax"], expect(np.ndarray, parts["values"])
     if "key" in parts:
         if parts["key"] not in _KEYS:
             raise ValueError(f"the kind {parts['key']!r} of keys is unknown")
         return jax.random.wrap_key_data(jax.numpy.asarray(values), impl=parts["key"])
-    dtype = parts["dtype"]
-    if dtype in _SHORT:
-        import ml_dtypes
-
-        values = values.view(getattr(ml_dtypes, dtype))
-    if str(values.dtype) != dtype:
-        raise ValueError(f"its values are {values.dtype}, expected {dtype}")
     canonical = jax.dtypes.canonicalize_dtype(values.dtype)
     if canonical != values.dtype:
         raise TypeError(

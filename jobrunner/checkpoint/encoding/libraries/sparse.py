@@ -11,11 +11,19 @@ from jobrunner.checkpoint.encoding.dtypes import Array
 
 _COMPRESSED = ("csr", "csc", "bsr")
 _BY_WAY_OF_COO = ("dok", "lil")
-_FORMATS = (*_COMPRESSED, *_BY_WAY_OF_COO, "coo", "dia")
+_ARRAYS = {
+    **dict.fromkeys(_COMPRESSED, ("data", "indices", "indptr")),
+    "dia": ("data", "offsets"),
+    **dict.fromkeys(("coo", *_BY_WAY_OF_COO), ("data", "coords")),
+}
+"""What a value of each format is made of; `coords` are a tuple of arrays."""
+
 _OWN_ATTRIBUTES = {
     *("data", "indices", "indptr", "coords", "row", "col", "offsets", "rows", "dtype", "maxprint"),
     "has_canonical_format",
 }
+_MOST_ROWS = 1 << 24
+"""Of a `lil`, which has two lists for each row: a forged shape may claim any number of rows."""
 
 
 def encode(name: str, value: Any) -> dict[str, Any]:
@@ -24,58 +32,36 @@ def encode(name: str, value: Any) -> dict[str, Any]:
         if not attribute.startswith("_") and attribute not in _OWN_ATTRIBUTES:
             raise UnsuitableError(f"its attribute {attribute!r} would be lost; save it separately")
     form = value.format
-    if form not in _FORMATS:
+    if form not in _ARRAYS:
         raise UnsuitableError(f"its format {form!r} is unknown; save value.tocsr()")
     parts: dict[str, Any] = {"format": form, "shape": [int(length) for length in value.shape]}
     if form in _BY_WAY_OF_COO:
         value = value.tocoo()
-    parts["data"] = value.data
-    if form in _COMPRESSED:
-        parts |= {"indices": value.indices, "indptr": value.indptr}
-    elif form == "dia":
-        parts["offsets"] = value.offsets
-    else:
-        parts |= {"coords": list(value.coords), "canonical": bool(value.has_canonical_format)}
+    for attribute in _ARRAYS[form]:
+        parts[attribute] = getattr(value, attribute)
+    if value.format == "coo":
+        parts["canonical"] = bool(value.has_canonical_format)
     return parts
 
 
 def decode(name: str, parts: dict[str, Any]) -> Any:
     """Make it again, on the memory of the arrays, which are not trusted."""
-    form, shape, data = parts["format"], tuple(parts["shape"]), parts["data"]
-    if form not in _FORMATS:
-        raise ValueError(f"the format {form!r} is unknown")
-    kind = "array" if name.endswith("sparray") else "matrix"
-    scipy = sys.modules["scipy.sparse"]
-    stored = "coo" if form in _BY_WAY_OF_COO else form
-    cls = getattr(scipy, f"{stored}_{kind}")
+    form, shape = parts["format"], tuple(parts["shape"])
+    arrays = {attribute: parts[attribute] for attribute in _ARRAYS[form]}
     if form in _COMPRESSED:
-        indices, indptr = parts["indices"], parts["indptr"]
-        _check_compressed(form, shape, data, indices, indptr)
-        result = cls((data, indices, indptr), shape=shape)
-        # SciPy may have converted them to another integer or byte order.
-        result.data, result.indices, result.indptr = data, indices, indptr
-        return result
-    if form == "dia":
-        result = cls((data, parts["offsets"]), shape=shape)
-        result.data, result.offsets = data, parts["offsets"]
-        return result
-    coords = tuple(parts["coords"])
-    result = cls((data, coords), shape=shape)  # checks that they are within the shape
-    result.data, result.coords = data, coords
-    result.has_canonical_format = bool(parts["canonical"])
-    if form in _BY_WAY_OF_COO:
-        _check_rows(form, shape)
-        return result.asformat(form)
-    return result
-
-
-_MOST_ROWS = 1 << 24
-"""Of a `lil`, which has two lists for each row: a forged shape may claim any number of rows."""
-
-
-def _check_rows(form: str, shape: tuple[int, ...]) -> None:
+        _check_compressed(form, shape, **arrays)
+    kind = "array" if name.endswith("sparray") else "matrix"
+    stored = "coo" if form in _BY_WAY_OF_COO else form
+    cls = getattr(sys.modules["scipy.sparse"], f"{stored}_{kind}")
+    result = cls(tuple(arrays.values()), shape=shape)  # checks coordinates
+    for attribute, array in arrays.items():
+        # SciPy may have converted it to another integer or byte order.
+        setattr(result, attribute, array)
+    if stored == "coo":
+        result.has_canonical_format = bool(parts["canonical"])
     if form == "lil" and shape[0] > _MOST_ROWS:
         raise ValueError(f"a lil of {shape[0]} rows is too large")
+    return result.asformat(form)
 
 
 def _check_compressed(
