@@ -38,7 +38,6 @@ from __future__ import annotations
 import struct
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
 from typing import Any
@@ -94,15 +93,6 @@ _ROWS = frozenset({list, tuple, set, dict})
 Encode = Callable[[Any], Tree]
 
 
-@dataclass(frozen=True, slots=True)
-class _Surroundings:
-    """What the value that is encoded lies in."""
-
-    holder: str = ""  # a value inside which no state could be loaded into an object; empty: none
-    is_frozen: bool = False  # whether it is in a value whose memory never shows a change
-    holds: str = "ndarray"  # what an array stands for, for other readers
-
-
 class Encoder:
     """Encodes one blob.
 
@@ -132,7 +122,8 @@ class Encoder:
         self._kept: list[object] = []  # what has a number: no `id` is used twice
         self._inside: set[int] = set()  # containers of what is encoded, by `id`
         self._trail: list[str] = []
-        self._around = _Surroundings()
+        self._holder = ""  # of the value, inside which no state could be loaded into an object
+        self._is_frozen = False  # whether it is in a value whose memory never shows a change
 
     def encode(self, value: Any) -> Tree:
         """Encode a value; raises `RefusedValueError`."""
@@ -190,7 +181,7 @@ class Encoder:
         No two blobs may share an object that can change.
         """
         self._check_loop(value)
-        if can_change and not self._around.is_frozen:
+        if can_change and not self._is_frozen:
             self.objects[id(value)] = value
         next_number = len(self._numbers)
         number = self._numbers.setdefault(id(value) if key is None else key, next_number)
@@ -216,19 +207,18 @@ class Encoder:
     def _leave(self, value: object) -> None:
         self._inside.remove(id(value))
 
-    def _within(self, value: object, parts: object, around: _Surroundings) -> Tree:
-        """Encode what a value consists of."""
+    def _within(
+        self, value: object, parts: object, holder: str, *, hides_memory: bool = False
+    ) -> Tree:
+        """Encode what a value consists of; `holder` describes it, if no state can be loaded there."""
         self._enter(value)
-        former = self._around
-        self._around = around
+        former = self._holder, self._is_frozen
+        self._holder = self._holder or holder
+        self._is_frozen = self._is_frozen or hides_memory
         tree = self.encode(parts)
-        self._around = former
+        self._holder, self._is_frozen = former
         self._leave(value)
         return tree
-
-    def _held_by(self, holder: str) -> _Surroundings:
-        """The surroundings inside a value; the outermost one says why no state can be there."""
-        return replace(self._around, holder=self._around.holder or holder)
 
     def _at(self, name: str, encode: Encode, value: Any) -> Tree:
         """Encode what lies below the present place, under this name, or else at it."""
@@ -290,10 +280,9 @@ class Encoder:
         keys: Tree = list(value)
         are_plain = _are_plain(keys)
         if not are_plain:
-            former = self._around
-            self._around = self._held_by("a key")
+            former, self._holder = self._holder, self._holder or "a key"
             keys = self._items(keys, "_{}_key".format, "_keys")
-            self._around = former
+            self._holder = former
         items = self._items(list(value.values()), _ChildNames(value), "_values")
         self._leave(value)
         if are_plain and type(items) is list and "$" not in value:
@@ -344,7 +333,7 @@ class Encoder:
         identities = list(map(id, rows))
         self._numbers.update(zip(identities, count(len(self._numbers)), strict=False))
         self._kept.append(rows)
-        if not self._around.is_frozen:
+        if not self._is_frozen:
             self.objects.update(zip(identities, rows, strict=True))
 
     def _is_tree(self, rows: Sequence[Any]) -> bool:
@@ -407,14 +396,14 @@ class Encoder:
 
     # --- arrays
 
-    def _array(self, value: Array) -> Tree:
+    def _array(self, value: Array, holds: str = "ndarray") -> Tree:
         dtype = value.dtype
         if dtype.hasobject and not isinstance(dtype, np.dtypes.StringDType):
             return self._by_codec(value, numpy_types.OBJECTS)
         spec = dtype_to_spec(dtype)
         check_shape(value)
         key: object = None
-        if self._around.is_frozen:
+        if self._is_frozen:
             key = object()
         elif value.size:
             # Equal views of the same memory count as one array.
@@ -423,9 +412,9 @@ class Encoder:
         same = self._number(value, can_change=False, key=key)
         if same is not None:
             return same
-        if value.size and not self._around.is_frozen:
+        if value.size and not self._is_frozen:
             self.memory.append((tuple(self._trail), value))
-        return _node("array", self._part(value, self._around.holds))
+        return _node("array", self._part(value, holds))
 
     def _part(self, array: Array, holds: str, name: str = "") -> int:
         """Add an array to the blob's; return its index."""
@@ -453,20 +442,18 @@ class Encoder:
             if same is not None:
                 return same
         parts = self._call(partial(codec.encode, value), value, "reading it")
-        around = self._around if codec.keeps_states else self._held_by(f"a {codec.name}")
-        if codec.hides_memory:
-            around = replace(around, is_frozen=True)
         if codec.name == "torch.Tensor":
-            return _node(codec.name, self._tensor(value, parts, around))
-        return _node(codec.name, self._within(value, parts, around))
+            return _node(codec.name, self._tensor(value, parts))
+        holder = "" if codec.keeps_states else f"a {codec.name}"
+        tree = self._within(value, parts, holder, hides_memory=codec.hides_memory)
+        return _node(codec.name, tree)
 
-    def _tensor(self, value: Any, parts: dict[str, Any], around: _Surroundings) -> Tree:
+    def _tensor(self, value: Any, parts: dict[str, Any]) -> Tree:
         """Encode a tensor's parts: its array lies where the tensor lies, as other readers expect."""
-        if self._around.holder != _STATE:  # load_state_dict() copies a state to the object's device
+        if self._holder != _STATE:  # load_state_dict() copies a state to the object's device
             check_device(value)
         self._number(parts, can_change=False)
-        around = replace(around, holds=f"torch.Tensor of {parts['dtype']}")
-        return {**parts, "data": self._within(value, parts["data"], around)}
+        return {**parts, "data": self._array(parts["data"], f"torch.Tensor of {parts['dtype']}")}
 
     def _by_users_codec(self, value: Any, codec: Codec) -> Tree:
         # One of an unknown class counts as constant if it has a hash of its own.
@@ -481,23 +468,19 @@ class Encoder:
         if type(parts) is type(value):
             reason = f"its codec {codec.name!r} returned a value of the same type"
             raise UnsuitableError(reason)
-        around = self._held_by(f"the output of its codec {codec.name!r}")
-        return _node("codec", [codec.name, self._within(value, parts, around)])
+        tree = self._within(value, parts, f"the output of its codec {codec.name!r}")
+        return _node("codec", [codec.name, tree])
 
     def _state(self, value: Any) -> Tree:
         same = self._number(value)
         if same is not None:
             return same
-        holder = self._around.holder
-        if holder:
-            raise UnsuitableError(
-                f"it is in {holder}, so its state_dict() could not be loaded into it"
-            )
+        if self._holder:
+            reason = f"it is in {self._holder}, so its state_dict() could not be loaded into it"
+            raise UnsuitableError(reason)
         state = self._call(value.state_dict, value, "its state_dict()")
         self.has_state = True
-        return _node(
-            "state", [name_class(value), self._within(value, state, self._held_by(_STATE))]
-        )
+        return _node("state", [name_class(value), self._within(value, state, _STATE)])
 
     def _instance(self, value: Any, kind: str) -> Tree:
         cls: Any = type(value)
@@ -508,8 +491,7 @@ class Encoder:
             if same is not None:
                 return same
         names = [] if kind == "enum" else list(field_names(cls))
-        tree = self._within(value, state, self._held_by(cls.__name__))
-        return _node(kind, [name, names, tree])
+        return _node(kind, [name, names, self._within(value, state, cls.__name__)])
 
 
 _Method = Callable[[Encoder, Any], Tree]

@@ -73,14 +73,14 @@ class _Node:
             tree, encoder.parts, encoder.has_state, classes=encoder.classes
         )
         self.memory += [_View(name, trail, array) for trail, array in encoder.memory]
-        for identity in encoder.objects.keys() & self._owners.keys():
-            owner = self._owners[identity]
-            self._shared[owner, name] = (
-                f"Node {self.name!r}: the blobs {owner!r} and {name!r} contain the same "
-                f"{type(encoder.objects[identity]).__name__} object, and would contain two after a "
-                f"resume. Copy one of them, or put both in one blob (a dict or a list)."
-            )
-        self._owners |= dict.fromkeys(encoder.objects, name)
+        for identity, value_inside in encoder.objects.items():
+            owner = self._owners.setdefault(identity, name)
+            if owner != name:
+                self._shared[owner, name] = (
+                    f"Node {self.name!r}: the blobs {owner!r} and {name!r} contain the same "
+                    f"{type(value_inside).__name__} object, and would contain two after a resume. "
+                    f"Copy one of them, or put both in one blob (a dict or a list)."
+                )
         self._kept.append(encoder.objects)
 
     def sharing(self) -> list[str]:

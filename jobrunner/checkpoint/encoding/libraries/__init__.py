@@ -66,31 +66,21 @@ class LibraryType:
         return isinstance(base, type) and issubclass(cls, base)
 
 
+def _types(codec: str, module: str, names: str, **options: bool) -> list[LibraryType]:
+    return [LibraryType(module, name, codec, **options) for name in names.split()]
+
+
 _TYPES = (
-    LibraryType("torch", "Tensor", "torch"),
-    LibraryType("scipy.sparse", "sparray", "sparse"),
-    LibraryType("scipy.sparse", "spmatrix", "sparse"),
-    LibraryType("pandas", "DataFrame", "pandas", copies_on_write=True),
-    LibraryType("pandas", "Series", "pandas", copies_on_write=True),
-    LibraryType("pandas", "Index", "pandas", is_mutable=False),
-    LibraryType("pandas.api.extensions", "ExtensionArray", "pandas"),
-    LibraryType("pandas", "Timestamp", "pandas", is_mutable=False),
-    LibraryType("pandas", "Timedelta", "pandas", is_mutable=False),
-    LibraryType("pandas", "Period", "pandas", is_mutable=False),
-    LibraryType("pandas", "Interval", "pandas", is_mutable=False),
-    LibraryType("pandas.api.typing", "NAType", "pandas", is_mutable=False),
-    LibraryType("pandas.api.typing", "NaTType", "pandas", is_mutable=False),
-    LibraryType("pyarrow", "Table", "arrow", is_mutable=False),
-    LibraryType("pyarrow", "RecordBatch", "arrow", is_mutable=False),
-    LibraryType("pyarrow", "Array", "arrow", is_mutable=False),
-    LibraryType("pyarrow", "ChunkedArray", "arrow", is_mutable=False),
-    LibraryType("pyarrow", "Schema", "arrow", is_mutable=False),
-    LibraryType("pyarrow", "DataType", "arrow", is_mutable=False),
-    LibraryType("xarray", "Dataset", "xarray"),
-    LibraryType("xarray", "DataArray", "xarray"),
-    LibraryType("xarray", "DataTree", "xarray"),
-    LibraryType("xarray", "Variable", "xarray"),
-    LibraryType("jax", "Array", "jax", is_mutable=False),
+    *_types("torch", "torch", "Tensor"),
+    *_types("sparse", "scipy.sparse", "sparray spmatrix"),
+    *_types("pandas", "pandas", "DataFrame Series", copies_on_write=True),
+    *_types("pandas", "pandas", "Index Timestamp Timedelta Period Interval", is_mutable=False),
+    *_types("pandas", "pandas.api.typing", "NAType NaTType", is_mutable=False),
+    *_types("pandas", "pandas.api.extensions", "ExtensionArray"),
+    *_types("arrow", "pyarrow", "Table RecordBatch Array ChunkedArray", is_mutable=False),
+    *_types("arrow", "pyarrow", "Schema DataType", is_mutable=False),
+    *_types("xarray", "xarray", "Dataset DataArray DataTree Variable"),
+    *_types("jax", "jax", "Array", is_mutable=False),
 )
 _BY_NAME = {kind.name: kind for kind in _TYPES}
 _DEFINING = {"jaxlib": "jax"}
