@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
@@ -114,6 +114,9 @@ class CodecTable(Generic[AnyCodec]):
             self._by_name[codec.name] = codec
             if codec.subclasses:
                 self._by_base[codec.cls] = codec
+
+    def __iter__(self) -> Iterator[AnyCodec]:
+        return iter(self._by_name.values())
 
     def get(self, cls: type) -> AnyCodec | None:
         """The codec of a type, if any."""

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding.codecs import Codec, OwnCodec, UnmakeableError
+from jobrunner.checkpoint.encoding.codecs import Codec, UnmakeableError
 from jobrunner.checkpoint.encoding.dtypes import Array, Tree
 from jobrunner.checkpoint.encoding.encode import OWN_CODECS
 from jobrunner.checkpoint.encoding.everyday import expect, fields_of
@@ -26,7 +26,7 @@ from jobrunner.checkpoint.encoding.job_classes import (
     make_instance,
     unpickle,
 )
-from jobrunner.checkpoint.encoding.libraries import LibraryType, type_named
+from jobrunner.checkpoint.encoding.libraries import LIBRARY_TYPES, LibraryType, type_named
 from jobrunner.checkpoint.encoding.stateful import SavedState
 from jobrunner.checkpoint.encoding.unmade import Unmade
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
@@ -43,7 +43,14 @@ _UNFINISHED: Any = object()
 _BYTE = np.dtype(np.uint8)
 _INT = np.dtype("<i8")
 _NUMBERS = (_INT, np.dtype("<f8"), np.dtype("?"))
-_NUMBERED = frozenset({"array", "dict", "dataclass", "codec", "state"})
+_NUMBERED = frozenset(
+    {
+        *("array", "dict", "dataclass", "codec", "state", "numbers", "rows", "ragged", "records"),
+        *(codec.name for codec in OWN_CODECS if codec.is_numbered),
+        *(library_type.name for library_type in LIBRARY_TYPES),
+    }
+)
+"""Kinds of objects to which `same` can refer, beside lists and dicts."""
 _ROW_CLASSES: Mapping[str, type] = {"list": list, "tuple": tuple, "set": set}
 
 
@@ -110,33 +117,37 @@ class Decoder:
         cls = type(tree)
         if cls is not list and cls is not dict:
             return tree
-        self._enter()
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            raise InvalidTreeError(f"values are nested more than {_MOST_DEPTH} deep")
         try:
-            if cls is list:
-                value = self._numbered(self._items, tree)
-            elif "$" in tree:
+            if cls is dict and "$" in tree:
                 value = self._decode_node(tree)
             else:
-                value = self._numbered(self._plain_dict, tree)
+                number = self._reserve()
+                value = self._items(tree) if cls is list else self._plain_dict(tree)
+                self._made[number] = value
         except RecursionError:
             raise InvalidTreeError("values are nested too deep") from None
         self._depth -= 1
         return value
-
-    def _enter(self) -> None:
-        self._depth += 1
-        if self._depth > _MOST_DEPTH:
-            raise InvalidTreeError(f"values are nested more than {_MOST_DEPTH} deep")
 
     def _decode_node(self, tree: dict[str, Tree]) -> Any:
         kind, content = tree["$"], tree.get("of")
         try:
             if len(tree) != 2 or type(kind) is not str:
                 raise ValueError("expected the fields `$` and `of`")
-            if kind in self.many:
-                return self._numbered(self._items, tree)
-            make, is_numbered = self._maker_of(kind)
-            return self._numbered(make, content) if is_numbered else make(content)
+            number = self._reserve() if kind in _NUMBERED else None
+            method = self.kinds.get(kind)
+            if method is not None:
+                value = method(self, content)
+            elif kind in self.many:
+                value = self._items(tree)
+            else:
+                value = self._by_codec(kind, content)
+            if number is not None:
+                self._made[number] = value
+            return value
         except (JobRunnerError, InvalidTreeError, RecursionError):
             raise
         except UnmakeableError as error:
@@ -144,28 +155,10 @@ class Decoder:
         except Exception as error:
             raise InvalidTreeError(f"invalid node of kind {kind!r:.80}: {error}") from error
 
-    def _maker_of(self, kind: str) -> tuple[Callable[[Tree], Any], bool]:
-        """What makes a value of what a node contains, and whether the value has a number."""
-        method = self.kinds.get(kind)
-        if method is not None:
-            return partial(method, self), kind in _NUMBERED
-        codec = OWN_CODECS.named(kind)
-        if codec is not None:
-            return partial(self._by_codec, codec), codec.is_numbered
-        library_type = type_named(kind)
-        if library_type is not None:
-            return partial(self._by_library, library_type), library_type.is_numbered
-        raise DefinitionError(
-            f"{self._where} contains a value of kind {kind!r:.80}, which this version of jobrunner "
-            f"cannot read. Read it with the version that wrote it, or a later one."
-        )
-
-    def _numbered(self, make: Callable[[Tree], Any], content: Tree) -> Any:
-        """Make an object, whose number is before those of what it contains."""
-        number = len(self._made)
+    def _reserve(self) -> int:
+        """Take the next number, before those of what the object contains."""
         self._made.append(_UNFINISHED)
-        value = self._made[number] = make(content)
-        return value
+        return len(self._made) - 1
 
     def _undecodable(self, error: Exception) -> CheckpointError:
         return CheckpointError(
@@ -245,7 +238,9 @@ class Decoder:
         if len(tree) != 2:
             raise ValueError("expected the fields `$` and `of`")
         # A level for each, or a forged tree could nest them without end.
-        self._enter()
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            raise InvalidTreeError(f"values are nested more than {_MOST_DEPTH} deep")
         items: list[Any] = self.many[tree["$"]](self, tree["of"])
         self._depth -= 1
         return items
@@ -300,9 +295,18 @@ class Decoder:
         self._num_unmade += 1
         return Unmade(kind, parts)
 
-    def _by_codec(self, codec: OwnCodec, tree: Tree) -> Any:
+    def _by_codec(self, kind: str, tree: Tree) -> Any:
+        library_type = type_named(kind)
+        if library_type is not None:
+            return self._by_library(library_type, tree)
+        codec = OWN_CODECS.named(kind)
+        if codec is None:
+            raise DefinitionError(
+                f"{self._where} contains a value of kind {kind!r:.80}, which this version of "
+                f"jobrunner cannot read. Read it with the version that wrote it, or a later one."
+            )
         parts, is_whole = self._parts(tree)
-        return codec.decode(parts) if is_whole else Unmade(codec.name, parts)
+        return codec.decode(parts) if is_whole else Unmade(kind, parts)
 
     def _by_library(self, kind: LibraryType, tree: Tree) -> Any:
         parts, is_whole = self._parts(tree)

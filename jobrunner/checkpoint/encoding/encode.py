@@ -127,8 +127,10 @@ class Encoder:
 
     def encode(self, value: Any) -> Tree:
         """Encode a value; raises `RefusedValueError`."""
-        if _is_json(value):
-            return value
+        return value if _is_json(value) else self._special(value)
+
+    def _special(self, value: Any) -> Tree:
+        """Encode a value that does not stand for itself."""
         cls = type(value)
         method = self._methods.get(cls)
         if method is None:
@@ -180,7 +182,8 @@ class Encoder:
 
         No two blobs may share an object that can change.
         """
-        self._check_loop(value)
+        if id(value) in self._inside:
+            raise self._loop(value)
         if can_change and not self._is_frozen:
             self.objects[id(value)] = value
         next_number = len(self._numbers)
@@ -190,14 +193,14 @@ class Encoder:
         self._kept.append(value)
         return None
 
-    def _check_loop(self, value: object) -> None:
-        if id(value) in self._inside:
-            remedy = "Refer to the outer object by a name or an index instead"
-            raise self._refuse(value, "it contains itself", remedy)
+    def _loop(self, value: object) -> RefusedValueError:
+        remedy = "Refer to the outer object by a name or an index instead"
+        return self._refuse(value, "it contains itself", remedy)
 
     def _enter(self, value: object) -> None:
         """Enter a level of nesting; refuses a value inside itself, and excessive depth."""
-        self._check_loop(value)
+        if id(value) in self._inside:
+            raise self._loop(value)
         if len(self._inside) == MAX_DEPTH:
             del self._trail[8:]
             reason = f"containers are nested more than {MAX_DEPTH} deep"
@@ -302,7 +305,7 @@ class Encoder:
             if _is_json(item):
                 trees.append(item)
             else:
-                trees.append(self._at(names(i), self.encode, item))
+                trees.append(self._at(names(i), self._special, item))
         return trees
 
     # --- many items that are alike

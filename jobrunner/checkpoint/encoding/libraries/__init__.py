@@ -70,7 +70,7 @@ def _types(codec: str, module: str, names: str, **options: bool) -> list[Library
     return [LibraryType(module, name, codec, **options) for name in names.split()]
 
 
-_TYPES = (
+LIBRARY_TYPES = (
     *_types("torch", "torch", "Tensor"),
     *_types("sparse", "scipy.sparse", "sparray spmatrix"),
     *_types("pandas", "pandas", "DataFrame Series", copies_on_write=True),
@@ -82,7 +82,7 @@ _TYPES = (
     *_types("xarray", "xarray", "Dataset DataArray DataTree Variable"),
     *_types("jax", "jax", "Array", is_mutable=False),
 )
-_BY_NAME = {kind.name: kind for kind in _TYPES}
+_BY_NAME = {kind.name: kind for kind in LIBRARY_TYPES}
 _DEFINING = {"jaxlib": "jax"}
 """Packages that define the classes of another library's values."""
 
@@ -91,7 +91,7 @@ def type_of(cls: type) -> LibraryType | None:
     """Find the type of values of a class that the library itself defines; not of users' subclasses."""
     package = str(cls.__module__).partition(".")[0]
     library = _DEFINING.get(package, package)
-    for kind in _TYPES:
+    for kind in LIBRARY_TYPES:
         if kind.library == library and kind.has_subclass(cls):
             return kind
     return None

@@ -39,11 +39,11 @@ def encode(name: str, value: Any) -> Any:
             packed.append([_pack(chunk) for chunk in column.chunks])
         else:
             packed.append(_pack(column))
-    parts = {"schema": _pack_schema(schema), "columns": packed}
     if len(set(schema.names)) == len(schema.names):
         # Under their names in the store.
-        parts["columns"] = dict(zip(schema.names, packed, strict=True))
-    return parts
+        named = dict(zip(schema.names, packed, strict=True))
+        return {"schema": _pack_schema(schema), "columns": named}
+    return {"schema": _pack_schema(schema), "columns": packed}
 
 
 def decode(name: str, parts: Any) -> Any:
@@ -110,7 +110,9 @@ def _pack(array: Any) -> dict[str, Any]:
         return {**parts, "indices": _pack(array.indices), "dictionary": _pack(array.dictionary)}
     children = [_pack(child) for child in _children(array)]
     own_buffers = array.buffers()[: kind.num_buffers]
-    buffers = [None if data is None else np.frombuffer(data, np.uint8) for data in own_buffers]
+    buffers: list[Any] = [
+        None if data is None else np.frombuffer(data, np.uint8) for data in own_buffers
+    ]
     if buffers and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         # For other readers, which know numbers.
         dtype = np.dtype(kind.to_pandas_dtype())
@@ -174,7 +176,7 @@ def _unpack(kind: Any, parts: Any) -> Any:
     children = [_unpack_valid(*pair) for pair in zip(kinds, parts["children"], strict=True)]
     if len(parts["buffers"]) != kind.num_buffers:
         raise ValueError(f"an array of {kind} has {kind.num_buffers} buffers")
-    buffers = [None if data is None else _buffer_of(data) for data in parts["buffers"]]
+    buffers: list[Any] = [None if data is None else _buffer_of(data) for data in parts["buffers"]]
     return pa.Array.from_buffers(kind, parts["length"], buffers, children=children or None)
 
 
