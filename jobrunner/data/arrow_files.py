@@ -63,7 +63,7 @@ def from_arrow(dataset: Any, *, columns: Sequence[str] | None = None) -> DataRea
     def describe(number: int) -> str:
         groups = getattr(fragments[number], "row_groups", [])
         return ", ".join(
-            [_path_of(fragments[number]), *[f"row group {each.id}" for each in groups]]
+            [_path_of(fragments[number]), *[f"row group {group.id}" for group in groups]]
         )
 
     return reader_of(Blocks(lengths, load, describe))

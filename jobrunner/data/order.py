@@ -41,6 +41,9 @@ class Order:
 
     def at(self, number: int, positions: range) -> Indices:
         """The records at these positions of pass `number`."""
+        if len(self._lengths) == 1:
+            whole = self._permutation(int(self._lengths[0]), self._seed, number, 0)
+            return whole[positions.start : positions.stop]
         blocks = self._permutation(len(self._lengths), self._seed, number)
         ends = np.cumsum(self._lengths[blocks])
         pieces = []

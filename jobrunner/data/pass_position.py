@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobrunner.data.saved_state import Natural, SavedShard
+from jobrunner.data.saved_state import SavedInt, SavedShard
 from jobrunner.errors import PlanMismatchError
 
 Ranges = list[range]
@@ -24,8 +24,8 @@ class SavedPosition(SavedShard, kw_only=True):
     """What is left of a pass, and of those after it that are not whole: ranges [start, stop]."""
 
     order: str
-    rest: list[tuple[Natural, Natural]]
-    later: list[list[tuple[Natural, Natural]]]
+    rest: list[tuple[SavedInt, SavedInt]]
+    later: list[list[tuple[SavedInt, SavedInt]]]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class PassPosition:
     def _write(
         self, shard: tuple[int, int] | None, number: int, left: Sequence[Ranges]
     ) -> dict[str, Any]:
-        rest, *later = [[(each.start, each.stop) for each in ranges] for ranges in left]
+        rest, *later = [[(piece.start, piece.stop) for piece in ranges] for ranges in left]
         state = SavedPosition(number=number, shard=shard, order=self._order, rest=rest, later=later)
         return state.write()
 

@@ -166,8 +166,7 @@ class DataReader:
 
         Notes
         -----
-        While it is read, the largest block takes 8 bytes a record for its order; data without blocks
-        is one block.
+        The orders of two blocks, of 8 bytes a record, are in memory; data without blocks is one block.
         """
         return self._with(seed=seed, by_block=by_block)
 

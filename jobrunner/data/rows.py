@@ -244,12 +244,11 @@ def rows_of(data: Any) -> Read:
         data = data.view()
         data.flags.writeable = False
         return partial(_read_array, data)
-    if hasattr(data, "shape") and hasattr(data, "dtype"):
-        return partial(_read_item, data)
     if is_of(data, "pandas") and hasattr(data, "iloc"):
         return partial(_read_item, data.iloc)
-    if is_of(data, "datasets") and hasattr(data, "column_names"):
-        return partial(_read_data_set, data)
+    is_data_set = is_of(data, "datasets") and hasattr(data, "column_names")
+    if is_data_set or (hasattr(data, "shape") and hasattr(data, "dtype")):
+        return partial(_read_item, data)
     if is_of(data, "pyarrow") and hasattr(data, "num_columns"):
         return partial(_read_table, data)
     return partial(_read_sequence, data)
@@ -264,10 +263,6 @@ def _read_array(array: Any, index: Index) -> Any:
     if isinstance(index, np.ndarray) and array.flags.c_contiguous and array.flags.aligned:
         return array.take(index, 0)
     return array[index]
-
-
-def _read_data_set(data: Any, index: Index) -> Any:
-    return data[index.tolist() if isinstance(index, np.ndarray) else index]
 
 
 def _read_table(table: Any, index: Index) -> Any:
@@ -290,7 +285,7 @@ def _read_sequence(items: Any, index: Index) -> Any:
     return [items[number] for number in numbers]
 
 
-def joined(pieces: list[Any]) -> Any:
+def joined(pieces: Sequence[Any]) -> Any:
     """One batch of several that follow each other."""
     first = pieces[0]
     if len(pieces) == 1:

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, ValidationError, convert, json
 
 from jobrunner.errors import EndOfData, PlanMismatchError
 
-Natural = Annotated[int, Meta(ge=0, le=1 << 62)]
+SavedInt = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 def end_of(number: int) -> EndOfData:
@@ -29,8 +29,8 @@ class SavedState(
 ):
     """A `state_dict`."""
 
-    number: Natural  # of the pass
-    loop: Natural = 0  # how much a limited reader has read in its loop
+    number: SavedInt  # of the pass
+    loop: SavedInt = 0  # how much a limited reader has read in its loop
 
     @classmethod
     def read(cls, state: object, where: str = "the state") -> Self:
@@ -52,7 +52,7 @@ class SavedState(
 class SavedShard(SavedState, kw_only=True):
     """A `state_dict` of a shard i of n, or of the whole (None)."""
 
-    shard: tuple[Natural, Natural] | None
+    shard: tuple[SavedInt, SavedInt] | None
 
     @classmethod
     def read_all(cls, states: Sequence[object]) -> list[Self]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from jobrunner.data.reader import DataReader, Options
 from jobrunner.data.rows import is_of
-from jobrunner.data.saved_state import Natural, SavedState, end_of
+from jobrunner.data.saved_state import SavedInt, SavedState, end_of
 from jobrunner.errors import DefinitionError, PlanMismatchError
 
 _END = object()
@@ -58,7 +58,7 @@ def from_loader(loader: Any) -> DataReader:
 class SavedLoader(SavedState, kw_only=True):
     """A `state_dict` of a reader of a loader."""
 
-    taken: Natural  # items of the pass
+    num_taken: SavedInt  # items of the pass
     finished: bool
     loader: dict[Any, Any]
     generator: Any = None
@@ -80,7 +80,7 @@ class LoaderCursor:
         self._given = self._loader = loader
         self._is_stream = is_of(loader, "datasets")
         self.lock = threading.Lock()
-        self._number, self._taken, self.has_ended = 0, 0, False
+        self._number, self._num_taken, self.has_ended = 0, 0, False
         self._items: Iterator[Any] | None = None
         self._start: SavedLoader | None = None
         self._begin_stream()
@@ -106,7 +106,7 @@ class LoaderCursor:
                 self.has_ended, self._items, self._start = True, None, None
             if item is _END:
                 raise end_of(self._number)
-            self._taken += 1
+            self._num_taken += 1
             return item
 
     def _is_last(self, items: Iterator[Any]) -> bool:
@@ -115,30 +115,30 @@ class LoaderCursor:
         It must not have any. And only then does its state say that the pass has ended.
         """
         try:
-            if self._taken + 1 != self.count():
+            if self._num_taken + 1 != self.count():
                 return False
         except TypeError:
             return False
         if next(items, _END) is not _END:
             raise DefinitionError(
-                f"Pass {self._number}: expected {self._taken + 1} items of the loader, which is its "
+                f"Pass {self._number}: expected {self._num_taken + 1} items of the loader, which is its "
                 f"length; found more. Make its __len__ right, or raise TypeError there."
             )
         return True
 
     def _open(self) -> Iterator[Any]:
         """Begin the pass, or go on after an error."""
-        taken = self._taken
+        num_taken = self._num_taken
         try:
             if self._start is not None:
                 self._load(self._start)
             if self._items is None:
                 self._items = iter(self._loader)
             self._start = self._start or self._state()
-            for _ in range(taken - self._taken):
+            for _ in range(num_taken - self._num_taken):
                 next(self._items, None)
         finally:
-            self._taken = taken
+            self._num_taken = num_taken
         return self._items
 
     def count(self) -> int:
@@ -147,7 +147,7 @@ class LoaderCursor:
 
     def begin(self) -> None:
         """Begin the next pass."""
-        self._number, self._taken, self.has_ended = self._number + 1, 0, False
+        self._number, self._num_taken, self.has_ended = self._number + 1, 0, False
         self._begin_stream()
 
     def _begin_stream(self) -> None:
@@ -162,14 +162,14 @@ class LoaderCursor:
         # Not by `write`, which would change what the loader has in its state.
         return {
             "pass": state.number,
-            "taken": state.taken,
+            "num_taken": state.num_taken,
             "finished": state.finished,
             "loader": state.loader,
             "generator": state.generator,
         }
 
     def _state(self) -> SavedLoader:
-        if self._start is not None and self._start.taken == self._taken:
+        if self._start is not None and self._start.num_taken == self._num_taken:
             loader = (
                 self._start.loader
             )  # a stream tells no state that it has loaded until it is read
@@ -179,7 +179,7 @@ class LoaderCursor:
         own = self._generator()
         return SavedLoader(
             number=self._number,
-            taken=self._taken,
+            num_taken=self._num_taken,
             finished=self.has_ended,
             loader=loader,
             generator=None if own is None else own.get_state(),
@@ -192,10 +192,10 @@ class LoaderCursor:
         self._start = None if self.has_ended else saved
 
     def _load(self, state: SavedLoader) -> None:
-        self._number, self._taken = state.number, state.taken
+        self._number, self._num_taken = state.number, state.num_taken
         self.has_ended = state.finished
         self._begin_stream()
-        if not self._is_stream or self._taken:
+        if not self._is_stream or self._num_taken:
             self._loader.load_state_dict(state.loader)
         # This takes the loader to its state, or to the next pass if the state is an end.
         self._items = iter(self._loader)

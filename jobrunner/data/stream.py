@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from jobrunner.data.reader import DataReader, Options
-from jobrunner.data.saved_state import Natural, SavedShard, end_of
+from jobrunner.data.saved_state import SavedInt, SavedShard, end_of
 from jobrunner.errors import DefinitionError, PlanMismatchError
 
 Factory = Callable[..., Iterable[Any]]
@@ -60,8 +60,8 @@ class SavedStream(SavedShard, kw_only=True):
     Shard i of n reads the records start + i, start + i + n, and so on, and has read `count` of them.
     """
 
-    start: Natural
-    count: Natural
+    start: SavedInt
+    count: SavedInt
     finished: bool
 
 

@@ -62,9 +62,9 @@ def drain(
 
 def _seed_within(call: partial[list[Any]]) -> partial[list[Any]]:
     """Seed each call of the functions that `drain` is to call, not the whole run of the pipe."""
-    given = call.keywords
-    functions = {name: given[name] and seeded(given[name]) for name in ("processor", "into")}
-    setup = {name: seeded(make) for name, make in given["instance_setup"].items()}
+    keywords = call.keywords
+    functions = {name: keywords[name] and seeded(keywords[name]) for name in ("processor", "into")}
+    setup = {name: seeded(make) for name, make in keywords["instance_setup"].items()}
     return partial(call, **functions, instance_setup=setup)
 
 
@@ -101,8 +101,8 @@ def _processed(items: Iterator[Any], threads: _Threads, options: Options) -> Ite
             return
         item = waiting[0]
         if not options.ordered:
-            wait([each.result for each in waiting], return_when=FIRST_COMPLETED)
-            item = next(each for each in waiting if each.result.done())
+            wait([item.result for item in waiting], return_when=FIRST_COMPLETED)
+            item = next(item for item in waiting if item.result.done())
         waiting.remove(item)
         yield item
 
@@ -137,15 +137,18 @@ class _Threads:
     def __enter__(self) -> Self:
         try:
             self._call_in_each(self._set_up)
-        except BaseException:
-            self.__exit__()
+        except BaseException as failure:
+            self.__exit__(failure)
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: object = None, *_: object) -> None:
         self._is_closing = True  # what still waits for a thread need not be processed
         try:
             self._call_in_each(self._tear_down)
+        except BaseException:
+            if failure is None:  # else that is the error to raise
+                raise
         finally:
             self._pool.shutdown()
 

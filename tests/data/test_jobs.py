@@ -131,6 +131,42 @@ def test_another_number_of_nodes_reads_the_rest_of_a_pass(
                 assert Counter(r for p, r in seen if p == number) == Counter(range(N)), number
 
 
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_an_iterable_is_divided_anew_where_its_nodes_have_read_equally_much(
+    inproc_session: Session, tmp_path: Path, is_equal: bool
+) -> None:
+    def read_some(reader: Any, count: int) -> list[int]:
+        return [reader.read() for _ in range(count)]
+
+    def dividing(nodes: int, epochs: int) -> tuple[Job, list[Any]]:
+        names, parts = [f"n:{i}" for i in range(nodes)], []
+        with Job("dividing") as job:
+            with job.init_group:
+                Task.on_each(
+                    names,
+                    lambda i: from_iterable(lambda: range(60)).sharded(i, nodes),
+                    outputs=Blob("reader", partition=0),
+                    kwargs=lambda i: {"i": i},
+                    name="open",
+                )
+            for i, name in enumerate(names):
+                kwargs = {"count": 2 if is_equal else 2 + i}
+                task = Task(read_some, updates="reader", kwargs=kwargs, node=name, name="read")
+                parts.append(task.output())
+        epoch_limiter(job, epochs)
+        return job, parts
+
+    manager = MultiNodeCheckpointManager(tmp_path)
+    JobRunner(dividing(2, 1)[0], manager).run(inproc_session)
+    job, parts = dividing(3, 2)
+    if is_equal:
+        JobRunner(job, manager).run(inproc_session)
+        assert sorted(i for part in parts for i in part.fetch()) == [*range(4, 10)]
+    else:
+        with pytest.raises(PlanMismatchError, match="Blob 'reader'.*have read equally much"):
+            JobRunner(job, manager).run(inproc_session)
+
+
 def test_shards_of_another_number_than_the_nodes_are_refused_at_a_resume(
     inproc_session: Session, tmp_path: Path
 ) -> None:

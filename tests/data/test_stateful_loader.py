@@ -69,7 +69,7 @@ def test_a_loader_without_a_state_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("pass", -1), ("taken", True), ("finished", 1), ("loader", None)]
+    ("field", "value"), [("pass", -1), ("num_taken", True), ("finished", 1), ("loader", None)]
 )
 def test_a_forged_state_is_refused(field: str, value: Any) -> None:
     reader = from_loader(loader(2))

@@ -162,6 +162,7 @@ def test_shards_change_again_and_again() -> None:
         ("pass", -1),
         ("start", "1"),
         ("count", True),
+        ("count", 2**62),
         ("finished", 1),
         ("shard", [1, 2]),
         ("shard", 1),
