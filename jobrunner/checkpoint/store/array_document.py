@@ -27,6 +27,7 @@ from jobrunner.names import escape
 OWN_KEY = "/jobrunner"
 """The attribute for jobrunner's own metadata; no blob can have this name."""
 
+_KEY_ENCODING = {"name": "default", "configuration": {"separator": "."}}
 _MOST_BYTES = 1 << 62
 _MOST_DOCUMENTS_KEPT = 4096
 
@@ -55,19 +56,6 @@ class ChunkGrid(Part):
     configuration: ChunkShape
 
 
-class Separator(Part):
-    """What separates the coordinates in a chunk's name."""
-
-    separator: Literal["."] = "."
-
-
-class KeyEncoding(Part):
-    """How chunks are named."""
-
-    name: Literal["default"] = "default"
-    configuration: Separator = msgspec.field(default_factory=Separator)
-
-
 class ZarrCodec(Part, omit_defaults=True):
     """One step from an array to the bytes of a chunk."""
 
@@ -90,7 +78,7 @@ class ArrayDocument(Part, tag_field="node_type", tag="array"):
     shape: Annotated[list[Count], msgspec.Meta(max_length=65)]
     data_type: Any
     chunk_grid: ChunkGrid
-    chunk_key_encoding: KeyEncoding
+    chunk_key_encoding: Any
     fill_value: Any
     codecs: Annotated[list[ZarrCodec], msgspec.Meta(min_length=1, max_length=3)]
     attributes: dict[str, Any]
@@ -153,7 +141,7 @@ def describe_array(
         shape=shape,
         data_type=core.name,
         chunk_grid=ChunkGrid("regular", ChunkShape(chunk_shape)),
-        chunk_key_encoding=KeyEncoding(),
+        chunk_key_encoding=_KEY_ENCODING,
         fill_value=core.fill,
         codecs=codecs,
         attributes=attributes,
@@ -230,6 +218,8 @@ def _read_grid(document: ArrayDocument, own: OwnAttributes) -> tuple[Grid, Zstd 
     shape, chunk_shape = document.shape, document.chunk_grid.configuration.chunk_shape
     if len(shape) != len(chunk_shape):
         raise ValueError(f"`chunk_shape` has {len(chunk_shape)} axes, `shape` {len(shape)}")
+    if document.chunk_key_encoding != _KEY_ENCODING:
+        raise ValueError("`chunk_key_encoding` is not jobrunner's")
     order: tuple[int, ...] | None = None
     codecs = list(document.codecs)
     if codecs[0].name == "transpose":

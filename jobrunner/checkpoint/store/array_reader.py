@@ -18,6 +18,7 @@ from jobrunner.checkpoint.store.chunks import (
     decode_chunk,
     decode_texts,
     is_text,
+    padding_is_last,
     to_logical,
     unpack_chunk,
 )
@@ -60,33 +61,11 @@ class ArrayReader:
 
     def read(self) -> tuple[Array, Jobs]:
         """Return an array to be filled, and the jobs that fill it."""
-        order, shape = self.grid.order, self.grid.shape
-        if order and order == tuple(range(len(shape)))[::-1]:
-            result = self._allocate(shape[::-1], "F")  # owns its memory, which a view does not
-            data = result.T
-        else:
-            data = self._allocate(shape)
-            result = self._to_own_axes(data)
-        if self.array.zstd is None and self.grid.is_memory and not is_text(self.dtype):
-            return result, self._jobs_in_place(data)
+        result, data = self._allocate(self.grid.shape)
         jobs: Jobs = []
         for path, corner, file in self.array.chunk_files():
             jobs.append(partial(self._read_chunk_into, path, file, data[self.grid.part(corner)]))
         return result, jobs
-
-    def _jobs_in_place(self, data: Array) -> Jobs:
-        """Jobs that read chunks into their place, without a copy.
-
-        Padding, if any, is at the end of the last file.
-        """
-        memory = memoryview(data.reshape(-1).view(np.uint8).data) if data.size else memoryview(b"")
-        jobs: Jobs = []
-        start = 0
-        for path, corner, file in self.array.chunk_files():
-            stop = start + data[self.grid.part(corner)].nbytes
-            jobs.append(partial(self._files.read_into, path, memory[start:stop], file))
-            start = stop
-        return jobs
 
     def read_whole(self) -> Array:
         """Read the array."""
@@ -100,7 +79,7 @@ class ArrayReader:
         along = axis if self.grid.order is None else self.grid.order.index(axis)
         shape = list(self.grid.shape)
         shape[along] = stop - start
-        data = self._allocate(shape)
+        result, data = self._allocate(shape)
         jobs: Jobs = []
         for path, corner, file in self.array.chunk_files():
             part = list(self.grid.part(corner))
@@ -112,11 +91,17 @@ class ArrayReader:
                 inside[along] = slice(low - chunk.start, high - chunk.start)
                 target = data[tuple(part)]
                 jobs.append(partial(self._read_chunk_into, path, file, target, tuple(inside)))
-        return self._to_own_axes(data), jobs
+        return result, jobs
 
     def _read_chunk_into(
         self, path: str, file: File, target: Array, inside: tuple[slice, ...] = ()
     ) -> None:
+        """Read a chunk, or what is `inside` of it, into its place in an array."""
+        if not inside and self._begins_with(target):
+            # Without a copy.
+            memory = memoryview(target.reshape(-1).view(np.uint8).data)
+            self._files.read_into(path, memory, file)
+            return
         data = self._files.read(path, file)
         with self._decoding(path):
             chunk = decode_chunk(data, self.grid, self.dtype, self.array.zstd)
@@ -124,6 +109,12 @@ class ArrayReader:
             wanted: Any = (*inside, ...)
             content: Any = tuple(slice(size) for size in target.shape)
             target[...] = chunk[wanted][(*content, ...)]
+
+    def _begins_with(self, part: Array) -> bool:
+        """Whether the file of a chunk begins with the bytes of its part, as they lie in memory."""
+        is_plain = self.array.zstd is None and not is_text(self.dtype)
+        is_padded_at_the_end = padding_is_last(part.shape, self.grid.chunk_shape)
+        return is_plain and part.flags.c_contiguous and is_padded_at_the_end
 
     def read_chunk(self, at: Sequence[int]) -> bytes:
         """Read a chunk, not compressed, at coordinates in the order of the array's own axes."""
@@ -136,17 +127,21 @@ class ArrayReader:
                 decode_texts(data)
         return data
 
-    def _to_own_axes(self, data: Array) -> Array:
-        return data.transpose(np.argsort(self.grid.order)) if self.grid.order else data
-
-    def _allocate(self, shape: Sequence[int], order: Any = "C") -> Array:
+    def _allocate(self, shape: Sequence[int]) -> tuple[Array, Array]:
+        """Return a new array twice: with its own axes, and with axes in memory order."""
+        order = self.grid.order
         try:
-            return np.empty(shape, self.dtype, order)
+            if order and order == tuple(range(len(order)))[::-1]:
+                # It owns its memory, which the transpose of another array does not.
+                result: Array = np.empty(shape[::-1], self.dtype, "F")
+                return result, result.T
+            data: Array = np.empty(shape, self.dtype)
         except (MemoryError, ValueError) as error:
             raise CheckpointError(
                 f"The array {self.array.path} in {self._files.root}, {self.dtype}{list(shape)}, "
                 f"does not fit into memory: {error}. Read it where there is more."
             ) from error
+        return data.transpose(np.argsort(order)) if order else data, data
 
     @contextlib.contextmanager
     def _decoding(self, path: str) -> Iterator[None]:

@@ -24,7 +24,7 @@ CHUNK_BYTES = 16 << 20
 MOST_RATIO = 1 << 16
 """How many times shorter zstd can make data: a block of 128 KiB takes 4 bytes at least."""
 
-_PADDING_SHARE = 1 / 16
+_LEAST_ROWS = 8  # of fewer, one that is padding is too large a part
 _MOST_LAID_OUT = 4096
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER_BYTES = 18  # of the longest one
@@ -44,14 +44,6 @@ class Grid:
     def num_chunks(self) -> int:
         """How many chunks the array has."""
         return math.prod(map(_ceil_div, self.shape, self.chunk_shape))
-
-    @property
-    def is_memory(self) -> bool:
-        """Whether each chunk starts with the bytes of its part of the array, one after another."""
-        for axis, size in enumerate(self.chunk_shape):
-            if size > 1:
-                return self.chunk_shape[axis + 1 :] == self.shape[axis + 1 :]
-        return True
 
     def corners(self) -> Iterator[tuple[int, ...]]:
         """Yield the grid coordinates of all chunks; none if the array has no items."""
@@ -101,15 +93,9 @@ def plan_chunks(shape: tuple[int, ...], itemsize: int, limit: int = CHUNK_BYTES)
 
 def _choose_rows(length: int, most: int) -> int:
     """Return the rows of a chunk, at most `most`, so that few of the last are padding."""
-    fewest = _ceil_div(length, most)
-    candidates = []
-    for count in range(fewest, 2 * fewest + 1):
-        rows = _ceil_div(length, count)
-        padding = rows * _ceil_div(length, rows) - length
-        if padding <= length * _PADDING_SHARE:
-            return rows
-        candidates.append((padding, rows))
-    return min(candidates)[1]
+    if most < _LEAST_ROWS:
+        return 1
+    return _ceil_div(length, _ceil_div(length, most))
 
 
 def _ceil_div(length: int, size: int) -> int:
@@ -156,7 +142,7 @@ def encode_chunk(
     items = math.prod(shape)
     if is_text(part.dtype):
         return [encode_texts(_fill_up(part, shape), items)]
-    if not _is_padded_at_the_end(part.shape, shape):
+    if not padding_is_last(part.shape, shape):
         part = _fill_up(part, shape)
     # Copies one chunk at a time, and only if the array is not contiguous.
     memory = memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
@@ -174,7 +160,7 @@ def _fill_up(part: Array, shape: tuple[int, ...]) -> Array:
     return whole
 
 
-def _is_padded_at_the_end(part: Sequence[int], whole: Sequence[int]) -> bool:
+def padding_is_last(part: Sequence[int], whole: Sequence[int]) -> bool:
     """Whether the padding of a chunk comes last in memory, or there is none."""
     for axis, (size, whole_size) in enumerate(zip(part, whole, strict=True)):
         if size != whole_size:

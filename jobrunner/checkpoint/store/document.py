@@ -180,7 +180,6 @@ class StoreDocument:
 
     def __init__(self, data: bytes, path: str) -> None:
         self.path = path
-        self._refuse_later(data)
         try:
             root = _ROOT_DECODER.decode(data)
             self.entry = root.attributes.own
@@ -189,6 +188,7 @@ class StoreDocument:
             self._arrays: dict[str, StoredArray] = {}
             self._read_arrays()
         except (ValueError, RecursionError) as error:
+            self._refuse_later(data)
             is_deep = isinstance(error, RecursionError)
             problem = "it is nested too deep" if is_deep else str(error)
             raise damage(path, f"is not a document that jobrunner writes: {problem}") from None
@@ -250,13 +250,12 @@ class StoreDocument:
         """The entries of the blobs, in the order in which they were saved."""
         return self.entry.blobs
 
-    def array(self, reference: ArrayFiles) -> StoredArray:
-        """Look up an array that a blob refers to."""
-        return self._arrays[reference.path]
-
-    def stack(self, index: int) -> StoredArray:
-        """Look up a stack."""
-        return self._arrays[self.entry.stacks[index].path]
+    def locate(self, reference: ArrayFiles | Place) -> tuple[StoredArray, int | None]:
+        """Return the array that a blob refers to, or the stack and the number of the row in it."""
+        if isinstance(reference, ArrayFiles):
+            return self._arrays[reference.path], None
+        stack, row = reference
+        return self._arrays[self.entry.stacks[stack].path], row
 
     def files(self) -> dict[str, File]:
         """Return size and digest of all chunks, by path within the store."""

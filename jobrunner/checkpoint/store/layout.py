@@ -106,11 +106,6 @@ class StoreLayout:
     blobs: dict[str, BlobEntry] = field(default_factory=dict)
     stacks: list[ArrayFiles] = field(default_factory=list)
 
-    @property
-    def groups(self) -> list[str]:
-        """The paths of groups, outer ones first."""
-        return [path for path, document in self.documents.items() if document == GROUP]
-
     def add(self, array: PlannedArray) -> ArrayFiles:
         """Add an array; the entry that is returned lists its files as soon as they are written."""
         self.documents[array.path] = array.document
@@ -129,24 +124,20 @@ def lay_out(blobs: Mapping[str, EncodedBlob], described: Mapping[str, Any]) -> S
     rows = _add_stacks(layout, blobs)
     with_arrays = []  # of their own
     for name, blob in blobs.items():
-        if all(id(part) in rows for part in blob.parts):
-            if blob.tree != LONE_ARRAY:
-                layout.attributes[name] = blob.tree
-        else:
-            with_arrays.append(name)
-    paths = dict(zip(with_arrays, child_names(with_arrays), strict=True))
-    for name, blob in blobs.items():
-        references: list[ArrayFiles | Place] = []
-        for part in blob.parts:
-            if id(part) in rows:
-                references.append(rows[id(part)])
-                continue
-            group = paths[name]
-            for key in part.trail:
-                layout.documents.setdefault(group, GROUP)
-                group = f"{group}/{key}"
-            references.append(layout.add(_plan_array(name, part, group, blob.options)))
+        references: list[Any] = [rows.get(id(part)) for part in blob.parts]
         layout.blobs[name] = BlobEntry(blob.tree, references)
+        if None in references:
+            with_arrays.append(name)
+        elif blob.tree is not LONE_ARRAY:
+            layout.attributes[name] = blob.tree
+    for name, path in zip(with_arrays, child_names(with_arrays), strict=True):
+        references = layout.blobs[name].arrays
+        for i, part in enumerate(blobs[name].parts):
+            if references[i] is None:
+                array = _plan_array(name, part, path, blobs[name].options)
+                for depth in range(len(part.trail)):
+                    layout.documents.setdefault("/".join((path, *part.trail[:depth])), GROUP)
+                references[i] = layout.add(array)
     return layout
 
 
@@ -223,7 +214,7 @@ def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) ->
     else:
         dims, coords = options.dims or (), options.coords or ()
         document = describe_array(spec, grid, part.holds, zstd, dims=dims, coords=coords)
-    return PlannedArray(blob, path, data, grid, zstd, document)
+    return PlannedArray(blob, "/".join((path, *part.trail)), data, grid, zstd, document)
 
 
 def _has_item_axis(dtype: np.dtype[Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -122,31 +122,23 @@ class StoreReader:
 
     def _read_arrays(self, document: StoreDocument, names: Sequence[str]) -> dict[str, list[Any]]:
         """Read and verify the arrays of some blobs, once their memory is known to exist."""
-        arrays: dict[str, list[Any]] = {name: [] for name in names}
-        readers: dict[str, ArrayReader] = {}
-        stacks: dict[int, _StackReading] = {}
+        arrays: dict[str, list[Any]] = {}
+        readings: dict[str, _Reading] = {}
         for name in names:
-            for i, reference in enumerate(document.blobs[name].arrays):
-                if isinstance(reference, ArrayFiles):
-                    reader = ArrayReader(self.verified, document.array(reference))
-                    arrays[name].append(reader)
-                else:
-                    index, row = reference
-                    if index not in stacks:
-                        stacks[index] = _StackReading(self._stack(document, index))
-                    stacks[index].rows.append((row, arrays[name], i))
-                    reader = stacks[index].reader
-                    arrays[name].append(None)
-                readers[reader.array.path] = reader
-        self._check_memory(readers.values())
-        jobs: Jobs = [stack.read for stack in stacks.values()]
-        for slots in arrays.values():
-            for i, reader in enumerate(slots):
-                if reader is not None:
-                    slots[i], jobs_of_array = reader.read()
-                    jobs += jobs_of_array
-        jobs += self._document_jobs(document.zarr_documents(readers))
-        run_all(jobs, self.files.threads, sum(reader.nbytes for reader in readers.values()))
+            references = document.blobs[name].arrays
+            slots = arrays[name] = [None] * len(references)
+            for i, reference in enumerate(references):
+                array, row = document.locate(reference)
+                if array.path not in readings:
+                    readings[array.path] = _Reading(ArrayReader(self.verified, array))
+                readings[array.path].targets.append((slots, i, row))
+        self._check_memory([reading.reader for reading in readings.values()])
+        jobs = self._document_jobs(document.zarr_documents(readings))
+        nbytes = 0
+        for reading in readings.values():
+            jobs += reading.begin()
+            nbytes += reading.reader.nbytes
+        run_all(jobs, self.files.threads, nbytes)
         return arrays
 
     def _check_memory(self, readers: Collection[ArrayReader]) -> None:
@@ -163,17 +155,13 @@ class StoreReader:
                     f"or read them elsewhere."
                 )
 
-    def _stack(self, document: StoreDocument, index: int) -> ArrayReader:
-        return ArrayReader(self.verified, document.stack(index))
-
     def _reader(
         self, document: StoreDocument, reference: ArrayFiles | Place
     ) -> ArrayReader | RowReader:
         """The reader of one array that a blob refers to."""
-        if isinstance(reference, ArrayFiles):
-            return ArrayReader(self.verified, document.array(reference))
-        index, row = reference
-        return RowReader(self._stack(document, index), row)
+        array, row = document.locate(reference)
+        reader = ArrayReader(self.verified, array)
+        return reader if row is None else RowReader(reader, row)
 
     def _blob(self, document: StoreDocument, name: str) -> BlobEntry:
         if name not in document.blobs:
@@ -305,15 +293,24 @@ class StoreReader:
         return StatefulBlob(value, where) if decoder.has_states else value
 
 
-class _StackReading:
-    """A stack that is read, and where its rows go: to an index of a list."""
+@dataclass(slots=True)
+class _Reading:
+    """An array that is read, and the places where it goes, or each of its rows."""
 
-    def __init__(self, reader: ArrayReader) -> None:
-        self.reader = reader
-        self.rows: list[tuple[int, list[Any], int]] = []
+    reader: ArrayReader
+    targets: list[tuple[list[Any], int, int | None]] = field(default_factory=list)
+    """A list, an index of it, and the number of a row; None: the array is no stack."""
 
-    def read(self) -> None:
+    def begin(self) -> Jobs:
+        """Take memory for the array, unless it is a stack; return the jobs that read it."""
+        slots, i, row = self.targets[0]
+        if row is not None:
+            return [self._read_rows]
+        slots[i], jobs = self.reader.read()
+        return jobs
+
+    def _read_rows(self) -> None:
         """Read the stack, and copy its rows, so that none keeps the memory of the others."""
         stack = self.reader.read_whole()
-        for row, slots, i in self.rows:
+        for slots, i, row in self.targets:
             slots[i] = stack[row, ...].copy(order="K")

@@ -20,7 +20,6 @@ import xxhash
 
 from jobrunner.checkpoint.encoding import EncodedBlob, without_padding
 from jobrunner.checkpoint.storage import (
-    BLOCK_BYTES,
     NO_CONTENT,
     Buffers,
     Content,
@@ -29,15 +28,16 @@ from jobrunner.checkpoint.storage import (
     join_path,
     run_all,
 )
-from jobrunner.checkpoint.store.array_document import File
+from jobrunner.checkpoint.store.array_document import GROUP, File
 from jobrunner.checkpoint.store.chunks import encode_chunk, encode_texts, is_text
+from jobrunner.checkpoint.store.damage import ADVICE, VerifiedFiles
 from jobrunner.checkpoint.store.document import (
     DOCUMENT_MOST_BYTES,
     StoreDocument,
     encode_json,
 )
 from jobrunner.checkpoint.store.layout import PlannedArray, Rows, StoreLayout, lay_out
-from jobrunner.errors import DefinitionError
+from jobrunner.errors import CheckpointError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT
 from jobrunner.texts import get_logger
 
@@ -144,8 +144,9 @@ class _StoreWriter:
     def begin(self) -> list[Callable[[], object]]:
         """Make directories; return the jobs that write all but the root document, in any order."""
         self._files.make_directory(self._root)
-        for group in self.layout.groups:
-            self._make_directory(group)
+        for path, document in self.layout.documents.items():
+            if document == GROUP:
+                self._make_directory(path)
         jobs: list[Callable[[], object]] = []
         for array in self.layout.arrays:
             corners = list(array.grid.corners())
@@ -226,14 +227,10 @@ class _StoreWriter:
         return zlib.crc32(text.encode()) % READ_AGAIN_SAVES == 0
 
     def _is_whole(self, path: str, file: File) -> bool:
-        source = join_path(self._former.root, path)
         try:
-            present = self._files.read_into(source, memoryview(b""), file[0])
-        except OSError as error:
-            logger.warning("Cannot read %s: %s. Its data is written again.", source, error)
-            return False
-        if present != file:
-            logger.warning("%s is not what was written. Its data is written again.", source)
+            VerifiedFiles(self._files, self._former.root).verify(path, file)
+        except CheckpointError as error:
+            logger.warning("%sIts data is written again.", str(error).removesuffix(ADVICE))
             return False
         return True
 
@@ -281,9 +278,7 @@ def _digest(buffers: Buffers) -> str:
     """Return the digest that a file of these bytes would have."""
     digest = xxhash.xxh3_128()
     for buffer in buffers:
-        view = memoryview(buffer)
-        for start in range(0, len(view), BLOCK_BYTES):
-            digest.update(view[start : start + BLOCK_BYTES])
+        digest.update(buffer)
     return digest.hexdigest()
 
 

@@ -34,6 +34,7 @@ from jobrunner.checkpoint.store.chunks import (
     decode_chunk,
     decompress,
     encode_chunk,
+    padding_is_last,
     plan_chunks,
 )
 from jobrunner.define.array_options import ArrayOptions
@@ -193,17 +194,16 @@ def test_any_chunks_come_back(shape: list[int], data: Any, zstd: Zstd | None) ->
     cut = Grid(tuple(shape), chunk, order)
     array = np.arange(np.prod(shape), dtype="u2").reshape(shape)
     found = np.zeros_like(array)
-    memory = b""
     for number, corner in enumerate(cut.corners()):
         assert cut.number_at(corner) == number
         stored = b"".join(encode_chunk(array, cut, corner, zstd))
-        memory += stored[: array[cut.part(corner)].nbytes]
+        part = array[cut.part(corner)]
+        if zstd is None and padding_is_last(part.shape, chunk):
+            assert stored.startswith(part.tobytes())
         whole = decode_chunk(stored, cut, array.dtype, zstd)
         target = found[cut.part(corner)]
         target[...] = whole[tuple(map(slice, target.shape))]
     assert np.array_equal(found, array)
-    if cut.is_memory and zstd is None:
-        assert memory == array.tobytes()
 
 
 @pytest.mark.usefixtures("small")
