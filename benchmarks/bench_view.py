@@ -4,16 +4,16 @@ Processor time, by the system's count, of the client (with the scheduler) and of
 run's second epoch to that of its last. Each task works until it has had a given processor time itself, so all else that
 is counted is what an epoch costs beside its work. Up to three ways run in turn, in one process:
 
-- off: no view, no timing, no dashboard;
+- off: no view, no dashboard;
 - view: the terminal's view;
-- all: the view, timing, and a scheduler that shows runs.
+- all: the view, and a scheduler that shows runs.
 
 For each way, in microseconds an epoch and as a share of the time that an epoch takes when off:
 
 - what views and the record of times themselves take, counted call by call and thread by thread, on the client, the
   scheduler and the workers, with the begin and the end of the run. It varies little. Counting takes 0.5 µs a call, which
   is not subtracted: there are few calls, since views hear of a batch's last epoch only. It leaves out what cannot be
-  counted so: a worker's notes of sampled tasks (`bench_timing.py` has them), and what others lose because caches and the
+  counted so: a worker's notes of sampled tasks, and what others lose because caches and the
   interpreter are shared;
 - the median of the differences from `off`, with its bootstrapped 99 % interval: everything, but it varies more than 1 %.
   All processes' time counts, though they share it.
@@ -175,7 +175,7 @@ class Terminal:
 @contextmanager
 def seen(way: str, client: Client) -> Iterator[None]:
     client.set_metadata(IS_SHOWN, True if way == "all" else None)
-    with open(os.devnull, "w") as file, dask.config.set({"jobrunner.timing": way == "all"}):
+    with open(os.devnull, "w") as file:
         sys.stderr = Terminal(file)  # type: ignore[assignment]
         try:
             yield

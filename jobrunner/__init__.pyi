@@ -66,7 +66,7 @@ from .positions import (
     EpochLike as EpochLike,
     Position as Position,
 )
-from .report import (
+from .story import (
     EpochStory as EpochStory,
     Ledger as Ledger,
     LossStory as LossStory,

@@ -61,10 +61,10 @@ def test_another_value_is_refused_as_a_number(value: Any) -> None:
 @pytest.mark.parametrize("value", [0, 1, "yes", None])
 def test_another_value_is_refused_as_a_flag(value: Any) -> None:
     with (
-        dask.config.set({"jobrunner.timing": value}),
-        pytest.raises(DefinitionError, match=r"jobrunner\.timing .* must be true or false"),
+        dask.config.set({"jobrunner.dashboard": value}),
+        pytest.raises(DefinitionError, match=r"jobrunner\.dashboard .* must be true or false"),
     ):
-        config.get_flag("timing")
+        config.get_flag("dashboard")
 
 
 def test_dask_config_overrides_a_default() -> None:

@@ -56,6 +56,7 @@ from .log import (
     RewindEntry as RewindEntry,
     RunEntry as RunEntry,
     SpanRecord as SpanRecord,
+    Snapshot as Snapshot,
     State as State,
     StateCache as StateCache,
     Status as Status,

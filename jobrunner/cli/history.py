@@ -20,10 +20,10 @@ from jobrunner.cli.options import (
     nothing_recorded,
     open_directory,
 )
-from jobrunner.texts import counted, listed
+from jobrunner.texts import counted
 
 if TYPE_CHECKING:
-    from jobrunner.report import Ledger, Story
+    from jobrunner.story import Ledger, Story
 
 
 def _output_option(default: str) -> Callable[[Function], Function]:
@@ -41,7 +41,7 @@ def _output_option(default: str) -> Callable[[Function], Function]:
 
 def _read(directory: str) -> Story:
     """What the runs of a directory did; an error if there is none."""
-    from jobrunner.report import read_story
+    from jobrunner.story import read_story
 
     opened = open_directory(directory)
     story = read_story(opened)
@@ -64,7 +64,7 @@ def report_command(*, directory: str, output: str) -> Output:
     It shows what ran where, metrics, checkpoints, losses, where time went, and how to resume. It is
     made from the records alone, so also during a run and after a crash. The page needs no network.
     """
-    from jobrunner.report import write_report
+    from jobrunner.story import write_report
 
     story = _read(directory)
     write_report(story, output)
@@ -97,7 +97,6 @@ def stats_command(*, directory: str, last: int | None) -> Output:
                 "last_seen": run.last_seen,
                 "resumed_from": run.resumed_from,
                 "losses": len(run.losses),
-                "is_estimated": run.is_estimated,
                 "ledger": _ledger(run.ledger),
             }
             for run in runs
@@ -118,9 +117,6 @@ def stats_command(*, directory: str, last: int | None) -> Output:
         lines.append(f"Between the runs: {format_briefly(gap)}, which is in no line.")
     if losses := sum(len(run.losses) for run in story.runs):
         lines.append(f"{counted(losses, 'loss')}; `jobrunner report` lists them.")
-    if estimated := [str(run.number) for run in runs if run.is_estimated]:
-        which = "Run" if len(estimated) == 1 else "Runs"
-        lines.append(f"{which} {listed(estimated)}: estimated from the times of the saves.")
     return Output(data, "\n".join(lines))
 
 

@@ -275,7 +275,7 @@ def nothing_recorded(
     directory: Directory, what: str = "No epoch is recorded"
 ) -> errors.CheckpointNotFoundError:
     """The error for a directory without epochs, or without something else."""
-    from jobrunner.report import find_runs
+    from jobrunner.story import find_runs
 
     names, _ = find_runs(directory.files, directory.path)
     hint = f" It contains checkpoint directories: {listed(names)}. Name one of them."

@@ -224,7 +224,7 @@ def run(
 @contextlib.contextmanager
 def _reported(manager: MultiNodeCheckpointManager, path: str | None) -> Iterator[None]:
     """Write the report when the run has ended, or failed."""
-    from jobrunner.report import write_report
+    from jobrunner.story import write_report
 
     try:
         yield

@@ -40,7 +40,7 @@ from jobrunner.texts import (
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import Directory, Files
-    from jobrunner.report import RunSummary
+    from jobrunner.story import RunSummary
 
 _STATES = ("running", "finished", "stopped", "failed", "lost", "damaged")
 _BEST = re.compile(r"(?P<metric>.+?)(?::(?P<mode>min|max))?", re.S)
@@ -104,7 +104,7 @@ def list_runs(
     directory: Directory, choice: Mapping[str, Any], last: int | None = None
 ) -> Output | None:
     """List the runs below a directory, or the first `last`; None if it has no run below it."""
-    from jobrunner.report import DEPTH, find_runs
+    from jobrunner.story import DEPTH, find_runs
 
     files, path = directory.files, directory.path
     names, is_whole = find_runs(files, path, choice.get("depth", DEPTH))
@@ -147,7 +147,7 @@ def _choose(
     best: re.Match[str] | None,
 ) -> tuple[list[Row], str]:
     """The runs that were chosen, in the order that was, and the metric whose best value each has."""
-    from jobrunner.report import best_of, open_run, summarize_run
+    from jobrunner.story import best_of, open_run, summarize_run
 
     mode: Literal["min", "max"] = "max" if best and best["mode"] == "max" else "min"
     found: list[tuple[RunSummary, Directory | None]] = []

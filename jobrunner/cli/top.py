@@ -17,7 +17,7 @@ from jobrunner.cli.runs import clip_name, format_progress, run_to_json, terminal
 from jobrunner.texts import counted, format_metrics, format_seconds, printable, whole_metrics
 
 if TYPE_CHECKING:
-    from jobrunner.report import LiveRun, LiveRuns, RunSummary
+    from jobrunner.story import LiveRun, LiveRuns, RunSummary
 
 _MOST_METRICS = 20
 
@@ -44,7 +44,7 @@ def top_command(*, root: str, once: bool, interval: float) -> Output:
 
     A run is alive while its heartbeat changes. ROOT is a directory, the current one by default, or a URL.
     """
-    from jobrunner.report import LiveRuns
+    from jobrunner.story import LiveRuns
 
     directory = open_directory(root)
     runs = LiveRuns(directory.files, directory.path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jobrunner.checkpoint import Details
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
-from jobrunner.config import get_flag, get_number
+from jobrunner.config import get_number
 from jobrunner.errors import (
     NodeLostError,
     PlacementError,
@@ -62,7 +62,7 @@ class Run:
         self.session = session
         self.callbacks = Callbacks([*views, *runner.callbacks])
         self.state = State(Losses(runner.max_restarts))
-        is_timed = runner.checkpoint_manager is not None and get_flag("timing")
+        is_timed = runner.checkpoint_manager is not None
         self.watch = Stopwatch(began, is_on=is_timed)
         self.resumption = Resumption(runner, plan)
         self.batch_seconds = get_number("stint-seconds")

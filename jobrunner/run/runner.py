@@ -18,7 +18,6 @@ from jobrunner.compile import Plan
 from jobrunner.define import Blob, Count, Job, Natural, Rule, Seconds, checked
 from jobrunner.errors import DefinitionError
 from jobrunner.positions import EpochLike
-from jobrunner.report import write_report
 from jobrunner.run.callbacks import enders
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run
@@ -29,6 +28,7 @@ from jobrunner.run.resume import RESUME_FROM, ResumeFrom, check_options, plan_re
 from jobrunner.run.saver import SaveErrorPolicy
 from jobrunner.run.upload import BUILDER, UploadTaskGroupBuilder
 from jobrunner.signals import stop_on_signals
+from jobrunner.story import write_report
 from jobrunner.view import show_run
 from jobrunner.worker import UnderWay
 

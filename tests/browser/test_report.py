@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from jobrunner.report import to_page
+from jobrunner.story import to_page
 from tests.browser.conftest import check_accessible, check_width
-from tests.report.stories import make_story
+from tests.story.stories import make_story
 
 pytestmark = pytest.mark.browser
 

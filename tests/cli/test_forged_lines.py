@@ -13,7 +13,7 @@ import pytest
 
 from jobrunner import JobRunnerError, MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.entries import Holder, Process, parse_entry
-from jobrunner.report import read_story
+from jobrunner.story import read_story
 from tests.cli.directories import invoke
 from tests.mutants.mutations import places, value_at
 from tests.mutants.seeds import Seed, make_seeds

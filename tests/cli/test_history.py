@@ -37,7 +37,6 @@ def test_stats_shows_the_parts_of_the_time_of_each_run_and_of_all(runs: Path) ->
     )
     assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "all"]
     assert max(map(len, lines)) <= 80
-    assert "Runs 1, 2: estimated from the times of the saves." in lines
     assert [run["number"] for run in ask("stats", runs, "--last", 1)["runs"]] == [2]
 
 

@@ -19,7 +19,7 @@ from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli.formatting import cells, fit_items, format_age, format_table
 from jobrunner.cli.runs import clip_name, format_runs, list_runs
 from jobrunner.positions import Position
-from jobrunner.report import RunSummary, find_runs, read_story
+from jobrunner.story import RunSummary, find_runs, read_story
 from jobrunner.testing import FaultyFiles, FaultyObjects
 from tests.cli.directories import ask, invoke
 from tests.saves import save_epoch
@@ -210,9 +210,9 @@ def test_commands_on_a_directory_do_not_change_how_its_run_ended(
         manager.commits.lock.leave()
     elif state_before == "finished":
         manager.run.finish(Position(2))
-        manager.run.end()  # as earlier versions, which recorded no outcome
+        manager.run.end({"outcome": "finished"})
     else:
-        manager.run.end({"outcome": state_before} if state_before == "failed" else {})
+        manager.run.end({"outcome": state_before})
     assert state(path) == state_before
     [before] = ask("ls", tmp_path)["runs"]
     manager.pin(2)

@@ -21,7 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 from distributed import LocalCluster
 
-import jobrunner.report
+import jobrunner.story
 from jobrunner import MultiNodeCheckpointManager, Position, SaveEvery
 from jobrunner.cli.command import main
 from jobrunner.cli.run import _reported
@@ -572,7 +572,7 @@ def test_a_report_that_fails_ends_no_run(
     def fail(*args: object, **options: object) -> None:
         raise RecursionError("too deep")
 
-    monkeypatch.setattr(jobrunner.report, "write_report", fail)
+    monkeypatch.setattr(jobrunner.story, "write_report", fail)
     manager, job = MultiNodeCheckpointManager(tmp_path), jobrunner.Job("j")
     with _reported(manager, job, "page.html"):
         pass

@@ -27,9 +27,9 @@ from jobrunner.define import Job
 from jobrunner.errors import JobRunnerError
 from jobrunner.json_output import to_json
 from jobrunner.positions import Position
-from jobrunner.report import LiveRuns, best_of, read_story, summarize_run, to_page, to_trace
 from jobrunner.run import Replay, compare_runs
 from jobrunner.run.replay.compare import compare_checkpoints
+from jobrunner.story import LiveRuns, best_of, read_story, summarize_run, to_page, to_trace
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.mutants.watch import TimeIsUpError

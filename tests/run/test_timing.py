@@ -65,17 +65,6 @@ def test_no_call_is_noted_without_a_record_to_tell_it(inproc_session):
     assert found == [False]
 
 
-def test_nothing_is_recorded_if_timing_is_off(inproc_session, tmp_path):
-    manager = MultiNodeCheckpointManager(tmp_path)
-    with dask.config.set({"jobrunner.timing": False}):
-        JobRunner(build(), manager, num_epochs=3).run(inproc_session)
-    assert not manager.record(3).details.timing
-    [run] = read_story(manager).runs
-    assert (run.is_estimated, run.spans, run.losses) == (True, (), ())
-    texts = [entry.read_text() for entry in sorted(tmp_path.glob("_log/*.json"))]
-    assert not any('"timing"' in text or '"format":3' in text for text in texts)
-
-
 class Reader:
     """Reads the story of the run while it runs."""
 

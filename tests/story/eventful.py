@@ -1,6 +1,6 @@
 """A run that loses a worker twice and is killed, or what resumes it: a program that notes each event.
 
-python -m tests.report.eventful DIRECTORY
+python -m tests.story.eventful DIRECTORY
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from jobrunner import (
     epoch_limiter,
     read_story,
 )
-from tests.report.eventful import EPOCHS, KILLED_AFTER, LOSSES
+from tests.story.eventful import EPOCHS, KILLED_AFTER, LOSSES
 
 
 def sleepy(flags: Path, epochs: int) -> Job:
@@ -56,7 +56,6 @@ def test_the_ledger_of_a_run_with_losses_and_of_its_resume_adds_up(inproc_sessio
         wall, *parts = astuple(run.ledger)
         assert sum(parts) == pytest.approx(wall)
         assert min(parts) >= 0
-        assert not run.is_estimated
     assert one.ledger.wall == pytest.approx(returned - called, abs=0.2)
     assert one.ledger.compute >= 0.04  # 1 to 4; 5 to 7 ran again in the second run
     assert one.ledger.redone >= 0.06  # 3 and 5 and 6 by the losses, 5 to 7 by the resume
@@ -100,7 +99,7 @@ class Truth:
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_run_that_lost_two_workers_and_was_killed_is_told_within_a_hundredth(tmp_path):
-    command = [sys.executable, "-m", "tests.report.eventful", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.story.eventful", str(tmp_path)]
     root = Path(__file__).parents[2]
     killed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     death = time.time()

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from jobrunner.report import EpochStory, Ledger, LossStory, RunStory, SaveStory, Span, Story
+from jobrunner.story import EpochStory, Ledger, LossStory, RunStory, SaveStory, Span, Story
 
 START = 1_750_000_000.0
 
@@ -71,6 +71,7 @@ def make_story(
                 ended=at if is_last else None,
                 last_seen=at,
                 state="finished" if is_last else "lost",
+                stopped_by=("epoch_limiter",) if is_last else (),
                 resumed_from=max(0, first - 3) if first else None,
                 epochs=tuple(epochs),
                 saves=tuple(saves),
@@ -78,7 +79,6 @@ def make_story(
                 moves=(),
                 spans=tuple(spans),
                 ledger=ledger,
-                is_estimated=not is_last,
             )
         )
     return Story(f"/data/runs/kmeans{text}", tuple(runs))

@@ -23,6 +23,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
+from jobrunner.checkpoint.log.details import Timing
 from jobrunner.checkpoint.log.entries import (
     BeginEntry,
     CommitEntry,
@@ -38,9 +39,9 @@ from jobrunner.checkpoint.log.entries import (
 )
 from jobrunner.checkpoint.log.log_writer import make_entry
 from jobrunner.positions import Position
-from jobrunner.report import Story, read_story
-from jobrunner.report.reader import KEPT_METRICS
 from jobrunner.run.decisions import Stopwatch
+from jobrunner.story import Story, read_story
+from jobrunner.story.log import KEPT_METRICS
 from tests.cli.directories import begin, invoke, save
 
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
@@ -132,13 +133,14 @@ def test_of_very_many_metrics_the_first_are_kept(log):
 def test_time_before_a_resume_from_an_earlier_epoch_was_spent_in_vain(log):
     log.run("one", 0)
     for epoch in range(5):
-        log.save("one", epoch, 10 * (epoch + 1), 1)
-    log.add("one", EndEntry, 50)
+        timing = {"start": 9, "compute": 9 * epoch, "save_wait": epoch}
+        log.save("one", epoch, 10 * (epoch + 1), 1, timing=timing)
+    log.add("one", EndEntry, 50, timing=Timing(start=9, compute=36, save_wait=5))
     log.run("two", 100)
     log.add("two", RewindEntry, 100, after=Position(2))
-    log.save("two", 3, 110, 1)
+    log.save("two", 3, 110, 1, timing={"compute": 9})
     log.add("two", DoneEntry, 111, epoch=Position(3))
-    log.add("two", EndEntry, 112)
+    log.add("two", EndEntry, 112, timing=Timing(compute=9, save_wait=1))
     one, two = log.tell().runs
     assert one.ledger.wall == 50
     assert (one.ledger.start, one.ledger.compute, one.ledger.redone) == (9, 18, 18)
@@ -150,12 +152,12 @@ def test_time_before_a_resume_from_an_earlier_epoch_was_spent_in_vain(log):
 
 def test_a_run_that_vanished_is_lost_and_has_lost_what_came_after_its_last_save(log):
     log.run("one", 0)
-    log.save("one", 0, 2, 1)
-    log.save("one", 1, 10, 1)
+    log.save("one", 0, 2, 1, timing={"start": 1})
+    log.save("one", 1, 10, 1, timing={"start": 1, "save_wait": 1, "compute": 7})
     log.add("one", BeginEntry, 18, upto=Position(2), label=9)
     [one] = log.tell().runs
     assert (one.state, one.ended) == ("lost", None)
-    assert (one.last_seen - one.began, one.ledger.wall, one.ledger.redone) == (18, 18, 8)
+    assert (one.last_seen - one.began, one.ledger.wall, one.ledger.redone) == (18, 18, 9)
     assert (one.job, one.parameters) == ("j", {"x": 1})
 
 

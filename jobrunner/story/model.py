@@ -1,15 +1,92 @@
-"""What a story has: the runs of a checkpoint directory, their epochs, saves, losses and time."""
+"""What the runs of a checkpoint directory did: epochs, saves, losses, and where the time went."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple
 
-from jobrunner.positions import PublicPosition
-from jobrunner.report.ledger import Ledger, total
+from jobrunner.checkpoint import Timing
+from jobrunner.positions import Position, PublicPosition
 
 StateName = Literal["running", "finished", "stopped", "failed", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Where the time of a run, or of several, went. All in seconds; the parts add up to `wall`.
+
+    Attributes
+    ----------
+    wall : float
+        From the call of `JobRunner.run` to its end, or to the last sign of life.
+    start : float
+        Until the first epoch began: workers found, checkpoint loaded or init group run.
+    compute : float
+        Epochs that count: no later run or recovery went back to before them.
+    save_wait : float
+        Epochs waited for saves.
+    redone : float
+        Epochs that were lost, and so ran in vain.
+    recovery : float
+        From each loss to the first epoch after it; and moves to other workers.
+    idle : float
+        The rest: callbacks, the upload, download and exit groups.
+    """
+
+    wall: float = 0.0
+    start: float = 0.0
+    compute: float = 0.0
+    save_wait: float = 0.0
+    redone: float = 0.0
+    recovery: float = 0.0
+    idle: float = 0.0
+
+    @property
+    def goodput(self) -> float:
+        """The share of `wall` that is `compute`, from 0 to 1."""
+        return self.compute / self.wall if self.wall else 0.0
+
+    @classmethod
+    def of(cls, timing: Timing) -> Ledger:
+        """What a run had spent, as a record says."""
+        parts = {part: getattr(timing, part) for part in PARTS}
+        return cls(sum(parts.values()), **parts)
+
+    @classmethod
+    def total(cls, ledgers: Iterable[Ledger]) -> Ledger:
+        """The sum of some ledgers."""
+        columns = [[getattr(ledger, field.name) for field in fields(cls)] for ledger in ledgers]
+        return cls(*map(sum, zip(*columns, strict=True))) if columns else cls()
+
+    def closed(self, wall: float, *, is_lost: bool) -> Ledger:
+        """The ledger of a run that took `wall` in all, and had spent this at its last record.
+
+        What came after is idle; or redone, if the run was lost.
+        """
+        rest = max(0.0, wall - self.wall)
+        if is_lost:
+            return replace(self, wall=self.wall + rest, redone=self.redone + rest)
+        return replace(self, wall=self.wall + rest, idle=self.idle + rest)
+
+    def after_going_back(self, marks: Sequence[Mark], to: Position | None) -> Ledger:
+        """The ledger of a run after a later one went back to a position; None: to the start."""
+        kept = 0.0
+        if to is not None:
+            kept = max((mark.spent.compute for mark in marks if mark.at <= to), default=0.0)
+        lost = max(0.0, self.compute - kept)
+        return replace(self, compute=self.compute - lost, redone=self.redone + lost)
+
+
+PARTS = tuple(field.name for field in fields(Ledger) if field.name != "wall")
+"""The names of a ledger's parts."""
+
+
+class Mark(NamedTuple):
+    """What a run had spent when the save of a position began, since the run began."""
+
+    at: Position
+    spent: Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +111,11 @@ class SaveStory:
     wait_seconds: float  # that epochs waited for it; 0 if the run was lost before it told
     nbytes: int
     nodes: Mapping[str, float]  # how long each took, in seconds
+
+    @property
+    def slowest(self) -> str:
+        """The node that took the longest; empty if there is none."""
+        return max(self.nodes, key=self.nodes.__getitem__, default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +167,9 @@ class RunStory:
         ``"running"``: it may be alive; ``"finished"``: the job ended; ``"stopped"``: it was asked to
         end early; ``"failed"``: an error ended it; ``"lost"``: it ended without a word, as after a
         crash.
+    stopped_by : tuple of str
+        What ended the job, as its last record says: names of stop conditions, the limit of epochs,
+        or callbacks.
     resumed_from : int, Position or None
         The epoch it resumed from; None if it began with the init group.
     epochs : tuple of EpochStory
@@ -97,8 +182,6 @@ class RunStory:
         Of the newest 100,000 samples of all runs, those of this one.
     ledger : Ledger
         Of a run that is still running: up to its last save.
-    is_estimated : bool
-        The run recorded no timing; the ledger is derived from the times of its saves.
     """
 
     number: int
@@ -113,6 +196,7 @@ class RunStory:
     ended: float | None
     last_seen: float
     state: StateName
+    stopped_by: tuple[str, ...]
     resumed_from: PublicPosition | None
     epochs: tuple[EpochStory, ...]
     saves: tuple[SaveStory, ...]
@@ -120,7 +204,6 @@ class RunStory:
     moves: tuple[tuple[float, float], ...]
     spans: tuple[Span, ...]
     ledger: Ledger
-    is_estimated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +216,7 @@ class Story:
     @property
     def ledger(self) -> Ledger:
         """The sum of the runs' ledgers; the time between runs is in none of them."""
-        return total(run.ledger for run in self.runs)
+        return Ledger.total(run.ledger for run in self.runs)
 
     @property
     def gap_seconds(self) -> float:

@@ -13,7 +13,7 @@ import pytest
 
 from jobrunner import CheckpointCorruptError, MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
-from jobrunner.report import read_story, reader
+from jobrunner.story import log, read_story
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "log_1"
 RUN, FIRST, LAST, END = 0, 2, 4, 6
@@ -82,7 +82,7 @@ def test_a_run_with_strange_times_began_with_its_entry(path, info):
 
 
 def test_of_very_many_samples_the_newest_are_kept(path, monkeypatch):
-    monkeypatch.setattr(reader, "KEPT_SPANS", 3)
+    monkeypatch.setattr(log, "KEPT_SPANS", 3)
     for number, task in ((FIRST, "old"), (LAST, "new")):
         spans = [["a", f"{task}{i}", 1, i, 0.5] for i in range(2)]
         edit_details(path, number, {"spans": spans})

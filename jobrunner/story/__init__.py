@@ -1,4 +1,4 @@
-"""Say what runs did, from the records of their directory alone."""
+"""What runs did, told from one model: by the log of their directory, and while they run."""
 
 import lazy_loader
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any, NamedTuple, Protocol
@@ -14,6 +14,7 @@ import msgspec
 
 from jobrunner.checkpoint import (
     CommitEntry,
+    Details,
     Directory,
     DoneEntry,
     EndEntry,
@@ -34,10 +35,11 @@ from jobrunner.checkpoint import (
 )
 from jobrunner.define import PATH, Rule, checked
 from jobrunner.positions import Position, position_from_json
-from jobrunner.report.ledger import Ledger, Mark, close, estimate, go_back
-from jobrunner.report.story import (
+from jobrunner.story.model import (
     EpochStory,
+    Ledger,
     LossStory,
+    Mark,
     RunStory,
     SaveStory,
     Span,
@@ -48,12 +50,11 @@ from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
 
-
-_ALL = Position(10**18)  # no epoch comes after it
 KEPT_SPANS = 100_000
 """Samples that are kept, of all runs: the newest."""
 KEPT_METRICS = 4096
 """Of an epoch, which are kept: the first. `MultiNodeCheckpointManager.history` has all."""
+_END = Position(10**18)  # no epoch comes after it
 
 
 class _HasDirectory(Protocol):
@@ -66,11 +67,11 @@ Source = _HasDirectory | Directory | str | os.PathLike[str]
 
 _SOURCE = Rule(
     "a checkpoint directory or its manager",
-    lambda it: isinstance(getattr(it, "directory", it), Directory) or PATH.fits(it),
+    lambda source: isinstance(getattr(source, "directory", source), Directory) or PATH.fits(source),
 )
 _TOLD = Rule(
     "a checkpoint directory, its manager or its Story",
-    lambda it: isinstance(it, Story) or _SOURCE.fits(it),
+    lambda source: isinstance(source, Story) or _SOURCE.fits(source),
 )
 Told = Annotated[Source | Story, _TOLD]
 
@@ -111,10 +112,14 @@ def read_story(source: Annotated[Source, _SOURCE]) -> Story:
 
 
 class _Save(NamedTuple):
-    story: SaveStory
-    metrics: Mapping[str, Any]
+    """A recorded epoch of a run."""
+
     at: Position
-    timing: Timing | None
+    ended: float
+    nodes: Mapping[str, float]
+    nbytes: int
+    metrics: Mapping[str, Any]
+    timing: Timing
 
 
 @dataclass(slots=True)
@@ -125,17 +130,26 @@ class _Run:
     entry: RunEntry | None
     began: float
     last_seen: float
-    has_ended: bool = False
-    is_done: bool = False
+    outcome: StateName | None = None  # None: it has not ended
     is_command: bool = False  # not a run of a job
     is_taken_over: bool = False  # another run followed
-    has_loaded: bool = False  # `resumed_from` and `first` are known
+    has_loaded: bool = False  # `resumed_from` and `first` are set
     resumed_from: Position | None = None
-    outcome: StateName = "stopped"  # if it has ended
+    first: Position | None = None  # the earliest that it went on from; None: the start, or unknown
+    stopped_by: tuple[str, ...] = ()
     saves: list[_Save] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
     set_aside: set[int] = field(default_factory=set)  # of `saves`, by index
-    first: Position | None = None  # the earliest that it went on from; None: the start, or unknown
+
+    def go_on_from(self, epoch: Position | None) -> None:
+        """Note that it went on from an epoch: what earlier runs ran after that is lost."""
+        if not self.has_loaded:
+            self.has_loaded = True
+            self.resumed_from = self.first = epoch
+        elif epoch is None or self.first is None:
+            self.first = None
+        else:
+            self.first = min(epoch, self.first)
 
 
 class _Reader:
@@ -146,10 +160,9 @@ class _Reader:
         self._state = State()
         self._runs: dict[str, _Run] = {}
         self._newest: _Run | None = None
-        self._names: dict[str, str] = {}  # of metrics: those of all epochs share them
-        self._where: dict[
-            Position, tuple[_Run, int]
-        ] = {}  # what is recorded -> its run and save there
+        self._metric_names: dict[str, str] = {}  # those of all epochs share them
+        # What is recorded -> its run, and its number among that run's saves.
+        self._recorded: dict[Position, tuple[_Run, int]] = {}
         self._spans: deque[tuple[str, SpanRecord]] = deque(maxlen=KEPT_SPANS)  # with their runs
 
     def read(self) -> Story:
@@ -159,20 +172,20 @@ class _Reader:
                 self._state.skip_to(entry.number)
             self._take_in(entry)
             self._state.apply(entry)
-            if isinstance(entry, RewindEntry):
-                self._go_back(entry.run, self._state.latest)
+            if isinstance(entry, RewindEntry) and entry.run in self._runs:
+                self._runs[entry.run].go_on_from(self._state.latest)
         runs = [run for run in self._runs.values() if not run.is_command]
         spans: dict[str, list[SpanRecord]] = {run.name: [] for run in runs}
         for name, span in self._spans:
             spans.get(name, []).append(span)
-        told: list[RunStory] = []
-        kept: Position | None = _ALL  # what all later runs have left of this one
+        stories = []
+        kept: Position | None = _END  # what all later runs have left of this one
         for number in range(len(runs), 0, -1):
             run = runs[number - 1]
-            told.append(self._tell(number, run, kept, spans[run.name]))
+            stories.append(self._tell(number, run, kept, spans[run.name]))
             if run.has_loaded:
                 kept = None if kept is None or run.first is None else min(kept, run.first)
-        return Story(self._directory.path, tuple(reversed(told)))
+        return Story(self._directory.path, tuple(reversed(stories)))
 
     def _take_in(self, entry: LogEntry) -> None:
         time = unix_time(entry.time)
@@ -182,18 +195,19 @@ class _Reader:
                     self._newest.is_taken_over = True
                 self._begin(entry, time)
             case RewindEntry():
-                self._set_aside(given_up_by(entry, self._where))
+                self._set_aside(given_up_by(entry, self._recorded))
             case DoneEntry():
-                self._run(entry.run, time).is_done = True
+                self._run(entry.run, time).outcome = "finished"
             case EndEntry():
                 run = self._run(entry.run, time)
-                run.has_ended, run.outcome = True, entry.outcome or "stopped"
-                self._note(run, entry.timing)
+                run.outcome = run.outcome or entry.outcome or "stopped"
+                if entry.timing is not None:
+                    self._note(run, entry.timing)
             case CommitEntry():
                 for record in entry.records:
-                    self._commit(entry, record)
-        if (known := self._runs.get(entry.run)) is not None:
-            known.last_seen = max(known.last_seen, time)
+                    self._commit(entry, record, time)
+        if entry.run in self._runs:
+            self._runs[entry.run].last_seen = max(self._runs[entry.run].last_seen, time)
 
     def _begin(self, entry: RunEntry, time: float) -> None:
         run = self._newest = self._run(entry.run, time)
@@ -206,79 +220,73 @@ class _Reader:
         run.is_command = bool(info.get("command"))
         run.began = min(info.get("began") or time, time)
         for name, seen in info.get("seen", {}).items():
-            if (before := self._runs.get(name)) is not None and seen <= time:
-                before.last_seen = max(before.last_seen, seen)
+            if name in self._runs and seen <= time:
+                self._runs[name].last_seen = max(self._runs[name].last_seen, seen)
 
     def _run(self, name: str, time: float) -> _Run:
         if name not in self._runs:
             self._runs[name] = _Run(name, None, time, time)
         return self._runs[name]
 
-    def _set_aside(self, epochs: list[Position]) -> None:
+    def _set_aside(self, epochs: Sequence[Position]) -> None:
         for epoch in epochs:
-            run, index = self._where.pop(epoch)
+            run, index = self._recorded.pop(epoch)
             run.set_aside.add(index)
 
-    def _commit(self, commit: CommitEntry, record: Record) -> None:
+    def _commit(self, commit: CommitEntry, record: Record, time: float) -> None:
         try:
             details = read_details(record.details)
         except (ValueError, RecursionError) as error:
             logger.warning("The record of epoch %s cannot be read: %s", record.at, error)
             return
-        ended = unix_time(commit.time)
-        run = self._run(commit.run, ended)
+        run = self._run(commit.run, time)
         if not run.has_loaded:
-            self._go_back(commit.run, self._state.latest)
+            run.go_on_from(self._state.latest)
+        if record.at in self._recorded:
+            self._set_aside([record.at])
+        self._recorded[record.at] = (run, len(run.saves))
+        run.saves.append(self._read_save(run, record, details, time))
+        run.stopped_by = tuple(details.stopped_by)
+
+    def _read_save(self, run: _Run, record: Record, details: Details, time: float) -> _Save:
+        metrics = {}
+        for name, value in islice(details.metrics.items(), KEPT_METRICS):
+            metrics[self._metric_names.setdefault(name, name)] = value
         stores = record.stores or {}
         nodes = {node: store.seconds for node, store in stores.items()}
-        seconds = max(nodes.values(), default=0.0)
         nbytes = sum(store.nbytes for store in stores.values())
-        save = SaveStory(record.at.public, record.at.step, ended, seconds, seconds, nbytes, nodes)
-        timing = self._note(run, details.timing)
-        if record.at in self._where:
-            self._set_aside([record.at])
-        self._where[record.at] = (run, len(run.saves))
-        kept = islice(details.metrics.items(), KEPT_METRICS)
-        metrics = {self._names.setdefault(name, name): value for name, value in kept}
-        run.saves.append(_Save(save, metrics, record.at, timing))
+        if details.timing is not None:
+            timing = self._note(run, details.timing)
+        else:
+            timing = run.timings[-1] if run.timings else Timing()
+        return _Save(record.at, time, nodes, nbytes, metrics, timing)
 
-    def _note(self, run: _Run, timing: Timing | None) -> Timing | None:
+    def _note(self, run: _Run, timing: Timing) -> Timing:
         """Note what a run had spent; returns it without the samples, which may be very many."""
-        if timing is None:
-            return None
         self._spans += ((run.name, span) for span in timing.spans)
         run.timings.append(msgspec.structs.replace(timing, spans=[]))
         return run.timings[-1]
-
-    def _go_back(self, name: str, epoch: Position | None) -> None:
-        """Note that a run went on from an epoch: what earlier runs ran after that is lost."""
-        run = self._runs.get(name)
-        if run is None:
-            return
-        if not run.has_loaded:
-            run.has_loaded, run.resumed_from, run.first = True, epoch, epoch
-        run.first = None if epoch is None or run.first is None else min(epoch, run.first)
 
     def _tell(
         self, number: int, run: _Run, kept: Position | None, spans: Sequence[SpanRecord]
     ) -> RunStory:
         """A run, of which later ones have left the epochs up to `kept`; None: none."""
-        process = run.entry.process if run.entry is not None else None
-        plan, environment = self._about(run)
+        plan, environment = self._read_plan(run)
         state, last_seen = self._end_of(run)
         if not run.has_loaded and not run.is_taken_over:
             run.resumed_from = self._state.latest
-        marks, ledger = _spent(run)
-        saves = _with_waits([save.story for save in run.saves], marks, ledger)
+        marks = [Mark(save.at, Ledger.of(save.timing)) for save in run.saves]
+        ledger = Ledger.of(run.timings[-1]) if run.timings else Ledger()
+        saves = _saves(run, marks, ledger)
         if state != "running":
-            ledger = close(ledger, last_seen - run.began, is_lost=state == "lost")
-        ledger = go_back(ledger, marks, kept)
+            ledger = ledger.closed(last_seen - run.began, is_lost=state == "lost")
+        process = None if run.entry is None else run.entry.process
         return RunStory(
             number=number,
             name=run.name,
             job=str(plan.get("job") or ""),
-            host=(process.host if process is not None else None) or "",
-            pid=process.pid if process is not None else None,
+            host="" if process is None else process.host or "",
+            pid=None if process is None else process.pid,
             parameters=plan.get("parameters", {}),
             plan=plan,
             environment=environment,
@@ -286,6 +294,7 @@ class _Reader:
             ended=last_seen if state not in ("running", "lost") else None,
             last_seen=last_seen,
             state=state,
+            stopped_by=run.stopped_by,
             resumed_from=None if run.resumed_from is None else run.resumed_from.public,
             epochs=_epochs(run, marks),
             saves=saves,
@@ -296,28 +305,31 @@ class _Reader:
                 for began, ended in timing.moves
             ),
             spans=tuple(
-                Span(it.node, it.task, it.epoch, run.began + it.began, it.seconds) for it in spans
+                Span(span.node, span.task, span.epoch, run.began + span.began, span.seconds)
+                for span in spans
             ),
-            ledger=ledger,
-            is_estimated=not run.timings,
+            ledger=ledger.after_going_back(marks, kept),
         )
 
     def _end_of(self, run: _Run) -> tuple[StateName, float]:
         """How a run ended, and when it was last seen."""
-        if run.has_ended or run.is_done:
-            return "finished" if run.is_done else run.outcome, run.last_seen
-        files, entry = self._directory.files, run.entry
-        beat = read_beat(files, self._directory.path, run.name)
+        if run.outcome is not None:
+            return run.outcome, run.last_seen
+        beat = read_beat(self._directory.files, self._directory.path, run.name)
         last_seen = max(run.last_seen, beat.time)
-        if run.is_taken_over or entry is None:
+        if run.is_taken_over or run.entry is None:
             return "lost", last_seen
-        is_alive = may_live(beat.seconds_ago, entry.process, run.name, entry.heartbeat_seconds)
+        is_alive = may_live(
+            beat.seconds_ago, run.entry.process, run.name, run.entry.heartbeat_seconds
+        )
         return "running" if is_alive else "lost", last_seen
 
-    def _about(self, run: _Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    def _read_plan(self, run: _Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """The plan of a run, and what it ran on."""
+        if run.entry is None:
+            return {}, {}
         try:
-            info = loose_json(run.entry.info) if run.entry is not None else {}
+            info = loose_json(run.entry.info)
             plan = check_plan(info["plan"]) if info.get("plan") else {}
         except (ValueError, RecursionError) as error:
             logger.warning("The plan of run %s cannot be read: %s", run.name, error)
@@ -326,49 +338,43 @@ class _Reader:
         return plan, environment if isinstance(environment, dict) else {}
 
 
-def _spent(run: _Run) -> tuple[list[Mark], Ledger]:
-    """What a run had spent at each save, and at its last record."""
-    if not run.timings:
-        saves = [(save.at, save.story.ended, save.story.seconds) for save in run.saves]
-        return estimate(run.began, saves)
-    marks: list[Mark] = []
-    spent = Ledger()
-    for save in run.saves:
-        spent = Ledger.of(save.timing) if save.timing is not None else spent
-        marks.append(Mark(save.at, spent))
-    return marks, Ledger.of(run.timings[-1])
-
-
-def _with_waits(
-    saves: list[SaveStory], marks: Sequence[Mark], last: Ledger
-) -> tuple[SaveStory, ...]:
+def _saves(run: _Run, marks: Sequence[Mark], last: Ledger) -> tuple[SaveStory, ...]:
+    """Its saves: how long epochs waited for one is told by what the run had spent at the next."""
+    stories = []
     after = [*(mark.spent.save_wait for mark in marks[1:]), last.save_wait]
-    return tuple(
-        replace(save, wait_seconds=max(0.0, until - mark.spent.save_wait))
-        for save, mark, until in zip(saves, marks, after, strict=False)  # no save, no mark
-    )
+    for save, mark, until in zip(run.saves, marks, after, strict=False):  # no save, no mark
+        wait_seconds = max(0.0, until - mark.spent.save_wait)
+        seconds = max(save.nodes.values(), default=0.0)
+        public = save.at.public
+        stories.append(
+            SaveStory(
+                public, save.at.step, save.ended, seconds, wait_seconds, save.nbytes, save.nodes
+            )
+        )
+    return tuple(stories)
 
 
 def _epochs(run: _Run, marks: Sequence[Mark]) -> tuple[EpochStory, ...]:
-    found: list[EpochStory] = []
+    stories = []
+    # What had been spent at the recorded epochs before, of which a recovery may drop the last.
     before = [(-1 if run.resumed_from is None else run.resumed_from.epoch, 0.0)]
-    for index, ((_, metrics, at, _), mark) in enumerate(zip(run.saves, marks, strict=True)):
-        if at.step:
+    for index, (save, mark) in enumerate(zip(run.saves, marks, strict=True)):
+        if save.at.step:
             continue
-        epoch = at.epoch
-        while len(before) > 1 and before[-1][0] >= epoch:  # the run went back
+        epoch = save.at.epoch
+        while len(before) > 1 and before[-1][0] >= epoch:
             before.pop()
-        last, compute = before[-1]
-        seconds = max(0.0, mark.spent.compute - compute) / max(1, epoch - last)
+        last_epoch, compute = before[-1]
+        seconds = max(0.0, mark.spent.compute - compute) / max(1, epoch - last_epoch)
         before.append((epoch, mark.spent.compute))
         ended = run.began + mark.spent.wall
-        found.append(EpochStory(epoch, ended, seconds, metrics, index in run.set_aside))
-    return tuple(found)
+        stories.append(EpochStory(epoch, ended, seconds, save.metrics, index in run.set_aside))
+    return tuple(stories)
 
 
 def _losses(run: _Run) -> tuple[LossStory, ...]:
     # By time: a record that seemed to fail may tell of the same losses as the next.
-    found = {loss.at: loss for timing in run.timings for loss in timing.losses}
+    losses = {loss.at: loss for timing in run.timings for loss in timing.losses}
     return tuple(
         LossStory(
             time=run.began + loss.at,
@@ -376,14 +382,14 @@ def _losses(run: _Run) -> tuple[LossStory, ...]:
             resumed=None if loss.resumed is None else run.began + loss.resumed,
             resumed_from=None if loss.epoch is None else position_from_json(loss.epoch).public,
         )
-        for loss in found.values()
+        for loss in losses.values()
     )
 
 
 def unix_time(time: str) -> float:
     """An entry's time; 0 if a stranger wrote another text."""
     try:
-        found = datetime.fromisoformat(time)
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        moment = datetime.fromisoformat(time)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return 0.0

@@ -24,8 +24,9 @@ from jobrunner import (
     epoch_limiter,
     write_report,
 )
-from jobrunner.report import SaveStory, Story, timeline, to_page
-from tests.report.stories import make_story
+from jobrunner.story import SaveStory, Story, to_page
+from jobrunner.story.charts import run_blocks
+from tests.story.stories import make_story
 
 ODD = '"></title><script>alert(1)</script><img src="http://x/y" onload=f()>\x1b[31m\u202e&amp;'
 
@@ -182,7 +183,7 @@ def test_a_timeline_shows_what_was_lost_and_waits_in_the_middle_of_epochs() -> N
     [loss] = run.losses
     moves = ((run.epochs[2].ended, run.epochs[2].ended + 1),)
     lost = replace(run, state="lost", last_seen=run.last_seen + 9, moves=moves)
-    blocks = [(it.kind, it.began, it.ended) for it in timeline._phases(lost, 0.0)]
+    blocks = [(it.kind, it.began, it.ended) for it in run_blocks(lost, 0.0)]
     before = run.epochs[5], run.saves[5]  # epoch 7 was lost
     assert ("redone", before[1].ended, loss.time) in blocks
     assert ("recovery", loss.time, loss.resumed) in blocks
@@ -193,8 +194,8 @@ def test_a_timeline_shows_what_was_lost_and_waits_in_the_middle_of_epochs() -> N
     longer = replace(run.epochs[3], seconds=run.epochs[3].seconds - 0.5)
     epochs = (*run.epochs[:3], longer, *run.epochs[4:])
     mid = replace(run, saves=(*run.saves, save), epochs=epochs)
-    same = [it for it in timeline._phases(run, 0.0) if it.kind == "compute"]
-    found = [it for it in timeline._phases(mid, 0.0) if it.kind == "compute"]
+    same = [it for it in run_blocks(run, 0.0) if it.kind == "compute"]
+    found = [it for it in run_blocks(mid, 0.0) if it.kind == "compute"]
     assert found[3].began == pytest.approx(same[3].began)
 
 

@@ -1,14 +1,4 @@
-from .ledger import (
-    Ledger as Ledger,
-)
-from .page import (
-    to_page as to_page,
-    write_report as write_report,
-)
-from .reader import (
-    read_story as read_story,
-)
-from .runs import (
+from .find import (
     DEPTH as DEPTH,
     LiveRun as LiveRun,
     LiveRuns as LiveRuns,
@@ -18,11 +8,19 @@ from .runs import (
     open_run as open_run,
     summarize_run as summarize_run,
 )
-from .story import (
+from .log import (
+    read_story as read_story,
+)
+from .model import (
     EpochStory as EpochStory,
+    Ledger as Ledger,
     LossStory as LossStory,
     RunStory as RunStory,
     SaveStory as SaveStory,
     Span as Span,
     Story as Story,
+)
+from .page import (
+    to_page as to_page,
+    write_report as write_report,
 )

@@ -1,0 +1,379 @@
+"""The runs below a directory: what each is, how far it is, and whether it is alive."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from jobrunner.checkpoint import (
+    Directory,
+    EndEntry,
+    Files,
+    RunEntry,
+    Snapshot,
+    check_info,
+    check_plan,
+    is_url,
+    may_live,
+    read_beat,
+)
+from jobrunner.define import HIDDEN
+from jobrunner.errors import CheckpointError
+from jobrunner.names import LOG_DIRECTORY, MAX_NAME_LENGTH, described_nodes
+from jobrunner.positions import Position, PublicPosition
+from jobrunner.story.log import unix_time
+from jobrunner.story.model import StateName
+from jobrunner.texts import clip
+
+DEPTH = 4
+"""How many levels below a directory its runs are looked for."""
+MOST_DIRECTORIES = 20_000
+"""Directories that are looked into for runs."""
+SEARCH_SECONDS = 2.0
+"""How often `LiveRuns` looks for runs that have begun; less often if this takes long."""
+_PACE_SECONDS = 30.0
+_MOST_ENDED = 4
+_MOST_EPOCHS = 10**18
+_MOST_AT_END = 64  # entries that are read to find the end of the last run
+_LARGEST = sys.float_info.max  # neither NaN nor an int of 400 digits is at most this
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The last run of a checkpoint directory, as the end of its log and its heartbeat tell.
+
+    Attributes
+    ----------
+    name : str
+        The directory, relative to the one that was searched; "." if it is that one.
+    state : str or None
+        As in `RunStory`; ``"damaged"`` if the log cannot be read, None if nothing ran there.
+    error : str
+        Why the log cannot be read.
+    job : str
+        Empty if not recorded.
+    parameters : mapping
+        What the function that made the job was called with.
+    former_parameters : mapping
+        Those that were others in the run that recorded the oldest epoch, as they were there.
+    num_epochs : int
+        How many epochs are recorded.
+    latest : int, Position or None
+        The newest of them.
+    epoch : int, Position or None
+        The last that ended, or `latest` if that is later.
+    total_epochs : int or None
+        The last of the job, if it has a limit.
+    pace_seconds : float or None
+        From the end of an epoch to that of the next, on average, of a run that is alive.
+    metrics : mapping
+        Of `epoch`.
+    saved, last_seen : float or None
+        When `latest` was recorded, and when the run was last known to be alive: Unix times in
+        seconds, by the clock of the run.
+    host : str
+    pid : int or None
+    nodes : collection of str
+        Of the job.
+    keeps_best : tuple of str or None
+        The metric by which the run keeps the best epochs, and ``"min"`` or ``"max"``.
+    """
+
+    name: str
+    state: StateName | Literal["damaged"] | None = None
+    error: str = ""
+    job: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    former_parameters: Mapping[str, Any] = field(default_factory=dict)
+    num_epochs: int = 0
+    latest: PublicPosition | None = None
+    epoch: PublicPosition | None = None
+    total_epochs: int | None = None
+    pace_seconds: float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    saved: float | None = None
+    last_seen: float | None = None
+    host: str = ""
+    pid: int | None = None
+    nodes: Collection[str] = ()
+    keeps_best: tuple[str, Literal["min", "max"]] | None = None
+
+    @property
+    def whole_epochs(self) -> int:
+        """How many epochs have ended, as far as is known."""
+        return Position.of(self.epoch or 0).epoch
+
+
+def find_runs(
+    files: Files, path: str, depth: int = DEPTH, most: int = MOST_DIRECTORIES
+) -> tuple[list[str], bool]:
+    """Find the checkpoint directories in a directory, and below it.
+
+    Returns their names relative to `path`, and whether all directories were looked into: those of
+    `depth` levels, and `most` in all. Follows no link, and looks neither into checkpoint directories
+    nor into directories whose names begin with a dot, or that this user may not read.
+    """
+    runs: list[str] = []
+    level = [""]
+    num_listed = 0
+    for _ in range(depth + 1):
+        left = level[most - num_listed :]
+        level = level[: most - num_listed]
+        num_listed += len(level)
+        below = []
+        for name, inside in zip(level, files.each(partial(_list, files, path), level), strict=True):
+            if LOG_DIRECTORY in inside:
+                runs.append(name or ".")
+            else:
+                below += [os.path.join(name, entry) for entry in sorted(inside) if entry[0] != "."]
+        if left:
+            return runs, False
+        level = below
+    return runs, True
+
+
+def _list(files: Files, path: str, name: str) -> list[str]:
+    try:
+        inside = files.list_directories(os.path.join(path, name) if name else path)
+    except PermissionError:
+        if not name:
+            raise
+        return []  # of another user
+    return [entry for entry in inside if "\n" not in entry]  # no checkpoint directory is named so
+
+
+def open_run(files: Files, path: str, name: str) -> Directory:
+    """The directory of a run that `find_runs` found in `path`; reads nothing."""
+    run_path = path if name == "." else os.path.join(path, name)
+    # A store has one client for all. Files are quicker if they know few directories.
+    return Directory(run_path, files=files if is_url(path) else None)
+
+
+def summarize_run(directory: Directory, name: str) -> RunSummary:
+    """Summarize the last run of a directory; reads what was appended since the last call."""
+    try:
+        snapshot = directory.snapshot()
+        if snapshot.holder is None:
+            return RunSummary(name)
+        return _summarize(directory, name, snapshot)
+    except (CheckpointError, OSError) as error:
+        return RunSummary(name, "damaged", str(error))
+
+
+def _summarize(directory: Directory, name: str, snapshot: Snapshot) -> RunSummary:
+    holder = snapshot.holder
+    latest = snapshot.latest
+    assert holder is not None
+    record = None if latest is None else snapshot.record(latest)
+    info = snapshot.info(holder.number)
+    is_command = bool(info.get("command"))
+    if "plan" not in info and record is not None:
+        # A command such as `prune` holds the directory for a while, as a run without a plan.
+        info = snapshot.info(record.run_number)
+    plan = _plan_of(info)
+    total = info.get("total_epochs")
+    try:
+        best = check_info(dict(info)).get("keeps_best")
+    except ValueError:  # a stranger's
+        best = None
+    summary = RunSummary(
+        name,
+        job=clip(str(plan.get("job") or ""), MAX_NAME_LENGTH),
+        parameters=plan.get("parameters", {}),
+        former_parameters=_former_parameters(snapshot, plan),
+        num_epochs=len(snapshot.recorded),
+        latest=None if latest is None else latest.public,
+        epoch=None if latest is None else latest.public,
+        total_epochs=total if isinstance(total, int) and 0 <= total < _MOST_EPOCHS else None,
+        metrics={} if record is None else record.details.metrics,
+        saved=None if record is None else unix_time(record.time),
+        last_seen=unix_time(snapshot.entry(snapshot.number).time),
+        host=holder.process.host or "",
+        pid=holder.process.pid or None,
+        nodes=described_nodes(plan),
+        keeps_best=best and (best[0], best[1]),
+    )
+    if snapshot.is_ended or is_command:
+        state, last_seen = _end_of_last_run(snapshot)
+        return replace(summary, state=state, last_seen=last_seen or summary.last_seen)
+    beat = read_beat(directory.files, directory.path, holder.run)
+    summary = replace(summary, last_seen=max(summary.last_seen or 0.0, beat.time))
+    if not may_live(beat.seconds_ago, holder.process, holder.run, holder.heartbeat_seconds):
+        return replace(summary, state="lost")
+    summary = replace(summary, state="running")
+    if beat.status is None or not beat.status.num_ended:
+        return summary
+    seconds = max(0.0, beat.time - unix_time(holder.time))
+    position = max(latest or Position(0), Position(beat.status.epoch))
+    return replace(
+        summary,
+        epoch=position.public,
+        pace_seconds=seconds / beat.status.num_ended,
+        metrics=beat.status.metrics or summary.metrics,
+    )
+
+
+def _plan_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return check_plan(info["plan"]) if info.get("plan") else {}
+    except ValueError:  # a stranger's
+        return {}
+
+
+def _former_parameters(snapshot: Snapshot, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = plan.get("parameters", {})
+    if not (parameters and snapshot.recorded):
+        return {}
+    try:
+        record = snapshot.record(snapshot.epochs[0])
+    except CheckpointError:  # `ls` of the directory names it
+        return {}
+    before = _plan_of(snapshot.info(record.run_number)).get("parameters", {})
+    former = {}
+    for name, value in parameters.items():
+        is_shown = HIDDEN not in (before.get(name), value)
+        if name in before and before[name] != value and is_shown:
+            former[name] = before[name]
+    return former
+
+
+def _end_of_last_run(snapshot: Snapshot) -> tuple[StateName, float | None]:
+    """How the last run ended, and when it was last seen.
+
+    A command such as `prune` is no run, but holds the directory for a while as one does. Entries
+    are read from the last one on: those of commands are passed over, and the first of another
+    holder is the last of a run.
+    """
+    commands = set()
+    for number in range(snapshot.number, max(-1, snapshot.number - _MOST_AT_END), -1):
+        entry = snapshot.entry(number)
+        if entry.kind == "lost":
+            break  # entries before it may be lost
+        if entry.kind in ("pin", "unpin"):
+            continue  # anybody may write these
+        if isinstance(entry, EndEntry) and entry.outcome is not None:
+            return entry.outcome, unix_time(entry.time)
+        if isinstance(entry, EndEntry):
+            commands.add(entry.run)  # only a run of a job has an outcome
+        elif isinstance(entry, RunEntry) and entry.info.get("command"):
+            continue
+        elif entry.run not in commands and not _is_of_command(snapshot, entry.run):
+            return "lost", unix_time(entry.time)
+    return ("finished" if snapshot.is_done else "stopped"), None
+
+
+def _is_of_command(snapshot: Snapshot, run: str) -> bool:
+    """Whether the present holder is this run, and a command."""
+    holder = snapshot.holder
+    if holder is None or holder.run != run:
+        return False
+    return bool(snapshot.info(holder.number).get("command"))
+
+
+def best_of(
+    directory: Directory,
+    metric: str,
+    mode: Literal["min", "max"],
+    *,
+    is_kept: bool = False,
+) -> tuple[float, PublicPosition] | None:
+    """The lowest or highest value of a metric that a directory's runs recorded, and its epoch.
+
+    Epochs removed since also count, those set aside do not: reads the whole log. If `is_kept`, because
+    a policy keeps the best, only the epochs still recorded count. None if there is no such value.
+    """
+    rows: list[tuple[PublicPosition, Mapping[str, Any]]] = []
+    if is_kept:
+        for at, record in directory.records():
+            if not isinstance(record, Exception):
+                rows.append((at.public, record.details.metrics))
+    else:
+        rows = [(row["epoch"], row["metrics"]) for row in directory.history()]
+    sign = 1 if mode == "min" else -1
+    values = []
+    for epoch, metrics in rows:
+        value = metrics.get(metric)
+        if isinstance(value, int | float) and abs(value) <= _LARGEST:
+            values.append((sign * float(value), Position.of(epoch)))
+    if not values:
+        return None
+    signed, at = min(values)
+    return sign * signed, at.public
+
+
+class LiveRun(NamedTuple):
+    """A run that is alive, as seen now."""
+
+    run: RunSummary
+    beat_seconds: float
+    """Since its last heartbeat."""
+    pace_seconds: float | None
+    """From the end of an epoch to that of the next, lately."""
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Until its last epoch ends; None if nobody knows."""
+        if self.pace_seconds is None or self.run.total_epochs is None:
+            return None
+        return self.pace_seconds * max(0, self.run.total_epochs - self.run.whole_epochs)
+
+
+class LiveRuns:
+    """The runs below a directory that are alive, for somebody who looks again and again."""
+
+    def __init__(
+        self, files: Files, path: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._files = files
+        self._path = path
+        self._clock = clock
+        self._directories: dict[str, Directory] = {}
+        self._alive: set[str] = set()
+        self._search_at = -math.inf
+        # By run: when it was seen alive lately, and its epoch then.
+        self._sightings: dict[str, deque[tuple[float, int]]] = {}
+        self.ended: list[RunSummary] = []
+        """The last four that were alive at an earlier look, the last to end last."""
+
+    def look(self) -> list[LiveRun]:
+        """Read the log and the heartbeat of each run that is alive; now and then, of all."""
+        now = self._clock()
+        before = self._alive
+        is_search = now >= self._search_at
+        if is_search:
+            for name in find_runs(self._files, self._path)[0]:
+                if name not in self._directories:
+                    self._directories[name] = open_run(self._files, self._path, name)
+            self._alive = set(self._directories)
+        runs = [summarize_run(self._directories[name], name) for name in sorted(self._alive)]
+        if is_search:
+            self._search_at = now + max(SEARCH_SECONDS, 10 * (self._clock() - now))
+        alive = [run for run in runs if run.state == "running"]
+        self._alive = {run.name for run in alive}
+        ended = [run for run in self.ended if run.name not in self._alive]
+        ended += [run for run in runs if run.state != "running" and run.name in before]
+        self.ended = ended[-_MOST_ENDED:]
+        return [self._see(run) for run in alive]
+
+    def _see(self, run: RunSummary) -> LiveRun:
+        sightings = self._sightings.setdefault(run.name, deque())
+        seen = run.last_seen or 0.0
+        epoch = run.whole_epochs
+        if sightings and (seen < sightings[-1][0] or epoch < sightings[-1][1]):
+            sightings.clear()  # another run, or a loss
+        if not sightings or seen > sightings[-1][0]:
+            sightings.append((seen, epoch))
+        while len(sightings) > 2 and seen - sightings[1][0] > _PACE_SECONDS:
+            sightings.popleft()
+        first, last = sightings[0], sightings[-1]
+        pace_seconds = run.pace_seconds
+        if last[1] > first[1]:
+            pace_seconds = (last[0] - first[0]) / (last[1] - first[1])
+        return LiveRun(run, max(0.0, time.time() - seen), pace_seconds)
