@@ -573,8 +573,7 @@ def test_a_report_that_fails_ends_no_run(
         raise RecursionError("too deep")
 
     monkeypatch.setattr(jobrunner.story, "write_report", fail)
-    manager, job = MultiNodeCheckpointManager(tmp_path), jobrunner.Job("j")
-    with _reported(manager, job, "page.html"):
+    with _reported(MultiNodeCheckpointManager(tmp_path), "page.html"):
         pass
     assert capsys.readouterr().err == "warning: no report in page.html: too deep\n"
 
@@ -588,7 +587,6 @@ def test_a_report_is_written_at_the_end_and_after_a_failure(
     assert failed.exit_code == 3
     text = page.read_text()
     assert f"--checkpoint {tmp_path / 'runs'} --report {page}" in text  # how to resume
-    assert "Drawing of job count" in text
     refused = _run(process_cluster, script, "--report", tmp_path / "none" / "page.html")
     assert refused.exit_code == 2
     assert f"there is no directory {tmp_path / 'none'}" in refused.stderr.replace("\n", "")
@@ -655,4 +653,4 @@ def build(token: str = "", db: str = "", rate: float = 1.0):
     told += [it.read_text("latin-1") for it in tmp_path.rglob("*") if it.is_file()]
     assert not [text for text in told if "cAnArY" in text]
     assert "--param rate=0.5" in (tmp_path / "page.html").read_text()
-    assert "token=&#x27;…&#x27;" in (tmp_path / "page.html").read_text()
+    assert "token=&#39;…&#39;" in (tmp_path / "page.html").read_text()

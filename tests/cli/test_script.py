@@ -85,7 +85,7 @@ def test_a_name_is_a_variable_or_a_function(tmp_path: Path) -> None:
         (
             "Job(3)\n",
             "",
-            r"cannot be imported \(.*script\.py, line 2\): The name of a job must be a str",
+            r"cannot be imported \(.*script\.py, line 2\): Job: name must be a str",
         ),
         ("job = Job('j')\nraise SystemExit(0)\n", "", r"line 3\): SystemExit: 0.*__main__"),
         ("def make(): exit('no')\n", ":make", r"failed \(.*, line 2\): SystemExit: no"),
