@@ -447,7 +447,7 @@ def test_a_dtype_that_the_platform_lacks_is_not_reported_as_damage(
         return dtype_from_spec("<f32")
 
     reader = save(tmp_path, {"x": np.zeros(3)})
-    monkeypatch.setattr("jobrunner.checkpoint.store.store_reader.dtype_from_spec", lack)
+    monkeypatch.setattr("jobrunner.checkpoint.store.array_reader.dtype_from_spec", lack)
     with pytest.raises(CheckpointError, match="not understood") as caught:
         reader.load()
     assert type(caught.value) is CheckpointError
@@ -469,9 +469,9 @@ def test_an_error_in_a_codecs_encode_names_node_blob_and_codec() -> None:
 def test_a_later_format_is_not_reported_as_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("jobrunner.checkpoint.store.layout.STORE_FORMAT", 2)
     reader = save(tmp_path, {"x": 1})
-    monkeypatch.setattr("jobrunner.checkpoint.store.document.STORE_FORMAT", 0)
-    with pytest.raises(CheckpointError, match=r"reads up to 0. Read it with a later") as caught:
+    with pytest.raises(CheckpointError, match=r"format 2.*up to 1. Read it with a later") as caught:
         reader.load()
     assert type(caught.value) is CheckpointError
 
