@@ -117,7 +117,9 @@ def sign(tree: Tree, changed: set[str]) -> None:
     for store in stores:
         root = tree.get(f"{store}/{ROOT_DOCUMENT}")
         if isinstance(root, bytes):
-            with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
+            with contextlib.suppress(
+                ValueError, RecursionError, LookupError, TypeError, AttributeError
+            ):
                 tree[f"{store}/{ROOT_DOCUMENT}"] = _sign_root(tree, store, root)
     digests = {
         name.split("/")[0]: hashlib.sha256(content).hexdigest()
