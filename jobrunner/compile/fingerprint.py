@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import platform
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -23,7 +23,7 @@ from jobrunner.texts import clip, printable, show
 
 DESCRIPTION_VERSION = 1
 
-_as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_to_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -37,8 +37,8 @@ def describe(plan: Plan) -> dict[str, Any]:
         # Digests of code can be compared within a minor version of Python.
         "python": ".".join(platform.python_version_tuple()[:2]),
         "nodes": {node: sorted(blobs) for node, blobs in plan.saved_blobs(Position(1)).items()},
-        **({"seed_global_rng": True} if plan.seed_global_rng else {}),
-        **({"parameters": dict(plan.parameters)} if plan.parameters else {}),
+        "seed_global_rng": plan.seed_global_rng,
+        "parameters": dict(plan.parameters),
         "structure": dict(plan.structure),
         "code": dict(plan.code),
     }
@@ -50,141 +50,113 @@ def fingerprint(plan: Plan) -> str:
     return _digest([plan.steps_per_epoch, nodes, list(plan.structure.items())], 16)
 
 
-def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+# ---- what has changed
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List the differences between the descriptions of two plans, each in a line.
 
     Both may be recorded, and lack fields.
     """
-    labels = {"job": "the job's name", "seed": "the seed", "steps_per_epoch": "steps_per_epoch"}
-    found = [
-        f"{what} was {then.get(key)!r} and is {now.get(key)!r}"
-        for key, what in labels.items()
-        if then.get(key) != now.get(key)
+    lines = [
+        *_changed_settings(before, now),
+        *_changed_parameters(before.get("parameters", {}), now.get("parameters", {})),
+        *_changed_nodes(before, now),
+        *_changed_blobs(before, now),
     ]
+    lines = [*sorted(lines), *_changed_tasks(before, now)]
+    return [printable(line, kept="") for line in lines]
+
+
+def _changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    names = {"job": "the job's name", "seed": "the seed", "steps_per_epoch": "steps_per_epoch"}
+    for key, name in names.items():
+        if before.get(key) != now.get(key):
+            yield f"{name} was {before.get(key)!r} and is {now.get(key)!r}"
     is_seeded = now.get("seed_global_rng", False)
-    if then.get("seed_global_rng", False) != is_seeded:
-        found.append(f"seed_global_rng is now {is_seeded}")
-    found += _changed_parameters(then.get("parameters", {}), now.get("parameters", {}))
-    old_nodes, new_nodes = then.get("nodes", {}), now.get("nodes", {})
-    before, used = (described_nodes(plan) for plan in (then, now))
-    found += [
-        f"node {name!r} is no longer checkpointed"
-        if name in used
-        else f"node {name!r} is gone; its recorded blobs are not loaded"
-        for name in old_nodes.keys() - new_nodes
-    ]
-    found += [
-        f"node {name!r} is newly checkpointed" if name in before else f"node {name!r} is new"
-        for name in new_nodes.keys() - old_nodes
-    ]
-    for name in old_nodes.keys() & new_nodes.keys():
-        old_blobs, new_blobs = set(old_nodes[name]), set(new_nodes[name])
-        gone, made = old_blobs - new_blobs, new_blobs - old_blobs
-        found += [f"blob {blob!r} of node {name!r} is no longer saved" for blob in gone]
-        found += [f"blob {blob!r} of node {name!r} is new" for blob in made]
-    found.sort()
+    if before.get("seed_global_rng", False) != is_seeded:
+        yield f"seed_global_rng is now {is_seeded}"
 
-    old, new = then.get("structure", {}), now.get("structure", {})
-    found += [f"task {name} is gone" for name in old if name not in new]
-    found += [f"task {name} is new" for name in new if name not in old]
+
+def _changed_parameters(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    # A stranger's record may have secrets.
+    before = {name: without_secrets(name, value) for name, value in before.items()}
+    for name in dict.fromkeys((*now, *before)):
+        is_hidden = HIDDEN in (before.get(name), now.get(name))
+        if name in before and name in now and (is_hidden or before[name] == now[name]):
+            continue
+        old, new = _text_of(before, name), _text_of(now, name)
+        yield f"parameter {name!r} was {old} and is {new}"
+
+
+def _text_of(parameters: Mapping[str, Any], name: str) -> str:
+    return clip(show(parameters[name]), 100) if name in parameters else "not given"
+
+
+def _changed_nodes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    old_nodes, new_nodes = before.get("nodes", {}), now.get("nodes", {})
+    for name in old_nodes.keys() - new_nodes:
+        if name in described_nodes(now):
+            yield f"node {name!r} is no longer checkpointed"
+        else:
+            yield f"node {name!r} is gone; its recorded blobs are not loaded"
+    for name in new_nodes.keys() - old_nodes:
+        if name in described_nodes(before):
+            yield f"node {name!r} is newly checkpointed"
+        else:
+            yield f"node {name!r} is new"
+
+
+def _changed_blobs(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    old_nodes, new_nodes = before.get("nodes", {}), now.get("nodes", {})
+    for node in old_nodes.keys() & new_nodes:
+        old_blobs, new_blobs = set(old_nodes[node]), set(new_nodes[node])
+        for blob in old_blobs - new_blobs:
+            yield f"blob {blob!r} of node {node!r} is no longer saved"
+        for blob in new_blobs - old_blobs:
+            yield f"blob {blob!r} of node {node!r} is new"
+
+
+def _changed_tasks(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    old, new = before.get("structure", {}), now.get("structure", {})
+    for name in old:
+        if name not in new:
+            yield f"task {name} is gone"
+    for name in new:
+        if name not in old:
+            yield f"task {name} is new"
     shared = [name for name in new if name in old]
-    found += [
-        f"task {name} has other inputs, outputs or edges"
-        for name in shared
-        if old[name] != new[name]
-    ]
+    for name in shared:
+        if old[name] != new[name]:
+            yield f"task {name} has other inputs, outputs or edges"
     if [name for name in old if name in new] != shared:
-        found.append("the tasks are defined in another order")
-    if then.get("python") == now.get("python"):
-        old_code, new_code = then.get("code", {}), now.get("code", {})
-        found += [
-            f"task {name} has other code"
-            for name in shared
-            if old_code.get(name) != new_code.get(name)
-        ]
-    return [printable(it, kept="") for it in found]
+        yield "the tasks are defined in another order"
+    if before.get("python") == now.get("python"):
+        old_code, new_code = before.get("code", {}), now.get("code", {})
+        for name in shared:
+            if old_code.get(name) != new_code.get(name):
+                yield f"task {name} has other code"
 
 
-def _changed_parameters(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    def of(values: Mapping[str, Any], name: str) -> str:
-        return clip(show(values[name]), 100) if name in values else "not given"
-
-    # An earlier version recorded more.
-    then = {name: without_secrets(name, value) for name, value in then.items()}
-    return [
-        f"parameter {name!r} was {of(then, name)} and is {of(now, name)}"
-        for name in dict.fromkeys((*now, *then))
-        if name not in then
-        or name not in now
-        or (then[name] != now[name] and HIDDEN not in (then[name], now[name]))
-    ]
+# ---- digests
 
 
 def structure_of(task: Task, global_blobs: Collection[tuple[str, str]]) -> str:
     """Digest of one task's structure: 16 hexadecimal digits."""
-    places = {"places": task.places} if task.places else {}
-    made = sorted([*task.setup, *task.instance_setup])
-    return _digest(
-        {
-            **places,
-            "inputs": [_name_input(value) for value in task.inputs],
-            "updates": [blob.name for blob in task.updates],
-            "outputs": [
-                {"name": blob.name, "global": blob.key in global_blobs}
-                for blob in task.output_blobs
-            ],
-            "kwargs": sorted(task.kwargs),
-            "num_instances": task.num_instances,
-            **({"every": task.every} if task.every > 1 else {}),
-            **({"setup": made} if made else {}),
-            "after": sorted(
-                other if isinstance(other, str) else other.full_name for other in task.after
-            ),
-        },
-        8,
-    )
-
-
-def code_of(fn: Any) -> str:
-    """Digest of a function's code: 16 hexadecimal digits.
-
-    It covers nested functions, but not defaults; of a partial, its function and the functions among
-    its arguments; of a decorated function, both functions; of another callable, the ``__call__`` of
-    its class.
-    """
-    given: list[Any] = []
-    while isinstance(fn, functools.partial):
-        given += [*fn.args, *fn.keywords.values()]
-        fn = fn.func
-    others = [code_of(value) for value in given if inspect.isfunction(value)]
-    fn = getattr(fn, "__func__", fn)
-    if inspect.isfunction(getattr(fn, "__wrapped__", None)):  # by a decorator
-        others.append(code_of(fn.__wrapped__))
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        code = getattr(vars(type(fn)).get("__call__"), "__code__", None)
-    name = getattr(fn, "__qualname__", type(fn).__qualname__)
-    own = _digest([name, _flatten(code) if code is not None else None], 8)
-    return _digest([own, *others], 8) if others else own
-
-
-def task_code(task: Task, code: str) -> str:
-    """Digest of the code of a task, given that of its function."""
-    others = {**task.setup, **task.instance_setup}
-    return _digest([code, *map(code_of, others.values())], 8) if others else code
-
-
-def _flatten(code: CodeType) -> list[Any]:
-    constants = [
-        _flatten(value) if isinstance(value, CodeType) else _stable(value)
-        for value in code.co_consts
+    outputs = [(blob.name, blob.key in global_blobs) for blob in task.output_blobs]
+    after = [other if isinstance(other, str) else other.full_name for other in task.after]
+    structure = [
+        [_name_input(value) for value in task.inputs],
+        [blob.name for blob in task.updates],
+        outputs,
+        task.places,
+        sorted(task.kwargs),
+        sorted([*task.setup, *task.instance_setup]),
+        task.num_instances,
+        task.every,
+        sorted(after),
     ]
-    return [code.co_code.hex(), list(code.co_names), list(code.co_varnames), constants]
-
-
-def _stable(value: Any) -> str:
-    # The order of a frozenset's repr depends on the hash seed of the process.
-    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
+    return _digest(structure, 8)
 
 
 def _name_input(value: Any) -> str:
@@ -194,5 +166,47 @@ def _name_input(value: Any) -> str:
     return f"blob {'/'.join(value.key)}"
 
 
+def code_of(fn: Any) -> str:
+    """Digest of a function's code: 16 hexadecimal digits.
+
+    It covers nested functions, but not defaults; of a partial, its function and the functions among
+    its arguments; of a decorated function, both functions; of another callable, the ``__call__`` of
+    its class.
+    """
+    functions: list[Any] = []
+    while isinstance(fn, functools.partial):
+        arguments = (*fn.args, *fn.keywords.values())
+        functions += filter(inspect.isfunction, arguments)
+        fn = fn.func
+    fn = getattr(fn, "__func__", fn)
+    if inspect.isfunction(getattr(fn, "__wrapped__", None)):  # by a decorator
+        functions.append(fn.__wrapped__)
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        code = getattr(vars(type(fn)).get("__call__"), "__code__", None)
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    parts = [name, None if code is None else _flatten(code), *map(code_of, functions)]
+    return _digest(parts, 8)
+
+
+def task_code(task: Task, code: str) -> str:
+    """Digest of the code of a task, given that of its function."""
+    functions = {**task.setup, **task.instance_setup}
+    return _digest([code, *map(code_of, functions.values())], 8) if functions else code
+
+
+def _flatten(code: CodeType) -> list[Any]:
+    constants: list[Any] = []
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            constants.append(_flatten(value))
+        elif isinstance(value, frozenset):
+            # The order of its repr depends on the hash seed of the process.
+            constants.append(repr(sorted(map(repr, value))))
+        else:
+            constants.append(repr(value))
+    return [code.co_code.hex(), list(code.co_names), list(code.co_varnames), constants]
+
+
 def _digest(value: Any, size: int) -> str:
-    return hashlib.blake2b(_as_json(value).encode(), digest_size=size).hexdigest()
+    return hashlib.blake2b(_to_json(value).encode(), digest_size=size).hexdigest()

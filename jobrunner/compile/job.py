@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import structs
 
-from jobrunner.compile.blobs import (
+from jobrunner.compile.fingerprint import code_of, structure_of, task_code
+from jobrunner.compile.global_blobs import (
     Key,
     Names,
     all_tasks,
@@ -18,8 +19,7 @@ from jobrunner.compile.blobs import (
     find_shared,
     keys_of,
 )
-from jobrunner.compile.fingerprint import code_of, structure_of, task_code
-from jobrunner.compile.group import GroupCompiler
+from jobrunner.compile.group_compiler import GroupCompiler
 from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode, gc_paused
 from jobrunner.compile.steps import check_no_intervals, check_steps, split_stops
 from jobrunner.define import (
@@ -40,45 +40,16 @@ from jobrunner.positions import Position
 @gc_paused()
 def compile_job(job: Job) -> Plan:
     """See `Job.compile`."""
-    tasks = {name: group.tasks() for name, group in job.groups.items()}
-    every = all_tasks(job)
-    for task in every if job.seed_global_rng else ():
-        values = [*constants_of(task.fn, task.kwargs), *task.setup.values()]
-        for fn in (task.fn, *filter(callable, [*values, *task.instance_setup.values()])):
-            check_seedable(fn, f"Task {task.full_name!r} of a job with seed_global_rng")
-    outputs = [blob for task in every for blob in task.output_blobs]
-    global_blobs = find_globals(every)
+    tasks = all_tasks(job)
+    if job.seed_global_rng:
+        _check_seedable(tasks)
+    global_blobs = find_globals(tasks)
     checkpointed = checkpointed_nodes(job)
     configured = find_configured(job, checkpointed, global_blobs)
     replicated, partitions = find_shared(job, configured)
-
-    groups: dict[str, GroupPlan] = {}
-    made: dict[str, set[Key]] = {}
     check_steps(job)
-    stops, last_stops = split_stops(job, global_blobs)
-    conditions = {"epoch": stops, "epoch_end": last_stops}
-    ends = {"epoch": job.epoch_end_conditions}
-    for name, group in job.groups.items():
-        compiler = GroupCompiler(
-            group,
-            tasks[name],
-            globals=global_blobs,
-            available=set().union(*made.values()),
-            groups=job.groups.values(),
-            is_seeded=job.seed_global_rng,
-        )
-        groups[name] = compiler.compile(conditions.get(name, ()), ends.get(name, ()))
-        lasting = tasks[name]
-        if name == "epoch" and job.steps_per_epoch is None:
-            # An epoch may end before the others have run.
-            lasting = [task for task in lasting if task.every == 1]
-        made[name] = _made_by(lasting, global_blobs)
-    steady = [task for task in tasks["epoch"] if task.every == 1]
-    ended = made["epoch"].union(made.get("epoch_end", ()))
-
-    functions = {id(task.fn): task.fn for task in every}
-    codes = {number: code_of(fn) for number, fn in functions.items()}
-    named = {f"{name}:{task.full_name}": task for name in tasks for task in tasks[name]}
+    groups, made = _compile_groups(job, global_blobs)
+    every_step = [task for task in job.epoch_group.tasks() if task.every == 1]
     plan = Plan(
         job=job.name,
         seed=job.seed,
@@ -90,15 +61,15 @@ def compile_job(job: Job) -> Plan:
         checkpointed=checkpointed,
         globals=by_node(global_blobs),
         initial=by_node(made["init"]),
-        early=by_node(made["init"] | _made_by(steady, global_blobs)),
-        lasting=by_node(made["init"] | ended),
-        transient=by_node(blob.key for blob in outputs if blob.transient),
+        early=by_node(made["init"] | _made_by(every_step, global_blobs)),
+        lasting=by_node(made["init"].union(made["epoch"], made.get("epoch_end", ()))),
+        transient=by_node(_transient_blobs(tasks)),
         replicated=replicated,
         partitions=partitions,
         array_options=find_array_options(job, configured),
         parameters=job.parameters,
-        structure={key: structure_of(task, global_blobs) for key, task in named.items()},
-        code={key: task_code(task, codes[id(task.fn)]) for key, task in named.items()},
+        structure=dict(_structures(job, global_blobs)),
+        code=dict(_codes(job)),
         can_batch=job.steps_per_epoch is not None and "epoch_end" not in groups,
     )
     groups["resume"] = compile_resume(job, plan)
@@ -107,8 +78,81 @@ def compile_job(job: Job) -> Plan:
     return plan
 
 
+def _check_seedable(tasks: Iterable[Task]) -> None:
+    for task in tasks:
+        constants = [*constants_of(task.fn, task.kwargs), *task.setup.values()]
+        functions = filter(callable, [*constants, *task.instance_setup.values()])
+        for fn in (task.fn, *functions):
+            check_seedable(fn, f"Task {task.full_name!r} of a job with seed_global_rng")
+
+
+def _compile_groups(
+    job: Job, global_blobs: Collection[Key]
+) -> tuple[dict[str, GroupPlan], dict[str, set[Key]]]:
+    """The groups by name, and the global blobs that each is sure to have made when it has run."""
+    after_step, after_epoch = split_stops(job, global_blobs)
+    stops = {"epoch": after_step, "epoch_end": after_epoch}
+    ends = {"epoch": job.epoch_end_conditions}
+    groups: dict[str, GroupPlan] = {}
+    made: dict[str, set[Key]] = {}
+    for name, group in job.groups.items():
+        lasting = group.tasks()
+        compiler = GroupCompiler(
+            group,
+            lasting,
+            globals=global_blobs,
+            available=set().union(*made.values()),
+            groups=job.groups.values(),
+            is_seeded=job.seed_global_rng,
+        )
+        groups[name] = compiler.compile(stops.get(name, ()), ends.get(name, ()))
+        if name == "epoch" and job.steps_per_epoch is None:
+            # An epoch may end before the others have run.
+            lasting = [task for task in lasting if task.every == 1]
+        made[name] = _made_by(lasting, global_blobs)
+    return groups, made
+
+
 def _made_by(tasks: Iterable[Task], global_blobs: Collection[Key]) -> set[Key]:
     return {blob.key for task in tasks for blob in task.output_blobs}.intersection(global_blobs)
+
+
+def _transient_blobs(tasks: Iterable[Task]) -> Iterator[Key]:
+    for task in tasks:
+        for blob in task.output_blobs:
+            if blob.transient:
+                yield blob.key
+
+
+def _structures(job: Job, global_blobs: Collection[Key]) -> Iterator[tuple[str, str]]:
+    for name, group in job.groups.items():
+        for task in group.tasks():
+            yield f"{name}:{task.full_name}", structure_of(task, global_blobs)
+
+
+def _codes(job: Job) -> Iterator[tuple[str, str]]:
+    digests: dict[int, str] = {}  # of functions, which many tasks share
+    for name, group in job.groups.items():
+        for task in group.tasks():
+            if id(task.fn) not in digests:
+                digests[id(task.fn)] = code_of(task.fn)
+            yield f"{name}:{task.full_name}", task_code(task, digests[id(task.fn)])
+
+
+def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
+    """Compile a group that belongs to no job; `global_blobs` exist.
+
+    Whether the other blobs that the group reads exist is checked when it runs.
+    """
+    check_no_intervals(group)
+    tasks = group.tasks()
+    known_globals = keys_of(global_blobs).union(find_globals(tasks))
+    plan = GroupCompiler(group, tasks, known_globals, available=None).compile()
+    group.is_compiled = True
+    return plan
+
+
+# ---- a resume
 
 
 def compile_resume(
@@ -144,23 +188,6 @@ def compile_resume(
         is_seeded=job.seed_global_rng,
         has_reports=bool(tasks),
     ).compile()
-
-
-def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
-    """Compile a group that belongs to no job; `global_blobs` exist.
-
-    Whether the other blobs that the group reads exist is checked when it runs.
-    """
-    check_no_intervals(group)
-    tasks = group.tasks()
-    plan = GroupCompiler(
-        group,
-        tasks,
-        keys_of(global_blobs).union(find_globals(tasks, is_init=False)),
-        available=None,
-    ).compile()
-    group.is_compiled = True
-    return plan
 
 
 def _resumed_tasks(
@@ -204,8 +231,9 @@ def _resumed_tasks(
         included.update(needed)
 
     resumed = [task for task in tasks if task in included]
-    when = "at this resume, for blobs that the checkpoint lacks"
-    when = when if lacking else "at every resume, for its transient blobs"
+    when = "at every resume, for its transient blobs"
+    if lacking:
+        when = "at this resume, for blobs that the checkpoint lacks"
     for task in resumed:
         for blob in task.updates:
             if blob.key in loaded:
@@ -217,26 +245,24 @@ def _resumed_tasks(
     return resumed
 
 
+# ---- nodes
+
+
 def planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
     """The nodes that these groups use, with what they require of their workers."""
-    found: dict[str, PlannedNode] = {}
+    planned: dict[str, PlannedNode] = {}
     uids: dict[str, str] = {}
     for group in groups:
-        nodes: list[Node | None] = []
-        for task in group.tasks():
-            owners = [value if isinstance(value, Blob) else value.task for value in task.inputs]
-            nodes += [task.node, *(owner.node for owner in owners)]
-        nodes += [node for node, _, _ in group.reports]
-        for node in {id(node): node for node in nodes if node is not None}.values():
-            asked = PlannedNode(node.name, node.workers, node.resources)
+        for node in _nodes_of(group):
+            wanted = PlannedNode(node.name, node.workers, node.resources)
             uid = uids.setdefault(node.name, node.uid) if node.uid is not None else None
-            known = found.setdefault(node.name, asked)
-            if known.workers is None and known.resources is None:
-                found[node.name] = asked
-            elif asked not in (known, PlannedNode(node.name)):
+            first = planned.setdefault(node.name, wanted)
+            if first.workers is None and first.resources is None:
+                planned[node.name] = wanted
+            elif wanted not in (first, PlannedNode(node.name)):
                 raise DefinitionError(
-                    f"Node {node.name!r} has conflicting requirements: workers={known.workers}, "
-                    f"resources={known.resources}, and workers={node.workers}, "
+                    f"Node {node.name!r} has conflicting requirements: workers={first.workers}, "
+                    f"resources={first.resources}, and workers={node.workers}, "
                     f"resources={node.resources}. Make it once and use that object."
                 )
             if uid != node.uid:
@@ -244,9 +270,9 @@ def planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
                     f"Node {node.name!r} has two uids, {uid!r} and {node.uid!r}. Make it once and use "
                     f"that object."
                 )
-    check_distinct(found, "nodes")
+    check_distinct(planned, "nodes")
     named: dict[str, str] = {}
-    for name in found:
+    for name in planned:
         uid = uids.get(name, name)
         if named.setdefault(uid, name) != name:
             raise DefinitionError(
@@ -255,5 +281,19 @@ def planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
             )
     return tuple(
         structs.replace(node, uid=uids[name]) if name in uids else node
-        for name, node in found.items()
+        for name, node in planned.items()
     )
+
+
+def _nodes_of(group: TaskGroup) -> Iterable[Node]:
+    """Each object that names a node in the group, once."""
+    nodes: dict[int, Node] = {}
+    for task in group.tasks():
+        nodes[id(task.node)] = task.node
+        for value in task.inputs:
+            node = value.node if isinstance(value, Blob) else value.task.node
+            if node is not None:
+                nodes[id(node)] = node
+    for node, _, _ in group.reports:
+        nodes[id(node)] = node
+    return nodes.values()

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from jobrunner.compile.blobs import Key
+from jobrunner.compile.global_blobs import Key
 from jobrunner.define import Blob, Job, Task, TaskGroup, TaskOutput
 from jobrunner.errors import DefinitionError
 
+Conditions = list[TaskOutput | Blob]
+
 
 def check_steps(job: Job) -> None:
-    """Check what a job says of its steps."""
+    """Refuse tasks that would never run, readers of what is not there, and endless epochs."""
+    where = f"Job {job.name!r}"
+    count = job.steps_per_epoch
     for name, group in job.groups.items():
         if name != "epoch":
             check_no_intervals(group)
-    where = f"Job {job.name!r}"
-    count, tasks = job.steps_per_epoch, job.epoch_group.tasks()
     if count is None and not job.epoch_end_conditions:
         raise DefinitionError(
             f"{where} has steps_per_epoch=None and no condition that ends an epoch, so its first "
             f"epoch would never end. Add one: job.end_epoch_when(...)."
         )
-    for task in tasks:
+    for task in job.epoch_group.tasks():
         if count is not None and task.every > count:
             raise DefinitionError(
                 f"Task {task.full_name!r} would never run: it runs every {task.every} steps, and "
@@ -69,17 +71,18 @@ def _check_reader(task: Task, source: Task) -> None:
         )
 
 
-def split_stops(
-    job: Job, global_blobs: Collection[Key]
-) -> tuple[list[TaskOutput | Blob], list[TaskOutput | Blob]]:
+def split_stops(job: Job, global_blobs: Collection[Key]) -> tuple[Conditions, Conditions]:
     """The stop conditions that are read after a step, and after the epoch end group."""
     if "epoch_end" not in job.groups:
         return job.stop_conditions, []
-    tasks = job.epoch_group.tasks()
-    private = {blob.key for task in tasks for blob in task.output_blobs} - set(global_blobs)
-    steps = [
-        it
-        for it in job.stop_conditions
-        if (it.key in private if isinstance(it, Blob) else it.task.group is job.epoch_group)
-    ]
-    return steps, [it for it in job.stop_conditions if it not in steps]
+    private = {blob.key for task in job.epoch_group.tasks() for blob in task.output_blobs}
+    private.difference_update(global_blobs)
+    after_step: Conditions = []
+    after_epoch: Conditions = []
+    for condition in job.stop_conditions:
+        if isinstance(condition, Blob):
+            is_of_step = condition.key in private
+        else:
+            is_of_step = condition.task.group is job.epoch_group
+        (after_step if is_of_step else after_epoch).append(condition)
+    return after_step, after_epoch

@@ -12,7 +12,7 @@ from distributed import Client, LocalCluster
 from jobrunner import Session
 from jobrunner.checkpoint.loader import Loader, Origins
 from jobrunner.compile import job
-from jobrunner.compile.group import GroupCompiler
+from jobrunner.compile.group_compiler import GroupCompiler
 from jobrunner.worker import call
 from jobrunner.workspace import adopt, pickles, values
 from tests.fuzz.fuzz import TOGETHER, failures, start_workers

@@ -11,9 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
-from msgspec import structs
-
-from jobrunner.compile.blobs import Key
+from jobrunner.compile.global_blobs import Key
 from jobrunner.compile.plan import (
     ENDS_EPOCH,
     Argument,
@@ -40,11 +38,21 @@ CrossingKey = tuple[str, int | None, str | None, int | None]
 
 @dataclass(slots=True)
 class _Draft:
+    """What is known of a task so far."""
+
     arguments: list[Argument] = field(default_factory=list)
     waits_for: set[int] = field(default_factory=set)
     crossings: dict[int, None] = field(default_factory=dict)
     hands_over: list[int] = field(default_factory=list)
     read_parts: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Readers:
+    """Who reads a crossing."""
+
+    nodes: dict[str, None] = field(default_factory=dict)  # in order of first use
+    intervals: set[int] = field(default_factory=set)  # the `every` of the tasks
 
 
 @dataclass
@@ -63,14 +71,14 @@ class GroupCompiler:
     def __post_init__(self) -> None:
         self._index = {task: i for i, task in enumerate(self.tasks)}
         self._drafts = [_Draft() for _ in self.tasks]
-        self._writer: dict[Key, int] = {}
-        self._readers: dict[Key, list[int]] = {}
-        # Blobs that exist only after a task that does not run in every step -> the `every` of such tasks.
+        self._writer: dict[Key, int] = {}  # the last one
+        self._readers: dict[Key, list[int]] = {}  # since then
+        # Blobs that only tasks make that do not run in every step -> the `every` of these.
         self._occasional: dict[Key, set[int]] = {}
+        self._crossings: dict[CrossingKey, tuple[int, _Readers]] = {}  # with their ids
+        # Many nodes have blobs of the same names.
         self._arguments: dict[str, BlobArgument] = {}
-        # -> id, and targets in order of first use
-        self._crossings: dict[CrossingKey, tuple[int, dict[str, None]]] = {}
-        self._intervals: list[set[int]] = []  # of a crossing's readers, by id
+        self._outputs: dict[tuple[str, bool, bool], Output] = {}
 
     def compile(
         self,
@@ -85,10 +93,7 @@ class GroupCompiler:
                 self._add_after(i, task, other)
         self._check_cycles()
         compiled = [self._condition(condition) for condition in conditions]
-        compiled += [
-            structs.replace(end, name=f"{end.name}{ENDS_EPOCH}")
-            for end in map(self._condition, ends)
-        ]
+        compiled += [self._condition(end, ENDS_EPOCH) for end in ends]
         return GroupPlan(
             name=self.group.name,
             slices=self._slices(),
@@ -117,16 +122,10 @@ class GroupCompiler:
                 self._write(i, blob.key)
 
     def _read(self, i: int, task: Task, value: Blob | TaskOutput) -> Argument:
-        draft = self._drafts[i]
         if isinstance(value, TaskOutput):
             source = self._index.get(value.task)
             if source is not None:
-                if value.task.node == task.node:
-                    draft.waits_for.add(source)
-                    self._drafts[source].read_parts.add(value.part)
-                    return ResultArgument(source, value.part)
-                key = (value.task.node.name, source, None, value.part)
-                return CrossingArgument(self._cross(key, i))
+                return self._read_result(i, task, source, value.part)
             value = self._blob_of(task, value)
         self._check_exists(value, task)
         blob_key = value.key
@@ -134,9 +133,18 @@ class GroupCompiler:
         if value.node != task.node:
             return CrossingArgument(self._cross((blob_key[0], writer, value.name, None), i))
         if writer is not None:
-            draft.waits_for.add(writer)
+            self._drafts[i].waits_for.add(writer)
         self._readers.setdefault(blob_key, []).append(i)
         return self._arguments.setdefault(value.name, BlobArgument(value.name))
+
+    def _read_result(self, i: int, task: Task, source: int, part: int) -> Argument:
+        """Read what a task of this group has returned."""
+        node, draft = self.tasks[source].node, self._drafts[i]
+        if node != task.node:
+            return CrossingArgument(self._cross((node.name, source, None, part), i))
+        draft.waits_for.add(source)
+        self._drafts[source].read_parts.add(part)
+        return ResultArgument(source, part)
 
     def _blob_of(self, task: Task, value: TaskOutput) -> Blob:
         """The blob that the output of another group's task fills."""
@@ -171,22 +179,22 @@ class GroupCompiler:
         if blob.key in self._writer:
             self._check_is_made(blob, task)
             return
-        what = "A stop condition reads"
-        if task is not None:
-            what = f"Task {task.full_name!r} of the {self.group.name} group uses"
         node = blob.key[0]
-        what = f"{what} blob {blob.name!r} of node {node!r}"
+        reader = "A stop condition reads"
+        if task is not None:
+            reader = f"Task {task.full_name!r} of the {self.group.name} group uses"
+        where = f"{reader} blob {blob.name!r} of node {node!r}"
         if task is not None and blob.name in task.implied and blob.node == task.node:
-            what += f" (for parameter {blob.name!r} of its function, which nothing else gives)"
+            where += f" (for parameter {blob.name!r} of its function, which nothing else gives)"
         if blob.key in self.globals:
             raise DefinitionError(
-                f"{what} before any task makes it. Make it in the init group, or define the task "
+                f"{where} before any task makes it. Make it in the init group, or define the task "
                 f"that makes it earlier."
             )
-        there = sorted(name for its_node, name in self.globals if its_node == node)
+        names = sorted(name for of_node, name in self.globals if of_node == node)
         raise DefinitionError(
-            f"{what}, which does not exist then. Global blobs of that node: "
-            f"{listed(map(repr, there))}. Check the name and the node: write "
+            f"{where}, which does not exist then. Global blobs of that node: "
+            f"{listed(map(repr, names))}. Check the name and the node: write "
             f"node[{blob.name!r}] for a blob of another node. A blob made outside the init group "
             f"lasts longer than its group's run only with workspace_type=WorkspaceType.GLOBAL."
         )
@@ -197,38 +205,39 @@ class GroupCompiler:
         every = 1 if task is None else task.every
         if not writers or any(every % interval == 0 for interval in writers):
             return
-        what = "a stop condition" if task is None else f"task {task.full_name!r}"
-        when = " and ".join(f"every={interval}" for interval in sorted(writers))
+        reader = "a stop condition" if task is None else f"task {task.full_name!r}"
+        intervals = " and ".join(f"every={interval}" for interval in sorted(writers))
         raise DefinitionError(
-            f"Blob {blob.name!r} of node {blob.key[0]!r} does not exist in all steps in which {what} "
-            f"of the {self.group.name} group reads it: only tasks with {when} make it. Make it in the "
-            f"init group, or give the tasks that read it that every=."
+            f"Blob {blob.name!r} of node {blob.key[0]!r} does not exist in all steps in which {reader} "
+            f"of the {self.group.name} group reads it: only tasks with {intervals} make it. Make it "
+            f"in the init group, or give the tasks that read it that every=."
         )
 
     # ---- edges between nodes
 
     def _cross(self, key: CrossingKey, reader: int) -> int:
         if key not in self._crossings:
-            self._crossings[key] = (len(self._crossings), {})
-            self._intervals.append(set())
-            if key[1] is not None:
-                self._drafts[key[1]].hands_over.append(self._crossings[key][0])
-        number, targets = self._crossings[key]
-        self._intervals[number].add(self.tasks[reader].every)
-        targets[self.tasks[reader].node.name] = None
+            self._crossings[key] = (len(self._crossings), _Readers())
+            source_task = key[1]
+            if source_task is not None:
+                self._drafts[source_task].hands_over.append(self._crossings[key][0])
+        number, readers = self._crossings[key]
+        task = self.tasks[reader]
+        readers.nodes[task.node.name] = None
+        readers.intervals.add(task.every)
         self._drafts[reader].crossings[number] = None
         return number
 
     def _add_after(self, i: int, task: Task, other: Task | str) -> None:
         where = f"Task {task.full_name!r} of the {self.group.name} group: after="
         if isinstance(other, str):
-            found = self.group.find_named(other, task)
-            if found is None:
+            named = self.group.find_named(other, task)
+            if named is None:
                 raise DefinitionError(
                     f"{where}{other!r} names no task of this group. Name a task of another node "
                     f"'node/task'; groups always run one after another."
                 )
-            other = found
+            other = named
         source = self._index.get(other)
         if source is None:
             if other.group is self.group:
@@ -247,13 +256,16 @@ class GroupCompiler:
     def _check_cycles(self) -> None:
         if not any(task.after for task in self.tasks):
             return  # all other edges follow the order of definition
-        senders = [task for _, task, _, _ in self._crossings]  # by id
-        sources = [
-            draft.waits_for.union(task for i in draft.crossings if (task := senders[i]) is not None)
-            for draft in self._drafts
-        ]
+        senders = [source_task for _, source_task, _, _ in self._crossings]  # by id
+        edges: dict[int, set[int]] = {}
+        for i, draft in enumerate(self._drafts):
+            edges[i] = set(draft.waits_for)
+            for number in draft.crossings:
+                sender = senders[number]
+                if sender is not None:
+                    edges[i].add(sender)
         try:
-            tuple(TopologicalSorter(dict(enumerate(sources))).static_order())
+            tuple(TopologicalSorter(edges).static_order())
         except CycleError as error:
             # The cycle goes from cause to effect; its first task is repeated at the end.
             names = [repr(self.tasks[i].full_name) for i in reversed(error.args[1])]
@@ -265,15 +277,14 @@ class GroupCompiler:
 
     # ---- the compiled group
 
-    def _condition(self, condition: TaskOutput | Blob) -> Condition:
+    def _condition(self, condition: TaskOutput | Blob, suffix: str = "") -> Condition:
         if isinstance(condition, TaskOutput):
             task, part = condition.task, condition.part
             source = self._index.get(task)
             if source is not None:
                 self._drafts[source].read_parts.add(part)
-                return Condition(
-                    task.full_name, task.node.name, task=source, part=part, every=task.every
-                )
+                name = task.full_name + suffix
+                return Condition(name, task.node.name, task=source, part=part, every=task.every)
             if condition.blob is None or task.group is None:
                 raise DefinitionError(
                     f"The stop condition {condition} has no value after an epoch: it is not the "
@@ -281,67 +292,66 @@ class GroupCompiler:
                 )
             condition = condition.blob
         self._check_exists(condition)
-        return Condition("/".join(condition.key), *condition.key)
+        return Condition("/".join(condition.key) + suffix, *condition.key)
 
     def _crossing(self, key: CrossingKey) -> Crossing:
-        source, task, blob, part = key
-        number, targets = self._crossings[key]
-        intervals = self._intervals[number]
+        source, source_task, blob, part = key
+        number, readers = self._crossings[key]
         return Crossing(
             id=number,
             source=source,
-            source_task=task,
+            source_task=source_task,
             blob=blob,
             part=part,
-            targets=tuple(targets),
-            intervals=() if 1 in intervals else tuple(sorted(intervals)),
+            targets=tuple(readers.nodes),
+            intervals=() if 1 in readers.intervals else tuple(sorted(readers.intervals)),
         )
-
-    def _captures(self, i: int) -> tuple[Capture, ...]:
-        task = self.tasks[i]
-        parts = sorted(self._drafts[i].read_parts | task.fetched_parts)
-        return tuple([Capture(part, part in task.fetched_parts) for part in parts])
 
     def _slices(self) -> dict[str, Slice]:
         tasks: dict[str, list[PlannedTask]] = {}
-        outputs: dict[tuple[str, bool, bool], Output] = {}
-        for i, (task, draft) in enumerate(zip(self.tasks, self._drafts, strict=True)):
-            made = [
-                (blob.name, blob.key in self.globals, blob.key not in self.loaded)
-                for blob in task.output_blobs
-            ]
-            tasks.setdefault(task.node.name, []).append(
-                PlannedTask(
-                    index=i,
-                    name=task.name,
-                    fn=task.fn,
-                    arguments=tuple(draft.arguments),
-                    kwargs=task.kwargs,
-                    outputs=tuple([outputs.setdefault(its, Output(*its)) for its in made]),
-                    captures=self._captures(i),
-                    waits_for=tuple(sorted(draft.waits_for)),
-                    crossings=tuple(draft.crossings),
-                    hands_over=tuple(draft.hands_over),
-                    every=task.every,
-                    num_instances=task.num_instances,
-                    is_seeded=self.is_seeded,
-                    places=task.places,
-                    setup=task.setup,
-                    instance_setup=task.instance_setup,
-                )
-            )
-        reports: dict[str, list[Report]] = {}
-        for n, (reporter, fn, interval_ms) in enumerate(
-            self.group.reports if self.has_reports else ()
-        ):
-            name = f"report#{n + 1}"
-            reports.setdefault(reporter.name, []).append(Report(name, fn, interval_ms))
         for i, task in enumerate(self.tasks):
-            for n, (fn, interval_ms) in enumerate(task.reports):
-                name = f"{task.name}/report#{n + 1}"
-                reports.setdefault(task.node.name, []).append(Report(name, fn, interval_ms, i))
-        nodes = [*tasks, *reports, *(key[0] for key in self._crossings)]
+            tasks.setdefault(task.node.name, []).append(self._planned(i, task))
+        reports = self._reports()
+        nodes = dict.fromkeys([*tasks, *reports, *(key[0] for key in self._crossings)])
         return {
             node: Slice(node, tuple(tasks.get(node, ())), tuple(reports.get(node, ())))
-            for node in dict.fromkeys(nodes)
+            for node in nodes
         }
+
+    def _planned(self, i: int, task: Task) -> PlannedTask:
+        draft = self._drafts[i]
+        outputs = []
+        for blob in task.output_blobs:
+            output = (blob.name, blob.key in self.globals, blob.key not in self.loaded)
+            outputs.append(self._outputs.setdefault(output, Output(*output)))
+        parts = sorted(draft.read_parts | task.fetched_parts)
+        return PlannedTask(
+            index=i,
+            name=task.name,
+            fn=task.fn,
+            arguments=tuple(draft.arguments),
+            kwargs=task.kwargs,
+            outputs=tuple(outputs),
+            captures=tuple([Capture(part, part in task.fetched_parts) for part in parts]),
+            waits_for=tuple(sorted(draft.waits_for)),
+            crossings=tuple(draft.crossings),
+            hands_over=tuple(draft.hands_over),
+            every=task.every,
+            num_instances=task.num_instances,
+            is_seeded=self.is_seeded,
+            places=task.places,
+            setup=task.setup,
+            instance_setup=task.instance_setup,
+        )
+
+    def _reports(self) -> dict[str, list[Report]]:
+        reports: dict[str, list[Report]] = {}
+        if self.has_reports:
+            for n, (node, fn, interval_ms) in enumerate(self.group.reports, start=1):
+                report = Report(f"report#{n}", fn, interval_ms)
+                reports.setdefault(node.name, []).append(report)
+        for i, task in enumerate(self.tasks):
+            for n, (fn, interval_ms) in enumerate(task.reports, start=1):
+                report = Report(f"{task.name}/report#{n}", fn, interval_ms, i)
+                reports.setdefault(task.node.name, []).append(report)
+        return reports

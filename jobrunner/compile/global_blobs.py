@@ -1,8 +1,9 @@
-"""Which blobs of a job are global, transient, shared between nodes or updated in place."""
+"""Which blobs of a job are global, shared between nodes, or saved in a way of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from jobrunner.define import ArrayOptions, Blob, Job, Task, WorkspaceType, without_partials
 from jobrunner.errors import DefinitionError
@@ -18,15 +19,20 @@ Names = Mapping[str, frozenset[str]]
 
 def by_node(keys: Iterable[Key]) -> dict[str, frozenset[str]]:
     """Group blobs by their node."""
-    found: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for node, name in keys:
-        found.setdefault(node, set()).add(name)
-    return {node: frozenset(names) for node, names in found.items()}
+        names.setdefault(node, set()).add(name)
+    return {node: frozenset(blobs) for node, blobs in names.items()}
 
 
 def keys_of(names: Names) -> set[Key]:
     """Undo `by_node`."""
     return {(node, blob) for node, blobs in names.items() for blob in blobs}
+
+
+def all_tasks(job: Job) -> list[Task]:
+    """The tasks of all groups, in order of definition."""
+    return [task for group in job.groups.values() for task in group.tasks()]
 
 
 def checkpointed_nodes(job: Job) -> tuple[str, ...]:
@@ -42,21 +48,21 @@ def checkpointed_nodes(job: Job) -> tuple[str, ...]:
     return tuple(node.name for node in nodes)
 
 
-def find_globals(tasks: Collection[Task], *, is_init: bool = True) -> Collection[Key]:
-    """The blobs that init tasks make, if `is_init`, and those that tasks marked GLOBAL make."""
+def find_globals(tasks: Collection[Task]) -> Collection[Key]:
+    """The blobs that init tasks make, and those that tasks marked GLOBAL make."""
     makers: dict[Key, Task] = {}
-    private: dict[Key, Task] = {}
+    private_makers: dict[Key, Task] = {}
     for task in tasks:
         kind = task.blob_type
-        if kind is None and is_init and task.group is not None and task.group.name == "init":
+        if kind is None and task.group is not None and task.group.name == "init":
             kind = WorkspaceType.GLOBAL
         if kind is not None:
-            found = makers if kind is WorkspaceType.GLOBAL else private
+            of_kind = makers if kind is WorkspaceType.GLOBAL else private_makers
             for blob in task.output_blobs:
-                found.setdefault(blob.key, task)
-    if key := next((key for key in private if key in makers), None):
+                of_kind.setdefault(blob.key, task)
+    for key in private_makers.keys() & makers.keys():
         raise DefinitionError(
-            f"Blob {key[1]!r} is private in task {private[key].full_name!r} and global in task "
+            f"Blob {key[1]!r} is private in task {private_makers[key].full_name!r} and global in task "
             f"{makers[key].full_name!r} of the same node. Rename one of the blobs."
         )
     # Many nodes have the same blobs: check them once.
@@ -72,22 +78,27 @@ def find_classes(tasks: Iterable[Task]) -> dict[Key, type]:
     What functions return is not known: nothing checks their annotations. Nor is it of a class that
     chooses in `__new__` what to make.
     """
-    found: dict[Key, type] = {}
+    classes: dict[Key, type] = {}
     for task in tasks:
-        fn = without_partials(task.fn)
-        makes_one = isinstance(fn, type) and task.num_instances == len(task.output_blobs) == 1
         for blob in (*task.output_blobs, *task.updates):
-            found.pop(blob.key, None)
-            if makes_one and fn.__new__ is object.__new__ and type(fn).__call__ is type.__call__:
-                found[blob.key] = fn  # type: ignore[assignment]
-    return found
+            classes.pop(blob.key, None)
+        fn = without_partials(task.fn)
+        makes_one = task.num_instances == len(task.output_blobs) == 1
+        if isinstance(fn, type) and makes_one and _is_plain(fn):
+            classes[task.output_blobs[0].key] = fn
+    return classes
+
+
+def _is_plain(cls: Any) -> bool:
+    """Whether a call of a class makes an object of exactly this class."""
+    return cls.__new__ is object.__new__ and type(cls).__call__ is type.__call__
 
 
 def find_configured(
     job: Job, checkpointed: Collection[str], global_blobs: Collection[Key]
 ) -> list[Blob]:
     """The outputs that declare how to save them; raises `DefinitionError` if one is not saved."""
-    found = []
+    configured = []
     for task in all_tasks(job):
         for blob in task.output_blobs:
             if not (blob.replicated or blob.partition is not None or blob.array_options):
@@ -99,8 +110,8 @@ def find_configured(
                     f"{'blob' if is_checkpointed else 'node'} is not checkpointed. Make the blob "
                     f"in the init group, on a checkpointed node."
                 )
-            found.append(blob)
-    return found
+            configured.append(blob)
+    return configured
 
 
 def find_shared(
@@ -128,30 +139,26 @@ def find_shared(
 
 def find_array_options(job: Job, configured: Iterable[Blob]) -> dict[str, dict[str, ArrayOptions]]:
     """The array options that the user chose: node -> blob -> options."""
-    found: dict[str, dict[str, ArrayOptions]] = {}
+    chosen: dict[str, dict[str, ArrayOptions]] = {}
     for blob in configured:
-        if (options := blob.array_options) is not None:
-            node, name = blob.key
-            known = found.setdefault(node, {}).setdefault(name, options)
-            if known != options:
-                raise DefinitionError(
-                    f"Job {job.name!r}: blob {name!r} of node {node!r} has two different array "
-                    f"options, {known} and {options}. Declare them once."
-                )
-    for node, blobs in found.items():
+        if blob.array_options is None:
+            continue
+        node, name = blob.key
+        first = chosen.setdefault(node, {}).setdefault(name, blob.array_options)
+        if first != blob.array_options:
+            raise DefinitionError(
+                f"Job {job.name!r}: blob {name!r} of node {node!r} has two different array "
+                f"options, {first} and {blob.array_options}. Declare them once."
+            )
+    for node, blobs in chosen.items():
         for name, options in blobs.items():
             for coordinate in options.coords:
                 dims = blobs[coordinate].dims if coordinate in blobs else None
                 if dims is None or not set(dims) <= set(options.dims or ()):
-                    found_dims = "none" if dims is None else f"{dims}"
                     raise DefinitionError(
                         f"Job {job.name!r}: blob {name!r} of node {node!r} has coords={coordinate!r}: "
                         f"expected a blob of the same node with dims among {options.dims}, found "
-                        f"dims {found_dims}. Declare them where a task makes {coordinate!r}."
+                        f"dims {'none' if dims is None else dims}. Declare them where a task makes "
+                        f"{coordinate!r}."
                     )
-    return found
-
-
-def all_tasks(job: Job) -> list[Task]:
-    """The tasks of all groups, in order of definition."""
-    return [task for group in job.groups.values() for task in group.tasks()]
+    return chosen
