@@ -473,6 +473,13 @@ value(
     x=(bytes(1 << 20), {"dtype": "<i8", "shape": [1 << 17]}),
 )
 value("twice: bytes", "another node", [_node("bytes", 0)] * 1000, x=(bytes(1 << 20), {}))
+for name, lengths in {"beyond its items": (1, 1 << 62), "below zero": (-1, 3)}.items():
+    value(
+        f"ragged: a length {name}",
+        "lengths of the rows",
+        _node("ragged", ["list", 0, [1, 2]]),
+        x=(struct.pack("<2q", *lengths), {"dtype": "<i8", "shape": [2]}),
+    )
 value("same: in itself", "contains itself", [[_node("same", 1)]])
 value("same: laughs", "", _laughs)
 value("deep: lists", "nested|Invalid|invalid", lambda: json.loads("[" * 700 + "]" * 700))
@@ -484,7 +491,7 @@ value(
 value(
     "deep: rows",
     "nested|Invalid|invalid",
-    lambda: json.loads('{"$":"rows","of":[' * 300 + "[1]" + "]}" * 300),
+    lambda: json.loads('{"$":"rows","of":["list",[' * 300 + "[1]" + "]]}" * 300),
 )
 value(
     "deep: codecs",
@@ -584,9 +591,10 @@ value(
 def _arrow(data: Any) -> dict[str, Any]:
     import pyarrow as pa
 
-    kind = bytes(pa.schema([("", pa.string())]).serialize()).hex()
+    schema = bytes(pa.schema([("array", pa.string())]).serialize()).hex()
     array = {"length": 1, "buffers": [None, ARRAY, data], "children": []}
-    return _node("pyarrow.Array", {"type": _node("bytes", kind), "array": array})
+    parts = {"schema": _node("bytes", schema), "columns": {"array": array}}
+    return _node("pyarrow.Array", parts)
 
 
 # --- running them

@@ -143,8 +143,7 @@ def dtype_from_spec(spec: object) -> np.dtype[Any]:
         return _plain(spec)
     try:
         descr = _descr_of(spec)
-        if _count_fields(descr) > MOST_FIELDS:
-            raise ValueError(f"a record has more than {MOST_FIELDS} fields")
+        _check_count(_count_fields(descr))
         return np.lib.format.descr_to_dtype(descr)
     except RecursionError:
         raise ValueError("a dtype is nested too deep") from None
@@ -162,6 +161,7 @@ def _descr_of(spec: object) -> Any:
         return dtype.str
     if not isinstance(spec, list):
         raise ValueError(f"expected a text or a list of fields, found {type(spec).__name__}")
+    _check_count(len(spec))
     return [_field_of(*field) for field in spec]
 
 
@@ -177,6 +177,11 @@ def _field_of(name: object, inner: object, shape: object = ()) -> tuple[Any, ...
         raise ValueError("a field is too large")
     key = names if isinstance(name, list) else name
     return (key, _descr_of(inner), *([tuple(shape)] if shape else []))
+
+
+def _check_count(num_fields: int) -> None:
+    if num_fields > MOST_FIELDS:
+        raise ValueError(f"a record has more than {MOST_FIELDS} fields")
 
 
 def _count_fields(descr: Any) -> int:

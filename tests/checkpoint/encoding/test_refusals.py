@@ -59,6 +59,8 @@ def test_the_deepest_value_that_is_saved_is_also_loaded() -> None:
         values["tuples"] = (values["tuples"],)
     for _ in range(74):
         values["links"] = Link(values["links"])
+    first = [1]
+    values["before"] = [first, [first, *([i] for i in range(300))]]
     for name, blob in encode_blobs("n", values).items():
         loaded = Decoder(pytest.fail, classes=blob.classes).decode(blob.tree)  # type: ignore[arg-type]
         assert repr(loaded) == repr(values[name])
@@ -167,5 +169,7 @@ def test_many_items_that_are_alike_come_back_as_they_were() -> None:
             assert loaded["first"] is loaded["a"][0]
             assert loaded["last"][0] is loaded["a"][-1]
             assert loaded["notes"] is loaded["first"]["notes"]
+        if name == "before":
+            assert loaded[0] is loaded[1][0]
         if name.startswith("one"):
             assert loaded[0] is (loaded[1] if name == "one list" else loaded[1][0])
