@@ -59,8 +59,6 @@ def test_the_deepest_value_that_is_saved_is_also_loaded() -> None:
         values["tuples"] = (values["tuples"],)
     for _ in range(74):
         values["links"] = Link(values["links"])
-    first = [1]
-    values["before"] = [first, [first, *([i] for i in range(300))]]
     for name, blob in encode_blobs("n", values).items():
         loaded = Decoder(pytest.fail, classes=blob.classes).decode(blob.tree)  # type: ignore[arg-type]
         assert repr(loaded) == repr(values[name])
@@ -160,6 +158,8 @@ def test_many_items_that_are_alike_come_back_as_they_were() -> None:
     first = tied[0]
     values["tied"] = {"a": tied, "first": first, "last": [tied[-1]], "notes": first["notes"]}
     values["one list"] = [[1]] * 300
+    outer = [1]
+    values["before"] = [outer, [outer, *([i] for i in range(300))]]
     one = [1]
     values["one in another"] = [one, [one], *([i] for i in range(300))]
     for name, blob in encode_blobs("n", values).items():
