@@ -11,6 +11,7 @@ import xxhash
 from jobrunner.checkpoint.storage import Files, join_path
 from jobrunner.checkpoint.store.array_document import File
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
+from jobrunner.names import ROOT_DOCUMENT
 
 ADVICE = "Resume with 'latest' to fall back to the epoch before, or restore the file from a copy."
 
@@ -20,12 +21,12 @@ def damage(path: str, problem: str) -> CheckpointCorruptError:
     return CheckpointCorruptError(f"{path} {problem}. {ADVICE}", path=path)
 
 
-def changed(path: str, problem: str) -> CheckpointCorruptError:
+def changed_file(path: str, problem: str) -> CheckpointCorruptError:
     """The error for a file that is not what was written."""
     return damage(path, f"is not what was written: {problem}")
 
 
-def missing(path: str) -> CheckpointCorruptError:
+def missing_file(path: str) -> CheckpointCorruptError:
     """The error for a file that is not there."""
     return damage(path, "is missing: expected a file that the checkpoint lists")
 
@@ -36,7 +37,7 @@ def reading(path: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise missing(path) from None
+        raise missing_file(path) from None
     except CheckpointError:
         raise
     except MemoryError as error:
@@ -84,10 +85,10 @@ class VerifiedFiles:
 
     def _compare(self, name: str, expected: File, present: File) -> None:
         if present[0] != expected[0]:
-            raise changed(self.path(name), f"expected {expected[0]} bytes, found {present[0]}")
+            raise changed_file(self.path(name), f"expected {expected[0]} bytes, found {present[0]}")
         if present[1] != expected[1]:
             problem = f"expected xxh3_128 {expected[1]}, found {present[1]}"
-            raise changed(self.path(name), problem)
+            raise changed_file(self.path(name), problem)
 
     def read_document(self, name: str, most: int) -> bytes:
         """Read a file whose digest is elsewhere."""
@@ -95,11 +96,11 @@ class VerifiedFiles:
         with reading(path):
             data = self.files.read(path, most)
         if data is None:
-            raise missing(path)
+            raise missing_file(path)
         return data
 
     def verify_document(self, path: str, expected: bytes) -> None:
         """Compare a Zarr document with its copy in the root document."""
         if self.read_document(path, len(expected)) != expected:
-            problem = "expected what zarr.json of the store repeats, found other content"
-            raise changed(self.path(path), problem)
+            problem = f"expected what {ROOT_DOCUMENT} of the store repeats, found other content"
+            raise changed_file(self.path(path), problem)

@@ -20,7 +20,7 @@ from jobrunner.checkpoint.encoding import (
 )
 from jobrunner.checkpoint.storage import Files, join_path, run_all
 from jobrunner.checkpoint.store.array_reader import ArrayReader, Jobs, RowReader
-from jobrunner.checkpoint.store.damage import VerifiedFiles, changed, damage
+from jobrunner.checkpoint.store.damage import VerifiedFiles, changed_file, damage
 from jobrunner.checkpoint.store.document import (
     DOCUMENT_MOST_BYTES,
     ArrayFiles,
@@ -82,7 +82,7 @@ class StoreReader:
         data = self.verified.read_document(ROOT_DOCUMENT, DOCUMENT_MOST_BYTES)
         digest = hashlib.sha256(data).hexdigest()
         if digest != self.sha256:
-            raise changed(
+            raise changed_file(
                 self._document_path,
                 f"expected SHA-256 {self.sha256}, as recorded; found {digest} ({len(data)} bytes)",
             )
@@ -181,7 +181,7 @@ class StoreReader:
         length = reader.shape[axis]
         if stop > length:
             problem = f"expected {stop} rows of the blob {blob!r}, as recorded; found {length}"
-            raise changed(self._document_path, problem)
+            raise changed_file(self._document_path, problem)
         data, jobs = reader.read_slice(axis, start, stop)
         run_all(jobs, self.files.threads, data.nbytes)
         return data
@@ -229,7 +229,7 @@ class StoreReader:
             return hashlib.sha256(encode_json([blob.tree, arrays])).hexdigest()
         except RecursionError as error:
             problem = f"the value of the blob {name!r} is nested too deep"
-            raise changed(self._document_path, problem) from error
+            raise changed_file(self._document_path, problem) from error
 
     def peek(self, document: StoreDocument, name: str, *, outline: bool = False) -> Any:
         """Read a blob with a `zarr.Array`, or an `ArrayOutline`, in place of each array.

@@ -167,10 +167,11 @@ class _StoreWriter:
 
     def _write_single(self, array: PlannedArray, corner: tuple[int, ...]) -> None:
         """Write or link an array that has one chunk."""
-        if array.data.nbytes < self._files.linked_bytes:
-            # It is never linked, so one call makes its directory and both files.
+        key = array.grid.key(corner)
+        if self._linkable(f"{array.path}/{key}") is None:
+            # One call makes the directory and both files.
             buffers = self._encode(array, corner)
-            (digest,) = self._make_directory(array.path, {array.grid.key(corner): buffers})
+            (digest,) = self._make_directory(array.path, {key: buffers})
             array.files[0] = _size(buffers), digest
         else:
             self._make_directory(array.path)
@@ -188,10 +189,11 @@ class _StoreWriter:
     def write_chunk(self, array: PlannedArray, corner: tuple[int, ...]) -> File:
         """Write or link a chunk; called from several threads at once."""
         path = f"{array.path}/{array.grid.key(corner)}"
-        former = self._former.files.get(path)
-        if former is not None and former[0] < self._files.linked_bytes:
-            former = None
-        # Now and then array and file are read all the same, lest damage lives on in every epoch.
+        former = self._linkable(path)
+        # An array that no task has updated is linked unread. But if its file in the former store is
+        # damaged, so are all epochs that link to it, one after another. So now and then array and
+        # file are both read: if the file is no longer what was written, the array is written anew,
+        # and the epochs from then on are whole.
         is_due = former is not None and self._is_due(path)
         if former is not None and array.is_unchanged and not is_due and self._link(path, former):
             return former
@@ -205,6 +207,11 @@ class _StoreWriter:
                 self._warn_of_change(array.blob)
         digest = self._files.write(join_path(self._root, path), buffers)
         return _size(buffers), digest
+
+    def _linkable(self, path: str) -> File | None:
+        """The file of the former store at a path, if it is long enough that a link pays."""
+        file = self._former.files.get(path)
+        return None if file is None or file[0] < self._files.linked_bytes else file
 
     def _encode(self, array: PlannedArray, corner: tuple[int, ...]) -> list[bytes | memoryview]:
         data = array.data.gather() if isinstance(array.data, Rows) else array.data
