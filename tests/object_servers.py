@@ -35,7 +35,7 @@ class Request:
 
     def is_entry(self, kind: bytes, epoch: int) -> bool:
         """Whether this creates an entry of a log: one of that kind, about that epoch."""
-        said = (rb'"kind":"%s"' % kind, rb'"epoch":%d\b' % epoch)
+        said = (rb'"kind":"%s"' % kind, rb'"(epoch|at)":%d\b' % epoch)
         return "/_log/" in self.path and all(re.search(part, self.body) for part in said)
 
 
