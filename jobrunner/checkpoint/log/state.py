@@ -181,61 +181,55 @@ class State(LogFacts):
                 f"{holder} holds the directory at that point. The metadata handler let a run write "
                 f"after it was taken over: test it with jobrunner.testing.contracts."
             )
-        try:
-            self._check_content(entry)
-        except ValueError as error:
+        problem = self._find_problem(entry)
+        if problem:
             raise CheckpointCorruptError(
                 f"Entry {entry.number} ({entry.kind}) of the log contradicts the entries before "
-                f"it: {error}."
-            ) from error
+                f"it: {problem}."
+            )
 
-    def _check_content(self, entry: LogEntry) -> None:
+    def _find_problem(self, entry: LogEntry) -> str:
+        epochs: set[Position] = set()
         match entry:
             case BeginEntry() if entry.label <= self.label:
-                raise ValueError(f"label {entry.label} was used before")
+                return f"label {entry.label} was used before"
             case CommitEntry():
-                self._check_commit(entry)
+                epochs = {*entry.retires} - {record.at for record in entry.records}
+                problem = self._find_problem_of(entry)
+                if problem:
+                    return problem
             case RetireEntry():
-                self._check_recorded(entry.epochs)
+                epochs = {*entry.epochs}
             case RewindEntry() if entry.only is not None:
-                self._check_recorded([entry.only])
+                epochs = {entry.only}
             case PinEntry():
-                self._check_recorded([entry.epoch])
+                epochs = {entry.epoch}
             case EndEntry() if entry.upto is not None:
                 last = None if self.attempt is None else self.attempt.last
                 if self.attempt is None or (last is not None and entry.upto < last):
-                    raise ValueError(f"the names up to {entry.upto} are not all that are in use")
+                    return f"the names up to {entry.upto} are not all that are in use"
+        unknown = [str(epoch) for epoch in sorted(epochs) if epoch not in self.recorded]
+        if unknown:
+            return f"epochs {', '.join(unknown[:10])} are not recorded"
         if isinstance(entry, HolderEntry) and entry.swept > entry.number:
-            raise ValueError(f"entry {entry.swept} is a later one")
+            return f"entry {entry.swept} is a later one"
+        return ""
 
-    def _check_commit(self, entry: CommitEntry) -> None:
+    def _find_problem_of(self, entry: CommitEntry) -> str:
         # Without `begin`, the stores were there: no attempt has written them.
         attempt = None if entry.begin is None else self.attempt
         if entry.begin is not None and (attempt is None or attempt.number != entry.begin):
-            raise ValueError(f"attempt {entry.begin} is over, or never began")
+            return f"attempt {entry.begin} is over, or never began"
         before = None if attempt is None else attempt.last
-        committed = set()
         for record in entry.records:
             if before is not None and record.at <= before:
-                raise ValueError(f"epoch {record.at} follows epoch {before}")
-            if record.contents is not None and record.contents > entry.number:
-                raise ValueError(f"the contents of epoch {record.at} are in a later entry")
+                return f"epoch {record.at} follows epoch {before}"
             before = record.at
-            if record.stores is not None:
-                committed.add(record.at)
         if attempt is not None and before is not None and before > attempt.upto:
-            raise ValueError(f"epoch {before} was never claimed")
-        if entry.upto is not None:
-            if attempt is None:
-                raise ValueError("there is no attempt that could claim more")
-            if entry.upto < attempt.upto:
-                raise ValueError(f"epochs up to {attempt.upto} are claimed")
-        self._check_recorded(at for at in entry.retires if at not in committed)
-
-    def _check_recorded(self, epochs: Iterable[Position]) -> None:
-        unknown = [str(epoch) for epoch in epochs if epoch not in self.recorded]
-        if unknown:
-            raise ValueError(f"epochs {', '.join(unknown[:10])} are not recorded")
+            return f"epoch {before} was never claimed"
+        if entry.upto is not None and (attempt is None or entry.upto < attempt.upto):
+            return f"epochs up to {entry.upto} are not all that are claimed"
+        return ""
 
     # --- the next entry
 
@@ -260,11 +254,12 @@ class State(LogFacts):
                 self._retire(entry, entry.epochs)
             case RewindEntry():
                 self._close_attempt()
-                self._rewind(entry)
+                for epoch in given_up_by(entry, self.epochs):
+                    self._remove(epoch)
             case PinEntry():
-                self._pin(entry, entry.label)
-            case UnpinEntry():
                 self._pin(entry)
+            case UnpinEntry():
+                self._unpin(entry)
             case DoneEntry():
                 self.done = entry.epoch
             case EndEntry():
@@ -313,19 +308,20 @@ class State(LogFacts):
             self.attempts.append(attempt)
 
     def _commit(self, entry: CommitEntry) -> None:
+        newest = self.latest
         for record in entry.records:
             if record.stores is None:
                 continue
             if record.at in self.recorded:
                 # The stores of the record that this one replaces stay, as after a rewind.
                 self._remove(record.at)
-            is_newest = self.latest is None or self.latest < record.at
             self.recorded[record.at] = entry.number
-            if not is_newest:  # restored, or proven by a repair
-                self.recorded = dict(sorted(self.recorded.items()))
             self.done = None
             if entry.begin is None or self.is_unsure:
                 self._claim(record.at, (store.name for store in record.stores.values()))
+        if newest is not None and any(record.at <= newest for record in entry.records):
+            # It was restored, or proven by a repair.
+            self.recorded = dict(sorted(self.recorded.items()))
         attempt = self.attempt
         if attempt is not None and attempt.number == entry.begin:
             last = entry.records[-1].at if entry.records else attempt.last
@@ -350,10 +346,6 @@ class State(LogFacts):
                 self.given_up.append(GivenUp(entry.number, epoch, self.recorded[epoch]))
                 self._remove(epoch)
 
-    def _rewind(self, entry: RewindEntry) -> None:
-        for epoch in given_up_by(entry, self.epochs):
-            self._remove(epoch)
-
     def _remove(self, epoch: Position) -> None:
         del self.recorded[epoch]
         self.pins.pop(epoch, None)
@@ -375,12 +367,15 @@ class State(LogFacts):
             self.attempts = []
             self.given_up = []
 
-    def _pin(self, entry: PinEntry | UnpinEntry, *labels: str) -> None:
-        """Put `labels` in the place of those that the entry names (None: all)."""
-        former = () if entry.label is None else self.pins.pop(entry.epoch, ())
-        kept = tuple(label for label in former if label != entry.label) + labels
-        self.pins.pop(entry.epoch, None)
-        if kept and entry.epoch in self.recorded:
+    def _pin(self, entry: PinEntry) -> None:
+        labels = self.pins.get(entry.epoch, ())
+        if entry.epoch in self.recorded and entry.label not in labels:
+            self.pins[entry.epoch] = (*labels, entry.label)
+
+    def _unpin(self, entry: UnpinEntry) -> None:
+        labels = self.pins.pop(entry.epoch, ())
+        kept = tuple(label for label in labels if label != entry.label)
+        if kept and entry.label is not None:
             self.pins[entry.epoch] = kept
 
     # --- as a cache

@@ -270,19 +270,14 @@ FIRST: list[tuple[type[LogEntry], dict[str, Any]]] = [
         (CommitEntry, {"begin": 0, "records": []}, "attempt 0 is over, or never began"),
         (CommitEntry, {"begin": 1, "records": [Record(Position(1), {})]}, "1 follows epoch 1"),
         (CommitEntry, {"begin": 1, "records": [Record(Position(4), {})]}, "4 was never claimed"),
-        (
-            CommitEntry,
-            {"begin": 1, "records": [Record(Position(2), {}, contents=9)]},
-            "contents of epoch 2 are in a later entry",
-        ),
-        (CommitEntry, {"begin": 1, "records": [], "upto": Position(2)}, "up to 3 are claimed"),
-        (CommitEntry, {"begin": None, "records": [], "upto": Position(9)}, "no attempt"),
+        (CommitEntry, {"begin": 1, "records": [], "upto": Position(2)}, "2 are not all"),
+        (CommitEntry, {"begin": None, "records": [], "upto": Position(9)}, "9 are not all"),
         (CommitEntry, {"begin": 1, "records": [], "retires": [Position(2)]}, "2 are not recorded"),
         (RetireEntry, {"epochs": [Position(2)]}, "epochs 2 are not recorded"),
         (RewindEntry, {"only": Position(2)}, "epochs 2 are not recorded"),
         (PinEntry, {"epoch": Position(2), "label": "x"}, "epochs 2 are not recorded"),
-        (EndEntry, {"upto": Position(0)}, "names up to 0 are not all that are in use"),
         (DoneEntry, {"epoch": Position(1), "swept": 9}, "entry 9 is a later one"),
+        (EndEntry, {"upto": Position(0)}, "names up to 0 are not all that are in use"),
     ],
 )
 def test_an_entry_that_contradicts_those_before_is_corrupt(
