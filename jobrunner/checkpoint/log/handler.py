@@ -25,8 +25,9 @@ MOST_VALUES = 1_000_000
 """The values of an entry, at most; a string counts as three."""
 MOST_STATE_BYTES = 1 << 30
 
+_NUMBER = "[0-9]{10}|[1-9][0-9]{10,}"
 _NAME = re.compile(
-    r"\.?(?P<state>state-)?(?P<number>[0-9]{10}|[1-9][0-9]{10,})\.json"
+    rf"\.?(?P<state>state-)?(?P<number>{_NUMBER})\.json"
     r"(?P<damaged>\.damaged)?(?P<temporary>\.[0-9a-f]+\.tmp)?"
 )
 _KEPT_STATES = 2
@@ -160,10 +161,11 @@ class FileMetadataHandler:
         """Path of an entry's file."""
         return os.path.join(self._directory, f"{number:010d}.json")
 
-    def _numbers(self, kind: str) -> list[int]:
-        """The numbers of all files of a kind, in ascending order."""
-        names = map(parse_file_name, self._files.list_names(self._directory))
-        return sorted(file.number for file in names if file is not None and file.kind == kind)
+    def _numbers(self, prefix: str = "") -> list[int]:
+        """The numbers of all entries, or those in names with a prefix, in ascending order."""
+        pattern = re.compile(rf"{prefix}({_NUMBER})\.json")
+        names = self._files.list_names(self._directory)
+        return sorted(int(match[1]) for match in map(pattern.fullmatch, names) if match)
 
     # --- entries
 
@@ -176,7 +178,7 @@ class FileMetadataHandler:
     def last_number(self) -> int:
         """See `MetadataHandler`."""
         path, files = self._directory, self._files
-        numbers = self._numbers("entry")
+        numbers = self._numbers()
         if not numbers and files.is_taken(path) and not files.is_directory(path):
             raise CheckpointCorruptError(f"{path} is a file; expected a directory.", path=path)
         last = max(numbers, default=-1)
@@ -234,7 +236,7 @@ class FileMetadataHandler:
 
     def replace(self, entry: Entry) -> None:
         """See `EntryReplacer`."""
-        for number in self._numbers("state"):
+        for number in self._numbers("state-"):
             self._files.remove_file(self._state_path(number))
         path = self.path_of(entry["number"])
         try:
@@ -262,7 +264,7 @@ class FileMetadataHandler:
 
     def states(self) -> Iterator[bytes]:
         """See `StateCache`."""
-        for number in reversed(self._numbers("state")):
+        for number in reversed(self._numbers("state-")):
             path = self._state_path(number)
             try:
                 data = self._files.read(path, MOST_STATE_BYTES)
@@ -275,7 +277,7 @@ class FileMetadataHandler:
     def keep_state(self, number: int, state: bytes) -> None:
         """See `StateCache`."""
         self._files.put(self._state_path(number), frame(state))
-        for older in self._numbers("state")[:-_KEPT_STATES]:
+        for older in self._numbers("state-")[:-_KEPT_STATES]:
             self._files.remove_file(self._state_path(older))
 
     def _state_path(self, number: int) -> str:
