@@ -136,6 +136,8 @@ def sign(tree: Tree, changed: set[str]) -> None:
 def _sign_root(tree: Tree, store: str, content: bytes) -> bytes:
     document = json.loads(content)
     entry = document["attributes"]["/jobrunner"]
+    if not isinstance(entry, dict):
+        return content
     before = copy.deepcopy(document)
     for array in _arrays(entry):
         _sign_array(tree, store, array)

@@ -37,7 +37,6 @@ from jobrunner.checkpoint.log.entries import (
     parse_entry,
     record_in,
 )
-from jobrunner.checkpoint.log.epoch_record import EpochRecord
 from jobrunner.checkpoint.log.handler import (
     EntryReplacer,
     FileMetadataHandler,
@@ -60,5 +59,5 @@ from jobrunner.checkpoint.log.heartbeat import (
 from jobrunner.checkpoint.log.lock import RunLock, refuse_if_alive
 from jobrunner.checkpoint.log.log_reader import each_entry, read_state
 from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL, LogWriter, make_entry
-from jobrunner.checkpoint.log.snapshot import Snapshot, read_info, read_record
+from jobrunner.checkpoint.log.snapshot import EpochRecord, Snapshot, read_info, read_record
 from jobrunner.checkpoint.log.state import Attempt, GivenUp, State

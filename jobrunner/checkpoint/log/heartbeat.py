@@ -53,12 +53,6 @@ def is_known_dead(process: Process, run: str) -> bool:
     if (process.host, process.boot, process.namespace) != (own.host, own.boot, own.namespace):
         return False  # another machine or container: its processes cannot be seen
     try:
-        os.kill(process.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass  # it exists, under another user
-    try:
         # The PID may have been given again. Clocks are corrected by a second or so meanwhile.
         if abs(float(_start_of(process.pid)) - float(process.started)) > _CORRECTION_SECONDS:
             return True
@@ -66,6 +60,8 @@ def is_known_dead(process: Process, run: str) -> bool:
             name = _THREAD_NAME.format(run=run)
             return all(thread.name != name for thread in threading.enumerate())
         return bool(psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
     except (psutil.Error, ValueError):
         return False  # the system does not tell, or the heartbeat
 
