@@ -248,7 +248,6 @@ def test_a_hundred_thousand_epochs_are_opened_from_the_newest_state() -> None:
     state.number, state.last_id = first, str(first)
     state.holder = Holder(0, "r")
     state.recorded = {Position(epoch): 2 * epoch + 2 for epoch in range(100_000)}
-    state._epochs = sorted(state.recorded)
     kept = state.to_bytes()
     read: list[int] = []
 

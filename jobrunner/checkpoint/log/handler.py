@@ -205,7 +205,7 @@ class FileMetadataHandler:
                         return
                     path = self.path_of(number)
                     raise CheckpointCorruptError(
-                        f"Entry {number} of the log, {path}, is missing, although entry "
+                        f"Entry {number} of the log is missing: expected {path}, because entry "
                         f"{number + 1} exists.",
                         path=path,
                     )

@@ -126,18 +126,20 @@ class LogWriter:
     def read_entries(self) -> Iterator[LogEntry]:
         """Iterate over all entries that are not damaged, in order; warns of others.
 
-        Raises CheckpointCorruptError if all are damaged.
+        Raises CheckpointCorruptError if all are damaged, or one contradicts those before it.
         """
         damage: CheckpointCorruptError | None = None
-        is_empty = True
+        state = State()
         with self._reading():
-            for _, entry in each_entry(self.handler):
+            for number, entry in each_entry(self.handler):
                 if isinstance(entry, CheckpointCorruptError):
                     damage = damage or entry
-                else:
-                    is_empty = False
-                    yield entry
-            if damage is not None and is_empty:
+                    continue
+                if number > state.number + 1:
+                    state.skip_to(number)
+                state.apply(entry)
+                yield entry
+            if damage is not None and state.number < 0:
                 raise damage
         if damage is not None:
             logger.warning(
