@@ -515,17 +515,22 @@ def test_a_repair_whose_start_fails_does_not_end(
     assert recorded(path) == (1, 2, 3)
 
 
+@pytest.mark.parametrize("num_recorded", [0, 1])
 def test_a_repair_claims_names_once_all_is_recorded(
-    copies: Iterator[Path], monkeypatch: pytest.MonkeyPatch
+    num_recorded: int, copies: Iterator[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it dies before, the names still tell the next repair that entries were lost."""
     path = next(copies)
     remove_last_attempt(log_of(path)[-1])
     append = LogWriter.append
+    commits = 0
 
     def die(log: LogWriter, kind: type[Any], **fields: Any) -> Any:
+        nonlocal commits
         if kind is CommitEntry:
-            raise PowerCutError
+            if commits == num_recorded:
+                raise PowerCutError
+            commits += 1
         return append(log, kind, **fields)
 
     with monkeypatch.context() as patch:

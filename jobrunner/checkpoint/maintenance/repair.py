@@ -276,9 +276,11 @@ class _Planner:
                 continue
             if lost_set is not None and lost_set.attempt > self._judged_label:
                 lost_sets.append(lost_set)
-                is_cut = is_cut or not is_claimed
+                has_begun = lost_set.attempt in self._labels.values()
+                is_cut = is_cut or not is_claimed or not has_begun
         if is_cut:
-            # Only a lost entry can have claimed these names, although none that follows shows it.
+            # Only lost entries can have begun this attempt or claimed these names, although none
+            # that follows shows it.
             self._holes.append(self._state.number + 1)
         return sorted(lost_sets, key=lambda item: (item.attempt, item.at), reverse=True)
 
