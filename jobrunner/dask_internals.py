@@ -50,8 +50,8 @@ async def scheduler_identity(client: Client, n_workers: int) -> dict[str, Any]:
     """The scheduler's description of itself and of at least `n_workers` workers; -1 for all."""
     rpc: Any = client.scheduler
     limit = {"n_workers": n_workers} if _CAN_LIMIT_WORKERS else {}
-    found: dict[str, Any] = await rpc.identity(**limit)
-    return found
+    identity: dict[str, Any] = await rpc.identity(**limit)
+    return identity
 
 
 def broadcaster(client: Client) -> Callable[..., Coroutine[Any, Any, dict[str, Any]]]:

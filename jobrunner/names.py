@@ -35,7 +35,7 @@ _STORE = re.compile(
 )
 
 
-def check_name(name: object, what: str) -> str:
+def check_name(name: object, kind: str) -> str:
     """Return `name` if it is a valid name of a `what` ("node", "blob", "task" or "job").
 
     A name is printable text of 1 to 128 characters. It contains no ``/``, does not begin or end
@@ -43,7 +43,7 @@ def check_name(name: object, what: str) -> str:
     """
     if not isinstance(name, str):
         raise DefinitionError(
-            f"The name of a {what} must be a str; got {type(name).__name__} ({name!r:.80})."
+            f"The name of a {kind} must be a str; got {type(name).__name__} ({name!r:.80})."
         )
     problem = None
     if not name:
@@ -64,20 +64,20 @@ def check_name(name: object, what: str) -> str:
         problem = "has more than 200 bytes once escaped for file systems"
     if problem:
         raise DefinitionError(
-            f"{name[:80]!r} cannot name a {what}: it {problem}. Choose printable text of 1 to "
+            f"{name[:80]!r} cannot name a {kind}: it {problem}. Choose printable text of 1 to "
             f"{MAX_NAME_LENGTH} characters without '/'."
         )
     return name
 
 
-def check_distinct(names: Iterable[str], what: str) -> None:
+def check_distinct(names: Iterable[str], kind: str) -> None:
     """Raise `DefinitionError` if two names are the same on a file system that ignores case."""
-    seen: dict[str, str] = {}
+    by_folded_name: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(name.casefold(), name)
-        if other != name:
+        first = by_folded_name.setdefault(name.casefold(), name)
+        if first != name:
             raise DefinitionError(
-                f"The {what} {other!r} and {name!r} differ only in case. A file system that "
+                f"The {kind} {first!r} and {name!r} differ only in case. A file system that "
                 f"ignores case would keep only one of them. Rename one."
             )
 
@@ -119,8 +119,8 @@ def parse_store_name(text: str) -> StoreName | None:
         return None
     epoch = parse_position(match["epoch"])
     assert epoch is not None  # the pattern allows nothing else
-    found = StoreName(unescape(match["stem"]), epoch, int(match["retry"] or 0))
-    return found if format_store_name(*found) == text else None
+    name = StoreName(unescape(match["stem"]), epoch, int(match["retry"] or 0))
+    return name if format_store_name(*name) == text else None
 
 
 def child_names(keys: Iterable[object]) -> list[str]:

@@ -48,7 +48,7 @@ def _has_log(directory: str) -> bool:
     log = os.path.join(directory, LOG_DIRECTORY)
     try:
         with os.scandir(log) as inside:
-            return any(_ENTRY.fullmatch(it.name) for it in inside)
+            return any(_ENTRY.fullmatch(entry.name) for entry in inside)
     except OSError:
         return os.path.isdir(log)  # of another user
 
@@ -61,18 +61,18 @@ def write_output(path: str | os.PathLike[str], content: str | bytes) -> None:
     before = _find(path)
     data = content.encode() if isinstance(content, str) else content
     target = os.path.abspath(path)
-    beside = os.path.join(os.path.dirname(target), f".{secrets.token_hex(8)}.new")
+    temporary = os.path.join(os.path.dirname(target), f".{secrets.token_hex(8)}.new")
     try:
-        with open(os.open(beside, _TEMPORARY, 0o666), "wb") as file:
+        with open(os.open(temporary, _TEMPORARY, 0o666), "wb") as file:
             if before is not None:
                 os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode) & 0o777)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, target)
+        os.replace(temporary, target)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            os.unlink(beside)
+            os.unlink(temporary)
         if isinstance(error, OSError):
             raise OSError(error.errno, os.strerror(error.errno or 0), target) from None
         raise
@@ -93,16 +93,16 @@ def _find(path: str | os.PathLike[str]) -> os.stat_result | None:
     if "://" in os.fspath(path):
         raise DefinitionError(f"Cannot write {os.fspath(path)}: it is a URL. Name a file.")
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise DefinitionError(
             f"Cannot write {os.fspath(path)}: {os.strerror(error.errno or 0)}. Name another file."
         ) from None
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a link" if stat.S_ISLNK(found.st_mode) else "no file"
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a link" if stat.S_ISLNK(status.st_mode) else "no file"
         raise DefinitionError(
             f"Cannot write {os.fspath(path)}, which is {kind}. Name a file, or one that does not exist yet."
         )
-    return found
+    return status

@@ -32,7 +32,7 @@ def stop_on_signals(
     if threading.current_thread() is not main:
         yield
         return
-    seen: set[int] = set()
+    received: set[int] = set()
     late: list[int] = []
     is_over = False
     ended = threading.Event()
@@ -48,8 +48,8 @@ def stop_on_signals(
             seconds = SEND_AGAIN_SECONDS  # the exception may be lost, for example in a destructor
 
     def handle(number: int, frame: FrameType | None) -> None:
-        is_first = number not in seen
-        seen.add(number)
+        is_first = number not in received
+        received.add(number)
         if is_over:
             if is_first:
                 late.append(number)
@@ -70,8 +70,10 @@ def stop_on_signals(
         signal.SIGTERM: signal.SIG_DFL,
     }
     before = {number: signal.getsignal(number) for number in ours}
-    taken = [n for n in ours if before[n] is ours[n] or getattr(before[n], "is_replaceable", False)]
-    for number in taken:
+    replaced = [
+        n for n in ours if before[n] is ours[n] or getattr(before[n], "is_replaceable", False)
+    ]
+    for number in replaced:
         signal.signal(number, handle)
     try:
         try:
@@ -82,7 +84,7 @@ def stop_on_signals(
         is_over = True  # again: a signal may have raised just before the line above
         with gate:
             ended.set()
-        for number in taken:
+        for number in replaced:
             signal.signal(number, before[number])
     for number in late:  # arrived after the block, so it is for the handler restored above
         signal.raise_signal(number)

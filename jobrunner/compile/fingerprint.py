@@ -144,7 +144,10 @@ def _changed_tasks(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
 def structure_of(task: Task, global_blobs: Collection[tuple[str, str]]) -> str:
     """Digest of one task's structure: 16 hexadecimal digits."""
     outputs = [(blob.name, blob.key in global_blobs) for blob in task.output_blobs]
-    after = [other if isinstance(other, str) else other.full_name for other in task.after]
+    after = [
+        task_after if isinstance(task_after, str) else task_after.full_name
+        for task_after in task.after
+    ]
     structure = [
         [_name_input(value) for value in task.inputs],
         [blob.name for blob in task.updates],

@@ -89,8 +89,8 @@ class GroupCompiler:
         for i, task in enumerate(self.tasks):
             self._add(i, task)
         for i, task in enumerate(self.tasks):
-            for other in task.after:
-                self._add_after(i, task, other)
+            for earlier in task.after:
+                self._add_after(i, task, earlier)
         self._check_cycles()
         compiled = [self._condition(condition) for condition in conditions]
         compiled += [self._condition(end, ENDS_EPOCH) for end in ends]
@@ -228,30 +228,30 @@ class GroupCompiler:
         self._drafts[reader].crossings[number] = None
         return number
 
-    def _add_after(self, i: int, task: Task, other: Task | str) -> None:
+    def _add_after(self, i: int, task: Task, earlier: Task | str) -> None:
         where = f"Task {task.full_name!r} of the {self.group.name} group: after="
-        if isinstance(other, str):
-            named = self.group.find_named(other, task)
+        if isinstance(earlier, str):
+            named = self.group.find_named(earlier, task)
             if named is None:
                 raise DefinitionError(
-                    f"{where}{other!r} names no task of this group. Name a task of another node "
+                    f"{where}{earlier!r} names no task of this group. Name a task of another node "
                     f"'node/task'; groups always run one after another."
                 )
-            other = named
-        source = self._index.get(other)
+            earlier = named
+        source = self._index.get(earlier)
         if source is None:
-            if other.group is self.group:
+            if earlier.group is self.group:
                 return  # a resume runs only some of the tasks
             raise DefinitionError(
-                f"{where}{other.full_name!r} is a task of another group. Groups always run one "
+                f"{where}{earlier.full_name!r} is a task of another group. Groups always run one "
                 f"after another."
             )
         if source == i:
-            raise DefinitionError(f"{where}{other.full_name!r} names the task itself.")
-        if other.node == task.node:
+            raise DefinitionError(f"{where}{earlier.full_name!r} names the task itself.")
+        if earlier.node == task.node:
             self._drafts[i].waits_for.add(source)
         else:
-            self._cross((other.node.name, source, None, None), i)
+            self._cross((earlier.node.name, source, None, None), i)
 
     def _check_cycles(self) -> None:
         if not any(task.after for task in self.tasks):

@@ -48,7 +48,7 @@ def compile_job(job: Job) -> Plan:
     configured = find_configured(job, checkpointed, global_blobs)
     replicated, partitions = find_shared(job, configured)
     check_steps(job)
-    groups, made = _compile_groups(job, global_blobs)
+    groups, lasting_blobs = _compile_groups(job, global_blobs)
     every_step = [task for task in job.epoch_group.tasks() if task.every == 1]
     plan = Plan(
         job=job.name,
@@ -60,9 +60,11 @@ def compile_job(job: Job) -> Plan:
         groups=groups,
         checkpointed=checkpointed,
         globals=by_node(global_blobs),
-        initial=by_node(made["init"]),
-        early=by_node(made["init"] | _made_by(every_step, global_blobs)),
-        lasting=by_node(made["init"].union(made["epoch"], made.get("epoch_end", ()))),
+        initial=by_node(lasting_blobs["init"]),
+        early=by_node(lasting_blobs["init"] | _made_by(every_step, global_blobs)),
+        lasting=by_node(
+            lasting_blobs["init"].union(lasting_blobs["epoch"], lasting_blobs.get("epoch_end", ()))
+        ),
         transient=by_node(_transient_blobs(tasks)),
         replicated=replicated,
         partitions=partitions,
@@ -94,14 +96,14 @@ def _compile_groups(
     stops = {"epoch": after_step, "epoch_end": after_epoch}
     ends = {"epoch": job.epoch_end_conditions}
     groups: dict[str, GroupPlan] = {}
-    made: dict[str, set[Key]] = {}
+    lasting_blobs: dict[str, set[Key]] = {}
     for name, group in job.groups.items():
         lasting = group.tasks()
         compiler = GroupCompiler(
             group,
             lasting,
             globals=global_blobs,
-            available=set().union(*made.values()),
+            available=set().union(*lasting_blobs.values()),
             groups=job.groups.values(),
             is_seeded=job.seed_global_rng,
         )
@@ -109,8 +111,8 @@ def _compile_groups(
         if name == "epoch" and job.steps_per_epoch is None:
             # An epoch may end before the others have run.
             lasting = [task for task in lasting if task.every == 1]
-        made[name] = _made_by(lasting, global_blobs)
-    return groups, made
+        lasting_blobs[name] = _made_by(lasting, global_blobs)
+    return groups, lasting_blobs
 
 
 def _made_by(tasks: Iterable[Task], global_blobs: Collection[Key]) -> set[Key]:
@@ -227,7 +229,7 @@ def _resumed_tasks(
                     needed.append(value.task)
             elif value.key not in loaded:
                 needed += makers.get(value.key, [])
-        wanted += [other for other in dict.fromkeys(needed) if other not in included]
+        wanted += [maker for maker in dict.fromkeys(needed) if maker not in included]
         included.update(needed)
 
     resumed = [task for task in tasks if task in included]

@@ -85,9 +85,9 @@ class ByName(Struct, frozen=True):
 
     def __call__(self, *arguments: Any, **kwargs: Any) -> Any:
         """Call `fn`."""
-        rest = iter(arguments)
+        remaining = iter(arguments)
         for name, count in self.places:
-            kwargs[name] = next(rest) if count is None else list(islice(rest, count))
+            kwargs[name] = next(remaining) if count is None else list(islice(remaining, count))
         return self.fn(**kwargs)
 
 
@@ -241,15 +241,15 @@ class Plan(Struct, frozen=True):
         return {node.name: node.uid for node in self.nodes if node.uid is not None}
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{key} {_count(it)}" for key, it in self.groups.items())
+        sizes = ", ".join(f"{key} {_count(group)}" for key, group in self.groups.items())
         return printable(
             f"<Plan of {self.job!r}: {counted(len(self.nodes), 'node')}, tasks {sizes}>"
         )
 
     def _repr_html_(self) -> Html:
         rows = [
-            (key, _count(it), counted_names(it.slices), len(it.crossings))
-            for key, it in self.groups.items()
+            (key, _count(group), counted_names(group.slices), len(group.crossings))
+            for key, group in self.groups.items()
         ]
         saved = f"saved nodes: {counted_names(self.checkpointed)}"
         head = ("group", "tasks", "nodes", "values that cross nodes")
@@ -257,14 +257,14 @@ class Plan(Struct, frozen=True):
 
     def saved_blobs(self, at: Position) -> dict[str, frozenset[str]]:
         """The blobs of each checkpointed node that a checkpoint contains."""
-        made = self.lasting
+        blobs = self.lasting
         if at == Position(0):
-            made = self.initial
+            blobs = self.initial
         elif at < Position(1):
-            made = self.early
+            blobs = self.early
         none: frozenset[str] = frozenset()
         return {
-            node: made.get(node, none) - self.transient.get(node, none)
+            node: blobs.get(node, none) - self.transient.get(node, none)
             for node in self.checkpointed
         }
 

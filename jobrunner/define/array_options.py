@@ -53,18 +53,18 @@ def read_array_options(
     return ArrayOptions(read, shape, names, located)
 
 
-def _read_names(names: object, kind: str, what: str) -> tuple[str, ...] | None:
+def _read_names(names: object, kind: str, where: str) -> tuple[str, ...] | None:
     if names is None:
         return None
     listed = (names,) if isinstance(names, str) else names
     if not isinstance(listed, Sequence):
-        raise DefinitionError(f"{what} must be a name or a sequence of names; got {names!r}.")
+        raise DefinitionError(f"{where} must be a name or a sequence of names; got {names!r}.")
     for name in listed:
         check_name(name, kind)
         if " " in name or (kind == "dimension" and name.startswith("_")):
             # Readers split lists of coordinates at spaces.
             rule = "contain no space, and those of axes do not begin with '_'"
-            raise DefinitionError(f"{what} has {name!r}, but such names {rule}. Choose another.")
+            raise DefinitionError(f"{where} has {name!r}, but such names {rule}. Choose another.")
     return tuple(listed)
 
 
@@ -108,7 +108,7 @@ def _read_compressor(item: Any, where: str) -> Compressor:
     return {"name": "zstd", "configuration": full}
 
 
-def _read_shape(shape: object, what: str) -> tuple[int, ...] | None:
+def _read_shape(shape: object, where: str) -> tuple[int, ...] | None:
     if shape is None:
         return None
     sizes: Sequence[Any] = shape if isinstance(shape, Sequence) else (shape,)
@@ -117,5 +117,5 @@ def _read_shape(shape: object, what: str) -> tuple[int, ...] | None:
     except TypeError:
         read = ()
     if not read or any(size < 1 for size in read) or any(isinstance(s, bool) for s in sizes):
-        raise DefinitionError(f"{what} must be an int >= 1 for each axis; got {shape!r}.")
+        raise DefinitionError(f"{where} must be an int >= 1 for each axis; got {shape!r}.")
     return read

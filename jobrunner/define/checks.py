@@ -299,7 +299,9 @@ class _Arguments:
         """The parameters that may be given without their names, and their rules."""
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         return [
-            (name, self.rules[name]) for name, it in self._parameters.items() if it.kind in kinds
+            (name, self.rules[name])
+            for name, parameter in self._parameters.items()
+            if parameter.kind in kinds
         ]
 
     def read(
@@ -315,7 +317,7 @@ class _Arguments:
 
     def check_names(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse a keyword that is no parameter."""
-        if any(it.kind is it.VAR_KEYWORD for it in self._parameters.values()):
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters.values()):
             return
         wrong = next(name for name in kwargs if name not in self._parameters)
         names = [name for name in self._parameters if name != "self"]
@@ -327,11 +329,11 @@ class _Arguments:
 
     def _name_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """What is called; with what the caller has called it, which tells it from other such calls."""
-        given = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
+        arguments = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
         named = [
-            given.get("name"),
-            getattr(given.get("job"), "name", None),
-            getattr(given.get("fn"), "__name__", None),
+            arguments.get("name"),
+            getattr(arguments.get("job"), "name", None),
+            getattr(arguments.get("fn"), "__name__", None),
         ]
         for name in named:
             if isinstance(name, str):
@@ -374,11 +376,11 @@ def constants_of(fn: object, kwargs: Mapping[str, object]) -> Iterator[object]:
 def check_runs(fn: object, where: str) -> None:
     """Raise `DefinitionError` if a call of `fn` only makes a coroutine or a generator."""
     fn = without_partials(fn)
-    found = _lazy_kind(fn)
-    if found is None and callable(fn) and not inspect.isroutine(fn):
-        found = _lazy_kind(without_partials(type(fn).__call__))
-    if found is not None:
-        kind, remedy = found
+    lazy_kind = _lazy_kind(fn)
+    if lazy_kind is None and callable(fn) and not inspect.isroutine(fn):
+        lazy_kind = _lazy_kind(without_partials(type(fn).__call__))
+    if lazy_kind is not None:
+        kind, remedy = lazy_kind
         raise DefinitionError(f"{where} is {kind}, so calling it runs nothing. {remedy}")
 
 

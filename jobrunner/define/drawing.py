@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Edge(NamedTuple):
-    """`target` reads `what` from `source`, a task of its group; "after": it only waits for it."""
+    """`target` reads `value` from `source`, a task of its group; "after": it only waits for it."""
 
     source: Task
     target: Task
-    what: str
+    value: str
 
 
 def find_edges(group: TaskGroup) -> list[Edge]:
@@ -34,12 +34,12 @@ def find_edges(group: TaskGroup) -> list[Edge]:
         for value in (*task.inputs, *task.updates):
             if isinstance(value, TaskOutput):
                 if value.task.group is group:
-                    what = value.blob.name if value.blob is not None else "return value"
-                    edges.append(Edge(value.task, task, what))
+                    value_name = value.blob.name if value.blob is not None else "return value"
+                    edges.append(Edge(value.task, task, value_name))
             elif value in writers:
                 edges.append(Edge(writers[value], task, value.name))
-        for other in task.after:
-            earlier = group.find_named(other, task) if isinstance(other, str) else other
+        for named in task.after:
+            earlier = group.find_named(named, task) if isinstance(named, str) else named
             if earlier is not None and earlier is not task and earlier.group is group:
                 edges.append(Edge(earlier, task, "after"))
         for blob in (*task.output_blobs, *task.updates):
@@ -77,7 +77,7 @@ def to_dot(job: Job) -> str:
             lines.append(f"    {key} [label={_quote(task.full_name)}{style}]")
         for edge in find_edges(group):
             arrow = f"{keys[edge.source]} -> {keys[edge.target]}"
-            lines.append(f"    {arrow} [label={_quote(edge.what)}]")
+            lines.append(f"    {arrow} [label={_quote(edge.value)}]")
         lines.append("  }")
     lines.append("}\n")
     return "\n".join(lines)

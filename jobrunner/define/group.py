@@ -175,35 +175,35 @@ class TaskGroup(Active):
         check_call(fn, 0, (), "report_step: fn")
         self.reports.append((node, fn, interval_ms))
 
-    def check_open(self, what: str) -> None:
+    def check_open(self, addition: str) -> None:
         """Refuse to add `what` to a group that is compiled or part of another one."""
         if self._merged_into is not None:
             raise DefinitionError(
-                f"Cannot add {what}: its group has been added to the {self._merged_into.name} "
+                f"Cannot add {addition}: its group has been added to the {self._merged_into.name} "
                 f"group. Add to that group, or define all tasks before you add the group."
             )
         if self.is_compiled:
             raise DefinitionError(
-                f"Cannot add {what}: the {self.name} group is already compiled. Define all tasks "
+                f"Cannot add {addition}: the {self.name} group is already compiled. Define all tasks "
                 f"before compile() or run()."
             )
 
-    def _merge(self, other: TaskGroup) -> None:
-        self.check_open(f"another group ({other!r})")
-        other.check_open(f"{other!r} to another group")
-        if other.job_name or other is self:
+    def _merge(self, group: TaskGroup) -> None:
+        self.check_open(f"another group ({group!r})")
+        group.check_open(f"{group!r} to another group")
+        if group.job_name or group is self:
             raise DefinitionError(
-                f"Cannot add {other!r} to the {self.name} group: it is the {other.name} group of job "
-                f"{other.job_name!r}. Add only groups that belong to no job."
-                if other.job_name
-                else f"Cannot add {other!r} to itself."
+                f"Cannot add {group!r} to the {self.name} group: it is the {group.name} group of job "
+                f"{group.job_name!r}. Add only groups that belong to no job."
+                if group.job_name
+                else f"Cannot add {group!r} to itself."
             )
-        for task in other.tasks():
+        for task in group.tasks():
             task.group = None
-            task.workspace_type = task.workspace_type or other.workspace_type
+            task.workspace_type = task.workspace_type or group.workspace_type
             self.add(task)
-        self.reports += other.reports
-        other._merged_into = self
+        self.reports += group.reports
+        group._merged_into = self
 
     def __repr__(self) -> str:
         return f"<TaskGroup {self.name!r}: {len(self._tasks)} tasks>"

@@ -86,17 +86,19 @@ def job(function: Callable[_P, Job]) -> Callable[_P, Job]:
     def make(*args: _P.args, **kwargs: _P.kwargs) -> Job:
         bound = _bind(function, signature, args, kwargs)
         bound.apply_defaults()
-        for each, value in bound.arguments.items():
-            if value is not signature.parameters[each].default:
-                bound.arguments[each] = _fit(f"{name}: {each}", value, types[each])
-        made = function(*bound.args, **bound.kwargs)
-        if not isinstance(made, Job):
-            raise DefinitionError(f"{name}() returned {made!r:.80}; expected a Job.")
-        made.parameters = {
-            each: _recorded(f"{name}: {each}", each, value)
-            for each, value in bound.arguments.items()
+        for parameter_name, value in bound.arguments.items():
+            if value is not signature.parameters[parameter_name].default:
+                bound.arguments[parameter_name] = _fit(
+                    f"{name}: {parameter_name}", value, types[parameter_name]
+                )
+        new_job = function(*bound.args, **bound.kwargs)
+        if not isinstance(new_job, Job):
+            raise DefinitionError(f"{name}() returned {new_job!r:.80}; expected a Job.")
+        new_job.parameters = {
+            parameter_name: _recorded(f"{name}: {parameter_name}", parameter_name, value)
+            for parameter_name, value in bound.arguments.items()
         }
-        return made
+        return new_job
 
     setattr(make, _PARAMETERS, types)
     return cast("Callable[_P, Job]", make)
@@ -114,10 +116,13 @@ def read_parameters(function: Callable[..., Job], texts: Mapping[str, str]) -> d
     """
     types = getattr(function, _PARAMETERS)
     name = getattr(function, "__name__", "")
-    if unknown := [each for each in texts if each not in types]:
-        known = f"its parameters are {', '.join(types)}" if types else "it has no parameters"
-        raise DefinitionError(f"{name} has no parameter {unknown[0]!r}; {known}.")
-    read = {each: _read(f"{name}: {each}", text, types[each]) for each, text in texts.items()}
+    if unknown := [parameter for parameter in texts if parameter not in types]:
+        expected = f"its parameters are {', '.join(types)}" if types else "it has no parameters"
+        raise DefinitionError(f"{name} has no parameter {unknown[0]!r}; {expected}.")
+    read = {
+        parameter: _read(f"{name}: {parameter}", text, types[parameter])
+        for parameter, text in texts.items()
+    }
     _bind(function, inspect.signature(function), (), read)
     return read
 
@@ -144,26 +149,26 @@ def _type_of(function: Callable[..., Any], parameter: Parameter) -> Any:
     except NameError as error:
         raise DefinitionError(f"{where}: an annotation cannot be read: {error}.") from None
     if parameter.name in hints:
-        found = hints[parameter.name]
+        kind = hints[parameter.name]
     elif type(parameter.default) in _PLAIN:
-        found = type(parameter.default)
+        kind = type(parameter.default)
     else:
         raise DefinitionError(
             f"{where} needs a type: annotate it, as in `{parameter.name}: float`."
         )
     try:
-        is_known = _is_known(msgspec.inspect.type_info(found))
+        is_known = _is_known(msgspec.inspect.type_info(kind))
     except (TypeError, NameError):
         is_known = False
     if not is_known:
         raise DefinitionError(
-            f"{where} has the type {getattr(found, '__name__', found)}, which cannot be recorded. "
+            f"{where} has the type {getattr(kind, '__name__', kind)}, which cannot be recorded. "
             f"Use bool, int, float, str, an Enum, a Literal, or a list, tuple or dict of these."
         )
     default = parameter.default
     if default is not parameter.empty:
-        _fit(where, default, found)
-    return found
+        _fit(where, default, kind)
+    return kind
 
 
 def _is_known(info: Any) -> bool:
@@ -196,11 +201,11 @@ def _read(where: str, text: str, kind: Any) -> Any:
 
 def _refused(where: str, value: object, kind: Any) -> DefinitionError:
     expected = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-    for each in (kind, *get_args(kind)):
-        if each is bool:
+    for member_type in (kind, *get_args(kind)):
+        if member_type is bool:
             expected += " (true or false)"
-        elif isinstance(each, type) and issubclass(each, Enum):
-            expected += f" ({' or '.join(repr(member.value) for member in each)})"
+        elif isinstance(member_type, type) and issubclass(member_type, Enum):
+            expected += f" ({' or '.join(repr(member.value) for member in member_type)})"
     return DefinitionError(f"{where} cannot be {value!r:.200}; expected {expected}.")
 
 
@@ -223,5 +228,5 @@ def without_secrets(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return [without_secrets("", item) for item in value]
     if isinstance(value, dict):
-        return {without_credentials(key): without_secrets(key, it) for key, it in value.items()}
+        return {without_credentials(key): without_secrets(key, item) for key, item in value.items()}
     return value

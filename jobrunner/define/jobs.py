@@ -18,7 +18,7 @@ from jobrunner.texts import Html
 if TYPE_CHECKING:
     from jobrunner.compile import Plan
 
-_LIST = Rule("a list", lambda it: isinstance(it, Iterable) and not isinstance(it, str))
+_LIST = Rule("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, str))
 _STEPS = Rule("an int >= 1 or None", COUNT.fits, COUNT.read)
 _SEED = Rule("an int >= 0 and < 2**64", lambda seed: NATURAL.fits(seed) and seed < 1 << 64, int)
 
@@ -137,7 +137,9 @@ class Job(Active):
     def groups(self) -> dict[str, TaskGroup]:
         """The groups by name, in the order they run; an epoch end group only if it does anything."""
         has_end = self.epoch_end_group.tasks() or self.epoch_end_group.reports
-        return {role: it for role, it in self._roles.items() if role != "epoch_end" or has_end}
+        return {
+            role: group for role, group in self._roles.items() if role != "epoch_end" or has_end
+        }
 
     @classmethod
     def current(cls) -> Job:
@@ -246,34 +248,36 @@ class Job(Active):
         sizes = ", ".join(f"{name} {len(group.tasks())}" for name, group in self.groups.items())
         return f"<Job {self.name!r}: tasks {sizes}>"
 
-    def _condition(self, condition: object, what: str) -> TaskOutput | Blob:
-        self.epoch_group.check_open(f"a {what}")
+    def _condition(self, condition: object, role: str) -> TaskOutput | Blob:
+        self.epoch_group.check_open(f"a {role}")
         if isinstance(condition, Task):
             condition = condition.output()
         if not isinstance(condition, TaskOutput | Blob):
             raise DefinitionError(
-                f"Job {self.name!r}: a {what} must be a TaskOutput or a Blob; got "
+                f"Job {self.name!r}: a {role} must be a TaskOutput or a Blob; got "
                 f"{type(condition).__name__}."
             )
         if isinstance(condition, Blob) and condition.node is None:
             raise DefinitionError(
-                f"Job {self.name!r}: the {what} {condition!r} names no node; write "
+                f"Job {self.name!r}: the {role} {condition!r} names no node; write "
                 f"node[{condition.name!r}]."
             )
         return condition
 
-    def _adopt(self, **given: TaskGroup | None) -> dict[str, TaskGroup]:
+    def _adopt(self, **groups: TaskGroup | None) -> dict[str, TaskGroup]:
         """The groups by role, new ones where none is given."""
         roles: dict[str, TaskGroup] = {}
-        for role, one in given.items():
-            group = TaskGroup() if one is None else one
+        for role, given_group in groups.items():
+            group = TaskGroup() if given_group is None else given_group
             where = f"Job {self.name!r}: the {role} group"
-            others = [f"its {name} group" for name, it in roles.items() if it is group]
+            roles_taken = [
+                f"its {name} group" for name, taken_group in roles.items() if taken_group is group
+            ]
             if group.job_name and group.name != role:
-                others.append(f"the {group.name} group of job {group.job_name!r}")
-            if others:
+                roles_taken.append(f"the {group.name} group of job {group.job_name!r}")
+            if roles_taken:
                 raise DefinitionError(
-                    f"{where} is already {others[0]}. A group has one role: make another TaskGroup, "
+                    f"{where} is already {roles_taken[0]}. A group has one role: make another TaskGroup, "
                     f"with tasks of its own."
                 )
             roles[role] = group

@@ -62,14 +62,14 @@ class Total(NamedTuple):
             return self.value
         return self.value / self.weight if self.weight else math.nan
 
-    def __and__(self, other: Total) -> Total:
+    def __and__(self, total: Total) -> Total:
         if self.how in ("mean", "sum"):
-            value, weight = self.value + other.value, self.weight + other.weight
+            value, weight = self.value + total.value, self.weight + total.weight
             return self._replace(value=value, weight=weight)
-        if math.isnan(self.value) or math.isnan(other.value):
+        if math.isnan(self.value) or math.isnan(total.value):
             return self._replace(value=math.nan)
         choose = min if self.how == "min" else max
-        return self._replace(value=choose(self.value, other.value))
+        return self._replace(value=choose(self.value, total.value))
 
     def describe(self) -> str:
         """How values become one, for messages."""
@@ -156,29 +156,29 @@ class Image:
     def __init__(self, pixels: Any) -> None:
         import numpy as np
 
-        found = np.asarray(pixels)
-        is_grey = found.ndim == 2
-        if not found.size or not (is_grey or (found.ndim == 3 and found.shape[2] in (1, 3, 4))):
+        array = np.asarray(pixels)
+        is_grey = array.ndim == 2
+        if not array.size or not (is_grey or (array.ndim == 3 and array.shape[2] in (1, 3, 4))):
             raise DefinitionError(
                 f"Image: expected an array of shape (height, width) or (height, width, 1, 3 or 4); "
-                f"got shape {found.shape}. Move the axis of the colours to the end, as in "
+                f"got shape {array.shape}. Move the axis of the colours to the end, as in "
                 f"Image(pixels.transpose(1, 2, 0))."
             )
-        if found.dtype.kind == "f":
-            levels = np.rint(np.where(np.isnan(found), 0, found) * 255)
+        if array.dtype.kind == "f":
+            levels = np.rint(np.where(np.isnan(array), 0, array) * 255)
             if levels.min() < 0 or levels.max() > 255:
                 raise DefinitionError(
-                    f"Image: expected floats from 0 to 1; got {np.nanmin(found):g} to "
-                    f"{np.nanmax(found):g}. Scale the pixels, as in Image(pixels / pixels.max()), or "
+                    f"Image: expected floats from 0 to 1; got {np.nanmin(array):g} to "
+                    f"{np.nanmax(array):g}. Scale the pixels, as in Image(pixels / pixels.max()), or "
                     f"cut them off, as in Image(pixels.clip(0, 1))."
                 )
-            found = levels.astype(np.uint8)
-        if found.dtype != np.uint8:
+            array = levels.astype(np.uint8)
+        if array.dtype != np.uint8:
             raise DefinitionError(
-                f"Image: expected uint8, or floats from 0 to 1; got {found.dtype}. Convert the "
+                f"Image: expected uint8, or floats from 0 to 1; got {array.dtype}. Convert the "
                 f"pixels, as in pixels.astype('uint8')."
             )
-        object.__setattr__(self, "pixels", found)
+        object.__setattr__(self, "pixels", array)
 
 
 class ArrayEntry(NamedTuple):
@@ -275,11 +275,13 @@ def merge_reports(entries: Iterable[MetricEntry], arrays: Iterable[ArrayEntry] =
     merged = Reported()
     of_nodes: dict[str, Any] = {}
     for name, reports in _by_name(entries).items():
-        ways = {_describe(entry.value): entry.node for entry in reports}
-        if len(ways) > 1:
-            each = "; ".join(f"{way} by node {node!r}" for way, node in ways.items())
+        nodes_by_way = {_describe(entry.value): entry.node for entry in reports}
+        if len(nodes_by_way) > 1:
+            descriptions = "; ".join(
+                f"{description} by node {node!r}" for description, node in nodes_by_way.items()
+            )
             raise DefinitionError(
-                f"Metric {name!r} is reported in different ways: {each}. Report it in one way."
+                f"Metric {name!r} is reported in different ways: {descriptions}. Report it in one way."
             )
         totals: dict[str, Total] = {}
         for entry in reports:
@@ -301,16 +303,18 @@ def merge_reports(entries: Iterable[MetricEntry], arrays: Iterable[ArrayEntry] =
     for name, pictures in _by_name(arrays).items():
         merged.arrays[name] = pictures[-1].decode()
         if len(pictures) > 1:
-            merged.arrays.update({f"{one.node}/{name}": one.decode() for one in pictures})
+            merged.arrays.update(
+                {f"{picture.node}/{name}": picture.decode() for picture in pictures}
+            )
     return merged
 
 
 def _by_name(entries: Iterable[Any]) -> dict[str, list[Any]]:
     """Entries by name, in order of definition."""
-    found: dict[str, list[Any]] = {}
-    for entry in sorted(entries, key=lambda it: (it.order, it.instance, it.node)):
-        found.setdefault(entry.name, []).append(entry)
-    return found
+    by_name: dict[str, list[Any]] = {}
+    for entry in sorted(entries, key=lambda entry: (entry.order, entry.instance, entry.node)):
+        by_name.setdefault(entry.name, []).append(entry)
+    return by_name
 
 
 def _combined(name: str, totals: dict[str, Total]) -> dict[str, Metric]:
@@ -319,8 +323,8 @@ def _combined(name: str, totals: dict[str, Total]) -> dict[str, Metric]:
     whole = totals[nodes[0]]
     for node in nodes[1:]:
         whole = whole & totals[node]
-    each = {f"{node}/{name}": totals[node].result for node in nodes} if len(nodes) > 1 else {}
-    return {name: whole.result, **each}
+    of_nodes = {f"{node}/{name}": totals[node].result for node in nodes} if len(nodes) > 1 else {}
+    return {name: whole.result, **of_nodes}
 
 
 def _ways(reported: Reported, name: str) -> str:

@@ -134,8 +134,8 @@ class Node(Active):
     def __getitem__(self, name: str) -> Blob:
         return Blob(name, self)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Node) and other.name == self.name
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, Node) and value.name == self.name
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -235,8 +235,8 @@ class Blob:
         blob.node = node
         return blob
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Blob) and other.key == self.key
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, Blob) and value.key == self.key
 
     def __hash__(self) -> int:
         return hash(self.key)

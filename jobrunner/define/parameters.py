@@ -78,15 +78,15 @@ _signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
 def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
     """The signature of `fn`; None for a builtin without one."""
     is_kept = type(fn) in (FunctionType, BuiltinFunctionType, type)
-    if is_kept and (known := _signatures.get(fn)) is not None:
-        return known
+    if is_kept and (kept := _signatures.get(fn)) is not None:
+        return kept
     try:
-        found = inspect.signature(fn)
+        signature = inspect.signature(fn)
     except (TypeError, ValueError):
         return None
     if is_kept:
-        _signatures[fn] = found
-    return found
+        _signatures[fn] = signature
+    return signature
 
 
 class _Named(NamedTuple):
@@ -99,35 +99,40 @@ class _Named(NamedTuple):
 
     def read(self, inputs: object, updates: object) -> Arguments:
         parameters = self.signature.parameters
-        given = dict(inputs) if isinstance(inputs, Mapping) else {}
+        inputs_by_name = dict(inputs) if isinstance(inputs, Mapping) else {}
         updated = dict(self._updates(updates))
-        for what, names in (("inputs", given), ("updates", updated)):
+        for argument, names in (("inputs", inputs_by_name), ("updates", updated)):
             for name in names:
-                self._check(what, name)
-        if both := sorted(given.keys() & updated.keys()):
+                self._check(argument, name)
+        if both := sorted(inputs_by_name.keys() & updated.keys()):
             raise self._error(f"inputs and updates both name parameter {both[0]!r}")
         implied = [
             name
-            for name, it in parameters.items()
-            if it.default is it.empty
-            and it.kind not in (it.VAR_POSITIONAL, it.VAR_KEYWORD)
-            and not (name in given or name in updated or name in self.kwargs)
+            for name, parameter in parameters.items()
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            and not (name in inputs_by_name or name in updated or name in self.kwargs)
         ]
         for name in implied:
             self._check("inputs", name)
-        given.update((name, name) for name in implied)
+        inputs_by_name.update((name, name) for name in implied)
         order = {name: i for i, name in enumerate(parameters)}
-        by_place = sorted(given, key=lambda name: order.get(name, len(order)))
+        by_place = sorted(inputs_by_name, key=lambda name: order.get(name, len(order)))
         places = [
-            (name, len(given[name]) if isinstance(given[name], list | tuple) else None)
+            (
+                name,
+                len(inputs_by_name[name])
+                if isinstance(inputs_by_name[name], list | tuple)
+                else None,
+            )
             for name in by_place
         ] + [(name, None) for name in updated]
         try:
-            self.signature.bind(**dict.fromkeys((*given, *updated)), **self.kwargs)
+            self.signature.bind(**dict.fromkeys((*inputs_by_name, *updated)), **self.kwargs)
         except TypeError as error:
             raise self._error(f"it cannot be called with what the task gives it: {error}") from None
         return Arguments(
-            tuple(value for name in by_place for value in sequence(given[name])),
+            tuple(value for name in by_place for value in sequence(inputs_by_name[name])),
             tuple(updated.values()),
             () if self._is_in_order(places) else tuple(places),
             frozenset(implied),
@@ -142,30 +147,33 @@ class _Named(NamedTuple):
 
     def _is_in_order(self, places: Sequence[Place]) -> bool:
         first = list(self.signature.parameters.values())[: len(places)]
-        return [(it.name, None) for it in first] == list(places) and all(
-            it.kind is it.POSITIONAL_OR_KEYWORD for it in first
+        return [(parameter.name, None) for parameter in first] == list(places) and all(
+            parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in first
         )
 
-    def _check(self, what: str, name: object) -> None:
+    def _check(self, argument: str, name: object) -> None:
         if not isinstance(name, str):
-            raise self._error(f"the keys of {what} must be names of parameters; got {name!r}")
-        found = self.signature.parameters.get(name)
-        if found is None or found.kind is Parameter.VAR_KEYWORD:
-            if any(it.kind is it.VAR_KEYWORD for it in self.signature.parameters.values()):
+            raise self._error(f"the keys of {argument} must be names of parameters; got {name!r}")
+        parameter = self.signature.parameters.get(name)
+        if parameter is None or parameter.kind is Parameter.VAR_KEYWORD:
+            if any(
+                other_parameter.kind is other_parameter.VAR_KEYWORD
+                for other_parameter in self.signature.parameters.values()
+            ):
                 return
-            advice = f"; write {what}={{parameter: {name!r}}}" if what == "updates" else ""
-            raise self._error(f"{what} name {name!r}, which is no parameter of it{advice}")
-        if found.kind in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL):
-            star = "*" if found.kind is Parameter.VAR_POSITIONAL else ""
+            advice = f"; write {argument}={{parameter: {name!r}}}" if argument == "updates" else ""
+            raise self._error(f"{argument} name {name!r}, which is no parameter of it{advice}")
+        if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL):
+            star = "*" if parameter.kind is Parameter.VAR_POSITIONAL else ""
             raise self._error(
                 f"parameter {star}{name} takes no argument by name. Remove the "
                 f"{star or '/'} from the function, or give inputs and updates as lists"
             )
         if name in self.kwargs:
-            raise self._error(f"{what} and kwargs both name parameter {name!r}")
+            raise self._error(f"{argument} and kwargs both name parameter {name!r}")
 
-    def _error(self, what: str) -> DefinitionError:
-        return DefinitionError(f"{self.where}{self.called}: {what}.")
+    def _error(self, problem: str) -> DefinitionError:
+        return DefinitionError(f"{self.where}{self.called}: {problem}.")
 
 
 def sequence(value: object) -> tuple[Any, ...]:

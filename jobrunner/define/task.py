@@ -187,10 +187,10 @@ class Task:
             raise DefinitionError(
                 f"{where}: kwargs, setup and instance_setup name a parameter twice: {keywords}."
             )
-        given = read_arguments(fn, inputs, updates, dict.fromkeys(keywords), where)
-        self.inputs = tuple(self._input(value) for value in given.inputs)
-        self.updates = self._own_blobs(given.updates, "updates")
-        self.places, self.implied = given.places, given.implied
+        arguments = read_arguments(fn, inputs, updates, dict.fromkeys(keywords), where)
+        self.inputs = tuple(self._input(value) for value in arguments.inputs)
+        self.updates = self._own_blobs(arguments.updates, "updates")
+        self.places, self.implied = arguments.places, arguments.implied
         self.output_blobs = self._own_blobs(outputs, "outputs")
         self.workspace_type = as_workspace_type(workspace_type, f"Task {self.full_name!r}")
         self.num_instances = num_instances
@@ -198,8 +198,8 @@ class Task:
         self.transient_errors = sequence(transient_errors)
         self.after: tuple[Task | str, ...] = sequence(after)
         self._check()
-        if given.misfit:
-            raise DefinitionError(f"{where}: {given.misfit}")
+        if arguments.misfit:
+            raise DefinitionError(f"{where}: {arguments.misfit}")
 
         group = TaskGroup._innermost() if group is None else group
         if group is None:
@@ -260,12 +260,15 @@ class Task:
             raise DefinitionError(f"{where}: nodes must be a list of nodes; got {nodes!r}.")
         if "node" in options:
             raise DefinitionError(f"{where}: got node=; name the nodes in nodes.")
-        each: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "updates": updates}
-        each |= {"kwargs": kwargs, "after": after}
+        by_argument: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "updates": updates}
+        by_argument |= {"kwargs": kwargs, "after": after}
 
         def of(i: int) -> dict[str, Any]:
             at = f"{where}, node {i} ({getattr(nodes[i], 'name', nodes[i])!r})"
-            return {what: value_at(value, i, f"{at}: {what}") for what, value in each.items()}
+            return {
+                argument: value_at(value, i, f"{at}: {argument}")
+                for argument, value in by_argument.items()
+            }
 
         return [cls(fn, node=node, **of(i), **options) for i, node in enumerate(nodes)]
 
@@ -342,15 +345,15 @@ class Task:
             f"{f' To fix it, {hint}.' if hint else ''}"
         )
 
-    def _own_blobs(self, values: object, what: str) -> tuple[Blob, ...]:
+    def _own_blobs(self, values: object, argument: str) -> tuple[Blob, ...]:
         blobs = []
         for value in sequence(values):
             if not isinstance(value, str | Blob):
-                raise self._wrong_type(f"{what} must be names or Blobs", value)
+                raise self._wrong_type(f"{argument} must be names or Blobs", value)
             blob = Blob(value) if isinstance(value, str) else value
             if blob.node is not None and blob.node != self.node:
                 raise DefinitionError(
-                    f"Task {self.full_name!r}: {what} name blob {blob.name!r} of node "
+                    f"Task {self.full_name!r}: {argument} name blob {blob.name!r} of node "
                     f"{blob.node.name!r}, but a task writes to its own node only. Return the "
                     f"value, and read it in a task of {blob.node.name!r} as a TaskOutput."
                 )
@@ -377,17 +380,17 @@ class Task:
                 raise DefinitionError(
                     f"{where}: transient_errors must be exception classes; got {kind!r}."
                 )
-        for other in self.after:
-            if not isinstance(other, Task | str):
-                raise self._wrong_type("after must be tasks or their names", other)
-        for what, blobs in (("updates", self.updates), ("outputs", self.output_blobs)):
+        for task in self.after:
+            if not isinstance(task, Task | str):
+                raise self._wrong_type("after must be tasks or their names", task)
+        for argument, blobs in (("updates", self.updates), ("outputs", self.output_blobs)):
             if len(set(blobs)) < len(blobs):
-                raise DefinitionError(f"{where}: {what} name a blob twice: {list(blobs)}.")
-        for what, values in (("inputs", self.inputs), ("outputs", self.output_blobs)):
+                raise DefinitionError(f"{where}: {argument} name a blob twice: {list(blobs)}.")
+        for argument, values in (("inputs", self.inputs), ("outputs", self.output_blobs)):
             for blob in self.updates:
                 if blob in values:
                     raise DefinitionError(
-                        f"{where}: blob {blob.name!r} is in {what} and in updates. An updated blob "
+                        f"{where}: blob {blob.name!r} is in {argument} and in updates. An updated blob "
                         f"is passed to fn and counts as written: name it in updates only."
                     )
 

@@ -36,32 +36,32 @@ def tag(name: str, /, *content: object, **attributes: object) -> Html:
 
     An attribute that is None is left out.
     """
-    given = "".join(
+    written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
         for key, value in attributes.items()
         if value is not None
     )
     return Html(
-        f"<{name}{given}/>" if name in _VOID else f"<{name}{given}>{join(content)}</{name}>"
+        f"<{name}{written}/>" if name in _VOID else f"<{name}{written}>{join(content)}</{name}>"
     )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: Collection[int]) -> Html:
     """A table; the columns whose numbers are in `left` are aligned to the left, others to the right."""
-    ways = ["left" if i in left else "right" for i in range(len(head))]
+    alignments = ["left" if i in left else "right" for i in range(len(head))]
 
     def row(name: str, cells: Sequence[object], **attributes: str) -> Html:
-        made = (
-            tag(name, cell, **attributes, class_=way, style=f"text-align: {way}")
-            for cell, way in zip(cells, ways, strict=True)
+        aligned = (
+            tag(name, cell, **attributes, class_=alignment, style=f"text-align: {alignment}")
+            for cell, alignment in zip(cells, alignments, strict=True)
         )
-        return tag("tr", *made)
+        return tag("tr", *aligned)
 
     body = join(row("td", cells) for cells in rows)
     return tag("table", tag("thead", row("th", head, scope="col")), tag("tbody", body))
 
 
-def pairs(about: Mapping[str, object]) -> Html:
+def pairs(values: Mapping[str, object]) -> Html:
     """A table of names and values."""
     left = "text-align: left"
     return tag(
@@ -70,7 +70,7 @@ def pairs(about: Mapping[str, object]) -> Html:
             "tbody",
             *(
                 tag("tr", tag("th", name, scope="row", style=left), tag("td", value, style=left))
-                for name, value in about.items()
+                for name, value in values.items()
             ),
         ),
     )

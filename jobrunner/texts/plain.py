@@ -44,10 +44,10 @@ def printable(text: str, kept: str = "\n\t") -> str:
     return text if text.isprintable() else text.translate(_escapes_but(kept))
 
 
-def _name_in_file(found: re.Match[str]) -> str:
-    module = sys.modules.get(SCRIPT_PREFIX + found[1])  # whose file may be "my job.py"
-    file = getattr(module, "__file__", None) or f"{found[1]}.py"
-    return os.path.basename(file) + (":" if found[0][-1] in ".:" else "")
+def _name_in_file(match: re.Match[str]) -> str:
+    module = sys.modules.get(SCRIPT_PREFIX + match[1])  # whose file may be "my job.py"
+    file = getattr(module, "__file__", None) or f"{match[1]}.py"
+    return os.path.basename(file) + (":" if match[0][-1] in ".:" else "")
 
 
 class _Escapes(dict[int, str]):
@@ -77,8 +77,8 @@ def _without_credentials(word: re.Match[str]) -> str:
     if not _URL.search(word[0]):
         return word[0]
     # Each URL before the last "@" has one after it: no search runs to the end of the word in vain.
-    before, at, rest = (plain := word[0].replace("%40", "@")).rpartition("@")
-    cleaned = _QUERY.sub(r"\1…", _USER.sub("…", before + at) + rest)
+    before, at, after = (plain := word[0].replace("%40", "@")).rpartition("@")
+    cleaned = _QUERY.sub(r"\1…", _USER.sub("…", before + at) + after)
     return word[0] if cleaned == plain else cleaned
 
 
@@ -119,10 +119,10 @@ def counted_names(names: Collection[str]) -> str:
     return f"{len(names)}: {listed(names, 6)}" if names else "none"
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, noun: str) -> str:
     """``1 task``, ``2 tasks``, ``2 losses``."""
-    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
-    return f"{number} {what}{ending}"
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"
 
 
 def format_seconds(seconds: float) -> str:
@@ -136,9 +136,9 @@ def format_seconds(seconds: float) -> str:
         return f"{shown} ms"
     if (shown := round(seconds, 1)) < 60:
         return f"{shown:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {seconds_left} s"
     return f"{minutes // 60} h {minutes % 60} min"
 
 
@@ -149,7 +149,7 @@ def format_metrics(metrics: Mapping[str, object], most: int = 4) -> list[str]:
 
 def whole_metrics(metrics: Mapping[str, Any], nodes: Collection[str]) -> dict[str, Any]:
     """The metrics that are not the value of one of these nodes."""
-    return {name: it for name, it in metrics.items() if name.partition("/")[0] not in nodes}
+    return {name: value for name, value in metrics.items() if name.partition("/")[0] not in nodes}
 
 
 def metric_texts(metrics: Mapping[str, object]) -> Iterator[tuple[str, str]]:
@@ -170,10 +170,10 @@ def format_time(time: str | float) -> str:
     """Format an ISO time, or a Unix time in seconds, as local time; another text stays as it is."""
     try:
         if isinstance(time, str):
-            found = datetime.datetime.fromisoformat(time)
+            moment = datetime.datetime.fromisoformat(time)
         else:
-            found = datetime.datetime.fromtimestamp(time)
-        return found.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+            moment = datetime.datetime.fromtimestamp(time)
+        return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         return time if isinstance(time, str) else "unknown"
 

@@ -29,7 +29,7 @@ def build() -> Job:
 
 def test_edges_lead_to_a_task_from_those_of_its_group_that_it_waits_for() -> None:
     found = [
-        (edge.source.full_name, edge.target.full_name, edge.what)
+        (edge.source.full_name, edge.target.full_name, edge.value)
         for edge in find_edges(build().epoch_group)
     ]
     assert found == [
