@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client, LocalCluster, Nanny, Scheduler, Status
-from distributed.comm.core import Comm, connect
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.system import MEMORY_LIMIT
 
@@ -77,14 +76,6 @@ def is_lost(event: tuple[float, Any]) -> bool | None:
     if message.get("action") == "remove-worker":
         return not message.get("expected")
     return False if message.get("status") in LEAVING_STATUSES else None
-
-
-async def connect_directly(client: Client, address: str, timeout_seconds: float) -> Comm:
-    """Connect to a worker, as a client does, on the running event loop."""
-    arguments: dict[str, Any] = client.connection_args
-    comm: Comm = await connect(address, timeout=timeout_seconds, deserialize=False, **arguments)
-    comm.allow_offload = False  # measuring a message's size takes longer than packing it
-    return comm
 
 
 def add_dashboard_pages(pages: Mapping[str, Callable[..., None]]) -> None:

@@ -52,10 +52,12 @@ def test_the_file_that_the_page_shows_sets_keys_that_exist() -> None:
 @pytest.mark.parametrize("value", [-1, "many", None, True, float("nan"), float("inf"), [1]])
 def test_another_value_is_refused_as_a_number(value: Any) -> None:
     with (
-        dask.config.set({"jobrunner.direct-workers": value}),
-        pytest.raises(DefinitionError, match=r"jobrunner\.direct-workers .* must be a number >= 0"),
+        dask.config.set({"jobrunner.memory-share": value}),
+        pytest.raises(
+            DefinitionError, match=r"jobrunner\.memory-share .* must be a number >= 0"
+        ),
     ):
-        config.get_number("direct-workers")
+        config.get_number("memory-share")
 
 
 @pytest.mark.parametrize("value", [0, 1, "yes", None])

@@ -1,6 +1,5 @@
 """The client's side of Dask: sessions, placement, messages to workers."""
 
-from jobrunner.cluster.awaiting import awaited, in_thread
 from jobrunner.cluster.binding import Binding
 from jobrunner.cluster.connection import run_in_thread
 from jobrunner.cluster.environment import COMMAND, describe_environment

@@ -152,13 +152,9 @@ class Binding:
         step: int = 0,
         deadline_seconds: float | None = None,
         task_deadline_seconds: float | None = None,
-        is_careful: bool = False,
         options: RunOptions = PLAIN_RUN,
     ) -> GroupResult:
         """Run a shipped group, given its key, and wait for its end.
-
-        A careful run runs one task at a time on each worker, and the client knows of each before it
-        starts: if a worker dies, `NodeLostError.running` is exact. It costs two messages a task.
 
         A task's exception is the cause of a `TaskFailedError`; only a `CheckpointError` or
         `DefinitionError` is raised itself. An `ExecutionError` tells of a missing blob, a lost
@@ -166,11 +162,10 @@ class Binding:
         """
         [(_, result, _)] = self._run(
             group,
-            {"epoch": epoch, "step": step, **({"is_careful": True} if is_careful else {})},
+            {"epoch": epoch, "step": step},
             options=options,
             deadline_seconds=deadline_seconds,
             task_deadline_seconds=task_deadline_seconds,
-            is_careful=is_careful,
         )
         return result
 

@@ -117,7 +117,6 @@ class Request:
     what: str = ""  # for errors, if it does not run a group
     epoch: int | None = None  # for errors
     has_steps: bool = False  # for errors: it runs steps of an epoch
-    is_careful: bool = False  # workers answer before each task begins, and wait for a message
 
     def poll(self, wait_seconds: float) -> Message:
         """The message that asks for the operation's progress."""

@@ -1,4 +1,4 @@
-"""Sends messages to workers, directly or through the scheduler, and collects their answers."""
+"""Sends messages to workers through the scheduler, and collects their answers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from functools import partial
 from itertools import starmap
 from typing import Any, ParamSpec, TypeVar
 
-from jobrunner.cluster.direct import DirectLines
 from jobrunner.cluster.messages import (
-    FIRST_WAIT_SECONDS,
-    NEWS_SECONDS,
     Abort,
     Action,
     Answer,
@@ -31,7 +28,6 @@ from jobrunner.cluster.messages import (
 from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.cluster.replies import Reply
 from jobrunner.cluster.scheduler import SchedulerLink
-from jobrunner.config import get_number
 from jobrunner.dask_internals import broadcaster
 from jobrunner.errors import ExecutionError, SchedulerLostError
 from jobrunner.texts import get_logger
@@ -69,8 +65,6 @@ class Messenger:
         self.name = name
         self.members = members
         self._broadcast = broadcaster(self._client)
-        self._lines = DirectLines(self._client, int(get_number("direct-workers")))
-        self._is_in_doubt = False  # direct lines broke just now, perhaps since a worker is lost
         self._loss = asyncio.Event()
         self._news = asyncio.Event()
 
@@ -94,13 +88,7 @@ class Messenger:
             request.number = self._number
             if request.call == "run":
                 self.run_number = self._number
-        started = time.monotonic()
-        if request.call == "run" and not request.is_careful:
-            replies = self._call_directly(request, addresses)
-            if replies is not None:
-                return replies
-        operate = self._operate_each if request.is_careful else self._operate
-        return self.sync(operate, request, addresses, started)
+        return self.sync(self._operate, request, addresses)
 
     def skip_numbers(self, count: int) -> None:
         """Reserve numbers: each run of an epoch batch has its own."""
@@ -108,8 +96,7 @@ class Messenger:
             self._number += count
 
     def close(self) -> None:
-        """Close the direct lines and stop listening to news of the workers."""
-        self._lines.close()
+        """Stop listening to news of the workers."""
         self.scheduler.unwatch(list(self.members.workers), self._hear)
 
     # ---- on the client's event loop
@@ -212,31 +199,8 @@ class Messenger:
 
     # ---- requests
 
-    def _call_directly(self, request: Request, addresses: Sequence[str]) -> dict[str, Reply] | None:
-        """Run a group without the scheduler; None if not all are done, or did not get it."""
-        if self._client.status != "running":
-            self.scheduler.check_open()  # raises
-        if self.members.lost or self._lines.is_over or self._lost_leases():
-            return None
-        [(message, _)] = request.begin(addresses, FIRST_WAIT_SECONDS)
-        message["binding"] = self.name
-        incarnations = {a: self.members.workers[a].incarnation for a in addresses}
-        answers = self._lines.ask(message, incarnations, FIRST_WAIT_SECONDS)
-        self._is_in_doubt = self._lines.is_over
-        if answers is None or not all(isinstance(a, Mapping) for a in answers.values()):
-            return None
-        placement = self.members.placement
-        replies = {a: read_reply(a, answer, placement) for a, answer in answers.items()}
-        is_done = all(reply["status"] == "done" for reply in replies.values())
-        return replies if is_done else None
-
-    async def _operate(
-        self, request: Request, addresses: Sequence[str], started: float | None = None
-    ) -> dict[str, Reply]:
-        if self._is_in_doubt:
-            self._is_in_doubt = False
-            await self._await_news(NEWS_SECONDS, lambda: self.members.leaving)
-        steps = exchange(request, addresses, self.members, started or time.monotonic())
+    async def _operate(self, request: Request, addresses: Sequence[str]) -> dict[str, Reply]:
+        steps = exchange(request, addresses, self.members, time.monotonic())
         try:
             action = next(steps)
             while True:
@@ -244,18 +208,6 @@ class Messenger:
         except StopIteration as end:
             replies: dict[str, Reply] = end.value
             return replies
-
-    async def _operate_each(
-        self, request: Request, addresses: Sequence[str], started: float
-    ) -> dict[str, Reply]:
-        """Carry out an exchange with each worker, so that none waits for others' answers."""
-        parts = [self._operate(request, [address], started) for address in addresses]
-        replies: dict[str, Reply] = {}
-        for part in await asyncio.gather(*parts, return_exceptions=True):
-            if isinstance(part, BaseException):
-                raise part
-            replies.update(part)
-        return replies
 
     async def _perform(self, action: Action) -> Heard:
         answers: Mapping[str, Answer] = {}
@@ -375,8 +327,6 @@ class Messenger:
         if is_lost:
             self.members.lost.setdefault(address, "the scheduler removed it")
             self._loss.set()
-            if address in self.members.workers:
-                self._lines.hang_up()
         else:
             self.members.leaving.setdefault(address, "the scheduler retires it")
         self._news.set()

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Self
 
 from distributed import Client
 
-from jobrunner.cluster.awaiting import awaited, in_thread
 from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
 from jobrunner.cluster.connection import Connection
 from jobrunner.cluster.drawing import draw_session
@@ -35,13 +34,12 @@ class Session:
     Parameters
     ----------
     client : distributed.Client
-        Of any cluster. It stays open when the session closes. On the event loop of an asynchronous
-        client, `run`, `fetch`, `close` and `JobRunner.run` are awaited, as the client's methods are.
+        Of any cluster; not on its event loop. It stays open when the session closes.
 
     Raises
     ------
     DefinitionError
-        `client` is not a client.
+        `client` is not a client, or asynchronous.
     ExecutionError
         The client is closed.
 
@@ -61,6 +59,11 @@ class Session:
     @checked
     def __init__(self, client: Annotated[Client, _CLIENT]) -> None:
         self._connection = Connection(client)
+        if client.asynchronous:
+            raise DefinitionError(
+                "A session blocks while tasks run, so it cannot use an asynchronous client on its event "
+                "loop. Make the Client and the Session in a thread: asyncio.to_thread(...)."
+            )
         self._connection.scheduler.check_open()
         self._address = str(client.scheduler.address)  # type: ignore[union-attr]  # it is open
         self._id = secrets.token_hex(6)
@@ -132,14 +135,8 @@ class Session:
         """The client; `reconnect` may replace it."""
         return self._connection.client
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether this is the event loop of the client, so that methods are awaited."""
-        return bool(self.client.asynchronous)
-
     # ---- for users
 
-    @awaited
     @checked
     def run(
         self,
@@ -189,7 +186,6 @@ class Session:
             values = tuple(self._fetch_output(output) for output in outputs)
         return values[0] if len(values) == 1 else values
 
-    @awaited
     @checked
     def fetch(self, blob_or_output: Blob | TaskOutput) -> Any:
         """Bring a value to the client, as a copy.
@@ -215,7 +211,6 @@ class Session:
             node = blob_or_output.node.name
             return self._holder_of(node, blob_or_output.name).fetch(node, blob_or_output.name)
 
-    @awaited
     def close(self) -> None:
         """Free the session's data on the workers; close the client and cluster that it opened."""
         if self._is_closed:
@@ -231,12 +226,6 @@ class Session:
             raise
         finally:
             self._connection.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await in_thread(self.close)
 
     def __enter__(self) -> Self:
         return self

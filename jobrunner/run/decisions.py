@@ -45,7 +45,6 @@ class State:
     epoch_seconds: float = float("inf")  # the last epoch's; infinite if it reported arrays
     num_steps: int = 0  # the last epoch's, if it was not run in a batch
     under_way: range = range(0)  # the epochs that workers run now; empty: nodes are placed
-    is_careful: bool = False  # workers run one task at a time and report it before it begins
     most_workers: int = 0  # the most in use at once so far
     next_look: float = 0.0  # when to look for spare workers, by the monotonic clock
     is_announced: bool = False  # `on_start` was called
@@ -60,7 +59,6 @@ class State:
     def begin(self, epochs: range) -> None:
         """Note the epochs that the workers run next."""
         self.under_way = epochs
-        self.is_careful = bool(epochs) and self.needs_care(epochs.start)
 
     def end(self, epoch: int, result: GroupResult) -> None:
         """Note that an epoch has ended."""
@@ -80,10 +78,6 @@ class State:
             if self.losses.in_a_row:
                 self.losses = self.losses.after_record()
             self.recorded = Position.of(report.epoch)
-
-    def needs_care(self, epoch: int) -> bool:
-        """Whether to run an epoch one task at a time; see `Losses.careful_epochs`."""
-        return bool(self.losses.in_a_row) and epoch in self.losses.careful_epochs
 
     def stopped_by(self, limit: int | None) -> str:
         """The stop condition or limit that ends the job after `epoch`; empty: it continues."""

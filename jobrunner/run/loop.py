@@ -203,7 +203,6 @@ class Run:
             or runner.epoch_deadline_seconds is not None
             or runner.task_deadline_seconds is not None
             or 4 * state.epoch_seconds > self.batch_seconds
-            or state.needs_care(epoch)
             or not self.callbacks.are_passive
         ):
             return 1
@@ -346,7 +345,6 @@ class Run:
             group,
             epoch=epoch,
             task_deadline_seconds=self.runner.task_deadline_seconds,
-            is_careful=self.state.is_careful,
             options=RunOptions(is_sampled=is_sampled),
             **options,
         )

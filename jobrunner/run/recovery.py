@@ -19,8 +19,7 @@ def count_loss(run: Run, error: Loss) -> None:
     run.callbacks.notify("on_loss", error)
     run.saver.wait_quietly()
     state = run.state
-    losses = state.losses.after_error(error, state.under_way, was_careful=state.is_careful)
-    state.losses = losses
+    losses = state.losses = state.losses.after_error(error)
     if losses.are_too_many:
         last = copy.copy(error)
         last.args = (f"{error.without_advice()} {losses.describe()}",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -103,11 +103,6 @@ class RunResult:
         """
         first = min((row["epoch"] for row in self.metrics), default=self.epoch + 1)
         return [row for row in self.earlier() if row["epoch"] < first] + self.metrics
-
-    def __await__(self) -> Generator[None, None, RunResult]:
-        """Let ``await runner.run(session)`` return the result also where the call has waited."""
-        return self
-        yield
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""

@@ -7,13 +7,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from typing import Annotated, Any
 
 from msgspec import structs
 
 from jobrunner.checkpoint import MultiNodeCheckpointManager
-from jobrunner.cluster import Binding, Session, awaited, in_thread
+from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan
 from jobrunner.define import Blob, Count, Job, Natural, Rule, Seconds, checked
 from jobrunner.errors import DefinitionError
@@ -184,12 +183,8 @@ class JobRunner:
         Runs on the client. *Safe to retry*: run again to resume from the last recorded epoch.
         In the main thread, the first Ctrl-C or SIGTERM ends the run after its epoch. The second,
         or for SIGTERM the end of `grace_seconds`, stops the tasks at once with
-        `KeyboardInterrupt`; the last recorded epoch stays. On the event loop of an asynchronous
-        client, `await` it; to cancel that is the first Ctrl-C, and to cancel it again the second.
+        `KeyboardInterrupt`; the last recorded epoch stays.
         """
-        if session.is_awaited:
-            run = partial(self.run, session, progress=progress)
-            return in_thread(run, self.stop, self._abort)  # type: ignore[return-value]
         began = time.monotonic()
         plan = self._compile()
         # Its errors come before anything is bound or written.
@@ -252,7 +247,6 @@ class JobRunner:
         """
         self.save_asked.set()
 
-    @awaited
     @checked
     def replay(self, session: _Session, epoch: EpochLike) -> ReplayReport:
         """Run a recorded epoch again from the one before it, and compare the result.
@@ -300,7 +294,6 @@ class JobRunner:
         replay.check()
         return replay.run(session)
 
-    @awaited
     @checked
     def load_blobs_from_checkpoints(
         self,
@@ -361,10 +354,6 @@ class JobRunner:
             )
         plan = job.compile()
         return structs.replace(plan, epoch_limit=min(limits, default=None), enders=ends)
-
-    def _abort(self) -> None:
-        if self.binding is not None:
-            self.binding.abort("the run was cancelled")
 
     def _ask_to_stop(self, signal_name: str) -> None:
         self.stop(signal_name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from jobrunner.errors import DefinitionError
 from jobrunner.worker.program import Handover, InputMissing, Program, Step
-from jobrunner.workspace import IMMUTABLE, BlobUpdate, capture, read, settle, stored_in
+from jobrunner.workspace import IMMUTABLE, BlobUpdate, capture, read, settle, stored_in, take
 
 Send = Callable[[int, Any], None]
 """Sends a crossing's captured value, given the crossing's id, to other workers."""
@@ -28,18 +28,19 @@ def gather(step: Step, instance: int = 0) -> list[Any]:
     Instance 0 takes the blobs to update; all instances get the same ones.
     """
     arguments = []
-    for source in step.arguments:
+    for place in step.arguments:
         try:
-            if source.workspace is None:
-                value = source.values[source.key]
+            if not place.is_updated:
+                value = place.values[place.key]
                 if type(value) not in IMMUTABLE:
-                    value = read(source.values, source.key)
+                    value = read(place.values, place.key)
             elif instance == 0:
-                value = source.take()
+                place.versions[place.key] += 1
+                value = take(place.values, place.key)
             else:
-                value = source.values[source.key].box[0]
+                value = place.values[place.key].box[0]
         except KeyError:
-            missing = step.workspace.not_found(str(source.key))
+            missing = step.workspace.not_found(str(place.key))
             missing.add_note(f"Task {step.workspace.node}/{step.name} reads it.")
             raise InputMissing(step.workspace.node, missing) from None
         arguments.append(value)
@@ -70,7 +71,8 @@ def _end(name: str, generator: Generator[Any]) -> None:
 def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], send: Send) -> None:
     """Store a task's return value and pass it on. Sets no blob if it raises.
 
-    The value is the one item of `box`, and the caller has no other reference to it.
+    The value is the one item of `box`, and the caller has no other reference to it. Empties
+    `arguments` if some of them are updated.
 
     Raises
     ------
@@ -79,32 +81,33 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
     TypeError
         Another node or task reads the value, and it cannot be copied.
     """
-    if step.sole is not None and type(box[0]) not in _SPECIAL and step.num_instances == 1:
-        step.sole(settle(box))
+    if step.updates:
+        arguments.clear()  # they would count as references to what has been updated
+    kind = type(box[0])
+    if step.sole is not None and kind not in _SPECIAL and step.num_instances == 1:
+        step.sole.put(settle(box))
         return
-    if type(box[0]) in _LAZY or step.num_instances > 1:
+    if kind in _LAZY or step.num_instances > 1:
         _refuse_lazy(step, box[0] if step.num_instances > 1 else box)
     parts: list[Any] = []
-    if type(box[0]) is BlobUpdate:
+    if kind is BlobUpdate:
         _apply(step, box[0])
     elif step.outputs or step.captures or step.handovers:
         parts = _split(step, box) if len(step.outputs) > 1 else box
         for i in range(len(parts)):
             settle(parts, i)
-    updated = _settle_updates(step, arguments)
-    _capture(program, step, parts)
+    for place in step.updates:
+        settle(place.values[place.key].box)
+    if step.captures:
+        _capture(program, step, parts)
     # Values for other nodes are captured before any blob is set.
-    crossing = []
-    for handover in step.handovers:
-        is_read = handover.crossing.is_read(program.number)
-        crossing.append(_crossing_value(handover, step, parts, updated) if is_read else None)
-    for source in step.updates:
-        assert source.put is not None
-        source.put(updated[source.key])
-    for put, value in zip(step.outputs, parts, strict=False):  # a BlobUpdate leaves no parts
-        if put is not None:
-            put(value)
-    for handover, value in zip(step.handovers, crossing, strict=True):
+    crossing = [_crossing_value(program, step, parts, handover) for handover in step.handovers]
+    for place in step.updates:  # `gather` has raised their versions
+        place.values[place.key] = place.values[place.key].box[0]
+    for output, value in zip(step.outputs, parts):  # noqa: B905  # a BlobUpdate leaves no parts
+        if output is not None:
+            output.put(value)
+    for handover, value in zip(step.handovers, crossing):  # noqa: B905  # of the same length
         _pass_on(program, handover, value, send)
 
 
@@ -117,16 +120,6 @@ def _apply(step: Step, update: BlobUpdate) -> None:
     step.workspace.apply(update)
 
 
-def _settle_updates(step: Step, arguments: list[Any]) -> dict[str, Any]:
-    """Settle the blobs that a task has updated; empties their places in `arguments`."""
-    for i, source in enumerate(step.arguments):
-        if source.workspace is not None:
-            # All instances of a task have the same number of arguments, one after another.
-            for k in range(i, len(arguments), len(step.arguments)):
-                arguments[k] = None
-    return {source.key: settle(source.values[source.key].box) for source in step.updates}
-
-
 def hand_over(program: Program, handover: Handover, send: Send) -> None:
     """Pass on a blob as it is: before the group runs, or in place of a task that is not due.
 
@@ -137,21 +130,24 @@ def hand_over(program: Program, handover: Handover, send: Send) -> None:
         if crossing.blob is not None and crossing.blob not in handover.blobs:
             missing = program.workspaces[crossing.source].not_found(crossing.blob)
             raise InputMissing(crossing.source, missing)
-        captured = _crossing_value(handover, None, (), {})
+        captured = (
+            None if crossing.blob is None else capture(stored_in(handover.blobs, crossing.blob))
+        )
     _pass_on(program, handover, captured, send)
 
 
-def _crossing_value(
-    handover: Handover, step: Step | None, parts: Sequence[Any], updated: Mapping[str, Any]
-) -> Any:
-    """Capture a crossing's value: a return value or a blob."""
+def _crossing_value(program: Program, step: Step, parts: Sequence[Any], handover: Handover) -> Any:
+    """Capture what a task hands over: a part of its value, or a blob as the task leaves it."""
     crossing = handover.crossing
+    if not crossing.is_read(program.number):
+        return None
     if crossing.blob is None:
         return None if crossing.part is None else capture(parts[crossing.part])
-    if step is not None and crossing.blob in step.output_names:
+    if parts and crossing.blob in step.output_names:
         return capture(parts[step.output_names.index(crossing.blob)])
-    if crossing.blob in updated:
-        return capture(updated[crossing.blob])
+    for place in step.updates:
+        if place.key == crossing.blob:
+            return capture(place.values[place.key].box[0])
     return capture(stored_in(handover.blobs, crossing.blob))
 
 

@@ -24,7 +24,7 @@ from jobrunner.worker.call import Send, finish, gather, hand_over, set_up
 from jobrunner.worker.outcome import Outcome, describe_failure, is_true
 from jobrunner.worker.program import InputMissing, Program, Step
 from jobrunner.worker.task_context import FRAME, CurrentTask, Reports
-from jobrunner.workspace import IMMUTABLE, WorkspaceView, view
+from jobrunner.workspace import IMMUTABLE, WorkspaceView
 
 logger = get_logger(__name__)
 
@@ -55,7 +55,6 @@ class GroupRun:
     finished: Callable[[Outcome], None]
     drained: Callable[[], None]
     step: int = 0  # of the epoch
-    wait_to_start: Callable[[], None] | None = None  # called in a thread before a task's function
     wrap_call: Callable[[Any], Any] | None = None  # what calls a task's function
     capture: Callable[[], None] | None = None  # called in a thread after the last task
 
@@ -83,6 +82,7 @@ class GroupRun:
         }
         self._reports: Reports | None = None  # what tasks have reported
         self._make_current = self._make_task  # bound once, not at every call
+        self.is_noted = self.wrap_call is not None
         self._call = (self.wrap_call or _as_it_is)(self._call_function)
 
     # ---- called on the timer's thread
@@ -186,29 +186,39 @@ class GroupRun:
 
     def _pull(self) -> None:
         """Run ready steps until there are none."""
-        program, thread = self.program, get_ident()
+        program, thread, send = self.program, get_ident(), self.send
+        call, is_noted = self._call, self.is_noted
         step = self._next(None, thread)
         while step is not None:
             is_done = True
             started = perf_counter() if step.is_long else 0.0
             try:
-                if step.every > 1 and not is_due(step.every, self.step):
+                if step.is_plain:
+                    arguments = gather(step)
+                    # The value lies in a list from the beginning: a variable would count as another
+                    # reference to it, and `finish` would copy arrays that nothing else refers to.
+                    if is_noted:
+                        box = [call(step, arguments, 0)]
+                    else:
+                        FRAME.set([self._make_current, step, 0, None])
+                        box = [step.fn(*arguments)]
+                    place = step.sole
+                    if self._is_over:
+                        pass
+                    elif place is not None and type(box[0]) in IMMUTABLE:
+                        # What `finish` would do, but faster.
+                        place.versions[place.key] += 1
+                        place.values[place.key] = box[0]
+                    else:
+                        finish(program, step, box, arguments, send)
+                    del arguments, box  # they would count as references to their items
+                elif not is_due(step.every, self.step):
                     for handover in step.handovers:
-                        hand_over(program, handover, self.send)
-                elif not step.is_single:
-                    is_done = self._run_instances(step)
+                        hand_over(program, handover, send)
                 elif step.report is not None:
                     self._report(step)
                 else:
-                    arguments = gather(step)
-                    box = [self._call(step, arguments, 0)]
-                    if self._is_over:
-                        pass
-                    elif step.sole is not None and type(box[0]) in IMMUTABLE:
-                        step.sole(box[0])  # what `finish` would do, but faster
-                    else:
-                        finish(program, step, box, arguments, self.send)
-                    del arguments, box  # they would count as references to their items
+                    is_done = self._run_instances(step)
             except BaseException as error:
                 self._fail(step.workspace.node, step.name, error)
             if started and perf_counter() - started < LONG_TASK_SECONDS:
@@ -221,17 +231,10 @@ class GroupRun:
         self, step: Step, arguments: list[Any], instance: int, made: Mapping[str, Any] | None = None
     ) -> Any:
         FRAME.set([self._make_current, step, instance, None])
-        if self.wait_to_start is not None:
-            self.wait_to_start()
-            if self._is_over:
-                return None
-        if made is not None:
-            with set_up(step.instance_setup) as own:
-                kwargs = {name: view(value) for name, value in step.kwargs.items()}
-                return step.fn(*arguments, **kwargs, **made, **own)
-        if not step.kwargs:
+        if made is None:
             return step.fn(*arguments)
-        return step.fn(*arguments, **{name: view(value) for name, value in step.kwargs.items()})
+        with set_up(step.instance_setup) as own:
+            return step.fn(*arguments, **made, **own)
 
     def _run_instances(self, step: Step) -> bool:
         """Run all instances of a task at once; returns whether this thread's ended last."""
@@ -240,8 +243,6 @@ class GroupRun:
         arguments = [gather(step, instance) for instance in range(count)]
         results: list[Any] = [None] * count
         FRAME.set([self._make_current, step, -1, None])
-        if step.setup and self.wait_to_start is not None:
-            self.wait_to_start()
         shared = set_up(step.setup)
         made = shared.__enter__()
 

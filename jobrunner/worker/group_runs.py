@@ -125,7 +125,7 @@ class GroupRuns:
         self._background: set[asyncio.Task[None]] = set()
 
     def start(self, program: Program, batch: EpochBatch, operation: Operation) -> None:
-        """Begin a batch. With a start gate, tasks run one at a time, and each waits at it first."""
+        """Begin a batch."""
 
         def begin() -> None:
             self._program, self._batch, self._operation = program, batch, operation
@@ -244,9 +244,6 @@ class GroupRuns:
             self._waits_for_sent = bool(peers) and self._outbox.waiting_bytes() > limit
             if not self._waits_for_sent:
                 self._start_run()
-        elif action == "end" and self._operation.start_gate and self._outbox.waiting_bytes():
-            # In a careful run the client does not ask a worker again after "done".
-            self._waits_for_sent = True
         elif action == "end":
             self._finish({"status": "done"})
         elif action == "abort":
@@ -271,7 +268,7 @@ class GroupRuns:
         self._abort_peers(self._batch.run_number, where + failure.summary)
 
     def _stop(self, reason: str) -> None:
-        """Start nothing more. Call it before `_finish`, which opens the start gate."""
+        """Start nothing more."""
         self._batch.abort_reason = self._batch.abort_reason or reason
         if self._run is not None:
             self._run.abort(reason)
@@ -298,7 +295,6 @@ class GroupRuns:
         context, program, number = self._context, self._program, self._batch.run_number
         epoch, step = self._batch.epoch_and_step
         shared = (context.job, program.name, context.seed, epoch, step, context.attempt)
-        gate = self._operation.start_gate
         self._run_number = number
         self._drained.clear()
         self.is_running = True
@@ -308,7 +304,7 @@ class GroupRuns:
             program=program,
             step=step,
             current_task=partial(CurrentTask, *shared),
-            nthreads=context.nthreads if gate is None else 1,
+            nthreads=context.nthreads,
             submit=self._threads.submit,
             timer=self._loop.call_later,
             send=lambda crossing, value: self._outbox.put(
@@ -316,7 +312,6 @@ class GroupRuns:
             ),
             finished=lambda outcome: call_on_loop(self._loop, self._end_run, run, outcome),
             drained=lambda: call_on_loop(self._loop, self._drained.set),
-            wait_to_start=None if gate is None else gate.wait,
             wrap_call=None if notes is None else notes.wrap,
             capture=self._capture(),
         )

@@ -113,13 +113,9 @@ class HostedNodes:
         epoch: int | None = None,
         step: int = 0,
         epoch_batch: BatchOptions | None = None,
-        is_careful: bool = False,
         options: RunOptions = PLAIN_RUN,
     ) -> Message:
-        """Run a shipped group, once or for a batch of epochs: see `Binding.run_epochs`.
-
-        If `is_careful`, tasks run one at a time, and each starts once the client knows that it will.
-        """
+        """Run a shipped group, once or for a batch of epochs: see `Binding.run_epochs`."""
 
         def begin(operation: Operation) -> None:
             program, about = self._programs.get(key), dict[str, Any](epoch_batch or {})
@@ -133,7 +129,7 @@ class HostedNodes:
             batch = EpochBatch(number, epoch=epoch, step=step, options=options, **about)
             self._runs.start(program, batch, operation)
 
-        self._start("run", number, begin, is_careful)
+        self._start("run", number, begin)
         return await self._poll("run", number, wait_seconds)
 
     async def apply(
@@ -220,13 +216,7 @@ class HostedNodes:
         if self._runs.is_running:
             self._runs.fail(error)
 
-    def _start(
-        self,
-        kind: str,
-        number: int,
-        begin: Callable[[Operation], None],
-        is_careful: bool = False,
-    ) -> None:
+    def _start(self, kind: str, number: int, begin: Callable[[Operation], None]) -> None:
         """Begin the operation of that number, unless it has begun already."""
         if number <= self._numbers.get(kind, 0):
             return
@@ -234,7 +224,7 @@ class HostedNodes:
         fetched = self._operations.get(FETCH)
         if kind == "run" and fetched is not None and fetched.is_done:
             del self._operations[FETCH]  # its reply may refer to arrays that tasks update
-        operation = self._operations[kind] = Operation(number, is_careful=is_careful)
+        operation = self._operations[kind] = Operation(number)
         try:
             begin(operation)
         except Exception as error:  # or polls of it would wait for ever

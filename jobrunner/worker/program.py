@@ -30,13 +30,10 @@ from jobrunner.compile import (
 from jobrunner.errors import BlobNotFoundError
 from jobrunner.texts import listed
 from jobrunner.worker.task_context import seed_calls, seeded
-from jobrunner.workspace import IMMUTABLE, Workspace, settle, take, view
+from jobrunner.workspace import IMMUTABLE, Workspace, settle, view
 
 REPORT_INDEX = 1 << 31
 """Reports' indices begin here: in order of definition, they come after all tasks."""
-
-Put = Callable[[Any], None]
-"""Sets a blob to a settled value."""
 
 
 class InputMissing(Exception):  # noqa: N818  (only wraps `reason`, to tell it from a task's error)
@@ -66,20 +63,18 @@ class CapturedPart:
 
 
 @dataclass(slots=True)
-class Source:
-    """Where an argument is; with `workspace`, it is a blob that the task updates."""
+class Place:
+    """Where a value is that a task reads, sets or updates."""
 
     values: dict[Any, Any]
     key: Any
-    workspace: Workspace | None = None
-    put: Put | None = None  # an updated blob, once it is settled
+    versions: dict[Any, int] = field(default_factory=dict)  # of blobs; those of private ones too
+    is_updated: bool = False  # by the task whose argument it is
 
-    def take(self) -> Any:
-        """Return the blob to update."""
-        assert self.workspace is not None
-        if self.values is self.workspace.globals:
-            return self.workspace.take(self.key)
-        return take(self.values, self.key)
+    def put(self, stored: Any) -> None:
+        """Set a blob to a settled value."""
+        self.versions[self.key] += 1
+        self.values[self.key] = stored
 
 
 @dataclass(slots=True, eq=False)
@@ -91,19 +86,18 @@ class Step:
     workspace: Workspace
     name: str
     fn: Callable[..., Any]
-    arguments: tuple[Source, ...] = ()
-    updates: tuple[Source, ...] = ()  # those of `arguments` that the task updates
-    kwargs: Mapping[str, Any] = field(default_factory=dict)  # if all are immutable, `fn` has them
-    outputs: tuple[Put | None, ...] = ()  # None for an output that no blob takes
+    arguments: tuple[Place, ...] = ()
+    updates: tuple[Place, ...] = ()  # those of `arguments` that the task updates
+    outputs: tuple[Place | None, ...] = ()  # None for an output that no blob takes
     output_names: tuple[str, ...] = ()
-    sole: Put | None = None  # set if the return value goes into one blob and nowhere else
+    sole: Place | None = None  # set if the return value goes into one blob and nowhere else
     captures: tuple[CapturedPart, ...] = ()
     handovers: tuple[Handover, ...] = ()
     every: int = 1  # it runs only in steps of an epoch in which it is due
     num_instances: int = 1
     setup: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     instance_setup: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    is_single: bool = True  # one call, and nothing to set up
+    is_plain: bool = False  # a task that always runs: one call, and nothing to set up
     report: Report | None = None
     watched: int | None = None  # position of the one task that the report accompanies
     needs: int = 0  # how many steps and arrivals it waits for
@@ -207,7 +201,7 @@ class Program:
             raise InputMissing(condition.node, error) from None
 
     def _add_task(self, task: PlannedTask, workspace: Workspace) -> None:
-        node, kwargs = workspace.node, task.kwargs
+        node = workspace.node
         if task.is_seeded:
             setup, own = (
                 {name: seeded(make) for name, make in each.items()}
@@ -215,8 +209,10 @@ class Program:
             )
             task = replace(task, fn=seed_calls(task.fn), setup=setup, instance_setup=own)
         fn = task.callee()
-        if kwargs and all(type(value) in IMMUTABLE for value in kwargs.values()):
-            fn, kwargs = partial(fn, **kwargs), {}
+        if task.kwargs and all(type(value) in IMMUTABLE for value in task.kwargs.values()):
+            fn = partial(fn, **task.kwargs)
+        elif task.kwargs:
+            fn = _WithValues(fn, task.kwargs)
         step = Step(
             len(self.steps),
             task.index,
@@ -224,8 +220,7 @@ class Program:
             task.name,
             fn,
             arguments=tuple(self._source(node, argument) for argument in task.arguments),
-            kwargs={name: settle([value]) for name, value in kwargs.items()},
-            outputs=tuple(self._put(node, o.name) if o.is_kept else None for o in task.outputs),
+            outputs=tuple(self._place(node, o.name) if o.is_kept else None for o in task.outputs),
             output_names=tuple(o.name for o in task.outputs),
             captures=tuple(self._captured(task, capture) for capture in task.captures),
             handovers=tuple(self._handover(self._crossings[c]) for c in task.hands_over),
@@ -233,9 +228,10 @@ class Program:
             num_instances=task.num_instances,
             setup=task.setup,
             instance_setup=task.instance_setup,
-            is_single=not (task.num_instances > 1 or task.setup or task.instance_setup),
         )
-        step.updates = tuple(source for source in step.arguments if source.workspace is not None)
+        has_instances = step.num_instances > 1 or step.setup or step.instance_setup
+        step.is_plain = step.every == 1 and not has_instances
+        step.updates = tuple(place for place in step.arguments if place.is_updated)
         if len(step.outputs) == 1 and not (step.captures or step.handovers or step.updates):
             step.sole = step.outputs[0]
         self.steps.append(step)
@@ -244,11 +240,12 @@ class Program:
     def _captured(self, task: PlannedTask, capture: Capture) -> CapturedPart:
         return CapturedPart(capture, (task.index, capture.part) in self._read_parts)
 
-    def _put(self, node: str, name: str) -> Put:
-        workspace = self.workspaces[node]
-        if name in self._private[node]:
-            return partial(workspace.private.__setitem__, name)
-        return partial(workspace.put, name)
+    def _place(self, node: str, name: str, *, is_updated: bool = False) -> Place:
+        workspace, versions = self.workspaces[node], dict[Any, int]()
+        if name not in self._private[node]:
+            versions = workspace.versions
+        versions.setdefault(name, 0)
+        return Place(self.blobs(node, name), name, versions, is_updated)
 
     def name_crossings(self, crossings: Collection[int]) -> str:
         """Name the values of crossings, for the end of a message; ids below 0 are notes."""
@@ -293,17 +290,16 @@ class Program:
                 else:
                     self._wait_for(step, own or range(num_tasks))
 
-    def _source(self, node: str, argument: Argument) -> Source:
+    def _source(self, node: str, argument: Argument) -> Place:
         match argument:
             case BlobArgument(name):
-                return Source(self.blobs(node, name), name)
+                return Place(self.blobs(node, name), name)
             case UpdateArgument(name):
-                blobs = self.blobs(node, name)
-                return Source(blobs, name, self.workspaces[node], self._put(node, name))
+                return self._place(node, name, is_updated=True)
             case ResultArgument(task, part):
-                return Source(self.results, (task, part))
+                return Place(self.results, (task, part))
             case CrossingArgument(crossing):
-                return Source(self.arrived, crossing)
+                return Place(self.arrived, crossing)
 
     def _handover(self, crossing: Crossing) -> Handover:
         return Handover(
@@ -311,3 +307,15 @@ class Program:
             {} if crossing.blob is None else self.blobs(crossing.source, crossing.blob),
             is_local=any(node in self._slices for node in crossing.targets),
         )
+
+
+class _WithValues:
+    """Calls a function with keyword arguments, which it gets as it gets inputs."""
+
+    def __init__(self, fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+        self._fn = fn
+        self._stored = {name: settle([value]) for name, value in kwargs.items()}
+
+    def __call__(self, *arguments: Any, **more: Any) -> Any:
+        kwargs = {name: view(value) for name, value in self._stored.items()}
+        return self._fn(*arguments, **kwargs, **more)

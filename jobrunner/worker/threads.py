@@ -1,4 +1,4 @@
-"""Between a binding's threads and its event loop: a thread pool, replies, and a gate for tasks."""
+"""Between a binding's threads and its event loop: a thread pool, and replies."""
 
 from __future__ import annotations
 
@@ -90,54 +90,11 @@ class ThreadPool:
             self.ended()
 
 
-class StartGate:
-    """Makes a task wait until the client knows that it is about to run.
-
-    A task that kills its worker at once leaves no trace of having run. When workers die repeatedly,
-    tasks therefore run one at a time, and each waits until the client knows which one it is. Any
-    thread may call `wait`; the rest is for the event loop.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._changed = threading.Condition()
-        self._arrived = self._reported = self._passed = 0  # how many threads
-        self._is_open = False
-        self.has_news = asyncio.Event()  # a thread waits that no reply has named yet
-
-    def wait(self) -> None:
-        """Return once the client knows which task this thread is about to run."""
-        with self._changed:
-            self._arrived += 1
-            place = self._arrived
-            self._loop.call_soon_threadsafe(self.has_news.set)
-            self._changed.wait_for(lambda: self._is_open or place <= self._passed)
-
-    def report(self) -> None:
-        """Note that the next reply names the tasks of all threads that wait now."""
-        with self._changed:
-            self._reported = self._arrived
-            self.has_news.clear()
-
-    def confirm(self) -> None:
-        """Release the reported threads: the client asks again, so it has got the last reply."""
-        with self._changed:
-            self._passed = self._reported
-            self._changed.notify_all()
-
-    def open(self) -> None:
-        """Release all threads, now and later."""
-        with self._changed:
-            self._is_open = True
-            self._changed.notify_all()
-
-
 class Operation:
     """Work for the client, and its reply once it is done."""
 
-    def __init__(self, number: int, *, is_careful: bool = False) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.start_gate = StartGate() if is_careful else None
         self._reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
     def finish(self, reply: Message) -> None:
@@ -147,8 +104,6 @@ class Operation:
                 return
             self._reply = asyncio.get_running_loop().create_future()
         self._reply.set_result(reply)
-        if self.start_gate is not None:
-            self.start_gate.open()
 
     @property
     def is_done(self) -> bool:
@@ -156,17 +111,9 @@ class Operation:
         return self._reply.done()
 
     async def reply(self, wait_seconds: float) -> Message | None:
-        """Wait for the reply, at most until a task waits at the start gate."""
+        """Wait for the reply; None if there is none yet."""
         if not self._reply.done():
-            if self.start_gate is None:
-                await asyncio.wait((self._reply,), timeout=wait_seconds)
-            else:
-                self.start_gate.confirm()
-                news = asyncio.ensure_future(self.start_gate.has_news.wait())
-                waits = (self._reply, news)
-                await asyncio.wait(waits, timeout=wait_seconds, return_when="FIRST_COMPLETED")
-                news.cancel()
-                self.start_gate.report()
+            await asyncio.wait((self._reply,), timeout=wait_seconds)
         return self._reply.result() if self._reply.done() else None
 
 

@@ -100,9 +100,10 @@ def settle(box: list[Any], i: int = 0) -> Any:
 
     Also returns that. An array is kept itself if nothing but `box` refers to it.
     """
-    if type(box[i]) in IMMUTABLE:
+    kind = type(box[i])
+    if kind in IMMUTABLE:
         return box[i]
-    if _is_memory(box[i]):
+    if (kind is np.ndarray and not box[i].dtype.hasobject) or _is_memory(box[i]):
         box[i] = _settle_array(box, i)
     elif is_container(box[i]):
         _freeze(box, i, _settle_array)
@@ -147,23 +148,23 @@ def opened(stored: Any) -> Any:
     return stored.open(stored.parts) if type(stored) is Frozen else stored
 
 
-def thaw(holder: dict[str, Any], key: str) -> Any:
-    """Return stored value ``holder[key]`` for an update, and forget it.
+def thaw(holder: dict[Any, Any], key: Any) -> None:
+    """Put in place of stored value ``holder[key]`` one that may be changed.
 
     Its arrays are copied if anything else refers to them: the view of a reader, a save, a message.
     """
     kind = type(holder[key])
     if kind is np.ndarray:
         _make_writable(holder, key)
-        return holder.pop(key)
-    stored = holder.pop(key)
-    if kind is Frozen:
+    elif kind is Frozen:
+        stored = holder[key]
         # By index: a variable of the loop would count as another reference to its array.
         for i in range(len(stored.parts)):
             if type(stored.parts[i]) is np.ndarray:
                 _make_writable(stored.parts, i)
-        return stored.open(stored.parts)
-    return stored.copy() if kind in _FLAT else stored
+        holder[key] = stored.open(stored.parts)
+    elif kind in _FLAT:
+        holder[key] = holder[key].copy()
 
 
 def unshared(captured: Any) -> Any:
@@ -171,7 +172,10 @@ def unshared(captured: Any) -> Any:
     kind = type(captured)
     if kind is Pickled:
         return unshared(from_frames(captured.frames))
-    return thaw({"": captured}, "")
+    holder = {"": captured}
+    del captured  # it would count as another reference
+    thaw(holder, "")
+    return holder[""]
 
 
 def capture(stored: Any) -> Any:
@@ -341,10 +345,11 @@ _SOLE_BASE = (lambda array: sys.getrefcount(array.base))(np.empty(2)[:1])
 
 def _is_sole(array: np.ndarray, references: int) -> bool:
     """Whether nothing else can reach an array's memory, to which there are so many references."""
-    if not _COUNTS or references > _SOLE:
+    if references > _SOLE or not _COUNTS:
         return False
     if array.base is None:
         return array.flags.owndata
+    # No variable holds the base, which would count as another reference to it.
     if type(array.base) is not np.ndarray or not array.base.flags.owndata:
         return False
     return sys.getrefcount(array.base) <= _SOLE_BASE
@@ -352,13 +357,16 @@ def _is_sole(array: np.ndarray, references: int) -> bool:
 
 def _settle_array(holder: list[Any], i: int) -> np.ndarray:
     references = sys.getrefcount(holder[i])
-    array = np.asarray(holder[i])  # of a memory map, too
+    array: np.ndarray = holder[i]
+    if type(array) is not np.ndarray:
+        array = np.asarray(array)  # of a memory map
     # An array that does not lie at a multiple of its item's size is computed with by other code of
     # NumPy, which may round differently. After a resume it would be aligned: other last bits.
-    is_own = array.flags.aligned and array.flags.writeable and _is_sole(array, references)
-    if not is_own and not (array.flags.aligned and _is_constant(array)):
+    flags = array.flags
+    is_own = flags.aligned and flags.writeable and _is_sole(array, references)
+    if not is_own and not (flags.aligned and _is_constant(array)):
         array = _copied(array, "that a task returned or stored, and something else can reach")
-    array.flags.writeable = False
+    array.setflags(write=False)
     return array
 
 
@@ -366,7 +374,7 @@ def _adopt_array(holder: list[Any], i: int) -> np.ndarray:
     array = np.asarray(holder[i])
     if not array.flags.aligned:
         array = _copied(array, "that is not aligned")
-    array.flags.writeable = False
+    array.setflags(write=False)
     return array
 
 
@@ -375,7 +383,7 @@ def _make_writable(holder: Any, key: Any) -> None:
     array = holder[key]
     if not _is_sole(array, references):
         array = holder[key] = _copied(array, "that something else refers to and a task updates")
-    array.flags.writeable = True
+    array.setflags(write=True)
 
 
 def _is_constant(array: np.ndarray) -> bool:

@@ -220,9 +220,9 @@ def take(blobs: dict[Any, Any], name: Any) -> Any:
     """Return a blob to be changed. Until it is set again, a `Taken` is in its place."""
     if type(blobs[name]) is Taken:  # a task that updated it has failed
         blobs[name] = settle(blobs[name].box)
-    value = thaw(blobs, name)
-    blobs[name] = Taken(value)
-    return value
+    thaw(blobs, name)
+    taken = blobs[name] = Taken(blobs[name])
+    return taken.box[0]
 
 
 def read(blobs: Mapping[Any, Any], name: Any) -> Any:

@@ -2,51 +2,26 @@
 
 import pytest
 
-from jobrunner import NodeLostError
+from jobrunner import NodeLostError, SchedulerLostError
 from jobrunner.positions import Position
-from jobrunner.run.decisions import State, remainder
+from jobrunner.run.decisions import remainder
 from jobrunner.run.losses import Losses
 
 
-def test_after_two_losses_in_a_row_their_epochs_run_carefully():
-    once = Losses(3).after_loss((), range(4, 5))
-    assert 4 not in once.careful_epochs
-    twice = once.after_loss((), range(6, 9))
-    assert [epoch for epoch in range(12) if epoch in twice.careful_epochs] == [4, 5, 6, 7, 8]
-    assert 4 not in twice.after_record().careful_epochs
-    assert 0 not in Losses(3).after_loss().after_loss().careful_epochs
-
-
-def test_losses_of_careful_runs_outweigh_others():
-    losses = Losses(9).after_loss(["a/x", "b/y"]).after_loss(["a/x", "b/y"])
-    assert losses.suspects == ["a/x", "b/y"]
+def test_tasks_that_ran_at_each_of_several_losses_are_named():
+    losses = Losses(9).after_loss(["a/x", "b/y"])
+    assert losses.suspects == []
+    losses = losses.after_loss(["a/x", "b/y"])
     assert losses.describe().endswith(" a/x and b/y were running each time.")
-    losses = losses.after_loss(["b/z"], was_careful=True)
-    assert losses.suspects == ["b/z"]
-    assert losses.after_loss(["b/z", "a/x"], was_careful=True).suspects == ["b/z"]
-    assert losses.after_loss(["a/x"], was_careful=True).suspects == []
+    losses = losses.after_loss(["b/y", "b/z"])
+    assert losses.describe().endswith(" b/y was running each time.")
     assert losses.after_record() == Losses(9, in_all=3)
 
 
-def test_a_loss_in_a_batch_after_a_careful_group_names_no_suspect():
-    state = State(Losses(9))
-
-    def lose(task):
-        error = NodeLostError("lost", nodes=(), worker="w", epoch=None, running=(task,))
-        state.losses = state.losses.after_error(
-            error, state.under_way, was_careful=state.is_careful
-        )
-
-    for _ in range(2):
-        state.begin(range(1))
-        assert not state.is_careful
-        lose("a/x")
-    state.begin(range(1))
-    assert state.is_careful
-    state.begin(range(50, 60))
-    lose("b/y")
-    assert state.losses.suspects == []
-    assert "the only task" not in state.losses.describe()
+def test_an_error_of_a_worker_tells_what_ran_there_and_other_losses_do_not():
+    error = NodeLostError("lost", nodes=(), worker="w", epoch=None, running=("a/x",))
+    losses = Losses(9).after_error(error).after_error(SchedulerLostError("gone"))
+    assert losses.in_a_row == (("a/x",), ())
 
 
 @pytest.mark.parametrize(

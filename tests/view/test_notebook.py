@@ -189,22 +189,6 @@ def test_a_cell_that_runs_a_job_shows_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_an_awaited_run_is_shown_too_with_a_button(tmp_path: Path) -> None:
-    [shown] = execute(
-        tmp_path,
-        """
-from distributed import Client
-async with Client(session.client.scheduler.address, asynchronous=True) as client:
-    async with Session(client) as awaited:
-        result = await JobRunner(make()).run(awaited)
-print(result.epoch)
-""",
-    )
-    assert "epoch 3/3" in html_of(shown)
-    assert any(out.get("text") == "3\n" for out in shown)
-
-
-@pytest.mark.nightly
 def test_an_interrupted_cell_says_in_three_lines_how_to_resume(tmp_path: Path) -> None:
     outputs = execute(
         tmp_path,

@@ -42,13 +42,6 @@ def add_one(x):
     return x + 1
 
 
-STARTED = threading.Event()
-
-
-def start():
-    STARTED.set()
-
-
 def count():
     return GroupPlan("epoch", {"a": Slice("a", (planned(0, add_one, [BlobArgument("x")]),))}, ())
 
@@ -461,44 +454,6 @@ async def test_a_slow_transfer_continues_while_the_other_worker_answers_pings():
 
 
 @in_a_loop
-async def test_a_careful_run_is_not_done_before_its_values_were_sent():
-    peers = Peers()
-    async with Host(sender(lambda: 1), peers) as hosted:
-        peers.gate.clear()
-        asking = {"key": "epoch", "is_careful": True}
-        while not peers.messages:
-            assert (await hosted.run(3, 0.01, **asking))["status"] == "running"
-        assert (await hosted.run(3, 0.01))["status"] == "running"
-        peers.gate.set()
-        assert (await hosted.run(3, 5))["status"] == "done"
-
-
-@in_a_loop
-async def test_a_task_that_waits_to_start_does_not_start_when_another_ends_the_run():
-    STARTED.clear()
-    plan = sender(lambda: 1)
-    more = planned(2, start, outputs=("y",))
-    tasks = (*plan.slices["a"].tasks, more)
-    plan = GroupPlan("epoch", {**plan.slices, "a": Slice("a", tasks)}, plan.crossings)
-    peers = Peers(error=OSError("unreachable"))
-    peers.gate.clear()
-    async with Host(plan, peers) as hosted:
-        reply = await hosted.run(3, 0.01, key="epoch", is_careful=True)
-        while ("a", "t2") not in reply["tasks"]:
-            reply = await hosted.run(3, 0.01)
-        # Both may now go on at once: the event loop, which opens the gate, and the task.
-        gate = hosted._operations["run"].start_gate
-        let_go = gate.open
-        gate.open = lambda: (let_go(), STARTED.wait(0.2))
-        gate.confirm = lambda: None  # polls do not let the task go
-        peers.gate.set()
-        while reply["status"] == "running":
-            reply = await hosted.run(3, 5)
-        assert (reply["status"], reply["suspect"]) == ("aborted", THERE)
-        assert not STARTED.is_set()
-
-
-@in_a_loop
 async def test_a_failed_task_aborts_the_other_workers_at_once():
     peers = Peers()
 
@@ -539,11 +494,15 @@ async def test_the_next_run_waits_for_functions_of_an_aborted_one():
 
 @in_a_loop
 async def test_the_next_run_ends_one_whose_abort_was_lost():
-    async with Host(count(), blobs={"x": 0}, straggler_seconds=5) as hosted:
-        reply = await hosted.run(3, 0.01, key="epoch", is_careful=True)
-        assert reply["status"] == "running"  # its task waits until the client asks again
-        assert (await hosted.run(4, 5, key="epoch"))["status"] == "done"
-        assert hosted.workspaces["a"].globals["x"] == 1
+    HELD.update(begun=threading.Event(), gate=threading.Event())
+    async with Host(one_held_task()) as hosted:
+        first = asyncio.ensure_future(hosted.run(3, 5, key="epoch"))
+        while not HELD["begun"].is_set():
+            await asyncio.sleep(0.001)
+        assert (await hosted.run(4, 0, key="epoch"))["status"] == "running"
+        assert (await first)["status"] == "aborted"
+        HELD["gate"].set()
+        assert (await hosted.run(4, 5))["status"] == "done"
 
 
 @in_a_loop
