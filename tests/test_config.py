@@ -53,9 +53,7 @@ def test_the_file_that_the_page_shows_sets_keys_that_exist() -> None:
 def test_another_value_is_refused_as_a_number(value: Any) -> None:
     with (
         dask.config.set({"jobrunner.memory-share": value}),
-        pytest.raises(
-            DefinitionError, match=r"jobrunner\.memory-share .* must be a number >= 0"
-        ),
+        pytest.raises(DefinitionError, match=r"jobrunner\.memory-share .* must be a number >= 0"),
     ):
         config.get_number("memory-share")
 

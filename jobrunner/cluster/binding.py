@@ -18,6 +18,7 @@ from jobrunner.cluster.messages import Members, Request, pickle_function
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
 from jobrunner.cluster.replies import Counted, Reply, malformed
+from jobrunner.cluster.results import GroupResult, UnderWay, longest_spans, merge_runs
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.cluster.shipping import Parcel, ShippedGroups
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, compile_group
@@ -27,16 +28,12 @@ from jobrunner.errors import ExecutionError, NodeLostError
 from jobrunner.worker import (
     FETCH,
     PLAIN_RUN,
-    GroupResult,
     Keeper,
     RunOptions,
-    UnderWay,
     call_keeper,
     call_on_workspaces,
     fetch,
     install_keeper,
-    longest_spans,
-    merge_runs,
 )
 from jobrunner.workspace import from_frames, unshared
 

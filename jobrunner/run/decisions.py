@@ -11,12 +11,12 @@ from numbers import Real
 from typing import Any, Literal, get_args
 
 from jobrunner.checkpoint import Status
+from jobrunner.cluster import GroupResult
 from jobrunner.compile import Plan
 from jobrunner.define import Reported
 from jobrunner.positions import Position, PublicPosition
 from jobrunner.run.losses import Losses
 from jobrunner.run.result import RunResult, SaveReport
-from jobrunner.worker import GroupResult
 
 Step = Literal["run an epoch", "finish", "stop", "move"]
 Part = Literal["start", "compute", "save_wait", "redone", "recovery", "idle"]

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobrunner.checkpoint import Details
-from jobrunner.cluster import Binding, Session
+from jobrunner.cluster import Binding, GroupResult, Session
 from jobrunner.compile import Plan
 from jobrunner.config import get_number
 from jobrunner.errors import (
@@ -32,7 +32,7 @@ from jobrunner.run.saver import Saver
 from jobrunner.run.upload import finish_job
 from jobrunner.signals import TerminatedError
 from jobrunner.texts import get_logger
-from jobrunner.worker import GroupResult, RunOptions
+from jobrunner.worker import RunOptions
 
 if TYPE_CHECKING:
     from jobrunner.run.runner import JobRunner

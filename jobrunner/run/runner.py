@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from msgspec import structs
 
 from jobrunner.checkpoint import MultiNodeCheckpointManager
-from jobrunner.cluster import Binding, Session
+from jobrunner.cluster import Binding, Session, UnderWay
 from jobrunner.compile import Plan
 from jobrunner.define import Blob, Count, Job, Natural, Rule, Seconds, checked
 from jobrunner.errors import DefinitionError
@@ -29,7 +29,6 @@ from jobrunner.run.upload import BUILDER, UploadTaskGroupBuilder
 from jobrunner.signals import stop_on_signals
 from jobrunner.story import write_report
 from jobrunner.view import show_run
-from jobrunner.worker import UnderWay
 
 _Session = Annotated[
     Session, "a Session: Session(client), Session.local() or Session.connect(address)"

@@ -12,8 +12,7 @@ from jobrunner.positions import Position
 from jobrunner.texts import printable
 
 if TYPE_CHECKING:
-    from jobrunner.cluster import Binding
-    from jobrunner.worker import UnderWay
+    from jobrunner.cluster import Binding, UnderWay
 
 LONG_SECONDS = 1.0
 """What has run for this long is shown before it ends."""

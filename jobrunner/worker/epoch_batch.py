@@ -1,4 +1,4 @@
-"""Several runs of a group for one message of the client: decisions and results. Pure.
+"""Several runs of a group for one message of the client: what runs next. Pure.
 
 One worker leads; it has all stop conditions, if there are any. After each epoch it grants the
 followers more runs; without conditions it grants several ahead, but never more than a window beyond
@@ -7,18 +7,14 @@ the slowest worker. All workers run what was granted, so all end after the same 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from heapq import nlargest
-from operator import itemgetter
 from time import monotonic
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 import msgspec
 
-from jobrunner.define import ArrayEntry, Metric, MetricEntry, Reported, merge_reports
-from jobrunner.errors import ExecutionError
+from jobrunner.define import ArrayEntry
 from jobrunner.positions import Position
 from jobrunner.worker.calls import Number, Seconds
 
@@ -29,8 +25,8 @@ WINDOW_RUNS = 64
 """How many runs a worker may be ahead of the slowest."""
 REPORT_RUNS = 16
 """How many runs a follower ends between two reports of its progress."""
-MOST_SPANS, LONGEST_NAME = 40, 200
-"""Of the calls that a sampled run notes, how many are kept, the longest; and of a task's name there."""
+MOST_SPANS = 40
+"""Of the calls that a sampled run notes, how many are kept, the longest."""
 
 Action = Literal["run", "wait", "end", "abort"]
 
@@ -197,91 +193,3 @@ class EpochBatch:
         seconds = (self._last_end - self._started) / done if done else AHEAD_SECONDS
         shortest = AHEAD_SECONDS / MOST_AHEAD_RUNS
         return max(LEAST_AHEAD_RUNS, int(AHEAD_SECONDS / max(seconds, shortest)))
-
-
-class UnderWay(NamedTuple):
-    """A run of a group that has not ended."""
-
-    group: str
-    epoch: int | None
-    seconds: float  # since the client asked for it
-    tasks: tuple[str, ...]  # running ones at their workers' last reply, as "node/task"
-    step: int = 0  # of the epoch, from 0
-
-
-@dataclass(frozen=True, slots=True)
-class GroupResult:
-    """The result of a group's run on all workers."""
-
-    seconds: float  # that the client waited; for an epoch of a batch, those of the slowest worker
-    stopped: tuple[str, ...]  # names of the true stop conditions, in order of definition
-    reported: Reported = field(default_factory=Reported)
-    spans: Sequence[TaskSpan] = ()  # of a sampled run
-
-    @property
-    def metrics(self) -> dict[str, Metric]:
-        """The metrics that tasks reported."""
-        return self.reported.metrics
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """The metrics, and the arrays and images: what callbacks get."""
-        return {**self.reported.metrics, **self.reported.arrays}
-
-
-def merge_runs(
-    by_worker: Mapping[str, Sequence[EndedRun]], conditions: Sequence[str]
-) -> GroupResult:
-    """Merge one epoch's runs, in order by worker; `conditions` are all the group's."""
-    reported = Reported()
-    for runs in zip(*by_worker.values(), strict=True):
-        entries: list[MetricEntry] = []
-        arrays: list[ArrayEntry] = []
-        for address, run in zip(by_worker, runs, strict=True):
-            if run["metrics"]:
-                entries += _read_metrics(address, run["metrics"])
-            arrays += _check_arrays(address, run.get("arrays", ()))
-        if entries or arrays:
-            reported.add(merge_reports(entries, arrays))
-    fired = {name for runs in by_worker.values() for name in runs[-1]["stopped"]}
-    return GroupResult(
-        seconds=max(sum(run["seconds"] for run in runs) for runs in by_worker.values()),
-        stopped=tuple(name for name in conditions if name in fired),
-        reported=reported,
-    )
-
-
-def longest_spans(
-    by_worker: Mapping[str, Sequence[EndedRun]], placement: Mapping[str, str]
-) -> list[TaskSpan]:
-    """The longest calls in the workers' first runs, each of a node that is there."""
-    spans = [
-        (node, task[:LONGEST_NAME], began, seconds)
-        for address, runs in by_worker.items()
-        for node, task, began, seconds in runs[0].get("spans", ())
-        if placement.get(node) == address
-    ]
-    return nlargest(MOST_SPANS, spans, key=itemgetter(3))
-
-
-def _check_arrays(address: str, entries: Sequence[ArrayEntry]) -> Sequence[ArrayEntry]:
-    try:
-        for entry in entries:
-            entry.decode()
-    except ValueError as error:
-        raise _unreadable(address, error) from error
-    return entries
-
-
-def _read_metrics(address: str, text: str) -> list[MetricEntry]:
-    try:
-        return msgspec.convert(json.loads(text), list[MetricEntry])
-    except (ValueError, RecursionError) as error:
-        raise _unreadable(address, error) from error
-
-
-def _unreadable(address: str, error: Exception) -> ExecutionError:
-    return ExecutionError(
-        f"Worker {address} reported metrics that cannot be read: {error}. Check that the same "
-        f"version of jobrunner runs there."
-    )

@@ -28,10 +28,10 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
+from jobrunner.cluster import UnderWay
 from jobrunner.positions import Position
 from jobrunner.run.result import ResumePlan
 from jobrunner.view import show_on
-from jobrunner.worker.epoch_batch import UnderWay
 from tests.cli.directories import begin, invoke, save
 from tests.saves import save_epoch
 from tests.view.test_live import Runner

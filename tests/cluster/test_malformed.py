@@ -22,9 +22,9 @@ from jobrunner.checkpoint import Written, read_receipts
 from jobrunner.checkpoint.store.store_writer import Receipt
 from jobrunner.cluster.binding import check_runs, read_value
 from jobrunner.cluster.messages import read_reply
+from jobrunner.cluster.results import longest_spans, merge_runs
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.positions import Position
-from jobrunner.worker.epoch_batch import longest_spans, merge_runs
 from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME
 from tests.sampling import sampled
 

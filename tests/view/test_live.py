@@ -15,12 +15,12 @@ import msgpack
 import numpy as np
 import pytest
 
+from jobrunner.cluster import UnderWay
 from jobrunner.cluster.replies import Counted
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, ResumePlan, RunResult, SaveReport
 from jobrunner.texts import counted, format_metrics, format_seconds
 from jobrunner.view import Live, RunState, show, show_on, wording
-from jobrunner.worker.epoch_batch import UnderWay
 
 
 class Clock:

@@ -22,10 +22,10 @@ from jobrunner import (
     Task,
     epoch_limiter,
 )
+from jobrunner.cluster import UnderWay
 from jobrunner.run.result import ResumePlan
 from jobrunner.view import RunState, show_run
 from jobrunner.view.notebook import SHOWN_LINES
-from jobrunner.worker.epoch_batch import UnderWay
 from tests.view.test_live import Runner, save
 
 BEGIN = """

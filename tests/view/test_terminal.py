@@ -21,11 +21,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from jobrunner.cluster import UnderWay
 from jobrunner.cluster.replies import Counted
 from jobrunner.run.result import NodeSave, ResumePlan, SaveReport
 from jobrunner.view import RunState, wording
 from jobrunner.view.terminal import flow, render
-from jobrunner.worker.epoch_batch import UnderWay
 from tests.sampling import examples
 from tests.view.test_live import Clock, Runner
 

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import structs
 
 from jobrunner.checkpoint import REGISTERED_CODECS, Codec, Loader
-from jobrunner.cluster import Binding, Session
+from jobrunner.cluster import Binding, GroupResult, Session
 from jobrunner.compile import changes, describe
 from jobrunner.define import Job
 from jobrunner.json_output import with_json_positions
@@ -21,7 +21,6 @@ from jobrunner.run.matching import Adaptation, match
 from jobrunner.run.replay.compare import compare_bits, count_equal, format_difference
 from jobrunner.run.replay.tracing import Call, Dataflow, Trace, read_trace, traced
 from jobrunner.texts import get_logger, printable
-from jobrunner.worker import GroupResult
 from jobrunner.workspace import Workspace
 
 logger = get_logger(__name__)

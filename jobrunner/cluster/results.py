@@ -1,0 +1,107 @@
+"""What runs of a group have given on all workers, for the client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from jobrunner.define import ArrayEntry, Metric, MetricEntry, Reported, merge_reports
+from jobrunner.errors import ExecutionError
+from jobrunner.worker import MOST_SPANS, EndedRun, TaskSpan
+
+LONGEST_NAME = 200
+"""Of a task's name in a span."""
+
+
+class UnderWay(NamedTuple):
+    """A run of a group that has not ended."""
+
+    group: str
+    epoch: int | None
+    seconds: float  # since the client asked for it
+    tasks: tuple[str, ...]  # running ones at their workers' last reply, as "node/task"
+    step: int = 0  # of the epoch, from 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """The result of a group's run on all workers."""
+
+    seconds: float  # that the client waited; for an epoch of a batch, those of the slowest worker
+    stopped: tuple[str, ...]  # names of the true stop conditions, in order of definition
+    reported: Reported = field(default_factory=Reported)
+    spans: Sequence[TaskSpan] = ()  # of a sampled run
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics that tasks reported."""
+        return self.reported.metrics
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The metrics, and the arrays and images: what callbacks get."""
+        return {**self.reported.metrics, **self.reported.arrays}
+
+
+def merge_runs(
+    by_worker: Mapping[str, Sequence[EndedRun]], conditions: Sequence[str]
+) -> GroupResult:
+    """Merge one epoch's runs, in order by worker; `conditions` are all the group's."""
+    reported = Reported()
+    for runs in zip(*by_worker.values(), strict=True):
+        entries: list[MetricEntry] = []
+        arrays: list[ArrayEntry] = []
+        for address, run in zip(by_worker, runs, strict=True):
+            if run["metrics"]:
+                entries += _read_metrics(address, run["metrics"])
+            arrays += _check_arrays(address, run.get("arrays", ()))
+        if entries or arrays:
+            reported.add(merge_reports(entries, arrays))
+    fired = {name for runs in by_worker.values() for name in runs[-1]["stopped"]}
+    return GroupResult(
+        seconds=max(sum(run["seconds"] for run in runs) for runs in by_worker.values()),
+        stopped=tuple(name for name in conditions if name in fired),
+        reported=reported,
+    )
+
+
+def longest_spans(
+    by_worker: Mapping[str, Sequence[EndedRun]], placement: Mapping[str, str]
+) -> list[TaskSpan]:
+    """The longest calls in the workers' first runs, each of a node that is there."""
+    spans = [
+        (node, task[:LONGEST_NAME], began, seconds)
+        for address, runs in by_worker.items()
+        for node, task, began, seconds in runs[0].get("spans", ())
+        if placement.get(node) == address
+    ]
+    return nlargest(MOST_SPANS, spans, key=itemgetter(3))
+
+
+def _check_arrays(address: str, entries: Sequence[ArrayEntry]) -> Sequence[ArrayEntry]:
+    try:
+        for entry in entries:
+            entry.decode()
+    except ValueError as error:
+        raise _unreadable(address, error) from error
+    return entries
+
+
+def _read_metrics(address: str, text: str) -> list[MetricEntry]:
+    try:
+        return msgspec.convert(json.loads(text), list[MetricEntry])
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(address, error) from error
+
+
+def _unreadable(address: str, error: Exception) -> ExecutionError:
+    return ExecutionError(
+        f"Worker {address} reported metrics that cannot be read: {error}. Check that the same "
+        f"version of jobrunner runs there."
+    )
