@@ -96,8 +96,8 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
         parts = _split(step, box) if len(step.outputs) > 1 else box
         for i in range(len(parts)):
             settle(parts, i)
-    for place in step.updates:
-        settle(place.values[place.key].box)
+    if step.updates:
+        _settle_updates(step)
     if step.captures:
         _capture(program, step, parts)
     # Values for other nodes are captured before any blob is set.
@@ -118,6 +118,11 @@ def _apply(step: Step, update: BlobUpdate) -> None:
             f"outputs. A task that returns a BlobUpdate must not name outputs."
         )
     step.workspace.apply(update)
+
+
+def _settle_updates(step: Step) -> None:  # `describe_failure` looks for this name
+    for place in step.updates:
+        settle(place.values[place.key].box)
 
 
 def hand_over(program: Program, handover: Handover, send: Send) -> None:

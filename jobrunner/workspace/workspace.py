@@ -221,8 +221,8 @@ def take(blobs: dict[Any, Any], name: Any) -> Any:
     if type(blobs[name]) is Taken:  # a task that updated it has failed
         blobs[name] = settle(blobs[name].box)
     thaw(blobs, name)
-    taken = blobs[name] = Taken(blobs[name])
-    return taken.box[0]
+    update = blobs[name] = Taken(blobs[name])
+    return update.box[0]
 
 
 def read(blobs: Mapping[Any, Any], name: Any) -> Any:
