@@ -283,8 +283,9 @@ class LogWriter:
             fields = decide(state)
             if fields is None:
                 return None
-            # It may have waited for a heartbeat, and read on, while others appended. What they
-            # appended without being read is noticed by the append: their number is taken.
+            # It may have waited for a heartbeat, and read meanwhile what others appended: then it
+            # decides anew. If others appended what nobody here has read, this entry's number is
+            # taken: the append fails, reads on, and it decides anew, too.
             if self.known().number == number:
                 entry = self._append(kind, run, fields)
                 if entry is not None:
