@@ -1,8 +1,9 @@
 """Chooses a worker for each node. Pure.
 
-Nodes that require particular workers or resources are placed first, in order of the number of
-choices. The others fill the workers in proportion to their threads. Nodes defined one after another
-share a worker if possible, because they exchange most values.
+Nodes that require particular workers or resources are placed first. The others are shared out kind by
+kind, where nodes of one kind run the same tasks: each worker gets its share of each kind, in proportion
+to its threads, so no worker has all nodes that compute and another those that only write a log.
+Neighbours in the order of definition share a worker, because they exchange most values.
 """
 
 from __future__ import annotations
@@ -48,45 +49,111 @@ def place(
             f"The cluster has no workers for {counted(len(nodes), 'node')}. Start some, or wait longer "
             f"for them."
         )
-    table = {worker.address: worker for worker in workers}
-    free = {worker.address: dict(worker.resources) for worker in workers}
-    load = dict.fromkeys(table, 0)
-    placed: dict[str, str] = {}
-
-    def take(node: PlannedNode, address: str) -> None:
-        placed[node.name] = address
-        load[address] += 1
-        for resource, amount in (node.resources or {}).items():
-            free[address][resource] -= amount
-
-    wanted = {node.name for node in nodes}
-    for name, address in (previous or {}).items():
-        if name not in wanted and address in load:
-            load[address] += 1
+    placing = _Placing(nodes, workers, previous or {})
+    placing.keep(previous or {})
+    placing.place_demanding()
+    kinds: dict[str, list[PlannedNode]] = {}
     for node in nodes:
-        address = (previous or {}).get(node.name, "")
-        if address in table and _fits(node, table[address], free[address]):
-            take(node, address)
+        kinds.setdefault(node.kind, []).append(node)
+    for kind, members in kinds.items():
+        placing.share_out(kind, members)
+    return {node.name: placing.placed[node.name] for node in nodes}
 
-    rest = [node for node in nodes if node.name not in placed]
-    demanding = [node for node in rest if node.workers or node.resources]
-    choices = {
-        node.name: [w for w in workers if _fits(node, w, dict(w.resources))] for node in demanding
-    }
-    for node in sorted(
-        demanding, key=lambda n: (len(choices[n.name]), -sum((n.resources or {}).values()))
-    ):
-        fitting = [w for w in choices[node.name] if _fits(node, w, free[w.address])]
-        if not fitting:
-            raise PlacementError(_explain(node, workers, free))
-        take(node, min(fitting, key=lambda w: load[w.address] / w.nthreads).address)
 
-    easy = [node for node in rest if node.name not in placed]
-    for address, count in _shares(len(easy), workers, load).items():
-        for node in easy[:count]:
-            take(node, address)
-        easy = easy[count:]
-    return {node.name: placed[node.name] for node in nodes}
+class _Placing:
+    """What is placed so far, and what the workers have left."""
+
+    def __init__(
+        self,
+        nodes: Sequence[PlannedNode],
+        workers: Sequence[WorkerInfo],
+        previous: Mapping[str, str],
+    ) -> None:
+        self._nodes = nodes
+        self._workers = workers
+        self._free = {worker.address: dict(worker.resources) for worker in workers}
+        self._load = {worker.address: 0 for worker in workers}  # nodes
+        self._load_by_kind: dict[str, dict[str, int]] = {}
+        self.placed: dict[str, str] = {}
+        names = {node.name for node in nodes}
+        for name, address in previous.items():
+            if name not in names and address in self._load:
+                self._count("", address)
+
+    def keep(self, previous: Mapping[str, str]) -> None:
+        """Leave nodes where they were, if they still suit."""
+        workers = {worker.address: worker for worker in self._workers}
+        for node in self._nodes:
+            worker = workers.get(previous.get(node.name, ""))
+            if worker is not None and _suits(node, worker, self._free[worker.address]):
+                self._put(node, worker)
+
+    def place_demanding(self) -> None:
+        """Place nodes that require workers or resources: first those with the fewest choices."""
+        choices: dict[str, list[WorkerInfo]] = {}
+        demanding: list[PlannedNode] = []
+        for node in self._nodes:
+            if node.name not in self.placed and (node.workers or node.resources):
+                demanding.append(node)
+                choices[node.name] = [w for w in self._workers if _suits(node, w, w.resources)]
+
+        def urgency(node: PlannedNode) -> tuple[int, float]:
+            return len(choices[node.name]), -sum((node.resources or {}).values())
+
+        for node in sorted(demanding, key=urgency):
+            suiting = [w for w in choices[node.name] if _suits(node, w, self._free[w.address])]
+            if not suiting:
+                raise PlacementError(_explain(node, self._workers, self._free))
+            self._put(node, min(suiting, key=lambda w: self._load[w.address] / w.nthreads))
+
+    def share_out(self, kind: str, members: Sequence[PlannedNode]) -> None:
+        """Give each worker its share of the nodes of a kind, in blocks of neighbours."""
+        rest = [node for node in members if node.name not in self.placed]
+        present = self._load_by_kind.get(kind, {})
+        shares = self._shares(kind, len(rest) + sum(present.values()))
+        for worker in self._workers:
+            missing = max(0, shares[worker.address] - present.get(worker.address, 0))
+            block, rest = rest[:missing], rest[missing:]
+            for node in block:
+                self._put(node, worker)
+
+    def _shares(self, kind: str, count: int) -> dict[str, int]:
+        """How many of `count` nodes of a kind each worker should have, so that those per thread are even.
+
+        What cannot be divided goes to the workers that have the fewest nodes of other kinds.
+        """
+        present = self._load_by_kind.get(kind, {})
+        threads = sum(worker.nthreads for worker in self._workers)
+        shares = {w.address: count * w.nthreads // threads for w in self._workers}
+
+        def fullness(worker: WorkerInfo) -> float:
+            address = worker.address
+            others = self._load[address] - present.get(address, 0)
+            return (others + shares[address]) / worker.nthreads
+
+        emptiest = sorted(self._workers, key=fullness)
+        for worker in emptiest[: count - sum(shares.values())]:
+            shares[worker.address] += 1
+        return shares
+
+    def _put(self, node: PlannedNode, worker: WorkerInfo) -> None:
+        self.placed[node.name] = worker.address
+        self._count(node.kind, worker.address)
+        for resource, amount in (node.resources or {}).items():
+            self._free[worker.address][resource] -= amount
+
+    def _count(self, kind: str, address: str) -> None:
+        self._load[address] += 1
+        by_worker = self._load_by_kind.setdefault(kind, {})
+        by_worker[address] = by_worker.get(address, 0) + 1
+
+
+def _suits(node: PlannedNode, worker: WorkerInfo, free: Mapping[str, float]) -> bool:
+    """Whether a node may be on a worker that has these resources left."""
+    if node.workers is not None and not any(map(worker.has_alias, node.workers)):
+        return False
+    needs = node.resources or {}
+    return all(free.get(resource, 0) >= amount for resource, amount in needs.items())
 
 
 def within_reach(
@@ -145,25 +212,6 @@ def check_fit(
             f"Start more workers or workers with more memory, or place the nodes differently "
             f"(Node(workers=...)), and run the same command again."
         )
-
-
-def _fits(node: PlannedNode, worker: WorkerInfo, free: Mapping[str, float]) -> bool:
-    return (node.workers is None or any(map(worker.has_alias, node.workers))) and all(
-        free.get(resource, 0) >= amount for resource, amount in (node.resources or {}).items()
-    )
-
-
-def _shares(count: int, workers: Sequence[WorkerInfo], load: Mapping[str, int]) -> dict[str, int]:
-    """How many of `count` nodes each worker gets, so that nodes per thread are even."""
-    total = count + sum(load.values())
-    threads = sum(worker.nthreads for worker in workers)
-    ideal = {w.address: max(0.0, total * w.nthreads / threads - load[w.address]) for w in workers}
-    scale = count / (sum(ideal.values()) or 1)
-    shares = {address: int(share * scale) for address, share in ideal.items()}
-    by_remainder = sorted(ideal, key=lambda a: shares[a] - ideal[a] * scale)
-    for address in by_remainder[: count - sum(shares.values())]:
-        shares[address] += 1
-    return shares
 
 
 def _explain(

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import platform
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -196,6 +196,12 @@ def task_code(task: Task, code: str) -> str:
     """Digest of the code of a task, given that of its function."""
     functions = {**task.setup, **task.instance_setup}
     return _digest([code, *map(code_of, functions.values())], 8) if functions else code
+
+
+def kind_of(tasks: Iterable[tuple[Task, str]]) -> str:
+    """Digest of what a node does in each epoch, given its tasks there and the digests of their code."""
+    described = [(task.name, code, task.every) for task, code in tasks]
+    return _digest(described, 8) if described else ""
 
 
 def _flatten(code: CodeType) -> list[Any]:

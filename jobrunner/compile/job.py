@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec import structs
 
-from jobrunner.compile.fingerprint import code_of, structure_of, task_code
+from jobrunner.compile.fingerprint import code_of, kind_of, structure_of, task_code
 from jobrunner.compile.global_blobs import (
     Key,
     Names,
@@ -49,6 +49,7 @@ def compile_job(job: Job) -> Plan:
     replicated, partitions = find_shared(job, configured)
     check_steps(job)
     groups, lasting_blobs = _compile_groups(job, global_blobs)
+    code = dict(_codes(job))
     every_step = [task for task in job.epoch_group.tasks() if task.every == 1]
     plan = Plan(
         job=job.name,
@@ -56,7 +57,7 @@ def compile_job(job: Job) -> Plan:
         seed_global_rng=job.seed_global_rng,
         steps_per_epoch=job.steps_per_epoch,
         epoch_limit=job.epoch_limit,
-        nodes=planned_nodes(job.groups.values()),
+        nodes=tuple(_nodes_with_kinds(job, code)),
         groups=groups,
         checkpointed=checkpointed,
         globals=by_node(global_blobs),
@@ -71,7 +72,7 @@ def compile_job(job: Job) -> Plan:
         array_options=find_array_options(job, configured),
         parameters=job.parameters,
         structure=dict(_structures(job, global_blobs)),
-        code=dict(_codes(job)),
+        code=code,
         can_batch=job.steps_per_epoch is not None and "epoch_end" not in groups,
     )
     groups["resume"] = compile_resume(job, plan)
@@ -130,6 +131,17 @@ def _structures(job: Job, global_blobs: Collection[Key]) -> Iterator[tuple[str, 
     for name, group in job.groups.items():
         for task in group.tasks():
             yield f"{name}:{task.full_name}", structure_of(task, global_blobs)
+
+
+def _nodes_with_kinds(job: Job, code: Mapping[str, str]) -> Iterator[PlannedNode]:
+    in_epochs: dict[str, list[tuple[Task, str]]] = {}
+    for name in ("epoch", "epoch_end"):
+        group = job.groups.get(name)
+        for task in group.tasks() if group is not None else ():
+            of_node = in_epochs.setdefault(task.node.name, [])
+            of_node.append((task, code[f"{name}:{task.full_name}"]))
+    for node in planned_nodes(job.groups.values()):
+        yield structs.replace(node, kind=kind_of(in_epochs.get(node.name, ())))
 
 
 def _codes(job: Job) -> Iterator[tuple[str, str]]:

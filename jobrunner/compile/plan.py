@@ -187,6 +187,7 @@ class PlannedNode(Struct, frozen=True):
     workers: tuple[str, ...] | None = None
     resources: Mapping[str, float] | None = None
     uid: str | None = None
+    kind: str = ""  # nodes of a job with the same tasks in each epoch are of the same kind
 
 
 class Plan(Struct, frozen=True):

@@ -4,9 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobrunner import PlacementError
+from jobrunner import Job, PlacementError, Task
 from jobrunner.cluster.placement import WorkerInfo, check_fit, place, within_reach
 from jobrunner.compile.plan import PlannedNode
+
+
+def train():
+    pass
+
+
+def validate():
+    pass
+
+
+def log():
+    pass
 
 
 def worker(name, nthreads=1, **resources):
@@ -32,6 +44,38 @@ def test_neighbours_share_a_worker():
     assert [address[6] for address in placed.values()] == ["a", "a", "b", "b"]
 
 
+@given(
+    st.lists(st.sampled_from("tsvl"), max_size=40),
+    st.lists(st.integers(1, 4), min_size=1, max_size=6),
+)
+def test_each_worker_has_its_share_of_each_kind_and_keeps_it_when_asked_again(kinds, threads):
+    nodes = [PlannedNode(f"n{i}", kind=kind) for i, kind in enumerate(kinds)]
+    workers = [worker(f"w{i}", n) for i, n in enumerate(threads)]
+    placed = place(nodes, workers)
+    for kind in set(kinds):
+        addresses = [placed[node.name] for node in nodes if node.kind == kind]
+        for info in workers:
+            share = len(addresses) * info.nthreads / sum(threads)
+            assert abs(addresses.count(info.address) - share) < 1
+        # Neighbours of a kind share a worker.
+        assert addresses == sorted(addresses)
+    assert place(nodes, workers) == placed
+    assert place(nodes, workers, placed) == placed
+
+
+def test_nodes_that_do_the_most_do_not_share_a_worker():
+    with Job("four") as job:
+        for name in ("trainer:0", "trainer:1"):
+            Task(train, node=name)
+        Task(validate, node="validator")
+        Task(log, node="logger")
+    workers = [worker("a"), worker("b")]
+    nodes = job.compile().nodes
+    first, second, *others = [address[6] for address in place(nodes, workers).values()]
+    assert {first, second} == {"a", "b"}
+    assert sorted(others) == ["a", "b"]
+
+
 @pytest.mark.parametrize("alias", ["b", "tcp://b:1", "b:1", "host-b"])
 def test_a_worker_is_asked_for_by_address_name_or_host(alias):
     placed = place(nodes(3, workers=(alias,)), [worker("a"), worker("b")])
@@ -44,6 +88,11 @@ def test_resources_are_used_up():
     assert sorted(placed.values()) == ["tcp://a:1", "tcp://b:1", "tcp://b:1"]
     with pytest.raises(PlacementError, match="'n3'.*GPU.*Start a suitable worker"):
         place(nodes(4, resources={"GPU": 1}), workers)
+
+
+def test_nodes_that_require_resources_are_spread_too():
+    placed = place(nodes(2, resources={"GPU": 1}), [worker("a", GPU=2), worker("b", GPU=2)])
+    assert sorted(placed.values()) == ["tcp://a:1", "tcp://b:1"]
 
 
 def test_the_node_with_the_fewest_choices_goes_first():
