@@ -53,7 +53,6 @@ NOT_YET = {
     "checkpoint/commits.py",
     "checkpoint/directory.py",
     "checkpoint/directory_run.py",
-    "checkpoint/encoding/stateful.py",
     "checkpoint/history.py",
     "checkpoint/keep_policies.py",
     "checkpoint/loader.py",
