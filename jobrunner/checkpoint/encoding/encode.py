@@ -84,6 +84,8 @@ LEAST_PACKED = 256
 """Fewer items of a list are JSON, which people and other readers see."""
 
 _MOST_COLUMNS = 16
+"""Longer rows of one length are one array, too."""
+
 _INLINE_CHARACTERS, _INLINE_BYTES = 4096, 1024
 _STATE = "the state of another object"
 _LEAVES = frozenset({type(None), bool, int, float, str, bytes})
@@ -122,7 +124,9 @@ class Encoder:
         self._kept: list[object] = []  # what has a number: no `id` is used twice
         self._inside: set[int] = set()  # containers of what is encoded, by `id`
         self._trail: list[str] = []
-        self._holder = ""  # of the value, inside which no state could be loaded into an object
+        self._holder = (
+            ""  # of the present value, inside which no state could be loaded into an object
+        )
         self._is_frozen = False  # whether it is in a value whose memory never shows a change
 
     def encode(self, value: Any) -> Tree:
@@ -302,7 +306,7 @@ class Encoder:
                 return packed
         trees: list[Tree] = []
         for i, item in enumerate(items):
-            if _is_json(item):
+            if item is None or _is_json(item):
                 trees.append(item)
             else:
                 trees.append(self._at(names(i), self._special, item))
@@ -374,7 +378,7 @@ class Encoder:
             (length,) = lengths
             columns = [contents[i::length] for i in range(length)]
             return _node("rows", [cls.__name__, self._columns(columns, str)])
-        part = self._part(np.array(list(map(len, rows))), "numbers", "lengths")
+        part = self._part(np.array(list(map(len, rows)), np.int64), "numbers", "lengths")
         (items,) = self._columns([contents], lambda i: "items")
         return _node("ragged", [cls.__name__, part, items])
 
