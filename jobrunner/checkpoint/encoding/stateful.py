@@ -88,8 +88,8 @@ def _join(parts: Sequence[Any], new_parts: int, where: str, place: str) -> Any:
         if kind is dict and all(part.keys() == first.keys() for part in parts):
             fields = {}
             for key in first:
-                items = [part[key] for part in parts]
-                fields[key] = _join(items, new_parts, where, f"{place}[{key!r}]")
+                values = [part[key] for part in parts]
+                fields[key] = _join(values, new_parts, where, f"{place}[{key!r}]")
             return fields
     kinds = ", ".join(dict.fromkeys(map(_name_part, parts)))
     raise PlanMismatchError(
