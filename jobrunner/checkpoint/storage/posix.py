@@ -176,6 +176,11 @@ class PosixFiles:
             return new.attributes()
 
     def create(self, path: str, data: bytes) -> bool:
+        # Whoever links first has created the file. Two runs may write the same entry of a log: each
+        # writes a file of its own, makes it durable, and links it to the name. The kernel lets one
+        # link succeed; before that, nobody can see half an entry. A server whose answer is lost
+        # links again and then says that the name is taken, or fails. So not the error but the
+        # content, which no other writer has, tells who won.
         temporary = _name_temporary(path)
         try:
             self.write(temporary, [data])
@@ -189,7 +194,6 @@ class PosixFiles:
                 self.before("link", path)
                 self._link(temporary, path)
             except OSError as error:
-                # A network file system may fail, or find the name taken, after it has linked.
                 present = self.read(path)
                 if present is None:
                     raise _explain_link(error, path) from error
@@ -297,15 +301,23 @@ class PosixFiles:
             descriptor, size = self.below.open_file(path)
         except GONE:
             return None
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             if size > most:
                 raise too_long(path, size, most)
-            return file.read(size)
+            data = os.read(descriptor, size)
+            while len(data) < size:
+                more = os.read(descriptor, size - len(data))
+                if not more:  # cut while it was read
+                    break
+                data += more
+            return data
+        finally:
+            os.close(descriptor)
 
     def read_into(self, path: str, target: memoryview, nbytes: int) -> tuple[int, str]:
         self.before("open", path)
         descriptor, size = self.below.open_file(path)
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
+        try:
             if size != nbytes:
                 return size, ""
             digest = xxhash.xxh3_128()
@@ -316,12 +328,14 @@ class PosixFiles:
                     block = target[position : position + BLOCK_BYTES]
                 else:
                     block = spare[: nbytes - position]
-                count = file.readinto(block)
+                count = os.readv(descriptor, [block])
                 if not count:  # cut while it was read
                     return position, ""
                 digest.update(block[:count])
                 position += count
             return size, digest.hexdigest()
+        finally:
+            os.close(descriptor)
 
     def list_names(self, path: str) -> list[str]:
         return [entry.name for entry, _ in self._list(path)]

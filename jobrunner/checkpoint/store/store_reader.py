@@ -122,6 +122,7 @@ class StoreReader:
 
     def _read_arrays(self, document: StoreDocument, names: Sequence[str]) -> dict[str, list[Any]]:
         """Read and verify the arrays of some blobs, once their memory is known to exist."""
+        verified = self.verified
         arrays: dict[str, list[Any]] = {}
         readings: dict[str, _Reading] = {}
         for name in names:
@@ -130,7 +131,7 @@ class StoreReader:
             for i, reference in enumerate(references):
                 array, row = document.locate(reference)
                 if array.path not in readings:
-                    readings[array.path] = _Reading(ArrayReader(self.verified, array))
+                    readings[array.path] = _Reading(ArrayReader(verified, array))
                 readings[array.path].targets.append((slots, i, row))
         self._check_memory([reading.reader for reading in readings.values()])
         jobs = self._document_jobs(document.zarr_documents(readings))
