@@ -13,12 +13,11 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from jobrunner.cluster.exchange import Members, Reply, Request, malformed, pickle_function
 from jobrunner.cluster.leases import Leases
-from jobrunner.cluster.messages import Members, Request, pickle_function
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
-from jobrunner.cluster.replies import Counted, Reply, malformed
-from jobrunner.cluster.results import GroupResult, UnderWay, longest_spans, merge_runs
+from jobrunner.cluster.results import Counted, GroupResult, UnderWay, longest_spans, merge_runs
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.cluster.shipping import Parcel, ShippedGroups
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, compile_group

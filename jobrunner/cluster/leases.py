@@ -10,14 +10,14 @@ from typing import Any
 
 from distributed import wait
 
-from jobrunner.cluster.messages import FIRST_WAIT_SECONDS
+from jobrunner.cluster.exchange import FIRST_WAIT_SECONDS
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import WorkerInfo, place, within_reach
-from jobrunner.cluster.scheduler import PING_SECONDS, SILENT, describe_unfit
+from jobrunner.cluster.scheduler import SILENT, describe_unfit
 from jobrunner.compile import PlannedNode
 from jobrunner.errors import PlacementError
 from jobrunner.texts import clip, get_logger, listed
-from jobrunner.worker import MOST_PINGS, find_cut, lease_key, run_lease
+from jobrunner.worker import MOST_PINGS, PING_SECONDS, find_cut, lease_key, run_lease
 
 logger = get_logger(__name__)
 

@@ -11,7 +11,8 @@ from functools import partial
 from itertools import starmap
 from typing import Any, ParamSpec, TypeVar
 
-from jobrunner.cluster.messages import (
+from jobrunner.cluster.exchange import (
+    DEPARTURE_SECONDS,
     Abort,
     Action,
     Answer,
@@ -21,12 +22,12 @@ from jobrunner.cluster.messages import (
     Heard,
     Member,
     Members,
+    Reply,
     Request,
     exchange,
     read_reply,
 )
 from jobrunner.cluster.placement import WorkerInfo
-from jobrunner.cluster.replies import Reply
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.dask_internals import broadcaster
 from jobrunner.errors import ExecutionError, SchedulerLostError
@@ -40,8 +41,6 @@ T = TypeVar("T")
 
 ABORT_SECONDS = 0.3
 """How long to wait until workers have got an abort, before a more urgent error."""
-DEPARTURE_SECONDS = 3.0
-"""How much later than requested a worker that is about to leave may answer."""
 LOOK_SECONDS = 0.25
 """How often to look whether the client still has a scheduler, while it waits for something; and
 what a wait for silent workers is counted in."""

@@ -18,14 +18,12 @@ from jobrunner.config import get_number
 from jobrunner.dask_internals import is_lost, scheduler_identity, topic_handlers
 from jobrunner.errors import SchedulerLostError
 from jobrunner.texts import get_logger, listed
-from jobrunner.worker import PLUGIN_NAME
+from jobrunner.worker import PING_SECONDS, PLUGIN_NAME
 
 logger = get_logger(__name__)
 
 START_AGAIN = "Start the same command again; it resumes from the last recorded epoch."
 
-PING_SECONDS = 5.0
-"""How long the scheduler or a worker may take to answer a ping."""
 SHOWN = 5
 """How many workers an error lists."""
 

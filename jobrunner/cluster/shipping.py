@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jobrunner.cluster.messages import pickle_function
+from jobrunner.cluster.exchange import pickle_function
 from jobrunner.compile import GroupPlan, Slice, gc_paused
 from jobrunner.define import TaskGroup
 from jobrunner.workspace import dumps_definitions

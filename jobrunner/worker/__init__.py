@@ -10,7 +10,7 @@ from jobrunner.worker.epoch_batch import (
 )
 from jobrunner.worker.hosted_nodes import FETCH, fetch
 from jobrunner.worker.keeper import Keeper, call_keeper, call_on_workspaces, install_keeper
-from jobrunner.worker.outbox import Frames, Message
+from jobrunner.worker.outbox import PING_SECONDS, Frames, Message
 from jobrunner.worker.outcome import Failure
 from jobrunner.worker.plugin import (
     MOST_PINGS,

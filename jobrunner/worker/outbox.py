@@ -24,7 +24,7 @@ SMALL_FRAME_BYTES = 1 << 16
 """Up to this size it is cheaper to copy a frame into its message."""
 
 PING_SECONDS = 5.0
-"""A ping must be answered within this time, or within `silence_seconds` if that is shorter."""
+"""A ping of a worker, or of the scheduler, must be answered within this time, or `silence_seconds`."""
 
 ABORT_SECONDS = 5.0
 

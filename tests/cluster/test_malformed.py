@@ -21,7 +21,7 @@ from jobrunner import (
 from jobrunner.checkpoint import Written, read_receipts
 from jobrunner.checkpoint.store.store_writer import Receipt
 from jobrunner.cluster.binding import check_runs, read_value
-from jobrunner.cluster.messages import read_reply
+from jobrunner.cluster.exchange import read_reply
 from jobrunner.cluster.results import longest_spans, merge_runs
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.positions import Position

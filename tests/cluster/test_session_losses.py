@@ -28,7 +28,7 @@ from jobrunner import (
     TaskGroup,
     WorkspaceType,
 )
-from jobrunner.cluster.messages import Members
+from jobrunner.cluster.exchange import Members
 from jobrunner.cluster.scheduler import SILENT, SchedulerLink, describe_unfit
 from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME, PROTOCOL_VERSION, lease_key, run_lease
 from tests.processes import await_file, fork_dask

@@ -429,7 +429,7 @@ def two_nodes(epochs):
 def test_storage_that_hangs_ends_the_run_with_the_nodes_that_are_late(
     inproc_client, tmp_path, hanging, caplog, monkeypatch, is_asynchronous
 ):
-    monkeypatch.setattr("jobrunner.cluster.messages.WARN_SECONDS", 0.3)
+    monkeypatch.setattr("jobrunner.cluster.exchange.WARN_SECONDS", 0.3)
     monkeypatch.setattr("jobrunner.checkpoint.retention._DRAIN_SECONDS", 0.3)
     manager = MultiNodeCheckpointManager(tmp_path, files=hanging(), asynchronous=is_asynchronous)
     hanging.hangs = f"b.2{os.sep}"

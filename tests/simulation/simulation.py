@@ -1,7 +1,7 @@
 """Driver, workers, network and store in one thread, in an order that a seed decides.
 
 The decisions (`jobrunner.run.decisions`, `jobrunner.run.losses`), the client's questions about a run
-(`jobrunner.cluster.messages`) and the meaning of the log (`jobrunner.checkpoint.log.state`) are the
+(`jobrunner.cluster.exchange`) and the meaning of the log (`jobrunner.checkpoint.log.state`) are the
 real ones. Everything that can go wrong around them is
 simulated: messages arrive late and in any order; workers die or cannot reach each other; workers
 and drivers stop and come back; a driver is killed and started again. A node's state is a hash of
@@ -33,7 +33,7 @@ from jobrunner.checkpoint.log.entries import (
 from jobrunner.checkpoint.log.entries import Store as RecordedStore
 from jobrunner.checkpoint.log.log_writer import make_entry
 from jobrunner.checkpoint.log.state import Attempt, State
-from jobrunner.cluster.messages import (
+from jobrunner.cluster.exchange import (
     Action,
     Ask,
     Heard,

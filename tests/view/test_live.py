@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from jobrunner.cluster import UnderWay
-from jobrunner.cluster.replies import Counted
+from jobrunner.cluster.results import Counted
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, ResumePlan, RunResult, SaveReport
 from jobrunner.texts import counted, format_metrics, format_seconds

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jobrunner.cluster import UnderWay
-from jobrunner.cluster.replies import Counted
+from jobrunner.cluster.results import Counted
 from jobrunner.run.result import NodeSave, ResumePlan, SaveReport
 from jobrunner.view import RunState, wording
 from jobrunner.view.terminal import flow, render

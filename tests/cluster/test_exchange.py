@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jobrunner import BlobNotFoundError, ExecutionError, NodeLostError, TaskFailedError
-from jobrunner.cluster.messages import (
+from jobrunner.cluster.exchange import (
     FIRST_WAIT_SECONDS,
     LOSS_SECONDS,
     NEWS_SECONDS,

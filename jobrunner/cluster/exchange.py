@@ -1,19 +1,32 @@
-"""A binding's workers, its requests to them, and how it reacts to their answers. Pure.
+"""A binding's workers, its requests to them, and when one of them is lost. Pure.
 
 `exchange` decides but sends nothing: it yields actions and takes their results, times included.
-`Messenger` carries the actions out.
+`Messenger` carries the actions out. The first loss ends a request. A worker is lost when
+
+| what happens | who notices | after |
+|---|---|---|
+| its process dies | the scheduler: `SchedulerLink.watch` | milliseconds |
+| another worker took its address, or it dropped the binding | it answers "unknown" | one message |
+| its lease was cancelled | `Messenger`, by the status of Dask's future | one message |
+| Dask could not send it a message | `exchange`, unless the scheduler soon says that it retires | `NEWS_SECONDS` |
+| it does not answer, and then no ping either | `Messenger`, `SchedulerLink.find_silent` | worker-silence-seconds, `PING_SECONDS` |
+| it retires, and does not answer | `Messenger` | `DEPARTURE_SECONDS` |
+| another worker cannot send it values, or a ping | `worker/outbox.py`, whose worker names it as a suspect | worker-silence-seconds, `PING_SECONDS`, `LOSS_SECONDS` |
+
+Before a worker that did not answer a message counts as lost, the scheduler must answer a ping: else the
+scheduler is lost. Only time in which the client's own event loop ran counts as silence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Required, TypedDict
 
 import msgspec
+from msgspec import Meta
 
 from jobrunner.cluster.placement import WorkerInfo
-from jobrunner.cluster.replies import MOST_PRINTED, Reply, malformed
 from jobrunner.errors import (
     BlobNotFoundError,
     DefinitionError,
@@ -22,7 +35,7 @@ from jobrunner.errors import (
     TaskFailedError,
 )
 from jobrunner.texts import listed
-from jobrunner.worker import Message
+from jobrunner.worker import EndedRun, Failure, Frames, Message
 from jobrunner.workspace import dumps_definitions
 
 FIRST_WAIT_SECONDS = 0.25
@@ -38,6 +51,8 @@ NEWS_SECONDS = 0.5
 """How long to wait for news from the scheduler of a worker whose answer was an error."""
 LOSS_SECONDS = 2.0
 """How long to wait for news from the scheduler of a worker that another one could not reach."""
+DEPARTURE_SECONDS = 3.0
+"""How much later than requested a worker that is about to leave may answer."""
 
 Answer = Message | BaseException
 
@@ -209,6 +224,43 @@ def pickle_function(fn: Any, what: str) -> bytes:
             f"{what} cannot be pickled, so no worker can run it: {type(error).__name__}: {error}. "
             f"Create files, sockets, locks and models on a GPU inside the function."
         ) from error
+
+
+# ---- what workers may answer: data of another machine, checked before anything uses it
+
+Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
+MOST_PRINTED = 1 << 20
+"""Characters that a worker may say were printed. It keeps far fewer between two looks of a view."""
+
+
+class Reply(TypedDict, total=False):
+    """A worker's reply to a request."""
+
+    status: Required[Literal["done", "running", "failed", "aborted", "stale", "unknown"]]
+    tasks: Sequence[tuple[str, str]]  # those that run, as (node, task)
+    runs: Sequence[EndedRun]
+    failure: Failure
+    epoch: int | None  # in which it failed
+    step: Count  # of it, from 0
+    reason: str  # why it was aborted
+    suspect: str  # address of a worker that this one could not reach
+    frames: Frames
+    room: tuple[Count, Count]  # bytes of a capture, bytes free: see `Keeper.room`
+    names: Mapping[str, Sequence[str]]  # of blobs, by node
+    # What a view is told: see `HostedNodes.look`.
+    progress: Mapping[str, tuple[Count, Count, str]]
+    lines: Sequence[tuple[str, str, str]]
+    left_out: Count
+    number: Count
+    seconds: Annotated[float, Meta(ge=0, le=3600)]
+
+
+def malformed(address: str, problem: str) -> ExecutionError:
+    """The error for an answer that no worker of this version gives."""
+    return ExecutionError(
+        f"Worker {address} gave an answer that does not fit what it was asked: {problem}. Check that "
+        f"the same version of jobrunner runs there, and who can reach the cluster."
+    )
 
 
 # ---- the exchange
