@@ -21,6 +21,7 @@ from typing import Any
 from jobrunner.compile import is_due
 from jobrunner.texts import get_logger
 from jobrunner.worker.call import Send, finish, gather, hand_over, set_up
+from jobrunner.worker.epoch_batch import TaskSpan
 from jobrunner.worker.outcome import Outcome, describe_failure, is_true
 from jobrunner.worker.program import InputMissing, Program, Step
 from jobrunner.worker.task_context import FRAME, CurrentTask, Reports
@@ -33,8 +34,8 @@ FIRST_TICK_SECONDS, SLOWEST_TICK_SECONDS = 0.002, 0.02
 LONG_TASK_SECONDS = 0.001
 
 
-def _as_it_is(call: Any) -> Any:
-    return call
+MOST_NOTED = 1_000
+"""How many calls a sampled run notes, so that many short ones cost little."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -55,7 +56,7 @@ class GroupRun:
     finished: Callable[[Outcome], None]
     drained: Callable[[], None]
     step: int = 0  # of the epoch
-    wrap_call: Callable[[Any], Any] | None = None  # what calls a task's function
+    spans: list[TaskSpan] | None = None  # of a sampled run: notes its calls of tasks' functions
     capture: Callable[[], None] | None = None  # called in a thread after the last task
 
     def __post_init__(self) -> None:
@@ -82,8 +83,7 @@ class GroupRun:
         }
         self._reports: Reports | None = None  # what tasks have reported
         self._make_current = self._make_task  # bound once, not at every call
-        self.is_noted = self.wrap_call is not None
-        self._call = (self.wrap_call or _as_it_is)(self._call_function)
+        self._began = perf_counter()
 
     # ---- called on the timer's thread
 
@@ -187,7 +187,6 @@ class GroupRun:
     def _pull(self) -> None:
         """Run ready steps until there are none."""
         program, thread, send = self.program, get_ident(), self.send
-        call, is_noted = self._call, self.is_noted
         step = self._next(None, thread)
         while step is not None:
             is_done = True
@@ -197,8 +196,8 @@ class GroupRun:
                     arguments = gather(step)
                     # The value lies in a list from the beginning: a variable would count as another
                     # reference to it, and `finish` would copy arrays that nothing else refers to.
-                    if is_noted:
-                        box = [call(step, arguments, 0)]
+                    if self.spans is not None:
+                        box = [self._call(step, arguments, 0)]
                     else:
                         FRAME.set([self._make_current, step, 0, None])
                         box = [step.fn(*arguments)]
@@ -227,14 +226,20 @@ class GroupRun:
         FRAME.set(None)
         self._end_thread()
 
-    def _call_function(
+    def _call(
         self, step: Step, arguments: list[Any], instance: int, made: Mapping[str, Any] | None = None
     ) -> Any:
         FRAME.set([self._make_current, step, instance, None])
-        if made is None:
-            return step.fn(*arguments)
-        with set_up(step.instance_setup) as own:
-            return step.fn(*arguments, **made, **own)
+        began = perf_counter()
+        try:
+            if made is None:
+                return step.fn(*arguments)
+            with set_up(step.instance_setup) as own:
+                return step.fn(*arguments, **made, **own)
+        finally:
+            if self.spans is not None and len(self.spans) < MOST_NOTED:
+                times = began - self._began, perf_counter() - began
+                self.spans.append((step.workspace.node, step.name, *times))
 
     def _run_instances(self, step: Step) -> bool:
         """Run all instances of a task at once; returns whether this thread's ended last."""

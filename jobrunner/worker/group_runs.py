@@ -14,22 +14,18 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
-from time import perf_counter
 from typing import Any
 
-from jobrunner.worker.epoch_batch import MOST_SPANS, EpochBatch, Grant, TaskSpan
+from jobrunner.worker.epoch_batch import MOST_SPANS, EpochBatch, Grant
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.keeper import Premises
 from jobrunner.worker.memory import MemoryLimit
 from jobrunner.worker.outbox import Message, Outbox, RunValues, frame_bytes
 from jobrunner.worker.outcome import Failure, Outcome, describe_failure
-from jobrunner.worker.program import Program, Step
+from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import CurrentTask
 from jobrunner.worker.threads import Operation, ThreadPool, call_on_loop
 from jobrunner.workspace import Pickled, received, to_frames
-
-MOST_NOTED = 1_000
-"""How many it notes, so that many short calls cost little."""
 
 GRANT, REPORT = -1, -2
 """Notes between a batch's lead and its followers travel under these in place of a crossing."""
@@ -62,32 +58,6 @@ class _Early:
     abort_reason: str = ""
 
 
-class CallNotes:
-    """Notes when a run called tasks' functions, and how long each call took."""
-
-    def __init__(self) -> None:
-        self._began = perf_counter()
-        self._spans: list[TaskSpan] = []
-
-    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Note the calls of what calls a step's function."""
-
-        def noted(step: Step, *rest: Any) -> Any:
-            began = perf_counter()
-            try:
-                return call(step, *rest)
-            finally:
-                if len(self._spans) < MOST_NOTED:
-                    times = began - self._began, perf_counter() - began
-                    self._spans.append((step.workspace.node, step.name, *times))
-
-        return noted
-
-    def longest(self) -> list[TaskSpan]:
-        """The longest calls."""
-        return nlargest(MOST_SPANS, self._spans, key=itemgetter(3))
-
-
 class GroupRuns:
     """Runs a binding's groups, one after another; none begins while memory is over its limit."""
 
@@ -108,7 +78,6 @@ class GroupRuns:
         self._operation = Operation(0)  # the batch's
         self._run: GroupRun | None = None
         self._run_number = 0
-        self._notes: CallNotes | None = None  # of the run, if it is sampled
         self.is_running = False  # tasks may be running
         self._drained = asyncio.Event()
         self._drained.set()
@@ -125,25 +94,12 @@ class GroupRuns:
         self._background: set[asyncio.Task[None]] = set()
 
     def start(self, program: Program, batch: EpochBatch, operation: Operation) -> None:
-        """Begin a batch."""
-
-        def begin() -> None:
-            self._program, self._batch, self._operation = program, batch, operation
-            self._outbox.start(batch.number)
-            # Those before it are over.
-            self._early = {n: early for n, early in self._early.items() if n >= batch.number}
-            for number, early in self._early.items():
-                if batch.covers(number):
-                    batch.abort_reason = early.abort_reason or batch.abort_reason
-            if batch.number in self._early:
-                self._hear(self._early[batch.number].notes)
-            self._proceed()
-
+        """Begin a batch, once no function of an aborted run still runs."""
         if self._drained.is_set():
-            begin()
+            self._begin(program, batch, operation)
         else:
             self._stop("the client asked for another run")  # should its abort have been lost
-            self._in_background(self._begin_later(begin, operation))
+            self._in_background(self._begin_later(program, batch, operation))
 
     def running_tasks(self) -> list[tuple[str, str]]:
         """The running tasks, as (node, task)."""
@@ -214,8 +170,20 @@ class GroupRuns:
 
     # ---- a batch
 
-    async def _begin_later(self, begin: Callable[[], None], operation: Operation) -> None:
-        """Begin once no function of an aborted run still runs: it might change the blobs."""
+    def _begin(self, program: Program, batch: EpochBatch, operation: Operation) -> None:
+        self._program, self._batch, self._operation = program, batch, operation
+        self._outbox.start(batch.number)
+        # Those before it are over.
+        self._early = {n: early for n, early in self._early.items() if n >= batch.number}
+        for number, early in self._early.items():
+            if batch.covers(number):
+                batch.abort_reason = early.abort_reason or batch.abort_reason
+        if batch.number in self._early:
+            self._hear(self._early[batch.number].notes)
+        self._proceed()
+
+    async def _begin_later(self, program: Program, batch: EpochBatch, operation: Operation) -> None:
+        # A function that still runs might change the blobs while the new run reads them.
         seconds = self._context.straggler_seconds
         try:
             await asyncio.wait_for(self._drained.wait(), seconds)
@@ -226,7 +194,7 @@ class GroupRuns:
             )
             operation.finish({"status": "aborted", "reason": reason})
         else:
-            begin()
+            self._begin(program, batch, operation)
 
     def _proceed(self) -> None:
         """Decide what comes next, after the end of a run or a note from another worker."""
@@ -299,7 +267,6 @@ class GroupRuns:
         self._drained.clear()
         self.is_running = True
         is_sampled = self._batch.options.is_sampled and not self._batch.ended
-        notes = self._notes = CallNotes() if is_sampled else None
         run = self._run = GroupRun(
             program=program,
             step=step,
@@ -312,7 +279,7 @@ class GroupRuns:
             ),
             finished=lambda outcome: call_on_loop(self._loop, self._end_run, run, outcome),
             drained=lambda: call_on_loop(self._loop, self._drained.set),
-            wrap_call=None if notes is None else notes.wrap,
+            spans=[] if is_sampled else None,
             capture=self._capture(),
         )
         run.start()
@@ -338,7 +305,7 @@ class GroupRuns:
         if outcome.status == "done":
             self._drained.set()
             metrics = json.dumps(outcome.metrics) if outcome.metrics else ""
-            spans = () if self._notes is None else self._notes.longest()
+            spans = nlargest(MOST_SPANS, run.spans or (), key=itemgetter(3))
             batch.end_run(outcome.stopped, metrics, outcome.arrays, spans)
             done = batch.report()
             if done is not None:
