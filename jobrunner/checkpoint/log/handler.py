@@ -214,6 +214,13 @@ class FileMetadataHandler:
                 yield entry
                 number += 1
 
+    def entry(self, number: int) -> Entry | None:
+        """Read one entry, and nothing ahead; None if there is none."""
+        entry = self._read(number)
+        if isinstance(entry, CheckpointCorruptError):
+            raise entry
+        return entry
+
     def _read(self, number: int) -> Entry | CheckpointCorruptError | None:
         """An entry, or why it is damaged; None if there is none."""
         path = self.path_of(number)

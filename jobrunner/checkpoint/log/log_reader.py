@@ -64,7 +64,10 @@ def read_on(handler: MetadataHandler, state: State, last: int = -1) -> set[str]:
 
 def read_entry(handler: MetadataHandler, number: int) -> LogEntry:
     """Read entry `number`; raises CheckpointCorruptError if it is missing or damaged."""
-    tree = next(handler.entries(number), None)
+    if isinstance(handler, FileMetadataHandler):
+        tree = handler.entry(number)
+    else:
+        tree = next(handler.entries(number), None)
     if tree is None:
         raise CheckpointCorruptError(f"{_name(handler, number)} is missing.")
     return parse_entry(tree, _name(handler, number))
