@@ -99,6 +99,7 @@ from .save_policies import (
     SaveEvery as SaveEvery,
     SavePolicy as SavePolicy,
     epochs_until as epochs_until,
+    stride_of as stride_of,
 )
 from .storage import (
     Files as Files,

@@ -36,10 +36,7 @@ from jobrunner.texts import get_logger, listed
 logger = get_logger(__name__)
 
 _MOST_STORES = 20_000
-"""In one entry of the log: it takes some megabytes then."""
-
-_LEAST_CLAIMED = 64
-"""How many epochs a group of several claims ahead at least."""
+"""In an order: its entry of the log takes some megabytes then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +78,10 @@ class Commits:
     _encoding: Encoding = field(default_factory=Encoding, init=False)
     """Of the open order."""
     _abandoned: list[SaveOrder] = field(default_factory=list, init=False)
+    _awaited: Position = field(default=Position(0), init=False)
+    """The newest position that was to be ordered."""
+    _has_failed: bool = field(default=False, init=False)
+    """Whether the newest order was given up."""
     _written: Position | None = field(default=None, init=False)
     """The newest position that workers may have written in the current attempt."""
     _newest: tuple[int, dict[str, tuple[str, str]]] | None = field(default=None, init=False)
@@ -105,6 +106,7 @@ class Commits:
         array_options: Mapping[str, Mapping[str, ArrayOptions]] | None = None,
         replicated: Mapping[str, Sequence[str]] | None = None,
         partitions: Mapping[str, tuple[int, Sequence[str]]] | None = None,
+        busy: Collection[str] | None = None,
     ) -> Encoding:
         """Make what workers must know to encode the blobs of the run's nodes; see `Encoding`."""
         return Encoding(
@@ -116,6 +118,7 @@ class Commits:
             self.default_options,
             replicated or {},
             partitions or {},
+            self.held().nodes if busy is None else tuple(busy),
         )
 
     # ---- a group
@@ -123,8 +126,9 @@ class Commits:
     def order(self, group: Sequence[Pending], encoding: Encoding | None = None) -> SaveOrder:
         """Decide what is written of positions, in ascending order, and claim names for their stores.
 
-        Let the `SaveQueue` of every worker write them, then call `commit` with what they answer, or
-        else `abandon`.
+        The order may be of the first ones only: those whose names an earlier commit has claimed. Let
+        the `SaveQueue` of every worker write them, then call `commit` with what they answer, or else
+        `abandon`.
 
         Raises CommitConflictError if another run has taken the directory over, and
         CheckpointWriteError if the claim could not be recorded.
@@ -137,10 +141,18 @@ class Commits:
             records[pending.at] = Record(pending.at, None, details=as_json(details, "details"))
         if self._open is not None:
             self.abandon(self._open)
+        if self._has_failed:
+            self._retire_first()
         # The disk needs room for the epochs that are kept and one group, even if deletion is slow.
         self.retention.sweeper.drain()
         with writing(self.directory.path, f"the save of epoch {group[0].at} could not be begun"):
-            attempt = self._claim(group[0].at, group[-1].at)
+            attempt = self._claim(group[0].at)
+        # A group that is larger than expected is cut, as a `begin` would give its epochs other names.
+        self._awaited = group[-1].at
+        most = max(1, _MOST_STORES // max(1, len(lock.nodes)))
+        for i, at in enumerate(list(records)):
+            if i >= most or at > attempt.upto:
+                del records[at]
         drops = self.retention.pass_over(self.directory.log.known(), list(records.values()))
         stores = {}
         copies = {}
@@ -185,7 +197,7 @@ class Commits:
                 assert problem is not None
                 raise problem
             self._look_for(order, records)
-            for part in _parts(records, written):
+            for part in _alike(records, written):
                 try:
                     self._append(order, part, written)
                 except CheckpointWriteError as error:
@@ -197,7 +209,7 @@ class Commits:
         if problem is not None:
             self.abandon(order)
         else:
-            self._open, self._written = None, order.at
+            self._open, self._written, self._has_failed = None, order.at, False
         return Committed(recorded, problem)
 
     def _whole_prefix(
@@ -261,7 +273,7 @@ class Commits:
             run_number=self.held().number,
             contents=contents if number is None else {},
             retires=self.retention.choose(state, records),
-            upto=_expect_next(state, records),
+            upto=self._expect_next(state, last.at),
         )
         # The records exist: nothing that fails below may raise.
         self.retention.note(entry.number, records)
@@ -272,6 +284,7 @@ class Commits:
 
     def abandon(self, order: SaveOrder) -> None:
         """Delete what an order has written and the log does not record; its names stay claimed."""
+        self._has_failed = True
         if self._is_open(order):
             self._open, self._written = None, order.at
         try:
@@ -316,14 +329,14 @@ class Commits:
 
     # ---- names
 
-    def _claim(self, first: Position, last: Position) -> Attempt:
-        """The attempt that may write these positions; begins one unless the last one may."""
+    def _claim(self, first: Position) -> Attempt:
+        """The attempt that may write a position; begins one unless the last one may."""
         log = self.directory.log
         state = log.check_held()
         attempt = state.attempt
         if attempt is not None and self._written == attempt.last:
             is_later = attempt.last is None or first > attempt.last
-            if is_later and last <= attempt.upto:
+            if is_later and first <= attempt.upto:
                 return attempt
         # Slow workers may still write what was abandoned, under names of the attempt before. The
         # new one has a label of its own, and what lies there is deleted once they are gone.
@@ -340,9 +353,33 @@ class Commits:
             elif not store.retry and (state.upto is None or store.epoch > state.upto):
                 taken.add(store.epoch)
         swept = state.swept(self.retention.sweeper.deleted)
-        attempt = log.begin(last, occupied=taken, label=label, swept=swept)
+        attempt = log.begin(first, occupied=taken, label=label, swept=swept)
         self._written = None
         return attempt
+
+    def _expect_next(self, state: State, last: Position) -> Position | None:
+        """What comes after a commit up to `last`: its names are claimed by that.
+
+        One save as far away as the last two were, or of groups one twice as large. A wrong guess
+        costs a `begin`, or cuts a group; after a crash, the names are not used again. None if that
+        much is claimed already.
+        """
+        distance = 1
+        if state.latest is not None and state.latest < last:
+            distance = max(1, last.epoch - state.latest.epoch)
+        if self._awaited > last or len(self._records) > 1:
+            distance = 2 * max(distance, self._awaited.epoch - last.epoch)
+        expected = Position(last.epoch + distance)
+        if state.attempt is not None and expected <= state.attempt.upto:
+            return None
+        return expected
+
+    def _retire_first(self) -> None:
+        """Retire what the policy does not keep, before the next try: the disk may be full."""
+        try:
+            self.retention.retire()
+        except CheckpointError as error:
+            logger.warning("%s: nothing was retired: %s", self.directory.path, error)
 
     # ---- the run
 
@@ -441,44 +478,25 @@ def _contents_of(receipts: Mapping[str, Receipt]) -> dict[str, NodeContents]:
     return contents
 
 
-def _parts(records: Sequence[Record], written: Written) -> Iterator[list[Record]]:
-    """Divide records between entries, each of which has one say on contents; usually one entry."""
+def _alike(records: Sequence[Record], written: Written) -> Iterator[list[Record]]:
+    """Divide records between entries, each of which has one say on what stores contain.
+
+    What was passed over goes with what comes after it. Usually there is one entry.
+    """
     part: list[Record] = []
-    of_part: dict[str, NodeContents] | None = None
-    count = 0
+    of_part: dict[str, NodeContents] = {}
+    next_ones: list[Record] = []
     for record in records:
-        part.append(record)
+        next_ones.append(record)
         if record.stores is None:
             continue
         contents = _contents_of(written.receipts[record.at])
-        count += len(record.stores)
-        if of_part is not None and (contents != of_part or count > _MOST_STORES):
-            passed_over: list[Record] = []
-            del part[-1]
-            while part[-1].stores is None:
-                passed_over.insert(0, part.pop())
+        if part and contents != of_part:
             yield part
-            part, count = [*passed_over, record], len(record.stores)
-        of_part = contents
+            part = []
+        part += next_ones
+        of_part, next_ones = contents, []
     yield part
-
-
-def _expect_next(state: State, records: Sequence[Record]) -> Position | None:
-    """What the next save will be of, if saves are as far apart as the last two; further, in groups.
-
-    Its names are claimed now. A wrong guess costs the next save a ``begin``; after a crash, the
-    names are not used again. None if that much is claimed already.
-    """
-    last = records[-1].at
-    distance = 1
-    if state.latest is not None and state.latest < last:
-        distance = max(1, last.epoch - state.latest.epoch)
-    expected = Position(last.epoch + distance)
-    if state.attempt is not None and expected <= state.attempt.upto:
-        return None
-    if len(records) > 1:
-        expected = Position(last.epoch + max(_LEAST_CLAIMED, 2 * distance))
-    return expected
 
 
 @contextlib.contextmanager

@@ -50,13 +50,14 @@ class MultiNodeCheckpointManager:
     keep : RetentionPolicy
         Which epochs to keep; by default all.
     asynchronous : bool
-        Save in the background: later epochs run while this one is written. Arrays that only their
-        blob refers to are saved by reference; everything else is copied first. At most one save
-        runs at a time; the next one waits for it.
+        Save in the background, which is the default: epochs go on while the ones before are written
+        and recorded, in groups. NumPy arrays are saved by reference; everything else is copied
+        first. At most 64 epochs are under way, and for a second; then the next one waits. False:
+        each epoch waits until the one before is recorded.
     budget_bytes : int, optional
         With `asynchronous`: limit for each worker on the copies, together with the arrays that
-        tasks may replace while the save runs. Whatever exceeds it is written before the epochs
-        continue.
+        tasks may replace until they are written. An epoch that would exceed it waits. By default an
+        eighth of the worker's memory.
     delete_on_success : bool
         Delete all epochs once the job has ended, exit group included.
     load_path : str or os.PathLike, optional
@@ -102,7 +103,7 @@ class MultiNodeCheckpointManager:
         save: Annotated[SavePolicy, "a SavePolicy, for example SaveEvery(epochs=5)"] | None = None,
         keep: Annotated[RetentionPolicy, "a RetentionPolicy, for example KeepLast(3)"]
         | None = None,
-        asynchronous: bool = False,
+        asynchronous: bool = True,
         budget_bytes: Natural | None = None,
         delete_on_success: bool = False,
         load_path: str | os.PathLike[str] | None = None,

@@ -30,14 +30,14 @@ class Moment:
     seconds_since_save : float
         Time since the last save began, or since the run began.
     seconds_to_save : float or None
-        Mean time that the epochs waited for each of the last few saves; None before the first.
+        Mean cost of the last few saves: how long epochs waited for each, or how long its slowest
+        node took to write, whichever is more; None before the first.
     is_saving : bool
-        Whether a save in the background is still being written, so that another one would wait.
+        Whether so much is still being written in the background that epochs would wait.
     has_ended : bool
         Whether this step was the last of an epoch whose number of steps was not known.
     seconds_to_record : float or None
-        The longest that one of the last few saves took until it was recorded, in the background
-        too; None before the first.
+        The longest that one of the last few saves took until it was recorded; None before the first.
     seconds_to_next : float or None
         The longest time between two of the last few such moments, without the time for saves. If
         workers run several short epochs without asking the client, there is none in between.
@@ -157,6 +157,29 @@ def epochs_until(policy: SavePolicy, epoch: int, steps_per_epoch: int) -> int | 
     return count
 
 
+def stride_of(policy: SavePolicy, steps_per_epoch: int) -> int | None:
+    """A number of epochs; all multiples of it are due, and nothing else that depends on numbers.
+
+    None: the policy must be asked.
+    """
+    if isinstance(policy, AnyOf):
+        strides = []
+        for part in policy.policies:
+            stride = stride_of(part, steps_per_epoch)
+            if stride is not None:
+                strides.append(stride)
+            elif epochs_until(part, 1, steps_per_epoch) is not None:
+                return None
+        least = min(strides, default=None)
+        if least is not None and any(stride % least for stride in strides):
+            return None
+        return least
+    if type(policy) is not SaveEvery or (policy.steps or 0) % steps_per_epoch:
+        return None
+    intervals = policy.intervals(steps_per_epoch)
+    return intervals[0] if len(intervals) == 1 else None
+
+
 class _JoinsSaves:
     """Joins save policies with ``|``."""
 
@@ -210,8 +233,8 @@ class SaveEvery(_JoinsSaves):
     seconds : float, optional
         Save after the first step that ends this long or longer after the last save began.
     max_overhead : float, optional
-        For ``"auto"``: the share of the run's time, between 0 and 1, that epochs may wait for
-        saves. By default 0.02.
+        For ``"auto"``: the share of the run's time, between 0 and 1, that saves may cost. By
+        default 0.02.
 
     Raises
     ------
@@ -221,8 +244,8 @@ class SaveEvery(_JoinsSaves):
     Notes
     -----
     ``"auto"`` saves when a step ends sqrt(2 C M) seconds or more after the last save began (Young's
-    interval, which loses the least time), but no more often than `max_overhead` allows. C is the
-    time that epochs waited for each of the last few saves, and M the mean time between losses: the
+    interval, which loses the least time), but no more often than `max_overhead` allows. C is what
+    each of the last few saves cost (`Moment.seconds_to_save`), and M the mean time between losses: the
     time of this run, divided by one more than the number of its losses. So without losses saves
     become rarer. It never waits for a save in the background.
 
@@ -260,14 +283,19 @@ class SaveEvery(_JoinsSaves):
 
     def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
         """How many epochs, from `epoch` on, may run before a save is due; None: time decides."""
+        intervals = self.intervals(steps_per_epoch)
+        counts = [interval - (epoch - 1) % interval for interval in intervals]
+        return min(counts, default=None)
+
+    def intervals(self, steps_per_epoch: int) -> list[int]:
+        """The numbers of epochs, and steps as epochs: 1 if some are saved within epochs."""
         intervals = []
         if isinstance(self.epochs, int):
             intervals.append(self.epochs)
         if self.steps is not None:
             whole_epochs, steps_left = divmod(self.steps, steps_per_epoch)
             intervals.append(1 if steps_left else whole_epochs)
-        counts = [interval - (epoch - 1) % interval for interval in intervals]
-        return min(counts, default=None)
+        return intervals
 
     def _is_worth_it(self, moment: Moment) -> bool:
         """Whether enough time has passed for what a save costs, and losses make it worth it."""

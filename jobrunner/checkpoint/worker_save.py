@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -45,6 +46,8 @@ from jobrunner.workspace import StoredAs, StoredBlob, Workspace
 
 logger = get_logger(__name__)
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
@@ -64,6 +67,8 @@ class Encoding:
     """Name of a blob -> the nodes that have it. The first one saves it."""
     partitions: Mapping[str, tuple[int, Sequence[str]]] = field(default_factory=dict)
     """Name of a blob -> its axis, and the nodes that have its parts."""
+    busy: Collection[str] = ()
+    """The nodes that have tasks in every epoch."""
 
     def encode(self, node: str, workspace: Workspace) -> dict[str, EncodedBlob]:
         """Encode the blobs of a node."""
@@ -245,7 +250,7 @@ class SaveOrder:
     """The number of the attempt's entry in the log."""
     label: int
     """The attempt's."""
-    stores: Mapping[Position, Mapping[str, str]]
+    stores: dict[Position, dict[str, str]]
     """Position -> node -> name of its store; in ascending order, without those passed over."""
     details: Mapping[Position, Mapping[str, Any]]
     """Of the records. The first node's store has a copy, for repairs."""
@@ -257,7 +262,7 @@ class SaveOrder:
     @property
     def at(self) -> Position:
         """The newest position."""
-        return max(self.stores)
+        return next(reversed(self.stores))
 
     def describe(self, node: str, at: Position, capture: NodeCapture) -> dict[str, Any]:
         """What a store's document says of it."""
@@ -287,6 +292,15 @@ class Written:
     """Why later positions of the order were not written."""
 
 
+@dataclass(frozen=True, slots=True)
+class _LastStore:
+    """The last store of a node that was written here."""
+
+    identity: tuple[str, str]  # its name, and the SHA-256 of its document
+    former: Former
+    order: SaveOrder
+
+
 class SaveQueue:
     """The captures of a worker's nodes that are not yet written.
 
@@ -297,29 +311,35 @@ class SaveQueue:
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
         self._captures: dict[Position, dict[str, NodeCapture]] = {}
-        self._counted: dict[tuple[str, str], int] = {}
-        self._formers: dict[str, tuple[tuple[str, str], Former]] = {}
+        self._counted: dict[tuple[str, str], int] = {}  # versions in the newest capture
+        self._newest_bytes = 0
+        self._last: dict[str, _LastStore] = {}
 
     def capture(self, at: Position, workspaces: Mapping[str, Workspace]) -> None:
         """Capture the state of the workspaces, which is that of a position; tasks may go on then.
 
         Raises DefinitionError if a blob cannot be encoded.
         """
-        self.capture_within(workspaces, at=at, budget_bytes=math.inf)
+        self._capture(at, workspaces, math.inf)
 
     def capture_within(
-        self, workspaces: Mapping[str, Workspace], *, at: Position, budget_bytes: float
+        self,
+        workspaces: Mapping[str, Workspace],
+        *,
+        at: Position,
+        pending: Collection[Position],
+        budget_bytes: float,
     ) -> int:
-        """The same; returns how much memory the capture keeps from being freed, in bytes.
+        """The same; and forget all other captures but those that are pending.
 
-        If that exceeds the budget, no task may run until it is written: then nothing is copied.
+        Returns how much memory the new one keeps from being freed, in bytes. If that exceeds the
+        budget, no task may run until it is written: then nothing is copied.
         """
-        captures = capture_nodes(self._encoding, workspaces)
-        nbytes = self._count(captures)
-        if nbytes <= budget_bytes:
-            copy_what_may_change(captures.values())
-        self._captures[at] = captures
-        return nbytes
+        for captured in list(self._captures):
+            if captured not in pending:
+                self._captures.pop(captured, None)
+        self._capture(at, workspaces, budget_bytes)
+        return self._newest_bytes
 
     def save(self, workspaces: Mapping[str, Workspace], *, order: SaveOrder) -> Written:
         """Write the state of the workspaces, which is that of an order's only position.
@@ -340,20 +360,23 @@ class SaveQueue:
         run_gently(lambda: written.append(self._write(workspaces, order)))
         return written[0]
 
-    def keep(self, workspaces: Mapping[str, Workspace], *, pending: Collection[Position]) -> None:
-        """Forget all captures but those of some positions."""
-        for at in list(self._captures):
-            if at not in pending:
-                self._captures.pop(at, None)
-
     def room(self) -> tuple[int, int]:
-        """How much memory the newest capture keeps from being freed, and how much there is left."""
-        return (0, 0)
+        """How much memory the newest capture keeps from being freed; the client knows the rest."""
+        return (self._newest_bytes, 0)
 
     def close(self) -> None:
         """Forget everything."""
         self._captures.clear()
-        self._formers.clear()
+        self._last.clear()
+
+    def _capture(
+        self, at: Position, workspaces: Mapping[str, Workspace], budget_bytes: float
+    ) -> None:
+        captures = capture_nodes(self._encoding, workspaces)
+        self._newest_bytes = self._count(captures)
+        if self._newest_bytes <= budget_bytes:
+            copy_what_may_change(captures.values())
+        self._captures[at] = captures
 
     def _count(self, captures: Mapping[str, NodeCapture]) -> int:
         """How much memory captures keep from being freed.
@@ -372,8 +395,11 @@ class SaveQueue:
         return nbytes
 
     def _write(self, workspaces: Mapping[str, Workspace], order: SaveOrder) -> Written:
-        for at in order.drops:
-            self._captures.pop(at, None)
+        newest = order.at
+        for at in list(self._captures):
+            # Positions are saved in their order: no later order asks for this one.
+            if at < newest and at not in order.stores:
+                self._captures.pop(at, None)
         batches = [[at] for at in order.stores]
         if order.files.lookups > 1:
             # Requests take long, so those of all positions go out together. Unchanged chunks are
@@ -416,6 +442,11 @@ class SaveQueue:
     ) -> dict[Position, dict[str, Receipt]]:
         captures: list[tuple[Position, str, NodeCapture]] = []
         for at in positions:
+            if at not in self._captures and not any(
+                node in self._encoding.busy for node in workspaces
+            ):
+                # Without tasks it takes no part in epochs, and nothing changes its values.
+                self._captures[at] = capture_nodes(self._encoding, workspaces)
             if at not in self._captures:
                 raise CheckpointWriteError(
                     f"Epoch {at} of {order.path} cannot be written: this worker has no copy of its "
@@ -447,28 +478,28 @@ class SaveQueue:
         for (at, node, capture), receipt in zip(captures, unfinished, strict=True):
             receipts[at][node] = capture.complete(receipt)
             identity = (receipt.store, receipt.sha256)
-            self._formers[node] = (identity, written_as[receipt.store])
+            self._last[node] = _LastStore(identity, written_as[receipt.store], order)
             workspaces[node].stored = StoredAs(
                 (order.path, *identity), stored[receipt.store], self._encoding.key()
             )
         return receipts
 
-    def _last(self, order: SaveOrder, node: str) -> tuple[str, str] | None:
+    def _linked(self, order: SaveOrder, node: str) -> tuple[str, str] | None:
         """The store that the node's next one may link to: recorded, or written for this order."""
-        if node in self._formers:
-            identity, _ = self._formers[node]
-            if any(identity[0] == stores.get(node) for stores in order.stores.values()):
-                return identity
+        last = self._last.get(node)
+        if last is not None and last.order is order:
+            return last.identity
         return order.former.get(node)
 
     def _former(self, order: SaveOrder, node: str, capture: NodeCapture) -> Former | None:
         parts = [part for blob in capture.blobs.values() for part in blob.parts]
-        last = self._last(order, node)
-        if last is None or all(part.data.nbytes < order.files.linked_bytes for part in parts):
+        linked = self._linked(order, node)
+        if linked is None or all(part.data.nbytes < order.files.linked_bytes for part in parts):
             return None
-        if node in self._formers and self._formers[node][0] == last:
-            return self._formers[node][1]
-        reader = StoreReader(order.files, order.path, *last)
+        last = self._last.get(node)
+        if last is not None and last.identity == linked:
+            return last.former
+        reader = StoreReader(order.files, order.path, *linked)
         try:
             return Former.of(reader.root, reader.read_document())
         except CheckpointError as error:
@@ -484,8 +515,8 @@ class SaveQueue:
         arrays: Iterable[PlannedArray],
     ) -> None:
         """Mark the arrays that are those of the node's last store, whose blobs no task has updated."""
-        last = self._last(order, node)
-        if stored is None or last is None or stored.store != (order.path, *last):
+        linked = self._linked(order, node)
+        if stored is None or linked is None or stored.store != (order.path, *linked):
             return
         for array in arrays:
             blob = stored.blobs.get(array.blob)
@@ -501,10 +532,13 @@ class SaveQueue:
         nodes = [node for node in order.stores[at] if node in self._encoding.nodes]
         first = order.stores[at][nodes[0]] if nodes else ""
         where = error.filename or os.path.join(order.path, first)
+        advice = "Repair the storage and save again."
+        if error.errno in _FULL:
+            advice = f"Make room, for example by `jobrunner prune {order.path} --keep-last N`."
         explained = CheckpointWriteError(
             f"Epoch {at} of {', '.join(nodes)} could not be written: {where}: "
             f"{type(error).__name__}: {error.strerror or error}. Earlier epochs are still "
-            f"recorded. Repair the storage and save again."
+            f"recorded. {advice}"
         )
         explained.__cause__ = error
         return explained

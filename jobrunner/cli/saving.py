@@ -112,10 +112,10 @@ def manager_options(function: Function) -> Function:
     )
     @keep_options
     @click.option(
-        "--async",
-        "asynchronous",
+        "--sync",
+        "is_synchronous",
         is_flag=True,
-        help="Save in the background, while later epochs run.",
+        help="Wait until each save is recorded before the next epoch begins.",
     )
     @click.option(
         "--allow-pickle",
@@ -137,7 +137,7 @@ def manager_options(function: Function) -> Function:
         save_every: tuple[str, ...],
         save_before: str | None,
         keep: Callable[..., KeepAny | None],
-        asynchronous: bool,
+        is_synchronous: bool,
         allow_pickle: bool,
         manager_name: str | None,
         take_over: bool,
@@ -146,13 +146,15 @@ def manager_options(function: Function) -> Function:
         options: dict[str, Any] = {
             "save": _read_save(save_every, save_before),
             "keep": keep(),
-            "asynchronous": asynchronous,
             "allow_pickle": allow_pickle,
         }
-        if manager_name is not None and any(options.values()):
+        if is_synchronous:
+            options["asynchronous"] = False
+        is_given = is_synchronous or any(options.values())
+        if manager_name is not None and is_given:
             raise click.UsageError(
                 f"--manager {manager_name}: the function says itself what is saved and kept. Leave "
-                f"out --save-every, --save-before, --keep-..., --async and --allow-pickle."
+                f"out --save-every, --save-before, --keep-..., --sync and --allow-pickle."
             )
 
         def make_manager(script: Script, path: str) -> MultiNodeCheckpointManager:

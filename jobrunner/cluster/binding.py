@@ -103,6 +103,12 @@ class Binding:
         check_fit(sizes, self.placement, limits, get_number("memory-share"), what)
 
     @property
+    def least_memory_bytes(self) -> int:
+        """The memory limit of the smallest worker in use; 0: none has a limit."""
+        limits = [worker.info.limit_bytes for worker in self._members.workers.values()]
+        return min(filter(None, limits), default=0)
+
+    @property
     def under_way(self) -> UnderWay | None:
         """The current run, if any. Safe in any thread."""
         run = self._under_way

@@ -24,6 +24,8 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 MOST_MARKS = 100
 """Saves that a run may go back to without counting all its epochs as lost."""
+MOST_REPORTS = 1_000
+"""Of saves, in the result of a run."""
 MOST_LOSSES, MOST_SPANS = 50, 1_000
 """What one record says, at most."""
 LEAST_SAMPLE_SECONDS, SAMPLES_IN_ALL, SPAN_SECONDS = 0.1, 50, 0.01
@@ -45,6 +47,7 @@ class State:
     epoch_seconds: float = float("inf")  # the last epoch's; infinite if it reported arrays
     num_steps: int = 0  # the last epoch's, if it was not run in a batch
     under_way: range = range(0)  # the epochs that workers run now; empty: nodes are placed
+    wary_until: int = 0  # earlier epochs, which a loss interrupted, are saved one by one
     most_workers: int = 0  # the most in use at once so far
     next_look: float = 0.0  # when to look for spare workers, by the monotonic clock
     is_announced: bool = False  # `on_start` was called
@@ -74,10 +77,19 @@ class State:
     def note_save(self, report: SaveReport) -> None:
         """Note a save."""
         self.saves.append(report)
+        del self.saves[:-MOST_REPORTS]
         if report.error is None:
             if self.losses.in_a_row:
                 self.losses = self.losses.after_record()
             self.recorded = Position.of(report.epoch)
+
+    def is_wary(self, epoch: int) -> bool:
+        """Whether to save an epoch before the next one begins.
+
+        Else an epoch that kills workers, in a batch with those before it, would keep these from ever
+        being recorded.
+        """
+        return epoch < self.wary_until
 
     def stopped_by(self, limit: int | None) -> str:
         """The stop condition or limit that ends the job after `epoch`; empty: it continues."""
@@ -288,6 +300,14 @@ def next_step(
     if is_recorded and (is_leaving or has_room):
         return "move"
     return "run an epoch"
+
+
+def is_captured(epoch: int, captures: tuple[int, int] | None) -> bool:
+    """Whether workers capture an epoch, if they capture a first one and every n-th from there."""
+    if captures is None:
+        return False
+    first, stride = captures
+    return epoch >= first and (epoch - first) % stride == 0
 
 
 def each_step(

@@ -106,7 +106,7 @@ def load_recorded(run: Run, decision: ResumePlan) -> Position | None:
     state.epoch, state.steps_done = at.epoch, at.step
     run.callbacks.load_states(record.details.callbacks)
     run.lineage = runner.adaptation.lineage(plan, record.details)
-    save = partial(run.save, at, state.reported.metrics)
+    save = partial(run.save, at, state.reported.metrics, must_wait=True)
     own.commits.name_former(loaded.match.origins.nodes if is_own else {})
     if is_own:
         run.saver.set_aside(damaged)

@@ -21,7 +21,7 @@ from jobrunner.errors import (
 )
 from jobrunner.positions import Position
 from jobrunner.run.callbacks import Callbacks
-from jobrunner.run.decisions import State, Step, Stopwatch, each_step, next_step
+from jobrunner.run.decisions import State, Step, Stopwatch, each_step, is_captured, next_step
 from jobrunner.run.load import is_loaded, load_recorded, recorded_metrics
 from jobrunner.run.losses import Loss, Losses, is_transient
 from jobrunner.run.null_saver import NullSaver
@@ -67,13 +67,18 @@ class Run:
         self.resumption = Resumption(runner, plan)
         self.batch_seconds = get_number("stint-seconds")
         self.binding: Binding
+        self._handed_over: Position | None = None  # what the saver was given last
+        self._captures: tuple[int, int] | None = None  # what workers capture of the current epoch
         self.lineage: Mapping[str, Any] = {}  # what each record says of `adaptation`
         self.saver: Saver | NullSaver = NullSaver()
         if (manager := runner.checkpoint_manager) is not None:
             warn, policy = self.callbacks.warn, runner.on_save_error
-            saved, asked, status = self._saved, runner.save_asked, self.state.status
+            saved, passed_over = self._saved, self._passed_over
+            asked, status = runner.save_asked, self.state.status
             since = round(time.time() - (time.monotonic() - began), 3)
-            self.saver = Saver(manager, plan, policy, warn, saved, asked, status, since)
+            self.saver = Saver(
+                manager, plan, policy, warn, saved, passed_over, asked, status, since
+            )
 
     def run(self) -> RunResult:
         """See `JobRunner.run`."""
@@ -150,7 +155,7 @@ class Run:
             self.callbacks.notify("on_start", decision, self.plan.epoch_limit)
             for warning in decision.warnings:
                 self.callbacks.warn(warning)
-        state.recorded, state.steps_done = None, 0
+        state.recorded, state.steps_done, self._handed_over = None, 0, None
         # Try epochs known to be damaged too: this reports them and sets them aside.
         tries = decision.epoch is not None or decision.damaged
         at = load_recorded(self, decision) if tries else None
@@ -162,7 +167,8 @@ class Run:
             self.saver.rewind(None, "started afresh")
             state.fired, state.epoch = (), 0
             self.callbacks.load_states({})
-            self.save(Position(0), {})
+            # What cannot be saved is named before epoch 1.
+            self.save(Position(0), {}, must_wait=True)
         if self.resumption.is_first:
             self.resumption.is_first = False
             state.resumed_from = None if at is None else at.public
@@ -175,6 +181,8 @@ class Run:
 
     def _run_epochs(self) -> None:
         while (step := self._next_step()) not in ("finish", "stop"):
+            with self.watch.spending("save_wait"):
+                self.saver.make_room()
             if step == "move":
                 self._move()
             elif (count := self._batch_size()) > 1:
@@ -185,6 +193,7 @@ class Run:
                 self._run_epoch()
         state = self.state
         if step == "stop":
+            self.wait_for_save()
             if not state.steps_done and state.recorded != state.at:
                 # A batch of epochs ended, in which nothing was saved.
                 self.save(state.at, state.metrics.get(state.epoch, {}))
@@ -203,6 +212,7 @@ class Run:
             or runner.epoch_deadline_seconds is not None
             or runner.task_deadline_seconds is not None
             or 4 * state.epoch_seconds > self.batch_seconds
+            or (state.is_wary(epoch) and self.saver.can_save)
             or not self.callbacks.are_passive
         ):
             return 1
@@ -215,15 +225,24 @@ class Run:
         self.state.begin(range(first, first + count))
         started, is_sampled = time.monotonic(), self.watch.is_sample_due()
         self.watch.enter("compute")
-        options = RunOptions(is_sampled=is_sampled)
+        captures = self.saver.captures(first)
+        options = RunOptions(is_sampled=is_sampled, captures=captures)
         ended = self.binding.run_epochs(first, count, self.batch_seconds, options)
-        for epoch, result, is_last in ended:
-            self.state.end(epoch, result)
-            if is_last or self.callbacks.hear_each:
-                self._notify("on_epoch_start", epoch, is_last=is_last)
-                self._tell_end(result, is_last=is_last)
-            if is_sampled and epoch == first:
-                self.watch.note_spans(epoch, started, result.spans)
+        captured: list[tuple[Position, Mapping[str, Any]]] = []
+        try:
+            for epoch, result, is_last in ended:
+                self.state.end(epoch, result)
+                if is_last or self.callbacks.hear_each:
+                    self._notify("on_epoch_start", epoch, is_last=is_last)
+                    self._tell_end(result, is_last=is_last)
+                if is_sampled and epoch == first:
+                    self.watch.note_spans(epoch, started, result.spans)
+                if is_captured(epoch, captures):
+                    at = self.state.at
+                    captured.append((at, self._about(at, self.state.metrics[epoch])))
+        finally:
+            # Also if an epoch has failed: those before it have ended.
+            self._save_captured(captured)
         self.watch.enter("idle")
 
     def _run_epoch(self) -> None:
@@ -236,6 +255,7 @@ class Run:
         reported = state.reported
         self._notify("on_epoch_start", epoch)
 
+        self._captures = None if state.is_wary(epoch) else self.saver.captures(epoch)
         for done, outcome, has_ended in each_step(self.plan, epoch, first_step, self._run_step):
             if done == 1:
                 reported = state.reported = outcome.reported
@@ -259,6 +279,8 @@ class Run:
         outcome = replace(outcome, seconds=seconds, reported=reported)
         state.end(epoch, outcome)
         self._tell_end(outcome)
+        if self._captures_step(done - 1) and is_captured(epoch, self._captures):
+            self._save_captured([(state.at, self._about(state.at, state.metrics[epoch]))])
         self._save_if_due()
 
     def _run_step(self, group: str, epoch: int, step: int) -> GroupResult:
@@ -267,12 +289,19 @@ class Run:
         if is_step:
             self._notify("on_step_start", epoch, step + 1)
         deadline = self.runner.epoch_deadline_seconds
-        outcome = self._run_on_workers(group, epoch, step=step, deadline_seconds=deadline)
+        captures = self._captures if self._captures_step(step) else None
+        outcome = self._run_on_workers(
+            group, epoch, captures=captures, step=step, deadline_seconds=deadline
+        )
         if is_step:
             self._notify("on_step", epoch, step + 1, outcome.seconds, outcome.told)
         else:
             self.callbacks.notify("on_group", group, epoch, outcome.seconds)
         return outcome
+
+    def _captures_step(self, step: int) -> bool:
+        """Whether workers can capture an epoch when that step, counted from 0, has ended."""
+        return step + 1 == self.plan.steps_per_epoch and "epoch_end" not in self.plan.groups
 
     def _tell_end(self, result: GroupResult, *, is_last: bool = True) -> None:
         if self.callbacks.are_any:
@@ -286,15 +315,19 @@ class Run:
         # The state must be recorded before the nodes leave their workspaces.
         then = self._next_step(is_recorded=True)
         steps = self.plan.steps_per_epoch or self.state.num_steps
-        if (
-            self.saver.is_due(epoch, steps, self.state.metrics[epoch], has_ended=True)
-            or then != "run an epoch"
-        ):
-            self.save(self.state.at, self.state.metrics[epoch])
+        is_asked = self.saver.is_asked
+        is_due = self.saver.is_due(epoch, steps, self.state.metrics[epoch], has_ended=True)
+        if self._handed_over == self.state.at:
+            pass
+        elif is_due or then != "run an epoch":
+            must_wait = self.state.is_wary(epoch)
+            self.save(self.state.at, self.state.metrics[epoch], must_wait=must_wait)
         else:
             self._hold(self.state.at, self.state.metrics[epoch])
-        if then in ("stop", "move"):
+        if then != "run an epoch" or is_asked:
             self.wait_for_save()
+            if self.saver.must_retry:
+                self.save(self.state.at, self.state.metrics[epoch])
 
     def _next_step(self, *, is_recorded: bool = False) -> Step:
         return next_step(
@@ -339,27 +372,39 @@ class Run:
         self.state.begin(range(epoch, epoch + 1))
         self.callbacks.notify("on_group", group, epoch, self._run_on_workers(group, epoch).seconds)
 
-    def _run_on_workers(self, group: str, epoch: int, **options: Any) -> GroupResult:
+    def _run_on_workers(
+        self, group: str, epoch: int, captures: tuple[int, int] | None = None, **options: Any
+    ) -> GroupResult:
         started, is_sampled = time.monotonic(), self.watch.is_sample_due()
         outcome = self.binding.run(
             group,
             epoch=epoch,
             task_deadline_seconds=self.runner.task_deadline_seconds,
-            options=RunOptions(is_sampled=is_sampled),
+            options=RunOptions(is_sampled=is_sampled, captures=captures),
             **options,
         )
         if is_sampled:
             self.watch.note_spans(epoch, started, outcome.spans)
         return outcome
 
-    def save(self, at: Position, metrics: Mapping[str, Any]) -> None:
-        """Save the state of the workspaces, which is that of position `at`."""
+    def save(self, at: Position, metrics: Mapping[str, Any], *, must_wait: bool = False) -> None:
+        """Save the state of the workspaces, which is that of position `at`.
+
+        In the background, unless it `must_wait` until that is recorded.
+        """
         if self.saver.can_save:
-            self.wait_for_save()  # of the save before this one
+            self._handed_over = at
             self._notify("on_save_start", at.epoch, at.step)
-            about = {**self._details(metrics, at.step), **self.watch.capture(at)}
+            about = self._about(at, metrics)
             with self.watch.spending("save_wait"):
-                self.saver.save(at, about)
+                self.saver.save(at, about, must_wait=must_wait)
+
+    def _save_captured(self, captured: Sequence[tuple[Position, Mapping[str, Any]]]) -> None:
+        """Save positions that the workers have captured, with what their records say."""
+        if captured:
+            self._handed_over, _ = captured[-1]
+            self._notify("on_save_start", self._handed_over.epoch, 0)
+            self.saver.save_captured(captured)
 
     def _hold(self, at: Position, metrics: Mapping[str, Any]) -> None:
         if self.saver.holds:
@@ -369,9 +414,12 @@ class Run:
                 self.saver.hold(at, about)
 
     def wait_for_save(self) -> None:
-        """Wait for a save in the background."""
+        """Wait for all saves in the background."""
         with self.watch.spending("save_wait"):
             self.saver.wait()
+
+    def _about(self, at: Position, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self._details(metrics, at.step), **self.watch.capture(at)}
 
     def _details(self, metrics: Mapping[str, Any], step: int) -> dict[str, Any]:
         callbacks = self.callbacks.states() if self.callbacks.are_any else {}
@@ -381,6 +429,9 @@ class Run:
         self.state.note_save(report)
         self.watch.note_save(Position.of(report.epoch), is_recorded=report.error is None)
         self._notify("on_save", report)
+
+    def _passed_over(self, at: Position) -> None:
+        self.watch.note_save(at, is_recorded=True)
 
     def _bind(self, *, stays: bool = False) -> None:
         self.state.begin(range(0))

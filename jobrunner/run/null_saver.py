@@ -11,16 +11,19 @@ class NullSaver:
 
     can_save = False
     holds = False
+    is_asked = must_retry = False
 
-    def start(self, *args: object) -> None:
+    def start(self, *args: object, **options: object) -> None:
         """Do nothing."""
 
-    refuse_classes = end = set_aside = rewind = finish = save = save_held = hold = wait = (
-        wait_quietly
-    ) = start
+    refuse_classes = end = set_aside = rewind = finish = save = save_captured = save_held = start
+    hold = poll = make_room = wait = wait_unreported = wait_quietly = start
 
     def epochs_until(self, epoch: int) -> int | None:
         """No save limits the length of a batch of epochs."""
+
+    def captures(self, epoch: int) -> tuple[int, int] | None:
+        """No epoch is captured."""
 
     def is_due(
         self, epoch: int, step: int, metrics: Mapping[str, Any], *, has_ended: bool = False

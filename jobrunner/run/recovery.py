@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-from jobrunner.errors import SchedulerLostError
+from jobrunner.errors import SchedulerLostError, TaskFailedError
 from jobrunner.run.losses import Loss
 from jobrunner.texts import clip, printable
 
@@ -17,9 +17,10 @@ def count_loss(run: Run, error: Loss) -> None:
     """Count a loss and wait for a lost scheduler; raise if the run cannot continue."""
     run.watch.lose(clip(printable(error.without_advice(), kept=""), 500))
     run.callbacks.notify("on_loss", error)
-    run.saver.wait_quietly()
+    run.saver.wait_quietly(gives_up=not isinstance(error, TaskFailedError))
     state = run.state
     losses = state.losses = state.losses.after_error(error)
+    state.wary_until = max(state.wary_until, state.under_way.stop)
     if losses.are_too_many:
         last = copy.copy(error)
         last.args = (f"{error.without_advice()} {losses.describe()}",)

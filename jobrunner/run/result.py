@@ -83,6 +83,7 @@ class RunResult:
     earlier : callable
         Returns the same of earlier runs; see `history`.
     saves, failed_saves : list of SaveReport
+        The newest ones, at most 1,000 in all.
     """
 
     epoch: int

@@ -246,6 +246,18 @@ class JobRunner:
         """
         self.save_asked.set()
 
+    def wait_for_saves(self) -> None:
+        """Wait until all epochs that have ended and are due are recorded, or could not be.
+
+        Notes
+        -----
+        For callbacks that read the checkpoint while epochs are saved in the background, and for other
+        threads. `Callback.on_save` is called afterwards. Returns at once if nothing runs.
+        """
+        run = self._run
+        if run is not None:
+            run.saver.wait_unreported()
+
     @checked
     def replay(self, session: _Session, epoch: EpochLike) -> ReplayReport:
         """Run a recorded epoch again from the one before it, and compare the result.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
+import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -19,42 +16,35 @@ from jobrunner.checkpoint import (
     MultiNodeCheckpointManager,
     Pace,
     Pending,
-    SaveOrder,
     SaveQueue,
     Status,
     epochs_until,
     read_metadata,
     read_receipts,
+    stride_of,
 )
-from jobrunner.cluster import Binding, describe_environment, run_in_thread
+from jobrunner.cluster import Binding, describe_environment
 from jobrunner.compile import Plan, describe, find_classes
 from jobrunner.config import get_number
 from jobrunner.define import Job
 from jobrunner.errors import CheckpointWriteError, CommitConflictError
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, SaveReport
+from jobrunner.run.save_groups import MOST_PENDING, MOST_SECONDS, Save, SaveGroups
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
 
 SaveErrorPolicy = Literal["warn", "refuse", "raise"]
 
+BUDGET_SHARE = 8
+"""A share of a worker's memory that captures may keep from being freed: one in so many."""
+
+DEFAULT_BUDGET_BYTES = 256 << 20
+"""The same where workers have no limit."""
+
 _NUMBERS = re.compile(r"[0-9a-f]{32}|[0-9]+(\.s[0-9]+)?")
 """Parts that differ between messages of the same failure: epochs and random names."""
-
-
-@dataclass(slots=True)
-class _Save:
-    """A save under way."""
-
-    at: Position
-    started: float = field(default_factory=time.monotonic)
-    seconds: float = 0.0
-    stall_seconds: float = 0.0
-    details: dict[str, Any] = field(init=False)  # what the record says of the run
-    nodes: dict[str, NodeSave] = field(default_factory=dict)
-    error: BaseException | None = None
-    writing: Future[None] = field(init=False)  # of a save in the background
 
 
 class _Failures:
@@ -90,10 +80,15 @@ class _Failures:
 
 
 class Saver:
-    """Writes the checkpoints of one run.
+    """Saves the checkpoints of one run.
 
-    It began at the Unix time `began`. It calls `warn` for a problem that does not end the run, and `saved` after every save that does
-    not end it. `save_now` is the user's request; a save clears it.
+    The run's thread hands over each position that is due: `save`. By default a capture of it stays
+    on the workers, and epochs go on; `SaveGroups` has it written and recorded. `poll` and `wait`
+    then report it in the run's thread, in order. Without `asynchronous`, `save` does all that.
+
+    The run began at the Unix time `began`. The saver calls `warn` for a problem that does not end
+    it, and `saved` after every save that does not end it, but for those that the retention policy
+    passes over: these are told to `passed_over`. `save_now` is the user's request; a save clears it.
     """
 
     can_save = True
@@ -105,6 +100,7 @@ class Saver:
         on_save_error: SaveErrorPolicy,
         warn: Callable[[str], None],
         saved: Callable[[SaveReport], None],
+        passed_over: Callable[[Position], None],
         save_now: threading.Event,
         status: Callable[[], Status],
         began: float,
@@ -113,30 +109,36 @@ class Saver:
         self._plan = plan
         self._on_save_error = on_save_error
         self._failures = _Failures(warn)
-        self._saved = saved
+        self._saved, self._passed_over = saved, passed_over
         self._save_now = save_now
         self._status, self._began = status, began
-        self._in_flight: _Save | None = None
+        self._groups = SaveGroups(partial(self._record, write=SaveQueue.write))
         self.holds = manager.save_on_failure
-        self._held: _Save | None = None
+        self._held: Save | None = None
         self._pace = Pace(time.monotonic())
         self._has_lock = False
         self._deadline_seconds = get_number("checkpoint.deadline-seconds")
         self._is_shared = False  # the directory, with all workers of the binding
+        self._capture_bytes: int | None = None  # of the newest capture on the fullest worker
         self._binding: Binding
         self._encoding = Encoding()
+        self.must_retry = False
+        """Whether the last save was one of a group and has failed: alone, the next may succeed."""
+
+    # ---- the run
 
     def start(self, binding: Binding, losses: int) -> None:
         """Save from these workers from now on; check that they share the directory with us.
 
         The first call locks the directory for this run. If the directory is empty and not
         writable, and `on_save_error` is "warn", the run starts and each save tries again. `losses`
-        is how many the run has had.
+        is how many the run has had. No save is under way.
         """
         self._pace.start(time.monotonic(), losses)
+        self._groups.forget()
         self._held = None  # if a worker was lost, its captures are lost too
         self._binding = binding
-        self._is_shared = False
+        self._is_shared, self._capture_bytes, self.must_retry = False, None, False
         is_refused = self._on_save_error == "refuse" and not self._has_lock
         is_empty = not self._manager.directory.all()
         try:
@@ -184,31 +186,48 @@ class Saver:
         if self._has_lock and self._manager.directory.latest() == at:
             self._manager.run.finish(at)
 
+    # ---- when to save
+
     def epochs_until(self, epoch: int) -> int | None:
-        """How many epochs, from `epoch` on, may run before the next call of `is_due`.
+        """How many epochs, from `epoch` on, may run before `is_due` must be asked, or one must wait.
 
         None: the policy saves by time. A requested save waits until these epochs have ended.
         """
+        captures = self.captures(epoch)
+        if captures is not None:
+            _, stride = captures
+            # Half of what may be under way: the rest is written meanwhile.
+            return stride * min(self._room(), MOST_PENDING // 2)
         steps = self._plan.steps_per_epoch or 1
         return 1 if self.holds else epochs_until(self._manager.save_policy, epoch, steps)
+
+    def captures(self, epoch: int) -> tuple[int, int] | None:
+        """The first epoch from `epoch` on that workers capture at its end, and every how many.
+
+        None: epochs are captured afterwards, because the policy decides then whether they are due,
+        or because a capture may be too large for epochs to go on.
+        """
+        is_possible = self._manager.asynchronous and self._is_shared
+        if not is_possible or self.holds or self.must_retry:
+            return None
+        stride = stride_of(self._manager.save_policy, self._plan.steps_per_epoch or 1)
+        if stride is None or self._capture_bytes is None or self._room() < 1:
+            return None
+        return -(-epoch // stride) * stride, stride
 
     def is_due(
         self, epoch: int, step: int, metrics: Mapping[str, Any], *, has_ended: bool = False
     ) -> bool:
         """Whether the policy or the user asks to save after step `step` of `epoch`, from 1 on.
 
-        `metrics` is what the epoch has reported so far. `has_ended`: the step was its last. Also
-        reports a save in the background that has ended.
+        `metrics` is what the epoch has reported so far. `has_ended`: the step was its last.
         """
-        save = self._in_flight
-        if save is not None and save.writing.done():
-            self.wait()
         width = self._plan.steps_per_epoch
         moment = Moment(
             epoch,
             step,
             width,
-            is_saving=self._in_flight is not None,
+            is_saving=not self._has_room(),
             has_ended=has_ended and width is None,
             time=time.time(),
             metrics=metrics,
@@ -216,49 +235,63 @@ class Saver:
         moment = self._pace.look(time.monotonic(), moment)
         return self._save_now.is_set() or self._manager.save_policy.is_due(moment)
 
-    def save(self, at: Position, about: Mapping[str, Any]) -> None:
-        """Write and record a checkpoint.
+    @property
+    def is_asked(self) -> bool:
+        """Whether the user has asked for a save, which is then waited for."""
+        return self._save_now.is_set()
 
-        `about` is what the record says of the run. With an asynchronous manager, return once tasks
-        cannot change what is saved; `is_due` and `wait` then report the end of the save. Raises
-        `CheckpointWriteError` only if `on_save_error` is "raise", and always raises other errors.
+    # ---- saves
+
+    def save(self, at: Position, about: Mapping[str, Any], *, must_wait: bool = False) -> None:
+        """Save the state of the workspaces, which is that of a position.
+
+        `about` is what the record says of the run. In the background, return once tasks cannot change
+        what is saved, unless it `must_wait`. Raises `CheckpointWriteError` only if `on_save_error` is
+        "raise", and always raises other errors.
         """
-        self.wait()
         self._held = None
-        save = _Save(at)
-        self._pace.begin_save(save.started)
-        self._save_now.clear()
+        save = Save(at, self._describe(at, about))
+        self._note_begin(save)
         try:
-            self._begin(save, about)
-            if self._manager.asynchronous:
-                must_wait = not self._capture(save)
-                save.stall_seconds = time.monotonic() - save.started
+            self._prepare()
+            if self._manager.asynchronous and not must_wait and not self.must_retry:
+                can_go_on = self._capture(save)
+                save.stall_seconds = time.monotonic() - save.began
                 self._pace.continue_run(time.monotonic())
-                write = partial(self._write, save, is_captured=True)
-                save.writing = run_in_thread(write, "jobrunner-save")
-                self._in_flight = save
-                if must_wait:
+                self._groups.add([save])
+                if not can_go_on:
                     self.wait()
                 return
-            self._write(save)
         except CheckpointWriteError as error:
             save.error = error
-        save.seconds = save.stall_seconds = time.monotonic() - save.started
+        self.wait()
+        if save.error is None:
+            self._record([save], SaveQueue.save)
+        save.seconds = save.stall_seconds = time.monotonic() - save.began
         self._report(save)
+        self.must_retry = False
+
+    def save_captured(self, captured: Sequence[tuple[Position, Mapping[str, Any]]]) -> None:
+        """Save positions that workers captured when they ended, with what the record of each says."""
+        saves = [Save(at, self._describe(at, about)) for at, about in captured]
+        self._capture_bytes = max((size for size, _ in self._binding.rooms.values()), default=0)
+        for save in saves:
+            save.nbytes = self._capture_bytes
+        self._note_begin(saves[-1])
+        self._pace.continue_run(time.monotonic())
+        self._groups.add(saves)
 
     def hold(self, at: Position, about: Mapping[str, Any]) -> None:
         """Let the workers capture a state that is not saved, for `save_held`; see `save`."""
         self._held = None
-        if self._in_flight is not None:  # its captures use the memory
-            return
-        save = _Save(at)
+        save = Save(at, self._describe(at, about))
         try:
-            self._begin(save, about)
-            self._capture(save)
+            self._prepare()
+            can_go_on = self._capture(save)
         except CheckpointWriteError as error:
             logger.info("Epoch %s could not be kept in memory: %s", at, error)
         else:
-            self._held = save
+            self._held = save if can_go_on else None
 
     def save_held(self, starting: Callable[[int, int], None]) -> None:
         """Save the captured state, if any, after a task has failed; only log an error.
@@ -269,14 +302,83 @@ class Saver:
         if save is None:
             return
         starting(save.at.epoch, save.at.step)
-        save.started = time.monotonic()
-        try:
-            self._write(save, is_captured=True)
-        except Exception as error:
-            logger.warning("Epoch %s could not be saved after a failure: %s", save.at, error)
+        self.wait_quietly()
+        save.began = time.monotonic()
+        self._record([save], SaveQueue.write)
+        if save.error is not None:
+            logger.warning("Epoch %s could not be saved after a failure: %s", save.at, save.error)
             return
-        save.seconds = save.stall_seconds = time.monotonic() - save.started
+        save.seconds = save.stall_seconds = time.monotonic() - save.began
         self._report(save)
+
+    def poll(self) -> None:
+        """Report the saves that have ended; raises what `save` raises."""
+        save = self._groups.take_ended()
+        while save is not None:
+            self.must_retry = save.error is not None and not save.is_alone
+            self._report(save)
+            save = self._groups.take_ended()
+
+    def make_room(self) -> None:
+        """Wait as long as too much is under way for another epoch; raises what `save` raises."""
+        self.poll()
+        if not self._has_room():
+            self._groups.wait(self._has_room)
+            self.poll()
+            self._pace.continue_run(time.monotonic())
+
+    def wait(self) -> None:
+        """Wait for all that is under way; raises what `save` raises."""
+        self._groups.wait()
+        self.poll()
+
+    def wait_unreported(self) -> None:
+        """Wait until all that is under way is recorded, or has failed. In any thread."""
+        self._groups.wait()
+
+    def wait_quietly(self, *, gives_up: bool = False) -> None:
+        """Wait for all that is under way after another error; only log errors.
+
+        If it gives up, because workers are lost, only for the group that they write now.
+        """
+        if gives_up:
+            self._groups.give_up()
+        else:
+            self._groups.wait()
+        try:
+            self.poll()
+        except Exception as error:
+            level = logging.INFO if gives_up else logging.WARNING
+            logger.log(level, "A save in the background failed too: %r", error)
+            self._groups.forget()
+
+    # ---- inside
+
+    def _room(self) -> int:
+        """How many more epochs may be captured before one is recorded."""
+        pending = self._groups.pending
+        count = MOST_PENDING - len(pending)
+        if self._capture_bytes:
+            free = self._budget_bytes() - sum(save.nbytes for save in pending)
+            count = min(count, free // self._capture_bytes)
+        return max(0, count)
+
+    def _has_room(self) -> bool:
+        pending = self._groups.pending
+        if not pending:
+            return True
+        return self._room() > 0 and time.monotonic() - pending[0].began < MOST_SECONDS
+
+    def _budget_bytes(self) -> int:
+        budget = self._manager.budget_bytes
+        if budget is not None:
+            return budget
+        limit = self._binding.least_memory_bytes
+        return limit // BUDGET_SHARE if limit else DEFAULT_BUDGET_BYTES
+
+    def _note_begin(self, save: Save) -> None:
+        self._pace.begin_save(save.began)
+        self._save_now.clear()
 
     def _describe(self, at: Position, about: Mapping[str, Any]) -> dict[str, Any]:
         details = dict(about)
@@ -288,27 +390,16 @@ class Saver:
         details["ended"] = round(time.time(), 3)
         return details
 
-    def wait(self) -> None:
-        """Wait for a save in flight; raise its error as `save` does."""
-        save = self._in_flight
-        if save is not None:
-            started = time.monotonic()
-            save.error = save.writing.exception()
-            save.stall_seconds += time.monotonic() - started
-            self._in_flight = None
-            self._report(save)
-
-    def wait_quietly(self) -> None:
-        """Wait for a save in flight after another error; only log its error."""
-        try:
-            self.wait()
-        except Exception as error:
-            logger.warning("A save in the background failed too: %r", error)
-
-    def _report(self, save: _Save) -> None:
+    def _report(self, save: Save) -> None:
         error = save.error
-        if error is not None and not isinstance(error, CheckpointWriteError):
+        if error is not None and self._is_fatal(error):
             raise error
+        write_seconds = max((node.seconds for node in save.nodes.values()), default=0.0)
+        cost = max(save.stall_seconds, write_seconds)
+        self._pace.end_save(cost, save.seconds)
+        if save.is_passed_over:
+            self._passed_over(save.at)
+            return
         report = SaveReport(
             epoch=save.at.public,
             seconds=save.seconds,
@@ -318,53 +409,68 @@ class Saver:
             error=None if error is None else str(error),
             step=save.at.step,
         )
-        self._pace.end_save(save.stall_seconds, save.seconds)
-        self._pace.continue_run(time.monotonic())
         if error is None:
             self._failures.close()
-        elif self._on_save_error == "raise":
-            raise error
         else:
             self._failures.add(save.at, error)
         self._saved(report)
 
-    def _begin(self, save: _Save, about: Mapping[str, Any]) -> None:
-        save.details = self._describe(save.at, about)
-        if not self._has_lock:
-            self._lock_directory()
-            if self._manager.directory.all():
-                raise CommitConflictError(
-                    f"{self._manager.path} was not writable when this run began, and now contains "
-                    f"epochs of another run. Choose another directory, or run again to resume "
-                    f"from them."
-                )
-        self._check_shared()
+    def _capture(self, save: Save) -> bool:
+        """Let the workers capture a position; False: epochs must wait until it is recorded."""
+        self.poll()
+        pending = self._groups.pending
+        budget = self._budget_bytes() - sum(other.nbytes for other in pending)
+        capture = partial(
+            SaveQueue.capture_within,
+            at=save.at,
+            pending=[other.at for other in pending],
+            budget_bytes=budget,
+        )
+        sizes = self._call_queues(capture, f"the copy of epoch {save.at}")
+        save.nbytes = self._capture_bytes = max(sizes.values(), default=0)
+        return save.nbytes <= budget
 
-    def _capture(self, save: _Save) -> bool:
-        """Let the workers capture what is to be written; False: tasks must wait until it is."""
-        budget_bytes = self._manager.budget_bytes
-        budget = math.inf if budget_bytes is None else budget_bytes
-        capture = partial(SaveQueue.capture_within, at=save.at, budget_bytes=budget)
-        held = self._call_queues(capture, f"the copy of epoch {save.at}")
-        return all(nbytes <= budget for nbytes in held.values())
+    def _record(self, group: Sequence[Save], write: Callable[..., Any]) -> tuple[int, bool]:
+        """Let the workers write a group, and record it; sets what has become of each save.
 
-    def _write(self, save: _Save, *, is_captured: bool = False) -> None:
-        """Let the workers write, and record the epoch. Runs in any thread."""
+        Returns how many of the group that was, and whether the run may go on.
+        """
         commits = self._manager.commits
         try:
-            order = commits.order([Pending(save.at, save.details)], self._encoding)
-            with self._abandons(order):
-                write = SaveQueue.write if is_captured else SaveQueue.save
-                what = f"the save of epoch {save.at}"
+            order = commits.order(
+                [Pending(save.at, save.details) for save in group], self._encoding
+            )
+            try:
+                what = f"the save of epoch {order.at}"
                 replies = self._call_queues(partial(write, order=order), what, "save")
                 written = read_receipts(replies, order, self._binding.placement)
-                commits.commit(order, written)
-        finally:
-            save.seconds = time.monotonic() - save.started
-        save.nodes = {
-            node: NodeSave(receipt.seconds, receipt.nbytes - receipt.linked_bytes)
-            for node, receipt in written.receipts[save.at].items()
-        }
+                committed = commits.commit(order, written)
+            except CheckpointWriteError:
+                commits.abandon(order)
+                raise
+        except BaseException as error:
+            for save in group:
+                save.error = error
+            return len(group), not self._is_fatal(error)
+        group = [save for save in group if save.at in order.stores or save.at in order.drops]
+        ended = time.monotonic()
+        last = committed.recorded[-1]
+        for save in group:
+            save.seconds = ended - save.began
+            if save.at in committed.recorded:
+                for node, receipt in written.receipts[save.at].items():
+                    nbytes = receipt.nbytes - receipt.linked_bytes
+                    save.nodes[node] = NodeSave(receipt.seconds, nbytes)
+            elif save.at < last:
+                save.is_passed_over = True
+            else:
+                save.error = committed.problem
+        return len(group), not self._is_fatal(committed.problem)
+
+    def _is_fatal(self, error: BaseException | None) -> bool:
+        if error is None:
+            return False
+        return self._on_save_error == "raise" or not isinstance(error, CheckpointWriteError)
 
     def _call_queues(
         self, fn: Callable[..., Any], what: str, channel: str = "keeper"
@@ -374,13 +480,17 @@ class Saver:
             fn, channel=channel, what=what, deadline_seconds=self._deadline_seconds
         )
 
-    @contextlib.contextmanager
-    def _abandons(self, order: SaveOrder) -> Iterator[None]:
-        try:
-            yield
-        except CheckpointWriteError:
-            self._manager.commits.abandon(order)
-            raise
+    def _prepare(self) -> None:
+        """Lock the directory and make the workers' queues, should that have failed before."""
+        if not self._has_lock:
+            self._lock_directory()
+            if self._manager.directory.all():
+                raise CommitConflictError(
+                    f"{self._manager.path} was not writable when this run began, and now contains "
+                    f"epochs of another run. Choose another directory, or run again to resume "
+                    f"from them."
+                )
+        self._check_shared()
 
     def _lock_directory(self) -> None:
         if not self._has_lock:
@@ -393,17 +503,22 @@ class Saver:
             self._pace.begin_save(time.monotonic())
 
     def _check_shared(self) -> None:
-        if not self._is_shared:
-            probe = self._manager.run.probe()
-            what = "the check that the workers share the directory"
-            answers = self._binding.apply(probe, what=what, deadline_seconds=self._deadline_seconds)
-            self._manager.run.check_probe(answers)
-            plan = self._plan
-            self._encoding = self._manager.commits.encoding(
-                initial=plan.initial,
-                array_options=plan.array_options,
-                replicated=plan.replicated,
-                partitions=plan.partitions,
-            )
-            self._binding.keep(partial(SaveQueue, self._encoding))
-            self._is_shared = True
+        if self._is_shared:
+            return
+        plan = self._plan
+        probe = self._manager.run.probe()
+        answers = self._binding.apply(
+            probe,
+            what="the check that the workers share the directory",
+            deadline_seconds=self._deadline_seconds,
+        )
+        self._manager.run.check_probe(answers)
+        self._encoding = self._manager.commits.encoding(
+            initial=plan.initial,
+            array_options=plan.array_options,
+            replicated=plan.replicated,
+            partitions=plan.partitions,
+            busy=plan.groups["epoch"].slices,
+        )
+        self._binding.keep(partial(SaveQueue, self._encoding))
+        self._is_shared = True

@@ -76,7 +76,7 @@ def test_rows_are_on_disk_before_their_epoch_is_recorded(inproc_session, path, m
         is_essential = True
 
         def on_save(self, report):
-            assert len(read(path)) == report.epoch
+            assert len(read(path)) >= report.epoch
 
     JobRunner(build(), manager, callbacks=[EpochLog(path), Looks()]).run(inproc_session)
 

@@ -377,6 +377,7 @@ def test_prometheus_can_scrape_a_run(inproc_session, manager):
             if epoch == 4:
                 seen.append(scrape(port))
 
+    manager = MultiNodeCheckpointManager(manager.path, save=manager.save_policy, asynchronous=False)
     JobRunner(build(5), manager, callbacks=[callback, Scrapes()]).run(inproc_session)
     with pytest.raises(urllib.error.URLError):
         scrape(port)

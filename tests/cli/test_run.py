@@ -288,7 +288,7 @@ def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(
     # The first epochs are quick; the third does not end.
     script = _write(tmp_path, step="lambda n: n + 1 if n != 2 else time.sleep(1e6)", limit=5)
     started = time.monotonic()
-    with _start(script, "--workers", "1", "--grace", "1") as process:
+    with _start(script, "--workers", "1", "--sync", "--grace", "1") as process:
         manager = MultiNodeCheckpointManager(tmp_path / "runs")
         await_true(lambda: manager.latest() == 2, "epoch 2", process)
         start_seconds = time.monotonic() - started
@@ -309,7 +309,7 @@ def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(
     else:
         assert "Error" not in stderr
         assert "again to resume from epoch 2.\n" in stderr
-    assert f"jobrunner run {script} --checkpoint runs --workers 1 --grace 1" in stderr
+    assert f"jobrunner run {script} --checkpoint runs --sync --workers 1 --grace 1" in stderr
     assert "Traceback" not in stderr
     _write(tmp_path, limit=5)
     found = _json(_run(process_cluster, script, "--json"))
@@ -403,7 +403,7 @@ def test_parameters_and_all_options_of_a_manager_reach_the_run(
         "600s",
         "--save-before",
         "2999-01-01",
-        "--async",
+        "--sync",
         "--keep-best",
         "loss:max:1",
         "--keep-last",

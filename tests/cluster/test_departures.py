@@ -112,7 +112,10 @@ def test_nodes_of_a_worker_that_leaves_move_and_no_epoch_runs_twice(tmp_path, un
         thread = threading.Thread(target=leave_in_epoch_4)
         thread.start()
         result = JobRunner(
-            build(flag), MultiNodeCheckpointManager(tmp_path / "ckpt"), num_epochs=EPOCHS
+            build(flag),
+            # Or workers would run the other epochs at once, in a batch.
+            MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=False),
+            num_epochs=EPOCHS,
         ).run(session)
         thread.join()
         assert (result.epoch, result.restarts) == (EPOCHS, 0)

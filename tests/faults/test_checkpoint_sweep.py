@@ -1,7 +1,7 @@
 """A fault at every single operation of a run's life: what is recorded is whole, before and after.
 
-The run takes its directory, saves, retires, rewinds, saves again under other names, finishes and
-leaves. Its k-th operation on the file system goes wrong, for k = 1, 2, ... until one run ends
+The run takes its directory, saves, retires, rewinds, saves again under other names, saves groups of
+epochs, finishes and leaves. Its k-th operation on the file system goes wrong, for k = 1, 2, ... until one run ends
 untouched. After each, what is recorded must be what it was before the step that went wrong, or
 what the step was to make of it; every recorded epoch must be whole; and the next run must go on.
 """
@@ -16,7 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -26,12 +26,13 @@ import numpy as np
 import pytest
 
 from jobrunner import CheckpointError, CheckpointWriteError, KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint import CommitEntry
+from jobrunner.checkpoint import CommitEntry, Pending, SaveQueue
 from jobrunner.checkpoint.log.entries import RunEntry
 from jobrunner.checkpoint.store.layout import LEAST_ALIKE
 from jobrunner.checkpoint.store.store_writer import LINKED_BYTES
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
+from jobrunner.workspace.values import settle
 from jobrunner.workspace.workspace import Workspace
 from tests.sampling import sampled
 from tests.saves import Save
@@ -39,7 +40,12 @@ from tests.saves import Save
 pytestmark = pytest.mark.usefixtures("quiet")
 
 NODES = ("a", "b")
-STEPS = ("start", "save 0", "save 1", "save 2", "rewind 1", "save 2", "save 3", "finish 3", "end")
+STEPS = (
+    *("start", "save 0", "save 1", "save 2", "rewind 1", "save 2", "save 3"),
+    # Of the second group, epochs 6 and 7 are passed over: the policy would retire them at once.
+    *("group 4 5", "group 6 9", "finish 9", "end"),
+)
+LAST = 9
 SAME = np.zeros(LINKED_BYTES // 8)
 """Is linked to the epoch before, as it never changes."""
 
@@ -64,6 +70,8 @@ def take_step(manager: MultiNodeCheckpointManager, step: str) -> None:
         manager.run.start(NODES, {})
     elif what == "save":
         save(manager, int(number))
+    elif what == "group":
+        save_group(manager, group(number))
     elif what == "rewind":
         manager.run.rewind(Position(int(number)), "test")
     elif what == "finish":
@@ -85,15 +93,64 @@ def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
         raise
 
 
+def group(ends: str) -> list[int]:
+    first, last = map(int, ends.split())
+    return list(range(first, last + 1))
+
+
+def save_group(manager: MultiNodeCheckpointManager, epochs: Sequence[int]) -> None:
+    """Capture epochs one after another, write all of them, and record what is whole."""
+    commits = manager.commits
+    encoding = commits.encoding()
+    queue = SaveQueue(encoding)
+    workspaces = {node: Workspace(node) for node in NODES}
+    for epoch in epochs:
+        for node in NODES:
+            for name, value in blobs(node, epoch).items():
+                workspaces[node].put(name, settle([value]))
+        queue.capture(Position(epoch), workspaces)
+    left = [Pending(Position(epoch)) for epoch in epochs]
+    while left:
+        order = commits.order(left, encoding)
+        try:
+            committed = commits.commit(order, queue.write(workspaces, order=order))
+        except CheckpointWriteError:
+            commits.abandon(order)
+            raise
+        if committed.problem is not None:
+            raise committed.problem
+        left = [pending for pending in left if pending.at > order.at]
+
+
 def outcomes(step: str, before: Recorded) -> set[Recorded]:
     """What may be recorded once a step has succeeded: retirement may come later."""
     what, _, number = step.partition(" ")
     if what == "save":
         full = tuple(sorted({*before, int(number)}))
         return {full, full[-2:], tuple(e for e in full if e in (1, *full[-2:]))}
+    if what == "group":
+        return set(group_outcomes(before, group(number)))
     if what == "rewind":
         return {tuple(e for e in before if e <= int(number))}
     return {before}
+
+
+def group_outcomes(before: Recorded, epochs: Sequence[int]) -> Iterator[Recorded]:
+    """What a group may leave: all up to one of its epochs, but for those that are retired.
+
+    What is passed over counts as retired, also if the epochs for whose sake it was are not recorded
+    in the end. Two epochs are kept at least, and the one that the run went back to.
+    """
+    everything = [*before, *epochs]
+    for size in range(len(everything) + 1):
+        for left in itertools.combinations(everything, size):
+            kept = set(left)
+            newest = max(left, default=-1)
+            is_enough = len(left) >= min(2, len(before)) and kept >= {1} & set(before)
+            if newest == epochs[-1]:
+                is_enough = is_enough and kept >= set(epochs[-2:])
+            if newest in epochs and is_enough:
+                yield left
 
 
 def recorded(path: Path) -> Recorded:
@@ -109,7 +166,7 @@ def live(
         before = recorded(path)
         tell(step, before)
         # A save fails by CheckpointWriteError only, which a runner may take for a warning.
-        is_save = step.startswith("save")
+        is_save = step.startswith(("save", "group"))
         try:
             take_step(manager, step)
         except CheckpointError as error:
@@ -121,7 +178,7 @@ def live(
         else:
             assert recorded(path) in outcomes(step, before), step
             if step.startswith("finish"):
-                assert MultiNodeCheckpointManager(path).directory.is_done() == (3 in before)
+                assert MultiNodeCheckpointManager(path).directory.is_done() == (LAST in before)
     manager.run.end()
     return manager
 
@@ -136,9 +193,9 @@ def check_recovery(
     check_epochs(manager)
     manager.run.start(NODES, {})
     assert tuple(manager.epochs()) == found
-    save(manager, 9)
+    save(manager, LAST + 1)
     manager.run.end()
-    assert tuple(manager.epochs()) == (*found, 9)
+    assert tuple(manager.epochs()) == (*found, LAST + 1)
     check_epochs(manager)
     check_no_litter(manager)
 
@@ -163,7 +220,7 @@ def check_no_litter(manager: MultiNodeCheckpointManager) -> None:
         for entry in manager.directory.log.read_entries()
         if isinstance(entry, CommitEntry)
         for record in entry.records
-        for store in record.stores.values()
+        for store in (record.stores or {}).values()
     }
     for store in root.iterdir():
         if store.name not in live_stores | {"_log", "_runs"}:

@@ -31,6 +31,7 @@ from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL, LogWriter
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.faults.test_checkpoint_sweep import (
+    LAST,
     NODES,
     STEPS,
     check_epochs,
@@ -137,9 +138,9 @@ def entry_in(file: Path) -> dict[str, Any]:
 def check_that_a_run_goes_on(path: Path, epochs: tuple[int, ...]) -> None:
     manager = directory(path)
     manager.run.start(NODES, {})
-    save(manager, 9)
+    save(manager, LAST + 1)
     manager.run.end()
-    assert recorded(path) == (*epochs, 9)
+    assert recorded(path) == (*epochs, LAST + 1)
     check_epochs(directory(path))
 
 

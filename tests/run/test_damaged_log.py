@@ -32,7 +32,8 @@ def counter(limit):
 @pytest.fixture
 def manager(inproc_session, tmp_path):
     """The manager of a job that has ended after epoch 3."""
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    # An entry of the log for each epoch, so that each can be damaged.
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=False)
     JobRunner(counter(3), manager).run(inproc_session)
     return MultiNodeCheckpointManager(tmp_path / "ckpt")
 

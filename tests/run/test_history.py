@@ -112,7 +112,7 @@ def test_metrics_are_a_table_with_a_row_for_each_epoch(run):
 
 
 def test_the_history_goes_on_after_a_repair_of_the_log(run, tmp_path):
-    manager, _ = run(4, keep=KeepLast(2))
+    manager, _ = run(4, keep=KeepLast(2), asynchronous=False)
     for entry in list(manager.directory.log.read_entries()):
         for record in getattr(entry, "records", ()):
             if record.at in (Position(1), Position(3)):

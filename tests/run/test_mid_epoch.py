@@ -197,7 +197,8 @@ def test_a_position_is_set_aside_restored_and_recorded_again(
     tmp_path: Path, inproc_session: Session
 ) -> None:
     path = tmp_path / "runs"
-    train(inproc_session, path, every=1, last=3, keep=KeepAll(partial=True))
+    keep = KeepAll(partial=True)
+    train(inproc_session, path, every=1, last=3, keep=keep, asynchronous=False)
     manager = MultiNodeCheckpointManager(path)
     kept = [0, Position(0, 1), 1, Position(1, 1), 2, Position(2, 1)]
     assert recorded(manager) == kept

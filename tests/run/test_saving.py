@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -134,7 +135,7 @@ def test_policies_get_the_average_cost_of_a_save(inproc_session, tmp_path):
             return moment.epoch != 3
 
     told = Told()
-    manager = MultiNodeCheckpointManager(tmp_path / "k", save=told)
+    manager = MultiNodeCheckpointManager(tmp_path / "k", save=told, asynchronous=False)
     stalls = [
         report.stall_seconds for report in JobRunner(counter(8), manager).run(inproc_session).saves
     ]
@@ -319,7 +320,8 @@ def test_storage_lost_during_a_save_costs_no_recorded_epoch(
         assert manager.epochs() == [0, 1]
     else:
         result = runner.run(inproc_session)
-        assert [report.epoch for report in result.failed_saves] == [2, 3]
+        # Epoch 4 may have been of the same group; then it is tried alone.
+        assert [report.epoch for report in result.failed_saves][:2] == [2, 3]
         assert all(what in report.error for report in result.failed_saves)
         assert (result.epoch, manager.epochs()) == (4, [0, 1, 4])
     again = manager_of(tmp_path)
@@ -436,11 +438,11 @@ def test_storage_that_hangs_ends_the_run_with_the_nodes_that_are_late(
     with (
         dask.config.set({"jobrunner.checkpoint.deadline-seconds": 1.5}),
         Session(inproc_client) as session,
-        pytest.raises(ExecutionError, match=r"save of epoch 2 did not end within 1\.5 s.*'b'"),
+        pytest.raises(ExecutionError, match=r"save of epoch [2-5] did not end within 1\.5 s.*'b'"),
     ):
         JobRunner(two_nodes(5), manager).run(session)
     assert manager.latest() == 1
-    assert "save of epoch 2 has taken" in caplog.text
+    assert re.search("save of epoch [2-5] has taken", caplog.text)
     hanging.gone.set()
     with Session(inproc_client) as session:
         assert JobRunner(two_nodes(5), manager).run(session).resumed_from == 1

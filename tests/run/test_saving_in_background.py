@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -14,14 +15,17 @@ from jobrunner import (
     DefinitionError,
     Job,
     JobRunner,
+    KeepLast,
     MultiNodeCheckpointManager,
     Node,
     SaveEvery,
+    Session,
     Task,
     TaskFailedError,
     current_task,
     epoch_limiter,
 )
+from jobrunner.checkpoint import CommitEntry
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.positions import Position
 from jobrunner.workspace import Workspace
@@ -95,10 +99,10 @@ def test_epochs_run_during_a_save_and_do_not_change_it(inproc_session, tmp_path,
         manager.verify(epoch)
 
 
-def test_at_most_one_save_is_in_flight(inproc_session, tmp_path):
+def test_every_epoch_is_recorded_with_its_own_state_and_reported_in_order(inproc_session, tmp_path):
     manager = manager_of(tmp_path)
     result = JobRunner(growing(6), manager).run(inproc_session)
-    assert manager.epochs() == list(range(7))
+    assert manager.epochs() == [report.epoch for report in result.saves] == list(range(7))
     assert [values(manager, epoch)[0] for epoch in manager.epochs()] == [{e} for e in range(7)]
     assert all(report.stall_seconds <= report.seconds + 1 for report in result.saves)
 
@@ -106,15 +110,123 @@ def test_at_most_one_save_is_in_flight(inproc_session, tmp_path):
 def test_auto_never_waits_for_a_save_in_flight(inproc_session, tmp_path, gate):
     class Watch:
         def on_epoch(self, epoch, seconds, metrics):
+            if epoch == 1:
+                gate.clear()  # epochs 1 and 2 cannot be written
             if epoch == 3:
                 gate.set()
 
-    gate.clear()  # epoch 0 cannot be written
     manager = manager_of(tmp_path, save=SaveEvery("auto", max_overhead=0.99))
     result = JobRunner(growing(5), manager, callbacks=[Watch()]).run(inproc_session)
     assert result.epoch == 5
-    assert manager.epochs()[0] == 0
-    assert not {1, 2, 3} & set(manager.epochs())
+    assert manager.latest() == 5
+
+
+class Heard:
+    def __init__(self):
+        self.saved = []
+
+    def on_save(self, report):
+        self.saved.append(report.epoch)
+
+
+def tiny(limit, fails_at=None, nodes="ab"):
+    """Epochs that workers run in batches."""
+
+    def step(n):
+        if n + 1 == fails_at:
+            raise ZeroDivisionError("by hand")
+        current_task().report(n=n + 1)
+        return n + 1
+
+    with Job("tiny") as job:
+        for node in nodes:
+            with job.init_group:
+                Task(lambda: 0, outputs="n", name="zero", node=node)
+            Task(step, inputs="n", outputs="n", name="step", node=node)
+        epoch_limiter(job, limit)
+    return job
+
+
+def commits_of(manager):
+    entries = manager.directory.log.read_entries()
+    return [entry for entry in entries if isinstance(entry, CommitEntry)]
+
+
+def test_many_short_epochs_are_recorded_in_groups_each_with_its_own_state(session, tmp_path):
+    manager, heard = MultiNodeCheckpointManager(tmp_path), Heard()
+    result = JobRunner(tiny(150), manager, callbacks=[heard]).run(session)
+    assert manager.epochs() == heard.saved == list(range(151))
+    assert [report.epoch for report in result.saves] == heard.saved
+    assert len(commits_of(manager)) < 75
+    for epoch in (1, 2, 70, 149):
+        assert [manager.open(epoch)[node]["n"] for node in "ab"] == [epoch] * 2
+    again = JobRunner(tiny(160), manager).run(session)
+    assert (again.resumed_from, session.fetch(Node("b")["n"])) == (150, 160)
+
+
+def test_every_nth_of_many_short_epochs_is_recorded(session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(epochs=20))
+    JobRunner(tiny(150), manager).run(session)
+    assert manager.epochs() == [*range(0, 150, 20), 150]
+    assert [manager.open(epoch)["a"]["n"] for epoch in manager.epochs()] == manager.epochs()
+
+
+def test_epochs_that_the_policy_passes_over_have_their_metrics_in_the_history(session, tmp_path):
+    manager, heard = MultiNodeCheckpointManager(tmp_path, keep=KeepLast(1)), Heard()
+    JobRunner(tiny(150), manager, callbacks=[heard]).run(session)
+    assert manager.epochs() == [150]
+    assert [row["epoch"] for row in manager.history()] == list(range(151))
+    assert heard.saved == sorted(heard.saved)
+    assert heard.saved[-1] == 150
+    assert len(heard.saved) < 150
+
+
+def test_what_ended_before_a_task_failed_is_recorded(session, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path)
+    with pytest.raises(TaskFailedError, match="by hand"):
+        JobRunner(tiny(150, fails_at=90, nodes="a"), manager).run(session)
+    assert manager.epochs() == list(range(90))
+    assert manager.open(89)["a"]["n"] == 89
+
+
+def test_a_callback_that_waits_for_saves_reads_what_has_ended(session, tmp_path):
+    class Reads:
+        def on_setup(self, runner):
+            self.runner = runner
+
+        def on_epoch(self, epoch, seconds, metrics):
+            self.runner.wait_for_saves()
+            seen.append(manager.latest())
+
+    seen = []
+    manager = MultiNodeCheckpointManager(tmp_path)
+    JobRunner(tiny(4), manager, callbacks=[Reads()]).run(session)
+    assert seen == [0, 1, 2, 3]  # it is called before its epoch is saved
+
+
+def test_a_worker_that_is_lost_while_epochs_are_saved_costs_no_recorded_epoch(tmp_path):
+    def walk(n):
+        if n == 60 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return n + 1
+
+    flag = tmp_path / "flag"
+    with Job("lost") as job:
+        for node in "ab":
+            with job.init_group:
+                Task(lambda: 0, outputs="n", name="zero", node=node)
+            Task(walk if node == "a" else (lambda n: n + 1), "n", "n", name="walk", node=node)
+        epoch_limiter(job, 100)
+    manager, heard = MultiNodeCheckpointManager(tmp_path / "k"), Heard()
+    with Session.local(workers=2) as session:
+        result = JobRunner(job, manager, callbacks=[heard]).run(session)
+        assert [session.fetch(Node(node)["n"]) for node in "ab"] == [100, 100]
+    assert (result.epoch, result.restarts) == (100, 1)
+    assert manager.epochs() == list(range(101))
+    assert heard.saved == list(range(101))  # each once: what was recorded did not run again
+    for epoch in (59, 60, 61, 99):
+        assert [manager.open(epoch)[node]["n"] for node in "ab"] == [epoch] * 2
 
 
 @pytest.mark.parametrize("budget_bytes", [0, 1_300_000])
@@ -130,12 +242,17 @@ class FailsAfterEpoch2:
     def __init__(self, manager):
         self.manager, self.saved, self.epochs = manager, [], []
 
+    def on_setup(self, runner):
+        self.runner = runner
+
     def on_epoch(self, epoch, seconds, metrics):
         self.epochs.append(epoch)
         if epoch == 2:
             while self.manager.latest() != 1:
                 time.sleep(0.01)  # epoch 1 is being written
             Path(self.manager.path, "FAIL").touch()
+        if epoch == 4:
+            self.runner.wait_for_saves()
         if epoch == 5:
             Path(self.manager.path, "FAIL").unlink()
 
@@ -159,8 +276,8 @@ def test_a_failure_in_the_background_is_raised_at_the_next_boundary(inproc_sessi
     watch = FailsAfterEpoch2(manager)
     with pytest.raises(CheckpointWriteError, match="No space left"):
         JobRunner(growing(9), manager, callbacks=[watch], on_save_error="raise").run(inproc_session)
-    assert watch.epochs[-1] == 3
     assert manager.latest() == 1
+    assert watch.epochs[-1] < 9
 
 
 def test_a_failure_in_the_background_of_the_last_save_is_raised_at_the_end(
@@ -196,7 +313,7 @@ def fail_at_epoch_2():
 
 def test_a_budget_without_copies_is_refused(tmp_path):
     with pytest.raises(DefinitionError, match="asynchronous"):
-        MultiNodeCheckpointManager(tmp_path, budget_bytes=5)
+        MultiNodeCheckpointManager(tmp_path, budget_bytes=5, asynchronous=False)
     with pytest.raises(DefinitionError, match="budget_bytes"):
         manager_of(tmp_path, budget_bytes=-1)
 
@@ -264,7 +381,7 @@ def test_what_exceeds_the_budget_is_not_copied(tmp_path, budget_bytes):
     snapshot = Snapshot(tmp_path, {"x": np.zeros(LARGE), "y": [masked]})
     workspaces = {"a": snapshot.workspace}
     captured = snapshot.begun.queue.capture_within(
-        workspaces, at=Position(0), budget_bytes=budget_bytes
+        workspaces, at=Position(0), pending=(), budget_bytes=budget_bytes
     )
     assert captured == 8 * LARGE  # the array that has not changed costs nothing more
     masked += 1

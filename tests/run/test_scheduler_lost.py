@@ -111,7 +111,7 @@ def test_the_run_continues_when_the_scheduler_is_back(dask_processes, tmp_path, 
         dask_processes.start()
 
     thread = threading.Thread(target=restart)
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=False)
     if whose == "of the user":
         client = Client(dask_processes.address, set_as_default=False)
         session = Session(client)
@@ -152,7 +152,7 @@ def test_a_scheduler_that_stays_away_ends_the_run_with_advice(dask_processes, tm
         dask_processes.kill()
 
     thread = threading.Thread(target=end)
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=False)
     with Session.connect(dask_processes.address, timeout=10) as session:
         thread.start()
         with pytest.raises(SchedulerLostError, match="1 s") as caught:
@@ -181,7 +181,7 @@ def test_a_run_does_not_wait_for_ever_for_a_hanging_scheduler(
             if "The scheduler is lost" in message and fate == "continues":
                 os.kill(dask_processes.scheduler.pid, signal.SIGCONT)
 
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=False)
     with dask.config.set({"jobrunner.worker-silence-seconds": 1}):
         session = Session.connect(dask_processes.address, timeout=20)
     runner = JobRunner(

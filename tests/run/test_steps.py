@@ -107,7 +107,7 @@ def test_a_run_interrupted_at_any_step_gives_the_same_bits(
             if next(asked, False):
                 raise KeyboardInterrupt
 
-    stopped = train(tmp_path / "parts", save=SaveEvery(steps=1))[1]
+    stopped = train(tmp_path / "parts", save=SaveEvery(steps=1), asynchronous=False)[1]
     stopped.callbacks = (Stop(),)
     with pytest.raises(KeyboardInterrupt):
         stopped.run(session)

@@ -25,7 +25,7 @@ from jobrunner.checkpoint.storage.posix import PosixFiles
 
 @pytest.fixture
 def manager(tmp_path):
-    return MultiNodeCheckpointManager(tmp_path / "ckpt")
+    return MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=False)
 
 
 def counter(limit=8, *, fn=lambda n: n + 1, **kwargs):
@@ -216,7 +216,7 @@ class Unplugged(PosixFiles):
 
 
 def test_a_stopped_run_says_so_even_if_storage_is_gone(inproc_session, tmp_path):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=Unplugged())
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=Unplugged(), asynchronous=False)
 
     def stop():
         Unplugged.is_gone = True

@@ -77,7 +77,7 @@ class Reader:
 
 def test_a_run_that_still_runs_is_told_up_to_its_last_save(inproc_session, tmp_path):
     reader = Reader(tmp_path)
-    manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(epochs=2))
+    manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(epochs=2), asynchronous=False)
     JobRunner(build(), manager, num_epochs=4, callbacks=[reader]).run(inproc_session)
     [run] = read_story(tmp_path).runs
     assert (run.state, [found.state for found in reader.found]) == ("finished", ["running"] * 4)

@@ -65,7 +65,7 @@ def undisturbed(inproc_client):
 
 
 def test_a_lost_worker_ends_the_run_within_a_second_with_advice(cluster, tmp_path, undisturbed):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=False)
     flag = tmp_path / "flag"
     with Client(cluster, set_as_default=False) as client:
         with Session(client) as session:

@@ -1,0 +1,187 @@
+"""Several epochs in one order, one flush and one entry of the log."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobrunner import CheckpointWriteError, KeepLast, MultiNodeCheckpointManager, Position
+from jobrunner.checkpoint import CommitEntry, Pending, SaveQueue, Written
+from jobrunner.checkpoint.log import BeginEntry
+from jobrunner.testing import FaultyFiles
+from jobrunner.workspace.values import settle
+from jobrunner.workspace.workspace import Workspace
+
+SAME = np.zeros(100_000)
+
+
+class FullFrom(FaultyFiles):
+    """Has no room for stores whose names begin so."""
+
+    stores = "none"
+
+    def before(self, operation: str, path: str) -> None:
+        super().before(operation, path)
+        if operation == "create" and f"/{self.stores}" in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+class Rig:
+    """A run of two nodes that captures epochs and saves them in groups."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.files = FullFrom(sync=False)
+        self.manager = MultiNodeCheckpointManager(path, files=self.files, **options)
+        self.manager.run.start(["a", "b"], {})
+        self.encoding = self.manager.commits.encoding()
+        self.queue = SaveQueue(self.encoding)
+        self.workspaces = {node: Workspace(node) for node in "ab"}
+        self.save(0)
+
+    def capture(self, epoch: int) -> Pending:
+        for workspace in self.workspaces.values():
+            workspace.put("w", settle([np.full(3, epoch)]))
+            if epoch == 0:
+                workspace.put("same", settle([SAME.copy()]))
+        self.queue.capture(Position(epoch), self.workspaces)
+        return Pending(Position(epoch), {"metrics": {"loss": epoch}})
+
+    def save(self, *epochs: int) -> Any:
+        """Save epochs in one order: the names of more than one must have been claimed before."""
+        order = self.manager.commits.order([self.capture(epoch) for epoch in epochs], self.encoding)
+        return self.manager.commits.commit(order, self.queue.write(self.workspaces, order=order))
+
+    def claim(self) -> None:
+        """Let epoch 1 claim the names of many epochs."""
+        commits = self.manager.commits
+        pending = [self.capture(epoch) for epoch in range(1, 20)]
+        order = commits.order(pending, self.encoding)
+        assert list(order.stores) == [Position(1)]  # what epoch 0 has claimed
+        commits.commit(order, self.queue.write(self.workspaces, order=order))
+
+    def entries(self, kind: type = CommitEntry) -> list[Any]:
+        return [e for e in self.manager.directory.log.read_entries() if isinstance(e, kind)]
+
+    def check(self) -> None:
+        for epoch in self.manager.epochs():
+            self.manager.verify(epoch)
+            for node in "ab":
+                assert self.manager.open(epoch)[node].load("w").tolist() == [epoch] * 3
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Any:
+    rig = Rig(tmp_path / "k")
+    rig.claim()
+    yield rig
+    rig.manager.run.end()
+
+
+def test_a_group_costs_one_flush_and_one_entry(rig: Rig) -> None:
+    rig.files.trace.clear()
+    assert [at.epoch for at in rig.save(2, 3, 4, 5).recorded] == [2, 3, 4, 5]
+    flushed = [path for what, path in rig.files.trace if what in ("syncfs", "fsync")]
+    assert flushed.count(rig.manager.path) == 1
+    assert [record.at.epoch for record in rig.entries()[-1].records] == [2, 3, 4, 5]
+    assert len(rig.entries(BeginEntry)) == 1
+    assert {name for name in os.listdir(rig.manager.path) if ".r" in name} == set()
+    rig.check()
+
+
+def test_a_chunk_that_has_not_changed_is_linked_within_a_group(rig: Rig) -> None:
+    rig.save(2, 3)
+    inodes = {
+        os.stat(Path(rig.manager.path, f"a.{epoch}", "same", "c.0")).st_ino for epoch in range(4)
+    }
+    assert len(inodes) == 1
+
+
+def test_what_precedes_a_position_that_fails_is_recorded_and_the_rest_is_not(rig: Rig) -> None:
+    rig.files.stores = "b.4"
+    committed = rig.save(2, 3, 4, 5)
+    assert [at.epoch for at in committed.recorded] == [2, 3]
+    assert isinstance(committed.problem, CheckpointWriteError)
+    assert f"jobrunner prune {rig.manager.path} --keep-last N" in str(committed.problem)
+    assert rig.manager.epochs() == [0, 1, 2, 3]
+    rig.files.stores = "none"
+    rig.save(6)
+    rig.manager.retention.sweeper.drain()
+    assert rig.manager.epochs() == [0, 1, 2, 3, 6]
+    assert not Path(rig.manager.path, "a.4").exists()
+    assert Path(rig.manager.get_ckpt_db_name("a", 6)).name == "a.6.r2"  # claimed, and maybe used
+    rig.check()
+
+
+def test_a_first_position_that_fails_is_raised_and_nothing_is_recorded(rig: Rig) -> None:
+    rig.files.stores = "a.2"
+    with pytest.raises(CheckpointWriteError, match="No space left"):
+        rig.save(2, 3)
+    assert rig.manager.epochs() == [0, 1]
+
+
+def test_an_epoch_without_all_receipts_and_all_that_follow_are_not_recorded(rig: Rig) -> None:
+    commits = rig.manager.commits
+    order = commits.order([rig.capture(epoch) for epoch in (2, 3, 4)], rig.encoding)
+    receipts: Mapping[Any, Any] = rig.queue.write(rig.workspaces, order=order).receipts
+    receipts[Position(3)].pop("b")
+    committed = commits.commit(order, Written(receipts))
+    assert [at.epoch for at in committed.recorded] == [2]
+    assert "epoch 3" in str(committed.problem).lower()
+    assert rig.manager.epochs() == [0, 1, 2]
+
+
+def test_what_the_policy_would_retire_at_once_is_not_written_but_its_metrics_are(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path / "k", keep=KeepLast(2))
+    rig.claim()
+    rig.files.trace.clear()
+    rig.save(2, 3, 4, 5)
+    rig.manager.retention.sweeper.drain()
+    assert rig.manager.epochs() == [4, 5]
+    assert not [path for _, path in rig.files.trace if "/a.2" in path or "/a.3" in path]
+    rows = rig.manager.history()
+    assert [(row["epoch"], row["metrics"]["loss"]) for row in rows] == [(n, n) for n in range(6)]
+    assert [record.stores is None for record in rig.entries()[-1].records] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    rig.manager.run.end()
+    assert rig.manager.epochs() == [4, 5]
+    rig.check()
+
+
+def test_stores_that_contain_other_blobs_are_told_of_in_another_entry(rig: Rig) -> None:
+    commits = rig.manager.commits
+    pending = [rig.capture(2), rig.capture(3)]
+    for workspace in rig.workspaces.values():
+        workspace.put("more", 1)
+    pending += [rig.capture(4), rig.capture(5)]
+    before = len(rig.entries())
+    order = commits.order(pending, rig.encoding)
+    commits.commit(order, rig.queue.write(rig.workspaces, order=order))
+    added = rig.entries()[before:]
+    assert [[record.at.epoch for record in entry.records] for entry in added] == [[2, 3], [4, 5]]
+    rig.check()
+
+
+def test_a_worker_without_tasks_is_captured_when_it_is_written(rig: Rig) -> None:
+    commits = rig.manager.commits
+    encoding = commits.encoding(busy=["a"])
+    idle = SaveQueue(encoding)
+    order = commits.order([rig.capture(2), rig.capture(3)], encoding)
+    busy = {"a": rig.workspaces["a"]}
+    queue = SaveQueue(encoding)
+    with pytest.raises(CheckpointWriteError, match="no copy of its blobs"):
+        queue.write(busy, order=order)
+    written = idle.write({"b": rig.workspaces["b"]}, order=order)
+    assert list(written.receipts) == [Position(2), Position(3)]
+    commits.abandon(order)

@@ -1,0 +1,113 @@
+"""Saves that are under way: in order, in groups, and how they end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from jobrunner.positions import Position
+from jobrunner.run.save_groups import Save, SaveGroups
+
+
+class Recorder:
+    """Records groups, once it is let to."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[int]] = []
+        self.gate = threading.Event()
+        self.begun = threading.Event()
+        self.most = 100
+        self.fails_at = -1
+
+    def record(self, group: Sequence[Save]) -> tuple[int, bool]:
+        self.begun.set()
+        assert self.gate.wait(20)
+        taken = group[: self.most]
+        self.groups.append([save.at.epoch for save in taken])
+        for save in taken:
+            if save.at.epoch == self.fails_at:
+                save.error = ValueError("by hand")
+        return len(taken), all(save.error is None for save in taken)
+
+
+def saves(*epochs: int) -> list[Save]:
+    return [Save(Position(epoch), {}) for epoch in epochs]
+
+
+def ended(groups: SaveGroups) -> list[int]:
+    epochs = []
+    while (save := groups.take_ended()) is not None:
+        epochs.append(save.at.epoch)
+    return epochs
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def groups(recorder: Recorder) -> SaveGroups:
+    groups = SaveGroups(recorder.record)
+    groups.add(saves(0))
+    assert recorder.begun.wait(20)
+    return groups
+
+
+def test_all_that_comes_during_a_group_is_the_next_one(
+    recorder: Recorder, groups: SaveGroups
+) -> None:
+    groups.add(saves(1, 2))
+    groups.add(saves(3))
+    assert [save.at.epoch for save in groups.pending] == [0, 1, 2, 3]
+    recorder.gate.set()
+    groups.wait()
+    assert recorder.groups == [[0], [1, 2, 3]]
+    assert ended(groups) == [0, 1, 2, 3]
+    assert groups.pending == []
+
+
+def test_what_a_group_does_not_take_is_of_the_next_one(
+    recorder: Recorder, groups: SaveGroups
+) -> None:
+    recorder.most = 2
+    groups.add(saves(1, 2, 3))
+    recorder.gate.set()
+    groups.wait()
+    assert recorder.groups == [[0], [1, 2], [3]]
+    assert ended(groups) == [0, 1, 2, 3]
+
+
+def test_after_a_failure_that_ends_the_run_nothing_is_recorded(
+    recorder: Recorder, groups: SaveGroups
+) -> None:
+    recorder.fails_at = 0
+    groups.add(saves(1))
+    recorder.gate.set()
+    groups.wait()
+    groups.add(saves(2))
+    groups.wait()
+    assert recorder.groups == [[0]]
+    assert ended(groups) == [0]
+    groups.forget()
+    groups.add(saves(3))
+    groups.wait()
+    assert recorder.groups == [[0], [3]]
+
+
+def test_giving_up_leaves_the_group_under_way_alone(recorder: Recorder, groups: SaveGroups) -> None:
+    groups.add(saves(1))
+    threading.Timer(0.05, recorder.gate.set).start()
+    groups.give_up()
+    assert recorder.groups == [[0]]
+    assert ended(groups) == [0]
+
+
+def test_a_wait_for_room_ends_before_all_has_ended(recorder: Recorder, groups: SaveGroups) -> None:
+    groups.add(saves(1))
+    groups.wait(until=lambda: len(groups.pending) == 2)
+    recorder.gate.set()
+    groups.wait()
+    assert ended(groups) == [0, 1]
