@@ -1,14 +1,11 @@
 from .array_options import (
     DEFAULT_ARRAY_OPTIONS as DEFAULT_ARRAY_OPTIONS,
     ArrayOptions as ArrayOptions,
-    Compressor as Compressor,
     read_compressors as read_compressors,
 )
 from .checks import (
     COUNT as COUNT,
     EPOCH as EPOCH,
-    FLAG as FLAG,
-    LABEL as LABEL,
     MOST_DIGITS as MOST_DIGITS,
     NATURAL as NATURAL,
     PATH as PATH,
@@ -52,7 +49,6 @@ from .metrics import (
     Reported as Reported,
     Sum as Sum,
     Total as Total,
-    Totals as Totals,
     merge_reports as merge_reports,
     pack_array as pack_array,
 )
