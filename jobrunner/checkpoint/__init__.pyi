@@ -8,15 +8,16 @@ from .encoding import (
     CodecTable as CodecTable,
     Decoder as Decoder,
     EncodedBlob as EncodedBlob,
+    Tree as Tree,
     Unmade as Unmade,
     encode_blobs as encode_blobs,
-    library_parts as library_parts,
     register_codec as register_codec,
 )
 from .directory import (
     Directory as Directory,
 )
 from .history import (
+    read_history as read_history,
     read_metadata as read_metadata,
 )
 from .keep_policies import (
@@ -31,13 +32,17 @@ from .keep_policies import (
     find_unreported as find_unreported,
     name_reported as name_reported,
 )
-from .loader import (
-    PARTITIONS as PARTITIONS,
-    REPLICATED as REPLICATED,
-    Loader as Loader,
-    Origins as Origins,
+from .load_plan import (
+    blobs_of as blobs_of,
+    open_record as open_record,
+    plan_load as plan_load,
+    stateful_blobs as stateful_blobs,
+    verify_record as verify_record,
+    with_contents as with_contents,
 )
 from .log import (
+    PARTITIONS as PARTITIONS,
+    REPLICATED as REPLICATED,
     EpochRecord as EpochRecord,
     STATE_INTERVAL as STATE_INTERVAL,
     Beat as Beat,
@@ -114,10 +119,12 @@ from .store import (
     DAMAGE_ADVICE as DAMAGE_ADVICE,
     ArrayOutline as ArrayOutline,
     Receipt as Receipt,
+    StoredValue as StoredValue,
     StoreReader as StoreReader,
     digest_blob as digest_blob,
 )
 from .worker_load import (
+    load_group as load_group,
     load_waiting_states as load_waiting_states,
 )
 from .worker_save import (

@@ -13,8 +13,9 @@ from msgspec import structs
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, check_classes, refuse_classes
 from jobrunner.checkpoint.history import as_json
-from jobrunner.checkpoint.loader import PARTITIONS, REPLICATED
 from jobrunner.checkpoint.log import (
+    PARTITIONS,
+    REPLICATED,
     Attempt,
     CommitEntry,
     NodeContents,

@@ -51,7 +51,7 @@ class DirectoryRun:
     ) -> None:
         """Take the directory, with a ``run`` entry in the log, for a run that saves `nodes`.
 
-        `info` is JSON for that entry; `Directory.run_info` returns it. `status`, which another thread
+        `info` is JSON for that entry; `Directory.info_of` returns it. `status`, which another thread
         calls, says for the heartbeat how far the run is. Stores that earlier runs did not commit
         are deleted in the background. Raises CommitConflictError if another run holds
         the directory and is alive, and CheckpointWriteError if it cannot be created or written.
@@ -71,28 +71,28 @@ class DirectoryRun:
         for node in nodes:
             check_name(node, "node")
         check_distinct(nodes, "node")
-        directory.handler.set_params(self.directory.path, tuple(nodes))
+        directory.handler.set_params(directory.path, tuple(nodes))
         beat_seconds = _configured_seconds("checkpoint.heartbeat-seconds")
         patience = self.patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
         path = directory.path
         lock = RunLock(directory.files, path, directory.log, nodes, beat_seconds, status)
         try:
-            with writing(self.directory.path, "the directory could not be locked"):
+            with writing(path, "the directory could not be locked"):
                 before = directory.log.known()
                 holder = before.holder
                 if holder is not None and not before.is_ended:  # its heartbeat is removed below
                     with suppress(OSError, CheckpointError):
-                        seen = read_beat(directory.files, path, holder.run).time
-                        info = {**info, "seen": {holder.run: seen}}
-                if (best := find_best(self.retention.policy)) is not None:
+                        beat = read_beat(directory.files, path, holder.run)
+                        info = {**info, "seen": {holder.run: beat.time}}
+                best = find_best(self.retention.policy)
+                if best is not None:
                     info = {**info, "keeps_best": best}
                 lock.take(as_json(info, "info"), patience, take_over=self.take_over)
             self.commits.lock = lock
-            directory.mark_run(())
-            with writing(self.directory.path, "leftovers of earlier runs could not be removed"):
+            directory.is_taken, directory.loaded = True, None
+            with writing(path, "leftovers of earlier runs could not be removed"):
                 # After the `run` entry: whatever is there was not written for this run.
                 names = directory.files.list_names(path)
-                directory.mark_run(names)
                 self.commits.start_run(names)
                 self.retention.start_run(names)
                 lock.remove_traces_of_others()
@@ -108,19 +108,19 @@ class DirectoryRun:
                 self.end()
             raise
 
-    def end(self, about: Mapping[str, Any] | None = None) -> None:
+    def end(self, outcome: Mapping[str, Any] | None = None) -> None:
         """Abandon open saves and release the directory, so that another run may take it at once.
 
-        `about` is what the ``end`` entry says of the run. Every run calls this at its end, also
+        `outcome` is what the ``end`` entry says of the run. Every run calls this at its end, also
         after a failure. Raises nothing, and waits half a minute at most for deletions.
         """
         try:
             self.commits.abandon_all()
         finally:
             if self.commits.lock is not None:
-                self._release(self.commits.lock, about or {})
+                self._release(self.commits.lock, outcome or {})
 
-    def _release(self, lock: RunLock, about: Mapping[str, Any]) -> None:
+    def _release(self, lock: RunLock, outcome: Mapping[str, Any]) -> None:
         try:
             if not self.retention.sweeper.drain():
                 logger.warning(
@@ -129,7 +129,7 @@ class DirectoryRun:
                 )
             self.directory.log.check_held()  # an entry must not follow those of another directory
             self.retention.sweeper.confirm()
-            self.retention.append(EndEntry, upto=self.commits.give_back(), **about)
+            self.retention.append(EndEntry, upto=self.commits.give_back(), **outcome)
         except CheckpointError as error:
             logger.warning(
                 "%s: the end of the run could not be recorded: %s", self.directory.path, error
@@ -145,7 +145,7 @@ class DirectoryRun:
     def _forget(self, lock: RunLock) -> None:
         lock.leave()
         self.commits.lock = None
-        self.directory.mark_end()
+        self.directory.is_taken, self.directory.loaded = False, None
 
     def probe(self) -> Callable[[Mapping[str, Any]], Any]:
         """Make the probe that shows whether workers share the directory; picklable.

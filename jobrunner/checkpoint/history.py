@@ -34,18 +34,20 @@ Metadata = Mapping[str, Any] | Callable[[PublicPosition], Mapping[str, Any]]
 
 METADATA = Rule(
     "a dict of JSON values, or a function of the epoch that returns one",
-    lambda it: callable(it) or (isinstance(it, Mapping) and read_metadata(it) is not None),
+    lambda value: (
+        callable(value) or (isinstance(value, Mapping) and read_metadata(value) is not None)
+    ),
 )
 
 
-def as_json(value: Mapping[str, Any], what: str) -> Any:
+def as_json(value: Mapping[str, Any], subject: str) -> Any:
     """`value` as strict JSON; raises DefinitionError if that is impossible."""
     try:
         strict = strict_json(value)
         msgspec.json.encode(strict)
     except (TypeError, ValueError) as error:
         raise DefinitionError(
-            f"{what} of a checkpoint must be JSON (str, numbers, bool, None, lists and dicts of "
+            f"{subject} of a checkpoint must be JSON (str, numbers, bool, None, lists and dicts of "
             f"them): {error}."
         ) from error
     return strict
@@ -54,12 +56,15 @@ def as_json(value: Mapping[str, Any], what: str) -> Any:
 def read_metadata(metadata: Metadata, epoch: Position | None = None) -> dict[str, Any]:
     """The metadata for the record of an epoch; raises DefinitionError if it cannot be recorded."""
     where = "metadata" if epoch is None else f"metadata({epoch})"
-    found = metadata if isinstance(metadata, Mapping) else metadata((epoch or Position(0)).public)
-    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+    values = metadata
+    if not isinstance(values, Mapping):
+        values = values((epoch or Position(0)).public)
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise DefinitionError(
-            f"{where} must be a dict whose keys are str; got {type(found).__name__}: {found!r:.200}."
+            f"{where} must be a dict whose keys are str; got {type(values).__name__}: "
+            f"{values!r:.200}."
         )
-    plain = as_json(found, f"The {where}")
+    plain = as_json(values, f"The {where}")
     size = len(json.dumps(plain))
     if size > MOST_METADATA_BYTES:
         raise DefinitionError(
@@ -67,26 +72,23 @@ def read_metadata(metadata: Metadata, epoch: Position | None = None) -> dict[str
             f"recorded with each epoch. Keep large values in blobs, or in a file whose name you "
             f"record."
         )
-    return dict(found)
+    return dict(values)
 
 
 def read_history(entries: Iterable[LogEntry], *, set_aside: bool = False) -> list[dict[str, Any]]:
     """What the records say, in the order of epochs; see `MultiNodeCheckpointManager.history`."""
-    counts: dict[Position, dict[str, Any]] = {}
-    others: list[dict[str, Any]] = []
-
-    def give_up(epochs: Iterable[Position]) -> None:
-        others.extend({**counts.pop(epoch), "is_set_aside": True} for epoch in epochs)
-
+    counting: dict[Position, dict[str, Any]] = {}
+    given_up: list[dict[str, Any]] = []
     for entry in entries:
         if isinstance(entry, RewindEntry):
-            give_up(given_up_by(entry, list(counts)))
+            epochs = given_up_by(entry, list(counting))
+            given_up += [{**counting.pop(epoch), "is_set_aside": True} for epoch in epochs]
         if isinstance(entry, CommitEntry):
             for record in entry.records:
                 row = _row(entry, record)
                 if row is not None:
-                    counts[record.at] = row
-    rows = [*others, *counts.values()] if set_aside else counts.values()
+                    counting[record.at] = row
+    rows = [*given_up, *counting.values()] if set_aside else counting.values()
     return sorted(rows, key=lambda row: (Position.of(row["epoch"]), row["time"]))
 
 

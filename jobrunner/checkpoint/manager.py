@@ -9,14 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 from jobrunner.checkpoint.commits import Commits
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.directory_run import DirectoryRun
-from jobrunner.checkpoint.history import METADATA, Metadata, frame_of
+from jobrunner.checkpoint.history import METADATA, Metadata, frame_of, read_history
 from jobrunner.checkpoint.keep_policies import RetentionPolicy
-from jobrunner.checkpoint.loader import Loader, open_origin
+from jobrunner.checkpoint.load_plan import (
+    choose_sources,
+    open_pinned,
+    open_record,
+    plan_load,
+    verify_record,
+    with_contents,
+)
 from jobrunner.checkpoint.log import EpochRecord, MetadataHandler, Patience
 from jobrunner.checkpoint.opened import Checkpoint
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.save_policies import SaveEvery, SavePolicy
-from jobrunner.checkpoint.storage import FILES, Files
+from jobrunner.checkpoint.storage import FILES, Files, absolute_path, files_beside
+from jobrunner.checkpoint.worker_load import load_group
 from jobrunner.define import (
     ArrayOptions,
     Interval,
@@ -27,7 +35,7 @@ from jobrunner.define import (
     checked,
     read_compressors,
 )
-from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
+from jobrunner.errors import CheckpointCorruptError, DefinitionError
 from jobrunner.positions import EpochLike, Position, PublicPosition
 
 if TYPE_CHECKING:
@@ -90,7 +98,7 @@ class MultiNodeCheckpointManager:
     -----
     Making a manager touches no storage. Its methods need no cluster and no run; they only read,
     except `pin`, `unpin` and ``open(pin=True)``. Several runners may use one manager, one after
-    another. `recorded`, `loader`, `retention`, `commits` and `run` are its parts, for `JobRunner`
+    another. `directory`, `origin`, `retention`, `commits` and `run` are its parts, for `JobRunner`
     and the command line.
     """
 
@@ -119,12 +127,17 @@ class MultiNodeCheckpointManager:
         if budget_bytes is not None and not asynchronous:
             raise DefinitionError("budget_bytes requires asynchronous=True.")
         self.asynchronous, self.budget_bytes = asynchronous, budget_bytes
-        self.directory = Directory(path, metadata_handler, files)
+        self.directory = Directory(path, metadata_handler, files, allow_pickle=allow_pickle)
         self.path = self.directory.path
-        self.loader = Loader(self.directory, allow_pickle=allow_pickle)
-        self._origin = None
+        self.origin: Directory | None = None  # of `load_path`
         if load_path is not None:
-            self._origin = open_origin(load_path, self.path, files, allow_pickle=allow_pickle)
+            origin_files = files_beside(absolute_path(load_path), files)
+            self.origin = Directory(load_path, None, origin_files, allow_pickle=allow_pickle)
+            if self.origin.path == self.path:
+                raise DefinitionError(
+                    f"load_path and path are both {self.path}. Omit load_path: a run resumes from "
+                    f"path."
+                )
         if compressors is not None:
             compressors = read_compressors(compressors, "compressors")
         self.save_on_failure, self.metadata = save_on_failure, metadata
@@ -144,7 +157,7 @@ class MultiNodeCheckpointManager:
         CheckpointError
             The directory cannot be read.
         """
-        return [at.epoch for at in self.directory.all() if not at.step]
+        return [at.epoch for at in self.positions() if not at.step]
 
     def positions(self) -> list[Position]:
         """Everything that is recorded, in ascending order: whole epochs, and positions within one.
@@ -154,11 +167,11 @@ class MultiNodeCheckpointManager:
         CheckpointError
             The directory cannot be read.
         """
-        return self.directory.all()
+        return self.directory.snapshot().epochs
 
     def latest(self) -> PublicPosition | None:
         """The newest recorded epoch, or position within one, if any."""
-        latest = self.directory.latest()
+        latest = self.directory.snapshot().latest
         return None if latest is None else latest.public
 
     @checked
@@ -170,7 +183,8 @@ class MultiNodeCheckpointManager:
         CheckpointNotFoundError
             The epoch is not recorded; the message names those that are.
         """
-        return self.directory.record(self.directory.resolve(epoch))
+        snapshot = self.directory.snapshot()
+        return self.directory.record(self.directory.resolve(epoch, snapshot), snapshot)
 
     @checked
     def records(
@@ -190,8 +204,12 @@ class MultiNodeCheckpointManager:
         CheckpointError
             The storage fails.
         """
-        asked = None if epochs is None else [self.directory.resolve(epoch) for epoch in epochs]
-        return ((at.public, record) for at, record in self.directory.records(asked))
+        directory, snapshot = self.directory, self.directory.snapshot()
+        positions = snapshot.epochs
+        if epochs is not None:
+            positions = [directory.resolve(epoch, snapshot) for epoch in epochs]
+        records = directory.records(positions, snapshot)
+        return ((at.public, record) for at, record in records)
 
     @checked
     def history(self, *, set_aside: bool = False) -> list[dict[str, Any]]:
@@ -210,7 +228,7 @@ class MultiNodeCheckpointManager:
         CheckpointError
             The log cannot be read. Damaged entries are left out.
         """
-        return self.directory.history(set_aside=set_aside)
+        return read_history(self.directory.log.read_entries(), set_aside=set_aside)
 
     def metrics(self) -> DataFrame:
         """The metrics of `history`'s whole epochs; `DefinitionError` if pandas is not installed."""
@@ -227,7 +245,8 @@ class MultiNodeCheckpointManager:
 
     def pins(self) -> dict[PublicPosition, list[str]]:
         """The pinned epochs in ascending order, each with its labels."""
-        return {at.public: labels for at, labels in self.directory.pins().items()}
+        pins = self.directory.snapshot().pins
+        return {at.public: list(labels) for at, labels in sorted(pins.items())}
 
     @checked
     def pin(self, epoch: EpochLike, label: Label = "kept") -> None:
@@ -312,7 +331,7 @@ class MultiNodeCheckpointManager:
         CheckpointCorruptError
             A file is not what was written; the message names the first such file.
         """
-        self.loader.verify(self.directory.resolve(epoch))
+        verify_record(self.directory, self.record(epoch))
 
     @checked
     def open(self, epoch: EpochLike, *, pin: bool = False) -> Checkpoint:
@@ -328,7 +347,9 @@ class MultiNodeCheckpointManager:
         CheckpointNotFoundError
             The epoch is not recorded.
         """
-        return self.loader.open(self.directory.resolve(epoch), pin=pin)
+        if pin:
+            return open_pinned(self.directory, self.directory.resolve(epoch))
+        return open_record(self.directory, self.record(epoch))
 
     @checked
     def load(
@@ -372,17 +393,9 @@ class MultiNodeCheckpointManager:
         replaced before all are verified. *Safe to retry*: yes. During a run, the retention policy
         does not retire the epoch that was loaded last.
         """
-        return self.loader.load(
-            self.directory.resolve(epoch), nodes=nodes, blobs=blobs, partitions=partitions
-        )
-
-    def source(self) -> Loader:
-        """Where a run would resume from: this directory, or `load_path` while this is empty."""
-        if self._origin is None or self.directory.all():
-            return self.loader
-        if not self._origin.directory.all():
-            raise CheckpointNotFoundError(
-                f"load_path {self._origin.path} records no epoch. Name a directory that does, or "
-                f"omit load_path to start afresh."
-            )
-        return self._origin
+        directory = self.directory
+        record = with_contents(directory, self.record(epoch))
+        sources = choose_sources(directory, record, nodes, blobs)
+        loads = plan_load(directory, record, sources, partitions=partitions)
+        directory.loaded = record.at
+        return load_group(loads, replaces=blobs is None)

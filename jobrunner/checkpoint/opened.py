@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from jobrunner.checkpoint.log import EpochRecord
 from jobrunner.checkpoint.storage import Result
-from jobrunner.checkpoint.store import StoreReader
+from jobrunner.checkpoint.store import StoredValue, StoreReader
 from jobrunner.define import checked
 from jobrunner.errors import BlobNotFoundError, CheckpointError, CheckpointNotFoundError
 from jobrunner.texts import listed, printable
@@ -53,6 +53,11 @@ class NodeCheckpoint(Mapping[str, Any]):
         """
         owner = self._owner(blob)
         return owner._reader.load([blob], document=owner._document)[blob]
+
+    def stored(self, blob: str) -> StoredValue:
+        """Read a blob and verify every byte, but do not decode it."""
+        owner = self._owner(blob)
+        return owner._reader.read_stored(owner._document, [blob])[blob]
 
     def outline(self, blob: str) -> Any:
         """Return the blob with an `ArrayOutline`, shape and dtype, in place of each array."""

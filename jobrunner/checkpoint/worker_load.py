@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ class _Verified:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ArrayPart:
     """A node's part of a partitioned array: pieces (store, start, stop) along an axis, in order."""
 
     blob: str
@@ -35,14 +36,14 @@ class Part:
     axis: int
     pieces: Sequence[tuple[StoreReader, int, int]]
 
-    def load(self) -> np.ndarray[Any, Any]:
+    def load(self, _: Mapping[str, type]) -> np.ndarray[Any, Any]:
         """Read the pieces and join them, in the dtype that they were saved in."""
         arrays = [
             reader.load_slice(self.blob, self.axis, start, stop)
             for reader, start, stop in self.pieces
         ]
-        first, *others = arrays
-        if not others:
+        first = arrays[0]
+        if len(arrays) == 1:
             return first
         # Without `out`, NumPy joins in native byte order, and closes the gaps of records.
         whole = np.empty_like(first, _common_dtype(arrays), shape=self._shape(arrays))
@@ -54,12 +55,12 @@ class Part:
             (*array.shape[: self.axis], length, *array.shape[self.axis + 1 :]) for array in arrays
         }
         if len(shapes) > 1 or _common_dtype(arrays) is None:
-            found = ", ".join(
+            arrays_named = ", ".join(
                 f"{array.dtype}{list(array.shape)} in {reader.root}"
                 for array, (reader, _, _) in zip(arrays, self.pieces, strict=True)
             )
             raise DefinitionError(
-                f"The parts of {self.blob!r} do not fit together along axis {self.axis}: {found}. They "
+                f"The parts of {self.blob!r} do not fit together along axis {self.axis}: {arrays_named}. They "
                 f"must have the same dtype and differ only in their length along it. Resume on as "
                 f"many nodes as saved them, and let their tasks make them alike."
             )
@@ -67,7 +68,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class States:
+class StatePart:
     """A node's part of a partitioned blob of objects: the states that other nodes saved."""
 
     blob: str
@@ -76,9 +77,12 @@ class States:
     new_parts: int | None
     """If another number of nodes saved it, how many have it now: it gets the states of all, in order."""
 
-    def load(self) -> Any:
-        """Read the states."""
-        parts = [store.load([self.blob], keeps_states=True)[self.blob] for store in self.stores]
+    def load(self, classes: Mapping[str, type]) -> Any:
+        """Read the states, whose values may be of the job's classes."""
+        parts = []
+        for store in self.stores:
+            reader = replace(store, classes=classes)
+            parts.append(reader.load([self.blob], keeps_states=True)[self.blob])
         if self.new_parts is None:
             return parts[0]
         where = f"Blob {self.blob!r} in {', '.join(s.root for s in self.stores)}"
@@ -116,92 +120,61 @@ def cut_evenly(lengths: Sequence[int], count: int) -> list[list[tuple[int, int, 
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class NodeLoad:
     """What a node loads, and from where."""
 
-    own: StoreReader | None
-    """The store of the node, if it was saved."""
-    blobs: Mapping[str, str] | None
-    """The blobs to load from `own` -> their names there; None: all."""
-    borrowed: Mapping[str, tuple[StoreReader, str]]
-    """Blobs that are in other nodes' stores: replicated ones, and some that were renamed."""
-    parts: Mapping[str, Part | States] = field(default_factory=dict)
+    own: str | None
+    """Name of the node's own store, if it was saved: its next save may link what it loads from it."""
+    stores: Sequence[tuple[StoreReader, Mapping[str, str]]]
+    """Stores, and what is read of each: blobs there -> their names now."""
+    parts: Mapping[str, ArrayPart | StatePart] = field(default_factory=dict)
     """Partitioned blobs whose parts differ from those that were saved."""
-    given: Mapping[str, Any] = field(default_factory=dict)
-    """Values of other blobs; of those in `_Update.anew`, their states."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Values of other blobs; of those in `waiting`, their states."""
+    waiting: frozenset[str] = frozenset()
+    """Blobs whose objects are made only after the load."""
+    classes: Mapping[str, type] = field(default_factory=dict)
+    """The job's, by the names that the values have."""
 
-    def with_classes(self, classes: Mapping[str, type]) -> Reading:
-        """The same, with the job's classes, by name, for the values."""
-
-        def prepared(reader: StoreReader) -> StoreReader:
-            return replace(reader, classes=classes)
-
-        own = None if self.own is None else prepared(self.own)
-        borrowed = {name: (prepared(it), then) for name, (it, then) in self.borrowed.items()}
-        parts = {
-            name: replace(part, stores=[*map(prepared, part.stores)])
-            if isinstance(part, States)
-            else part
-            for name, part in self.parts.items()
-        }
-        return replace(self, own=own, borrowed=borrowed, parts=parts)
-
-    def load(self) -> tuple[_Verified, float]:
-        """Read and verify the blobs. Returns the seconds too.
-
-        A task on the node calls this.
-        """
+    def read(self) -> tuple[_Verified, float]:
+        """Read and verify the blobs; returns the seconds too. A task on the node calls this."""
         started = time.perf_counter()
         values: dict[str, Any] = {}
-        arrays: dict[str, Mapping[str, bytes]] = {}
-        if self.own is not None and (self.blobs is None or self.blobs):
-            document = self.own.read_document()
-            blobs = self.blobs
-            if blobs is None:
-                blobs = {name: name for name in document.blobs}
-            new_names = {old: new for new, old in blobs.items()}
-            stored = self.own.load(new_names, document=document, keeps_states=True)
-            for old, value in stored.items():
-                values[new_names[old]] = value
-                arrays[new_names[old]] = document.described_array(old)
-        for name, (reader, then) in self.borrowed.items():
-            values[name] = reader.load([then], keeps_states=True)[then]
-        for name, part in self.parts.items():
-            values[name] = part.load()
         loaded = None
-        if self.own is not None:
-            # What comes from other stores, or from the user, is not what the own store has.
-            for name in (*self.borrowed, *self.parts, *self.given):
-                arrays.pop(name, None)
-            loaded = LoadedArrays(self.own.identity, arrays)
+        for reader, names in self.stores:
+            reader = replace(reader, classes=self.classes)
+            document = reader.read_document()
+            stored = reader.load(names, document=document, keeps_states=True)
+            values.update({names[old]: value for old, value in stored.items()})
+            if reader.store == self.own:
+                arrays = {names[old]: document.described_array(old) for old in stored}
+                loaded = LoadedArrays(reader.identity, arrays)
+        for name, part in self.parts.items():
+            values[name] = part.load(self.classes)
         return _Verified(values, loaded), time.perf_counter() - started
 
+    def update(self, verified: _Verified, *, replaces: bool) -> BlobUpdate:
+        """What changes in the node's workspace, once all nodes have read and verified.
 
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """The task that updates a node's workspace, after all nodes have read and verified."""
-
-    reading: Reading
-    replace: bool
-    anew: frozenset[str]
-
-    def __call__(self, verified: _Verified) -> BlobUpdate:
-        values, reading = verified.values, self.reading
-        states = {
-            name: value.load_into
-            for name, value in values.items()
-            if isinstance(value, StatefulBlob)
-        }
-        for name, value in reading.given.items():
-            if name in self.anew:
+        With `replaces`, all other blobs of the node go.
+        """
+        values = {}
+        states = {}
+        for name, value in verified.values.items():
+            if isinstance(value, StatefulBlob):
+                states[name] = value.load_into
+            else:
+                values[name] = value
+        for name, value in self.values.items():
+            if name in self.waiting:
                 states[name] = given_state(value, f"Blob {name!r}, from migrate").load_into
             else:
                 values[name] = settle([value])  # two of them may share an array
         return BlobUpdate(
-            {name: value for name, value in values.items() if name not in states},
-            replace=self.replace,
-            changes={name: load for name, load in states.items() if name not in self.anew},
-            waiting={name: load for name, load in states.items() if name in self.anew},
+            values,
+            replace=replaces,
+            changes={name: load for name, load in states.items() if name not in self.waiting},
+            waiting={name: load for name, load in states.items() if name in self.waiting},
             loaded=verified.loaded,
         )
 
@@ -219,26 +192,25 @@ def _all_verified() -> None:
     """A barrier: runs after all reads and before any update."""
 
 
-def load_group(
-    readings: Mapping[str, Reading], *, replace: bool, anew: Mapping[str, Collection[str]]
-) -> TaskGroup:
-    """Make the group for nodes' `readings`.
+def load_group(loads: Mapping[str, NodeLoad], *, replaces: bool = False) -> TaskGroup:
+    """Make the group that loads what is planned for each node.
 
-    With `replace`, drop the nodes' other blobs. For `anew` see `Loader.load`.
+    It reads and verifies everything on all nodes before it updates any workspace. With `replaces`,
+    it drops the nodes' other blobs.
     """
     group = TaskGroup(WorkspaceType.PRIVATE)
     group.name = "load"
     reads = [
-        Task(reading.load, outputs=[_VERIFIED, _SECONDS], node=node, group=group, name=_READ)
-        for node, reading in readings.items()
+        Task(load.read, outputs=[_VERIFIED, _SECONDS], node=node, group=group, name=_READ)
+        for node, load in loads.items()
     ]
     if reads:
         verified = Task(
             _all_verified, node=reads[0].node, group=group, name="all verified", after=reads
         )
-        for node, reading in readings.items():
+        for node, load in loads.items():
             Task(
-                _Update(reading, replace, frozenset(anew.get(node, ()))),
+                partial(load.update, replaces=replaces),
                 inputs=_VERIFIED,
                 node=node,
                 group=group,

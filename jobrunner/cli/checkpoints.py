@@ -112,7 +112,7 @@ def verify_command(
 
     job = Script(target).job(parameters)
     manager = open_manager(directory, allow_pickle=allow_pickle)
-    again = Replay(job, manager.loader, read_epoch(replay, manager.directory))
+    again = Replay(job, manager.directory, read_epoch(replay, manager.directory))
     again.check()  # before a cluster starts
     with terminated_as_interrupt(), cluster() as session:
         report = again.run(session)
@@ -137,18 +137,19 @@ def verify_epochs(
     if is_deep:
         log, line, failure = _verify_log(manager)
         lines.append(f"log: {line}")
-    numbers = manager.directory.numbers() if is_all else {}
+    from jobrunner.checkpoint import open_record, verify_record
+
+    directory = manager.directory
+    snapshot = directory.snapshot() if is_all else None
     for epoch in epochs:
         error: CheckpointError | None = None
         record = None
         try:
-            if epoch in numbers:
-                record = manager.directory.read_record(epoch, numbers[epoch])
-            else:
-                record = manager.record(epoch)
-            manager.loader.verify_record(record)
+            snapshot = snapshot or directory.snapshot()
+            record = directory.record(Position.of(epoch), snapshot)
+            verify_record(directory, record)
             if is_deep:
-                _load_all(manager.loader.open_record(record))
+                _load_all(open_record(directory, record))
         except CheckpointNotFoundError:
             if not is_all:
                 raise
@@ -211,24 +212,19 @@ def _load_all(checkpoint: Checkpoint) -> None:
 @click.argument("a", metavar="A", shell_complete=complete_directories)
 @click.argument("b", metavar="B", shell_complete=complete_directories)
 @click.option("--deep", "is_deep", is_flag=True, help="Also read blobs whose digests are equal.")
-@click.option(
-    "--allow-pickle",
-    is_flag=True,
-    help="Unpickle blobs to compare their values. Only if you trust everyone who can write to A and B.",
-)
-def diff_command(*, a: str, b: str, is_deep: bool, allow_pickle: bool) -> Output:
+def diff_command(*, a: str, b: str, is_deep: bool) -> Output:
     """Show which blobs of two checkpoints differ, and by how much.
 
     A and B are each DIR@EPOCH, or DIR for its latest epoch. B may be @EPOCH, for A's directory.
-    Pickles are compared byte for byte, and run no code, unless --allow-pickle is given.
+    Compares what is stored, and runs no code from it; pickles are compared byte for byte.
     """
     from jobrunner.run import compare_checkpoints
 
     directory_a, epoch_a = _split_checkpoint(a)
     directory_b, epoch_b = _split_checkpoint(b)
     with (
-        _open_checkpoint(a, directory_a, epoch_a, allow_pickle) as one,
-        _open_checkpoint(b, directory_b or directory_a, epoch_b, allow_pickle) as other,
+        _open_checkpoint(a, directory_a, epoch_a) as one,
+        _open_checkpoint(b, directory_b or directory_a, epoch_b) as other,
     ):
         data, text, is_equal = compare_checkpoints(one, other, is_deep=is_deep)
     return Output({"a": a, "b": b, **data}, text, 0 if is_equal else DIFFERENT)
@@ -243,16 +239,14 @@ def _split_checkpoint(text: str) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _open_checkpoint(
-    text: str, directory: str, epoch: str, allow_pickle: bool
-) -> Iterator[Checkpoint]:
+def _open_checkpoint(text: str, directory: str, epoch: str) -> Iterator[Checkpoint]:
     is_number = directory == text and read_number(text) is not None
     if not directory or (is_number and not os.path.isdir(text)):
         raise DefinitionError(
             f"{text!r} names no directory: expected DIR or DIR@EPOCH, or, as B, @EPOCH in the "
             f"directory of A."
         )
-    manager = open_manager(directory, allow_pickle=allow_pickle)
+    manager = open_manager(directory)
     number = read_epoch(epoch, manager.directory)
     with manager.directory.reading(number):
         yield manager.open(number)
@@ -272,7 +266,7 @@ def pin_command(*, directory: str, epoch: str, label: str) -> Output:
     manager = open_manager(directory)
     number = read_epoch(epoch, manager.directory)
     manager.pin(number, label)
-    labels = manager.directory.pins().get(number, [])
+    labels = manager.pins().get(number.public, [])
     data = {"path": manager.path, "epoch": number.public, "pins": labels}
     text = f"{_name(manager, number)} is pinned: {', '.join(labels)}."
     return Output(data, printable(text, kept=""))
@@ -292,7 +286,7 @@ def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
     manager = open_manager(directory)
     number = read_epoch(epoch, manager.directory)
     was_pinned = manager.unpin(number, label)
-    labels = manager.directory.pins().get(number, [])
+    labels = manager.pins().get(number.public, [])
     data = {"path": manager.path, "epoch": number.public, "was_pinned": was_pinned, "pins": labels}
     state = f"still pinned: {', '.join(labels)}" if labels else "no longer pinned"
     if not was_pinned:

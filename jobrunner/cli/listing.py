@@ -62,24 +62,24 @@ def list_command(*, directory: str, last: int | None, choice: Mapping[str, Any])
 
 def list_epochs(directory: Directory, last: int | None = None) -> Output:
     """List the recorded epochs, or only the newest `last`."""
-    recorded = directory.all()
+    snapshot = directory.snapshot()
+    recorded = snapshot.epochs
     shown = recorded if last is None else recorded[-last:]
     epochs, damaged = [], {}
     parameters_of = functools.cache(lambda number: _parameters_of(directory, number))
-    for epoch, record in directory.records(shown):
+    for epoch, record in directory.records(shown, snapshot):
         if isinstance(record, CheckpointCorruptError):
             damaged[epoch] = str(record)
         else:
             parameters = parameters_of(record.run_number)
             epochs.append({**_describe_epoch(record), "parameters": parameters})
-    is_done = directory.is_done()
-    pins = {at.public: labels for at, labels in directory.pins().items()}
+    pins = {at.public: list(labels) for at, labels in snapshot.pins.items()}
     for found in epochs:
         found["pins"] = pins.get(found["epoch"], [])
     unclaimed = [at.public for at in directory.unclaimed()]
     data: dict[str, Any] = {
         "path": directory.path,
-        "is_done": is_done,
+        "is_done": snapshot.is_done,
         "epochs": epochs,
         "damaged": {str(epoch): why for epoch, why in damaged.items()},
         "unclaimed": unclaimed,
@@ -125,7 +125,7 @@ def list_epochs(directory: Directory, last: int | None = None) -> Output:
         for epoch, labels in pins.items()
     ]
     lines += _format_parameters(epochs)
-    state = "The job has finished." if is_done else "The job has not finished."
+    state = "The job has finished." if snapshot.is_done else "The job has not finished."
     return Output(data, "\n".join((*lines, *notes, state)))
 
 

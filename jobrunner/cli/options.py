@@ -266,7 +266,7 @@ def read_epoch(text: str, directory: Directory) -> Position:
             f"{text!r} is neither 'latest' nor 'best:METRIC' nor the number of an epoch, nor a position "
             f"such as 4.s200."
         )
-    if directory.latest() is None:
+    if directory.snapshot().latest is None:
         raise nothing_recorded(directory)
     return directory.resolve(text)
 

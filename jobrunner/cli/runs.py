@@ -313,12 +313,7 @@ def format_progress(run: RunSummary) -> str:
 )
 @click.argument("a", metavar="A", callback=refuse_epoch, shell_complete=complete_directories)
 @click.argument("b", metavar="B", callback=refuse_epoch, shell_complete=complete_directories)
-@click.option(
-    "--allow-pickle",
-    is_flag=True,
-    help="Unpickle blobs to compare their values. Only if you trust everyone who can write to A and B.",
-)
-def compare_command(*, a: str, b: str, allow_pickle: bool) -> Output:
+def compare_command(*, a: str, b: str) -> Output:
     """Tell where two runs part.
 
     A and B are checkpoint directories. It shows how their jobs and metrics differ, and the first
@@ -326,7 +321,7 @@ def compare_command(*, a: str, b: str, allow_pickle: bool) -> Output:
     """
     from jobrunner.run import compare_runs
 
-    one, other = (open_manager(it, allow_pickle=allow_pickle) for it in (a, b))
+    one, other = open_manager(a), open_manager(b)
     data, difference = compare_runs(one, other)
     is_equal = bool(data["num_compared"]) and data["differ_at"] is None
     lines = _word_comparison(one.path, other.path, data, difference)

@@ -1,326 +1,194 @@
-"""Load a recorded epoch into workspaces, and decide what else must run."""
+"""Load what was decided into workspaces."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jobrunner.checkpoint import (
-    DAMAGE_ADVICE,
     Directory,
     EpochRecord,
-    Loader,
-    MultiNodeCheckpointManager,
+    load_group,
     load_waiting_states,
+    open_record,
+    plan_load,
+    stateful_blobs,
+    with_contents,
 )
 from jobrunner.cluster import Binding, Session
-from jobrunner.compile import GroupPlan, Plan, compile_resume, planned_nodes
+from jobrunner.compile import Plan, compile_resume
 from jobrunner.config import get_number
-from jobrunner.define import Blob, Job, Reported, TaskGroup, Total
-from jobrunner.errors import (
-    BlobNotFoundError,
-    CheckpointCorruptError,
-    PlanMismatchError,
-)
+from jobrunner.define import Blob, Job, Reported, Total
+from jobrunner.errors import BlobNotFoundError, CheckpointError, PlanMismatchError
 from jobrunner.positions import Position
-from jobrunner.run.matching import START_AFRESH, Adaptation, Match, match, name_now
-from jobrunner.run.migrate import migrated
-
-if TYPE_CHECKING:
-    from jobrunner.run.loop import Run
-    from jobrunner.run.result import ResumePlan
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A loaded epoch: all its blobs are in the workspaces, except objects saved by their state."""
-
-    group: TaskGroup  # the group that loaded it
-    resume_group: GroupPlan  # init tasks to run again; they also make those objects
-    waiting: Mapping[str, frozenset[str]]  # node -> blobs whose states wait for their objects
-    match: Match
-    blobs: Mapping[str, frozenset[str]]  # node -> blobs that it now has from the checkpoint
+from jobrunner.run.matching import Adaptation, Blobs, Key, name_now
+from jobrunner.run.resume import Begin, prepare
 
 
 def load(
     session: Session,
     binding: Binding,
     job: Job,
-    manager: Loader,
-    epoch: Position,
+    origin: Directory,
+    begin: Begin,
     adaptation: Adaptation,
-) -> Loaded:
-    """Load an epoch into workspaces."""
-    plan = binding.plan
-    given = migrated(adaptation, plan, manager, epoch)
-    record = manager.directory.record(epoch)
-    found = match(plan, manager, record, adaptation, given)
-    # Bytes on disk of the nodes that load their whole store.
-    stores = record.stores
-    saved = (manager.directory.run_plan(epoch) or {}).get("nodes", {})
-    sizes = {}
-    for node, names in found.blobs.items():
-        there = [found.origins.of(node, name) for name in names]
-        home = found.origins.nodes.get(node, node)
-        if home in stores and home in saved and set(there) >= {(home, it) for it in saved[home]}:
-            sizes[node] = stores[home].nbytes
-    binding.check_fit(sizes, f"Epoch {epoch} of {manager.path}")
-    resume_group, waiting = rebuild(job, plan, manager, epoch, found, given)
-    group = manager.load(
-        epoch,
-        blobs={**dict.fromkeys(given, ()), **found.blobs},
-        partitions={name: nodes for name, (_, nodes) in plan.partitions.items()},
-        anew=waiting,
-        origins=found.origins,
-        given=given,
-    )
-    session.run_group(group, epoch.epoch, get_number("checkpoint.deadline-seconds"))
-    blobs = {
-        node: found.blobs.get(node, frozenset()).union(given.get(node, ()))
-        for node in {**found.blobs, **given}
-    }
-    return Loaded(group, resume_group, waiting, found, blobs)
+) -> Begin:
+    """Load an epoch into workspaces; returns how it becomes the beginning.
 
-
-def load_recorded(run: Run, decision: ResumePlan) -> Position | None:
-    """Load the named epoch, or for "latest" the newest whole one; None if there is none."""
-    started, runner, state = time.monotonic(), run.runner, run.state
-    own = runner.checkpoint_manager
-    assert own is not None
-    is_own = (manager := own.source()) is own.loader
-    plan, damaged = run.plan, dict[Position, str]()
-    found = load_newest(run, manager, damaged)
-    if found is None:
-        if is_own:
-            run.saver.set_aside(damaged)
-        return None
-    at, record, loaded = found
-    run.watch.go_back(at)
-    finish_load(run.binding, loaded, run.run_group)
-    state.reported = reported_in(record)
-    state.fired = recorded_stops(plan, record)
-    check_steps(plan, record, manager.path)
-    state.epoch, state.steps_done = at.epoch, at.step
-    run.callbacks.load_states(record.details.callbacks)
-    run.lineage = runner.adaptation.lineage(plan, record.details)
-    save = partial(run.save, at, state.reported.metrics, must_wait=True)
-    own.commits.name_former(loaded.match.origins.nodes if is_own else {})
-    if is_own:
-        run.saver.set_aside(damaged)
-        run.saver.rewind(at, f"resumed from epoch {at}")
-        state.recorded = at
-    run.callbacks.notify("on_load", at.epoch, at.step, time.monotonic() - started)
-    if not is_own:
-        save()  # then the run can resume from its own directory alone
-    elif loaded.match.is_reshaped and not (decision.is_finished and is_loaded(decision, at)):
-        record_anew(own.directory, at, save, run.wait_for_save)
-    return at
-
-
-def load_newest(
-    run: Run, manager: Loader, damaged: dict[Position, str]
-) -> tuple[Position, EpochRecord, Loaded] | None:
-    """Load the epoch that was asked for, or the newest whole one; return it with its record.
-
-    None: no recorded epoch is whole. Adds those that are not to `damaged`, each with its damage.
+    Objects that are saved by their state have it only after `finish_load`. Raises
+    `CheckpointCorruptError` if the epoch is damaged, and then no workspace has changed.
     """
-    named, binding, warn = run.resumption.named, run.binding, run.callbacks.warn
-    job, adaptation, own = run.runner.job, run.runner.adaptation, run.runner.checkpoint_manager
-    aside = " and set aside" if own is not None and manager is own.loader else ""
-    for epoch in reversed(manager.directory.all()) if named is None else [named]:
-        try:
-            loaded = load(run.session, binding, job, manager, epoch, adaptation)
-            record = manager.directory.record(epoch)
-            if changed := loaded.match.describe():
-                warn(
-                    f"Epoch {epoch} of {manager.path} has other nodes or blobs than the job: {changed}"
-                )
-            return epoch, record, loaded
-        except CheckpointCorruptError as error:
-            if named is not None:
-                raise
-            damaged[epoch] = str(error).removesuffix(DAMAGE_ADVICE).rstrip()
-            warn(
-                f"Epoch {epoch} of {manager.path} is damaged{aside}; trying an earlier one: "
-                f"{damaged[epoch]}"
-            )
-    warn(f"No recorded epoch of {manager.path} is whole; starting afresh.")
-    return None
+    record = begin.record
+    if adaptation.migrates(record):
+        given = _migrate(adaptation, binding.plan, origin, record)
+        begin = prepare(job, binding.plan, origin, record, adaptation, given)
+    where = f"Epoch {record.at} of {origin.path}"
+    binding.check_fit(_whole_stores(begin), where)
+    loads = plan_load(
+        origin,
+        record,
+        begin.match.sources,
+        partitions={name: nodes for name, (_, nodes) in binding.plan.partitions.items()},
+        values=begin.given,
+        waiting=begin.waiting,
+        homes=begin.match.nodes,
+    )
+    deadline_seconds = get_number("checkpoint.deadline-seconds")
+    with origin.reading(record.at):
+        session.run_group(load_group(loads), record.at.epoch, deadline_seconds)
+    origin.loaded = record.at
+    return begin
 
 
-def finish_load(binding: Binding, loaded: Loaded, run: Callable[[str, int], object]) -> None:
+def _whole_stores(begin: Begin) -> dict[str, int]:
+    """The bytes on disk of the stores that nodes load whole."""
+    record, matched = begin.record, begin.match
+    loaded: dict[str, set[Key]] = {}
+    for (node, _), source in matched.sources.items():
+        loaded.setdefault(node, set()).add(source)
+    sizes = {}
+    for node, sources in loaded.items():
+        home = matched.nodes.get(node, node)
+        contents = (record.contents or {}).get(home)
+        if contents is not None and sources.issuperset((home, name) for name in contents.blobs):
+            sizes[node] = record.stores[home].nbytes
+    return sizes
+
+
+def finish_load(binding: Binding, begin: Begin, run: Callable[[str, int], object]) -> None:
     """Run the init tasks that run again, and give the objects that waited for them their states.
 
     `run` gets the key of a group and an epoch.
     """
-    if loaded.waiting or loaded.match.made:
+    if begin.waiting or begin.match.made:
         # Ship all groups at once: objects that their functions share stay shared.
-        binding.ship({**binding.plan.groups, "resume": loaded.resume_group})
-    if loaded.resume_group.slices:
+        binding.ship({**binding.plan.groups, "resume": begin.reloads})
+    if begin.reloads.slices:
         run("resume", 0)  # as epoch 0: init tasks draw the same random numbers
-    if loaded.waiting:
+    if begin.waiting:
         binding.apply(load_waiting_states)
 
 
-def is_loaded(decision: ResumePlan, at: Position | None) -> bool:
-    """Whether that is what the run decided to load: not, if it was damaged."""
-    return at is not None and at.public == decision.epoch
+def _migrate(
+    adaptation: Adaptation, plan: Plan, origin: Directory, record: EpochRecord
+) -> dict[str, dict[str, Any]]:
+    """What the user's function makes of a checkpoint: node -> blob -> value.
 
-
-def record_anew(
-    directory: Directory,
-    at: Position,
-    save: Callable[[], None],
-    wait: Callable[[], None],
-) -> None:
-    """Record a loaded epoch in the shape that the job gave it, with `save`; then `wait` for it.
-
-    The stores in the former shape are set aside, not deleted. A crash before the commit leaves the
-    record as it was.
+    Raises `PlanMismatchError` if it raises, or returns anything but saved blobs of the job.
     """
-    labels = directory.pins().get(at, ())
-    save()
-    wait()
-    for label in labels:  # a new record has none
-        directory.pin(at, label)
-
-
-def rebuild(
-    job: Job,
-    plan: Plan,
-    manager: Loader,
-    epoch: Position,
-    found: Match,
-    given: Mapping[str, Mapping[str, Any]],
-) -> tuple[GroupPlan, dict[str, frozenset[str]]]:
-    """The init tasks to run after a load of `epoch`, and the objects that then get their states.
-
-    The objects are node -> blobs. Raises `PlanMismatchError` if no init task makes one of them.
-    """
-    recorded = manager.stateful_blobs(epoch)
-    anywhere = {name for names in recorded.values() for name in names}
-    shared = {name for name, then in found.origins.shared.items() if then in anywhere}
-    waiting = {}
-    for node in {**found.blobs, **given}:
-        names = found.blobs.get(node, frozenset()).union(given.get(node, ()))
-        there = {name: found.origins.of(node, name) for name in names}
-        stateful = frozenset(
-            name
-            for name, (old, then) in there.items()
-            if name in shared or then in recorded.get(old, ())
-        )
-        missing = sorted(stateful - plan.initial.get(node, frozenset()))
-        if missing:
-            raise PlanMismatchError(
-                f"Epoch {epoch} of {manager.path} contains the state of an object in blob "
-                f"{missing[0]!r} of node {node!r}, but no init task of job {plan.job!r} makes "
-                f"that object. Add one that does, or {START_AFRESH}."
-            )
-        if stateful:
-            waiting[node] = stateful
-    if not waiting and not found.made:
-        return plan.groups["resume"], waiting
-    return compile_resume(job, plan, waiting, missing=found.made), waiting
-
-
-def recorded_metrics(manager: MultiNodeCheckpointManager | None) -> list[dict[str, Any]]:
-    """The metrics of all recorded whole epochs, as in `RunResult.metrics`."""
-    rows = [] if manager is None else manager.history()
-    whole = [row for row in rows if row["epoch"] and not row["step"]]
-    return [{**row["metrics"], "epoch": row["epoch"]} for row in whole]
+    where = f"migrate={adaptation.migration}, for epoch {record.at} of {origin.path}"
+    assert adaptation.migrate is not None
+    try:
+        made = adaptation.migrate(open_record(origin, record))
+    except CheckpointError:  # of reading, which says what to do
+        raise
+    except Exception as error:
+        raise PlanMismatchError(
+            f"{where}: it raised {type(error).__name__}: {error}. Nothing was loaded or written. "
+            f"Correct it, and run again."
+        ) from error
+    expected = f"{where}: expected a mapping of nodes to mappings of blobs to values, found"
+    if not isinstance(made, Mapping):
+        raise PlanMismatchError(f"{expected} {type(made).__name__}.")
+    saved = plan.saved_blobs(record.at)
+    values: dict[str, dict[str, Any]] = {}
+    for node, blobs in made.items():
+        if not isinstance(blobs, Mapping):
+            raise PlanMismatchError(f"{expected} {type(blobs).__name__} for node {node!r}.")
+        for name, value in blobs.items():
+            if name not in saved.get(node, ()):
+                names = ", ".join(map(repr, sorted(saved.get(node, saved))))
+                raise PlanMismatchError(
+                    f"{where}: it returned blob {name!r} of node {node!r}, which job {plan.job!r} "
+                    f"does not save. Expected {'blobs' if node in saved else 'nodes'} among {names}."
+                )
+            # An array of the checkpoint, which is read only now.
+            is_lazy = any(cls.__module__.startswith("zarr.") for cls in type(value).__mro__)
+            values.setdefault(node, {})[name] = value[...] if is_lazy else value
+    return values
 
 
 def reported_in(record: EpochRecord) -> Reported:
     """What tasks had reported in the recorded epoch, or in its steps so far."""
-    details = record.details
     totals = {
         name: {node: Total(*total, over="epoch") for node, total in nodes.items()}
-        for name, nodes in details.totals.items()
+        for name, nodes in record.details.totals.items()
     }
-    return Reported(dict(details.metrics), totals)
+    return Reported(dict(record.details.metrics), totals)
 
 
-def recorded_stops(plan: Plan, record: EpochRecord) -> tuple[str, ...]:
-    """The stop conditions that were true at a recorded epoch, among those that there still are."""
-    names = plan.enders.union(plan.stops)
-    return tuple(name for name in record.details.stopped_by if name in names)
-
-
-def check_steps(plan: Plan, record: EpochRecord, path: str) -> None:
-    """Raise `PlanMismatchError` if a checkpoint contains more steps than the job's epochs have."""
-    done = record.at.step
-    if plan.steps_per_epoch is not None and 0 < plan.steps_per_epoch <= done:
-        raise PlanMismatchError(
-            f"The checkpoint of {record.name} in {path} was saved after step {done}, but "
-            f"the epochs of job {plan.job!r} have steps_per_epoch={plan.steps_per_epoch}, so the "
-            f"run cannot resume from it. Give the job more than {done} steps per epoch, or resume "
-            f"from an earlier epoch."
-        )
+# ---- some blobs alone
 
 
 def load_blobs(
     job: Job,
-    manager: Loader,
+    directory: Directory,
     epoch: Position,
     asked: Sequence[str | Blob],
     session: Session,
     rename: Mapping[str, str],
 ) -> None:
     """See `JobRunner.load_blobs_from_checkpoints`."""
-    nodes = planned_nodes(job.groups.values())
-    uids = {node.name: node.uid for node in nodes if node.uid is not None}
-    record = manager.directory.record(epoch)
-    now = name_now(
-        *(rename, uids, [node.name for node in nodes]),
-        *(manager.path, record, manager.blobs(record)),
-    )
-    wanted = _find_blobs(now.blobs, manager, epoch, asked)
-    with session.exclusive(f"The load of epoch {epoch} of {manager.path}"):
-        recorded = manager.stateful_blobs(epoch)
-        stateful: dict[str, set[str]] = {}
-        for node, names in wanted.items():
-            there = {name: now.blobs[node, name] for name in names}
-            stateful[node] = {n for n, (old, then) in there.items() if then in recorded[old]}
-        present = session.blob_names() if any(stateful.values()) else {}
-        waiting = {
-            node: frozenset(missing)
-            for node, blobs in stateful.items()
-            if (missing := blobs - present.get(node, frozenset()))
-        }
-        group = manager.load(epoch, blobs=wanted, anew=waiting, origins=now.origins(wanted))
-        session.run(group)
+    record = with_contents(directory, directory.record(epoch))
+    names = name_now(rename, record, directory.path)
+    where = f"Epoch {epoch} of {directory.path}"
+    sources = {key: names.sources[key] for key in _find_blobs(names.sources, where, asked)}
+    with session.exclusive(f"The load of epoch {epoch} of {directory.path}"):
+        recorded = stateful_blobs(record)
+        stateful = [key for key, source in sources.items() if source in recorded]
+        present: Blobs = session.blob_names() if stateful else {}
+        waiting: dict[str, frozenset[str]] = {}
+        for node, name in stateful:
+            if name not in present.get(node, ()):
+                waiting[node] = waiting.get(node, frozenset()) | {name}
+        loads = plan_load(directory, record, sources, waiting=waiting, homes=names.nodes)
+        with directory.reading(epoch):
+            session.run(load_group(loads))
         if waiting:
             plan = job.compile()
-            resume_group = compile_resume(job, plan, waiting, session.blob_names())
-            session.run_compiled("made anew", resume_group, plan.nodes).apply(load_waiting_states)
+            reloads = compile_resume(job, plan, waiting, session.blob_names())
+            session.run_compiled("made anew", reloads, plan.nodes).apply(load_waiting_states)
 
 
 def _find_blobs(
-    there: Collection[tuple[str, str]],
-    manager: Loader,
-    epoch: Position,
-    asked: Sequence[str | Blob],
-) -> dict[str, set[str]]:
-    """The blobs that were asked for, by node; a name stands for every node that has the blob."""
-    found: dict[str, set[str]] = {}
-    for one in [asked] if isinstance(asked, str | Blob) else asked:
-        blob = Blob(one) if isinstance(one, str) else one
-        nodes = [
-            node
-            for node, name in there
+    present: Mapping[Key, Key], where: str, asked: str | Blob | Sequence[str | Blob]
+) -> list[Key]:
+    """The blobs that were asked for; a name stands for every node that has the blob."""
+    keys = []
+    for item in [asked] if isinstance(asked, str | Blob) else asked:
+        blob = Blob(item) if isinstance(item, str) else item
+        matching = [
+            (node, name)
+            for node, name in present
             if blob.name == name and (blob.node is None or blob.node.name == node)
         ]
-        if not nodes:
+        if not matching:
             names: dict[str, list[str]] = {}
-            for node, name in there:
+            for node, name in present:
                 names.setdefault(node, []).append(name)
+            texts = [f"{node}: {', '.join(sorted(blobs))}" for node, blobs in names.items()]
             raise BlobNotFoundError(
-                f"Epoch {epoch} of {manager.path} has no blob {blob!r}. Its blobs are: "
-                + "; ".join(f"{n}: {', '.join(sorted(b))}" for n, b in names.items())
+                f"{where} has no blob {blob!r}. Its blobs are: {'; '.join(texts)}"
             )
-        for node in nodes:
-            found.setdefault(node, set()).add(blob.name)
-    return found
+        keys += matching
+    return keys

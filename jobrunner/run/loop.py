@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from jobrunner.checkpoint import Details
 from jobrunner.cluster import Binding, GroupResult, Session
-from jobrunner.compile import Plan
 from jobrunner.config import get_number
 from jobrunner.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
     NodeLostError,
     PlacementError,
     RunStoppedError,
@@ -22,14 +23,20 @@ from jobrunner.errors import (
 from jobrunner.positions import Position
 from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import State, Step, Stopwatch, each_step, is_captured, next_step
-from jobrunner.run.load import is_loaded, load_recorded, recorded_metrics
+from jobrunner.run.load import finish_load, load, reported_in
 from jobrunner.run.losses import Loss, Losses, is_transient
 from jobrunner.run.null_saver import NullSaver
 from jobrunner.run.recovery import count_loss
 from jobrunner.run.result import RunResult, SaveReport
-from jobrunner.run.resume import Resumption
+from jobrunner.run.resume import (
+    Begin,
+    Resume,
+    decide,
+    describe_damage,
+    recorded_stops,
+    with_streams,
+)
 from jobrunner.run.saver import Saver
-from jobrunner.run.upload import finish_job
 from jobrunner.signals import TerminatedError
 from jobrunner.texts import get_logger
 from jobrunner.worker import RunOptions
@@ -52,19 +59,21 @@ class Run:
     def __init__(
         self,
         runner: JobRunner,
-        plan: Plan,
         session: Session,
         began: float,  # by the monotonic clock
+        resume: Resume,
         views: Sequence[object] = (),
     ) -> None:
         self.runner = runner
-        self.plan = plan
+        self.resume = resume  # where it begins; after a loss, where it goes on
+        self.has_begun = False
+        self.streams = resume.streams
+        self.plan = plan = with_streams(resume.plan, resume.streams)
         self.session = session
         self.callbacks = Callbacks([*views, *runner.callbacks])
         self.state = State(Losses(runner.max_restarts))
         is_timed = runner.checkpoint_manager is not None
         self.watch = Stopwatch(began, is_on=is_timed)
-        self.resumption = Resumption(runner, plan)
         self.batch_seconds = get_number("stint-seconds")
         self.binding: Binding
         self._handed_over: Position | None = None  # what the saver was given last
@@ -104,17 +113,24 @@ class Run:
             raise
         except KeyboardInterrupt as interrupt:
             self.binding.abort()
-            self.resumption.explain(interrupt)
+            shown = f"{type(interrupt).__name__}: Job {self.plan.job!r} was interrupted at once."
+            lines = [shown, self.advice()]
+            # IPython shows what is recorded instead of a traceback.
+            interrupt._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
             outcome = "stopped"
             if isinstance(interrupt, TerminatedError) and self.runner.stop_reason:
-                raise self.resumption.stopped(
-                    None, "it had no more time for the epoch"
-                ) from interrupt
+                raise self.stopped(None, "it had no more time for the epoch") from interrupt
             raise
         finally:
             self.saver.end(lambda: self.watch.end(outcome))
-        earlier = partial(recorded_metrics, self.runner.checkpoint_manager)
-        return self.state.result(self.plan.epoch_limit, earlier)
+        return self.state.result(self.plan.epoch_limit, self._recorded_metrics)
+
+    def _recorded_metrics(self) -> list[dict[str, Any]]:
+        """The metrics of all recorded whole epochs, as in `RunResult.metrics`."""
+        manager = self.runner.checkpoint_manager
+        rows = [] if manager is None else manager.history()
+        whole = [row for row in rows if row["epoch"] and not row["step"]]
+        return [{**row["metrics"], "epoch": row["epoch"]} for row in whole]
 
     def _run_to_end(self) -> None:
         """Init or resume, then epochs, then upload, download and exit; again after a loss."""
@@ -122,7 +138,7 @@ class Run:
         while True:
             try:
                 if loss is not None:
-                    again = f"Beginning again from {self.resumption.point()}."
+                    again = f"Beginning again from {self._describe_beginning()}."
                     self.callbacks.warn(f"{loss.without_advice()} {again}")
                     self._bind_again(stays=True)
                 self._init_or_resume()
@@ -133,7 +149,7 @@ class Run:
                 self._run_epochs()
                 self.watch.enter("idle")
                 if not self.state.is_finished:
-                    finish_job(self)
+                    self._finish()
                 return
             except (NodeLostError, SchedulerLostError, TaskFailedError) as error:
                 if isinstance(error, TaskFailedError):
@@ -149,33 +165,162 @@ class Run:
         """Set `state.epoch` to the last epoch that is complete in the workspaces."""
         state = self.state
         self.saver.start(self.binding, state.losses.in_all)
-        decision = self.resumption.plan()
+        self.resume = self._decide_in_lock()
         if not state.is_announced:
             state.is_announced = True
-            self.callbacks.notify("on_start", decision, self.plan.epoch_limit)
-            for warning in decision.warnings:
+            planned = self.resume.in_words()
+            self.callbacks.notify("on_start", planned, self.plan.epoch_limit)
+            for warning in planned.warnings:
                 self.callbacks.warn(warning)
         state.recorded, state.steps_done, self._handed_over = None, 0, None
-        # Try epochs known to be damaged too: this reports them and sets them aside.
-        tries = decision.epoch is not None or decision.damaged
-        at = load_recorded(self, decision) if tries else None
-        if at is None:
-            self.watch.go_back(None)
-            self.lineage = self.runner.adaptation.lineage(self.plan, Details())
-            self.saver.refuse_classes(self.runner.job)
-            self.run_group("init", 0)
-            self.saver.rewind(None, "started afresh")
-            state.fired, state.epoch = (), 0
-            self.callbacks.load_states({})
-            # What cannot be saved is named before epoch 1.
-            self.save(Position(0), {}, must_wait=True)
-        if self.resumption.is_first:
-            self.resumption.is_first = False
-            state.resumed_from = None if at is None else at.public
-        # A finished job is unfinished again if its last epoch is damaged.
-        state.is_finished = decision.is_finished and is_loaded(decision, at)
+        started = time.monotonic()
+        begin = self._load_newest()
+        if begin is None:
+            if self.resume.is_own:
+                self.saver.set_aside(self.resume.damaged)
+            self._start_afresh()
+        else:
+            self._go_on_from(begin, started)
+        if not self.has_begun:
+            self.has_begun = True
+            state.resumed_from = None if begin is None else begin.record.epoch
+        state.is_finished = self.resume.left == "nothing"
         if not state.is_finished:
             state.fire(self.callbacks.ended_by())
+
+    def _decide(self) -> Resume:
+        """Decide anew where to begin, or where the same command would."""
+        runner, manager = self.runner, self.runner.checkpoint_manager
+        # What was asked is for the start only; after a loss, resume from this run's own epochs.
+        asked = "latest" if self.has_begun else runner.resume_from_epoch
+        snapshot = None if manager is None else manager.directory.snapshot()
+        return decide(runner.job, self.plan, asked, manager, snapshot, runner.adaptation)
+
+    def _decide_in_lock(self) -> Resume:
+        """Decide again unless the log is still as it was, but for the entry of this run."""
+        manager, decided = self.runner.checkpoint_manager, self.resume
+        if manager is None:
+            return decided
+        if not self.has_begun and decided.snapshot is not None:
+            lock = manager.commits.lock
+            before = manager.directory.snapshot().number if lock is None else lock.number - 1
+            if before == decided.snapshot.number:
+                return replace(decided, in_use="")
+        return self._decide()
+
+    def _load_newest(self) -> Begin | None:
+        """Load what was decided; if it is damaged, decide without it, until an epoch is whole."""
+        runner, told = self.runner, set[Position]()
+        while True:
+            resume, origin = self.resume, self.resume.origin
+            if origin is None:
+                return None
+            aside = " and set aside" if resume.is_own else ""
+            for at, damage in resume.damaged.items():
+                if at not in told:
+                    told.add(at)
+                    where = f"Epoch {at} of {origin.path}"
+                    self.callbacks.warn(
+                        f"{where} is damaged{aside}; trying an earlier one: {damage}"
+                    )
+            if resume.begin is None:
+                if resume.damaged:
+                    self.callbacks.warn(
+                        f"No recorded epoch of {origin.path} is whole; starting afresh."
+                    )
+                return None
+            try:
+                begin = load(
+                    self.session,
+                    self.binding,
+                    runner.job,
+                    origin,
+                    resume.begin,
+                    runner.adaptation,
+                )
+            except CheckpointCorruptError as error:
+                if resume.is_named:
+                    raise
+                damaged = {**resume.damaged, resume.begin.record.at: describe_damage(error)}
+                self.resume = decide(
+                    runner.job,
+                    self.plan,
+                    "latest",
+                    runner.checkpoint_manager,
+                    resume.snapshot,
+                    runner.adaptation,
+                    damaged,
+                )
+                continue
+            if changed := begin.match.describe():
+                where = f"Epoch {begin.record.at} of {origin.path}"
+                self.callbacks.warn(f"{where} has other nodes or blobs than the job: {changed}")
+            return begin
+
+    def _start_afresh(self) -> None:
+        state = self.state
+        self.watch.go_back(None)
+        self.lineage = self.runner.adaptation.lineage(Details(), self.streams)
+        self.saver.refuse_classes(self.runner.job)
+        self.run_group("init", 0)
+        self.saver.rewind(None, "started afresh")
+        state.fired, state.epoch = (), 0
+        self.callbacks.load_states({})
+        # What cannot be saved is named before epoch 1.
+        self.save(Position(0), {}, must_wait=True)
+
+    def _go_on_from(self, begin: Begin, started: float) -> None:
+        """Go on from an epoch that was loaded; `started` is when its load began."""
+        state, record, at = self.state, begin.record, begin.record.at
+        manager = self.runner.checkpoint_manager
+        assert manager is not None
+        self.watch.go_back(at)
+        finish_load(self.binding, begin, self.run_group)
+        state.reported = reported_in(record)
+        state.fired = recorded_stops(self.plan, record)
+        state.epoch, state.steps_done = at.epoch, at.step
+        self.callbacks.load_states(record.details.callbacks)
+        self.lineage = self.runner.adaptation.lineage(record.details, self.streams)
+        is_own = self.resume.is_own
+        manager.commits.name_former(begin.match.nodes if is_own else {})
+        if is_own:
+            self.saver.set_aside(self.resume.damaged)
+            self.saver.rewind(at, f"resumed from epoch {at}")
+            state.recorded = at
+        self.callbacks.notify("on_load", at.epoch, at.step, time.monotonic() - started)
+        if not is_own:
+            # Then it can resume from its own directory alone.
+            self.save(at, state.reported.metrics, must_wait=True)
+        elif begin.match.is_reshaped and self.resume.left != "nothing":
+            # Record it in the shape that the job gave it. A crash before the commit leaves the
+            # record as it was. A new record has no pins.
+            labels = manager.pins().get(at.public, [])
+            self.save(at, state.reported.metrics, must_wait=True)
+            self.wait_for_save()
+            for label in labels:
+                manager.pin(at, label)
+
+    # ---- where the same command would resume
+
+    def _describe_beginning(self) -> str:
+        try:
+            at = self._decide().at
+        except CheckpointError as error:  # the error that needs this text matters more
+            return f"the last recorded epoch, which cannot be read now: {str(error).rstrip('.')}"
+        return "the start" if at is None else f"epoch {at}"
+
+    def advice(self) -> str:
+        """How to resume, as the end of a message."""
+        return f"Run the same command again to resume from {self._describe_beginning()}."
+
+    def stopped(self, epoch: int | None, why: str) -> RunStoppedError:
+        """The error that ends a run on request."""
+        reason = self.runner.stop_reason
+        return RunStoppedError(
+            f"Job {self.plan.job!r} stopped on request ({reason}): {why}.",
+            reason=reason,
+            epoch=epoch,
+        ).advise(self.advice())
 
     # ---- epochs
 
@@ -198,7 +343,7 @@ class Run:
                 # A batch of epochs ended, in which nothing was saved.
                 self.save(state.at, state.metrics.get(state.epoch, {}))
                 self.wait_for_save()
-            raise self.resumption.stopped(state.epoch, "its epoch has ended")
+            raise self.stopped(state.epoch, "its epoch has ended")
 
     def _batch_size(self) -> int:
         """How many epochs the workers may run without the client."""
@@ -272,7 +417,7 @@ class Run:
                 if stops:
                     self.wait_for_save()
                     why = f"step {done} of epoch {epoch} has ended"
-                    raise self.resumption.stopped(epoch - 1, why)
+                    raise self.stopped(epoch - 1, why)
         state.num_steps = done
         self.watch.enter("idle")
         seconds = time.monotonic() - started
@@ -360,6 +505,29 @@ class Run:
             self._bind_again(stays=bool(who))  # otherwise nodes spread over the new workers
             self.state.next_look = time.monotonic() + SPARE_SECONDS
             self._init_or_resume()
+
+    # ---- after the last epoch
+
+    def _finish(self) -> None:
+        """Run the upload, download and exit groups, and record that the job has ended."""
+        self.wait_for_save()
+        state, runner = self.state, self.runner
+        epoch = state.epoch
+        is_recorded = state.recorded == state.at
+        builder, manager = runner.upload_task_group_builder, runner.checkpoint_manager
+        if builder is not None and not is_recorded:
+            self.callbacks.warn(
+                f"The last epoch, {epoch}, could not be recorded, so nothing is uploaded. "
+                f"Repair the storage. {self.advice()}"
+            )
+        elif builder is not None and manager is not None:
+            started = time.monotonic()
+            self.session.run_group(builder.build(epoch, manager), epoch)
+            self.callbacks.notify("on_group", "upload", epoch, time.monotonic() - started)
+        for group in ("download", "exit"):
+            self.run_group(group, epoch)
+        if is_recorded:
+            self.saver.finish(state.at)
 
     # ---- for all phases
 
@@ -451,4 +619,4 @@ class Run:
         try:
             self._bind(stays=stays)
         except PlacementError as error:
-            raise PlacementError(str(error)).advise(self.resumption.advice()) from error
+            raise PlacementError(str(error)).advise(self.advice()) from error

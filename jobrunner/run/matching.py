@@ -1,4 +1,4 @@
-"""Find the nodes and blobs of a job in a checkpoint that may have others. Reads, never writes.
+"""Find the nodes and blobs of a job in a checkpoint that may have others. Reads nothing.
 
 What the user says of a job that has changed is an `Adaptation`. The records of a run name the
 renames and the migration that it was given, or that were given before: in those checkpoints they are
@@ -11,13 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jobrunner.checkpoint import (
-    Checkpoint,
-    Details,
-    EpochRecord,
-    Loader,
-    Origins,
-)
+from jobrunner.checkpoint import Checkpoint, Details, EpochRecord, blobs_of
 from jobrunner.compile import Plan
 from jobrunner.define import Job, check_call, without_partials
 from jobrunner.errors import DefinitionError, PlanMismatchError
@@ -49,18 +43,17 @@ class Adaptation:
     missing: Missing = "error"
     migrate: Migration | None = None
 
-    def lineage(self, plan: Plan, details: Details) -> dict[str, Any]:
-        """What later records say of nodes and changes; `details` are those of the one loaded."""
-        before: Mapping[str, str] = details.renamed
-        renamed = {o: n for o, n in before.items() if self.rename.get(n) != o} | dict(self.rename)
+    def lineage(self, details: Details, streams: Mapping[str, str]) -> dict[str, Any]:
+        """What later records say of changes; `details` are those of the record that is loaded."""
+        before = details.renamed.items()
+        # A rename back undoes an earlier one.
+        renamed = {old: new for old, new in before if self.rename.get(new) != old}
+        renamed.update(self.rename)
         migrated = list(details.migrated)
-        if (name := self.migration) and name not in migrated:
-            migrated.append(name)
-        return {
-            **({"uids": uids} if (uids := plan.uids()) else {}),
-            **({"renamed": renamed} if renamed else {}),
-            **({"migrated": migrated} if migrated else {}),
-        }
+        if self.migration and self.migration not in migrated:
+            migrated.append(self.migration)
+        lineage = {"streams": dict(streams), "renamed": renamed, "migrated": migrated}
+        return {name: value for name, value in lineage.items() if value}
 
     def check_start(self, plan: Plan) -> None:
         """Raise `PlanMismatchError` if a run without a checkpoint would record a wrong rename."""
@@ -91,6 +84,8 @@ def adapt(
 
 
 def _read_rename(rename: Mapping[str, str], where: str) -> dict[str, str]:
+    new_names: dict[str, str] = {}
+    changed = {}
     for old, new in rename.items():
         (old_node, *old_blob), (new_node, *new_blob) = old.split("/", 1), new.split("/", 1)
         is_pair = len(old_blob) == len(new_blob)
@@ -103,161 +98,142 @@ def _read_rename(rename: Mapping[str, str], where: str) -> dict[str, str]:
             check_name(blob, "blob")
         for node in (old_node, new_node):
             check_name(node, "node")
-    changed = {old: new for old, new in rename.items() if old != new}
-    for new in changed.values():
-        if len(same := [old for old, its in changed.items() if its == new]) > 1:
+        if old == new:
+            continue
+        if new in new_names:
             raise DefinitionError(
-                f"{where}: rename gives {same[0]!r} and {same[1]!r} the same name, {new!r}. Name one "
-                f"of them."
+                f"{where}: rename gives {new_names[new]!r} and {old!r} the same name, {new!r}. Name "
+                f"one of them."
             )
+        new_names[new] = old
+        changed[old] = new
     return changed
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
-    """Which blobs of a checkpoint a job loads, from where, and what it makes anew."""
+class Names:
+    """What the nodes and blobs of a checkpoint are called now."""
 
-    blobs: dict[str, frozenset[str]]
-    """Node -> the blobs to load."""
-    origins: Origins
-    made: dict[str, frozenset[str]]
-    """Node -> the blobs that the checkpoint lacks and that init tasks make."""
-    lacking: tuple[str, ...]
-    """The other blobs that it lacks, in words."""
-    renamed: tuple[str, ...]
-    """What has another name now, in words."""
+    renamed: Mapping[str, str]
+    """The renames that this checkpoint needs."""
+    nodes: Mapping[str, str]
+    """Node -> the recorded node that it was."""
+    every: Mapping[str, str]
+    """Blob -> its recorded name, if it was renamed on every node."""
+    sources: Mapping[Key, Key]
+    """Node and blob -> the recorded ones."""
+
+
+def name_now(rename: Mapping[str, str], record: EpochRecord, path: str) -> Names:
+    """Name what a checkpoint in the directory `path` has as a job does for which `rename` is given.
+
+    Renames come first, then equal names. Raises `PlanMismatchError` if a rename names nothing that
+    is recorded.
+    """
+    recorded = blobs_of(record)
+    done = record.details.renamed
+    renamed = {old: new for old, new in rename.items() if done.get(old) != new}
+    nodes: dict[str, str] = {}
+    every: dict[str, str] = {}
+    sources: dict[Key, Key] = {}
+    for old, new in renamed.items():
+        node, blob = _key(old)
+        if not _is_named(old, recorded):
+            lacks = _name_blob(node, blob) if blob else f"node {node!r}"
+            names = listed(map(repr, recorded.get(node, recorded)))
+            raise PlanMismatchError(
+                f"rename={{{old!r}: {new!r}}}: epoch {record.at} of {path} has no {lacks}. Its "
+                f"{'blobs' if node in recorded else 'nodes'} are {names}. Correct or omit it."
+            )
+        if not blob:
+            nodes[new] = old
+        elif node == _EVERY:
+            every[_key(new)[1]] = blob
+        else:
+            sources[_key(new)] = (node, blob)
+    for node in recorded:
+        if node not in renamed:
+            nodes.setdefault(node, node)
+    moved = set(sources.values())
+    # What is renamed on every node comes before what has that name already.
+    for node, old in nodes.items():
+        for name, old_name in every.items():
+            if old_name in recorded[old] and (old, old_name) not in moved:
+                sources.setdefault((node, name), (old, old_name))
+    for node, old in nodes.items():
+        for name in recorded[old]:
+            if name not in every.values() and (old, name) not in moved:
+                sources.setdefault((node, name), (old, name))
+    return Names(renamed, nodes, every, sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Which blobs of a checkpoint a job loads, from where, and what it lacks."""
+
+    nodes: Mapping[str, str]
+    """Node -> the recorded node that it was."""
+    sources: Mapping[Key, Key]
+    """Node and blob to load -> the recorded ones; of a shared blob, the node that the node was."""
+    replaced: Mapping[Key, Key]
+    """What `migrate` returned and the checkpoint has, too: node and blob -> the recorded ones."""
+    missing: frozenset[Key]
+    """What the checkpoint lacks."""
+    made: frozenset[Key]
+    """Those of `missing` that init tasks make."""
     dropped: tuple[str, ...]
     """What the job does not load, in words."""
+    renamed: tuple[str, ...]
+    """What has another name now, in words."""
+    streams: Mapping[str, str]
+    """Node -> its first name, if it has another one now: its random stream belongs to that."""
     is_reshaped: bool
     """`rename`, `missing` or `migrate` has an effect."""
 
     def describe(self) -> str:
         """What the user should know of it; empty if the checkpoint has all that the job has."""
-        parts = [f"{what} is loaded" for what in self.renamed]
-        parts += [f"{what} is made" for what in self.describe_made()]
-        parts += [f"{what} is not loaded" for what in self.dropped]
+        parts = [f"{name} is loaded" for name in self.renamed]
+        parts += [f"{name} is made" for name in self.describe_made()]
+        parts += [f"{name} is not loaded" for name in self.dropped]
         return listed(parts, _MOST_NAMES, "; ") if parts else ""
-
-    def rename(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-        """The description of the plan that wrote the checkpoint, with the names of `now`."""
-        nodes = {old: node for node, old in self.origins.nodes.items() if node != old}
-        blobs = {(old, then): name for (_, name), (old, then) in self.origins.blobs.items()}
-
-        def is_replaced(node: str) -> bool:
-            return node not in nodes and node in nodes.values()
-
-        def named(digests: Mapping[str, str]) -> dict[str, str]:
-            found = {}
-            for task, digest in digests.items():
-                group, _, rest = task.partition(":")
-                node, _, name = rest.partition("/")
-                if not is_replaced(node):
-                    found[f"{group}:{nodes.get(node, node)}/{name}"] = digest
-            return found
-
-        structure = named(then.get("structure", {}))
-        for task in structure:  # the digests contain names of nodes
-            if task.partition(":")[2].partition("/")[0] in nodes.values():
-                structure[task] = now["structure"].get(task, structure[task])
-        return {
-            **then,
-            "nodes": {
-                nodes.get(node, node): [blobs.get((node, name), name) for name in names]
-                for node, names in then.get("nodes", {}).items()
-                if not is_replaced(node)
-            },
-            "structure": structure,
-            "code": named(then.get("code", {})),
-        }
 
     def describe_made(self, migrates: bool = False) -> list[str]:
         """The blobs that the checkpoint lacks, in words, with what else than an init task makes them."""
-        made = [_name_blob(node, name) for node, its in self.made.items() for name in sorted(its)]
-        by = "migrate" if migrates else "the next epoch"
-        return [*made, *(f"{what} by {by}" for what in self.lacking)]
+        maker = "migrate" if migrates else "the next epoch"
+        made = [_name_blob(*key) for key in sorted(self.made)]
+        return made + [f"{_name_blob(*key)} by {maker}" for key in sorted(self.missing - self.made)]
 
-
-@dataclass(frozen=True, slots=True)
-class NamesNow:
-    """What the nodes and blobs of a checkpoint are called now."""
-
-    renamed: dict[str, str]
-    """The renames that this checkpoint needs."""
-    nodes: dict[str, str]
-    """Node -> the recorded node that it was."""
-    blobs: dict[Key, Key]
-    """Node and blob -> the recorded ones."""
-
-    @property
-    def every(self) -> dict[str, str]:
-        """Blob -> its recorded name, if it was renamed on every node."""
-        return {_key(new)[1]: _key(o)[1] for o, new in self.renamed.items() if _key(o)[0] == _EVERY}
-
-    def origins(self, wanted: Blobs, shared: Mapping[str, str] | None = None) -> Origins:
-        """Where the blobs to load are; `shared` as in `Origins`."""
-        shared = shared or {}
-        moved: dict[Key, Key] = {}
-        for node, names in wanted.items():
-            for name in names:
-                found = self.blobs.get((node, name))
-                if found not in (None, (self.nodes.get(node), shared.get(name, name))):
-                    moved[node, name] = found
-        return Origins(
-            {node: self.nodes[node] for node in wanted if node in self.nodes}, moved, shared
-        )
-
-
-def name_now(
-    rename: Mapping[str, str],
-    uids: Mapping[str, str],
-    names: Collection[str],
-    path: str,
-    record: EpochRecord,
-    there: Blobs,
-) -> NamesNow:
-    """Name the nodes and blobs of a checkpoint as a job with nodes `names`, some with `uids`, does.
-
-    It is in the directory `path`; `there` are its blobs under their recorded names.
-
-    Renames come first, then uids, then equal names. Raises `PlanMismatchError` if a rename names
-    nothing that is recorded.
-    """
-    done, then_uids = record.details.renamed, record.details.uids
-    renamed = {old: new for old, new in rename.items() if done.get(old) != new}
-    for old, new in renamed.items():
-        if not _is_there(old, there):
-            node, blob = _key(old)
-            lacks = _name_blob(node, blob) if blob else f"node {node!r}"
-            found = listed(map(repr, there.get(node, there)))
-            raise PlanMismatchError(
-                f"rename={{{old!r}: {new!r}}}: epoch {record.at} of {path} has no {lacks}. Its "
-                f"{'blobs' if node in there else 'nodes'} are {found}. Correct or omit it."
-            )
-    nodes = {new: old for old, new in renamed.items() if "/" not in old}
-    left = dict.fromkeys(old for old in there if old not in renamed)
-    owners = {uids.get(name, name): name for name in names}
-    for old in list(left):
-        name = owners.get(then_uids.get(old, old))
-        if name is not None and nodes.setdefault(name, old) == old:
-            del left[old]
-    for old in left:
-        if old not in then_uids or old not in uids:  # else it is another node
-            nodes.setdefault(old, old)
-    blobs = {_key(new): _key(old) for old, new in renamed.items() if "/" in old}
-    now = NamesNow(renamed, nodes, {key: old for key, old in blobs.items() if key[0] != _EVERY})
-    taken, names_now = set(now.blobs.values()), {then: name for name, then in now.every.items()}
-    for is_renamed in (True, False):
-        for node, old in nodes.items():
-            for then in there[old]:
-                if (then in names_now) == is_renamed and (old, then) not in taken:
-                    now.blobs.setdefault((node, names_now.get(then, then)), (old, then))
-    return now
+    def rename(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+        """The description of the plan that wrote the checkpoint, with the names of `now`."""
+        new_names = {old: node for node, old in self.nodes.items() if node != old}
+        # A recorded node whose name another one has now is not there any more.
+        replaced = {node for node in new_names.values() if node not in new_names}
+        blobs = {source: key[1] for key, source in self.sources.items()}
+        nodes = {}
+        for node, names in before.get("nodes", {}).items():
+            if node not in replaced:
+                nodes[new_names.get(node, node)] = [blobs.get((node, name), name) for name in names]
+        renamed = {**before, "nodes": nodes}
+        for part in ("structure", "code"):
+            digests = {}
+            for task, digest in before.get(part, {}).items():
+                group, _, rest = task.partition(":")
+                node, _, name = rest.partition("/")
+                if node in replaced:
+                    continue
+                task = f"{group}:{new_names.get(node, node)}/{name}"
+                if part == "structure" and node in new_names:
+                    # The digest contains the node's name.
+                    digest = now["structure"].get(task, digest)
+                digests[task] = digest
+            renamed[part] = digests
+        return renamed
 
 
 def match(
     plan: Plan,
-    manager: Loader,
     record: EpochRecord,
+    path: str,
     adaptation: Adaptation,
     given: Blobs | None = None,
 ) -> Match:
@@ -266,89 +242,121 @@ def match(
     With `given` None, `migrate` may return all that is missing. Raises `PlanMismatchError` if blobs
     are missing that nothing makes, or if a rename does not fit.
     """
-    epoch, there = record.at, manager.blobs(record)
-    needed = plan.saved_blobs(epoch)
-    now = name_now(adaptation.rename, plan.uids(), needed, manager.path, record, there)
-    _check_new_names(plan, now.renamed, needed)
-    every, shared = now.every, {}
-    for names, recorded in (
+    needed = plan.saved_blobs(record.at)
+    recorded = blobs_of(record)
+    names = name_now(adaptation.rename, record, path)
+    _check_new_names(plan, names.renamed, needed)
+    shared = _name_shared(plan, record, names)
+    sources: dict[Key, Key] = {}
+    replaced: dict[Key, Key] = {}
+    used: set[Key] = set()
+    missing: set[Key] = set()
+    for old_name in shared.values():
+        used.update((node, old_name) for node in recorded)
+    for node, blobs in needed.items():
+        for name in sorted(blobs):
+            source = names.sources.get((node, name))
+            if name in shared:
+                source = (names.nodes.get(node, node), shared[name])
+            if source is not None:
+                used.add(source)
+            is_given = given is not None and name in given.get(node, ())
+            if source is None:
+                if not is_given:
+                    missing.add((node, name))
+            elif is_given:
+                replaced[node, name] = source
+            else:
+                sources[node, name] = source
+    migrates = adaptation.migrates(record)
+    if adaptation.missing == "error" and not (migrates and given is None):
+        _refuse_missing(plan, record, path, names, needed, missing)
+    made = set()
+    if adaptation.missing == "init":
+        made = {(node, name) for node, name in missing if name in plan.initial.get(node, ())}
+    streams = {}
+    for node in needed:
+        first_name = record.details.streams.get(names.nodes.get(node, node), "")
+        first_name = first_name or names.nodes.get(node, node)
+        if first_name != node:
+            streams[node] = first_name
+    return Match(
+        {node: old for node, old in names.nodes.items() if node in needed},
+        sources,
+        replaced,
+        frozenset(missing),
+        frozenset(made),
+        tuple(_describe_dropped(recorded, used, {names.nodes.get(node) for node in needed})),
+        tuple(_describe_renamed(names, sources)),
+        streams,
+        bool(names.renamed or made or migrates),
+    )
+
+
+def _name_shared(plan: Plan, record: EpochRecord, names: Names) -> dict[str, str]:
+    """The replicated and partitioned blobs of the plan that are recorded as such: recorded names."""
+    shared = {}
+    for planned, recorded in (
         (plan.replicated, record.details.replicated),
         (plan.partitions, record.details.partitions),
     ):
-        for name in names:
-            then = every.get(name, name)
-            if then in recorded and (name in every or then not in every.values()):
-                shared[name] = then
-    blobs: dict[str, frozenset[str]] = {}
-    missing: dict[str, frozenset[str]] = {}
-    words: list[str] = []  # what is missing
-    used = {(node, then) for then in shared.values() for node in there if then in there[node]}
-    for node, all_names in needed.items():
-        asked = all_names.difference((given or {}).get(node, ()))
-        found = {name for name in asked if name in shared or (node, name) in now.blobs}
-        used |= {now.blobs[node, it] for it in found | all_names - asked if (node, it) in now.blobs}
-        if node in now.nodes or found:
-            blobs[node] = frozenset(found)
-        if lacks := asked - found:
-            missing[node] = lacks
-        if node in now.nodes:
-            words += [_name_blob(node, name) for name in sorted(lacks)]
-        elif lacks or not all_names:
-            words.append(f"node {node!r}")
-    migrates = adaptation.migrates(record)
-    if words and adaptation.missing == "error" and not (migrates and given is None):
-        taken = "".join(
-            f" rename={{{old!r}: {new!r}}} is no help: the checkpoint also has a {new!r} of its own."
-            for old, new in now.renamed.items()
-            if new not in now.renamed and _is_there(new, there)
-        )
-        raise PlanMismatchError(
-            f"Job {plan.job!r} cannot resume from epoch {epoch} of {manager.path}, which lacks "
-            f"{listed(words, _MOST_NAMES)}; its nodes are {listed(map(repr, there))}.{taken} Say under which "
-            f"names it has them (rename=..., --rename OLD=NEW), let init tasks make them "
-            f"(missing='init', --missing init) or a function (migrate=..., --migrate NAME), run the "
-            f"job that wrote it, or {START_AFRESH}."
-        )
-    made: dict[str, frozenset[str]] = {}
-    if adaptation.missing == "init":
-        made = {
-            node: its
-            for node, names in missing.items()
-            if (its := names & plan.initial.get(node, frozenset()))
-        }
-    origins = now.origins(
-        {node: {*blobs.get(node, ()), *(given or {}).get(node, ())} for node in needed}, shared
-    )
-    return Match(
-        blobs,
-        origins,
-        made,
-        tuple(
-            _name_blob(node, name)
-            for node, names in missing.items()
-            for name in sorted(names.difference(made.get(node, ())))
-        ),
-        tuple(_describe_renamed(now, origins)),
-        tuple(_describe_dropped(there, used, {now.nodes.get(node) for node in needed})),
-        bool(now.renamed or made or migrates),
+        for name in planned:
+            old_name = names.every.get(name, name)
+            is_moved = old_name in names.every.values() and name not in names.every
+            if old_name in recorded and not is_moved:
+                shared[name] = old_name
+    return shared
+
+
+def _refuse_missing(
+    plan: Plan,
+    record: EpochRecord,
+    path: str,
+    names: Names,
+    needed: Blobs,
+    missing: Collection[Key],
+) -> None:
+    lacks = []
+    for node, blobs in needed.items():
+        lacking = sorted(name for name in blobs if (node, name) in missing)
+        if node in names.nodes:
+            lacks += [_name_blob(node, name) for name in lacking]
+        elif lacking or not blobs:
+            lacks.append(f"node {node!r}")
+    if not lacks:
+        return
+    recorded = blobs_of(record)
+    taken = ""
+    for old, new in names.renamed.items():
+        if new not in names.renamed and _is_named(new, recorded):
+            taken += (
+                f" rename={{{old!r}: {new!r}}} is no help: the checkpoint also has a {new!r} of its "
+                f"own."
+            )
+    raise PlanMismatchError(
+        f"Job {plan.job!r} cannot resume from epoch {record.at} of {path}, which lacks "
+        f"{listed(lacks, _MOST_NAMES)}; its nodes are {listed(map(repr, recorded))}.{taken} Say under "
+        f"which names it has them (rename=..., --rename OLD=NEW), let init tasks make them "
+        f"(missing='init', --missing init) or a function (migrate=..., --migrate NAME), run the job "
+        f"that wrote it, or {START_AFRESH}."
     )
 
 
 def _check_new_names(plan: Plan, rename: Mapping[str, str], needed: Blobs) -> None:
     """Raise `PlanMismatchError` if a new name is none of `needed`."""
     for old, new in rename.items():
-        if not _is_there(new, needed):
+        if not _is_named(new, needed):
             raise PlanMismatchError(
                 f"rename={{{old!r}: {new!r}}}: job {plan.job!r} saves no {new!r}. Its nodes are "
                 f"{listed(map(repr, needed))}. Correct or omit it."
             )
 
 
-def _is_there(name: str, there: Blobs) -> bool:
+def _is_named(name: str, blobs: Blobs) -> bool:
     node, blob = _key(name)
     if not blob:
-        return node in there
-    return any(blob in names for its, names in there.items() if node in (_EVERY, its))
+        return node in blobs
+    return any(blob in names for owner, names in blobs.items() if node in (_EVERY, owner))
 
 
 def _key(name: str) -> Key:
@@ -360,21 +368,26 @@ def _name_blob(node: str, name: str) -> str:
     return f"blob {name!r} of node {node!r}"
 
 
-def _describe_renamed(now: NamesNow, origins: Origins) -> Iterator[str]:
-    for node, old in origins.nodes.items():
+def _describe_renamed(names: Names, sources: Mapping[Key, Key]) -> Iterator[str]:
+    for node, old in names.nodes.items():
         if node != old:
             yield f"node {old!r} as {node!r}"
-    for name, then in now.every.items():
-        yield f"blob {then!r} of every node as {name!r}"
-    for (node, name), (old, then) in origins.blobs.items():
-        if now.every.get(name) != then:
-            yield f"{_name_blob(old, then)} as {_name_blob(node, name)}"
+    for name, old_name in names.every.items():
+        yield f"blob {old_name!r} of every node as {name!r}"
+    for (node, name), (old, old_name) in sources.items():
+        is_of_node = old == names.nodes.get(node, node)
+        if not (is_of_node and old_name == names.every.get(name, name)):
+            yield f"{_name_blob(old, old_name)} as {_name_blob(node, name)}"
 
 
-def _describe_dropped(there: Blobs, used: set[Key], nodes: Collection[str | None]) -> Iterator[str]:
-    for node, names in there.items():
-        left = [name for name in names if (node, name) not in used]
-        if len(left) == len(names) and node not in nodes:
-            yield f"node {node!r}" + (f" ({', '.join(map(repr, left))})" if left else "")
+def _describe_dropped(
+    recorded: Blobs, used: Collection[Key], nodes: Collection[str | None]
+) -> Iterator[str]:
+    for node, names in recorded.items():
+        dropped = [name for name in names if (node, name) not in used]
+        if len(dropped) < len(names) or node in nodes:
+            yield from (_name_blob(node, name) for name in dropped)
+        elif dropped:
+            yield f"node {node!r} ({', '.join(map(repr, dropped))})"
         else:
-            yield from (_name_blob(node, name) for name in left)
+            yield f"node {node!r}"

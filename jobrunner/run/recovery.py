@@ -24,9 +24,9 @@ def count_loss(run: Run, error: Loss) -> None:
     if losses.are_too_many:
         last = copy.copy(error)
         last.args = (f"{error.without_advice()} {losses.describe()}",)
-        raise last.advise(run.resumption.advice()) from error
+        raise last.advise(run.advice()) from error
     if run.runner.stop_reason:
-        raise run.resumption.stopped(None, "a loss ended its epoch") from error
+        raise run.stopped(None, "a loss ended its epoch") from error
     if isinstance(error, SchedulerLostError) or not run.session.is_connected:
         seconds = run.runner.scheduler_wait_seconds
         run.callbacks.warn(
@@ -35,4 +35,4 @@ def count_loss(run: Run, error: Loss) -> None:
         try:
             run.session.reconnect(seconds)
         except SchedulerLostError as lost:
-            raise SchedulerLostError(str(lost)).advise(run.resumption.advice()) from error
+            raise SchedulerLostError(str(lost)).advise(run.advice()) from error

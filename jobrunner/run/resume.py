@@ -1,247 +1,354 @@
-"""Decide from the recorded epochs where a run begins. Reads, never writes."""
+"""Decide where a run begins, from one snapshot of the log. Reads, never writes."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from jobrunner.checkpoint import EpochRecord, Loader
-from jobrunner.compile import Plan, changes, describe
-from jobrunner.define import EPOCH, Rule
-from jobrunner.errors import (
-    CheckpointCorruptError,
-    CheckpointError,
-    DefinitionError,
-    RunStoppedError,
+from msgspec import structs
+
+from jobrunner.checkpoint import (
+    DAMAGE_ADVICE,
+    Directory,
+    EpochRecord,
+    MultiNodeCheckpointManager,
+    Snapshot,
+    stateful_blobs,
+    with_contents,
 )
-from jobrunner.positions import (
-    EpochLike,
-    Position,
-    format_ranges,
-    read_epoch,
-)
-from jobrunner.run.callbacks import check_callbacks
+from jobrunner.compile import GroupPlan, Plan, changes, compile_resume, describe
+from jobrunner.define import EPOCH, Job, Rule
+from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, PlanMismatchError
+from jobrunner.positions import EpochLike, Position, format_ranges, read_epoch
 from jobrunner.run.decisions import remainder
-from jobrunner.run.load import check_steps, rebuild, recorded_stops
-from jobrunner.run.matching import Adaptation, Match, match
+from jobrunner.run.matching import START_AFRESH, Adaptation, Match, match
 from jobrunner.run.result import ResumePlan
-from jobrunner.run.upload import CopyTo
 from jobrunner.texts import counted
-
-if TYPE_CHECKING:
-    from jobrunner.run.runner import JobRunner
 
 ResumeFrom = EpochLike | None
 """What to resume from; None: nothing."""
 
-
-RESUME_FROM = Rule(f"None, {EPOCH.expected}", lambda it: it is None or EPOCH.fits(it), read_epoch)
-
-
-def check_options(runner: JobRunner) -> None:
-    """Raise `DefinitionError` for callbacks that are none, and options that need a manager."""
-    where = f"JobRunner of job {runner.job.name!r}"
-    manager, builder = runner.checkpoint_manager, runner.upload_task_group_builder
-    check_callbacks(runner.callbacks, where)
-    if manager is None:
-        for name, is_given in (
-            ("resume_from_epoch", runner.resume_from_epoch not in (None, "latest")),
-            ("upload_task_group_builder", builder is not None),
-            ("rename", bool(runner.rename)),
-            ("missing='init'", runner.missing == "init"),
-            ("migrate", runner.migrate is not None),
-        ):
-            if is_given:
-                raise DefinitionError(f"{where}: {name} requires a checkpoint_manager.")
-    elif isinstance(builder, CopyTo):
-        builder.check(manager)
+RESUME_FROM = Rule(
+    f"None, {EPOCH.expected}", lambda value: value is None or EPOCH.fits(value), read_epoch
+)
 
 
-def plan_resume(runner: JobRunner, plan: Plan, resume_from: ResumeFrom) -> ResumePlan:
-    """Decide where a run of `plan` begins; see `JobRunner.plan_resume`."""
-    own, adaptation = runner.checkpoint_manager, runner.adaptation
-    if own is None:
-        return ResumePlan(None, "there is no checkpoint manager", _first_steps(plan))
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """How a loaded epoch becomes the beginning of a run."""
+
+    record: EpochRecord
+    """With contents."""
+    match: Match
+    reloads: GroupPlan
+    """Init tasks to run again after the load; they also make the objects of `waiting`."""
+    waiting: Mapping[str, frozenset[str]]
+    """Node -> blobs with objects whose states wait for them."""
+    given: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What `migrate` returned: node -> values of blobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where a run begins: decided once, and handed on."""
+
+    job: Job
+    plan: Plan
+    adaptation: Adaptation
+    reason: str
+    snapshot: Snapshot | None = None
+    """Of the log of the run's own directory; None: there is none."""
+    origin: Directory | None = None
+    """The directory to load from."""
+    is_own: bool = True
+    """Whether that is the run's own directory."""
+    is_named: bool = False
+    """Whether the epoch was asked for."""
+    begin: Begin | None = None
+    """None: it begins with the init group."""
+    left: Literal["epochs", "last groups", "nothing"] = "epochs"
+    """What is left to run after the load."""
+    later: tuple[Position, ...] = ()
+    """What is recorded later than what is loaded."""
+    in_use: str = ""
+    """What to say of another run that may hold the directory."""
     warnings: tuple[str, ...] = ()
-    if (other := own.directory.held_by()) is not None:
+    damaged: Mapping[Position, str] = field(default_factory=dict)
+    """Recorded epochs known to be damaged, with their damage."""
+
+    @property
+    def at(self) -> Position | None:
+        """The epoch to load; None: it begins with the init group."""
+        return None if self.begin is None else self.begin.record.at
+
+    @property
+    def streams(self) -> Mapping[str, str]:
+        """Node -> its first name, to which its random stream belongs, if it has another one."""
+        return {} if self.begin is None else self.begin.match.streams
+
+    def in_words(self) -> ResumePlan:
+        """What the run would do, for people."""
+        plan = self.plan
+        warnings = (self.in_use, *self.warnings) if self.in_use else self.warnings
+        damaged = {at.public: damage for at, damage in self.damaged.items()}
+        sets_aside = tuple(at.public for at in self.later) if self.is_own else ()
+        if self.begin is None:
+            saves = ["save epoch 0"] if self.snapshot is not None else []
+            first_steps = [_count(plan, "init"), *saves, _name_epochs(plan, 1)]
+            return ResumePlan(
+                None,
+                self.reason,
+                (*first_steps, *_last_groups(plan)),
+                sets_aside=sets_aside,
+                warnings=warnings,
+                damaged=damaged,
+            )
+        record, matched = self.begin.record, self.begin.match
+        at, is_finished = record.at, self.left == "nothing"
+        steps = [f"load {record.name}"]
+        if matched.is_reshaped and not is_finished:
+            steps.append(f"save epoch {at} with the nodes and blobs of this job")
+        if at.step:
+            last = "the last" if plan.steps_per_epoch is None else plan.steps_per_epoch
+            steps.append(f"steps {at.step + 1} to {last} of epoch {at.epoch + 1}")
+        if self.left == "epochs":
+            steps.append(_name_epochs(plan, at.epoch + bool(at.step) + 1))
+        if not is_finished:
+            steps += _last_groups(plan)
+        migrates = self.adaptation.migrates(record)
+        return ResumePlan(
+            at.public,
+            f"{self.reason}, and that run had finished" if is_finished else self.reason,
+            tuple(steps),
+            rebuilds=tuple(
+                f"{node}/{task.name}"
+                for node, part in self.begin.reloads.slices.items()
+                for task in part.tasks
+            ),
+            renames=matched.renamed,
+            makes=tuple(matched.describe_made(migrates)),
+            drops=matched.dropped,
+            migrates=self.adaptation.migration if migrates else "",
+            sets_aside=sets_aside,
+            changes=self._changes(record, matched),
+            is_finished=is_finished,
+            step=at.step,
+            warnings=warnings,
+            damaged=damaged,
+        )
+
+    def _changes(self, record: EpochRecord, matched: Match) -> tuple[str, ...]:
+        assert self.origin is not None
+        before = self.origin.plan_of(record.run_number)
+        now = describe(self.plan)
+        return tuple(changes(matched.rename(before, now), now)) if before else ()
+
+
+def decide(
+    job: Job,
+    plan: Plan,
+    asked: ResumeFrom,
+    manager: MultiNodeCheckpointManager | None,
+    snapshot: Snapshot | None,
+    adaptation: Adaptation,
+    damaged: Mapping[Position, str] | None = None,
+) -> Resume:
+    """Decide where a run begins; `snapshot` is that of the manager's directory.
+
+    `damaged` are epochs that could not be loaded, each with its damage. Raises what
+    `JobRunner.plan_resume` does.
+    """
+    if manager is None or snapshot is None:
+        return Resume(job, plan, adaptation, "there is no checkpoint manager")
+    own = manager.directory
+    in_use = ""
+    holder = own.held_by(snapshot)
+    if holder is not None:
         in_use = (
-            f"According to its log, another run uses {own.path} ({other}). A new run waits for "
+            f"According to its log, another run uses {own.path} ({holder}). A new run waits for "
             f"that run's heartbeat, and does not begin if it sees one."
         )
-        warnings = (in_use,)
-    if resume_from is None:
+    if asked is None:
         adaptation.check_start(plan)
-        return ResumePlan(
-            None,
+        return Resume(
+            job,
+            plan,
+            adaptation,
             "resume_from_epoch is None",
-            _first_steps(plan, "save epoch 0"),
-            sets_aside=tuple(at.public for at in own.directory.all()),
-            warnings=warnings,
+            snapshot,
+            own,
+            later=tuple(snapshot.epochs),
+            in_use=in_use,
         )
-    if resume_from == "latest":
-        warnings += _check_claimed(own.loader)
-    manager = own.source()
-    if isinstance(resume_from, str) and resume_from != "latest":
-        resume_from = manager.directory.resolve(resume_from)
-    if resume_from == "latest" and manager is not own.loader:
-        warnings += _check_claimed(manager)
-    epochs = manager.directory.all()
-    damaged: dict[Position, str] = {}
-    if isinstance(resume_from, Position):
+    origin, epochs = own, snapshot
+    warnings: list[str] = []
+    if asked == "latest" and not own.is_taken:
+        warnings += _check_claimed(own, snapshot)
+    if manager.origin is not None and not snapshot.recorded:
+        origin, epochs = manager.origin, manager.origin.snapshot()
+        if not epochs.recorded:
+            raise CheckpointNotFoundError(
+                f"load_path {origin.path} records no epoch. Name a directory that does, or omit "
+                f"load_path to start afresh."
+            )
+        if asked == "latest":
+            warnings += _check_claimed(origin, epochs)
+    is_named = asked != "latest"
+    damage = dict(damaged or {})
+    if is_named:
+        record: EpochRecord | None = origin.record(origin.resolve(asked, epochs), epochs)
         reason = "it was asked for"
-        record = manager.directory.record(resume_from)
-        newest: tuple[EpochRecord, Match] | None = record, match(plan, manager, record, adaptation)
     else:
-        newest = _find_newest(plan, manager, adaptation, damaged)
-        reason = f"it is the last epoch recorded in {manager.path}"
-        if damaged:
+        record = _find_newest(origin, epochs, damage)
+        reason = f"it is the last epoch recorded in {origin.path}"
+        if damage:
             reason += " that is not known to be damaged"
-    if newest is None:
+    begin, left, later = None, remainder(Position(0), None), tuple(epochs.epochs)
+    if record is None:
         adaptation.check_start(plan)
-        path = manager.path
-        return ResumePlan(
-            None,
-            f"no recorded epoch of {path} is whole" if epochs else f"nothing is recorded in {path}",
-            _first_steps(plan, "save epoch 0"),
-            sets_aside=tuple(at.public for at in epochs) if manager is own.loader else (),
-            warnings=warnings,
-            damaged={at.public: why for at, why in damaged.items()},
+        reason = f"nothing is recorded in {origin.path}"
+        if epochs.recorded:
+            reason = f"no recorded epoch of {origin.path} is whole"
+    else:
+        begin = prepare(job, plan, origin, record, adaptation)
+        check_steps(plan, record, origin.path)
+        later = tuple(epochs.after(record.at))
+        left = remainder(
+            record.at,
+            plan.epoch_limit,
+            fired=recorded_stops(plan, record),
+            later=later,
+            is_done=epochs.is_done,
         )
-    record, found = newest
-    at = record.at
-    before = manager.directory.run_plan(at)
-    now = describe(plan)
-    check_steps(plan, record, manager.path)
-    later = tuple(recorded for recorded in epochs if recorded > at)
-    left = remainder(
-        at,
-        plan.epoch_limit,
-        fired=recorded_stops(plan, record),
-        later=later,
-        is_done=manager.directory.is_done(),
+    return Resume(
+        job,
+        plan,
+        adaptation,
+        reason,
+        snapshot,
+        origin,
+        origin is own,
+        is_named,
+        begin,
+        left,
+        later,
+        in_use,
+        tuple(warnings),
+        damage,
     )
-    steps = [f"load {record.name}"]
-    if found.is_reshaped and left != "nothing":
-        steps.append(f"save epoch {at} with the nodes and blobs of this job")
-    if at.step:
-        last = "the last" if plan.steps_per_epoch is None else plan.steps_per_epoch
-        steps.append(f"steps {at.step + 1} to {last} of epoch {at.epoch + 1}")
-    if left == "epochs":
-        steps.append(_epochs(plan, at.epoch + bool(at.step) + 1))
-    if left != "nothing":
-        steps += _last_groups(plan)
-    return ResumePlan(
-        at.public,
-        reason if left != "nothing" else f"{reason}, and that run had finished",
-        tuple(steps),
-        rebuilds=tuple(
-            f"{node}/{task.name}"
-            for node, part in rebuild(runner.job, plan, manager, at, found, {})[0].slices.items()
-            for task in part.tasks
-        ),
-        renames=found.renamed,
-        makes=tuple(found.describe_made(adaptation.migrates(record))),
-        drops=found.dropped,
-        migrates=adaptation.migration if adaptation.migrates(record) else "",
-        sets_aside=tuple(it.public for it in later) if manager is own.loader else (),
-        changes=tuple(changes(found.rename(before, now), now)) if before else (),
-        is_finished=left == "nothing",
-        step=at.step,
-        warnings=warnings,
-        damaged={it.public: why for it, why in damaged.items()},
-    )
-
-
-class Resumption:
-    """Where a run, and later the same command, begins; for messages too."""
-
-    def __init__(self, runner: JobRunner, plan: Plan) -> None:
-        self._runner = runner
-        self._plan = plan
-        self.is_first = True  # the run has not begun yet
-
-    @property
-    def _begins_from(self) -> ResumeFrom:
-        # What was asked is for the start only; after a loss, resume from this run's own epochs.
-        if not self.is_first:
-            return "latest"
-        asked = self._runner.resume_from_epoch
-        manager = self._runner.checkpoint_manager
-        if isinstance(asked, str) and asked != "latest" and manager is not None:
-            return manager.source().directory.resolve(asked)
-        return asked
-
-    @property
-    def named(self) -> Position | None:
-        """The epoch that was asked for, unless it is the latest."""
-        begins_from = self._begins_from
-        return begins_from if isinstance(begins_from, Position) else None
-
-    def plan(self) -> ResumePlan:
-        """See `plan_resume`."""
-        return plan_resume(self._runner, self._plan, self._begins_from)
-
-    def point(self) -> str:
-        """Where the same command would resume, for a message."""
-        try:
-            decision = self.plan()
-        except CheckpointError as error:  # the error that needs this text matters more
-            return f"the last recorded epoch, which cannot be read now: {str(error).rstrip('.')}"
-        return "the start" if decision.epoch is None else decision.name
-
-    def advice(self) -> str:
-        """How to resume, as the end of a message."""
-        return f"Run the same command again to resume from {self.point()}."
-
-    def stopped(self, epoch: int | None, why: str) -> RunStoppedError:
-        """The error that ends a run on request."""
-        reason = self._runner.stop_reason
-        return RunStoppedError(
-            f"Job {self._plan.job!r} stopped on request ({reason}): {why}.",
-            reason=reason,
-            epoch=epoch,
-        ).advise(self.advice())
-
-    def explain(self, interrupt: KeyboardInterrupt) -> None:
-        """Let IPython show what is recorded instead of a traceback."""
-        what = f"{type(interrupt).__name__}: Job {self._plan.job!r} was interrupted at once."
-        shown = [what, self.advice()]
-        interrupt._render_traceback_ = lambda: shown  # type: ignore[attr-defined]
 
 
 def _find_newest(
-    plan: Plan, manager: Loader, adaptation: Adaptation, damaged: dict[Position, str]
-) -> tuple[EpochRecord, Match] | None:
-    """The record of the newest epoch not known to be damaged, and how the job matches it.
+    origin: Directory, snapshot: Snapshot, damaged: dict[Position, str]
+) -> EpochRecord | None:
+    """The newest record not known to be damaged; only its load shows if the epoch is whole.
 
-    Only its load shows if it is whole.
-
-    Adds newer epochs to `damaged`, each with its damage.
+    Adds newer epochs whose record cannot be read to `damaged`.
     """
-    log = manager.directory.log.refresh()
-    for epoch in reversed(log.epochs):
+    for at in reversed(snapshot.epochs):
+        if at in damaged:
+            continue
         try:
-            record = manager.directory.read_record(epoch, log.recorded[epoch])
-            return record, match(plan, manager, record, adaptation)
+            return origin.record(at, snapshot)
         except CheckpointCorruptError as error:
-            damaged[epoch] = str(error)
+            damaged[at] = describe_damage(error)
     return None
 
 
-def _check_claimed(directory: Loader) -> tuple[str, ...]:
+def describe_damage(error: CheckpointCorruptError) -> str:
+    """What is damaged, without what to do about it: the run does it."""
+    return str(error).removesuffix(DAMAGE_ADVICE).rstrip()
+
+
+def prepare(
+    job: Job,
+    plan: Plan,
+    origin: Directory,
+    record: EpochRecord,
+    adaptation: Adaptation,
+    given: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Begin:
+    """Say how a recorded epoch is loaded into a job; `given` is what `migrate` made of it.
+
+    Raises `PlanMismatchError` if the job lacks what it takes.
+    """
+    record = with_contents(origin, record)
+    matched = match(plan, record, origin.path, adaptation, given)
+    waiting = _find_waiting(plan, record, origin.path, matched)
+    made: dict[str, set[str]] = {}
+    for node, name in matched.made:
+        made.setdefault(node, set()).add(name)
+    reloads = plan.groups["resume"]
+    if waiting or made:
+        reloads = compile_resume(
+            job, plan, waiting, missing={node: frozenset(names) for node, names in made.items()}
+        )
+    return Begin(record, matched, reloads, waiting, given or {})
+
+
+def _find_waiting(
+    plan: Plan, record: EpochRecord, path: str, matched: Match
+) -> dict[str, frozenset[str]]:
+    """Node -> the blobs with objects that init tasks make, and whose states are then loaded."""
+    stateful = stateful_blobs(record)
+    shared = {**record.details.replicated, **record.details.partitions}
+    anywhere = {name for _, name in stateful if name in shared}
+    waiting: dict[str, set[str]] = {}
+    # A value in place of a recorded state is a state, too.
+    for (node, name), source in {**matched.sources, **matched.replaced}.items():
+        if source not in stateful and source[1] not in anywhere:
+            continue
+        if name not in plan.initial.get(node, ()):
+            raise PlanMismatchError(
+                f"Epoch {record.at} of {path} contains the state of an object in blob {name!r} of "
+                f"node {node!r}, but no init task of job {plan.job!r} makes that object. Add one "
+                f"that does, or {START_AFRESH}."
+            )
+        waiting.setdefault(node, set()).add(name)
+    return {node: frozenset(names) for node, names in waiting.items()}
+
+
+def with_streams(plan: Plan, streams: Mapping[str, str]) -> Plan:
+    """The plan, whose nodes draw random numbers under their first names."""
+    nodes = [structs.replace(node, uid=streams.get(node.name, node.uid)) for node in plan.nodes]
+    return structs.replace(plan, nodes=tuple(nodes))
+
+
+def recorded_stops(plan: Plan, record: EpochRecord) -> tuple[str, ...]:
+    """The stop conditions that were true at a recorded epoch, among those that there still are."""
+    names = plan.enders.union(plan.stops)
+    return tuple(name for name in record.details.stopped_by if name in names)
+
+
+def check_steps(plan: Plan, record: EpochRecord, path: str) -> None:
+    """Raise `PlanMismatchError` if a checkpoint contains more steps than the job's epochs have."""
+    done = record.at.step
+    if plan.steps_per_epoch is not None and 0 < plan.steps_per_epoch <= done:
+        raise PlanMismatchError(
+            f"The checkpoint of {record.name} in {path} was saved after step {done}, but "
+            f"the epochs of job {plan.job!r} have steps_per_epoch={plan.steps_per_epoch}, so the "
+            f"run cannot resume from it. Give the job more than {done} steps per epoch, or resume "
+            f"from an earlier epoch."
+        )
+
+
+def _check_claimed(directory: Directory, snapshot: Snapshot) -> list[str]:
     """Warn of stores that the log does not mention; raise if it records no epoch at all."""
-    lost = directory.directory.unclaimed()
+    lost = directory.unclaimed(snapshot)
     if not lost:
-        return ()
-    epochs = (
-        f"{'epoch' if len(lost) == 1 else 'epochs'} {format_ranges([at.public for at in lost])}"
+        return []
+    noun = "epoch" if len(lost) == 1 else "epochs"
+    ranges = format_ranges([at.public for at in lost])
+    problem = (
+        f"{directory.path} contains stores of {noun} {ranges} that no entry of its log mentions"
     )
-    found = f"{directory.path} contains stores of {epochs} that no entry of its log mentions"
     remedy = f"`jobrunner fsck {directory.path}` shows them, and --repair records them again"
-    if directory.directory.all():
-        return (f"{found}: its newest entries may be lost. {remedy}. This run ignores them.",)
+    if snapshot.recorded:
+        return [f"{problem}: its newest entries may be lost. {remedy}. This run ignores them."]
     raise CheckpointCorruptError(
-        f"{found}, and the log records no epoch: expected {os.path.join(directory.path, '_log')} "
+        f"{problem}, and the log records no epoch: expected {os.path.join(directory.path, '_log')} "
         f"to record them. The log must be lost. {remedy}. To start over and keep the stores: "
         f"resume_from_epoch=None, --resume none.",
         path=directory.path,
@@ -251,18 +358,15 @@ def _check_claimed(directory: Loader) -> tuple[str, ...]:
 # ---- in words
 
 
-def _first_steps(plan: Plan, *saves: str) -> tuple[str, ...]:
-    return (_count(plan, "init"), *saves, _epochs(plan, 1), *_last_groups(plan))
-
-
-def _epochs(plan: Plan, first: int) -> str:
+def _name_epochs(plan: Plan, first: int) -> str:
     ends = [*plan.stops]
-    ends += [] if plan.epoch_limit is None else [f"epoch {plan.epoch_limit}"]
+    if plan.epoch_limit is not None:
+        ends.append(f"epoch {plan.epoch_limit}")
     ends += sorted(plan.enders)
     return f"epochs from {first} until {' or '.join(ends)}"
 
 
-def _last_groups(plan: Plan) -> list[str]:
+def _last_groups(plan: Plan) -> Sequence[str]:
     return [_count(plan, group) for group in ("download", "exit") if _num_tasks(plan, group)]
 
 

@@ -17,15 +17,15 @@ from jobrunner.compile import Plan
 from jobrunner.define import Blob, Count, Job, Natural, Rule, Seconds, checked
 from jobrunner.errors import DefinitionError
 from jobrunner.positions import EpochLike
-from jobrunner.run.callbacks import enders
+from jobrunner.run.callbacks import check_callbacks, enders
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run
 from jobrunner.run.matching import Migration, Missing, adapt
 from jobrunner.run.replay import Replay, ReplayReport
 from jobrunner.run.result import ResumePlan, RunResult
-from jobrunner.run.resume import RESUME_FROM, ResumeFrom, check_options, plan_resume
+from jobrunner.run.resume import RESUME_FROM, Resume, ResumeFrom, decide
 from jobrunner.run.saver import SaveErrorPolicy
-from jobrunner.run.upload import BUILDER, UploadTaskGroupBuilder
+from jobrunner.run.upload import BUILDER, CopyTo, UploadTaskGroupBuilder
 from jobrunner.signals import stop_on_signals
 from jobrunner.story import write_report
 from jobrunner.view import show_run
@@ -124,7 +124,7 @@ class JobRunner:
     migrate: Migration | None = None
 
     def __post_init__(self) -> None:
-        check_options(self)
+        self._check_options()
         self.callbacks = tuple(self.callbacks)
         self.adaptation = adapt(self.rename, self.missing, self.migrate, self.job)
         self.stop_reason = ""  # why to stop after the epoch; empty: not asked
@@ -145,7 +145,7 @@ class JobRunner:
         -----
         Runs on the client; needs no cluster. Only `run` finds out whether the stores are whole.
         """
-        return plan_resume(self, self._compile(), self.resume_from_epoch)
+        return self._decide().in_words()
 
     @checked
     def run(self, session: _Session, *, progress: bool | None = None) -> RunResult:
@@ -185,12 +185,10 @@ class JobRunner:
         `KeyboardInterrupt`; the last recorded epoch stays.
         """
         began = time.monotonic()
-        plan = self._compile()
-        # Its errors come before anything is bound or written.
-        plan_resume(self, plan, self.resume_from_epoch)
+        resume = self._decide()  # its errors come before anything is bound or written
         self.stop_reason = ""
-        with session.exclusive(f"Job {plan.job!r}"), show_run(progress, session) as views:
-            self._run = Run(self, plan, session, began, views)
+        with session.exclusive(f"Job {self.job.name!r}"), show_run(progress, session) as views:
+            self._run = Run(self, session, began, resume, views)
             try:
                 with stop_on_signals(self._ask_to_stop, self.grace_seconds):
                     return self._run.run()
@@ -293,10 +291,11 @@ class JobRunner:
         repeat their side effects. If a blob differs, everything runs a second time, to tell tasks
         that are not repeatable from tasks that have changed. *Safe to retry*: yes.
         """
+        directory = self._manager("replay").directory
         replay = Replay(
             self.job,
-            self._manager("replay").loader,
-            self._manager("replay").directory.resolve(epoch),
+            directory,
+            directory.resolve(epoch),
             adaptation=self.adaptation,
             wait_seconds=self.worker_wait_seconds,
             deadline_seconds=self.epoch_deadline_seconds,
@@ -337,11 +336,12 @@ class JobRunner:
         CheckpointCorruptError
             A store is damaged. No blob was loaded.
         """
-        loader = self._manager("load_blobs_from_checkpoints").loader
-        at = loader.directory.resolve(epoch)
-        if at not in loader.directory.all():
+        directory = self._manager("load_blobs_from_checkpoints").directory
+        snapshot = directory.snapshot()
+        at = directory.resolve(epoch, snapshot)
+        if at not in snapshot.recorded:
             return False
-        load_blobs(self.job, loader, at, blob_names, session, self.adaptation.rename)
+        load_blobs(self.job, directory, at, blob_names, session, self.adaptation.rename)
         return True
 
     def _manager(self, method: str) -> MultiNodeCheckpointManager:
@@ -351,6 +351,31 @@ class JobRunner:
                 f"nothing to read."
             )
         return self.checkpoint_manager
+
+    def _check_options(self) -> None:
+        """Raise `DefinitionError` for callbacks that are none, and options that need a manager."""
+        where = f"JobRunner of job {self.job.name!r}"
+        manager, builder = self.checkpoint_manager, self.upload_task_group_builder
+        check_callbacks(self.callbacks, where)
+        if manager is None:
+            for name, is_given in (
+                ("resume_from_epoch", self.resume_from_epoch not in (None, "latest")),
+                ("upload_task_group_builder", builder is not None),
+                ("rename", bool(self.rename)),
+                ("missing='init'", self.missing == "init"),
+                ("migrate", self.migrate is not None),
+            ):
+                if is_given:
+                    raise DefinitionError(f"{where}: {name} requires a checkpoint_manager.")
+        elif isinstance(builder, CopyTo):
+            builder.check(manager)
+
+    def _decide(self) -> Resume:
+        """Decide where a run would begin; raises what `plan_resume` does."""
+        plan, manager = self._compile(), self.checkpoint_manager
+        snapshot = None if manager is None else manager.directory.snapshot()
+        asked = self.resume_from_epoch
+        return decide(self.job, plan, asked, manager, snapshot, self.adaptation)
 
     def _compile(self) -> Plan:
         job = self.job

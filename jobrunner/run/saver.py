@@ -140,7 +140,7 @@ class Saver:
         self._binding = binding
         self._is_shared, self._capture_bytes, self.must_retry = False, None, False
         is_refused = self._on_save_error == "refuse" and not self._has_lock
-        is_empty = not self._manager.directory.all()
+        is_empty = not self._manager.directory.snapshot().recorded
         try:
             self._lock_directory()
             self._check_shared()
@@ -178,12 +178,12 @@ class Saver:
 
     def rewind(self, to: Position | None, reason: str) -> None:
         """Set aside what is recorded after a position; None: all."""
-        if self._has_lock and self._manager.directory.latest() not in (None, to):
+        if self._has_lock and self._manager.directory.snapshot().latest not in (None, to):
             self._manager.run.rewind(to, reason)
 
     def finish(self, at: Position) -> None:
         """Record that the job ended there and ran its exit group."""
-        if self._has_lock and self._manager.directory.latest() == at:
+        if self._has_lock and self._manager.directory.snapshot().latest == at:
             self._manager.run.finish(at)
 
     # ---- when to save
@@ -484,7 +484,7 @@ class Saver:
         """Lock the directory and make the workers' queues, should that have failed before."""
         if not self._has_lock:
             self._lock_directory()
-            if self._manager.directory.all():
+            if self._manager.directory.snapshot().recorded:
                 raise CommitConflictError(
                     f"{self._manager.path} was not writable when this run began, and now contains "
                     f"epochs of another run. Choose another directory, or run again to resume "

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from jobrunner.checkpoint import (
     MultiNodeCheckpointManager,
@@ -20,30 +19,6 @@ from jobrunner.checkpoint import (
 from jobrunner.define import Node, Rule, Task, TaskGroup, checked
 from jobrunner.errors import CheckpointWriteError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT
-
-if TYPE_CHECKING:
-    from jobrunner.run.loop import Run
-
-
-def finish_job(run: Run) -> None:
-    """Run the upload, download and exit groups, and record that the job has ended."""
-    run.wait_for_save()
-    epoch = run.state.epoch
-    is_recorded = run.state.recorded == run.state.at
-    builder, manager = run.runner.upload_task_group_builder, run.runner.checkpoint_manager
-    if builder is not None and not is_recorded:
-        run.callbacks.warn(
-            f"The last epoch, {epoch}, could not be recorded, so nothing is uploaded. "
-            f"Repair the storage. {run.resumption.advice()}"
-        )
-    elif builder is not None and manager is not None:
-        started = time.monotonic()
-        run.session.run_group(builder.build(epoch, manager), epoch)
-        run.callbacks.notify("on_group", "upload", epoch, time.monotonic() - started)
-    for group in ("download", "exit"):
-        run.run_group(group, epoch)
-    if is_recorded:
-        run.saver.finish(run.state.at)
 
 
 class UploadTaskGroupBuilder(Protocol):

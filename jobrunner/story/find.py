@@ -23,6 +23,7 @@ from jobrunner.checkpoint import (
     is_url,
     may_live,
     read_beat,
+    read_history,
 )
 from jobrunner.define import HIDDEN
 from jobrunner.errors import CheckpointError
@@ -295,7 +296,8 @@ def best_of(
             if not isinstance(record, Exception):
                 rows.append((at.public, record.details.metrics))
     else:
-        rows = [(row["epoch"], row["metrics"]) for row in directory.history()]
+        history = read_history(directory.log.read_entries())
+        rows = [(row["epoch"], row["metrics"]) for row in history]
     sign = 1 if mode == "min" else -1
     values = []
     for epoch, metrics in rows:

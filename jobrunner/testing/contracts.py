@@ -160,7 +160,7 @@ class MetadataHandlerContract:
         manager.run.end()
         reader = self._manager(tmp_path)
         _same([0], reader.epochs(), "epochs() of a second manager")
-        _same({"why": "contract"}, reader.directory.run_info(Position(0)), "run_info(0)")
+        _same({"why": "contract"}, reader.directory.info_of(reader.record(0).run_number), "info_of")
         assert_identical(np.arange(5), reader.open(0)["a"].load("x"))
 
     def test_a_run_that_was_taken_over_cannot_commit(self, tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ from jobrunner import (
     TaskGroup,
     register_codec,
 )
-from jobrunner.checkpoint import CommitEntry, repair_log
+from jobrunner.checkpoint import CommitEntry, blobs_of, repair_log, with_contents
+from jobrunner.checkpoint.load_plan import store_readers
 from jobrunner.checkpoint.log.lock import ProbeAnswer
 from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
 from jobrunner.positions import Position
@@ -100,7 +101,11 @@ def run_group(group: TaskGroup, workspaces: Mapping[str, Workspace]) -> None:
 
 def test_making_a_manager_touches_nothing(tmp_path: Path) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "a" / "b")
-    assert (manager.epochs(), manager.latest(), manager.directory.is_done()) == ([], None, False)
+    assert (manager.epochs(), manager.latest(), manager.directory.snapshot().is_done) == (
+        [],
+        None,
+        False,
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -149,7 +154,9 @@ def test_what_stores_contain_is_said_once_and_read_from_them_if_that_entry_is_lo
     repair_log(rig.manager.directory)
     manager = MultiNodeCheckpointManager(rig.manager.path)
     assert manager.epochs() == [0, 1, 2]
-    assert manager.loader.blobs(manager.record(2)) == {node: ["name", "w"] for node in NODES}
+    assert blobs_of(with_contents(manager.directory, manager.record(2))) == {
+        node: ["name", "w"] for node in NODES
+    }
 
 
 def test_a_saved_epoch_is_recorded_verified_and_opened(rig: Rig) -> None:
@@ -162,8 +169,10 @@ def test_a_saved_epoch_is_recorded_verified_and_opened(rig: Rig) -> None:
     assert record.stores["trainer:0"].name == "trainer:0.0"
     assert math.isnan(record.details.metrics["loss"])
     assert record.details.metrics["best"] == -math.inf
-    assert manager.directory.run_info(Position(0)) == {"plan": "p"}
-    assert manager.loader.blobs(manager.record(0)) == {node: ["name", "w"] for node in NODES}
+    assert manager.directory.info_of(manager.record(0).run_number) == {"plan": "p"}
+    assert blobs_of(with_contents(manager.directory, manager.record(0))) == {
+        node: ["name", "w"] for node in NODES
+    }
     checkpoint = manager.open(0)
     assert checkpoint.nodes == NODES
     assert list(checkpoint) == list(NODES)
@@ -373,9 +382,9 @@ def test_rewinding_sets_later_epochs_aside_and_deletes_nothing(rig: Rig) -> None
     for epoch in range(4):
         rig.save(epoch)
     rig.manager.run.finish(Position(3))
-    assert rig.manager.directory.is_done()
+    assert rig.manager.directory.snapshot().is_done
     rig.manager.run.rewind(Position(1), "asked for")
-    assert (rig.manager.epochs(), rig.manager.directory.is_done()) == ([0, 1], False)
+    assert (rig.manager.epochs(), rig.manager.directory.snapshot().is_done) == ([0, 1], False)
     root = Path(rig.manager.path)
     assert (root / "server.2" / "zarr.json").exists()
     assert (root / "server.2" / "w" / "c.0.0").exists()
@@ -401,9 +410,9 @@ def test_a_job_is_done_only_while_its_last_epoch_is_the_newest(rig: Rig, tmp_pat
     rig.save(0)
     rig.save(1)
     rig.manager.run.finish(Position(1))
-    assert MultiNodeCheckpointManager(rig.manager.path).directory.is_done()
+    assert MultiNodeCheckpointManager(rig.manager.path).directory.snapshot().is_done
     rig.save(2)
-    assert not rig.manager.directory.is_done()
+    assert not rig.manager.directory.snapshot().is_done
 
 
 def test_a_missing_receipt_is_an_error_that_names_the_node(rig: Rig) -> None:
@@ -604,7 +613,7 @@ def test_leftovers_of_a_run_that_died_are_removed_at_the_next_start(rig: Rig) ->
 def test_an_epoch_retired_while_it_is_read_is_not_called_damaged(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "k", keep=KeepLast(1)).start()
     rig.save(0)
-    checkpoint = rig.manager.loader.readers(rig.manager.record(0))
+    checkpoint = store_readers(rig.manager.directory, rig.manager.record(0))
     rig.save(1)
     with (
         pytest.raises(CheckpointNotFoundError, match="retired while it was read"),

@@ -22,9 +22,10 @@ from jobrunner import (
     MultiNodeCheckpointManager,
 )
 from jobrunner.checkpoint import Directory, Receipt, inspect_directory
+from jobrunner.checkpoint.load_plan import store_readers
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store import store_writer
-from jobrunner.checkpoint.worker_load import Reading, _Update
+from jobrunner.checkpoint.worker_load import NodeLoad
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.testing.identity import assert_identical
@@ -409,14 +410,20 @@ def test_a_new_run_links_to_the_epoch_it_resumed_from(tmp_path: Path) -> None:
     second.manager.run.end()
 
 
+def apply(rig: Rig, load: NodeLoad) -> None:
+    verified, _ = load.read()
+    rig.workspace.apply(load.update(verified, replaces=True))
+
+
 def resume(path: Path, **options: Any) -> Rig:
     """A new run whose node has loaded epoch 0, as a resume does."""
     rig = Rig(path)
     directory = rig.manager.directory
-    readers = rig.manager.loader.readers(directory.record(Position(0)))
-    reading = Reading(readers["a"], None, {}, **options)
-    verified, _ = reading.load()
-    rig.workspace.apply(_Update(reading, True, frozenset())(verified))
+    readers = store_readers(rig.manager.directory, directory.record(Position(0)))
+    names = {name: name for name in readers["a"].read_document().blobs}
+    for name in options.get("values", ()):
+        del names[name]
+    apply(rig, NodeLoad(readers["a"].store, [(readers["a"], names)], **options))
     return rig
 
 
@@ -442,7 +449,7 @@ def test_the_first_save_after_a_resume_links_what_nothing_changed_and_does_not_r
 
 
 def gives_another_value(path: Path) -> Rig:
-    return resume(path, given={"fixed": np.arange(float(BIG)) + 1})
+    return resume(path, values={"fixed": np.arange(float(BIG)) + 1})
 
 
 def updates_after_the_load(path: Path) -> Rig:
@@ -453,10 +460,9 @@ def updates_after_the_load(path: Path) -> Rig:
 
 def loads_names_anew(path: Path) -> Rig:
     rig = Rig(path)
-    readers = rig.manager.loader.readers(rig.manager.directory.record(Position(0)))
-    reading = Reading(readers["a"], {"fixed": "other", "other": "fixed"}, {})
-    verified, _ = reading.load()
-    rig.workspace.apply(_Update(reading, True, frozenset())(verified))
+    readers = store_readers(rig.manager.directory, rig.manager.directory.record(Position(0)))
+    names = {"fixed": "other", "other": "fixed"}
+    apply(rig, NodeLoad(readers["a"].store, [(readers["a"], names)]))
     return rig
 
 

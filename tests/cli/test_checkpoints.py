@@ -13,7 +13,7 @@ from jobrunner import CheckpointNotFoundError, MultiNodeCheckpointManager
 from jobrunner.cli.checkpoints import copy_epochs, verify_epochs
 from jobrunner.cli.listing import describe_checkpoint
 from jobrunner.positions import Position
-from jobrunner.run.replay.compare import compare_values
+from jobrunner.run.diff import compare_values
 from jobrunner.testing import assert_identical
 from tests.cli.directories import PrunedMeanwhile, ask, begin, invoke, lengthen_log, recorded, save
 
@@ -133,7 +133,7 @@ def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> N
     manager = MultiNodeCheckpointManager(runs)
     manager.verify(3)
     assert manager.record(3).details.to_json() == {"metrics": {"loss": 2.0}}
-    assert manager.directory.run_info(Position(3)) == {"plan": "p"}
+    assert manager.directory.info_of(manager.record(3).run_number) == {"plan": "p"}
     assert_identical(np.arange(6.0), manager.open(3)["a"].load("w"))
     assert invoke("restore", runs, 3).exit_code == 2
     assert invoke("restore", runs, 7).exit_code == 6
@@ -164,12 +164,12 @@ def test_copies_are_complete_checkpoints(runs: Path, tmp_path: Path) -> None:
     assert ask("copy", runs, "all", target)["epochs"] == [0, 1, 2, 3]
     assert invoke("verify", target, "--deep").exit_code == 0
     one, other = MultiNodeCheckpointManager(runs), MultiNodeCheckpointManager(target)
-    assert other.directory.is_done()
+    assert other.directory.snapshot().is_done
     for epoch in range(4):
         assert {
-            **one.directory.run_info(Position.of(epoch)),
+            **one.directory.info_of(one.record(epoch).run_number),
             "command": "copy",
-        } == other.directory.run_info(Position.of(epoch))
+        } == other.directory.info_of(other.record(epoch).run_number)
         assert (
             one.record(epoch).details.to_json().keys()
             == other.record(epoch).details.to_json().keys()

@@ -21,7 +21,6 @@ from jobrunner import (
     job,
 )
 from jobrunner.define import read_parameters
-from jobrunner.positions import Position
 
 
 class Kind(enum.Enum):
@@ -143,7 +142,7 @@ def test_a_function_that_returns_no_job_is_refused():
 def test_parameters_are_recorded_and_compared_at_a_resume(tmp_path, inproc_session: Session):
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
     JobRunner(train(lr=0.5), manager).run(inproc_session)
-    assert manager.directory.run_plan(Position(1))["parameters"]["lr"] == 0.5
+    assert manager.directory.plan_of(manager.record(1).run_number)["parameters"]["lr"] == 0.5
     assert JobRunner(train(lr=0.5), manager).plan_resume().changes == ()
     changed = train(lr=math.inf, epochs=2, sizes=[3] * 200)
     changes = JobRunner(changed, manager).plan_resume().changes

@@ -178,7 +178,8 @@ def live(
         else:
             assert recorded(path) in outcomes(step, before), step
             if step.startswith("finish"):
-                assert MultiNodeCheckpointManager(path).directory.is_done() == (LAST in before)
+                is_done = MultiNodeCheckpointManager(path).directory.snapshot().is_done
+                assert is_done == (LAST in before)
     manager.run.end()
     return manager
 

@@ -150,7 +150,7 @@ class Judge:
         directory = path / "runs" / "k"
         try:
             if moment.step in ("end", "over"):
-                assert MultiNodeCheckpointManager(directory).directory.is_done()
+                assert MultiNodeCheckpointManager(directory).directory.snapshot().is_done
             if moment.step == "over":
                 assert MultiNodeCheckpointManager(directory).directory.log.refresh().is_ended
             files = FaultyFiles(sync=False)

@@ -19,7 +19,6 @@ class Change:
     after: list[Call]
     nodes: dict[str, str] = field(default_factory=dict)  # old name -> new name
     blobs: dict[str, str] = field(default_factory=dict)
-    has_uids: bool = False  # the nodes are found by their uids
     added: frozenset[int] = frozenset()  # init tasks to run at the resume
 
     def key(self, key: tuple[str, str]) -> tuple[str, str]:
@@ -29,11 +28,7 @@ class Change:
     def rename(self) -> dict[str, str]:
         """The argument of `JobRunner`."""
         blobs = {f"*/{old}": f"*/{new}" for old, new in self.blobs.items()}
-        return blobs if self.has_uids else {**self.nodes, **blobs}
-
-    def uids(self) -> dict[str, str]:
-        """New name of a node -> its uid."""
-        return {new: old for old, new in self.nodes.items()} if self.has_uids else {}
+        return {**self.nodes, **blobs}
 
 
 def draw_change(calls: Sequence[Call], seed: object) -> Change:
@@ -55,7 +50,7 @@ def draw_change(calls: Sequence[Call], seed: object) -> Change:
         names = {node: f"{node}2" for node in chance.sample(nodes, min(len(nodes), 1))}
     every = sorted({name for _, name in saved if name.endswith(".z")})
     blobs = {name: f"{name}z" for name in chance.sample(every, min(len(every), 1))}
-    change = Change([], [], names, blobs, chance.random() < 0.3)
+    change = Change([], [], names, blobs)
     reads = chance.sample([key for key in saved if not key[1].endswith(".u")], 1) if saved else []
     old = _extra(0, "old", chance.choice([*nodes, "old"]), ())
     there = [names.get(node, node) for node in nodes]

@@ -239,13 +239,10 @@ def build(
     workers: Mapping[str, str],
     *,
     recovers: bool,
-    uids: Mapping[str, str],
     is_open: bool = False,
 ) -> tuple[Job, dict[int, Task]]:
     """The job, on the workers given for its nodes; whether it recovers from errors by itself."""
-    nodes = {
-        name: Node(name, workers=worker, uid=uids.get(name)) for name, worker in workers.items()
-    }
+    nodes = {name: Node(name, workers=worker) for name, worker in workers.items()}
     tasks: dict[int, Task] = {}
     with Job("random", steps_per_epoch=None if is_open else steps) as job:
         groups = {**job.groups, "epoch_end": job.epoch_end_group}

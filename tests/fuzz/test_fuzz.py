@@ -10,7 +10,8 @@ import pytest
 from distributed import Client, LocalCluster
 
 from jobrunner import Session
-from jobrunner.checkpoint.loader import Loader, Origins
+from jobrunner.checkpoint import load_plan
+from jobrunner.checkpoint.directory import Directory
 from jobrunner.compile import job
 from jobrunner.compile.group_compiler import GroupCompiler
 from jobrunner.worker import call
@@ -123,16 +124,17 @@ def a_reader_does_not_wait_for_the_writer(broken):
 
 
 def a_load_takes_the_epoch_before(broken):
-    load = Loader.load
-    broken.setattr(
-        Loader,
-        "load",
-        lambda self, epoch, *args, **kwargs: load(self, max(0, epoch - 1), *args, **kwargs),
-    )
+    record = Directory.record
+
+    def record_before(self, at, snapshot):
+        earlier = [epoch for epoch in snapshot.epochs if epoch < at]
+        return record(self, max(earlier, default=at), snapshot)
+
+    broken.setattr(Directory, "record", record_before)
 
 
 def what_has_another_name_is_loaded_under_it(broken):
-    broken.setattr(Origins, "of", lambda self, node, blob: (node, blob))
+    broken.setattr(load_plan._LoadPlan, "locate", lambda self, node, blob: node)
 
 
 def transient_blobs_are_not_made_again(broken):

@@ -34,7 +34,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jobrunner.errors import JobRunnerError
-from jobrunner.run.replay.compare import digest_value
+from jobrunner.run.diff import digest_value
 from tests.mutants.mutations import mutate
 from tests.mutants.operations import READING, WRITING, Case, operate
 from tests.mutants.seeds import NAMES, Seed, make_seeds

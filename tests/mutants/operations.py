@@ -28,7 +28,7 @@ from jobrunner.errors import JobRunnerError
 from jobrunner.json_output import to_json
 from jobrunner.positions import Position
 from jobrunner.run import Replay, compare_runs
-from jobrunner.run.replay.compare import compare_checkpoints
+from jobrunner.run.diff import compare_checkpoints
 from jobrunner.story import LiveRuns, best_of, read_story, summarize_run, to_page
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
@@ -225,8 +225,9 @@ class Case:
         list(manager.records())
         manager.get_ckpt_db_name("a", 2)
         manager.directory.unclaimed()
-        manager.directory.is_done()
-        manager.directory.held_by()
+        snapshot = manager.directory.snapshot()
+        assert not snapshot.is_done or snapshot.recorded
+        manager.directory.held_by(snapshot)
         list(manager.watch(timeout_seconds=0))
 
     def plan(self) -> None:
@@ -241,7 +242,7 @@ class Case:
         self.each(act)
 
     def replay(self) -> None:
-        self.each(lambda manager, epoch: Replay(self.job, manager.loader, epoch).check())
+        self.each(lambda manager, epoch: Replay(self.job, manager.directory, epoch).check())
 
     def load_in_run(self) -> None:
         """What a worker does when a run resumes."""

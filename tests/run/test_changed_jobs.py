@@ -240,23 +240,7 @@ def test_an_init_task_that_would_repeat_an_update_is_refused(session, manager):
     assert blobs_in(session, manager, 1) == {"a": {"w": 11}}
 
 
-def test_a_node_with_a_uid_is_found_whatever_its_name_is(session, manager):
-    first = {Node("a", uid="u"): {"w": 1}, Node("b"): {"w": 5}}
-    JobRunner(job_of(first, 1), manager).run(session)
-    # "b" is the uid of a node that had none; the new node "a" is another one than the old.
-    then = {Node("x", uid="u"): {"w": 0}, Node("y", uid="b"): {"w": 0}, Node("a"): {"w": 70}}
-    runner = JobRunner(job_of(then, 2), manager, missing="init")
-    assert runner.plan_resume().renames == ("node 'a' as 'x'", "node 'b' as 'y'")
-    runner.run(session)
-    assert blobs_in(session, manager, 2) == {"x": {"w": 3}, "y": {"w": 7}, "a": {"w": 71}}
-    swapped = {Node("y", uid="u"): {"w": 0}, Node("x", uid="b"): {"w": 0}, Node("a"): {"w": 70}}
-    result = JobRunner(job_of(swapped, 3), manager).run(session)
-    assert [report.epoch for report in result.saves] == [3]  # a uid alone costs nothing
-    assert blobs_in(session, manager, 3) == {"y": {"w": 4}, "x": {"w": 8}, "a": {"w": 72}}
-
-
-@pytest.mark.parametrize("uid", ["a", None])
-def test_what_has_not_changed_is_linked_under_the_nodes_new_name(session, manager, uid):
+def test_what_has_not_changed_is_linked_under_the_nodes_new_name(session, manager):
     def job(node, epochs):
         job = job_of({node: {"w": 1}}, epochs)
         with job.init_group:
@@ -264,36 +248,32 @@ def test_what_has_not_changed_is_linked_under_the_nodes_new_name(session, manage
         return job
 
     JobRunner(job("a", 1), manager).run(session)
-    rename = None if uid else {"a": "b"}
-    result = JobRunner(job(Node("b", uid=uid), 2), manager, rename=rename).run(session)
+    result = JobRunner(job("b", 2), manager, rename={"a": "b"}).run(session)
     assert max(report.nbytes for report in result.saves) < 50_000
     assert np.array_equal(manager.open(2)["b"].load("data"), np.arange(100_000.0))
 
 
-def test_a_node_with_a_uid_draws_the_same_random_numbers_under_another_name(session, tmp_path):
-    def run(node, epochs, path):
+def test_a_renamed_node_draws_the_random_numbers_of_its_first_name(session, tmp_path):
+    def run(name, epochs, path, **options):
         with Job("drawing", seed=3) as job:
             for group in (job.init_group, job.epoch_group):
                 with group:
-                    Task(lambda: current_task().rng.random(), outputs="x", node=node, name="draw")
+                    Task(lambda: current_task().rng.random(), outputs="x", node=name, name="draw")
         epoch_limiter(job, epochs)
-        JobRunner(job, MultiNodeCheckpointManager(path)).run(session)
-        return session.fetch(Node(node.name)["x"])
+        manager = MultiNodeCheckpointManager(tmp_path / path)
+        runner = JobRunner(job, manager, **options)
+        runner.run(session)
+        if path == "parts":
+            assert runner.replay(session, epochs).is_equal
+        return session.fetch(Node(name)["x"])
 
-    expected = run(Node("a"), 3, tmp_path / "whole")
-    run(Node("a"), 1, tmp_path / "parts")
-    assert run(Node("b", uid="a"), 3, tmp_path / "parts") == expected
-    assert run(Node("b"), 3, tmp_path / "other") != expected
-
-
-def test_uids_belong_to_one_node_each():
-    with pytest.raises(DefinitionError, match=r"'a' and 'b' have the same uid, 'a'"):
-        job_of({Node("a"): {"w": 0}, Node("b", uid="a"): {"w": 0}}, 1).compile()
-    job = job_of({Node("a", uid="u"): {"w": 0}}, 1)
-    with job.epoch_group:
-        Task(lambda w: 0, inputs="w", node=Node("a", uid="v"))
-    with pytest.raises(DefinitionError, match=r"'a' has two uids, 'u' and 'v'"):
-        job.compile()
+    expected = run("a", 4, "whole")
+    run("a", 1, "parts")
+    run("b", 2, "parts", rename={"a": "b"})
+    run("c", 3, "parts", rename={"b": "c"})
+    # The name of every record is mapped to the first one, without `rename` too.
+    assert run("c", 4, "parts") == expected
+    assert run("b", 4, "other") != expected
 
 
 @in_both_ways

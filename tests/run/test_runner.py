@@ -286,10 +286,10 @@ def test_download_and_exit_run_again_if_they_had_not_ended(session, manager, tmp
 
     with pytest.raises(TaskFailedError, match="exit"):
         JobRunner(build(), manager).run(session)
-    assert not manager.directory.is_done()
+    assert not manager.directory.snapshot().is_done
     result = JobRunner(build(), manager).run(session)
     assert (result.resumed_from, result.metrics) == (2, [])
-    assert manager.directory.is_done()
+    assert manager.directory.snapshot().is_done
 
 
 def wait_for_release(n):
@@ -544,7 +544,7 @@ def test_a_finished_job_whose_last_epoch_is_damaged_finishes_again(session, mana
     result = JobRunner(job, manager).run(session)
     assert (result.resumed_from, result.epoch) == (2, 3)
     assert job.exit_group.find("a", "leave").output().fetch() == 3
-    assert manager.directory.is_done()
+    assert manager.directory.snapshot().is_done
 
 
 class FullDisk(PosixFiles):
@@ -578,12 +578,12 @@ def test_an_epoch_that_is_not_recorded_is_not_uploaded_and_the_job_is_not_done(
     assert {save.epoch for save in result.failed_saves} - {Position(1, 1)} == {2}
     assert last.fetch() == session.fetch(Node("a")["n"]) == 2 * steps
     assert not (tmp_path / "copies").exists()
-    assert not manager.directory.is_done()
+    assert not manager.directory.snapshot().is_done
 
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(steps=1))
     job = counter(2, steps_per_epoch=steps)
     JobRunner(job, manager, upload_task_group_builder=upload).run(session)
-    assert manager.directory.is_done()
+    assert manager.directory.snapshot().is_done
     assert manager.open(2)["a"]["n"] == 2 * steps
     assert os.listdir(tmp_path / "copies")
 

@@ -353,12 +353,13 @@ def test_a_requested_epoch_that_vanishes_meanwhile_is_an_error(inproc_session, t
 
     class GivesItUp:
         def on_start(self, plan, total_epochs):
-            origin.run.start(["a"], {})
-            origin.run.set_aside(Position(2), "by hand")
-            origin.run.end()
+            pruned = MultiNodeCheckpointManager(origin.path, keep=KeepLast(1))
+            pruned.run.start([], {})
+            pruned.retention.retire()
+            pruned.run.end()
 
     manager = manager_of(tmp_path, load_path=tmp_path / "origin")
-    with pytest.raises(CheckpointNotFoundError, match="Epoch 2 of .*origin is not recorded"):
+    with pytest.raises(CheckpointNotFoundError, match="Epoch 2 of .*origin was retired while"):
         JobRunner(counter(5), manager, 2, callbacks=[GivesItUp()]).run(inproc_session)
     assert manager.epochs() == []
 

@@ -287,7 +287,7 @@ def test_a_failure_in_the_background_of_the_last_save_is_raised_at_the_end(
     watch = FailsAfterEpoch2(manager)
     with pytest.raises(CheckpointWriteError, match="No space left"):
         JobRunner(growing(2), manager, callbacks=[watch], on_save_error="raise").run(inproc_session)
-    assert not manager.directory.is_done()
+    assert not manager.directory.snapshot().is_done
 
 
 class NoMemory(PosixFiles):
@@ -303,7 +303,7 @@ def test_a_failed_task_is_reported_even_if_a_save_fails_too(inproc_session, tmp_
     Task(fail_at_epoch_2, name="fail", node="a", group=job.epoch_group)
     with pytest.raises(TaskFailedError, match="by hand"):
         JobRunner(job, manager_of(tmp_path, files=NoMemory())).run(inproc_session)
-    assert manager_of(tmp_path).directory.held_by() is None
+    assert manager_of(tmp_path).directory.held_by(manager_of(tmp_path).directory.snapshot()) is None
 
 
 def fail_at_epoch_2():

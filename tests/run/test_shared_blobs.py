@@ -17,7 +17,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.checkpoint import encode_blobs
-from jobrunner.checkpoint.worker_load import Part
+from jobrunner.checkpoint.worker_load import ArrayPart
 from tests.stores import write_store
 
 
@@ -255,4 +255,4 @@ def test_parts_of_different_dtypes_are_not_joined(tmp_path):
         blobs = encode_blobs("n", {"u0": np.arange(4, dtype=dtype)})
         stores.append(write_store(tmp_path / dtype, blobs))
     with pytest.raises(DefinitionError, match=r"'u0' do not fit.*float32\[4\] in .*f4.*int32\[4\]"):
-        Part("u0", 0, [(store, 0, 4) for store in stores]).load()
+        ArrayPart("u0", 0, [(store, 0, 4) for store in stores]).load({})

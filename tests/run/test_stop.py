@@ -156,7 +156,7 @@ def test_an_epoch_without_an_end_stops_after_a_step_though_nothing_is_saved(inpr
 def test_a_job_at_its_end_finishes_even_if_it_is_stopped(inproc_session, manager):
     runner = JobRunner(counter(3), manager, callbacks=[At(3, lambda: runner.stop())])
     assert runner.run(inproc_session).epoch == 3
-    assert manager.directory.is_done()
+    assert manager.directory.snapshot().is_done
 
 
 def overlong(n):

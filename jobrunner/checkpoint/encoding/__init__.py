@@ -12,6 +12,7 @@ from jobrunner.checkpoint.encoding.dtypes import (
     ArrayPart,
     CoreType,
     Spec,
+    Tree,
     UnsupportedDtypeError,
     core_type,
     dtype_from_spec,

@@ -1,6 +1,8 @@
 """Which epochs exist."""
 
 from jobrunner.checkpoint.log.details import (
+    PARTITIONS,
+    REPLICATED,
     Details,
     Partition,
     SpanRecord,
@@ -59,5 +61,11 @@ from jobrunner.checkpoint.log.heartbeat import (
 from jobrunner.checkpoint.log.lock import RunLock, refuse_if_alive
 from jobrunner.checkpoint.log.log_reader import each_entry, read_state
 from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL, LogWriter, make_entry
-from jobrunner.checkpoint.log.snapshot import EpochRecord, Snapshot, read_info, read_record
+from jobrunner.checkpoint.log.snapshot import (
+    EpochRecord,
+    Snapshot,
+    read_contents,
+    read_info,
+    read_record,
+)
 from jobrunner.checkpoint.log.state import Attempt, GivenUp, State

@@ -69,6 +69,12 @@ class Partition(msgspec.Struct):
     nodes: Nodes
 
 
+REPLICATED = "replicated"
+"""Field of `Details`: name of a blob -> the nodes that have it. The first node's store has it."""
+
+PARTITIONS = "partitions"
+"""Field of `Details`: name of a blob -> its axis, and the nodes that have its parts, in order."""
+
 Combined = tuple[Literal["mean", "sum", "min", "max"], int | float, int | float]
 """How values of a metric become one, their value so far, and its weight."""
 
@@ -85,7 +91,7 @@ class Details(msgspec.Struct, omit_defaults=True):
     replicated: dict[str, Nodes] = {}
     partitions: dict[str, Partition] = {}
     callbacks: dict[str, dict[str, bool | int | float | str | None]] = {}  # their states
-    uids: dict[str, str] = {}
+    streams: dict[str, str] = {}  # node -> its first name, to which its random stream belongs
     renamed: dict[str, str] = {}
     migrated: list[str] = []
     placement: dict[str, str] = {}  # node -> address of its worker

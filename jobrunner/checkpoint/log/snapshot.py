@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +41,6 @@ class EpochRecord:
         Of the log entry with which that run began; None if it is unknown.
     stores : mapping of str to Store
         Node -> ``name``, ``sha256`` (of its document), ``nbytes`` and ``seconds``.
-    contents : mapping of str to NodeContents
-        Node -> the ``blobs`` of its store; those with objects saved by their state (``states``);
-        the job's ``classes`` in each; and the length of each part of a partitioned array (``parts``).
-        None: the entry that said so is lost, and only the stores know.
     details : Details
         What the run said of it: ``metrics``, ``metadata``, ``stopped_by`` and more.
     """
@@ -56,8 +51,11 @@ class EpochRecord:
     run: str
     run_number: int | None
     stores: Mapping[str, Store]
-    contents: Mapping[str, NodeContents] | None
     details: Details
+    contents_number: int
+    """Of the log entry that says what the stores have in them."""
+    contents: Mapping[str, NodeContents] | None = None
+    """That, by node, once it was read."""
 
     @property
     def epoch(self) -> PublicPosition:
@@ -111,15 +109,6 @@ def read_record(
     try:
         record = record_in(commit, at)
         assert isinstance(commit, CommitEntry)
-        stores = record.stores or {}
-        source: LogEntry | None = commit
-        if record.contents is not None and record.contents != number:
-            source = None
-            with suppress(CheckpointCorruptError):
-                source = read_entry(record.contents)
-        contents = None  # if that entry is lost
-        if isinstance(source, CommitEntry):
-            contents = {node: source.contents.get(node) or NodeContents() for node in stores}
         details = read_details(record.details)
     except (ValueError, RecursionError) as error:
         raise CheckpointCorruptError(
@@ -128,8 +117,28 @@ def read_record(
             f"the record."
         ) from error
     return EpochRecord(
-        at, number, commit.time, commit.run, commit.run_number, stores, contents, details
+        at,
+        number,
+        commit.time,
+        commit.run,
+        commit.run_number,
+        record.stores or {},
+        details,
+        number if record.contents is None else record.contents,
     )
+
+
+def read_contents(
+    read_entry: Callable[[int], LogEntry], record: EpochRecord
+) -> dict[str, NodeContents] | None:
+    """What the stores of a record have in them, by node; None if the entry that says so is lost."""
+    try:
+        source = read_entry(record.contents_number)
+    except CheckpointCorruptError:
+        return None
+    if not isinstance(source, CommitEntry):
+        return None
+    return {node: source.contents.get(node) or NodeContents() for node in record.stores}
 
 
 def read_info(

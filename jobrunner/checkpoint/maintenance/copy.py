@@ -15,7 +15,7 @@ import msgspec
 
 from jobrunner.checkpoint.commits import Pending
 from jobrunner.checkpoint.directory import Directory
-from jobrunner.checkpoint.loader import Loader
+from jobrunner.checkpoint.load_plan import with_contents
 from jobrunner.checkpoint.log import CommitEntry, EpochRecord, Record
 from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
@@ -136,8 +136,9 @@ def copy_epoch(
             f"Epoch {epoch} is recorded in {copy.path} already. Name another directory."
         )
     _refuse_within_another(copy.path, files)
-    record = directory.record(epoch)
-    is_done = directory.is_done() and directory.latest() == epoch
+    snapshot = directory.snapshot()
+    record = directory.record(epoch, snapshot)
+    is_done = snapshot.done == epoch
     manager = MultiNodeCheckpointManager(copy.path, take_over=take_over, files=files)
     info = {**directory.info_of(record.run_number), "command": "copy"}
     details = record.details.to_json()
@@ -185,7 +186,7 @@ def _copy_stores(
 ) -> dict[str, Receipt]:
     """Copy all stores of an epoch to `names`, by node, and make them durable."""
     originals, copies, receipts = [], [], {}
-    contents = Loader(source).contents(record)
+    contents = with_contents(source, record).contents or {}
     for node, store in record.stores.items():
         originals.append(StoreReader(source.files, source.path, store.name, store.sha256))
         copies.append(StoreReader(target.files, target.path, names[node], store.sha256))

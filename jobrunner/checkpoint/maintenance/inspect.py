@@ -101,7 +101,7 @@ def inspect_directory(directory: Directory) -> list[Finding]:
     """Explain every object in a checkpoint directory whose log is in files, in order of paths.
 
     Also runs while a run uses the directory. Compares the sizes and documents of recorded stores
-    with the record; only `Loader.verify` reads every byte. Raises CheckpointError if the directory
+    with the record; only `verify_record` reads every byte. Raises CheckpointError if the directory
     cannot be read.
     """
     with reading(directory):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from jobrunner.checkpoint.commits import writing
 from jobrunner.checkpoint.directory import Directory
-from jobrunner.checkpoint.loader import read_contents
+from jobrunner.checkpoint.load_plan import contents_of_store
 from jobrunner.checkpoint.log import (
     RUNS_DIRECTORY,
     BeginEntry,
@@ -354,7 +354,7 @@ class _Planner:
             for node, store in lost_set.stores.items():
                 reader = StoreReader(self._files, self._path, store.name, store.sha256)
                 reader.verify()
-                contents[node] = read_contents(reader, node, partitions)
+                contents[node] = contents_of_store(reader, node, partitions)
         except CheckpointCorruptError as error:
             names = [store.name for store in lost_set.stores.values()]
             repair.unproven |= dict.fromkeys(names, str(error))

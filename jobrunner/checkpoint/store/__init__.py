@@ -11,7 +11,7 @@ from jobrunner.checkpoint.store.document import (
     is_sealed,
 )
 from jobrunner.checkpoint.store.layout import PlannedArray, Rows
-from jobrunner.checkpoint.store.store_reader import ArrayOutline, StoreReader
+from jobrunner.checkpoint.store.store_reader import ArrayOutline, StoredValue, StoreReader
 from jobrunner.checkpoint.store.store_writer import (
     LINKED_BYTES,
     Former,

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobrunner.checkpoint.encoding import (
     LONE_ARRAY,
@@ -17,6 +17,7 @@ from jobrunner.checkpoint.encoding import (
     InvalidTreeError,
     Outline,
     StatefulBlob,
+    Tree,
 )
 from jobrunner.checkpoint.storage import Files, join_path, run_all
 from jobrunner.checkpoint.store.array_reader import ArrayReader, Jobs, RowReader
@@ -44,6 +45,14 @@ class ArrayOutline:
 
     def __repr__(self) -> str:
         return f"{self.dtype}[{' x '.join(map(str, self.shape))}]"
+
+
+class StoredValue(NamedTuple):
+    """A blob as it is stored, and not decoded."""
+
+    tree: Tree
+    arrays: Sequence[Array]
+    """What the tree refers to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +118,21 @@ class StoreReader:
         objects saved by their ``state_dict()`` is a `StatefulBlob`; else it holds the states.
         """
         document = self.read_document() if document is None else document
+        values: dict[str, Any] = {}
+        for name, stored in self.read_stored(document, blobs).items():
+            array = stored.arrays.__getitem__
+            values[name] = self._decode(name, stored.tree, array, keeps_states=keeps_states)
+        return values
+
+    def read_stored(
+        self, document: StoreDocument, blobs: Collection[str] | None = None
+    ) -> dict[str, StoredValue]:
+        """Read some blobs, or all, as they are stored, and verify every byte of them."""
         for name in blobs or ():
             self._blob(document, name)
         names = [name for name in document.blobs if blobs is None or name in blobs]
         arrays = self._read_arrays(document, names)
-        values: dict[str, Any] = {}
-        for name in names:
-            tree = document.blobs[name].tree
-            array = arrays[name].__getitem__
-            values[name] = self._decode(name, tree, array, keeps_states=keeps_states)
-        return values
+        return {name: StoredValue(document.blobs[name].tree, arrays[name]) for name in names}
 
     def _read_arrays(self, document: StoreDocument, names: Sequence[str]) -> dict[str, list[Any]]:
         """Read and verify the arrays of some blobs, once their memory is known to exist."""

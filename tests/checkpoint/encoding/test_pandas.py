@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from jobrunner import CheckpointError, DefinitionError
 from jobrunner.checkpoint import Decoder, encode_blobs
-from jobrunner.run.replay.compare import compare_values
+from jobrunner.run.diff import compare_values
 from jobrunner.testing import assert_identical
 from tests.sampling import examples
 from tests.stores import write_store, written_and_read

@@ -16,13 +16,23 @@ from jobrunner import (
     DefinitionError,
     MultiNodeCheckpointManager,
     PlanMismatchError,
+    TaskGroup,
     register_codec,
 )
-from jobrunner.checkpoint import copy_epoch, load_waiting_states, repair_log
+from jobrunner.checkpoint import (
+    copy_epoch,
+    load_group,
+    load_waiting_states,
+    plan_load,
+    repair_log,
+    stateful_blobs,
+    with_contents,
+)
 from jobrunner.checkpoint.encoding.stateful import SavedState, StatefulBlob
+from jobrunner.checkpoint.load_plan import choose_sources
 from jobrunner.data import from_records
 from jobrunner.positions import Position
-from jobrunner.run.replay.compare import compare_checkpoints
+from jobrunner.run.diff import compare_checkpoints
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.blobs import Blobs
@@ -56,6 +66,18 @@ class Nesterov(Momentum):
     pass
 
 
+def stateful_of(manager: MultiNodeCheckpointManager) -> set[tuple[str, str]]:
+    return stateful_blobs(with_contents(manager.directory, manager.record(0)))
+
+
+def load_waiting(
+    manager: MultiNodeCheckpointManager, epoch: int, names: dict[str, list[str]] | None
+) -> TaskGroup:
+    record = with_contents(manager.directory, manager.record(epoch))
+    sources = choose_sources(manager.directory, record)
+    return load_group(plan_load(manager.directory, record, sources, waiting=names), replaces=True)
+
+
 class Rig:
     def __init__(self, path: Path, **options: Any) -> None:
         self.manager = MultiNodeCheckpointManager(path / "runs", **options)
@@ -74,7 +96,7 @@ class Rig:
         if not anew:
             Blobs(workspace).update(made)
         names = {"a": list(made)} if anew else None
-        run_group(self.manager.loader.load(Position.of(epoch), anew=names), workspaces)
+        run_group(load_waiting(self.manager, epoch, names), workspaces)
         if anew:
             assert not workspace.globals.keys() & made.keys()
             Blobs(workspace).update(made)
@@ -128,7 +150,7 @@ def test_a_checkpoint_returns_the_state_without_the_class(rig: Rig) -> None:
     assert_identical(store.load("opt"), opt.state_dict())
     assert store["opt"]["velocity"][1] == 0.1  # lazily
     rig.manager.verify(0)
-    assert rig.manager.loader.stateful_blobs(Position(0)) == {"a": {"opt"}}
+    assert stateful_of(rig.manager) == {("a", "opt")}
 
 
 def test_diff_names_the_changed_items_of_a_state(rig: Rig) -> None:
@@ -145,9 +167,7 @@ def test_a_copied_epoch_still_says_which_blobs_have_a_state(rig: Rig, tmp_path: 
     rig.workspace.globals["opt"] = Momentum()
     rig.save(0)
     copy_epoch(rig.manager.directory, Position(0), str(tmp_path / "copy"))
-    assert MultiNodeCheckpointManager(tmp_path / "copy").loader.stateful_blobs(Position(0)) == {
-        "a": {"opt"}
-    }
+    assert stateful_of(MultiNodeCheckpointManager(tmp_path / "copy")) == {("a", "opt")}
 
 
 def test_a_save_in_the_background_writes_the_state_at_its_epoch(tmp_path: Path) -> None:
@@ -213,7 +233,7 @@ def test_a_codec_takes_precedence_over_a_state_and_cannot_contain_one(rig: Rig) 
     register_codec(Momentum, lambda m: m.steps, lambda steps: Momentum())
     rig.workspace.globals["opt"] = Momentum()
     rig.save(0)
-    assert rig.manager.loader.stateful_blobs(Position(0)) == {"a": frozenset()}
+    assert stateful_of(rig.manager) == set()
 
 
 @pytest.mark.parametrize(
@@ -278,9 +298,9 @@ def test_a_replicated_object_is_saved_once_and_loaded_by_all(tmp_path: Path) -> 
         opt.step()
     save_epoch(manager, Position(0), workspaces, replicated={"opt": ["a", "b"]})
     manager.run.end()
-    assert manager.loader.stateful_blobs(Position(0)) == {"a": {"opt"}, "b": {"opt"}}
+    assert stateful_of(manager) == {("a", "opt"), ("b", "opt")}
     again = {node: Workspace(node) for node in "ab"}
-    run_group(manager.loader.load(Position(0), anew={"a": ["opt"], "b": ["opt"]}), again)
+    run_group(load_waiting(manager, 0, {"a": ["opt"], "b": ["opt"]}), again)
     for workspace in again.values():
         workspace.globals["opt"] = Momentum()
     load_waiting_states(again)
@@ -296,4 +316,4 @@ def test_a_repaired_record_says_which_blobs_have_a_state(rig: Rig) -> None:
     Path(rig.manager.path, "_log", f"{number:010d}.json").unlink()
     again = MultiNodeCheckpointManager(rig.manager.path)
     assert repair_log(again.directory) is not None
-    assert again.loader.stateful_blobs(Position(0)) == {"a": {"opt"}}
+    assert stateful_of(again) == {("a", "opt")}

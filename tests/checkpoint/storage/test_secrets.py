@@ -33,7 +33,6 @@ from jobrunner import (
 from jobrunner.checkpoint import ObjectFiles
 from jobrunner.cli import main
 from jobrunner.compile import changes, describe
-from jobrunner.positions import Position
 
 CANARY = "cAnArY"
 
@@ -227,7 +226,7 @@ def test_pickles_of_sessions_managers_and_handlers_have_no_credentials(
         manager.epochs()  # opens the store
     assert CANARY in str(cloudpickle.dumps(once(files.root)))
     whole, refused = [], []
-    for thing in (files, manager.directory.handler, manager, manager.loader, inproc_session):
+    for thing in (files, manager.directory.handler, manager, inproc_session):
         try:
             whole.append(cloudpickle.dumps(thing))
         except TypeError as error:
@@ -253,8 +252,11 @@ def test_a_run_writes_and_prints_no_credentials_of_its_environment(
         manager = MultiNodeCheckpointManager(path)
         runner = JobRunner(job, manager)
         told += [str(runner.plan_resume()), repr(runner.run(inproc_session))]
-        told += [repr(manager.open(2).record), repr(manager.directory.run_info(Position(2)))]
-        told.append(str(cloudpickle.dumps([manager.directory.files, manager.loader.path])))
+        told += [
+            repr(manager.open(2).record),
+            repr(manager.directory.info_of(manager.record(2).run_number)),
+        ]
+        told.append(str(cloudpickle.dumps([manager.directory.files, manager.directory.path])))
         files = manager.directory.files
         told += [str(files.read(f"{path}/{name}")) for name in dict(files.walk(path))]
         for command in (["ls", path], ["info", path, "2"], ["verify", path], ["fsck", path]):

@@ -23,6 +23,7 @@ from jobrunner import (
     Task,
     epoch_limiter,
 )
+from jobrunner.checkpoint.load_plan import store_readers
 from jobrunner.checkpoint.storage import DOCUMENT_BYTES
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store import layout
@@ -239,7 +240,7 @@ def test_a_part_is_read_by_its_chunks_and_verified(
     rig = Rig(tmp_path, compressors=compressors)
     array = ARRAYS[name]
     rig.save(0, w=array)
-    reader = rig.manager.loader.readers(rig.manager.record(0))["a"]
+    reader = store_readers(rig.manager.directory, rig.manager.record(0))["a"]
     for axis, length in enumerate(array.shape):
         for start, stop in ((0, length), (length // 3, 2 * length // 3), (1, 1)):
             part = reader.load_slice("w", axis, start, stop)
@@ -252,7 +253,9 @@ def test_a_part_of_a_large_array_reads_little_more_than_the_part(rig: Rig) -> No
     rig.save(0, w=array)
     assert len(rig.stored(0)) == 2
     CountingFiles.nbytes = 0
-    part = rig.manager.loader.readers(rig.manager.record(0))["a"].load_slice("w", 0, 3_000, 5_000)
+    part = store_readers(rig.manager.directory, rig.manager.record(0))["a"].load_slice(
+        "w", 0, 3_000, 5_000
+    )
     assert np.array_equal(part, array[3_000:5_000])
     assert part.nbytes <= CountingFiles.nbytes <= 16 << 20
 
@@ -266,7 +269,7 @@ def test_every_read_of_a_chunk_finds_a_flipped_bit(tmp_path: Path, compressors: 
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    reader = rig.manager.loader.readers(rig.manager.record(0))["a"]
+    reader = store_readers(rig.manager.directory, rig.manager.record(0))["a"]
     with pytest.raises(CheckpointCorruptError, match=r"c\.0\.0 is not what was written"):
         reader.load()
     with pytest.raises(CheckpointCorruptError, match=r"c\.0\.0 is not what was written"):
@@ -285,7 +288,7 @@ def test_unchanged_chunks_are_linked_with_their_digests(tmp_path: Path, compress
     array = np.random.default_rng(1).random(2 << 20)
     rig.save(0, w=array)
     assert rig.save(1).linked_bytes > 12 << 20
-    part = rig.manager.loader.readers(rig.manager.record(1))["a"].load_slice(
+    part = store_readers(rig.manager.directory, rig.manager.record(1))["a"].load_slice(
         "w", 0, 1_000_000, 1_000_010
     )
     assert np.array_equal(part, array[1_000_000:1_000_010])

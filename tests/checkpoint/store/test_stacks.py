@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from jobrunner import DefinitionError, MultiNodeCheckpointManager
-from jobrunner.checkpoint import Directory, Loader, copy_epoch, inspect_directory
+from jobrunner.checkpoint import Directory, copy_epoch, inspect_directory, verify_record
 from jobrunner.checkpoint.store.document import ROOT_DOCUMENT
 from jobrunner.checkpoint.store.layout import LEAST_ALIKE
 from jobrunner.checkpoint.store.layout import STACKED_BYTES as MOST_BYTES
@@ -319,7 +319,7 @@ def test_a_copy_of_the_epoch_contains_its_stacks_and_no_stray_files(
         Directory(path, files=CountingFiles()) for path in (rig.path, tmp_path / "copy")
     )
     copy_epoch(source, Position(0), str(tmp_path / "copy"))
-    Loader(copied).verify(Position(0))
+    verify_record(copied, copied.record(Position(0)))
     for directory in (source, copied):
         assert {finding.status for finding in inspect_directory(directory)} <= {"live", "pending"}
     rig.manager.run.start(["a"], {})
