@@ -175,7 +175,7 @@ def main() -> None:
                 if not args.no_peers and "an input" in case and not ray_or_reason():
                     contenders["Ray"] = lambda make=make: by_ray(make, 5)
                 figures = alternate(contenders, args.rounds)
-                limit = 4 if "another" in case else 2
+                limit = 4 if "another" in case else 3
                 is_met = figures[OURS] <= limit * figures["pickle.dumps"]
                 report.add(Row(case, "ms", figures, f"≤ {limit} × pickle.dumps", is_met))
         for count, what, make in ((10, "pairs", pairs), (5, "nested dicts", records)):

@@ -162,14 +162,21 @@ class Binding:
         `DefinitionError` is raised itself. An `ExecutionError` tells of a missing blob, a lost
         worker, or a passed deadline. Changes by tasks that ran remain.
         """
-        [(_, result, _)] = self._run(
-            group,
+        plan, addresses = self._groups.plans[group]
+        if not addresses:
+            return GroupResult(0.0, ())
+        request = Request(
+            "run",
             {"epoch": epoch, "step": step},
-            options=options,
             deadline_seconds=deadline_seconds,
             task_deadline_seconds=task_deadline_seconds,
         )
-        return result
+        started = time.perf_counter()
+        replies = self._run(request, group, options, num_runs=1)
+        seconds = time.perf_counter() - started
+        results = self._results(replies, plan, options, most=1, width=1)
+        request.check(replies, self.plan.job)
+        return dataclasses.replace(results[0], seconds=seconds)
 
     def run_epochs(
         self,
@@ -183,38 +190,42 @@ class Binding:
         The workers stop after a whole epoch: the last, one with a true stop condition, or one that
         ended after `seconds`. With stop conditions on several workers, only epoch `first` runs:
         these would have to agree after each epoch, and asking the client takes no longer.
-        Yields each epoch, its result, and whether
-        it is the last that has ended; raises afterwards what made one fail.
+        Yields each epoch, its result, and whether it is the last that has ended; raises afterwards
+        what made one fail.
         """
         plan, addresses = self._groups.plans["epoch"]
+        if not addresses:
+            for epoch in range(first, first + epochs):
+                yield epoch, GroupResult(0.0, ()), epoch == first + epochs - 1
+            return
         judges = {self.placement[condition.node] for condition in plan.conditions}
+        epochs = epochs if len(judges) <= 1 else 1
+        width = self.plan.steps_per_epoch
+        assert width is not None  # or else the client ends each epoch
         batch = {
-            "epochs": epochs if len(judges) <= 1 else 1,
-            "steps_per_epoch": self.plan.steps_per_epoch,
-            "lead": next(iter(judges or addresses), ""),
+            "epochs": epochs,
+            "steps_per_epoch": width,
+            "lead": next(iter(judges or addresses)),
             "is_judged": bool(judges),
             "seconds": seconds,
         }
-        details = {"epoch": first, "step": 0, "epoch_batch": batch}
-        return self._run("epoch", details, options)
+        request = Request("run", {"epoch": first, "step": 0, "epoch_batch": batch})
+        replies = self._run(request, "epoch", options, num_runs=epochs * width)
+        results = self._results(replies, plan, options, most=epochs * width, width=width)
+        for i, result in enumerate(results):
+            yield first + i, result, i == len(results) - 1
+        request.check(replies, self.plan.job)
 
     def _run(
-        self, group: str, details: dict[str, Any], options: RunOptions, **limits: Any
-    ) -> Iterator[tuple[int, GroupResult, bool]]:
+        self, request: Request, group: str, options: RunOptions, num_runs: int
+    ) -> dict[str, Reply]:
+        """Send a request that takes up to `num_runs` numbers, and wait for the replies."""
         plan, addresses = self._groups.plans[group]
-        epoch = details["epoch"]
-        batch = details.get("epoch_batch", {"epochs": 1, "steps_per_epoch": 1})
-        if not addresses:
-            for i in range(batch["epochs"]):
-                yield (epoch or 0) + i, GroupResult(0.0, ()), i + 1 == batch["epochs"]
-            return
-        started = time.perf_counter()
+        details = request.details
         details |= {"key": group, "options": to_builtins(options)}
-        has_steps = plan.name == "epoch" and self.plan.steps_per_epoch != 1
-        request = Request(
-            "run", details, group=plan.name, epoch=epoch, has_steps=has_steps, **limits
-        )
-        self._under_way = (plan.name, epoch, started, details["step"])
+        request.group, request.epoch = plan.name, details["epoch"]
+        request.has_steps = plan.name == "epoch" and self.plan.steps_per_epoch != 1
+        self._under_way = (plan.name, request.epoch, time.perf_counter(), details["step"])
         try:
             replies = self._messenger.call(request, addresses)
         except NodeLostError:
@@ -224,24 +235,33 @@ class Binding:
             raise
         finally:
             self._under_way = None
-            self._messenger.skip_numbers(batch["epochs"] * batch["steps_per_epoch"] - 1)
-        width = batch["steps_per_epoch"]
-        wall_seconds = time.perf_counter() - started
-        check_runs(replies, batch["epochs"] * width, width)
+            self._messenger.skip_numbers(num_runs - 1)
         for address, reply in replies.items():
             if "room" in reply:
                 self.rooms[address] = reply["room"]
+        return replies
+
+    def _results(
+        self,
+        replies: Mapping[str, Reply],
+        plan: GroupPlan,
+        options: RunOptions,
+        *,
+        most: int,
+        width: int,
+    ) -> list[GroupResult]:
+        """The results of the epochs, of `width` runs each, that have ended on all workers."""
+        check_runs(replies, most, width)
         by_worker = {address: reply.get("runs", ()) for address, reply in replies.items()}
-        count = min(map(len, by_worker.values())) // width
-        for i in range(count):
-            rows = {a: runs[i * width : (i + 1) * width] for a, runs in by_worker.items()}
-            result = merge_runs(rows, [condition.name for condition in plan.conditions])
-            if "epoch_batch" not in details:
-                result = dataclasses.replace(result, seconds=wall_seconds)
-            if options.is_sampled and i == 0:
-                result = dataclasses.replace(result, spans=longest_spans(by_worker, self.placement))
-            yield (epoch or 0) + i, result, i + 1 == count
-        request.check(replies, self.plan.job)
+        conditions = [condition.name for condition in plan.conditions]
+        results = []
+        for start in range(0, min(map(len, by_worker.values())) // width * width, width):
+            rows = {address: runs[start : start + width] for address, runs in by_worker.items()}
+            results.append(merge_runs(rows, conditions))
+        if options.is_sampled and results:
+            spans = longest_spans(by_worker, self.placement)
+            results[0] = dataclasses.replace(results[0], spans=spans)
+        return results
 
     def apply(
         self,
