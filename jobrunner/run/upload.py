@@ -109,7 +109,7 @@ def _copy_store(source: StoreReader, target: StoreReader) -> None:
             files.remove_tree(target.root)
         files.make_directories(target.directory)
         with files.durable(target.directory, [target.store]):
-            copy_files(source, target)
+            copy_files([(source, target)])
         copy_root(source, target, durable=True)
     except OSError as error:
         raise CheckpointWriteError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -40,8 +40,6 @@ from jobrunner.errors import (
 )
 from jobrunner.names import LOG_DIRECTORY, ROOT_DOCUMENT
 from jobrunner.positions import Position
-
-_COPIED_AT_ONCE = 4  # stores, each by threads of its own
 
 
 def restore_epoch(
@@ -200,30 +198,45 @@ def _copy_stores(
             blobs=blobs,
             states=tuple(contents[node].states),
         )
-    farther = max(source.files, target.files, key=lambda files: files.lookups)
+    pairs = list(zip(originals, copies, strict=True))
     with target.files.durable(target.path, list(names.values())):
-        pairs = list(zip(originals, copies, strict=True))
-        list(farther.each(lambda pair: copy_files(*pair), pairs, _COPIED_AT_ONCE))
+        copy_files(pairs)
+        farther = max(source.files, target.files, key=lambda files: files.lookups)
         list(farther.each(lambda pair: copy_root(*pair), pairs))
     return receipts
 
 
-def copy_files(source: StoreReader, target: StoreReader) -> None:
-    """Copy a store but for its root document, and verify each file; the caller makes it durable."""
+def copy_files(pairs: Sequence[tuple[StoreReader, StoreReader]]) -> None:
+    """Copy stores but for their root documents, and verify each file; the caller makes them durable.
+
+    All files of all stores are one list of jobs, so that many small stores are copied as quickly as
+    a large one: requests to an object store take longer than all else.
+    """
+    source, target = pairs[0]
+    farther = max(source.files, target.files, key=lambda files: files.lookups)
+    jobs = []
+    nbytes = 0
+    for store_jobs, store_nbytes in farther.each(lambda pair: _begin_copy(*pair), pairs):
+        jobs += store_jobs
+        nbytes += store_nbytes
+    run_all(jobs, max(source.files.threads, target.files.threads), nbytes)
+
+
+def _begin_copy(source: StoreReader, target: StoreReader) -> tuple[list[Callable[[], None]], int]:
+    """Make the copy's directories, with the arrays' documents; returns a job for each chunk."""
     document = source.read_document()
-    chunks, documents = document.files(), document.zarr_documents()
+    chunks = document.files()
 
     def copy(path: str) -> None:
         content = source.verified.read(path, chunks[path])
         target.files.write(join_path(target.root, path), [content])
 
     target.files.make_directory(target.root)
-    for path, content in documents.items():
+    for path, content in document.zarr_documents().items():
         directory = join_path(target.root, os.path.dirname(path))
         target.files.make_directory(directory, {ROOT_DOCUMENT: [content]})
-    jobs = [partial(copy, path) for path in chunks]
-    nbytes = sum(size for size, _ in chunks.values())
-    run_all(jobs, max(source.files.threads, target.files.threads), nbytes)
+    jobs: list[Callable[[], None]] = [partial(copy, path) for path in chunks]
+    return jobs, sum(size for size, _ in chunks.values())
 
 
 def copy_root(source: StoreReader, target: StoreReader, *, durable: bool = False) -> None:

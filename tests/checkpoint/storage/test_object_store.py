@@ -567,7 +567,7 @@ def test_an_entry_that_is_missing_among_those_read_at_once_is_named(gate: Gate) 
     ):
         MultiNodeCheckpointManager(gate.root, files=gate).epochs()
     gate.remove_file(f"{gate.root}/_log/0000000004.json")
-    with pytest.raises(CheckpointCorruptError, match="Entry 3 of the log is missing"):
+    with pytest.raises(CheckpointCorruptError, match=r"Entry 3 .* is missing, although"):
         MultiNodeCheckpointManager(gate.root, files=gate).epochs()
 
 
