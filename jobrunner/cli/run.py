@@ -202,10 +202,14 @@ def run(
     with terminated_as_interrupt(), shown as live:
         runner = JobRunner(job, manager, callbacks=[live.state, *called], **options)
         save_on_usr1 = handled("SIGUSR1", lambda number, frame: runner.save_now())
-        runner.plan_resume()  # report mistakes before a cluster starts
+        result = runner.result_if_finished()  # reports mistakes before a cluster starts
         try:
-            with cluster() as session, _reported(manager, report), save_on_usr1:
-                result = runner.run(session, progress=False)
+            if result is None:
+                with cluster() as session, _reported(manager, report), save_on_usr1:
+                    result = runner.run(session, progress=False)
+            else:
+                with _reported(manager, report):
+                    pass
         except KeyboardInterrupt as interrupt:
             raise type(interrupt)(_advise(manager, again)) from interrupt
         except errors.ExecutionError as error:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from jobrunner.checkpoint import Details
+from jobrunner.checkpoint import Details, MultiNodeCheckpointManager
 from jobrunner.cluster import Binding, GroupResult, Session
 from jobrunner.config import get_number
 from jobrunner.errors import (
@@ -51,6 +51,32 @@ MAX_BATCH_EPOCHS = 10_000
 
 SPARE_SECONDS = 1.0
 """How often a run that lost workers looks for new ones."""
+
+
+def recorded_metrics(manager: MultiNodeCheckpointManager | None) -> list[dict[str, Any]]:
+    """The metrics of all recorded whole epochs, as in `RunResult.metrics`."""
+    rows = [] if manager is None else manager.history()
+    whole = [row for row in rows if row["epoch"] and not row["step"]]
+    return [{**row["metrics"], "epoch": row["epoch"]} for row in whole]
+
+
+def tell_finished(runner: JobRunner, resume: Resume) -> RunResult:
+    """The result of a run of a job that has finished: nothing is placed, and nothing is loaded."""
+    begin = resume.begin
+    assert begin is not None
+    state = State(Losses(runner.max_restarts))
+    state.epoch, state.resumed_from = begin.record.at.epoch, begin.record.epoch
+    state.fired = recorded_stops(resume.plan, begin.record)
+    earlier = partial(recorded_metrics, runner.checkpoint_manager)
+    result = state.result(resume.plan.epoch_limit, earlier)
+    callbacks = Callbacks(runner.callbacks)
+    try:
+        callbacks.notify("on_setup", runner)
+        callbacks.notify("on_start", resume.in_words(), resume.plan.epoch_limit)
+        callbacks.notify("on_finish", result)
+    finally:
+        callbacks.close()
+    return result
 
 
 class Run:
@@ -123,14 +149,8 @@ class Run:
             raise
         finally:
             self.saver.end(lambda: self.watch.end(outcome))
-        return self.state.result(self.plan.epoch_limit, self._recorded_metrics)
-
-    def _recorded_metrics(self) -> list[dict[str, Any]]:
-        """The metrics of all recorded whole epochs, as in `RunResult.metrics`."""
-        manager = self.runner.checkpoint_manager
-        rows = [] if manager is None else manager.history()
-        whole = [row for row in rows if row["epoch"] and not row["step"]]
-        return [{**row["metrics"], "epoch": row["epoch"]} for row in whole]
+        earlier = partial(recorded_metrics, self.runner.checkpoint_manager)
+        return self.state.result(self.plan.epoch_limit, earlier)
 
     def _run_to_end(self) -> None:
         """Init or resume, then epochs, then upload, download and exit; again after a loss."""

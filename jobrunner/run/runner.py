@@ -19,7 +19,7 @@ from jobrunner.errors import DefinitionError
 from jobrunner.positions import EpochLike
 from jobrunner.run.callbacks import check_callbacks, enders
 from jobrunner.run.load import load_blobs
-from jobrunner.run.loop import Run
+from jobrunner.run.loop import Run, tell_finished
 from jobrunner.run.matching import Migration, Missing, adapt
 from jobrunner.run.replay import Replay, ReplayReport
 from jobrunner.run.result import ResumePlan, RunResult
@@ -207,6 +207,15 @@ class JobRunner:
     def binding(self) -> Binding | None:
         """The nodes on their workers, for views of the run; None before and after it."""
         return getattr(self._run, "binding", None)
+
+    def result_if_finished(self) -> RunResult | None:
+        """The result of a job that has finished, exit group included; None if something is left.
+
+        A run of such a job would only load its last epoch. Callbacks hear that it begins and ends.
+        Runs on the client; needs no cluster. Raises what `plan_resume` does.
+        """
+        resume = self._decide()
+        return tell_finished(self, resume) if resume.left == "nothing" else None
 
     def under_way(self) -> UnderWay | None:
         """Say what runs on the workers now: the group, its epoch, its tasks, and for how long.

@@ -462,6 +462,20 @@ def test_a_history_of_mid_epoch_checkpoints_is_kept_where_asked(
     assert manager.positions() == [Position(1, 1), Position(2)]
 
 
+def test_a_finished_job_needs_no_cluster(process_cluster: LocalCluster, script: Path) -> None:
+    first = _run(process_cluster, script)
+    assert first.exit_code == 0, first.output
+    runs = script.parent / "runs"
+    before = sorted(runs.rglob("*"))
+    log = script.parent / "log.csv"
+    again = _invoke(
+        *("run", script, "--checkpoint", runs, "--scheduler", "tcp://127.0.0.1:9", "--log", log)
+    )
+    assert again.exit_code == 0, again.output
+    assert "done at epoch 4, resumed from epoch 4, stopped by epoch_limiter" in again.stdout
+    assert sorted(runs.rglob("*")) == before
+
+
 def test_callbacks_logs_and_a_migration_are_named_as_options(
     process_cluster: LocalCluster, tmp_path: Path
 ) -> None:
