@@ -47,7 +47,7 @@ FUNCTION_WORDS = frozenset(
         "again",
     ]
 )
-CLEAN = ("checkpoint", "compile", "define", "texts", "workspace")
+CLEAN = ("checkpoint", "compile", "define", "texts", "worker", "workspace")
 """Packages that follow the rule; others join when they are rewritten."""
 NOT_YET = {
     "checkpoint/commits.py",

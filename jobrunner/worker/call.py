@@ -51,16 +51,16 @@ def gather(step: Step, instance: int = 0) -> list[Any]:
 def set_up(functions: Mapping[str, Callable[[], Any]]) -> Iterator[dict[str, Any]]:
     """Make arguments; at the end, let generators among the functions go on, the last one first."""
     with ExitStack() as stack:
-        made = {}
+        arguments = {}
         for name, fn in functions.items():
-            made[name] = fn()
-            if isinstance(generator := made[name], GeneratorType):
-                for made[name] in generator:
+            arguments[name] = fn()
+            if isinstance(generator := arguments[name], GeneratorType):
+                for arguments[name] in generator:
                     break
                 else:
                     raise RuntimeError(f"The function that sets up {name!r} yields no value.")
                 stack.callback(_end, name, generator)
-        yield made
+        yield arguments
 
 
 def _end(name: str, generator: Generator[Any]) -> None:
@@ -172,10 +172,10 @@ def _split(step: Step, box: list[Any]) -> list[Any]:
         count = -1
     if count != len(step.outputs):
         names = ", ".join(step.output_names)
-        found = type(value).__qualname__ + (f" of length {count}" if count >= 0 else "")
+        description = type(value).__qualname__ + (f" of length {count}" if count >= 0 else "")
         raise DefinitionError(
             f"Task {step.workspace.node}/{step.name} has {len(step.outputs)} outputs ({names}), "
-            f"so it must return a sequence of that length; it returned {found}. Return a tuple, "
+            f"so it must return a sequence of that length; it returned {description}. Return a tuple, "
             f'or name one output, as in outputs=["w"], to store the whole value in it.'
         )
     _refuse_lazy(step, value)
@@ -186,11 +186,11 @@ def _split(step: Step, box: list[Any]) -> list[Any]:
 def _refuse_lazy(step: Step, values: Iterable[Any]) -> None:
     kind = next((type(value) for value in values if type(value) in _LAZY), None)
     if kind is not None:
-        why = "runs only when somebody takes its items, and only once. Return a list or a tuple of them"
+        problem = "runs only when somebody takes its items, and only once. Return a list or a tuple of them"
         if kind in _AWAITED:
-            why = "nobody awaits. Call asyncio.run(...) in the task, and return its result"
+            problem = "nobody awaits. Call asyncio.run(...) in the task, and return its result"
         raise DefinitionError(
-            f"Task {step.workspace.node}/{step.name} returned {kind.__qualname__}, which {why}."
+            f"Task {step.workspace.node}/{step.name} returned {kind.__qualname__}, which {problem}."
         )
 
 

@@ -128,8 +128,8 @@ class GroupRun:
     def progress(self) -> dict[str, tuple[int, int, str]]:
         """By node: how many tasks have ended, of how many, and one that runs, if any."""
         with self._lock:
-            seen = [*self._counts], [*self._ready], self._next_first, [*self._running.values()]
-        return self.program.progress(*seen)  # which takes a while for many tasks
+            progress = [*self._counts], [*self._ready], self._next_first, [*self._running.values()]
+        return self.program.progress(*progress)  # which takes a while for many tasks
 
     def _tick(self) -> None:
         with self._lock:
@@ -156,7 +156,7 @@ class GroupRun:
                 # Once its node's tasks have ended, its last run is ready.
                 if self._is_over or self._counts[position] == 0:
                     return
-                running = [it.position for it in list(self._running.values())]
+                running = [task.position for task in list(self._running.values())]
                 is_free = (
                     self._is_open
                     and not self._report_locks[position].locked()
@@ -227,15 +227,19 @@ class GroupRun:
         self._end_thread()
 
     def _call(
-        self, step: Step, arguments: list[Any], instance: int, made: Mapping[str, Any] | None = None
+        self,
+        step: Step,
+        arguments: list[Any],
+        instance: int,
+        shared_arguments: Mapping[str, Any] | None = None,
     ) -> Any:
         FRAME.set([self._make_current, step, instance, None])
         began = perf_counter()
         try:
-            if made is None:
+            if shared_arguments is None:
                 return step.fn(*arguments)
             with set_up(step.instance_setup) as own:
-                return step.fn(*arguments, **made, **own)
+                return step.fn(*arguments, **shared_arguments, **own)
         finally:
             if self.spans is not None and len(self.spans) < MOST_NOTED:
                 times = began - self._began, perf_counter() - began
@@ -249,13 +253,15 @@ class GroupRun:
         results: list[Any] = [None] * count
         FRAME.set([self._make_current, step, -1, None])
         shared = set_up(step.setup)
-        made = shared.__enter__()
+        shared_arguments = shared.__enter__()
 
         def run(instance: int) -> bool:
             nonlocal left
             is_last = has_failed = False
             try:
-                results[instance] = self._call(step, arguments[instance], instance, made)
+                results[instance] = self._call(
+                    step, arguments[instance], instance, shared_arguments
+                )
             except BaseException:
                 has_failed = True
                 raise

@@ -230,8 +230,8 @@ class GroupRuns:
 
     def _finish_failed(self, failure: Failure) -> None:
         epoch, step = self._batch.epoch_and_step
-        about = {"epoch": epoch, "step": step}
-        self._finish({"status": "failed", "failure": asdict(failure), **about})
+        position = {"epoch": epoch, "step": step}
+        self._finish({"status": "failed", "failure": asdict(failure), **position})
         where = f"{failure.node}/{failure.task} failed: " if failure.node else ""
         self._abort_peers(self._batch.run_number, where + failure.summary)
 
@@ -251,11 +251,11 @@ class GroupRuns:
 
     def _hear(self, notes: Sequence[tuple[int, Sequence[Any]]]) -> None:
         for kind, (data,) in notes:
-            first, _, rest = str(data, "utf-8").partition(" ")
+            first, _, argument = str(data, "utf-8").partition(" ")
             if kind == GRANT:
-                self._batch.hear_grant(Grant(int(first), rest == "1"))
+                self._batch.hear_grant(Grant(int(first), argument == "1"))
             elif kind == REPORT:
-                self._batch.hear_report(rest, int(first))
+                self._batch.hear_report(argument, int(first))
 
     # ---- a run
 

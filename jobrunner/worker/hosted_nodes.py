@@ -118,15 +118,15 @@ class HostedNodes:
         """Run a shipped group, once or for a batch of epochs: see `Binding.run_epochs`."""
 
         def begin(operation: Operation) -> None:
-            program, about = self._programs.get(key), dict[str, Any](epoch_batch or {})
+            program, batch_options = self._programs.get(key), dict[str, Any](epoch_batch or {})
             if program is None:
                 raise ExecutionError(
                     f"Worker {self._address} was asked to run a group {key!r:.80} that it was not "
                     f"sent. Start the job again."
                 )
-            if about.get("lead") == self._address:
-                about.update(lead="", followers=program.peers)
-            batch = EpochBatch(number, epoch=epoch, step=step, options=options, **about)
+            if batch_options.get("lead") == self._address:
+                batch_options.update(lead="", followers=program.peers)
+            batch = EpochBatch(number, epoch=epoch, step=step, options=options, **batch_options)
             self._runs.start(program, batch, operation)
 
         self._start("run", number, begin)
@@ -250,12 +250,12 @@ class HostedNodes:
 
         self.threads.submit(call)
 
-    def _unpickle(self, data: bytes, what: str) -> Any:
+    def _unpickle(self, data: bytes, description: str) -> Any:
         try:
             return pickle.loads(data)
         except Exception as error:
             raise ExecutionError(
-                f"Worker {self._address} could not unpickle {what}: {type(error).__name__}: "
+                f"Worker {self._address} could not unpickle {description}: {type(error).__name__}: "
                 f"{error}. Install the modules that the tasks need on the worker, in the client's "
                 f"versions, or let cloudpickle send your module by value: "
                 f"cloudpickle.register_pickle_by_value(module)."
@@ -271,8 +271,8 @@ class HostedNodes:
             own = {node: part[key] for node, part in parts.items() if key in part}
             if own:
                 plan = GroupPlan(name, own, crossings, conditions)
-                others = {n: self._placement[n] for n in nodes if n not in self.workspaces}
-                self._programs[key] = Program(key, plan, self.workspaces, others)
+                elsewhere = {n: self._placement[n] for n in nodes if n not in self.workspaces}
+                self._programs[key] = Program(key, plan, self.workspaces, elsewhere)
         return {}
 
 

@@ -47,22 +47,22 @@ class MemoryLimit:
 
         That is half the time until memory runs out, if it grows as fast as since the last look.
         """
-        before, then = self._last
+        before, used_before = self._last
         now, used = self._last = (self.clock(), self.used_bytes())
         left = self.most_bytes - used
         self.is_over = left < 0 and self.used_bytes() > self.most_bytes
-        growth = (used - then) / max(now - before, 1e-6)
+        growth = (used - used_before) / max(now - before, 1e-6)
         if growth <= 0:
             return SLOWEST_LOOK_SECONDS
         return min(max(left / growth / 2, FASTEST_LOOK_SECONDS), SLOWEST_LOOK_SECONDS)
 
-    def require(self, nbytes: int, what: str) -> None:
+    def require(self, nbytes: int, description: str) -> None:
         """Raise an `ExecutionError` if that many bytes do not fit."""
         if self.is_limited and nbytes >= KNOWN_BYTES:
             used = self.used_bytes()
             if used + nbytes > self.most_bytes:
                 raise ExecutionError(
-                    f"{what} takes {format_bytes(nbytes)}, more than worker {self.address} has "
+                    f"{description} takes {format_bytes(nbytes)}, more than worker {self.address} has "
                     f"left: {self._account(used)}"
                 )
 

@@ -55,9 +55,9 @@ class Outbox:
     def waiting_bytes(self) -> int:
         """Bytes not yet taken by other workers; a value for several workers counts for each."""
         with self._lock:
-            made = sum(frame_bytes(frames) * len(to) for _, to, _, frames in self._made)
+            total = sum(frame_bytes(frames) * len(to) for _, to, _, frames in self._made)
         pending = sum(map(_values_bytes, self._pending.values()))
-        return made + pending + sum(self._sending_bytes.values())
+        return total + pending + sum(self._sending_bytes.values())
 
     def start(self, number: int) -> None:
         """Drop unsent values of runs before `number`."""
@@ -90,11 +90,11 @@ class Outbox:
 
     def _sort(self) -> None:
         with self._lock:
-            made, self._made = self._made, []
-        for number, addresses, crossing, frames in made:
+            values, self._made = self._made, []
+        for number, addresses, crossing, frames in values:
             for address in addresses if number >= self._number else ():
-                values = self._pending.setdefault(address, {}).setdefault(number, [])
-                values.append((crossing, frames))
+                pending = self._pending.setdefault(address, {}).setdefault(number, [])
+                pending.append((crossing, frames))
                 if address not in self._sending:
                     self._sending[address] = asyncio.ensure_future(self._send_to(address))
 
@@ -105,8 +105,8 @@ class Outbox:
             while problem is None and (runs := self._pending.pop(address, None)):
                 # Lists, since Dask's messages within a process lose what is apart in tuples.
                 lists: Any = [
-                    [number, [[crossing, wrap_frames(frames)] for crossing, frames in made]]
-                    for number, made in runs.items()
+                    [number, [[crossing, wrap_frames(frames)] for crossing, frames in run_values]]
+                    for number, run_values in runs.items()
                 ]
                 values = lists
                 self._sending_bytes[address] = _values_bytes(runs)

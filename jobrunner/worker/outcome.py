@@ -99,12 +99,12 @@ def describe_failure(
 def _endless(node: str, task: str, trace: TracebackType | None) -> DefinitionError:
     """The error for a value that could not be walked to its end."""
     functions = {frame.f_code.co_name for frame, _ in traceback.walk_tb(trace)}
-    what = "returned" if "finish" in functions else "reads or updates"
+    verb = "returned" if "finish" in functions else "reads or updates"
     if "_settle_updates" in functions:
-        what = "updated"
-    who = f"Task {node}/{task} {what} a value that" if task else "A value"
+        verb = "updated"
+    subject = f"Task {node}/{task} {verb} a value that" if task else "A value"
     return DefinitionError(
-        f"{who} is nested too deeply to be copied, sent or saved. Use a flat list or dict in which "
+        f"{subject} is nested too deeply to be copied, sent or saved. Use a flat list or dict in which "
         f"items name each other by index or key."
     )
 
@@ -127,18 +127,18 @@ def is_true(name: str, value: Any) -> bool:
 
 def _shorten_texts(error: BaseException) -> None:
     """Shorten long messages of an exception and of its causes: whoever prints it prints them all."""
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
     left: list[BaseException | None] = [error]
     while left:
-        one = left.pop()
-        if one is None or one in found:
+        cause = left.pop()
+        if cause is None or cause in errors:
             continue
-        found.append(one)
-        left += [one.__cause__, one.__context__]
+        errors.append(cause)
+        left += [cause.__cause__, cause.__context__]
         with suppress(Exception):  # a class may forbid it
-            one.args = tuple(shorten(arg) if isinstance(arg, str) else arg for arg in one.args)
-            if notes := getattr(one, "__notes__", None):
-                one.__notes__ = [shorten(note) for note in notes]
+            cause.args = tuple(shorten(arg) if isinstance(arg, str) else arg for arg in cause.args)
+            if notes := getattr(cause, "__notes__", None):
+                cause.__notes__ = [shorten(note) for note in notes]
 
 
 def _pickled(error: BaseException) -> bytes | None:

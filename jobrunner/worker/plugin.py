@@ -125,16 +125,16 @@ class WorkspaceHost(WorkerPlugin):
         """Handle a message from a client or another worker; a failure is returned, not raised."""
         try:
             owner: object = self
-            found = _OWN_CALLS.get(call)
-            if found is not None:
+            handler = _OWN_CALLS.get(call)
+            if handler is not None:
                 details["binding"] = binding
             else:
-                owner, found = self.bindings.get(binding), _CALLS.get(call)
+                owner, handler = self.bindings.get(binding), _CALLS.get(call)
                 if owner is None:
                     return {"status": "unknown"}
-                if found is None:
+                if handler is None:
                     raise TypeError(f"expected one of {', '.join([*_OWN_CALLS, *_CALLS])}")
-            method, schema = found
+            method, schema = handler
             arguments = structs.asdict(msgspec.convert(details, schema))
         except (TypeError, msgspec.ValidationError) as error:  # it may come from anyone
             logger.error(

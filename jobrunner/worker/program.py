@@ -113,14 +113,14 @@ class Program:
         key: str,  # unique among the groups of the binding
         plan: GroupPlan,  # with the slices of this worker's nodes only
         workspaces: Mapping[str, Workspace],
-        others: Mapping[str, str],  # the group's nodes on other workers, and their addresses
+        elsewhere: Mapping[str, str],  # the group's nodes on other workers, and their addresses
     ) -> None:
         slices, crossings = plan.slices, plan.crossings
         self.key = key
         self.name = plan.name
-        self.peers = tuple(set(others.values()))  # addresses of the other workers that take part
+        self.peers = tuple(set(elsewhere.values()))  # addresses of the other workers that take part
         self.routes = {  # crossing -> addresses of the other workers that need it
-            crossing.id: tuple({others[node] for node in crossing.targets if node in others})
+            crossing.id: tuple({elsewhere[node] for node in crossing.targets if node in elsewhere})
             for crossing in crossings
             if crossing.source in slices
         }
@@ -204,8 +204,8 @@ class Program:
         node = workspace.node
         if task.is_seeded:
             setup, own = (
-                {name: seeded(make) for name, make in each.items()}
-                for each in (task.setup, task.instance_setup)
+                {name: seeded(make) for name, make in functions.items()}
+                for functions in (task.setup, task.instance_setup)
             )
             task = replace(task, fn=seed_calls(task.fn), setup=setup, instance_setup=own)
         fn = task.callee()

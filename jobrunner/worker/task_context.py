@@ -167,8 +167,8 @@ class Reports:
             if isinstance(value, Total):
                 self._combine(value, name, node, task, order, instance)
                 continue
-            found = self._last.get((name, node))
-            if found is not None and (found.order, found.instance) > (order, instance):
+            previous = self._last.get((name, node))
+            if previous is not None and (previous.order, previous.instance) > (order, instance):
                 continue
             nbytes = self._nbytes
             if isinstance(value, tuple):
@@ -176,8 +176,8 @@ class Reports:
                 nbytes += len(value[-1])
             else:
                 entry = MetricEntry(name, node, order, instance, value)
-            if isinstance(found, ArrayEntry):
-                nbytes -= len(found.data)
+            if isinstance(previous, ArrayEntry):
+                nbytes -= len(previous.data)
             if nbytes > MOST_ARRAYS_BYTES:
                 raise ValueError(
                     f"Task {node}/{task} reports {name!r}: the arrays and images that tasks on "
@@ -330,20 +330,20 @@ def _call_seeded(
     if FRAME.get() is None:
         return function(*args, **kwargs)
     with current_task()._global_generators():
-        made = function(*args, **kwargs)
-        if not isinstance(made, GeneratorType):
-            return made
-        first = next(made)
-    return _go_on(first, made)  # type: ignore[return-value]
+        value = function(*args, **kwargs)
+        if not isinstance(value, GeneratorType):
+            return value
+        first = next(value)
+    return _go_on(first, value)  # type: ignore[return-value]
 
 
 def seed_calls(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a task's function `seeded`, or what a function with `seeded_within` calls."""
     within = getattr(without_partials(function), "seeded_within", seeded)
-    made: Callable[..., Any] = within(function)
-    return made
+    wrapped: Callable[..., Any] = within(function)
+    return wrapped
 
 
-def _go_on(first: Any, rest: Generator[Any, Any, Any]) -> Iterator[Any]:
+def _go_on(first: Any, generator: Generator[Any, Any, Any]) -> Iterator[Any]:
     yield first
-    yield from rest
+    yield from generator

@@ -110,8 +110,8 @@ class UnixListener(BaseListener):
         if self._socket.fileno() < 0:  # stopped meanwhile: nobody would end the handshake
             connection.close()
             return
-        here = f"{SCHEME}://{HOST}"
-        comm = TCP(_stream(connection), self.contact_address, here, self._deserialize)
+        machine = f"{SCHEME}://{HOST}"
+        comm = TCP(_stream(connection), self.contact_address, machine, self._deserialize)
         comm.allow_offload = self._allow_offload
         with suppress(CommClosedError):  # before the end of the handshake
             await self.on_connection(comm)

@@ -104,7 +104,7 @@ class Bench:
             "epoch",
             replace(plan, slices={node: plan.slices[node] for node in held}),
             self.workspaces,
-            others={node: "tcp://there" for node in plan.slices if node not in held},
+            elsewhere={node: "tcp://there" for node in plan.slices if node not in held},
         )
         self.nthreads = nthreads
         self.timer = ManualTimer()
