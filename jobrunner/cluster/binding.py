@@ -353,11 +353,11 @@ class Binding:
         placed = self._leases.take(nodes, stays, wait_seconds, most_workers, details)
         self.placement.update(placed)
         news: dict[str, Any] = {a: {"nodes": {}} for a in self._members.workers}
-        uids = {node.name: node.uid for node in nodes if node.uid is not None}
+        streams = {node.name: node.stream for node in nodes if node.stream}
         for node, address in placed.items():
             news[address]["nodes"][node] = sorted(self.plan.transient.get(node, ()))
-            if node in uids:
-                news[address].setdefault("uids", {})[node] = uids[node]
+            if node in streams:
+                news[address].setdefault("streams", {})[node] = streams[node]
         self._call(Request("ship", {"placement": self.placement}, per_worker=news), list(news))
 
     def blob_names(self) -> dict[str, frozenset[str]]:

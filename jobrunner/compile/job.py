@@ -265,11 +265,9 @@ def _resumed_tasks(
 def planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
     """The nodes that these groups use, with what they require of their workers."""
     planned: dict[str, PlannedNode] = {}
-    uids: dict[str, str] = {}
     for group in groups:
         for node in _nodes_of(group):
             wanted = PlannedNode(node.name, node.workers, node.resources)
-            uid = uids.setdefault(node.name, node.uid) if node.uid is not None else None
             first = planned.setdefault(node.name, wanted)
             if first.workers is None and first.resources is None:
                 planned[node.name] = wanted
@@ -279,24 +277,8 @@ def planned_nodes(groups: Iterable[TaskGroup]) -> tuple[PlannedNode, ...]:
                     f"resources={first.resources}, and workers={node.workers}, "
                     f"resources={node.resources}. Make it once and use that object."
                 )
-            if uid != node.uid:
-                raise DefinitionError(
-                    f"Node {node.name!r} has two uids, {uid!r} and {node.uid!r}. Make it once and use "
-                    f"that object."
-                )
     check_distinct(planned, "nodes")
-    named: dict[str, str] = {}
-    for name in planned:
-        uid = uids.get(name, name)
-        if named.setdefault(uid, name) != name:
-            raise DefinitionError(
-                f"Nodes {named[uid]!r} and {name!r} have the same uid, {uid!r}; a node without a uid "
-                f"has its name for one. Give each its own."
-            )
-    return tuple(
-        structs.replace(node, uid=uids[name]) if name in uids else node
-        for name, node in planned.items()
-    )
+    return tuple(planned.values())
 
 
 def _nodes_of(group: TaskGroup) -> Iterable[Node]:

@@ -181,12 +181,13 @@ class GroupPlan(Struct, frozen=True):
 
 
 class PlannedNode(Struct, frozen=True):
-    """A node, what it requires of its worker in Dask's terms, and its `uid` if it has one."""
+    """A node, and what it requires of its worker in Dask's terms."""
 
     name: str
     workers: tuple[str, ...] | None = None
     resources: Mapping[str, float] | None = None
-    uid: str | None = None
+    stream: str = ""
+    """The first name of a renamed node: its tasks draw random numbers as under that name."""
     kind: str = ""  # nodes of a job with the same tasks in each epoch are of the same kind
 
 
@@ -236,10 +237,6 @@ class Plan(Struct, frozen=True):
     def ends_epoch(self, conditions: Collection[str]) -> bool:
         """Whether an epoch of no fixed length ends after a step, with these conditions true."""
         return any(name.endswith(ENDS_EPOCH) for name in conditions)
-
-    def uids(self) -> dict[str, str]:
-        """The nodes that have a `uid`, each with it."""
-        return {node.name: node.uid for node in self.nodes if node.uid is not None}
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{key} {_count(group)}" for key, group in self.groups.items())

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from jobrunner.define.array_options import read_array_options
-from jobrunner.define.checks import NATURAL, Label, Rule, checked, number
+from jobrunner.define.checks import NATURAL, Rule, checked, number
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
 
@@ -90,10 +90,6 @@ class Node(Active):
         Addresses, names or hosts of the workers it may run on, as in `Client.submit`.
     resources : mapping of str to float, optional
         The resources of its worker that it occupies, as in `Client.submit`.
-    uid : str, optional
-        What identifies the node in checkpoints; by default its name. A node with a `uid` may be
-        renamed: it still loads what was saved under that `uid`, or under that name, and its tasks
-        draw the same random numbers.
 
     Examples
     --------
@@ -113,13 +109,11 @@ class Node(Active):
         *,
         workers: Annotated[str | Sequence[str], _WORKERS] | None = None,
         resources: Annotated[Mapping[str, float], _RESOURCES] | None = None,
-        uid: Label | None = None,
     ) -> None:
         self.name = check_name(name, "node")
         listed = (workers,) if isinstance(workers, str) else workers
         self.workers = None if listed is None else tuple(listed)
         self.resources = None if resources is None else dict(resources)
-        self.uid = uid
 
     @classmethod
     def current(cls) -> Node:

@@ -163,7 +163,7 @@ class ResumePlan:
     rebuilds : tuple of str
         The init tasks that would run again after the load.
     renames : tuple of str
-        Recorded nodes and blobs that have another name now, by ``rename`` or by their uid.
+        Recorded nodes and blobs that have another name now, by ``rename``.
     makes : tuple of str
         Blobs that the checkpoint lacks: what would make them, if not an init task.
     drops : tuple of str

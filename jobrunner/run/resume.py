@@ -312,7 +312,7 @@ def _find_waiting(
 
 def with_streams(plan: Plan, streams: Mapping[str, str]) -> Plan:
     """The plan, whose nodes draw random numbers under their first names."""
-    nodes = [structs.replace(node, uid=streams.get(node.name, node.uid)) for node in plan.nodes]
+    nodes = [structs.replace(node, stream=streams.get(node.name, "")) for node in plan.nodes]
     return structs.replace(plan, nodes=tuple(nodes))
 
 

@@ -88,7 +88,7 @@ class HostedNodes:
         number: Number,
         wait_seconds: Seconds,
         nodes: Mapping[str, Sequence[str]] | None = None,
-        uids: Mapping[str, str] | None = None,
+        streams: Mapping[str, str] | None = None,
         placement: Mapping[str, str] | None = None,
         groups: bytes | None = None,
         slices: Mapping[str, bytes] | None = None,
@@ -98,8 +98,8 @@ class HostedNodes:
         def begin(operation: Operation) -> None:
             self._placement.update(placement or {})
             for node, transient in (nodes or {}).items():
-                uid = (uids or {}).get(node, "")
-                self.workspaces[node] = Workspace(node, frozenset(transient), uid)
+                stream = (streams or {}).get(node, "")
+                self.workspaces[node] = Workspace(node, frozenset(transient), stream)
             self._in_thread(operation, partial(self._load_groups, groups, dict(slices or {})))
 
         self._start("ship", number, begin)

@@ -69,7 +69,7 @@ class CurrentTask:
     def rng(self) -> np.random.Generator:
         """The task's own random numbers.
 
-        They depend on job seed, group, node (its uid, or else its name), task, epoch, step and
+        They depend on job seed, group, node (its first name), task, epoch, step and
         instance alone: they are the same after a restart and on any number of workers.
         """
         task = (self.group, self.workspace.identity, self.name)

@@ -82,7 +82,7 @@ class Workspace:
 
     node: str
     transient: frozenset[str] = frozenset()  # names of the global blobs that are never saved
-    uid: str = ""  # the node's, if it has one
+    stream: str = ""  # the first name of a renamed node, under which its tasks draw
     # The stored values of blobs: see `values`. Global ones outlive runs and are saved, private ones
     # are those of the current run.
     globals: dict[str, Any] = field(default_factory=dict)
@@ -247,7 +247,7 @@ class WorkspaceView(Mapping[str, Any]):
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self.identity = workspace.uid or workspace.node
+        self.identity = workspace.stream or workspace.node
 
     def __getitem__(self, name: str) -> Any:
         return self._workspace.lookup(name)
