@@ -36,4 +36,4 @@ from jobrunner.checkpoint.encoding.job_classes import (
 )
 from jobrunner.checkpoint.encoding.outline import Outline
 from jobrunner.checkpoint.encoding.stateful import StatefulBlob, given_state, join_states
-from jobrunner.checkpoint.encoding.unmade import Unmade, library_parts
+from jobrunner.checkpoint.encoding.unmade import Unmade

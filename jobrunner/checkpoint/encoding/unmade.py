@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from jobrunner.checkpoint.encoding.libraries import type_of
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unmade:
@@ -28,14 +26,3 @@ class Unmade:
     def __repr__(self) -> str:
         name = self.kind.removeprefix("codec ")
         return f"{name}({self.parts!r})"
-
-
-def library_parts(value: Any) -> Unmade | None:
-    """Return what a library's value is made of; None if it is not one, or not exact."""
-    kind = type_of(type(value))
-    if kind is None:
-        return None
-    try:
-        return Unmade(kind.name, kind.encode(value))
-    except Exception:
-        return None
