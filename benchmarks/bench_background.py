@@ -146,7 +146,7 @@ def compare(result: RunResult) -> tuple[list[float], list[float]]:
 def slowdown(report: Report, parent: Path, saves: int) -> None:
     """A task beside a save of 1 GiB, against the same with none under way."""
     for what, work in (("NumPy", multiply), ("Python that holds the GIL", count_up)):
-        result = run(parent, work, saves, asynchronous=True)
+        result = run(parent, work, saves, budget_bytes=1 << 30)
         beside, alone = compare(result)
         ours, floor = (1000 * statistics.median(times) for times in (beside, alone))
         row = Row(f"a task of {what} beside a save of 1 GiB", "ms", {"jobrunner": ours})
@@ -160,7 +160,7 @@ def slowdown(report: Report, parent: Path, saves: int) -> None:
 
 def next_epoch(report: Report, parent: Path, saves: int) -> None:
     """An epoch that updates all 1 GiB in place: right after a save began, and long after."""
-    result = run(parent, multiply, saves, asynchronous=True, change=change_twice)
+    result = run(parent, multiply, saves, budget_bytes=1 << 30, change=change_twice)
     took: dict[int, list[float]] = {1: [], EPOCHS_A_SAVE - 1: []}
     for metrics in result.metrics[EPOCHS_A_SAVE:]:  # before, memory is fresh
         place = metrics["epoch"] % EPOCHS_A_SAVE
@@ -178,7 +178,7 @@ def next_epoch(report: Report, parent: Path, saves: int) -> None:
 def memory(report: Report, parent: Path) -> None:
     """The most that a worker takes more than without saves, with a budget for copies."""
     peaks = []
-    for options in ({}, {"asynchronous": True, "budget_bytes": BUDGET_BYTES}):
+    for options in ({}, {"budget_bytes": BUDGET_BYTES}):
         metrics = run(parent, multiply, 1, **options).metrics[-1]
         peaks.append(max(metrics[f"{node} peak"] for node in NODES))
     ours = (peaks[1] - peaks[0]) / (1 << 20)

@@ -30,7 +30,7 @@ PAGES = {
         "real",
         "readers",
     ],
-    "checkpoint-speed.md": ["checkpoint", "background"],
+    "checkpoint-speed.md": ["checkpoint", "background", "goodput"],
 }
 NAMES = [name for of_page in PAGES.values() for name in of_page]
 QUICK = {
@@ -45,6 +45,7 @@ QUICK = {
     "readers": ["--rounds", "1", "--records", "100000"],
     "checkpoint": ["--rounds", "1", "--cases", "big,features"],
     "background": ["--rounds", "1"],
+    "goodput": ["--rounds", "1"],
 }
 
 
