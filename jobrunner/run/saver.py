@@ -220,8 +220,10 @@ class Saver:
     ) -> bool:
         """Whether the policy or the user asks to save after step `step` of `epoch`, from 1 on.
 
-        `metrics` is what the epoch has reported so far. `has_ended`: the step was its last.
+        `metrics` is what the epoch has reported so far. `has_ended`: the step was its last. Also
+        reports saves that have ended.
         """
+        self.poll()
         width = self._plan.steps_per_epoch
         moment = Moment(
             epoch,
@@ -250,6 +252,7 @@ class Saver:
         "raise", and always raises other errors.
         """
         self._held = None
+        self.make_room()
         save = Save(at, self._describe(at, about))
         self._note_begin(save)
         try:
