@@ -54,8 +54,9 @@ from jobrunner import (
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import Stopwatch
-from jobrunner.view import IS_SHOWN, Live
-from jobrunner.view.watcher import Watcher
+from jobrunner.story import IS_SHOWN
+from jobrunner.story.show import Live
+from jobrunner.view import Watcher
 
 CASES = {"no work": 0.0, "1 ms": 1e-3, "10 ms": 10e-3, "50 ms": 50e-3}
 CALLS = [

@@ -182,7 +182,7 @@ def run(
     from jobrunner.cli.script import Script
     from jobrunner.cluster import COMMAND
     from jobrunner.run import JobRunner
-    from jobrunner.view import show_lines, show_on
+    from jobrunner.story import show_lines, show_on
 
     script = Script(target)
     job = script.job(parameters)

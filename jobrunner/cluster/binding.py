@@ -109,6 +109,11 @@ class Binding:
         return min(filter(None, limits), default=0)
 
     @property
+    def worker_names(self) -> dict[str, str]:
+        """What Dask calls the workers in use, by address."""
+        return {address: worker.info.name for address, worker in self._members.workers.items()}
+
+    @property
     def under_way(self) -> UnderWay | None:
         """The current run, if any. Safe in any thread."""
         run = self._under_way

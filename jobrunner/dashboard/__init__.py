@@ -3,4 +3,4 @@
 Everything here runs in the scheduler's process.
 """
 
-from jobrunner.dashboard.preload import dask_setup
+from jobrunner.dashboard.runs_page import dask_setup

@@ -27,8 +27,7 @@ from jobrunner.run.resume import RESUME_FROM, Resume, ResumeFrom, decide
 from jobrunner.run.saver import SaveErrorPolicy
 from jobrunner.run.upload import BUILDER, CopyTo, UploadTaskGroupBuilder
 from jobrunner.signals import stop_on_signals
-from jobrunner.story import write_report
-from jobrunner.view import show_run
+from jobrunner.story import show_run, write_report
 
 _Session = Annotated[
     Session, "a Session: Session(client), Session.local() or Session.connect(address)"

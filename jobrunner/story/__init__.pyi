@@ -8,6 +8,11 @@ from .find import (
     open_run as open_run,
     summarize_run as summarize_run,
 )
+from .live import (
+    ENDS as ENDS,
+    RunNow as RunNow,
+    RunState as RunState,
+)
 from .log import (
     read_story as read_story,
 )
@@ -23,4 +28,18 @@ from .model import (
 from .page import (
     to_page as to_page,
     write_report as write_report,
+)
+from .places import (
+    IS_SHOWN as IS_SHOWN,
+    RUNS as RUNS,
+    ToldRun as ToldRun,
+    TolerantStream as TolerantStream,
+)
+from .render import (
+    draw_html as draw_html,
+)
+from .show import (
+    show_lines as show_lines,
+    show_on as show_on,
+    show_run as show_run,
 )

@@ -1,8 +1,4 @@
-"""Show a run while it runs: one model of its state, and the ways to draw it."""
+"""What workers tell views of a run: what tasks print, and how many have ended."""
 
-from jobrunner.view.dashboard import IS_SHOWN, RUNS, OnDashboard
-from jobrunner.view.html import age
-from jobrunner.view.html import draw as draw_html
-from jobrunner.view.live import Live
-from jobrunner.view.show import show_lines, show_on, show_run
-from jobrunner.view.state import RunState
+from jobrunner.view.prints import Where, names_of
+from jobrunner.view.watcher import Watcher

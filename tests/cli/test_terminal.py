@@ -31,10 +31,10 @@ from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.cluster import UnderWay
 from jobrunner.positions import Position
 from jobrunner.run.result import ResumePlan
-from jobrunner.view import show_on
+from jobrunner.story import show_on
 from tests.cli.directories import begin, invoke, save
 from tests.saves import save_epoch
-from tests.view.test_live import Runner
+from tests.story.test_live import Runner
 
 # All control characters but NUL, and all that are invisible or turn the direction of writing.
 HOSTILE = "[red]" + "".join(

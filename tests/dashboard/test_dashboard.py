@@ -12,13 +12,15 @@ import dask
 import pytest
 from dask.utils import key_split
 from distributed import Client, LocalCluster
+from msgspec import to_builtins
 
 from jobrunner import Job, JobRunner, Node, Session, Task, current_task, epoch_limiter
-from jobrunner.dashboard.runs import MOST_METRICS, running
+from jobrunner.dashboard.runs_page import MOST_METRICS, told_runs
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, SaveReport
-from jobrunner.view import RUNS, OnDashboard, RunState, draw_html, show
-from jobrunner.view.dashboard import has_dashboard
+from jobrunner.story import RUNS, RunNow, RunState, ToldRun, draw_html, show
+from jobrunner.story.live import NodeNow
+from jobrunner.story.places import Dashboard, has_dashboard
 from tests.processes import await_true
 
 
@@ -56,8 +58,11 @@ def test_a_run_is_told_until_its_session_closes(cluster: LocalCluster) -> None:
     with Client(cluster, set_as_default=False) as client:
         with Session(client) as session:
             JobRunner(make_job()).run(session)
-            await_true(lambda: [it["phase"] for it in known_of(cluster)] == ["finished"], "the end")
+            await_true(
+                lambda: [it["run"]["phase"] for it in known_of(cluster)] == ["finished"], "the end"
+            )
             (known,) = known_of(cluster)
+            known = known["run"]
             assert (known["job"], known["epoch"], known["metrics"]) == ("walk", 3, {"loss": 0.5})
         await_true(lambda: known_of(cluster) == [None], "the session to be forgotten")
     await_true(lambda: known_of(cluster) == [], "the client to be forgotten")
@@ -71,14 +76,13 @@ def test_of_many_runs_of_a_session_the_newest_are_shown(
         for name in "abcd":
             JobRunner(make_job(name)).run(session)
         await_true(
-            lambda: [it and it["job"] for it in known_of(cluster)] == [None, None, "c", "d"],
+            lambda: [it and it["run"]["job"] for it in known_of(cluster)] == [None, None, "c", "d"],
             "all but two to be forgotten",
         )
 
 
 FORGED: list[dict[str, Any]] = [
     {"job": 3},
-    {"time": "now"},
     {"epoch": 2**64},
     {"epoch_seconds": float("inf")},
     {"losses": "\ud800"},
@@ -95,20 +99,21 @@ FORGED: list[dict[str, Any]] = [
 def test_what_a_client_makes_up_is_left_out(cluster: LocalCluster) -> None:
     told: list[Mapping[str, Any]] = []
     client: Any = SimpleNamespace(id="c", loop=SimpleNamespace(add_callback=lambda send: None))
-    view = OnDashboard(client, "r")
+    view = Dashboard(client, "r")
     view._unsent = told  # type: ignore[assignment]
-    view.draw(RunState().to_dict())
+    view.draw(RunState().now())
     (honest,) = told
-    many = {**honest, "metrics": {f"m{i}": i for i in range(5000)}}
-    forged = [{**honest, **it} for it in FORGED]
-    forged += [{name: it for name, it in honest.items() if name != "job"}]
+    run = honest["run"]
+    many = {**honest, "run": {**run, "metrics": {f"m{i}": i for i in range(5000)}}}
+    forged = [{**honest, "run": {**run, **it}} for it in FORGED]
+    forged += [{**honest, "time": "now"}, run]
     said = {str(i): it for i, it in enumerate([*forged, "text", 1, [], None])}
     scheduler = cluster.scheduler
     for runs in ({"c": {**said, "r": honest, "many": many}, "d": [1]}, {}, "text", [said]):
         scheduler.set_metadata([RUNS], runs)
-        found = dict(running(scheduler))
-        assert set(found) == ({"r", "many"} if runs and isinstance(runs, dict) else set())
-        assert all(len(known["metrics"]) <= MOST_METRICS for known in found.values())
+        found = list(told_runs(scheduler))
+        assert len(found) == (2 if runs and isinstance(runs, dict) else 0)
+        assert all(len(told.run.metrics) <= MOST_METRICS for told in found)
     scheduler.set_metadata([RUNS], {})
 
 
@@ -134,12 +139,12 @@ def test_the_last_state_is_told_though_one_is_on_its_way() -> None:
 
         loop = SimpleNamespace(add_callback=calls.append)
         client: Any = SimpleNamespace(id="c", loop=loop, set_metadata=set_metadata)
-        view, state = OnDashboard(client, "r"), RunState()
+        view, state = Dashboard(client, "r"), RunState()
         state.on_epoch(1, 0.1, {"loss": 0.5, "big": 2**64, "\ud800": 1})
-        view.draw(state.to_dict())
+        view.draw(state.now())
         first = asyncio.ensure_future(calls[0]())
         await asyncio.sleep(0)
-        view.draw(state.to_dict())
+        view.draw(state.now())
         view.forget()
         for call in calls[1:]:
             await call()
@@ -148,7 +153,7 @@ def test_the_last_state_is_told_though_one_is_on_its_way() -> None:
         await first
 
     asyncio.run(main())
-    assert sent[0]["metrics"] == {"loss": 0.5, r"\ud800": 1}
+    assert sent[0]["run"]["metrics"] == {"loss": 0.5, r"\ud800": 1}
     assert sent[1:] == [None]
 
 
@@ -158,11 +163,12 @@ def test_what_a_scheduler_keeps_of_a_state_is_all_that_is_drawn() -> None:
     nodes = {"a": NodeSave(0.1, 2**20)}
     state.on_save(SaveReport(Position(4, 200), 0.1, 0.1, 2**20, nodes))
     state.on_save_start(5, 0)
-    told = {"client": {"run": {**state.to_dict(), "time": time.time()}}}
-    scheduler: Any = SimpleNamespace(get_metadata=lambda keys, default: told)
-    [(_, known)] = running(scheduler)
-    assert draw_html(known) == draw_html(told["client"]["run"])
-    assert "4.s200" in str(draw_html(known))
+    run = state.now()
+    sent = {"client": {"run": to_builtins(ToldRun(time.time(), run))}}
+    scheduler: Any = SimpleNamespace(get_metadata=lambda keys, default: sent)
+    [told] = told_runs(scheduler)
+    assert told.run == run
+    assert "4.s200" in draw_html(told.run)
 
 
 def test_other_schedulers_are_told_nothing(inproc_client: Client) -> None:
@@ -179,13 +185,8 @@ def test_dasks_pages_name_job_and_nodes(inproc_client: Client) -> None:
 
 
 def test_names_are_shown_as_text() -> None:
-    state = RunState()
-    known = {**state.to_dict(), "job": "<script>", "metrics": {"<img src=x>": 1.0}}
-    known["nodes"] = [
-        {"node": "<i>", "worker": "<b>\x1b", "does": "runs", "task": "<u>", "ended": 0, "tasks": 1}
-        | {"saved_bytes": None}
-    ]
-    drawn = draw_html(known)
+    node = NodeNow("<i>", "<b>\x1b", "runs", "<u>", 0, 1, None)
+    drawn = draw_html(RunNow("<script>", metrics={"<img src=x>": 1.0}, nodes=[node]))
     assert not any(mark in drawn for mark in ("<script", "<img", "<i>", "<b>", "<u>", "\x1b"))
     assert "&lt;script&gt;" in drawn
 

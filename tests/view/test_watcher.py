@@ -15,19 +15,21 @@ from typing import Any
 import pytest
 
 from jobrunner import Job, JobRunner, Node, Session, Task, epoch_limiter
-from jobrunner.view import Live, prints, watcher
-from jobrunner.view.live import MOST_WAITING
+from jobrunner.story import RunNow
+from jobrunner.story.places import View as AnyView
+from jobrunner.story.show import MOST_WAITING, Live
+from jobrunner.view import prints, watcher
 from jobrunner.worker.program import Program
 
 REACHED, LET_GO = threading.Event(), threading.Event()
 
 
-class View:
+class View(AnyView):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, Mapping[str, Any]]] = []
-        self.known: Mapping[str, Any] = {}
+        self.run = RunNow()
 
     def open(self) -> None:
         REACHED.clear()
@@ -36,8 +38,8 @@ class View:
     def tell(self, event: str, about: Mapping[str, Any]) -> None:
         self.told.append((event, about))
 
-    def draw(self, known: Mapping[str, Any]) -> None:
-        self.known = known
+    def draw(self, run: RunNow) -> None:
+        self.run = run
 
     def close(self) -> None:
         LET_GO.set()
@@ -313,8 +315,8 @@ def test_a_long_group_is_counted_by_node(
 
     def ask() -> list[tuple[Any, ...]]:
         live._watcher.look()
-        nodes = live.state.to_dict()["nodes"]
-        return [(it["does"], it["task"], it["ended"], it["tasks"]) for it in nodes]
+        nodes = live.state.now().nodes
+        return [(it.does, it.task, it.ended, it.tasks) for it in nodes]
 
     view = View()
     with Live(view, interval_seconds=0.0, where="leave") as live:
@@ -330,7 +332,7 @@ def test_a_long_group_is_counted_by_node(
         assert ask() == rows
         LET_GO.set()
         thread.join()
-    assert [it["node"] for it in view.known["nodes"]] == ["a", "b"]
+    assert [it.node for it in view.run.nodes] == ["a", "b"]
 
 
 def test_a_program_counts_what_has_neither_ended_nor_begun() -> None:

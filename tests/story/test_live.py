@@ -14,13 +14,17 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from msgspec import to_builtins
 
 from jobrunner.cluster import UnderWay
 from jobrunner.cluster.results import Counted
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, ResumePlan, RunResult, SaveReport
+from jobrunner.story import RunNow, RunState, render, show, show_on
+from jobrunner.story.places import Lines, View, event_text
+from jobrunner.story.render import draw_line
+from jobrunner.story.show import Live
 from jobrunner.texts import counted, format_metrics, format_seconds
-from jobrunner.view import Live, RunState, show, show_on, wording
 
 
 class Clock:
@@ -30,7 +34,7 @@ class Clock:
         return self.now
 
 
-class Recorder:
+class Recorder(View):
     """A view that records the calls."""
 
     def __init__(self) -> None:
@@ -42,8 +46,8 @@ class Recorder:
     def tell(self, event: str, about: Mapping[str, Any]) -> None:
         self.events.append((event, about))
 
-    def draw(self, known: Mapping[str, Any]) -> None:
-        self.events.append(("draw", known["epoch"], known["total_epochs"]))
+    def draw(self, run: RunNow) -> None:
+        self.events.append(("draw", run.epoch, run.total_epochs))
 
     def close(self) -> None:
         self.events.append("close")
@@ -119,17 +123,17 @@ def test_logged_warnings_are_shown_at_once_and_only_during_the_run() -> None:
     logger.warning("afterwards")
     about = {"level": "warning", "message": "epoch 3 is damaged"}
     assert view.events == ["open", ("warning", about), "close"]
-    assert wording.told("warning", about) == "warning: epoch 3 is damaged"
+    assert event_text("warning", about) == "warning: epoch 3 is damaged"
 
 
 def test_failed_saves_are_counted_and_the_last_failure_is_known() -> None:
     state = RunState()
     state.on_save_start(4, 0)
     state.on_save(save(4, "the disk is full"))
-    known = state.to_dict()
-    assert (known["saving"], known["failed_saves"]) == (None, 1)
-    assert known["save_error"] == "the disk is full"
-    assert "saves failed: 1" in wording.line(known)
+    known = state.now()
+    assert (known.saving, known.failed_saves) == (None, 1)
+    assert known.save_error == "the disk is full"
+    assert "saves failed: 1" in draw_line(known)
 
 
 def test_a_line_has_epoch_pace_time_left_metrics_and_saves() -> None:
@@ -143,7 +147,7 @@ def test_a_line_has_epoch_pace_time_left_metrics_and_saves() -> None:
     state.on_save(save(4))
     state.on_save_start(5, 0)
     clock.now = 1.9
-    assert wording.line(state.to_dict()) == (
+    assert draw_line(state.now()) == (
         "epoch 4/10  250 ms an epoch + 100 ms a save  1.6 s left  loss=0.5  "
         "saving epoch 5 for 500 ms  saved epoch 4 (3.00 MiB)"
     )
@@ -152,15 +156,16 @@ def test_a_line_has_epoch_pace_time_left_metrics_and_saves() -> None:
 def test_a_save_in_the_middle_of_an_epoch_keeps_its_name_in_dasks_messages() -> None:
     state = RunState()
     state.on_save(save(Position(4, 200)))
-    known = msgpack.unpackb(msgpack.packb(state.to_dict()["saved"]))
+    known = msgpack.unpackb(msgpack.packb(to_builtins(state.now().saved)))
     assert known["epoch"] == "4.s200"
-    assert "saved epoch 4.s200 (3.00 MiB)" in wording.line(state.to_dict())
+    assert "saved epoch 4.s200 (3.00 MiB)" in draw_line(state.now())
 
 
 def test_until_the_workers_are_asked_a_group_begins_with_no_task_ended() -> None:
     clock = Clock()
     runner = Runner(UnderWay("epoch", 5, 1.0, ("a/fit",)))
     runner.binding = SimpleNamespace(
+        worker_names={"tcp://1": "0"},
         counted={
             "a": Counted(0.0, "epoch", 2, 2, ""),
             "b": Counted(0.0, "epoch", 3, 3, ""),
@@ -171,10 +176,10 @@ def test_until_the_workers_are_asked_a_group_begins_with_no_task_ended() -> None
     state.on_setup(runner)
     state.on_placement({"a": "tcp://1", "b": "tcp://2", "c": "tcp://3"})
     clock.now = 2.0  # another run of the group has begun, 1 s ago
-    nodes = [(it["does"], it["task"], it["ended"], it["tasks"]) for it in state.to_dict()["nodes"]]
+    nodes = [(it.does, it.task, it.ended, it.tasks) for it in state.now().nodes]
     assert nodes == [("runs", "fit", 0, 2), ("", None, 0, 3), ("runs", "score", 0, 1)]
     runner.run = UnderWay("exit", None, 1.0, ())
-    assert {it["tasks"] for it in state.to_dict()["nodes"]} == {0}
+    assert {it.tasks for it in state.now().nodes} == {0}
 
 
 def test_a_resumed_run_shows_where_it_continues_and_counts_its_pace_from_there() -> None:
@@ -183,10 +188,10 @@ def test_a_resumed_run_shows_where_it_continues_and_counts_its_pace_from_there()
     state.on_start(ResumePlan(2, "it was asked for"), 10)
     clock.now = 100.0
     state.on_load(2, 0, 0.5)
-    assert wording.line(state.to_dict()) == "epoch 2/10"
+    assert draw_line(state.now()) == "epoch 2/10"
     clock.now = 102.0
     state.on_epoch(3, 1.5, {})
-    assert state.to_dict()["eta_seconds"] == 14.0
+    assert state.now().eta_seconds == 14.0
 
 
 def test_a_loss_is_shown_until_the_run_has_recovered() -> None:
@@ -196,13 +201,13 @@ def test_a_loss_is_shown_until_the_run_has_recovered() -> None:
     state.on_epoch(3, 1.5, {})
     state.on_save_start(3, 0)
     state.on_loss(RuntimeError("worker b is lost"))
-    assert state.to_dict()["phase"] == "recovering"
-    assert "1 loss  recovering" in wording.line(state.to_dict())
+    assert state.now().phase == "recovering"
+    assert "1 loss  recovering" in draw_line(state.now())
     state.on_recovery(2, 0, 2.5)
-    known = state.to_dict()
-    assert (known["phase"], known["epoch"], known["losses"]) == ("epochs", 2, 1)
-    assert "1 loss  1 recovered" in wording.line(known)
-    assert wording.told(*told[-1]) == "recovered after 2.5 s; continues from epoch 2"
+    known = state.now()
+    assert (known.phase, known.epoch, known.losses) == ("epochs", 2, 1)
+    assert "1 loss  1 recovered" in draw_line(known)
+    assert event_text(*told[-1]) == "recovered after 2.5 s; continues from epoch 2"
     assert counted(2, "loss") == "2 losses"
 
 
@@ -215,6 +220,7 @@ def test_a_long_epoch_is_shown_with_its_tasks_and_ever_less_often() -> None:
     clock, view, runner = Clock(), Recorder(), Runner()
     live = Live(view, interval_seconds=1.0, patience_seconds=10.0, clock=clock)
     live.state.on_setup(runner)
+    live.state.on_placement({})
     live.state.on_epoch(4, 0.25, {})
     clock.now = 1.0
     live.look()
@@ -227,7 +233,7 @@ def test_a_long_epoch_is_shown_with_its_tasks_and_ever_less_often() -> None:
             drawn.append(second)
     assert drawn == [11, 31, 71]
     assert "[epoch 5 for 1 min 39 s: node:0/step, node:1/step, node:2/step and 2 more]" in (
-        wording.line(live.state.to_dict())
+        draw_line(live.state.now())
     )
     clock.now += 1
     live.state.on_epoch(5, 99.0, {})
@@ -239,14 +245,55 @@ def test_a_long_init_group_is_shown_and_a_short_one_is_not() -> None:
     clock, view, runner = Clock(), Recorder(), Runner(_running(0.5, group="init"))
     live = Live(view, interval_seconds=1.0, patience_seconds=10.0, clock=clock)
     live.state.on_setup(runner)
+    live.state.on_placement({})
     clock.now = 20.0
     live.look()
     assert view.drawn == []
     runner.run = _running(2.0, group="init")
     live.look()
     assert view.drawn == [("draw", 0, None)]
-    line = wording.line(live.state.to_dict())
+    line = draw_line(live.state.now())
     assert line.startswith("epoch 0  [init group for 2.0 s: node:0/step, ")
+
+
+def test_each_phase_of_a_slow_start_is_told_also_when_piped() -> None:
+    clock, stream = Clock(), io.StringIO()
+    live = Live(Lines(stream), interval_seconds=1.0, patience_seconds=10.0, clock=clock)
+
+    def wait() -> None:
+        clock.now += 2.0
+        live.look()
+
+    live.state.begin("imports job.py")
+    wait()
+    live.state.begin("starts 2 workers")
+    wait()
+    live.state.on_setup(Runner())
+    wait()
+    live.state.on_placement({"a": "tcp://1"})
+    live.state.on_start(ResumePlan(3, "it is the last one recorded"), 9)
+    wait()
+    assert stream.getvalue().splitlines() == [
+        "starting for 2.0 s: imports job.py",
+        "starting for 4.0 s: starts 2 workers",
+        "starting for 6.0 s: places its nodes on workers",
+        "epoch 0/9  loads a checkpoint",
+    ]
+
+
+def test_a_job_that_ends_early_is_done_and_says_what_ended_it() -> None:
+    state = RunState()
+    state.on_start(START, 100)
+    state.on_group("init", 0, 0.1)
+    state.on_epoch(73, 0.25, {})
+    assert render.share(state.now()) == 0.73
+    state.on_finish(RunResult(73, None, "EarlyStopping(loss)", 0, [], [], []))
+    run = state.now()
+    assert render.share(run) == 1.0
+    terminal = render.draw_lines(run, 120, 20).renderables[0]
+    for drawn in (draw_line(run), render.draw_html(run), str(terminal)):
+        assert "epoch 73/100" in drawn
+        assert "has finished, ended by EarlyStopping(loss)" in drawn
 
 
 @pytest.mark.parametrize("broken", ["open", "tell", "draw", "close"])
@@ -304,8 +351,8 @@ def test_a_view_is_closed_if_its_end_is_interrupted(monkeypatch: pytest.MonkeyPa
 
 def test_drawing_that_takes_long_is_done_less_often() -> None:
     class Slow(Recorder):
-        def draw(self, known: Mapping[str, Any]) -> None:
-            super().draw(known)
+        def draw(self, run: RunNow) -> None:
+            super().draw(run)
             sum(range(300_000))
 
     clock, view = Clock(), Slow()
@@ -333,6 +380,7 @@ def test_a_file_gets_plain_lines() -> None:
     stream = io.StringIO()
     with show_on(stream) as live:
         live.state.on_start(ResumePlan(3, "it is the last one recorded"), None)
+        live.state.on_load(3, 0, 0.1)
         live.state.on_epoch(4, 2.0, {})
     assert (
         stream.getvalue() == "from epoch 3: it is the last one recorded\nepoch 4  2.0 s an epoch\n"
@@ -407,10 +455,10 @@ def test_a_signal_is_confirmed_with_what_ends_the_run_at_once() -> None:
     with Live(view, interval_seconds=1.0, patience_seconds=1.0) as live:
         live.state.on_stop_asked("SIGINT", "Ctrl-C again")
     [asked] = [event for event in view.events if event[0] == "stop_asked"]
-    assert wording.told(*asked) == (
+    assert event_text(*asked) == (
         "SIGINT: the run ends once its epoch is recorded; Ctrl-C again ends it now."
     )
-    assert "stops after this epoch (SIGINT)" in wording.line(live.state.to_dict())
+    assert "stops after this epoch (SIGINT)" in draw_line(live.state.now())
 
 
 def test_a_signal_is_confirmed_on_stderr_where_lines_go_to_a_file() -> None:

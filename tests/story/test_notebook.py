@@ -24,9 +24,9 @@ from jobrunner import (
 )
 from jobrunner.cluster import UnderWay
 from jobrunner.run.result import ResumePlan
-from jobrunner.view import RunState, show_run
-from jobrunner.view.notebook import SHOWN_LINES
-from tests.view.test_live import Runner, save
+from jobrunner.story import RunState, show_run
+from jobrunner.story.places import KEPT_LINES
+from tests.story.test_live import Runner, save
 
 BEGIN = """
 from jobrunner import (
@@ -71,8 +71,10 @@ class Handle:
 
     shown = ""
 
-    def update(self, html: str) -> None:
-        self.shown = html
+    text = ""
+
+    def update(self, forms: dict[str, str], *, raw: bool) -> None:
+        self.shown, self.text = forms["text/html"], forms["text/plain"]
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Handle:
     """The output of the cell that runs."""
     handle = Handle()
     shell = types.SimpleNamespace(kernel="a kernel")
-    display = types.SimpleNamespace(HTML=str, display=lambda *args, **options: handle)
+    display = types.SimpleNamespace(display=lambda *args, **options: handle)
     ipython = types.SimpleNamespace(get_ipython=lambda: shell, display=display)
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
@@ -96,13 +98,13 @@ def test_a_page_shows_the_state_and_the_last_lines_as_text(
         state.on_start(ResumePlan(None, "nothing is recorded"), 8)
         state.on_epoch(3, 2.5, {"<loss>": 0.5})
         state.on_save(save(3, "disk <full>"))
-        for i in range(SHOWN_LINES + 1):
+        for i in range(KEPT_LINES + 1):
             logging.getLogger("jobrunner.x").warning("<i>%d", i)
     html = page.shown
     for text in ("&lt;job&gt;", "epoch 3/8", "&lt;loss&gt;", "saves failed: 1", "2.5 s an epoch"):
         assert text in html
-    assert f"warning: &lt;i&gt;{SHOWN_LINES}" in html
-    assert f"{SHOWN_LINES + 2} lines of output" in html
+    assert f"warning: &lt;i&gt;{KEPT_LINES}" in html
+    assert f"{KEPT_LINES + 2} lines of output" in html
     assert "[2 earlier lines]" in html
     assert "<b>" not in html
     assert "<i>" not in html

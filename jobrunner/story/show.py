@@ -1,45 +1,45 @@
-"""Show a run while it runs: pass on what happens, and draw its state now and then."""
+"""Show a run while it runs: choose where, pass on what happens, and draw its state now and then."""
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import logging
+import os
 import queue
+import secrets
+import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self, TextIO
 
+from jobrunner.cluster import Session
+from jobrunner.story.live import LONG_SECONDS, RunState
+from jobrunner.story.places import (
+    Dashboard,
+    JSONLines,
+    Lines,
+    Notebook,
+    Terminal,
+    View,
+    has_dashboard,
+    is_terminal,
+)
 from jobrunner.texts import get_logger
-from jobrunner.view.prints import Where
-from jobrunner.view.state import LONG_SECONDS, RunState
-from jobrunner.view.watcher import Watcher
+from jobrunner.view import Watcher, Where, names_of
 
 logger = get_logger(__name__)
 
 LOOK_SECONDS = 0.5
-"""How often to look, at least."""
+"""How often to see whether it is time to draw, at least."""
 DRAWING_SHARE = 400
 """Drawing may take one of so many seconds."""
 MOST_WAITING = 10_000
 """While more events wait for the view, workers keep what tasks print."""
-
-
-class View(Protocol):
-    """A way to show a run. One thread calls it."""
-
-    def open(self) -> None:
-        """Begin."""
-
-    def tell(self, event: str, about: Mapping[str, Any]) -> None:
-        """Show an event."""
-
-    def draw(self, known: Mapping[str, Any]) -> None:
-        """Show a state, as `RunState.to_dict` gives it, in place of the one before."""
-
-    def close(self) -> None:
-        """End; what was drawn last stays."""
+MOST_RUNS = 20
+"""Of a session, on a dashboard."""
 
 
 class Live:
@@ -78,15 +78,14 @@ class Live:
         work = partial(contextvars.copy_context().run, self._work)  # a notebook's cell is in there
         self._thread = threading.Thread(target=work, name="jobrunner-view", daemon=True)
 
-    def tell(self, event: str, about: Mapping[str, Any]) -> None:
+    def tell(self, event: str, facts: Mapping[str, Any]) -> None:
         """Let the view show an event, soon."""
-        if event == "over":
-            self._watcher.end()
-            return
         if event == "placement":
             self._watcher.begin()
-            return
-        self._events.put((event, about))
+        elif event == "over":
+            self._watcher.end()
+        else:
+            self._events.put((event, facts))
 
     def look(self) -> None:
         """Draw if it is time."""
@@ -96,8 +95,9 @@ class Live:
         if self.state.mark != self._drawn:
             self._pause_seconds = self._patience_seconds
         elif self._patience_seconds:
-            run = self.state.under_way()
-            if run is None or run.seconds < LONG_SECONDS or seconds < self._pause_seconds:
+            group = self.state.under_way()
+            takes_long = group is not None and group.seconds >= LONG_SECONDS
+            if not takes_long or seconds < self._pause_seconds:
                 return
             self._pause_seconds *= 2
         self._draw()
@@ -105,20 +105,18 @@ class Live:
     def _draw(self) -> None:
         self._drawn_at, self._drawn = self._clock(), self.state.mark
         started = time.thread_time()
-        self._show(lambda: self._view.draw(self.state.to_dict()))
-        took = time.thread_time() - started
-        self._rest_seconds = max(self._interval_seconds, DRAWING_SHARE * took)
+        self._show(lambda: self._view.draw(self.state.now()))
+        used_seconds = time.thread_time() - started
+        self._rest_seconds = max(self._interval_seconds, DRAWING_SHARE * used_seconds)
 
     def _work(self) -> None:
         seconds = min(self._interval_seconds, LOOK_SECONDS)
         while True:
-            try:
+            with contextlib.suppress(queue.Empty):
                 event = self._events.get(timeout=seconds)
                 if event is None:
                     return
                 self._show(self._view.tell, *event)
-            except queue.Empty:
-                pass
             self.look()
 
     def _has_room(self) -> bool:
@@ -166,3 +164,60 @@ class _Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Show one warning."""
         self._tell("warning", {"level": record.levelname.lower(), "message": record.getMessage()})
+
+
+# ---- where
+
+
+@contextlib.contextmanager
+def show_run(progress: bool | None, session: Session) -> Iterator[Sequence[object]]:
+    """Show the run in the block, and yield the callbacks that do; None: where somebody looks.
+
+    It is also shown on the dashboard of the session's scheduler, if that shows runs.
+    """
+    with contextlib.ExitStack() as views:
+        shown = []
+        if _is_watched() if progress is None else progress:
+            live = _show_in_notebook() if _is_notebook() else show_on(sys.stderr)
+            shown.append(views.enter_context(live))
+        if has_dashboard(session.client):
+            view = Dashboard(session.client, secrets.token_hex(4))
+            if len(session.at_close) >= MOST_RUNS:
+                session.at_close.pop(0)()
+            session.at_close.append(view.forget)
+            shown.append(views.enter_context(Live(view, interval_seconds=1.0)))
+        yield [live.state for live in shown]
+
+
+def show_on(stream: TextIO | None) -> Live:
+    """Show a run on a stream: on a terminal as lines that change, else line by line."""
+    if stream is not None and is_terminal(stream):
+        # Workers on this machine would print through the bar.
+        here = names_of(stream)
+        return Live(Terminal(stream), interval_seconds=0.2, here=here, where="take")
+    here = names_of(stream) | names_of(sys.stdout) | names_of(None)
+    return Live(
+        Lines(stream), interval_seconds=1.0, patience_seconds=10.0, here=here, where="leave"
+    )
+
+
+def show_lines(stream: TextIO) -> Live:
+    """Show a run as JSON objects, one a line."""
+    view = JSONLines(stream)
+    return Live(view, interval_seconds=1.0, patience_seconds=10.0, where="copy")
+
+
+def _show_in_notebook() -> Live:
+    # What workers print in this process, or to its console, would get to the cell once more.
+    here = names_of(None) | names_of(sys.__stdout__) | names_of(sys.__stderr__)
+    return Live(Notebook(), interval_seconds=0.5, here=here, where="take")
+
+
+def _is_watched() -> bool:
+    """Whether somebody looks, and not at tests."""
+    return (_is_notebook() or is_terminal(sys.stderr)) and "PYTEST_CURRENT_TEST" not in os.environ
+
+
+def _is_notebook() -> bool:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
@@ -24,10 +25,10 @@ from rich.text import Text
 from jobrunner.cluster import UnderWay
 from jobrunner.cluster.results import Counted
 from jobrunner.run.result import NodeSave, ResumePlan, SaveReport
-from jobrunner.view import RunState, wording
-from jobrunner.view.terminal import flow, render
+from jobrunner.story import RunState, render
+from jobrunner.story.render import draw_lines, flow
 from tests.sampling import examples
-from tests.view.test_live import Clock, Runner
+from tests.story.test_live import Clock, Runner
 
 NAMES = st.text(st.sampled_from("abcxyz_/:[]é漢 "), min_size=1, max_size=60)
 
@@ -61,7 +62,7 @@ def drawn(known: Any, width: int, height: int = 1000) -> list[str]:
     console = Console(
         file=stream, width=width, height=height, force_terminal=True, color_system=None
     )
-    console.print(render(known, width, height))
+    console.print(draw_lines(known, width, height))
     return stream.getvalue().splitlines()
 
 
@@ -75,16 +76,16 @@ def drawn(known: Any, width: int, height: int = 1000) -> list[str]:
 def test_no_metric_and_no_save_is_cut_at_any_width(
     metrics: dict[str, float], nodes: list[str], job: str, width: int
 ) -> None:
-    known = state(metrics, nodes, job).to_dict()
+    known = state(metrics, nodes, job).now()
     lines = drawn(known, width)
     assert max(map(cell_len, lines)) <= width
     shown = "".join(lines).replace(" ", "")
     for texts in (
-        wording.metrics(known, len(known["metrics"])),
-        wording.saves(known),
-        wording.troubles(known),
-        wording.times(known),
-        [wording.position(known), job],
+        render.metrics(known, len(known.metrics)),
+        render.saves(known),
+        render.troubles(known),
+        render.times(known),
+        [render.position(known), job],
     ):
         for text in texts:
             assert text.replace(" ", "") in shown
@@ -98,7 +99,7 @@ def test_only_what_went_wrong_is_red() -> None:
 
 
 def test_words_have_no_colour_that_is_too_light_on_white() -> None:
-    drawn = render(state({"loss": 0.5}, ["a", "b"]).to_dict(), 80, 30)
+    drawn = draw_lines(state({"loss": 0.5}, ["a", "b"]).now(), 80, 30)
     lines: Any = drawn.renderables
     spans = [(line.plain[it.start : it.end], it.style) for line in lines for it in line.spans]
     assert {style for text, style in spans if any(map(str.isalpha, text))} == {"bold", "bold red"}
@@ -108,7 +109,7 @@ def test_words_have_no_colour_that_is_too_light_on_white() -> None:
 @pytest.mark.parametrize("height", [8, 24, 50])
 def test_what_the_screen_does_not_hold_is_counted(width: int, height: int) -> None:
     metrics = {f"a_metric_of_some_length_{i}": i / 7 for i in range(200)}
-    lines = drawn(state(metrics, [f"trainer:{i}" for i in range(64)]).to_dict(), width, height)
+    lines = drawn(state(metrics, [f"trainer:{i}" for i in range(64)]).now(), width, height)
     assert len(lines) <= height + 2
     shown = "\n".join(lines)
     left_out = int(re.search(r"and (\d+) more metrics", shown)[1])  # type: ignore[index]
@@ -125,19 +126,19 @@ def test_of_many_nodes_those_are_shown_that_run() -> None:
     ended = {f"trainer:{i}": Counted(40.0, "epoch", 2, 2, "") for i in range(60)}
     counted = ended | {"trainer:62": Counted(40.0, "epoch", 0, 2, "fit")}
     found._runner.binding = SimpleNamespace(counted=counted)  # type: ignore[union-attr,misc]
-    shown = drawn(found.to_dict(), 80, 16)
+    shown = drawn(found.now(), 80, 16)
     first = next(i for i, line in enumerate(shown) if line.startswith("trainer:"))
     assert " runs " in shown[first]  # not those that have ended
     assert re.search(r"^and \d+ more nodes: .*\d+ ended", shown[-1])
 
 
 def test_nodes_have_a_line_only_while_something_takes_long() -> None:
-    assert "trainer:1" in "\n".join(drawn(state({}, ["trainer:1"]).to_dict(), 80))
+    assert "trainer:1" in "\n".join(drawn(state({}, ["trainer:1"]).now(), 80))
     short = state({}, ["trainer:1"], seconds=0.1)
     short.on_save(SaveReport(4, 0.2, 0.1, 1, {}))
     for epoch in range(5, 99):
         short.on_epoch(epoch, 0.1, {})
-    assert "trainer:1" not in "\n".join(drawn(short.to_dict(), 80))
+    assert "trainer:1" not in "\n".join(drawn(short.now(), 80))
 
 
 SCRIPT = """
@@ -194,9 +195,9 @@ def test_a_script_on_a_real_terminal_shows_its_run_and_its_prints_once(
 
 def test_the_bar_of_a_node_is_of_the_epoch_and_long_names_differ() -> None:
     names = [f"a-trainer-with-a-name-that-is-longer-than-most-are:{i}" for i in range(3)]
-    known = state({}, names).to_dict()
-    known |= {"step": 1, "steps_per_epoch": 2}
-    known["nodes"][0] |= {"ended": 1, "tasks": 2}
+    known = state({}, names).now()
+    known.step, known.steps_per_epoch = 1, 2
+    known.nodes[0] = structs.replace(known.nodes[0], ended=1, tasks=2)
     rows = [line for line in drawn(known, 80) if line.startswith("a-trainer")]
     assert [row.count("━") for row in rows] == [7, 5, 5]
     assert [row.split(" ")[0][-2:] for row in rows] == [":0", ":1", ":2"]

@@ -1,0 +1,303 @@
+"""Where a run is shown: on a terminal, in a file or pipe, in a notebook, on a scheduler's dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from msgspec import Struct, structs, to_builtins
+from rich.console import Console
+from rich.live import Live as LiveLines
+from rich.text import Text
+
+from jobrunner.json_output import to_json
+from jobrunner.story.live import MOST_INT, RunNow
+from jobrunner.story.render import draw_html, draw_line, draw_lines, position
+from jobrunner.texts import counted, folded, format_seconds, join, printable, tag
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+RUNS, IS_SHOWN = "jobrunner", "jobrunner-dashboard"
+"""Keys of the scheduler's metadata: client -> run -> what is told of it; whether it shows runs."""
+ASK_SECONDS = 5.0
+TOLD_NODES = 1000  # to a scheduler
+KEPT_LINES = 200
+"""How many of the lines that stay, such as what tasks print, a notebook keeps: it saves them."""
+
+
+class View:
+    """A way to show a run. One thread calls it."""
+
+    def open(self) -> None:
+        """Begin."""
+
+    def tell(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Show an event."""
+
+    def draw(self, run: RunNow) -> None:
+        """Show a state in place of the one before."""
+
+    def close(self) -> None:
+        """End; what was drawn last stays."""
+
+
+def event_text(event: str, facts: Mapping[str, Any]) -> str:
+    """What stays on the screen of an event; empty: nothing."""
+    match event:
+        case "start":
+            return str(facts["text"])
+        case "warning":
+            return f"{facts['level']}: {facts['message']}"
+        case "print":
+            return printable(f"{facts['node']}/{facts['task']}: {facts['text']}", kept="\t")
+        case "prints_left_out":
+            lines = counted(facts["lines"], "more line")
+            return f"{lines} printed at once; see the output of the workers"
+        case "recovery":
+            seconds = format_seconds(facts["seconds"])
+            step = f", step {facts['step']}" if facts["step"] else ""
+            return f"recovered after {seconds}; continues from epoch {facts['epoch']}{step}"
+        case "stop_asked":
+            return (
+                f"{facts['reason']}: the run ends once its epoch is recorded; {facts['at_once']} "
+                f"ends it now."
+            )
+    return ""
+
+
+# ---- streams
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal; there may be none, or it is closed."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
+class TolerantStream:
+    """A stream that ignores errors: a job continues when the reader of its output is gone."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, if that works."""
+        if self._stream is None:
+            return len(text)
+        with contextlib.suppress(OSError, ValueError):  # the latter: it is closed
+            try:
+                return self._stream.write(text)
+            except UnicodeEncodeError as error:  # it has no characters for bars, say
+                replaced = text.encode(error.encoding, "replace").decode(error.encoding)
+                return self._stream.write(replaced)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, if that works."""
+        if self._stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Terminal(View):
+    """Draws on the last lines of a terminal; what stays is written above them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        file = cast("TextIO", TolerantStream(stream))
+        self._console = Console(file=file, markup=False, emoji=False, highlight=False)
+        # What this process prints goes above the bar, unless the user has redirected it elsewhere.
+        self._lines = LiveLines(
+            console=self._console,
+            auto_refresh=False,
+            redirect_stdout=is_terminal(sys.stdout),
+            redirect_stderr=is_terminal(sys.stderr),
+        )
+        self._has_begun = False
+
+    def open(self) -> None:
+        """Begin to draw."""
+        self._lines.start()
+
+    def tell(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Write an event that needs words, above the bar."""
+        if text := event_text(event, facts):
+            self._console.print(Text(printable(text)), soft_wrap=event == "print")
+
+    def draw(self, run: RunNow) -> None:
+        """Draw a state in place of the one before."""
+        self._has_begun = run.phase != "starting"
+        width, height = self._console.size
+        self._lines.update(draw_lines(run, width, height - 1), refresh=True)
+
+    def close(self) -> None:
+        """End; a run that did not start leaves nothing behind."""
+        self._lines.transient = not self._has_begun
+        self._lines.stop()
+
+
+class Lines(View):
+    """Lines of text, for people: one for each event and each drawing."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = TolerantStream(stream)
+
+    def tell(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Write an event that needs words."""
+        text = printable(event_text(event, facts))
+        if event == "stop_asked":  # a user waits for it, wherever the lines go
+            with contextlib.suppress(OSError):  # Ctrl-C may have ended its reader, such as `tee`
+                os.write(2, f"\n{text}\n".encode())
+        elif text:
+            self._write(text)
+
+    def draw(self, run: RunNow) -> None:
+        """Write a state as a line, if there is more to say than where it stands."""
+        text = draw_line(run)
+        if text != position(run):
+            self._write(printable(text, kept=""))
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+
+class JSONLines(View):
+    """JSON objects, one a line, for programs: `docs/watching.md` describes them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = TolerantStream(stream)
+
+    def tell(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Write an event."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        line = to_json({"event": event, "time": now, **facts})
+        self._stream.write(f"{json.dumps(line, allow_nan=False)}\n")
+        self._stream.flush()
+
+    def draw(self, run: RunNow) -> None:
+        """Write a state."""
+        self.tell("state", to_builtins(run))
+
+
+# ---- a notebook
+
+
+class Notebook(View):
+    """Draws in the output of the cell that runs now; where that shows no HTML, as one line."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._num_lines = 0
+
+    def open(self) -> None:
+        """Begin to draw."""
+        from IPython.display import display
+
+        forms = {"text/plain": "", "text/html": ""}
+        self._handle = display(forms, raw=True, display_id=True)
+
+    def tell(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Add an event that needs words to the lines that stay."""
+        lines = printable(event_text(event, facts)).splitlines()
+        self._num_lines += len(lines)
+        self._lines.extend(lines)
+
+    def draw(self, run: RunNow) -> None:
+        """Draw a state in place of the one before."""
+        if run.phase == "stopped":  # IPython says why, just below
+            run = structs.replace(run, error="")
+        page: list[object] = [draw_html(run)]
+        if self._num_lines:
+            page.append(folded(f"{counted(self._num_lines, 'line')} of output", self._output()))
+        line = printable(f"{run.job}: {draw_line(run)}", kept="")
+        self._handle.update({"text/plain": line, "text/html": str(join(page))}, raw=True)
+
+    def _output(self) -> object:
+        lines = list(self._lines)
+        earlier = self._num_lines - len(lines)
+        if earlier:
+            lines.insert(0, f"[{counted(earlier, 'earlier line')}]")
+        style = "max-height: 20em; overflow: auto; white-space: pre-wrap"
+        return tag("pre", join(f"{line}\n" for line in lines), style=style)
+
+
+# ---- a scheduler's dashboard
+
+
+class ToldRun(Struct):
+    """What a client tells a scheduler of a run."""
+
+    time: float  # Unix time
+    run: RunNow
+
+
+def has_dashboard(client: Client) -> bool:
+    """Whether the scheduler has loaded `jobrunner.dashboard`. Not for the client's event loop."""
+    if client.status != "running":
+        return False
+
+    async def ask() -> Any:
+        return await client.get_metadata(IS_SHOWN, default=None)
+
+    loop: Any = client.loop
+    with contextlib.suppress(Exception):  # then nothing is shown there
+        answer = asyncio.run_coroutine_threadsafe(ask(), loop.asyncio_loop)
+        return answer.result(ASK_SECONDS) is not None
+    return False
+
+
+class Dashboard(View):
+    """Tells a scheduler, which shows runs on its dashboard, what is known of a run."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self._keys = [RUNS, client.id, name]
+        self._is_sending = False
+        self._unsent: deque[Mapping[str, Any] | None] = deque(maxlen=1)
+
+    def draw(self, run: RunNow) -> None:
+        """Send a state."""
+        # Dask's messages have ints of 64 bits, and no text that is not Unicode.
+        metrics = {}
+        for name, value in run.metrics.items():
+            if not isinstance(value, int) or abs(value) <= MOST_INT:
+                metrics[printable(name)] = value
+        sent = structs.replace(run, nodes=run.nodes[:TOLD_NODES], metrics=metrics)
+        self._send(to_builtins(ToldRun(time.time(), sent)))
+
+    def forget(self) -> None:
+        """Let the scheduler forget the run; until then the last state stays."""
+        self._send(None)
+
+    def _send(self, told: Mapping[str, Any] | None) -> None:
+        """Send a state, unless a newer one comes while the one before is on its way."""
+        self._unsent.append(told)
+
+        async def send() -> None:
+            if self._is_sending:
+                return
+            self._is_sending = True
+            try:
+                while self._unsent:
+                    with contextlib.suppress(Exception):  # the run notices itself that it is alone
+                        await self._client.set_metadata(self._keys, self._unsent.pop())
+            finally:
+                self._is_sending = False
+
+        loop: Any = self._client.loop
+        with contextlib.suppress(RuntimeError):  # the client's event loop has ended
+            loop.add_callback(send)
