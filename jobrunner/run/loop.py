@@ -347,7 +347,7 @@ class Run:
     def _run_epochs(self) -> None:
         while (step := self._next_step()) not in ("finish", "stop"):
             with self.watch.spending("save_wait"):
-                self.saver.make_room()
+                self.saver.make_room(self.state.epoch + 1)
             if step == "move":
                 self._move()
             elif (count := self._batch_size()) > 1:

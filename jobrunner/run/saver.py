@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
@@ -195,9 +196,9 @@ class Saver:
         """
         captures = self.captures(epoch)
         if captures is not None:
-            _, stride = captures
+            first, stride = captures
             # Half of what may be under way: the rest is written meanwhile.
-            return stride * min(self._room(), MOST_PENDING // 2)
+            return first - epoch + stride * min(self._room(), MOST_PENDING // 2)
         steps = self._plan.steps_per_epoch or 1
         return 1 if self.holds else epochs_until(self._manager.save_policy, epoch, steps)
 
@@ -211,7 +212,9 @@ class Saver:
         if not is_possible or self.holds or self.must_retry:
             return None
         stride = stride_of(self._manager.save_policy, self._plan.steps_per_epoch or 1)
-        if stride is None or self._capture_bytes is None or self._room() < 1:
+        if stride is None or self._capture_bytes is None:
+            return None
+        if self._capture_bytes > self._budget_bytes():
             return None
         return -(-epoch // stride) * stride, stride
 
@@ -252,7 +255,7 @@ class Saver:
         "raise", and always raises other errors.
         """
         self._held = None
-        self.make_room()
+        self._await_room()
         save = Save(at, self._describe(at, about))
         self._note_begin(save)
         try:
@@ -290,11 +293,11 @@ class Saver:
         save = Save(at, self._describe(at, about))
         try:
             self._prepare()
-            can_go_on = self._capture(save)
+            self._capture(save, is_held=True)
         except CheckpointWriteError as error:
             logger.info("Epoch %s could not be kept in memory: %s", at, error)
         else:
-            self._held = save if can_go_on else None
+            self._held = save
 
     def save_held(self, starting: Callable[[int, int], None]) -> None:
         """Save the captured state, if any, after a task has failed; only log an error.
@@ -322,8 +325,17 @@ class Saver:
             self._report(save)
             save = self._groups.take_ended()
 
-    def make_room(self) -> None:
-        """Wait as long as too much is under way for another epoch; raises what `save` raises."""
+    def make_room(self, epoch: int) -> None:
+        """Wait if workers are to capture an epoch and too much is under way.
+
+        Raises what `save` raises. Other epochs run beside a save that takes long.
+        """
+        self.poll()
+        captures = self.captures(epoch)
+        if captures is not None and captures[0] == epoch:
+            self._await_room()
+
+    def _await_room(self) -> None:
         self.poll()
         if not self._has_room():
             self._groups.wait(self._has_room)
@@ -418,11 +430,12 @@ class Saver:
             self._failures.add(save.at, error)
         self._saved(report)
 
-    def _capture(self, save: Save) -> bool:
+    def _capture(self, save: Save, *, is_held: bool = False) -> bool:
         """Let the workers capture a position; False: epochs must wait until it is recorded."""
-        self.poll()
         pending = self._groups.pending
-        budget = self._budget_bytes() - sum(other.nbytes for other in pending)
+        budget = math.inf
+        if not is_held:
+            budget = self._budget_bytes() - sum(other.nbytes for other in pending)
         capture = partial(
             SaveQueue.capture_within,
             at=save.at,
