@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from distributed import Client, LocalCluster, Nanny, Scheduler, Status
 from distributed.diagnostics.plugin import WorkerPlugin
@@ -22,6 +22,11 @@ Handler = Callable[..., Awaitable[Any]]
 
 CLOSE_SECONDS = 2.0
 LEAVING_STATUSES = ("closing_gracefully", "closing")
+
+EVERY_WORKER = "all"
+"""The topic of what happens on the whole cluster; others have the address of a worker as their name."""
+
+WorkerNews = Literal["joined", "leaving", "lost"]
 
 # ---- clients and schedulers
 
@@ -68,14 +73,17 @@ def topic_handlers(client: Client) -> Mapping[str, Callable[[Any], Any]]:
     return handlers
 
 
-def is_lost(event: tuple[float, Any]) -> bool | None:
-    """What an event of a worker's topic says: it is lost (True), about to leave (False), or else."""
+def read_news(topic: str, event: tuple[float, Any]) -> tuple[str, WorkerNews] | None:
+    """The worker that an event of a topic is about, by address, and what became of it, if that matters."""
     message = event[1]
     if not isinstance(message, Mapping):
         return None
-    if message.get("action") == "remove-worker":
-        return not message.get("expected")
-    return False if message.get("status") in LEAVING_STATUSES else None
+    action = message.get("action")
+    if topic == EVERY_WORKER:  # each worker's own topic says what becomes of it later
+        return (str(message.get("worker")), "joined") if action == "add-worker" else None
+    if action == "remove-worker":
+        return topic, "leaving" if message.get("expected") else "lost"
+    return (topic, "leaving") if message.get("status") in LEAVING_STATUSES else None
 
 
 def add_dashboard_pages(pages: Mapping[str, Callable[..., None]]) -> None:

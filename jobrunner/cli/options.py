@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from jobrunner.checkpoint import Directory, MultiNodeCheckpointManager
     from jobrunner.cluster import Session
+    from jobrunner.compile import Plan
 
 _MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
 Function = Callable[..., Output]
@@ -134,22 +135,43 @@ def cluster_options(function: Function) -> Function:
                 "--workers and --threads start workers on this machine, but --scheduler uses the "
                 "workers of that cluster. Give one or the other."
             )
-        cluster = functools.partial(_open_session, workers, threads, scheduler)
-        return function(cluster=cluster, **others)
+        return function(cluster=ChosenCluster(workers, threads, scheduler), **others)
 
     return call
 
 
-def _open_session(workers: int | None, threads: int | None, scheduler: str | None) -> Session:
-    from jobrunner.cluster import Session
+class ChosenCluster(NamedTuple):
+    """The cluster that the options of a command choose; call it to open a session there."""
 
-    if scheduler is None:
-        _start_resource_tracker()
-        return Session.local(workers=workers, threads_per_worker=threads)
-    try:
-        return Session.connect(scheduler)
-    except errors.ExecutionError as error:  # for the exit code
-        raise errors.PlacementError(str(error)) from error
+    workers: int | None
+    threads: int | None
+    scheduler: str | None
+
+    def __call__(self) -> Session:
+        """Start the cluster, or connect to it."""
+        from jobrunner.cluster import Session
+
+        if self.scheduler is None:
+            _start_resource_tracker()
+            return Session.local(workers=self.workers, threads_per_worker=self.threads)
+        try:
+            return Session.connect(self.scheduler)
+        except errors.ExecutionError as error:  # for the exit code
+            raise errors.PlacementError(str(error)) from error
+
+    def preview(self, plan: Plan) -> dict[str, list[str]]:
+        """The nodes of each worker, if they were placed now; starts no cluster."""
+        from jobrunner.cluster import preview_local
+
+        if self.scheduler is None:
+            placement = preview_local(plan.nodes, self.workers, self.threads)
+        else:
+            with self() as session:
+                placement = session.preview(plan.nodes)
+        nodes: dict[str, list[str]] = {}
+        for node, worker in placement.items():
+            nodes.setdefault(worker, []).append(node)
+        return nodes
 
 
 def _start_resource_tracker() -> None:

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from jobrunner import errors
 from jobrunner.cli.command import SAVES_FAILED, STDOUT, Output, main
 from jobrunner.cli.options import (
+    ChosenCluster,
     check_file,
     cluster_options,
     complete_directories,
@@ -33,7 +34,6 @@ from jobrunner.texts import counted, printable, show
 if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cli.script import Script
-    from jobrunner.cluster import Session
     from jobrunner.define import Job
     from jobrunner.run import ResumeFrom, RunResult
 
@@ -168,7 +168,7 @@ def run(
     callbacks: tuple[str, ...],
     report: str | None,
     parameters: Mapping[str, str],
-    cluster: Callable[[], Session],
+    cluster: ChosenCluster,
     log_format: str,
     dry_run: bool,
     **options: Any,  # of `JobRunner`
@@ -182,7 +182,7 @@ def run(
     from jobrunner.cli.script import Script
     from jobrunner.cluster import COMMAND
     from jobrunner.run import JobRunner
-    from jobrunner.story import show_lines, show_on
+    from jobrunner.story import placement_text, show_lines, show_on
 
     script = Script(target)
     job = script.job(parameters)
@@ -193,7 +193,13 @@ def run(
     called = list(_make_callbacks(script, logs, callbacks))
     if dry_run:
         plan = JobRunner(job, manager, callbacks=called, **options).plan_resume()
-        return Output({**about, "plan": plan.to_dict()}, str(plan))
+        try:
+            workers = cluster.preview(job.compile())
+            places = placement_text(workers)
+        except errors.PlacementError as error:
+            workers, places = {}, str(error)
+        known = {**about, "plan": plan.to_dict(), "workers": workers}
+        return Output(known, f"{plan}\n{places}")
 
     again = _command_again(job)
     COMMAND.set(again)

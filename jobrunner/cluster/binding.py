@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from jobrunner.cluster.exchange import Members, Reply, Request, malformed, pickle_function
-from jobrunner.cluster.leases import Leases
+from jobrunner.cluster.leases import Demand, Leases, Spread
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
 from jobrunner.cluster.results import Counted, GroupResult, UnderWay, longest_spans, merge_runs
@@ -147,9 +147,9 @@ class Binding:
             self.counted = {**self.counted, **news}
         return replies
 
-    def count_spread(self) -> int:
-        """How many workers the nodes would use if they were placed again now."""
-        return int(self._messenger.sync(self._leases.count_spread, self.plan.nodes))
+    def spread(self) -> Spread | None:
+        """Where the nodes would be if they were placed anew; None unless workers have joined."""
+        return self._leases.spread(self.plan.nodes)
 
     def run(
         self,
@@ -339,13 +339,10 @@ class Binding:
 
     # ---- for the session
 
-    def extend(
-        self, nodes: Sequence[PlannedNode], wait_seconds: float, most_workers: float = math.inf
-    ) -> None:
+    def extend(self, nodes: Sequence[PlannedNode], demand: Demand) -> None:
         """Place more nodes, with empty workspaces.
 
-        Raises a `PlacementError` if no suitable workers have room within `wait_seconds`, or at once
-        if the cluster already has `most_workers`.
+        Raises a `PlacementError` if no suitable workers have room in time.
         """
         stays = {**self._previous, **self.placement}
         details = {
@@ -355,7 +352,7 @@ class Binding:
             "can_move": self._can_move,
             "silence_seconds": self._scheduler.silence_seconds,
         }
-        placed = self._leases.take(nodes, stays, wait_seconds, most_workers, details)
+        placed = self._leases.take(nodes, stays, demand, details)
         self.placement.update(placed)
         news: dict[str, Any] = {a: {"nodes": {}} for a in self._members.workers}
         streams = {node.name: node.stream for node in nodes if node.stream}

@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from distributed import wait
 
@@ -14,7 +15,9 @@ from jobrunner.cluster.exchange import FIRST_WAIT_SECONDS
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import WorkerInfo, place, within_reach
 from jobrunner.cluster.scheduler import SILENT, describe_unfit
+from jobrunner.cluster.wish import Joins, Wish
 from jobrunner.compile import PlannedNode
+from jobrunner.dask_internals import EVERY_WORKER, WorkerNews
 from jobrunner.errors import PlacementError
 from jobrunner.texts import clip, get_logger, listed
 from jobrunner.worker import MOST_PINGS, PING_SECONDS, find_cut, lease_key, run_lease
@@ -22,6 +25,22 @@ from jobrunner.worker import MOST_PINGS, PING_SECONDS, find_cut, lease_key, run_
 logger = get_logger(__name__)
 
 PLACE_AGAIN_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Demand:
+    """How many workers a binding waits for."""
+
+    wait_seconds: float  # for workers that suit all nodes
+    most_workers: float = math.inf  # the cluster never has more, so nobody waits for others
+    wanted_workers: int = 0  # ask a cluster that adapts for so many
+
+
+class Spread(NamedTuple):
+    """Where nodes would be if they were placed anew, and how many threads each worker has."""
+
+    placement: dict[str, str]
+    threads: dict[str, int]
 
 
 class Leases:
@@ -41,75 +60,90 @@ class Leases:
         self._members = messenger.members
         self._messenger = messenger
         self.doubted = set(doubted)
+        self.is_cut = is_cut
         self._silent: set[str] = set()  # workers that did not answer
         self._unfit: Mapping[str, str] = {}  # workers that cannot run nodes: address -> reason
-        self.is_cut = is_cut
         self._cuts: set[frozenset[str]] = set()
         self._checked: frozenset[str] = frozenset()  # the workers that `_cuts` covers
+        self._num_workers = 0  # of the cluster, when it was looked at last
+        self._joins = Joins()
+        self._wish = Wish(self._scheduler.client)
+        self._is_watching = False
+        self._wanted_workers = 0
 
     def take(
         self,
         nodes: Sequence[PlannedNode],
         stays: Mapping[str, str],
-        wait_seconds: float,
-        most_workers: float,
+        demand: Demand,
         details: Mapping[str, Any],
     ) -> dict[str, str]:
         """Place nodes on workers, which then host the binding; returns the placement.
 
         Nodes in `stays` stay on these workers if they can. `details` describe the binding. Raises a
-        `PlacementError` if no suitable workers are there and idle within `wait_seconds`, or once
-        there are `most_workers`.
+        `PlacementError` if no suitable workers are there and idle in time.
         """
-        deadline = time.monotonic() + wait_seconds
-        placed = self._place_in_time(nodes, stays, deadline, most_workers)
-        needs: dict[str, dict[str, float]] = {address: {} for address in placed.values()}
-        for node in nodes:
-            need = needs[placed[node.name]]
-            for resource, amount in (node.resources or {}).items():
-                need[resource] = need.get(resource, 0) + amount
-        hosted: dict[str, list[str]] = {address: [] for address in needs}
-        for name, address in placed.items():
-            hosted[address].append(name)
-        job = details["job"] or "session"
-        titles = {address: f"{job}: {listed(names, 3)}" for address, names in hosted.items()}
-        late = self._messenger.sync(self._bind, self._submit(needs, titles), deadline, details)
+        if not self._is_watching:
+            self._is_watching = True
+            self._scheduler.watch([EVERY_WORKER], self._hear)
+        deadline = time.monotonic() + demand.wait_seconds
+        placed = self._place_in_time(nodes, stays, deadline, demand)
+        needs = _needs(nodes, placed)
+        keys = self._submit(needs, _titles(details["job"] or "session", placed))
+        late = self._messenger.sync(self._bind, keys, deadline, details)
         if late:
-            workers = self._members.workers
-            for address in late:
-                workers[address].leases.pop().release()
-            offers = "; ".join(
-                f"{address} offers {dict(workers[address].info.resources) or 'none'}, requested: "
-                f"{needs[address] or 'none'}"
-                for address in late
-            )
-            raise PlacementError(
-                f"Workers did not start this session's lease tasks in time. They are paused or "
-                f"closing, or other sessions or tasks use their resources: {offers}. Close these, "
-                f"start more workers, or wait longer."
-            )
+            raise self._too_late(late, needs)
+        used = len(set(self._members.placement.values()).union(placed.values()))
+        if used >= self._wanted_workers:
+            self._wish.withdraw()
+        if stays and used < self._num_workers:
+            # Nodes that stay leave some workers without nodes, so look soon whether others fit better.
+            self._joins.note(time.monotonic())
         return placed
+
+    def spread(self, nodes: Sequence[PlannedNode]) -> Spread | None:
+        """Where the nodes would be if they were placed anew, once after workers have joined.
+
+        None: none has, or others may follow.
+        """
+        if not self._joins.are_over(time.monotonic()):
+            return None
+        self._joins = Joins()
+        workers = self._messenger.sync(self._find)
+        if len(workers) >= self._wanted_workers:
+            # They get nodes now, or are of no use.
+            self._wish.withdraw()
+        threads = {worker.address: worker.nthreads for worker in workers}
+        for address, member in self._members.workers.items():
+            threads[address] = member.info.nthreads
+        try:
+            return Spread(self._place(nodes, workers, {}), threads)
+        except PlacementError:
+            return None
 
     def release(self, wait_seconds: float) -> None:
         """End all leases."""
-        workers = self._members.workers
-        alive = [lease for a in self._members.alive for lease in workers[a].leases]
-        pending = [lease for lease in alive if lease.status == "pending"]
-        if pending and self._scheduler.client.status == "running":
+        self._wish.withdraw()
+        self._scheduler.unwatch([EVERY_WORKER], self._hear)
+        pending = []
+        for address in self._members.alive:
+            # The scheduler has sent the lease of a worker that retires back to wait for such a worker.
+            if address not in self._members.leaving:
+                leases = self._members.workers[address].leases
+                pending += [lease for lease in leases if lease.status == "pending"]
+        client = self._scheduler.client
+        if pending and client.status == "running":
             # Otherwise a worker that closes soon warns of an interrupted task.
-            with suppress(Exception):
+            with suppress(Exception), client.as_current():
                 wait(pending, timeout=wait_seconds)
-        for worker in workers.values():
-            for lease in worker.leases:
+        for member in self._members.workers.values():
+            for lease in member.leases:
                 lease.release()
-            worker.leases.clear()
+            member.leases.clear()
 
-    async def count_spread(self, nodes: Sequence[PlannedNode]) -> int:
-        """How many workers the nodes would use if they were placed again now."""
-        try:
-            return len(set(self._place(nodes, await self._find(), {}).values()))
-        except PlacementError:
-            return 0
+    def _hear(self, address: str, news: WorkerNews) -> None:
+        if news == "joined":
+            self._joins.note(time.monotonic())
 
     # ---- placing
 
@@ -118,41 +152,33 @@ class Leases:
         nodes: Sequence[PlannedNode],
         stays: Mapping[str, str],
         deadline: float,
-        most_workers: float,
+        demand: Demand,
     ) -> dict[str, str]:
+        self._wanted_workers = min(demand.wanted_workers, len(nodes))
+        first_fit = math.inf
         has_warned = False
         while True:
+            workers = self._messenger.sync(self._find)
+            now = time.monotonic()
+            is_full = self._num_workers >= demand.most_workers
             try:
-                return self._messenger.sync(self._place_on_members, nodes, stays)
+                placed = self._place(nodes, workers, stays)
+                first_fit = min(first_fit, now)
+                are_enough = len(workers) >= self._wanted_workers or is_full or now >= deadline
+                if are_enough or self._joins.have_settled(now, first_fit):
+                    self._messenger.sync(self._meet, workers, set(placed.values()))
+                    return placed
             except PlacementError as error:
-                there = len(self._messenger.sync(self._scheduler.workers))
-                left = deadline - time.monotonic()
-                if there >= most_workers or left <= 0:
+                if is_full or now >= deadline:
                     raise
                 if not has_warned:
                     has_warned = True
-                    logger.warning("%s Waiting for at most %.0f s.", error, left)
-                # Dask does not report when other bindings free workers.
-                time.sleep(min(PLACE_AGAIN_SECONDS, left))
-
-    async def _place_on_members(
-        self, nodes: Sequence[PlannedNode], stays: Mapping[str, str]
-    ) -> dict[str, str]:
-        """Place nodes, and add their workers to the members."""
-        workers = await self._find()
-        placed = self._place(nodes, workers, stays)
-        used = set(placed.values()) - self._members.workers.keys()
-        if used:
-            strange = await self._messenger.meet([w for w in workers if w.address in used])
-            self.doubted.update(strange)
-            self._scheduler.forget(strange)
-            for address, answer in strange.items():
-                raise PlacementError(
-                    f"Worker {address} could not host nodes (found {answer!r}): it is gone or "
-                    f"hangs, or has another version of jobrunner. Install this version there, or "
-                    f"close the worker."
-                )
-        return placed
+                    logger.warning("%s Waiting for at most %.0f s.", error, deadline - now)
+            if not is_full:
+                threads = max((worker.nthreads for worker in workers), default=1)
+                self._wish.ask(max(1, self._wanted_workers), threads)
+            # Dask does not report when other bindings free workers.
+            time.sleep(max(0.0, min(PLACE_AGAIN_SECONDS, deadline - now)))
 
     def _place(
         self,
@@ -161,36 +187,52 @@ class Leases:
         stays: Mapping[str, str],
     ) -> dict[str, str]:
         """Choose a worker for each node, if possible workers that reach each other."""
-        for some in within_reach(workers, self._cuts):
+        for side in within_reach(workers, self._cuts):
             with suppress(PlacementError):
-                return place(nodes, some, stays)
+                return place(nodes, side, stays)
         try:
             return place(nodes, workers, stays)
         except PlacementError as error:
             if not self._unfit:
                 raise
+            reasons = describe_unfit(self._unfit)
             if workers:
-                raise PlacementError(f"{error} {describe_unfit(self._unfit)}") from None
+                raise PlacementError(f"{error} {reasons}") from None
             raise PlacementError(
-                f"Cannot place {len(nodes)} nodes: no worker of the cluster can run them. "
-                f"{describe_unfit(self._unfit)}"
+                f"Cannot place {len(nodes)} nodes: no worker of the cluster can run them. {reasons}"
             ) from None
+
+    async def _meet(self, workers: Sequence[WorkerInfo], used: Collection[str]) -> None:
+        """Make workers that get nodes members."""
+        new = used - self._members.workers.keys()
+        if not new:
+            return
+        strange = await self._messenger.meet([w for w in workers if w.address in new])
+        self.doubted.update(strange)
+        self._scheduler.forget(strange)
+        for address, answer in strange.items():
+            raise PlacementError(
+                f"Worker {address} could not host nodes (found {answer!r}): it is gone or "
+                f"hangs, or has another version of jobrunner. Install this version there, or "
+                f"close the worker."
+            )
 
     async def _find(self) -> list[WorkerInfo]:
         """The workers that nodes may be placed on now."""
-        there = await self._scheduler.workers()
-        workers = [w for w in there if w.address not in self._members.lost]
+        workers = await self._scheduler.workers()
+        self._num_workers = len(workers)
+        workers = [w for w in workers if w.address not in self._members.lost]
         doubted = [w.address for w in workers if w.address in self.doubted - self._silent]
         # Dask still lists a worker that hangs, so it would get nodes again and again.
         self._silent.update(await self._scheduler.find_silent(doubted))
         asked = [w.address for w in workers if w.address not in self._silent]
         unfit = await self._scheduler.unfit(asked)
         # Only this binding does without those that answer too late.
-        late = {address for address, why in unfit.items() if why == SILENT}
+        late = {address for address, reason in unfit.items() if reason == SILENT}
         self._scheduler.forget(late)
         self._silent |= late
-        workers = [w for w in workers if w.address not in self._silent | unfit.keys()]
         self._unfit = dict.fromkeys(self._silent, SILENT) | unfit
+        workers = [w for w in workers if w.address not in self._unfit]
         addresses = frozenset(w.address for w in workers)
         if self.is_cut and not addresses <= self._checked:
             self._cuts, self._checked = await self._find_cuts(addresses), addresses
@@ -207,13 +249,13 @@ class Leases:
             patience,
             patience=rounds * patience + PING_SECONDS,
         )
-        return {
-            frozenset((address, other))
-            for address, answer in answers.items()
-            if isinstance(answer, list)
-            for other in addresses
-            if other in answer
-        }
+        cuts: set[frozenset[str]] = set()
+        for address, unreachable in answers.items():
+            if isinstance(unreachable, list):
+                cuts.update(
+                    frozenset((address, other)) for other in addresses if other in unreachable
+                )
+        return cuts
 
     # ---- reserving
 
@@ -259,3 +301,36 @@ class Leases:
             if not left:
                 break
         return waiting
+
+    def _too_late(
+        self, late: Sequence[str], needs: Mapping[str, Mapping[str, float]]
+    ) -> PlacementError:
+        offers = []
+        for address in late:
+            worker = self._members.workers[address]
+            worker.leases.pop().release()
+            offered = dict(worker.info.resources) or "none"
+            offers.append(f"{address} offers {offered}, requested: {needs[address] or 'none'}")
+        return PlacementError(
+            f"Workers did not start this session's lease tasks in time. They are paused or "
+            f"closing, or other sessions or tasks use their resources: {'; '.join(offers)}. Close "
+            f"these, start more workers, or wait longer."
+        )
+
+
+def _needs(nodes: Sequence[PlannedNode], placed: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """The resources that the nodes of each worker need, by address."""
+    needs: dict[str, dict[str, float]] = {}
+    for node in nodes:
+        need = needs.setdefault(placed[node.name], {})
+        for resource, amount in (node.resources or {}).items():
+            need[resource] = need.get(resource, 0) + amount
+    return needs
+
+
+def _titles(job: str, placed: Mapping[str, str]) -> dict[str, str]:
+    """What Dask's pages call the lease of each worker, by address."""
+    names: dict[str, list[str]] = {}
+    for name, address in placed.items():
+        names.setdefault(address, []).append(name)
+    return {address: f"{job}: {listed(nodes, 3)}" for address, nodes in names.items()}

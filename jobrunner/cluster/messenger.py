@@ -29,7 +29,7 @@ from jobrunner.cluster.exchange import (
 )
 from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.cluster.scheduler import SchedulerLink
-from jobrunner.dask_internals import broadcaster
+from jobrunner.dask_internals import WorkerNews, broadcaster
 from jobrunner.errors import ExecutionError, SchedulerLostError
 from jobrunner.texts import get_logger
 from jobrunner.worker import OPERATION, Message, host
@@ -321,9 +321,9 @@ class Messenger:
             if lease.status in ("cancelled", "lost", "error")
         }
 
-    def _hear(self, address: str, is_lost: bool) -> None:
+    def _hear(self, address: str, news: WorkerNews) -> None:
         """Note that a worker is lost or about to leave, as the scheduler says."""
-        if is_lost:
+        if news == "lost":
             self.members.lost.setdefault(address, "the scheduler removed it")
             self._loss.set()
         else:

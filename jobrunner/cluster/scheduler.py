@@ -1,4 +1,4 @@
-"""A client's link to its scheduler: which workers there are, and which leave or are lost."""
+"""A client's link to its scheduler: which workers there are; which join, leave or are lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from distributed import Client
 from jobrunner._version import __version__
 from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.config import get_number
-from jobrunner.dask_internals import is_lost, scheduler_identity, topic_handlers
+from jobrunner.dask_internals import (
+    WorkerNews,
+    read_news,
+    scheduler_identity,
+    topic_handlers,
+)
 from jobrunner.errors import SchedulerLostError
 from jobrunner.texts import get_logger, listed
 from jobrunner.worker import PING_SECONDS, PLUGIN_NAME
@@ -27,61 +32,13 @@ START_AGAIN = "Start the same command again; it resumes from the last recorded e
 SHOWN = 5
 """How many workers an error lists."""
 
-Listener = Callable[[str, bool], None]
-"""Called with a worker's address and True if it is lost, False if it is about to leave."""
-
-
 SILENT = "it does not answer"
 """Why a worker is unfit, if it may be asked again."""
 
 _VERSION = "jobrunner.worker.plugin.PLUGIN_NAME"
 
-
-def _reason(answer: object) -> str:
-    """Why nodes cannot run on a worker, given what it has under `_VERSION`; empty if they can."""
-    if answer == PLUGIN_NAME:
-        return ""
-    if isinstance(answer, OSError):
-        return SILENT
-    if answer is None:
-        return "jobrunner is not installed there"
-    if isinstance(answer, BaseException):
-        return f"jobrunner cannot be imported there: {answer}"
-    return f"another version of jobrunner is there (expected {PLUGIN_NAME!r}, found {answer!r})"
-
-
-def describe_unfit(unfit: Mapping[str, str]) -> str:
-    """Name workers that cannot run nodes, by address, with the reasons."""
-    shown = listed((f"{address}: {why}" for address, why in unfit.items()), SHOWN, "; ")
-    advice = ""
-    if set(unfit.values()) != {SILENT}:
-        advice += f" To use them, install jobrunner {__version__} there and restart them."
-    if SILENT in unfit.values():
-        advice += " Check what blocks those that do not answer."
-    return f"{len(unfit)} of the cluster's workers cannot run nodes ({shown}).{advice}"
-
-
-class _Topic:
-    """Tells the sessions of a client what the scheduler logs of a worker, under its address.
-
-    A client has one handler of a topic: this also calls the handler that it replaces.
-    """
-
-    def __init__(self, address: str, before: Callable[[Any], Any] | None) -> None:
-        self._address = address
-        self.before = before
-        self.listeners: list[Listener] = []
-
-    def __call__(self, event: tuple[float, Any]) -> Any:
-        is_gone = is_lost(event)
-        if is_gone is not None:
-            # A worker that is retired still serves until its nodes have moved.
-            for listener in tuple(self.listeners):
-                listener(self._address, is_gone)
-        return None if self.before is None else self.before(event)
-
-
-_lock = threading.Lock()  # for the topics of all clients
+Listener = Callable[[str, WorkerNews], None]
+"""Called with a worker's address, and what became of it."""
 
 
 class SchedulerLink:
@@ -91,6 +48,8 @@ class SchedulerLink:
         self.client = client
         self.silence_seconds = get_number("worker-silence-seconds")
         self._reasons: dict[str, str] = {}  # of workers asked: why nodes cannot run there, or ""
+
+    # ---- the scheduler
 
     def check_open(self) -> None:
         """Raise a `SchedulerLostError` if the client is closed or lost its scheduler."""
@@ -118,6 +77,22 @@ class SchedulerLink:
                 f"The scheduler of {self.client!r} did not answer within {patience:g} s "
                 f"({type(error).__name__}: {error}): it hangs, is gone, or cannot be reached."
             ).advise(START_AGAIN) from error
+
+    # ---- its workers
+
+    async def workers(self) -> list[WorkerInfo]:
+        """The running workers, in order of their names and addresses."""
+        identity = await self.identity(-1, max(PING_SECONDS, self.silence_seconds))
+        self.forget(self._reasons.keys() - identity["workers"].keys())
+        workers = []
+        for address, described in identity["workers"].items():
+            if described["status"] != "running":
+                continue
+            try:
+                workers.append(_read_worker(address, described))
+            except msgspec.ValidationError as error:  # workers say this of themselves
+                logger.warning("No nodes on %s, which describes itself wrongly: %s", address, error)
+        return sorted(workers, key=lambda worker: (len(worker.name), worker.name, worker.address))
 
     async def run(
         self, function: Callable[..., Any], addresses: Collection[str], *arguments: Any
@@ -162,47 +137,38 @@ class SchedulerLink:
 
         Others' workers need not have jobrunner: nothing that they must import is sent to them.
         """
-        if new := [address for address in addresses if address not in self._reasons]:
+        unknown = [address for address in addresses if address not in self._reasons]
+        if unknown:
             try:
                 # Importing the package may take long.
-                running = self.run(pydoc.locate, new, _VERSION)
-                found = await asyncio.wait_for(running, max(PING_SECONDS, self.silence_seconds))
-            except TimeoutError:
-                found = await self.run_each(pydoc.locate, new, _VERSION, patience=PING_SECONDS)
-            self._reasons |= {address: _reason(answer) for address, answer in found.items()}
-            if unfit := {address: why for address in new if (why := self._reasons[address])}:
-                logger.warning("%s", describe_unfit(unfit))
-        return {address: why for address in addresses if (why := self._reasons[address])}
+                running = self.run(pydoc.locate, unknown, _VERSION)
+                answers = await asyncio.wait_for(running, max(PING_SECONDS, self.silence_seconds))
+            except TimeoutError:  # one stays silent, and with it this message
+                answers = await self.run_each(
+                    pydoc.locate, unknown, _VERSION, patience=PING_SECONDS
+                )
+            for address, answer in answers.items():
+                self._reasons[address] = _reason(answer)
+            if any(map(self._reasons.get, unknown)):
+                logger.warning("%s", describe_unfit(self._unfit_of(unknown)))
+        return self._unfit_of(addresses)
+
+    def _unfit_of(self, addresses: Collection[str]) -> dict[str, str]:
+        reasons = {address: self._reasons.get(address, SILENT) for address in addresses}
+        return {address: reason for address, reason in reasons.items() if reason}
 
     def forget(self, addresses: Collection[str]) -> None:
         """Ask these workers again whether they can run nodes, if they are asked for again."""
         for address in addresses:
             self._reasons.pop(address, None)
 
-    async def workers(self) -> list[WorkerInfo]:
-        """The running workers, in order of their names and addresses."""
-        identity = await self.identity(-1, max(PING_SECONDS, self.silence_seconds))
-        self.forget(self._reasons.keys() - identity["workers"].keys())
-        found = []
-        for address, worker in identity["workers"].items():
-            if worker["status"] != "running":
-                continue
-            about = {
-                "address": address,
-                "name": str(worker["name"]),
-                "host": worker["host"],
-                "nthreads": worker["nthreads"],
-                "resources": worker["resources"],
-                "limit_bytes": (worker["nanny"] and worker["memory_limit"]) or 0,
-            }
-            try:
-                found.append(msgspec.convert(about, WorkerInfo))
-            except msgspec.ValidationError as error:  # workers say this of themselves
-                logger.warning("No nodes on %s, which describes itself wrongly: %s", address, error)
-        return sorted(found, key=lambda worker: (len(worker.name), worker.name, worker.address))
+    # ---- news of them
 
     def watch(self, addresses: Collection[str], listener: Listener) -> None:
-        """Call a listener, on the client's event loop, if one of the workers leaves or is lost."""
+        """Call a listener, on the client's event loop, if one of the workers leaves or is lost.
+
+        `EVERY_WORKER` among the addresses: also if one joins the cluster.
+        """
         with _lock:
             for address in addresses:
                 topic = topic_handlers(self.client).get(address)
@@ -222,8 +188,8 @@ class SchedulerLink:
                 topic.listeners.remove(listener)
                 if topic.listeners or self.client.status != "running":
                     continue
-                if topic.before is not None:
-                    self.client.subscribe_topic(address, topic.before)
+                if topic.replaced is not None:
+                    self.client.subscribe_topic(address, topic.replaced)
                 else:
                     self.client.unsubscribe_topic(address)
 
@@ -233,3 +199,63 @@ class SchedulerLink:
             for topic in topic_handlers(self.client).values():
                 if isinstance(topic, _Topic):
                     topic.listeners.clear()
+
+
+_lock = threading.Lock()
+"""For the topics of all clients."""
+
+
+class _Topic:
+    """Tells all sessions of a client what the scheduler logs under a worker's address, or of all.
+
+    A client has one handler of a topic: this also calls the handler that it replaces.
+    """
+
+    def __init__(self, name: str, replaced: Callable[[Any], Any] | None) -> None:
+        self._name = name
+        self.replaced = replaced
+        self.listeners: list[Listener] = []
+
+    def __call__(self, event: tuple[float, Any]) -> Any:
+        news = read_news(self._name, event)
+        if news is not None:
+            for listener in tuple(self.listeners):
+                listener(*news)
+        return None if self.replaced is None else self.replaced(event)
+
+
+def _read_worker(address: str, described: Mapping[str, Any]) -> WorkerInfo:
+    has_nanny = bool(described["nanny"])
+    fields = {
+        "address": address,
+        "name": str(described["name"]),
+        "host": described["host"],
+        "nthreads": described["nthreads"],
+        "resources": described["resources"],
+        "limit_bytes": (described["memory_limit"] or 0) if has_nanny else 0,
+    }
+    return msgspec.convert(fields, WorkerInfo)
+
+
+def _reason(answer: object) -> str:
+    """Why nodes cannot run on a worker, given what it has under `_VERSION`; empty if they can."""
+    if answer == PLUGIN_NAME:
+        return ""
+    if isinstance(answer, OSError):
+        return SILENT
+    if answer is None:
+        return "jobrunner is not installed there"
+    if isinstance(answer, BaseException):
+        return f"jobrunner cannot be imported there: {answer}"
+    return f"another version of jobrunner is there (expected {PLUGIN_NAME!r}, found {answer!r})"
+
+
+def describe_unfit(unfit: Mapping[str, str]) -> str:
+    """Name workers that cannot run nodes, by address, with the reasons."""
+    shown = listed((f"{address}: {reason}" for address, reason in unfit.items()), SHOWN, "; ")
+    advice = ""
+    if set(unfit.values()) != {SILENT}:
+        advice += f" To use them, install jobrunner {__version__} there and restart them."
+    if SILENT in unfit.values():
+        advice += " Check what blocks those that do not answer."
+    return f"{len(unfit)} of the cluster's workers cannot run nodes ({shown}).{advice}"

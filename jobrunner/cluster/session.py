@@ -13,6 +13,8 @@ from distributed import Client
 from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
 from jobrunner.cluster.connection import Connection
 from jobrunner.cluster.drawing import draw_session
+from jobrunner.cluster.leases import Demand
+from jobrunner.cluster.placement import WorkerInfo, place
 from jobrunner.cluster.shipping import nodes_of
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
 from jobrunner.define import Blob, Count, Task, TaskGroup, TaskOutput, checked
@@ -257,12 +259,14 @@ class Session:
         *,
         can_move: bool = False,
         stays: bool = False,
+        wanted_workers: int = 0,
     ) -> Binding:
         """Place a plan's nodes on workers, with empty workspaces, and drop the previous binding.
 
         With `stays`, nodes stay on their workers if these still exist. With `can_move`, the caller binds
         again when `Binding.leaving` names a worker, which waits for that. Raises a `PlacementError`
-        if no suitable workers are there within `wait_seconds`.
+        if no suitable workers are there within `wait_seconds`. A cluster that adapts is asked for
+        `wanted_workers`, if there are as many nodes.
         """
         with self._operation(f"job {plan.job!r}"):
             self._num_bindings += 1
@@ -274,13 +278,21 @@ class Session:
                 self._connection.scheduler, name, plan, before, can_move=can_move, stays=stays
             )
             try:
-                binding.extend(plan.nodes, wait_seconds, self._connection.most_workers)
+                binding.extend(
+                    plan.nodes,
+                    Demand(wait_seconds, self._connection.most_workers, wanted_workers),
+                )
                 binding.ship(plan.groups)
             except BaseException:
                 binding.release()
                 raise
             self._binding = binding
             return binding
+
+    def preview(self, nodes: Sequence[PlannedNode]) -> dict[str, str]:
+        """Where nodes would be placed if they were placed now; reserves nothing."""
+        workers: list[WorkerInfo] = self.client.sync(self._connection.scheduler.workers)
+        return place(nodes, workers)
 
     def run_group(
         self, group: TaskGroup, epoch: int | None = None, deadline_seconds: float | None = None
@@ -361,7 +373,7 @@ class Session:
             binding = self.bind(_EMPTY_PLAN)
         new = [node for node in nodes if node.name not in binding.placement]
         if new:
-            binding.extend(new, DEFAULT_WAIT_SECONDS, self._connection.most_workers)
+            binding.extend(new, Demand(DEFAULT_WAIT_SECONDS, self._connection.most_workers))
         return binding
 
     def _fetch_output(self, output: TaskOutput) -> Any:

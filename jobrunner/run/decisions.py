@@ -48,8 +48,6 @@ class State:
     num_steps: int = 0  # the last epoch's, if it was not run in a batch
     under_way: range = range(0)  # the epochs that workers run now; empty: nodes are placed
     wary_until: int = 0  # earlier epochs, which a loss interrupted, are saved one by one
-    most_workers: int = 0  # the most in use at once so far
-    next_look: float = 0.0  # when to look for spare workers, by the monotonic clock
     is_announced: bool = False  # `on_start` was called
     resumed_from: PublicPosition | None = None  # by the first load; None: it began with init
     is_finished: bool = False  # the loaded run had run its exit group
@@ -286,7 +284,7 @@ def next_step(
     stop_asked: str = "",  # the reason of a request to stop
     is_recorded: bool = False,
     is_leaving: bool = False,  # a worker in use has announced that it retires
-    has_room: bool = False,  # new workers replace some that were lost
+    has_room: bool = False,  # a move to workers that have joined is worthwhile
 ) -> Step:
     """Decide what comes after an epoch that has ended or was loaded.
 

@@ -25,6 +25,7 @@ from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import State, Step, Stopwatch, each_step, is_captured, next_step
 from jobrunner.run.load import finish_load, load, reported_in
 from jobrunner.run.losses import Loss, Losses, is_transient
+from jobrunner.run.moves import Moves
 from jobrunner.run.null_saver import NullSaver
 from jobrunner.run.recovery import count_loss
 from jobrunner.run.result import RunResult, SaveReport
@@ -48,9 +49,6 @@ logger = get_logger(__name__)
 
 MAX_BATCH_EPOCHS = 10_000
 """Bounds the results that workers keep for the client."""
-
-SPARE_SECONDS = 1.0
-"""How often a run that lost workers looks for new ones."""
 
 
 def recorded_metrics(manager: MultiNodeCheckpointManager | None) -> list[dict[str, Any]]:
@@ -100,6 +98,8 @@ class Run:
         self.state = State(Losses(runner.max_restarts))
         is_timed = runner.checkpoint_manager is not None
         self.watch = Stopwatch(began, is_on=is_timed)
+        self.moves = Moves()
+        self._must_move = False  # workers have joined, and a move there is worthwhile
         self.batch_seconds = get_number("stint-seconds")
         self.binding: Binding
         self._handed_over: Position | None = None  # what the saver was given last
@@ -402,6 +402,7 @@ class Run:
                     self._tell_end(result, is_last=is_last)
                 if is_sampled and epoch == first:
                     self.watch.note_spans(epoch, started, result.spans)
+                    self.moves.note_spans(result.spans)
                 if is_captured(epoch, captures):
                     at = self.state.at
                     captured.append((at, self._about(at, self.state.metrics[epoch])))
@@ -504,27 +505,35 @@ class Run:
         )
 
     def _has_room(self) -> bool:
-        """Whether new workers replace some that were lost."""
-        state, in_use = self.state, len(set(self.binding.placement.values()))
-        state.most_workers = max(state.most_workers, in_use)
-        stays = in_use == state.most_workers or not self.saver.can_save
-        if stays or time.monotonic() < state.next_look:
-            return False
-        has_room = self.binding.count_spread() > in_use
-        if not has_room:  # room must be found again after the save
-            state.next_look = time.monotonic() + SPARE_SECONDS
-        return has_room
+        """Whether nodes are to move to workers that have joined; true until they have moved."""
+        if self._must_move or not self.saver.can_save:
+            return self._must_move
+        spread = self.binding.spread()
+        if spread is not None:
+            limit, state = self.plan.epoch_limit, self.state
+            self._must_move = self.moves.is_worthwhile(
+                self.binding.placement,
+                spread.placement,
+                spread.threads,
+                epoch_seconds=state.epoch_seconds,
+                epochs_left=None if limit is None else limit - state.epoch,
+                save_seconds=state.saves[-1].seconds if state.saves else 0.0,
+            )
+        return self._must_move
 
     def _move(self) -> None:
         """Place the nodes again and load the state just recorded, so that no epoch runs twice."""
-        who = ", ".join(self.binding.leaving)
+        started, leaving = time.monotonic(), self.binding.leaving
         logger.info(
-            "Nodes move after epoch %d; workers retiring: %s", self.state.epoch, who or "none"
+            "Nodes move after epoch %d; workers that retire: %s, that have joined: %s",
+            self.state.epoch,
+            ", ".join(leaving) or "none",
+            "some" if self._must_move else "none",
         )
         with self.watch.moving():
-            self._bind_again(stays=bool(who))  # otherwise nodes spread over the new workers
-            self.state.next_look = time.monotonic() + SPARE_SECONDS
+            self._bind_again(stays=not self._must_move)
             self._init_or_resume()
+        self.moves.note_move(time.monotonic() - started)
 
     # ---- after the last epoch
 
@@ -573,6 +582,8 @@ class Run:
         )
         if is_sampled:
             self.watch.note_spans(epoch, started, outcome.spans)
+            if group == "epoch":
+                self.moves.note_spans(outcome.spans)
         return outcome
 
     def save(self, at: Position, metrics: Mapping[str, Any], *, must_wait: bool = False) -> None:
@@ -623,11 +634,13 @@ class Run:
 
     def _bind(self, *, stays: bool = False) -> None:
         self.state.begin(range(0))
+        self._must_move = False
         self.binding = self.session.bind(
             self.plan,
             wait_seconds=self.runner.worker_wait_seconds,
             can_move=self.saver.can_save,
             stays=stays,
+            wanted_workers=self.runner.wanted_workers,
         )
         for group in self.runner.job.groups.values():
             for task in group.tasks():

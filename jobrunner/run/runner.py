@@ -74,6 +74,9 @@ class JobRunner:
         changed plan always end the run.
     worker_wait_seconds : float
         How long to wait for enough workers for the nodes.
+    wanted_workers : int, optional
+        Ask a cluster that adapts to its load for so many workers, but for no more than there are nodes. The
+        run begins with those that there are, and nodes move to those that join later.
     scheduler_wait_seconds : float
         How long to wait until a lost scheduler is back at its address.
     epoch_deadline_seconds : float, optional
@@ -112,6 +115,7 @@ class JobRunner:
     max_restarts: Natural = 3
     on_save_error: SaveErrorPolicy = "warn"
     worker_wait_seconds: Seconds = 60
+    wanted_workers: Natural = 0
     scheduler_wait_seconds: Seconds = 60
     epoch_deadline_seconds: Seconds | None = None
     task_deadline_seconds: Seconds | None = None

@@ -34,6 +34,7 @@ from .places import (
     RUNS as RUNS,
     ToldRun as ToldRun,
     TolerantStream as TolerantStream,
+    placement_text as placement_text,
 )
 from .render import (
     draw_html as draw_html,

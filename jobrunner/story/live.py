@@ -177,7 +177,10 @@ class RunState:
         names = {} if self.binding is None else self.binding.worker_names
         self._workers = {node: names.get(worker, worker) for node, worker in placement.items()}
         self._run.doing = ""
-        self._tell("placement", {})
+        workers: dict[str, list[str]] = {}
+        for node, worker in placement.items():
+            workers.setdefault(worker, []).append(node)
+        self._tell("placement", {"workers": workers})
 
     def on_start(self, plan: Any, total_epochs: int | None) -> None:
         """Note from where and how far the job runs."""

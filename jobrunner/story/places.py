@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from msgspec import Struct, structs, to_builtins
@@ -21,7 +21,7 @@ from rich.text import Text
 from jobrunner.json_output import to_json
 from jobrunner.story.live import MOST_INT, RunNow
 from jobrunner.story.render import draw_html, draw_line, draw_lines, position
-from jobrunner.texts import counted, folded, format_seconds, join, printable, tag
+from jobrunner.texts import counted, folded, format_seconds, join, listed, printable, tag
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -30,6 +30,8 @@ RUNS, IS_SHOWN = "jobrunner", "jobrunner-dashboard"
 """Keys of the scheduler's metadata: client -> run -> what is told of it; whether it shows runs."""
 ASK_SECONDS = 5.0
 TOLD_NODES = 1000  # to a scheduler
+SHOWN_NODES, SHOWN_WORKERS = 4, 8
+"""How many nodes of a worker a placement names, and how many workers."""
 KEPT_LINES = 200
 """How many of the lines that stay, such as what tasks print, a notebook keeps: it saves them."""
 
@@ -50,9 +52,19 @@ class View:
         """End; what was drawn last stays."""
 
 
+def placement_text(workers: Mapping[str, Sequence[str]]) -> str:
+    """Which nodes are on which worker."""
+    nodes = sum(map(len, workers.values()))
+    parts = [f"{worker}: {listed(names, SHOWN_NODES)}" for worker, names in workers.items()]
+    where = f"{counted(nodes, 'node')} on {counted(len(workers), 'worker')}"
+    return f"{where} ({listed(parts, SHOWN_WORKERS, '; ')})"
+
+
 def event_text(event: str, facts: Mapping[str, Any]) -> str:
     """What stays on the screen of an event; empty: nothing."""
     match event:
+        case "placement":
+            return placement_text(facts["workers"])
         case "start":
             return str(facts["text"])
         case "warning":

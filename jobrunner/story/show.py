@@ -82,7 +82,7 @@ class Live:
         """Let the view show an event, soon."""
         if event == "placement":
             self._watcher.begin()
-        elif event == "over":
+        if event == "over":
             self._watcher.end()
         else:
             self._events.put((event, facts))

@@ -65,6 +65,7 @@ def test_each_line_is_an_object_with_the_keys_that_the_guide_names(
     events = lines(result.stdout)
     keys = documented("## JSON lines")
     assert {event["event"] for event in events} == {
+        "placement",
         "start",
         "group",
         "save",

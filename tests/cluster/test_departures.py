@@ -3,6 +3,7 @@
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,10 @@ from jobrunner import (
     epoch_limiter,
     read_story,
 )
+from jobrunner.cluster.exchange import Member, Members
+from jobrunner.cluster.leases import Leases
+from jobrunner.cluster.placement import WorkerInfo
+from jobrunner.cluster.scheduler import SchedulerLink
 
 NODES, EPOCHS = 3, 10
 
@@ -125,3 +130,17 @@ def test_nodes_of_a_worker_that_leaves_move_and_no_epoch_runs_twice(tmp_path, un
         [run] = read_story(tmp_path / "ckpt").runs
         [(began, ended)] = run.moves
         assert run.ledger.recovery == pytest.approx(ended - began, abs=0.01)
+
+
+def test_the_lease_of_a_worker_that_retires_is_not_waited_for(inproc_client):
+    """The scheduler waits with it for the worker to come back."""
+    link, members = SchedulerLink(inproc_client), Members({"n": "tcp://127.0.0.1:1"})
+    lease = inproc_client.submit(int, workers=["tcp://127.0.0.1:1"], pure=False)
+    info = WorkerInfo("tcp://127.0.0.1:1", "gone", "gone", 1)
+    members.workers["tcp://127.0.0.1:1"] = Member(info, "incarnation", [lease])
+    members.leaving["tcp://127.0.0.1:1"] = "the scheduler retires it"
+    leases = Leases(SimpleNamespace(scheduler=link, members=members), doubted=(), is_cut=False)
+    started = time.monotonic()
+    leases.release(wait_seconds=30)
+    assert time.monotonic() - started < 5
+    assert members.workers["tcp://127.0.0.1:1"].leases == []

@@ -30,6 +30,7 @@ from jobrunner import (
 )
 from jobrunner.cluster.exchange import Members
 from jobrunner.cluster.scheduler import SILENT, SchedulerLink, describe_unfit
+from jobrunner.dask_internals import EVERY_WORKER
 from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME, PROTOCOL_VERSION, lease_key, run_lease
 from tests.processes import await_file, fork_dask
 
@@ -459,16 +460,38 @@ def test_losses_reach_every_listener_of_a_client():
         heard.append(news)
 
     link, topics = SchedulerLink(client), client._event_handlers
-    link.watch(["tcp://b"], listener)
+    link.watch(["tcp://b", EVERY_WORKER], listener)
     topics["tcp://a"]((0.0, {"action": "remove-worker"}))
     topics["tcp://a"]((0.0, {"action": "add-worker"}))
-    assert heard == [("x", "tcp://a", True), ("y", "tcp://a", True)]
+    assert heard == [("x", "tcp://a", "lost"), ("y", "tcp://a", "lost")]
     topics["tcp://b"]((0.0, {"action": "remove-worker", "expected": True}))
     topics["tcp://b"]((0.0, {"action": "worker-status-change", "status": "closing"}))
-    assert heard[2:] == [("tcp://b", False)] * 2
-    link.unwatch(["tcp://b"], listener)
+    assert heard[2:] == [("tcp://b", "leaving")] * 2
+    topics[EVERY_WORKER]((0.0, {"action": "remove-worker", "worker": "tcp://b"}))
+    topics[EVERY_WORKER]((0.0, {"action": "add-worker", "worker": "tcp://c"}))
+    assert heard[4:] == [("tcp://c", "joined")]
+    link.unwatch(["tcp://b", EVERY_WORKER], listener)
     link.unwatch(["tcp://b"], listener)
     assert list(topics) == ["tcp://a"]
+
+
+def test_a_users_handler_of_the_clusters_events_is_called_as_before(client):
+    heard, joined = [], []
+    client.subscribe_topic(EVERY_WORKER, heard.append)
+    link = SchedulerLink(client)
+
+    def listener(*news):
+        joined.append(news)
+
+    link.watch([EVERY_WORKER], listener)
+    client._event_handlers[EVERY_WORKER]((0.0, {"action": "add-worker", "worker": "tcp://c"}))
+    link.unwatch([EVERY_WORKER], listener)
+    client._event_handlers[EVERY_WORKER]((0.0, {"action": "add-worker", "worker": "tcp://d"}))
+    assert joined == [("tcp://c", "joined")]
+    assert [event for event in heard if event[0] == 0.0] == [
+        (0.0, {"action": "add-worker", "worker": "tcp://c"}),
+        (0.0, {"action": "add-worker", "worker": "tcp://d"}),
+    ]
 
 
 def test_workers_that_are_lost_together_are_all_named_with_their_nodes():

@@ -1,0 +1,110 @@
+"""Workers that join a run get nodes, and a cluster that adapts starts them."""
+
+import time
+
+import pytest
+from distributed import Client, LocalCluster
+
+from jobrunner import (
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    RunStoppedError,
+    Session,
+    Task,
+    epoch_limiter,
+)
+from jobrunner.cluster.wish import MOST_WAIT_SECONDS, SETTLED_SECONDS, Joins
+
+NODES = 2
+
+
+def work(x):
+    time.sleep(0.05)
+    return x + 1
+
+
+def build(epochs):
+    with Job("elastic") as job:
+        for i in range(NODES):
+            with Node(f"n{i}"):
+                with job.init_group:
+                    Task(lambda: 0, outputs="x", name="zero")
+                Task(work, inputs="x", outputs="x")
+    epoch_limiter(job, epochs)
+    return job
+
+
+@pytest.fixture
+def cluster():
+    with LocalCluster(
+        n_workers=0, threads_per_worker=1, processes=False, dashboard_address=":0"
+    ) as cluster:
+        yield cluster
+
+
+class Placements:
+    """Where the nodes were; a worker joins after epoch 2."""
+
+    def __init__(self, join=lambda: None):
+        self.join = join
+        self.used = []
+        self.joined = self.moved = None
+        self.stop = lambda: None
+
+    def on_placement(self, placement):
+        self.used.append(len(set(placement.values())))
+        if self.used[-1] > 1:
+            self.moved = time.monotonic()
+
+    def on_epoch(self, epoch, seconds, metrics):
+        if epoch == 2:
+            self.joined = time.monotonic()
+            self.join()
+        if self.moved is not None:
+            self.stop()
+
+
+def test_workers_that_join_get_nodes_at_the_end_of_an_epoch(cluster, tmp_path):
+    cluster.scale(1)
+    with Client(cluster, set_as_default=False) as client, Session(client) as session:
+        client.wait_for_workers(1)
+        placements = Placements(lambda: cluster.scale(2))
+        manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+        runner = JobRunner(build(200), manager, callbacks=[placements])
+        placements.stop = runner.stop
+        with pytest.raises(RunStoppedError):
+            runner.run(session)
+        assert placements.used == [1, 2]
+        assert placements.moved - placements.joined < 5
+        # No epoch ran twice.
+        assert [session.fetch(Node(f"n{i}")["x"]) for i in range(NODES)] == [
+            manager.latest()
+        ] * NODES
+
+
+def test_a_run_starts_on_a_cluster_without_workers_that_adapts(cluster, tmp_path):
+    cluster.adapt(minimum=0, maximum=2, interval="50ms")
+    with Client(cluster, set_as_default=False) as client, Session(client) as session:
+        placements = Placements()
+        manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+        runner = JobRunner(build(3), manager, wanted_workers=2, callbacks=[placements])
+        result = runner.run(session)
+        assert (result.epoch, result.restarts) == (3, 0)
+        assert placements.used == [2]
+        # Nobody asks for workers any more.
+        assert "wanted-worker" not in str(list(cluster.scheduler.tasks))
+
+
+def test_nodes_wait_until_no_other_worker_joins_but_not_for_ever():
+    joins = Joins()
+    assert not joins.are_over(100.0)
+    joins.note(100.0)
+    assert not joins.are_over(100.0 + SETTLED_SECONDS / 2)
+    joins.note(100.0 + SETTLED_SECONDS / 2)
+    assert not joins.are_over(100.0 + SETTLED_SECONDS)
+    assert joins.are_over(100.0 + 1.5 * SETTLED_SECONDS)
+    for second in range(int(MOST_WAIT_SECONDS / SETTLED_SECONDS * 2) + 1):
+        joins.note(100.0 + second * SETTLED_SECONDS / 2)
+    assert joins.are_over(100.0 + MOST_WAIT_SECONDS)
