@@ -22,12 +22,3 @@ def test_every_test_named_in_the_table_exists(document: str, least: int) -> None
         file = ROOT / path
         assert file.exists(), path
         assert not test or f"def {test}(" in file.read_text(), f"{path}::{test}"
-
-
-def test_every_port_is_in_the_table_of_scenarios() -> None:
-    named = (ROOT / SCENARIOS).read_text()
-    files = list((ROOT / "tests" / "ports").glob("test_*.py"))
-    assert len(files) == 5
-    for file in files:
-        for test in re.findall(r"^def (test_\w+)", file.read_text(), re.M):
-            assert f"`tests/ports/{file.name}::{test}`" in named

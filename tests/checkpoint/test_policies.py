@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any
@@ -365,3 +366,85 @@ def test_epochs_until_is_none_for_policies_by_time_and_1_if_undefined() -> None:
 def test_of_equal_values_the_newest_epoch_is_the_best() -> None:
     saved = [SavedEpoch(epoch, metrics={"loss": 1.0}) for epoch in (1, 2)]
     assert KeepBest("loss").choose(saved) == Position(2)
+
+
+def test_the_mode_is_not_guessed_from_the_name() -> None:
+    accuracy = {1: {"accuracy": 0.9}, 2: {"accuracy": 0.5}}
+    assert kept(KeepBest("accuracy"), accuracy) == [2]
+    assert kept(KeepBest("accuracy", mode="max"), accuracy) == [1]
+    with pytest.raises(DefinitionError, match="mode"):
+        KeepBest("accuracy", mode="auto")  # type: ignore[arg-type]
+
+
+def test_epochs_steps_and_seconds_may_be_combined() -> None:
+    policy = SaveEvery(epochs=2, steps=3, seconds=60)
+    assert due(policy, 6) == [(2, 1), (3, 1), (4, 1), (6, 1)]
+    assert policy.is_due(Moment(1, 1, 1, seconds_since_save=60))
+
+
+def test_a_minute_apart_128_steps_of_7_seconds_have_14_checkpoints() -> None:
+    saved = 0.0
+    count = 0
+    for step in range(1, 129):
+        if SaveEvery(seconds=60).is_due(Moment(1, 1, 1, seconds_since_save=7 * step - saved)):
+            saved = 7.0 * step
+            count += 1
+    assert count == 14
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        SaveEvery(epochs=2) | SaveEvery(seconds=60) | SaveBefore(1e9),
+        KeepLast(2) | KeepBest("loss", 3, mode="max") | KeepEvery(5),
+    ],
+    ids=str,
+)
+def test_policies_can_be_pickled(policy: Any) -> None:
+    assert pickle.loads(pickle.dumps(policy)) == policy
+
+
+def test_chosen_epochs_are_saved_by_a_policy_of_four_lines() -> None:
+    class SaveAt:
+        def is_due(self, moment: Moment) -> bool:
+            return moment.epoch in (1, 3, 5)
+
+    policy = SaveEvery(epochs=10_000) | SaveAt()
+    assert [epoch for epoch, _ in due(policy, 6)] == [1, 3, 5]
+
+
+def test_chosen_epochs_are_kept_by_a_policy_of_four_lines() -> None:
+    class KeepThese:
+        def retires(self, saved: Any) -> Any:
+            return [row.at for row in saved if row.epoch not in (0, 2, 3)]
+
+    assert kept(KeepThese()) == [0, 2, 3]
+    assert kept(KeepLast(1) | KeepThese()) == [0, 2, 3, 4]
+
+
+def test_the_epochs_of_the_last_hours_are_kept_by_a_policy_of_four_lines() -> None:
+    class KeepRecent:
+        def retires(self, saved: Any) -> Any:
+            return [row.at for row in saved if row.time < -24.0]
+
+    saved = [SavedEpoch(epoch, time) for epoch, time in enumerate((-30.0, -25.0, -23.0, -10.0))]
+    assert [Position.of(at) for at in KeepRecent().retires(saved)] == [Position(0), Position(1)]
+
+
+def keep_as_recorded(policy: Any, saved: list[SavedEpoch]) -> list[int]:
+    """The epochs that are left when the policy is asked after each; the newest always stays."""
+    left: list[SavedEpoch] = []
+    for row in saved:
+        left.append(row)
+        retired = policy.retires(left)
+        left = [other for other in left if other.at not in retired or other is row]
+    return [row.epoch for row in left]
+
+
+def test_the_newest_two_and_one_in_three_hours_are_kept_also_after_a_restart() -> None:
+    policy = KeepLast(2) | KeepEvery(seconds=3 * 3600)
+    hourly = [SavedEpoch(epoch, 3600.0 * epoch) for epoch in range(20)]
+    assert keep_as_recorded(policy, hourly[:10]) == [0, 3, 6, 8, 9]
+    assert keep_as_recorded(policy, hourly) == [0, 3, 6, 9, 12, 15, 18, 19]
+    resumed = [row for row in hourly if row.epoch in (0, 3, 6, 8, 9) or row.epoch >= 10]
+    assert keep_as_recorded(policy, resumed) == [0, 3, 6, 9, 12, 15, 18, 19]
