@@ -13,7 +13,7 @@ from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, FaultyObjects
 from tests.saves import save_epoch
 
-EPOCHS = 2_000
+EPOCHS = 400
 # The entries since the last full state, and as many that an object store reads ahead.
 END = 2 * STATE_INTERVAL
 
