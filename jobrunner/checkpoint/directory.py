@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import compress
 from typing import Any, Literal
 
 from jobrunner.checkpoint.keep_policies import KeepBest, SavedEpoch, name_reported
@@ -275,13 +276,13 @@ class Directory:
                 return []
         # Another run may have claimed these names since the snapshot, and then used them.
         suspects = _unclaimed_among(names, self.snapshot())
-        documents = [join_path(self.path, f"{name}/{ROOT_DOCUMENT}") for name in suspects]
+        return sorted({suspects[name] for name in self.find_whole(suspects)})
+
+    def find_whole(self, names: Collection[str]) -> list[str]:
+        """Those of the named stores that have their root document, which is written last."""
+        documents = [join_path(self.path, f"{name}/{ROOT_DOCUMENT}") for name in names]
         are_whole = self.files.each(self.files.is_taken, documents)
-        epochs = set()
-        for epoch, is_whole in zip(suspects.values(), are_whole, strict=True):
-            if is_whole:
-                epochs.add(epoch)
-        return sorted(epochs)
+        return list(compress(names, are_whole))
 
 
 def _unclaimed_among(names: Iterable[str], snapshot: Snapshot) -> dict[str, Position]:

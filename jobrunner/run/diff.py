@@ -24,7 +24,9 @@ from jobrunner.texts import printable, show
 Difference = dict[str, Any]
 Differences = Iterator[Difference]
 
-_PACKED_LISTS = ("list", "numbers", "rows", "ragged", "records")
+_LISTS = ("list", "numbers", "rows", "ragged", "records")
+_CLASSES = ("state", "enum", "namedtuple", "dataclass", "codec")
+_SCALARS = ("NoneType", "bool", "int", "float", "str", "bytes")
 _LONGEST = 40  # characters of a value that is shown
 
 
@@ -176,9 +178,9 @@ def _kind(tree: Tree) -> str:
 
 def _type_name(tree: Tree) -> str:
     kind = _kind(tree)
-    if kind in _PACKED_LISTS:
+    if kind in _LISTS:
         return "list"
-    if kind in ("state", "enum", "namedtuple", "dataclass", "codec"):
+    if kind in _CLASSES:
         return str(tree["of"][0])
     return "ndarray" if kind == "array" else kind
 
@@ -191,50 +193,46 @@ class _Comparison:
 
     def compare(self, a: Tree, b: Tree, where: str) -> Differences:
         kind = _kind(a)
-        if kind in _PACKED_LISTS and _kind(b) in _PACKED_LISTS:
-            yield from self._compare_lists(a, b, where)
-        elif _type_name(a) != _type_name(b):
-            names = f"{_type_name(a)} and {_type_name(b)}"
-            yield {"where": where, "what": f"type: {names}"}
+        type_names = _type_name(a), _type_name(b)
+        if type_names[0] != type_names[1]:
+            yield {"where": where, "what": "type: " + " and ".join(type_names)}
+        elif kind in _LISTS and kind != _kind(b):
+            yield {"where": where, "what": "types or number of items"}
         elif kind == "dict":
             yield from self._compare_dicts(a, b, where)
-        elif kind == "array":
+        elif kind in ("array", "numbers"):
             yield from compare_arrays(self._one[a["of"]], self._other[b["of"]], where)
         elif kind == "pickle":
             if _pickle(a, self._one) != _pickle(b, self._other):
-                what = "the pickles differ, but their values may be equal"
-                yield {"where": where, "what": what}
+                yield {"where": where, "what": "the pickles differ, but their values may be equal"}
         elif kind == "same":
             if a["of"] != b["of"]:
                 yield {"where": where, "what": "which object it refers to"}
-        elif kind in ("state", "enum", "namedtuple", "dataclass", "codec"):
+        elif kind in _CLASSES:
             yield from self.compare(a["of"][-1], b["of"][-1], where)
         elif kind in _SCALARS:
             yield from _compare_scalars(_scalar(a, self._one), _scalar(b, self._other), where)
+        elif kind == "list":
+            yield from self._compare_items(a, b, where, "")
+        elif kind in ("rows", "ragged", "records"):
+            yield from self._compare_rows(kind, a["of"], b["of"], where)
         else:
             yield from self.compare(a["of"], b["of"], where)
 
-    def _compare_lists(self, a: Tree, b: Tree, where: str) -> Differences:
-        if _kind(a) != _kind(b):
-            yield {"where": where, "what": "types or number of items"}
-        elif _kind(a) == "numbers":
-            yield from compare_arrays(self._one[a["of"]], self._other[b["of"]], where)
-        elif _kind(a) == "list":
-            if len(a) != len(b):
-                yield {"where": where, "what": f"length: {len(a)} and {len(b)}"}
-            for i, (x, y) in enumerate(zip(a, b, strict=False)):
-                yield from self.compare(x, y, f"{where}[{i}]")
-        elif _kind(a) == "ragged":
-            (_, lengths, items), (_, other_lengths, other_items) = a["of"], b["of"]
-            yield from compare_arrays(self._one[lengths], self._other[other_lengths], where)
-            yield from self.compare(items, other_items, f"{where}[:]")
-        else:  # many rows, by columns
-            (head, columns), (other_head, other_columns) = a["of"], b["of"]
-            if head != other_head or len(columns) != len(other_columns):
-                yield {"where": where, "what": "keys or types of items"}
-                return
-            for i, (x, y) in enumerate(zip(columns, other_columns, strict=True)):
-                yield from self.compare(x, y, f"{where}[:, {i}]")
+    def _compare_items(self, a: Tree, b: Tree, where: str, rows: str) -> Differences:
+        if len(a) != len(b):
+            yield {"where": where, "what": f"length: {len(a)} and {len(b)}"}
+        for i, (x, y) in enumerate(zip(a, b, strict=False)):
+            yield from self.compare(x, y, f"{where}[{rows}{i}]")
+
+    def _compare_rows(self, kind: str, a: Tree, b: Tree, where: str) -> Differences:
+        if a[0] != b[0]:
+            yield {"where": where, "what": "keys or types of items"}
+        elif kind == "ragged":
+            yield from compare_arrays(self._one[a[1]], self._other[b[1]], where)
+            yield from self.compare(a[2], b[2], f"{where}[:]")
+        else:
+            yield from self._compare_items(a[1], b[1], where, ":, ")
 
     def _compare_dicts(self, a: Tree, b: Tree, where: str) -> Differences:
         mine, theirs = self._items(a, self._one), self._items(b, self._other)
@@ -285,28 +283,17 @@ def _pickle(tree: Tree, arrays: Sequence[Any]) -> list[object]:
 # ---- numbers, texts, arrays
 
 
-def _unhex(digits: str) -> bytes:
-    return bytes.fromhex(digits)
-
-
-_SCALARS: Mapping[str, Any] = {
-    "NoneType": None,
-    "bool": None,
-    "int": lambda content: int(content, 16),
-    "float": lambda content: struct.unpack(">d", _unhex(content))[0],
-    "str": lambda content: content.decode("utf-8", "surrogatepass"),
-    "bytes": lambda content: content,
-}
-
-
 def _scalar(tree: Tree, arrays: Sequence[Any]) -> Any:
     """A number, a text or bytes."""
     if not isinstance(tree, dict):
         return tree
     kind, content = tree["$"], tree["of"]
-    if kind in ("str", "bytes"):
-        content = _unhex(content) if isinstance(content, str) else arrays[content].tobytes()
-    return _SCALARS[kind](content)
+    if kind == "int":
+        return int(content, 16)
+    data = bytes.fromhex(content) if isinstance(content, str) else arrays[content].tobytes()
+    if kind == "float":
+        return struct.unpack(">d", data)[0]
+    return data.decode("utf-8", "surrogatepass") if kind == "str" else data
 
 
 def _compare_scalars(a: Any, b: Any, where: str) -> Differences:
@@ -328,11 +315,12 @@ def _shorten(value: object) -> str:
 
 def compare_arrays(one: Any, other: Any, where: str) -> Differences:
     """The difference between two arrays, field by field; NaN is equal to NaN, 0.0 is not to -0.0."""
-    for name in ("dtype", "shape"):
-        a, b = getattr(one, name), getattr(other, name)
-        if a != b:
-            yield {"where": where, "what": f"{name}: {a} and {b}"}
-            return
+    if one.dtype != other.dtype:
+        yield {"where": where, "what": f"dtype: {one.dtype} and {other.dtype}"}
+        return
+    if one.shape != other.shape:
+        yield {"where": where, "what": f"shape: {one.shape} and {other.shape}"}
+        return
     if one.dtype.names is not None:
         for name in one.dtype.names:
             yield from compare_arrays(one[name], other[name], f"{where}[{name!r}]")

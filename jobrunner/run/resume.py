@@ -88,6 +88,17 @@ class Resume:
         """Node -> its first name, to which its random stream belongs, if it has another one."""
         return {} if self.begin is None else self.begin.match.streams
 
+    def is_over(self) -> bool:
+        """Whether nothing is left to run, load or save.
+
+        A run in a directory of which the last epoch is damaged goes on from an earlier one. Only a
+        load shows all damage, but here a look shows if a store is gone.
+        """
+        if self.begin is None or self.origin is None or not self.is_own or self.left != "nothing":
+            return False
+        names = [store.name for store in self.begin.record.stores.values()]
+        return len(self.origin.find_whole(names)) == len(names)
+
     def in_words(self) -> ResumePlan:
         """What the run would do, for people."""
         plan = self.plan

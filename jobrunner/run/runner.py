@@ -215,10 +215,11 @@ class JobRunner:
         """The result of a job that has finished, exit group included; None if something is left.
 
         A run of such a job would only load its last epoch. Callbacks hear that it begins and ends.
-        Runs on the client; needs no cluster. Raises what `plan_resume` does.
+        None also if a store of that epoch is gone: a run would find it, and repeat the epoch. Runs
+        on the client; needs no cluster. Raises what `plan_resume` does.
         """
         resume = self._decide()
-        return tell_finished(self, resume) if resume.left == "nothing" else None
+        return tell_finished(self, resume) if resume.is_over() else None
 
     def under_way(self) -> UnderWay | None:
         """Say what runs on the workers now: the group, its epoch, its tasks, and for how long.

@@ -547,6 +547,18 @@ def test_a_finished_job_whose_last_epoch_is_damaged_finishes_again(session, mana
     assert manager.directory.snapshot().is_done
 
 
+def test_a_finished_job_is_over_only_while_the_stores_of_its_last_epoch_are_there(session, manager):
+    runner = JobRunner(counter(3), manager)
+    assert runner.result_if_finished() is None
+    runner.run(session)
+    assert runner.result_if_finished().epoch == 3
+    Path(manager.get_ckpt_db_name("a", 3), "zarr.json").unlink()
+    assert runner.result_if_finished() is None
+    result = runner.run(session)
+    assert (result.resumed_from, result.epoch) == (2, 3)
+    assert runner.result_if_finished().epoch == 3
+
+
 class FullDisk(PosixFiles):
     """A disk without room for stores whose name contains a text."""
 
