@@ -303,7 +303,7 @@ def _summarize(job: str, result: RunResult, path: str) -> str:
     began = "" if result.resumed_from is None else f", resumed from epoch {result.resumed_from}"
     lines = [
         f"{job}: done at epoch {result.epoch}{began}, stopped by {result.stopped_by}",
-        f"saved {counted(len(result.saves), 'checkpoint')} in {path}",
+        f"saved {counted(result.num_saves, 'checkpoint')} in {path}",
     ]
     if result.restarts:
         lines.append(f"restarted {counted(result.restarts, 'time')} after a loss")

@@ -25,7 +25,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 MOST_MARKS = 100
 """Saves that a run may go back to without counting all its epochs as lost."""
 MOST_REPORTS = 1_000
-"""Of saves, in the result of a run."""
+"""Of saves, in the result of a run; the same of saves that failed."""
 MOST_LOSSES, MOST_SPANS = 50, 1_000
 """What one record says, at most."""
 LEAST_SAMPLE_SECONDS, SAMPLES_IN_ALL, SPAN_SECONDS = 0.1, 50, 0.01
@@ -42,7 +42,9 @@ class State:
     recorded: Position | None = None  # what is in the workspaces, if it is recorded
     fired: tuple[str, ...] = ()  # stop conditions that were true when `epoch` ended
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)  # by epoch
-    saves: list[SaveReport] = field(default_factory=list)  # successful or not
+    saves: list[SaveReport] = field(default_factory=list)  # the newest
+    failed_saves: list[SaveReport] = field(default_factory=list)
+    num_saves: int = 0  # without those that failed
     reported: Reported = field(default_factory=Reported)  # in the `steps_done`
     epoch_seconds: float = float("inf")  # the last epoch's; infinite if it reported arrays
     num_steps: int = 0  # the last epoch's, if it was not run in a batch
@@ -74,9 +76,11 @@ class State:
 
     def note_save(self, report: SaveReport) -> None:
         """Note a save."""
-        self.saves.append(report)
-        del self.saves[:-MOST_REPORTS]
+        reports = self.saves if report.error is None else self.failed_saves
+        reports.append(report)
+        del reports[:-MOST_REPORTS]
         if report.error is None:
+            self.num_saves += 1
             if self.losses.in_a_row:
                 self.losses = self.losses.after_record()
             self.recorded = Position.of(report.epoch)
@@ -128,9 +132,10 @@ class State:
             stopped_by=self.stopped_by(limit),
             restarts=self.losses.in_all,
             metrics=[{**self.metrics[epoch], "epoch": epoch} for epoch in sorted(self.metrics)],
-            saves=[report for report in self.saves if report.error is None],
-            failed_saves=[report for report in self.saves if report.error is not None],
+            saves=list(self.saves),
+            failed_saves=list(self.failed_saves),
             earlier=earlier,
+            num_saves=self.num_saves,
         )
 
 

@@ -83,7 +83,9 @@ class RunResult:
     earlier : callable
         Returns the same of earlier runs; see `history`.
     saves, failed_saves : list of SaveReport
-        The newest ones, at most 1,000 in all.
+        The newest ones, at most 1,000 of each.
+    num_saves : int
+        How many saves succeeded, if that is more than `saves` has.
     """
 
     epoch: int
@@ -94,6 +96,7 @@ class RunResult:
     saves: list[SaveReport]
     failed_saves: list[SaveReport]
     earlier: Callable[[], list[dict[str, Any]]] = field(default=list, repr=False, compare=False)
+    num_saves: int = field(default=0, repr=False)
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -136,15 +139,16 @@ class RunResult:
             "resumed from": self.resumed_from,
             "restarts": self.restarts,
             "epochs run": len(self.metrics),
-            "saves": len(self.saves),
+            "saves": max(self.num_saves, len(self.saves)),
             "failed saves": len(self.failed_saves),
         }
         return {name: value for name, value in about.items() if value or name == "epoch"}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process cannot read the log.
-        values = [getattr(self, about.name) for about in fields(self)]
-        return RunResult, (*values[:-1], partial(list, self.earlier()))
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["earlier"] = partial(list, self.earlier())
+        return RunResult, tuple(values.values())
 
 
 @dataclass(frozen=True, slots=True, repr=False)
