@@ -38,7 +38,7 @@ def step(x, how, flag):
     return x + 1
 
 
-def build(how="", flag=""):
+def build(how="", flag="", limit=3):
     with Job("left") as job:
         for name, other in (("a", "b"), ("b", "a")):
             with Node(name):
@@ -48,7 +48,7 @@ def build(how="", flag=""):
                 Task(step, inputs="x", outputs="x", kwargs=kwargs, name="step")
                 Task(lambda x, y: None, ["x", Node(other)["x"]], name="read")
                 job.epoch_group.report_step(lambda: None, interval_ms=5)
-    epoch_limiter(job, 3)
+    epoch_limiter(job, limit)
     return job
 
 
@@ -160,7 +160,8 @@ def fail(session, manager, flag):
 
 
 def stop(session, manager, flag):
-    runner = JobRunner(build("hang", flag), manager)
+    # Workers may have begun a batch of epochs: there must be some after it.
+    runner = JobRunner(build("hang", flag, limit=100_000), manager)
 
     def ask():
         while not flag.exists():
