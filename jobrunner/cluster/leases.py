@@ -87,14 +87,18 @@ class Leases:
             self._is_watching = True
             self._scheduler.watch([EVERY_WORKER], self._hear)
         deadline = time.monotonic() + demand.wait_seconds
-        placed = self._place_in_time(nodes, stays, deadline, demand)
+        is_first = details["attempt"] == 0  # later ones are moves, for which epochs wait
+        placed = self._place_in_time(nodes, stays, deadline, demand, is_first=is_first)
         needs = _needs(nodes, placed)
         keys = self._submit(needs, _titles(details["job"] or "session", placed))
         late = self._messenger.sync(self._bind, keys, deadline, details)
         if late:
             raise self._too_late(late, needs)
         used = len(set(self._members.placement.values()).union(placed.values()))
-        if used >= self._wanted_workers:
+        lacks = used < self._wanted_workers and self._num_workers < demand.most_workers
+        if lacks and details["can_move"]:  # nodes move to those that come later
+            self._ask([member.info for member in self._members.workers.values()])
+        else:
             self._wish.withdraw()
         if stays and used < self._num_workers:
             # Nodes that stay leave some workers without nodes, so look soon whether others fit better.
@@ -153,6 +157,8 @@ class Leases:
         stays: Mapping[str, str],
         deadline: float,
         demand: Demand,
+        *,
+        is_first: bool,
     ) -> dict[str, str]:
         self._wanted_workers = min(demand.wanted_workers, len(nodes))
         first_fit = math.inf
@@ -165,7 +171,7 @@ class Leases:
                 placed = self._place(nodes, workers, stays)
                 first_fit = min(first_fit, now)
                 are_enough = len(workers) >= self._wanted_workers or is_full or now >= deadline
-                if are_enough or self._joins.have_settled(now, first_fit):
+                if are_enough or not is_first or self._joins.have_settled(now, first_fit):
                     self._messenger.sync(self._meet, workers, set(placed.values()))
                     return placed
             except PlacementError as error:
@@ -175,10 +181,14 @@ class Leases:
                     has_warned = True
                     logger.warning("%s Waiting for at most %.0f s.", error, deadline - now)
             if not is_full:
-                threads = max((worker.nthreads for worker in workers), default=1)
-                self._wish.ask(max(1, self._wanted_workers), threads)
+                self._ask(workers)
             # Dask does not report when other bindings free workers.
             time.sleep(max(0.0, min(PLACE_AGAIN_SECONDS, deadline - now)))
+
+    def _ask(self, workers: Sequence[WorkerInfo]) -> None:
+        """Ask for the workers that are wanted, or for one that suits, like those that there are."""
+        threads = max((worker.nthreads for worker in workers), default=1)
+        self._wish.ask(max(1, self._wanted_workers), threads)
 
     def _place(
         self,

@@ -97,6 +97,21 @@ def test_a_run_starts_on_a_cluster_without_workers_that_adapts(cluster, tmp_path
         assert "wanted-worker" not in str(list(cluster.scheduler.tasks))
 
 
+def test_a_run_whose_nodes_cannot_move_begins_with_fewer_workers_and_asks_for_no_more(cluster):
+    tasks = []
+
+    class Tasks:
+        def on_epoch(self, epoch, seconds, metrics):
+            tasks.append(str(list(cluster.scheduler.tasks)))
+
+    cluster.adapt(minimum=0, maximum=1, interval="50ms")
+    with Client(cluster, set_as_default=False) as client, Session(client) as session:
+        result = JobRunner(build(2), wanted_workers=2, callbacks=[Tasks()]).run(session)
+        assert (result.epoch, result.restarts) == (2, 0)
+        assert "elastic: n0" in tasks[0]  # the lease
+        assert "wanted-worker" not in "".join(tasks)
+
+
 def test_nodes_wait_until_no_other_worker_joins_but_not_for_ever():
     joins = Joins()
     assert not joins.are_over(100.0)
