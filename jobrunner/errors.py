@@ -119,6 +119,11 @@ class TaskFailedError(ExecutionError):
     epoch: int | None = None
     remote_traceback: str = ""
 
+    def _render_traceback_(self) -> list[str]:
+        # IPython shows this instead of a traceback, which would show the code of this library: the
+        # notes have the frames of the task's own code.
+        return [f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
+
 
 class BlobNotFoundError(ExecutionError, KeyError):
     """The workspace or checkpoint of a node has no blob of this name."""

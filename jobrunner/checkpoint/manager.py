@@ -35,8 +35,9 @@ from jobrunner.define import (
     checked,
     read_compressors,
 )
-from jobrunner.errors import CheckpointCorruptError, DefinitionError
+from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
 from jobrunner.positions import EpochLike, Position, PublicPosition
+from jobrunner.texts import Html, card, pairs, printable
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -148,6 +149,19 @@ class MultiNodeCheckpointManager:
         self.run = DirectoryRun(
             self.directory, self.retention, self.commits, delete_on_success, take_over, patience
         )
+
+    def __repr__(self) -> str:
+        return printable(f"<{type(self).__name__} of {self.path}>")
+
+    def _repr_html_(self) -> Html:
+        try:
+            epochs = self.epochs()
+            recorded = f"{epochs[-1]}, the newest of {len(epochs)}" if epochs else "none"
+        except (CheckpointError, OSError) as error:
+            recorded = f"cannot be read: {error}"
+        policies = {"saves": self.save_policy, "keeps": self.retention.policy}
+        facts = {"recorded epoch": recorded, **policies}
+        return card(type(self).__name__, self.path, pairs(facts))
 
     def epochs(self) -> list[int]:
         """The recorded whole epochs, in ascending order; none if the directory does not exist.

@@ -246,7 +246,10 @@ class Session:
         return printable(f"<Session of {self._address}: {counted(nodes, 'node')}>")
 
     def _repr_html_(self) -> Html:
-        placement = {} if self._binding is None else self._binding.placement
+        placement = {}
+        if self._binding is not None:
+            names = self._binding.worker_names
+            placement = {n: names.get(a, a) for n, a in self._binding.placement.items()}
         dashboard = self.client.dashboard_link
         return draw_session(self._address, None if self._is_closed else placement, dashboard)
 

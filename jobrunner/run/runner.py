@@ -28,6 +28,7 @@ from jobrunner.run.saver import SaveErrorPolicy
 from jobrunner.run.upload import BUILDER, CopyTo, UploadTaskGroupBuilder
 from jobrunner.signals import stop_on_signals
 from jobrunner.story import show_run, write_report
+from jobrunner.texts import Html, card, listed, pairs, printable
 
 _Session = Annotated[
     Session, "a Session: Session(client), Session.local() or Session.connect(address)"
@@ -133,6 +134,20 @@ class JobRunner:
         self.stop_reason = ""  # why to stop after the epoch; empty: not asked
         self.save_asked = threading.Event()  # to save after the current step
         self._run: Run | None = None
+
+    def __repr__(self) -> str:
+        saves = "" if self.checkpoint_manager is None else f" with {self.checkpoint_manager!r}"
+        return printable(f"<JobRunner of job {self.job.name!r}{saves}>", kept="")
+
+    def _repr_html_(self) -> Html:
+        facts: dict[str, object] = {
+            "checkpoints": "none"
+            if self.checkpoint_manager is None
+            else self.checkpoint_manager.path,
+            "resumes from": self.resume_from_epoch,
+            "callbacks": listed(type(callback).__name__ for callback in self.callbacks),
+        }
+        return card("JobRunner", self.job.name, pairs(facts))
 
     def plan_resume(self) -> ResumePlan:
         """Say what `run` would do and why, without running or writing anything.

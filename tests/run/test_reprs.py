@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from jobrunner import (
     RunResult,
     Session,
     Task,
+    TaskFailedError,
     current_task,
     epoch_limiter,
 )
@@ -50,7 +52,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         open_session = ET.fromstring(session._repr_html_())
     checkpoint = manager.open(3)
     others = {"open session": open_session, "fresh session": fresh, "Checkpoint": checkpoint}
-    made = [job, runner.plan_resume(), job.compile(), result, session]
+    made = [job, runner, manager, runner.plan_resume(), job.compile(), result, session]
     return {type(it).__name__: it for it in made} | others
 
 
@@ -59,6 +61,8 @@ KINDS = {
     "Plan": ("<Plan of 'a <b>&job': 1 node, tasks init 1, epoch 1", "download0none0exit0none0"),
     "ResumePlan": ("<ResumePlan from epoch 3: it is the last epoch", "runs (1)"),
     "RunResult": ("<RunResult: epoch 3, stopped by epoch_limiter, epochs run 3, saves 4>", "saves"),
+    "JobRunner": ("<JobRunner of job 'a <b>&job' with <MultiNode", "resumes fromlatest"),
+    "MultiNodeCheckpointManager": ("<MultiNodeCheckpointManager of /", "3, the newest of 4"),
     "Session": ("<closed Session of ", "closed"),
 }
 
@@ -74,6 +78,28 @@ def test_an_object_is_one_line_at_a_prompt_and_a_table_in_a_notebook(
     root = ET.fromstring(shown[kind]._repr_html_())  # names that were tags would be elements of it
     assert not {it.tag for it in root.iter()} & {"i", "b", "u"}
     assert text in "".join(root.itertext())
+
+
+def test_a_manager_whose_directory_cannot_be_read_shows_why(tmp_path: Path) -> None:
+    (tmp_path / "_log").write_text("no directory")
+    assert "cannot be read" in MultiNodeCheckpointManager(tmp_path)._repr_html_()
+    missing = MultiNodeCheckpointManager(tmp_path / "none")
+    assert "none" in missing._repr_html_()
+
+
+def test_a_failed_task_shows_a_notebook_the_frames_of_its_own_code(
+    inproc_session: Session,
+) -> None:
+    with Job("fails") as job:
+        Task(lambda: 1 // 0, node=Node("a"), name="divide")
+    epoch_limiter(job, 1)
+    with pytest.raises(TaskFailedError) as caught:
+        JobRunner(job).run(inproc_session)
+    error: Any = caught.value
+    text = "\n".join(error._render_traceback_())
+    assert text.startswith("TaskFailedError: Task 'divide' (node 'a'")
+    assert "in <lambda>\nZeroDivisionError" in text
+    assert text.count("File ") == 1
 
 
 def test_an_open_session_shows_which_nodes_are_on_which_worker(shown: dict[str, Any]) -> None:
