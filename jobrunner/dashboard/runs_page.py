@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from distributed import Scheduler
@@ -15,9 +15,6 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from jobrunner.dask_internals import add_dashboard_pages
 from jobrunner.story import ENDS, IS_SHOWN, RUNS, ToldRun, draw_html
 from jobrunner.texts import Html, format_seconds, get_logger, tag
-
-if TYPE_CHECKING:
-    from bokeh.document import Document
 
 logger = get_logger(__name__)
 
@@ -91,7 +88,7 @@ def draw(scheduler: Scheduler) -> Html:
     return tag("main", tag("h1", "Jobs"), *parts)
 
 
-def page(scheduler: Scheduler, extra: Mapping[str, Any], document: Document) -> None:
+def page(scheduler: Scheduler, extra: Mapping[str, Any], document: Any) -> None:
     """The page ``/jobrunner``: all runs, below Dask's own navigation."""
     from distributed.dashboard.components.scheduler import env
 
@@ -100,9 +97,9 @@ def page(scheduler: Scheduler, extra: Mapping[str, Any], document: Document) -> 
     document.template_variables.update(extra)
 
 
-def panel(scheduler: Scheduler, extra: Mapping[str, Any], document: Document) -> None:
+def panel(scheduler: Scheduler, extra: Mapping[str, Any], document: Any) -> None:
     """The page ``/individual-jobrunner``, a panel of JupyterLab's Dask extension."""
-    from bokeh.models import Div
+    from bokeh.models.widgets import Div
 
     div = Div(text=draw(scheduler), stylesheets=[STYLE], sizing_mode="stretch_width")
 

@@ -217,8 +217,9 @@ class Notebook(View):
 
     def open(self) -> None:
         """Begin to draw."""
-        from IPython.display import display
+        from IPython import display as ipython
 
+        display: Any = ipython.display
         forms = {"text/plain": "", "text/html": ""}
         self._handle = display(forms, raw=True, display_id=True)
 

@@ -27,8 +27,9 @@ from jobrunner.story.places import (
     has_dashboard,
     is_terminal,
 )
+from jobrunner.story.prints import Where, names_of
+from jobrunner.story.watcher import Watcher
 from jobrunner.texts import get_logger
-from jobrunner.view import Watcher, Where, names_of
 
 logger = get_logger(__name__)
 

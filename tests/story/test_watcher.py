@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from jobrunner import Job, JobRunner, Node, Session, Task, epoch_limiter
-from jobrunner.story import RunNow
+from jobrunner.story import RunNow, prints, watcher
 from jobrunner.story.places import View as AnyView
 from jobrunner.story.show import MOST_WAITING, Live
-from jobrunner.view import prints, watcher
 from jobrunner.worker.program import Program
 
 REACHED, LET_GO = threading.Event(), threading.Event()
@@ -132,6 +131,27 @@ def test_a_view_that_fails_takes_no_prints(
     with streams() as stdout:
         run(inproc_session, make(), here=prints.names_of(None), where="take")
     assert stdout.getvalue() == "made\nfirst 1\nno end"
+
+
+class Gone(io.StringIO):
+    """A pipe that nobody reads any more."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("where", ["leave", "take", "copy"])
+def test_a_task_may_print_though_nobody_reads_the_output_any_more(
+    inproc_session: Session, where: Any
+) -> None:
+    job = make(lambda n: print(n, flush=True) or n)
+    here = prints.names_of(None)
+    with contextlib.redirect_stdout(Gone()):
+        run(inproc_session, job, here=here, where=where)
+    assert inproc_session.fetch(Node("a")["n"]) == 1
 
 
 def test_only_the_session_of_the_view_is_heard(

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Protocol
 
-from jobrunner.cluster import Binding
-from jobrunner.view.prints import Where, listen
+from jobrunner.story.live import RunState, Tell
+from jobrunner.story.prints import Where, listen
 
 LOOK_SECONDS = 1.0
 LOOKING_SHARE = 400
@@ -23,14 +22,6 @@ _ERRORS = Exception, asyncio.CancelledError
 """Of a look that failed: the run notices itself what is lost, and a view must not end it."""
 
 
-class Bound(Protocol):
-    """What a watcher needs of a run's state."""
-
-    @property
-    def binding(self) -> Binding | None:
-        """The nodes on their workers, once they are placed."""
-
-
 class Watcher:
     """Asks the workers of a run now and then; for `here` and `where` see `prints.listen`.
 
@@ -39,8 +30,8 @@ class Watcher:
 
     def __init__(
         self,
-        state: Bound,
-        tell: Callable[[str, Mapping[str, Any]], None],
+        state: RunState,
+        tell: Tell,
         here: Collection[str],
         where: Where | None,
         has_room: Callable[[], bool],

@@ -7,6 +7,7 @@ import platform
 import sys
 import threading
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 from jobrunner.dask_internals import find_plugin
@@ -77,9 +78,10 @@ class Prints:
             if stream is None:  # a process without a console
                 continue
             is_here = bool((names_of(stream) | names_of(None)) & set(here))
-            if not is_here or where != "leave":
-                self._streams[name] = _Stream(stream, self, copies=not is_here or where == "copy")
-                setattr(sys, name, self._streams[name])
+            takes = not is_here or where != "leave"
+            copies = not takes or not is_here or where == "copy"
+            self._streams[name] = _Stream(stream, self, takes=takes, copies=copies)
+            setattr(sys, name, self._streams[name])
 
     def take(self, text: str) -> bool:
         """Take a text if a task of the binding prints it, and there is room."""
@@ -134,11 +136,16 @@ class Prints:
 
 
 class _Stream:
-    """A stream that lets a view take what tasks write to it."""
+    """A stream that lets a view take what tasks write to it.
 
-    def __init__(self, original: TextIO, prints: Prints, *, copies: bool) -> None:
+    It ignores that the reader of a pipe is gone: the workers of ``jobrunner run ... | head -1`` have
+    the command's own stdout, and a task that prints there must not fail.
+    """
+
+    def __init__(self, original: TextIO, prints: Prints, *, takes: bool, copies: bool) -> None:
         self._original = original
         self._prints = prints
+        self._takes = takes
         self._copies = copies
 
     @property
@@ -150,9 +157,16 @@ class _Stream:
 
     def write(self, text: str) -> int:
         """Write, unless it is taken."""
-        if self._prints.take(text) and not self._copies:
-            return len(text)
-        return self._original.write(text)
+        is_taken = self._takes and self._prints.take(text)
+        if self._copies or not is_taken:
+            with suppress(BrokenPipeError):
+                self._original.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, if somebody reads."""
+        with suppress(BrokenPipeError):
+            self._original.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
