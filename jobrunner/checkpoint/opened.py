@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from jobrunner.checkpoint.log import EpochRecord
 from jobrunner.checkpoint.storage import Result
-from jobrunner.checkpoint.store import StoredValue, StoreReader
+from jobrunner.checkpoint.store import StoreDocument, StoredValue, StoreReader
 from jobrunner.define import checked
 from jobrunner.errors import BlobNotFoundError, CheckpointError, CheckpointNotFoundError
 from jobrunner.texts import listed, printable
@@ -38,8 +38,8 @@ class NodeCheckpoint(Mapping[str, Any]):
         self._borrowed = borrowed  # replicated blobs, which are in other stores
 
     def __getitem__(self, blob: str) -> Any:
-        owner = self._owner(blob)
-        return owner._reader.peek(owner._document, blob)
+        reader, document = self._find(blob)
+        return reader.peek(document, blob)
 
     def load(self, blob: str) -> Any:
         """Read a blob and verify every byte.
@@ -51,34 +51,34 @@ class NodeCheckpoint(Mapping[str, Any]):
         BlobNotFoundError
             There is no such blob.
         """
-        owner = self._owner(blob)
-        return owner._reader.load([blob], document=owner._document)[blob]
+        reader, document = self._find(blob)
+        return reader.load([blob], document=document)[blob]
 
     def stored(self, blob: str) -> StoredValue:
         """Read a blob and verify every byte, but do not decode it."""
-        owner = self._owner(blob)
-        return owner._reader.read_stored(owner._document, [blob])[blob]
+        reader, document = self._find(blob)
+        return reader.read_stored(document, [blob])[blob]
 
     def outline(self, blob: str) -> Any:
         """Return the blob with an `ArrayOutline`, shape and dtype, in place of each array."""
-        owner = self._owner(blob)
-        return owner._reader.peek(owner._document, blob, outline=True)
+        reader, document = self._find(blob)
+        return reader.peek(document, blob, outline=True)
 
     def digest(self, blob: str) -> str:
         """Return a SHA-256 of a blob's values, types and shapes.
 
         Equal digests mean equal blobs, unless the XXH3 digests (128 bits) of their chunks collide.
         """
-        owner = self._owner(blob)
-        return owner._reader.digest(owner._document, blob)
+        reader, document = self._find(blob)
+        return reader.digest(document, blob)
 
-    def _owner(self, blob: str) -> NodeCheckpoint:
-        """Return the checkpoint of the node that saved the blob."""
+    def _find(self, blob: str) -> tuple[StoreReader, StoreDocument]:
+        """The store that has the blob: that of the node which saved it."""
         owner = self._borrowed[blob]() if blob in self._borrowed else self
         if blob not in owner._document.blobs:
             names = ", ".join(map(repr, owner)) or "none"
             raise BlobNotFoundError(f"{owner.path} has no blob {blob!r}. Its blobs are: {names}.")
-        return owner
+        return owner._reader, owner._document
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._document.blobs, *self._borrowed])

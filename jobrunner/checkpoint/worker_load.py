@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,9 +15,7 @@ from jobrunner.define import Task, TaskGroup, WorkspaceType
 from jobrunner.errors import DefinitionError
 from jobrunner.workspace import BlobUpdate, LoadedArrays, Workspace, settle
 
-_READ = "read and verify"
 _VERIFIED = "verified checkpoint"
-_SECONDS = "seconds of reading"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +39,14 @@ class ArrayPart:
             reader.load_slice(self.blob, self.axis, start, stop)
             for reader, start, stop in self.pieces
         ]
-        first = arrays[0]
         if len(arrays) == 1:
-            return first
-        # Without `out`, NumPy joins in native byte order, and closes the gaps of records.
-        whole = np.empty_like(first, _common_dtype(arrays), shape=self._shape(arrays))
-        return np.concatenate(arrays, self.axis, out=whole)
-
-    def _shape(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[int, ...]:
+            return arrays[0]
+        dtype = _common_dtype(arrays)
         length = sum(array.shape[self.axis] for array in arrays)
         shapes = {
             (*array.shape[: self.axis], length, *array.shape[self.axis + 1 :]) for array in arrays
         }
-        if len(shapes) > 1 or _common_dtype(arrays) is None:
+        if len(shapes) > 1 or dtype is None:
             arrays_named = ", ".join(
                 f"{array.dtype}{list(array.shape)} in {reader.root}"
                 for array, (reader, _, _) in zip(arrays, self.pieces, strict=True)
@@ -64,7 +56,9 @@ class ArrayPart:
                 f"must have the same dtype and differ only in their length along it. Resume on as "
                 f"many nodes as saved them, and let their tasks make them alike."
             )
-        return shapes.pop()
+        # Without `out`, NumPy joins in native byte order, and closes the gaps of records.
+        whole = np.empty_like(arrays[0], dtype, shape=shapes.pop())
+        return np.concatenate(arrays, self.axis, out=whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +130,8 @@ class NodeLoad:
     classes: Mapping[str, type] = field(default_factory=dict)
     """The job's, by the names that the values have."""
 
-    def read(self) -> tuple[_Verified, float]:
-        """Read and verify the blobs; returns the seconds too. A task on the node calls this."""
-        started = time.perf_counter()
+    def read(self) -> _Verified:
+        """Read and verify the blobs. A task on the node calls this."""
         values: dict[str, Any] = {}
         loaded = None
         for reader, names in self.stores:
@@ -151,7 +144,7 @@ class NodeLoad:
                 loaded = LoadedArrays(reader.identity, arrays)
         for name, part in self.parts.items():
             values[name] = part.load(self.classes)
-        return _Verified(values, loaded), time.perf_counter() - started
+        return _Verified(values, loaded)
 
     def update(self, verified: _Verified, *, replaces: bool) -> BlobUpdate:
         """What changes in the node's workspace, once all nodes have read and verified.
@@ -159,22 +152,25 @@ class NodeLoad:
         With `replaces`, all other blobs of the node go.
         """
         values = {}
-        states = {}
+        changes = {}
+        waiting = {}
         for name, value in verified.values.items():
-            if isinstance(value, StatefulBlob):
-                states[name] = value.load_into
-            else:
+            if not isinstance(value, StatefulBlob):
                 values[name] = value
+            elif name in self.waiting:
+                waiting[name] = value.load_into
+            else:
+                changes[name] = value.load_into
         for name, value in self.values.items():
             if name in self.waiting:
-                states[name] = given_state(value, f"Blob {name!r}, from migrate").load_into
+                waiting[name] = given_state(value, f"Blob {name!r}, from migrate").load_into
             else:
                 values[name] = settle([value])  # two of them may share an array
         return BlobUpdate(
             values,
             replace=replaces,
-            changes={name: load for name, load in states.items() if name not in self.waiting},
-            waiting={name: load for name, load in states.items() if name in self.waiting},
+            changes=changes,
+            waiting=waiting,
             loaded=verified.loaded,
         )
 
@@ -200,21 +196,14 @@ def load_group(loads: Mapping[str, NodeLoad], *, replaces: bool = False) -> Task
     """
     group = TaskGroup(WorkspaceType.PRIVATE)
     group.name = "load"
-    reads = [
-        Task(load.read, outputs=[_VERIFIED, _SECONDS], node=node, group=group, name=_READ)
-        for node, load in loads.items()
-    ]
-    if reads:
-        verified = Task(
-            _all_verified, node=reads[0].node, group=group, name="all verified", after=reads
-        )
+    if not loads:
+        return group
+    with group:
+        reads = []
         for node, load in loads.items():
-            Task(
-                partial(load.update, replaces=replaces),
-                inputs=_VERIFIED,
-                node=node,
-                group=group,
-                name="update",
-                after=verified,
-            )
+            reads.append(Task(load.read, outputs=_VERIFIED, node=node, name="read and verify"))
+        barrier = Task(_all_verified, node=reads[0].node, name="all verified", after=reads)
+        for node, load in loads.items():
+            update = partial(load.update, replaces=replaces)
+            Task(update, inputs=_VERIFIED, node=node, name="update", after=barrier)
     return group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from msgspec import structs
@@ -102,20 +102,18 @@ class Resume:
     def in_words(self) -> ResumePlan:
         """What the run would do, for people."""
         plan = self.plan
-        warnings = (self.in_use, *self.warnings) if self.in_use else self.warnings
-        damaged = {at.public: damage for at, damage in self.damaged.items()}
-        sets_aside = tuple(at.public for at in self.later) if self.is_own else ()
+        saves = ["save epoch 0"] if self.snapshot is not None else []
+        first_steps = [_count(plan, "init"), *saves, _name_epochs(plan, 1)]
+        afresh = ResumePlan(
+            None,
+            self.reason,
+            (*first_steps, *_last_groups(plan)),
+            sets_aside=tuple(at.public for at in self.later) if self.is_own else (),
+            warnings=(self.in_use, *self.warnings) if self.in_use else self.warnings,
+            damaged={at.public: damage for at, damage in self.damaged.items()},
+        )
         if self.begin is None:
-            saves = ["save epoch 0"] if self.snapshot is not None else []
-            first_steps = [_count(plan, "init"), *saves, _name_epochs(plan, 1)]
-            return ResumePlan(
-                None,
-                self.reason,
-                (*first_steps, *_last_groups(plan)),
-                sets_aside=sets_aside,
-                warnings=warnings,
-                damaged=damaged,
-            )
+            return afresh
         record, matched = self.begin.record, self.begin.match
         at, is_finished = record.at, self.left == "nothing"
         steps = [f"load {record.name}"]
@@ -129,10 +127,11 @@ class Resume:
         if not is_finished:
             steps += _last_groups(plan)
         migrates = self.adaptation.migrates(record)
-        return ResumePlan(
-            at.public,
-            f"{self.reason}, and that run had finished" if is_finished else self.reason,
-            tuple(steps),
+        return replace(
+            afresh,
+            epoch=at.public,
+            reason=f"{self.reason}, and that run had finished" if is_finished else self.reason,
+            steps=tuple(steps),
             rebuilds=tuple(
                 f"{node}/{task.name}"
                 for node, part in self.begin.reloads.slices.items()
@@ -142,12 +141,9 @@ class Resume:
             makes=tuple(matched.describe_made(migrates)),
             drops=matched.dropped,
             migrates=self.adaptation.migration if migrates else "",
-            sets_aside=sets_aside,
             changes=self._changes(record, matched),
             is_finished=is_finished,
             step=at.step,
-            warnings=warnings,
-            damaged=damaged,
         )
 
     def _changes(self, record: EpochRecord, matched: Match) -> tuple[str, ...]:
@@ -181,23 +177,15 @@ def decide(
             f"According to its log, another run uses {own.path} ({holder}). A new run waits for "
             f"that run's heartbeat, and does not begin if it sees one."
         )
-    if asked is None:
-        adaptation.check_start(plan)
-        return Resume(
-            job,
-            plan,
-            adaptation,
-            "resume_from_epoch is None",
-            snapshot,
-            own,
-            later=tuple(snapshot.epochs),
-            in_use=in_use,
-        )
     origin, epochs = own, snapshot
+    record: EpochRecord | None = None
+    reason = "resume_from_epoch is None"
     warnings: list[str] = []
+    damage = dict(damaged or {})
+    is_named = asked not in (None, "latest")
     if asked == "latest" and not own.is_taken:
         warnings += _check_claimed(own, snapshot)
-    if manager.origin is not None and not snapshot.recorded:
+    if asked is not None and manager.origin is not None and not snapshot.recorded:
         origin, epochs = manager.origin, manager.origin.snapshot()
         if not epochs.recorded:
             raise CheckpointNotFoundError(
@@ -206,22 +194,21 @@ def decide(
             )
         if asked == "latest":
             warnings += _check_claimed(origin, epochs)
-    is_named = asked != "latest"
-    damage = dict(damaged or {})
-    if is_named:
-        record: EpochRecord | None = origin.record(origin.resolve(asked, epochs), epochs)
+    if asked is not None and is_named:
+        record = origin.record(origin.resolve(asked, epochs), epochs)
         reason = "it was asked for"
-    else:
+    elif asked is not None:
         record = _find_newest(origin, epochs, damage)
         reason = f"it is the last epoch recorded in {origin.path}"
         if damage:
             reason += " that is not known to be damaged"
+        if record is None:
+            reason = f"no recorded epoch of {origin.path} is whole"
+        if not epochs.recorded:
+            reason = f"nothing is recorded in {origin.path}"
     begin, left, later = None, remainder(Position(0), None), tuple(epochs.epochs)
     if record is None:
         adaptation.check_start(plan)
-        reason = f"nothing is recorded in {origin.path}"
-        if epochs.recorded:
-            reason = f"no recorded epoch of {origin.path} is whole"
     else:
         begin = prepare(job, plan, origin, record, adaptation)
         check_steps(plan, record, origin.path)

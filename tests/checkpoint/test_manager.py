@@ -95,8 +95,8 @@ def run_group(group: TaskGroup, workspaces: Mapping[str, Workspace]) -> None:
         if isinstance(result, BlobUpdate):
             workspaces[node].apply(result)
         elif task.output_blobs:
-            names = [blob.name for blob in task.output_blobs]
-            private[node].update(zip(names, result, strict=True))
+            (blob,) = task.output_blobs
+            private[node][blob.name] = result
 
 
 def test_making_a_manager_touches_nothing(tmp_path: Path) -> None:

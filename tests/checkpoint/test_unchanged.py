@@ -411,7 +411,7 @@ def test_a_new_run_links_to_the_epoch_it_resumed_from(tmp_path: Path) -> None:
 
 
 def apply(rig: Rig, load: NodeLoad) -> None:
-    verified, _ = load.read()
+    verified = load.read()
     rig.workspace.apply(load.update(verified, replaces=True))
 
 
