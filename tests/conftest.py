@@ -106,9 +106,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Count what draws examples among the nightly tests, where these run; they may take hours."""
+    """Count some tests among the nightly ones.
+
+    What draws examples belongs to them where they run, and may take hours. Tests on `cluster` run on
+    worker processes only nightly, unless marked: what they find there, others find too.
+    """
     is_nightly = config.option.markexpr == "nightly"
     for item in items:
+        parameters = getattr(item, "callspec", None)
+        is_on_processes = parameters is not None and parameters.params.get("cluster") == "processes"
+        if is_on_processes and not item.get_closest_marker("processes"):
+            item.add_marker(pytest.mark.nightly)
         if is_nightly and is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker(pytest.mark.nightly)
         if item.get_closest_marker("nightly"):
@@ -238,7 +246,12 @@ _IDLE = {
     "distributed.worker.memory.monitor-interval": "1 s",
     "distributed.worker.profile.enabled": False,
 }
-_FORKED_WITH = ["distributed", "jobrunner.worker.plugin", "jobrunner.checkpoint.worker_save"]
+_FORKED_WITH = [
+    "distributed",
+    "jobrunner.worker.plugin",
+    "jobrunner.checkpoint.worker_save",
+    "jobrunner.checkpoint.log.log_writer",
+]
 
 
 @pytest.fixture(scope="session")
@@ -255,7 +268,10 @@ def process_cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture(params=["in-process", "processes"])
 def cluster(request: pytest.FixtureRequest) -> LocalCluster:
-    """The test runs twice: on workers in this process, and on worker processes."""
+    """The test runs twice: on workers in this process, and on worker processes.
+
+    On processes it runs nightly, and every day if it is marked with ``processes``.
+    """
     name = "inproc_cluster" if request.param == "in-process" else "process_cluster"
     found: LocalCluster = request.getfixturevalue(name)
     return found

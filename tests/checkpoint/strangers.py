@@ -318,6 +318,11 @@ def _(store: Store) -> None:
     store.describe("w", dtype=[[f"f{i}", "|u1"] for i in range(1_000_000)])
 
 
+@case("dtype: many fields", "fields")
+def _(store: Store) -> None:
+    store.describe("w", dtype=[[f"f{i}", "|u1"] for i in range(100_000)])
+
+
 @case("dtype: fields within fields within fields", "fields")
 def _(store: Store) -> None:
     dtype: Any = "|u1"

@@ -67,6 +67,7 @@ def held_by(client, session):
 # ---- running
 
 
+@pytest.mark.processes
 def test_run_returns_a_value_a_tuple_or_none_for_a_group(session):
     assert session.run(Task(lambda: 42, node=A)) == 42
     assert session.run(Task(lambda: (1, "x"), outputs=["n", "s"], node=A)) == (1, "x")
@@ -107,6 +108,7 @@ def test_global_blobs_stay_from_run_to_run_and_private_ones_do_not(session):
         session.run(Task(abs, inputs="p", node=A))
 
 
+@pytest.mark.processes
 def test_values_go_from_node_to_node_within_a_group(session):
     with TaskGroup() as group:
         parts = [
@@ -123,6 +125,7 @@ def test_values_go_from_node_to_node_within_a_group(session):
     assert hops.fetch() == 20
 
 
+@pytest.mark.processes
 def test_halos_are_exchanged_every_run(session):
     nodes = [Node(f"n{i}") for i in range(5)]
     with global_group() as init:
@@ -139,6 +142,7 @@ def test_halos_are_exchanged_every_run(session):
         assert session.fetch(node["u"])[0] == 10 * ((i - 1) % 5) + 3
 
 
+@pytest.mark.processes
 def test_nodes_that_share_a_worker_never_share_a_mutable_object(session):
     class Model:
         def __init__(self):
@@ -157,6 +161,7 @@ def test_nodes_that_share_a_worker_never_share_a_mutable_object(session):
     assert own.fetch() == 2
 
 
+@pytest.mark.processes
 def test_objects_in_closures_are_not_shared_by_nodes(session):
     seen = []
 
@@ -170,6 +175,7 @@ def test_objects_in_closures_are_not_shared_by_nodes(session):
     assert [count.fetch() for count in counts] == [1, 1, 1, 1]
 
 
+@pytest.mark.processes
 def test_functions_find_their_worker_and_a_client(session):
     def ask():
         return get_worker().address, get_client().submit(lambda: 5).result()
@@ -277,6 +283,7 @@ def fail():
     raise ZeroDivisionError("by hand")
 
 
+@pytest.mark.processes
 def test_a_failed_task_says_where_and_shows_the_remote_traceback(session):
     with TaskGroup() as group:
         Task(fail, node=A, name="bad")
@@ -290,6 +297,7 @@ def test_a_failed_task_says_where_and_shows_the_remote_traceback(session):
     assert session.run(Task(lambda: 1, node=A)) == 1
 
 
+@pytest.mark.processes
 def test_a_failure_on_one_worker_ends_the_run_on_all_at_once(session):
     with TaskGroup() as group:
         late = [Task(lambda: 1, node=f"n{i}").output() for i in range(6)]
@@ -315,6 +323,7 @@ def test_an_error_of_ours_that_a_task_raises_is_the_cause_of_the_failure(session
     assert vars(caught.value.__cause__).get("path") == vars(error).get("path")
 
 
+@pytest.mark.processes
 def test_an_exception_that_cannot_be_unpickled_is_still_described(session):
     class TwoArgumentsError(Exception):
         def __init__(self, one, two):
@@ -333,6 +342,7 @@ def test_a_function_that_cannot_be_pickled_is_named_before_anything_runs(session
         session.run(Task(lambda: lock, node=A, name="stuck"))
 
 
+@pytest.mark.processes
 def test_a_value_that_cannot_be_sent_is_an_error_with_a_remedy(session):
     with TaskGroup() as group:
         lock = Task(threading.Lock, node=A, name="lock").output()
@@ -344,6 +354,7 @@ def test_a_value_that_cannot_be_sent_is_an_error_with_a_remedy(session):
     assert caught.value.task == "lock"
 
 
+@pytest.mark.processes
 def test_the_cause_survives_even_where_the_exception_came_from_another_one(session):
     def fail():
         try:
@@ -414,6 +425,7 @@ def test_one_operation_at_a_time(session):
     assert session.fetch(A["n"]) == 1
 
 
+@pytest.mark.processes
 def test_closing_leaves_nothing_on_the_workers(client):
     with Session(client) as session:
         with TaskGroup() as group:

@@ -70,6 +70,7 @@ def state(session, nodes=4):
     return [session.fetch(Node(f"n{i}")["x"]).tobytes() for i in range(nodes)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("steps", [1, 3])
 def test_epoch_batches_give_the_same_bits_and_the_same_metrics(session, steps):
     found = []
@@ -117,6 +118,7 @@ def note(seen, x):
     return [*seen, int(x.min()), int(x.max())]
 
 
+@pytest.mark.processes
 def test_slow_readers_do_not_see_changes_of_the_next_run(session):
     """The writer does not wait for the reader; it runs up to one window ahead."""
     with Job("in place") as job:
@@ -130,6 +132,7 @@ def test_slow_readers_do_not_see_changes_of_the_next_run(session):
     assert session.fetch(reader["seen"]) == [n for n in range(1, 151) for _ in range(2)]
 
 
+@pytest.mark.processes
 def test_a_failure_names_its_epoch_and_earlier_epochs_are_reported(session):
     watcher = Watcher()
     with dask.config.set({"jobrunner.stint-seconds": 60}), pytest.raises(TaskFailedError) as caught:
@@ -144,6 +147,7 @@ def test_a_failure_names_its_epoch_and_earlier_epochs_are_reported(session):
     assert run(session, build(), epochs=5, batch_seconds=60)[0].epoch == 5
 
 
+@pytest.mark.processes
 def test_batches_end_where_a_save_is_due(session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(epochs=7))
     result, watcher = run(

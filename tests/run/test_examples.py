@@ -97,9 +97,10 @@ def test_kmeans_stopped_and_resumed_gives_the_same_bits(
     kmeans: Any, inproc_client: Client, tmp_path: Path
 ) -> None:
     with Session(inproc_client) as session:
-        once = _run(session, kmeans.build_job(), tmp_path / "a")
+        once = _run(session, kmeans.build_job(points=2_000), tmp_path / "a")
         for num_epochs in (1, 4, None):
-            last = _run(session, kmeans.build_job(), tmp_path / "b", num_epochs)
+            job = kmeans.build_job(points=2_000)
+            last = _run(session, job, tmp_path / "b", num_epochs)
     assert (last.resumed_from, last.epoch) == (4, once.epoch)
     whole, parts = (
         MultiNodeCheckpointManager(tmp_path / name).open(once.epoch)["server"].load("centroids")

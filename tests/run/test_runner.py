@@ -57,6 +57,7 @@ def manager(tmp_path):
     return MultiNodeCheckpointManager(tmp_path / "ckpt")
 
 
+@pytest.mark.processes
 def test_a_failing_task_is_named_and_the_job_resumes_from_the_last_epoch(session, manager):
     def fails_at_3(n):
         if n == 2:
@@ -417,6 +418,7 @@ def test_callbacks_are_called_for_everything_in_order(session, manager):
     ]
 
 
+@pytest.mark.processes
 def test_saves_are_reported_for_each_node(session, manager):
     result = JobRunner(counter(2), manager).run(session)
     for report in result.saves:
@@ -628,6 +630,7 @@ def test_a_start_that_fails_sets_nothing_aside(session, manager, resume_from):
     assert manager.epochs() == [0, 1, 2, 3]
 
 
+@pytest.mark.processes
 def test_a_worker_that_cannot_write_is_a_warning_while_nothing_is_recorded(session, tmp_path):
     files = FullDisk("ckpt/a.")
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=files)

@@ -152,6 +152,7 @@ def commits_of(manager):
     return [entry for entry in entries if isinstance(entry, CommitEntry)]
 
 
+@pytest.mark.processes
 def test_many_short_epochs_are_recorded_in_groups_each_with_its_own_state(session, tmp_path):
     manager, heard = MultiNodeCheckpointManager(tmp_path), Heard()
     result = JobRunner(tiny(150), manager, callbacks=[heard]).run(session)
@@ -181,6 +182,7 @@ def test_epochs_that_the_policy_passes_over_have_their_metrics_in_the_history(se
     assert len(heard.saved) < 150
 
 
+@pytest.mark.processes
 def test_what_ended_before_a_task_failed_is_recorded(session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path)
     with pytest.raises(TaskFailedError, match="by hand"):

@@ -23,6 +23,8 @@ from jobrunner import (
 
 TOTALS = {1: 103, 2: 115, 3: 136, 4: 145}
 
+pytestmark = pytest.mark.processes
+
 
 def read_three(position, total):
     values = range(10)[position : position + 3]
