@@ -33,7 +33,6 @@ from jobrunner.workspace.workspace import Workspace
 from tests.faults.test_checkpoint_sweep import (
     LAST,
     NODES,
-    STEPS,
     check_epochs,
     recorded,
     save,
@@ -82,6 +81,7 @@ def swap(file: Path) -> None:
     neighbour(file).write_bytes(mine)
 
 
+LIFE = ("start", "save 0", "save 1", "save 2", "rewind 1", "save 2", "save 3", "finish 3", "end")
 DAMAGES = (cut, empty, flip_two_bits, remove, duplicate, swap)
 
 
@@ -90,7 +90,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory 1 to 3 of a job that has ended; 0 was retired, an older 2 set aside."""
     path = tmp_path_factory.mktemp("lived") / "k"
     manager = MultiNodeCheckpointManager(path, keep=KeepLast(2), files=FaultyFiles(sync=False))
-    for step in STEPS:
+    for step in LIFE:
         take_step(manager, step)
     assert recorded(path) == (1, 2, 3)
     return path
