@@ -1,9 +1,9 @@
-"""Runs all benchmarks and writes the tables of docs/performance.md and docs/checkpoint-speed.md.
+"""Runs all benchmarks and writes the table of docs/performance.md.
 
     python benchmarks/run.py [--only epoch,hop] [--quick] [--no-peers] [--out DIRECTORY] [--docs]
 
 Each benchmark runs in a process of its own and leaves its JSON in the directory. ``--docs`` puts
-the tables between the markers in the pages.
+the table between the markers in the page.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-DOCS = HERE.parent / "docs"
+PAGE = HERE.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- table: python benchmarks/run.py --docs -->", "<!-- end of the table -->"
-PAGES = {
-    "performance.md": [
-        "epoch",
-        "in_process",
-        "hop",
-        "values",
-        "lag",
-        "start",
-        "scale",
-        "real",
-        "readers",
-    ],
-    "checkpoint-speed.md": ["checkpoint", "background", "goodput"],
-}
-NAMES = [name for of_page in PAGES.values() for name in of_page]
+NAMES = [
+    "epoch",
+    "in_process",
+    "hop",
+    "values",
+    "lag",
+    "start",
+    "scale",
+    "real",
+    "readers",
+    "checkpoint",
+    "background",
+    "goodput",
+]
 QUICK = {
     "epoch": ["--rounds", "1", "--epochs", "50"],
     "in_process": ["--rounds", "1", "--epochs", "100"],
@@ -106,13 +105,11 @@ def main() -> None:
     for name in names:
         options = QUICK[name] if args.quick else []
         reports[name] = run(name, args.out, [*options, *["--no-peers"] * args.no_peers])
-    for page, of_page in PAGES.items():
-        if found := [reports[name] for name in of_page if name in reports]:
-            text = table(found)
-            print(text)
-            if args.docs:
-                before, rest = (DOCS / page).read_text().split(BEGIN)
-                (DOCS / page).write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+    text = table(list(reports.values()))
+    print(text)
+    if args.docs:
+        before, rest = PAGE.read_text().split(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
 
 
 if __name__ == "__main__":
