@@ -182,10 +182,11 @@ def run(
     from jobrunner.cli.script import Script
     from jobrunner.cluster import COMMAND
     from jobrunner.run import JobRunner
-    from jobrunner.story import placement_text, show_lines, show_on
+    from jobrunner.story import placement_text, show_lines, show_on, told_if_slow
 
-    script = Script(target)
-    job = script.job(parameters)
+    with told_if_slow(f"importing {target}"):
+        script = Script(target)
+        job = script.job(parameters)
     manager = make_manager(script, checkpoint)
     about = {"job": job.name, "checkpoint": manager.path}
     if migrate is not None:
@@ -211,6 +212,7 @@ def run(
         result = runner.result_if_finished()  # reports mistakes before a cluster starts
         try:
             if result is None:
+                live.state.begin("starts or finds its workers")
                 with cluster() as session, _reported(manager, report), save_on_usr1:
                     result = runner.run(session, progress=False)
             else:

@@ -226,6 +226,9 @@ def _tiles(story: Story, saves: Sequence[Any], losses: Sequence[Any]) -> dict[st
     if whole.wall:
         tiles["goodput"] = f"{whole.goodput:.1%}"
     tiles["losses"] = len(losses)
+    broken_off = sum(run.state == "lost" for run in story.runs)
+    if broken_off:
+        tiles["runs that broke off"] = broken_off
     if saves:
         tiles["last checkpoint"] = format_bytes(saves[-1][1].nbytes)
     return tiles

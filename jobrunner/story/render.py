@@ -139,10 +139,10 @@ def troubles(run: RunNow) -> list[str]:
 
 def placement(run: RunNow) -> list[str]:
     """How many nodes are on how many workers."""
+    if not run.nodes:
+        return []
     workers = {node.worker for node in run.nodes}
-    return [f"{counted(len(run.nodes), 'node')} on {counted(len(workers), 'worker')}"][
-        : len(workers)
-    ]
+    return [f"{counted(len(run.nodes), 'node')} on {counted(len(workers), 'worker')}"]
 
 
 def metrics(run: RunNow, most: int) -> list[str]:

@@ -23,13 +23,14 @@ from jobrunner.story.places import (
     Lines,
     Notebook,
     Terminal,
+    TolerantStream,
     View,
     has_dashboard,
     is_terminal,
 )
 from jobrunner.story.prints import Where, names_of
 from jobrunner.story.watcher import Watcher
-from jobrunner.texts import get_logger
+from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
 
@@ -206,6 +207,19 @@ def show_lines(stream: TextIO) -> Live:
     """Show a run as JSON objects, one a line."""
     view = JSONLines(stream)
     return Live(view, interval_seconds=1.0, patience_seconds=10.0, where="copy")
+
+
+@contextlib.contextmanager
+def told_if_slow(what: str, seconds: float = LONG_SECONDS) -> Iterator[None]:
+    """Say on stderr what the block does, if that takes longer than some seconds."""
+    stream = TolerantStream(sys.stderr)
+    timer = threading.Timer(seconds, stream.write, [printable(f"{what} ...\n")])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _show_in_notebook() -> Live:

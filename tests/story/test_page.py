@@ -177,6 +177,13 @@ def test_the_wait_for_the_last_save_of_a_lost_run_is_unknown() -> None:
     assert text_of(to_page(lost)).count("unknown") == 1
 
 
+def test_a_run_whose_client_was_killed_is_counted_beside_the_losses() -> None:
+    story = make_story(10, num_runs=1, nodes=["a"])
+    killed = replace(story, runs=(replace(story.runs[0], state="lost", ended=None),))
+    assert "runs that broke off" not in text_of(to_page(story))
+    assert "runs that broke off" in text_of(to_page(killed))
+
+
 def test_a_timeline_shows_what_was_lost_and_waits_in_the_middle_of_epochs() -> None:
     story = make_story(10, num_runs=1, nodes=["a"])
     [run] = story.runs
