@@ -255,14 +255,14 @@ def sweep(tmp_path: Path, how: Literal["fail", "die"], every_kth: int) -> int:
     raise AssertionError("not reached")
 
 
-@sampled("every_kth", sample=19, nightly=1)
+@sampled("every_kth", sample=31, nightly=1)
 def test_an_error_at_any_operation_leaves_the_old_state_or_the_new(
     every_kth: int, tmp_path: Path
 ) -> None:
     assert sweep(tmp_path, "fail", every_kth) > 200
 
 
-@sampled("every_kth", sample=19, nightly=1)
+@sampled("every_kth", sample=31, nightly=1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_power_cut_at_any_operation_leaves_the_old_state_or_the_new(
     every_kth: int, tmp_path: Path
@@ -270,7 +270,7 @@ def test_a_power_cut_at_any_operation_leaves_the_old_state_or_the_new(
     assert sweep(tmp_path, "die", every_kth) > 200
 
 
-@sampled("every_kth", sample=43, nightly=1)
+@sampled("every_kth", sample=71, nightly=1)
 def test_sigkill_at_any_operation_leaves_the_old_state_or_the_new(
     every_kth: int, tmp_path: Path
 ) -> None:

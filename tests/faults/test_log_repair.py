@@ -461,7 +461,7 @@ def test_a_run_that_was_repaired_beneath_is_over(tmp_path: Path) -> None:
     now = [0.0]
 
     def wait(seconds: float) -> None:
-        now[0] += seconds
+        now[0] += seconds + 1
 
     repair_log(directory(tmp_path / "k").directory, Patience(clock=lambda: now[0], wait=wait))
     with pytest.raises(CommitConflictError, match="taken"):
