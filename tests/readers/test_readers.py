@@ -81,7 +81,7 @@ def test_xarray_shows_dates_as_dates_and_all_groups(store: Path) -> None:
     assert tree["span4"].values[0] == np.timedelta64(7, "D")
     groups = {"/", "/_stacks", "/params", "/params/layers", "/rows"}
     assert {group.path for group in tree.subtree} == groups
-    assert tree["rows"]["id"].shape == (300,)
+    assert tree["rows"]["0"].shape == (300,)
     assert tree.attrs["step"] == 7
 
 

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -45,7 +45,7 @@ _INT = np.dtype("<i8")
 _NUMBERS = (_INT, np.dtype("<f8"), np.dtype("?"))
 _NUMBERED = frozenset(
     {
-        *("array", "dict", "dataclass", "codec", "state", "numbers", "rows", "ragged", "records"),
+        *("array", "dict", "dataclass", "codec", "state", "numbers", "rows", "ragged"),
         *(codec.name for codec in OWN_CODECS if codec.is_numbered),
         *(library_type.name for library_type in LIBRARY_TYPES),
     }
@@ -105,7 +105,6 @@ class Decoder:
         self._made: list[Any] = []  # numbered objects, in the order of the tree
         self._depth = 0
         self._num_codecs = 0  # around the present value; inside of one, arrays are whole
-        self._num_unmade = 0  # values for which others stand
 
     def decode(self, tree: Tree) -> Any:
         """Decode a tree; raises `InvalidTreeError` if no encoder produces it.
@@ -138,10 +137,10 @@ class Decoder:
             if len(tree) != 2 or type(kind) is not str:
                 raise ValueError("expected the fields `$` and `of`")
             number = self._reserve() if kind in _NUMBERED else None
-            method = self.kinds.get(kind)
+            method = _KINDS.get(kind)
             if method is not None:
                 value = method(self, content)
-            elif kind in self.many:
+            elif kind in _MANY:
                 value = self._items(tree)
             else:
                 value = self._by_codec(kind, content)
@@ -206,12 +205,12 @@ class Decoder:
             raise ValueError(f"object {number} contains itself")
         return value
 
-    def _int(self, digits: Tree) -> Any:
+    def _int(self, digits: Tree) -> int:
         return int(expect(str, digits), 16)
 
-    def _float(self, digits: Tree) -> float:
+    def _float(self, digits: Tree) -> Any:
         (value,) = struct.unpack(">d", bytes.fromhex(expect(str, digits)))
-        return float(value)
+        return value
 
     def _text(self, content: Tree) -> str:
         return self._data(content).decode("utf-8", "surrogatepass")
@@ -241,7 +240,7 @@ class Decoder:
         self._depth += 1
         if self._depth > _MOST_DEPTH:
             raise InvalidTreeError(f"values are nested more than {_MOST_DEPTH} deep")
-        items: list[Any] = self.many[tree["$"]](self, tree["of"])
+        items = _MANY[tree["$"]](self, tree["of"])
         self._depth -= 1
         return items
 
@@ -272,60 +271,40 @@ class Decoder:
             self._made += rows
         return rows
 
-    def _records(self, tree: Tree) -> list[Any]:
-        keys, trees = fields_of(tree, list, list)
-        if set(map(type, keys)) != {str} or len(trees) != len(keys):
-            raise ValueError("records have a text for each of their columns")
-        columns = list(map(self._items, trees))
-        records = [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
-        self._made += records
-        return records
-
     # --- by codecs
 
-    def _parts(self, tree: Tree) -> tuple[Any, bool]:
-        """Decode the parts of a codec, with whole arrays; say whether nothing else stands for one."""
-        num_unmade = self._num_unmade
+    def _parts(self, tree: Tree) -> Any:
+        """Decode what a codec makes a value of, with whole arrays."""
         self._num_codecs += 1
         parts = self.decode(tree)
         self._num_codecs -= 1
-        return parts, self._num_unmade == num_unmade
-
-    def _unmade(self, kind: str, parts: object) -> Unmade:
-        self._num_unmade += 1
-        return Unmade(kind, parts)
+        return parts
 
     def _by_codec(self, kind: str, tree: Tree) -> Any:
         library_type = type_named(kind)
         if library_type is not None:
-            return self._by_library(library_type, tree)
+            return self._by_library(library_type, self._parts(tree))
         codec = OWN_CODECS.named(kind)
         if codec is None:
             raise DefinitionError(
                 f"{self._where} contains a value of kind {kind!r:.80}, which this version of "
                 f"jobrunner cannot read. Read it with the version that wrote it, or a later one."
             )
-        parts, is_whole = self._parts(tree)
-        return codec.decode(parts) if is_whole else Unmade(kind, parts)
+        return codec.decode(self._parts(tree))
 
-    def _by_library(self, kind: LibraryType, tree: Tree) -> Any:
-        parts, is_whole = self._parts(tree)
-        if not is_whole:
-            return self._unmade(kind.name, parts)
+    def _by_library(self, kind: LibraryType, parts: Any) -> Any:
         try:
             return kind.decode(parts)
-        except ImportError as error:
-            if self._is_lazy:
-                return self._unmade(kind.name, parts)
-            missing = (error.name or kind.library).partition(".")[0]
-            raise DefinitionError(
-                f"{self._where} contains {kind.name}, but {missing} cannot be imported ({error}). "
-                f"Install it (pip install {missing}). Its arrays can be read without it: "
-                f"manager.open(epoch)[node][blob].parts."
-            ) from error
-        except JobRunnerError:
-            raise
         except Exception as error:
+            if self._is_lazy:  # it, or a value that it contains, may need what is missing
+                return Unmade(kind.name, parts)
+            if isinstance(error, ImportError):
+                missing = (error.name or kind.library).partition(".")[0]
+                raise DefinitionError(
+                    f"{self._where} contains {kind.name}, but {missing} cannot be imported "
+                    f"({error}). Install it (pip install {missing}). Its arrays can be read "
+                    f"without it: manager.open(epoch)[node][blob].parts."
+                ) from error
             raise CheckpointError(
                 f"{self._where} is whole, but {kind.library} cannot make {kind.name} of it: "
                 f"{type(error).__name__}: {error}. Read it with the version of {kind.library} that "
@@ -340,10 +319,7 @@ class Decoder:
                 f"{self._where} was saved by the codec {name!r}, which is not registered. "
                 f"Register it first: register_codec(..., name={name!r})."
             )
-        parts, is_whole = self._parts(content)
-        if not is_whole:
-            return self._unmade(f"codec {name}", parts)
-        return self._call(partial(codec.decode, parts))
+        return self._call(partial(codec.decode, self._parts(content)))
 
     def _call(self, make: Callable[[], Any]) -> Any:
         """Call code of a user."""
@@ -394,28 +370,28 @@ class Decoder:
         memory = [self._flat(place, _BYTE) for place in buffers]
         return self._call(partial(unpickle, data, memory, self._find_class))
 
-    kinds: ClassVar[Mapping[str, Callable[[Any, Tree], Any]]] = {
-        "array": _lone_array,
-        "same": _same,
-        "int": _int,
-        "float": _float,
-        "str": _text,
-        "bytes": _data,
-        "tuple": _tuple,
-        "dict": _dict,
-        "state": _state,
-        "enum": partial(_instance, kind="enum"),
-        "namedtuple": partial(_instance, kind="namedtuple"),
-        "dataclass": partial(_instance, kind="dataclass"),
-        "codec": _by_users_codec,
-        "pickle": _pickle,
-    }
-    """Kinds that are no codecs of ours."""
 
-    many: ClassVar[Mapping[str, Callable[[Any, Tree], list[Any]]]] = {
-        "numbers": _numbers,
-        "rows": _rows,
-        "ragged": _ragged,
-        "records": _records,
-    }
-    """Each a list of items that are alike."""
+_KINDS: Mapping[str, Callable[[Decoder, Any], Any]] = {
+    "array": Decoder._lone_array,
+    "same": Decoder._same,
+    "int": Decoder._int,
+    "float": Decoder._float,
+    "str": Decoder._text,
+    "bytes": Decoder._data,
+    "tuple": Decoder._tuple,
+    "dict": Decoder._dict,
+    "state": Decoder._state,
+    "enum": partial(Decoder._instance, kind="enum"),
+    "namedtuple": partial(Decoder._instance, kind="namedtuple"),
+    "dataclass": partial(Decoder._instance, kind="dataclass"),
+    "codec": Decoder._by_users_codec,
+    "pickle": Decoder._pickle,
+}
+"""Kinds that are no codecs of ours."""
+
+_MANY: Mapping[str, Callable[[Decoder, Any], list[Any]]] = {
+    "numbers": Decoder._numbers,
+    "rows": Decoder._rows,
+    "ragged": Decoder._ragged,
+}
+"""Each a list of items that are alike."""

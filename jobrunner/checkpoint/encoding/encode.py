@@ -25,7 +25,6 @@ are alike are one node:
 ``numbers``   numbers of one type: a part
 ``rows``      lists, tuples or sets of one length: which of these, and the items at each position
 ``ragged``    those of any length: which of these, a part with their lengths, and all their items
-``records``   dicts with the same keys: the keys, and the items under each
 ============  =====================================================================================
 
 Objects that can change are numbered in the order in which encoder and decoder come to them, each
@@ -89,8 +88,6 @@ _MOST_COLUMNS = 16
 _INLINE_CHARACTERS, _INLINE_BYTES = 4096, 1024
 _STATE = "the state of another object"
 _LEAVES = frozenset({type(None), bool, int, float, str, bytes})
-_ROWS = frozenset({list, tuple, set, dict})
-"""Containers of which many are arrays, if all that they contain are leaves and such containers."""
 
 Encode = Callable[[Any], Tree]
 
@@ -228,9 +225,7 @@ class Encoder:
         return tree
 
     def _at(self, name: str, encode: Encode, value: Any) -> Tree:
-        """Encode what lies below the present place, under this name, or else at it."""
-        if not name:
-            return encode(value)
+        """Encode what lies below the present place, under this name."""
         self._trail.append(name)
         tree = encode(value)
         self._trail.pop()
@@ -286,30 +281,39 @@ class Encoder:
         self._enter(value)
         keys: Tree = list(value)
         are_plain = _are_plain(keys)
+        values = list(value.values())
         if not are_plain:
             former, self._holder = self._holder, self._holder or "a key"
-            keys = self._items(keys, "_{}_key".format, "_keys")
+            keys = self._at("_keys", self._items, keys)
             self._holder = former
-        items = self._items(list(value.values()), _ChildNames(value), "_values")
+        items: Tree = None
+        if len(values) >= LEAST_PACKED:
+            items = self._at("_values", self._pack, values)
+        is_packed = items is not None
+        if not is_packed:
+            items = self._walk(values, value)
         self._leave(value)
-        if are_plain and type(items) is list and "$" not in value:
+        if are_plain and not is_packed and "$" not in value:
             return dict(zip(keys, items, strict=True))
         return _node("dict", [keys, items])
 
-    def _items(
-        self, items: Sequence[Any], names: Callable[[int], str] = str, place: str = ""
-    ) -> Tree:
-        """Encode items, each under its name, as a list; or as arrays, if they are many and alike."""
-        if len(items) >= LEAST_PACKED:
-            packed = self._at(place, self._pack, items)
-            if packed is not None:
-                return packed
+    def _items(self, items: Sequence[Any]) -> Tree:
+        """Encode items as a list; or as arrays, if they are many and alike."""
+        packed = self._pack(items) if len(items) >= LEAST_PACKED else None
+        return self._walk(items) if packed is None else packed
+
+    def _walk(self, items: Sequence[Any], keys: Iterable[object] | None = None) -> list[Tree]:
+        """Encode items one by one, each under its index, or the name of its key."""
         trees: list[Tree] = []
+        names: Sequence[str] = ()
         for i, item in enumerate(items):
-            if item is None or _is_json(item):
+            if _is_json(item):
                 trees.append(item)
+            elif keys is None:
+                trees.append(self._at(str(i), self._special, item))
             else:
-                trees.append(self._at(names(i), self._special, item))
+                names = names or child_names(keys)
+                trees.append(self._at(names[i], self._special, item))
         return trees
 
     # --- many items that are alike
@@ -328,78 +332,44 @@ class Encoder:
             return _node("numbers", self._part(numbers, "numbers"))
         if cls is tuple:
             return self._rows(cls, items)
-        if cls in _ROWS and self._is_tree(items):
-            tree = self._records(items) if cls is dict else self._rows(cls, items)
-            if tree is not None:
-                self._number_rows(items)
+        if cls in (list, set) and self._are_flat(items):
+            tree = self._rows(cls, items)
+            identities = list(map(id, items))
+            self._numbers.update(zip(identities, count(len(self._numbers)), strict=False))
+            self._kept.append(items)
+            if not self._is_frozen:
+                self.objects.update(zip(identities, items, strict=True))
             return tree
         return None
 
-    def _number_rows(self, rows: Sequence[Any]) -> None:
-        """Do for many what `_number` does for an object that has no number yet."""
-        identities = list(map(id, rows))
-        self._numbers.update(zip(identities, count(len(self._numbers)), strict=False))
-        self._kept.append(rows)
-        if not self._is_frozen:
-            self.objects.update(zip(identities, rows, strict=True))
-
-    def _is_tree(self, rows: Sequence[Any]) -> bool:
-        """Whether rows consist of leaves and of containers to each of which one thing refers.
+    def _are_flat(self, rows: Sequence[Any]) -> bool:
+        """Whether lists or sets contain only leaves, and only this one thing refers to each of them.
 
         The decoder makes a row when it has all that the row contains. Were one row in another, or
         were a list in two rows, it would be asked for an object that it has not made yet.
         """
-        identities: list[int] = []
-        level: Sequence[Any] = rows
-        while not set(map(type, level)) <= _LEAVES:
-            contents: list[Any] = []
-            for item in level:
-                cls = type(item)
-                if cls in _LEAVES:
-                    continue
-                if cls not in _ROWS:
-                    return False
-                if cls is not tuple:  # which has no number
-                    identities.append(id(item))
-                contents.extend(item)
-                if cls is dict:
-                    contents.extend(item.values())
-            if len(set(identities)) < len(identities):
-                return False
-            level = contents
-        return self._numbers.keys().isdisjoint(identities)
+        identities = set(map(id, rows))
+        is_alone = len(identities) == len(rows) and self._numbers.keys().isdisjoint(identities)
+        return is_alone and set(map(type, chain.from_iterable(rows))) <= _LEAVES
 
     def _rows(self, cls: type, rows: Sequence[Any]) -> Tree:
         if cls is set:
             rows = list(map(everyday.sort_members, rows))
         contents = list(chain.from_iterable(rows))
-        lengths = set(map(len, rows))
-        if len(lengths) == 1 and 0 < max(lengths) <= _MOST_COLUMNS:
-            (length,) = lengths
-            columns = [contents[i::length] for i in range(length)]
-            return _node("rows", [cls.__name__, self._columns(columns, str)])
-        part = self._part(np.array(list(map(len, rows)), np.int64), "numbers", "lengths")
-        (items,) = self._columns([contents], lambda i: "items")
-        return _node("ragged", [cls.__name__, part, items])
-
-    def _records(self, rows: Sequence[dict[Any, Any]]) -> Tree | None:
-        keys = list(rows[0])
-        if not 0 < len(keys) <= _MOST_COLUMNS or not _are_plain(keys):
-            return None
-        for row in rows:
-            if list(row) != keys:
-                return None
-        contents = list(chain.from_iterable(row.values() for row in rows))
-        columns = [contents[i :: len(keys)] for i in range(len(keys))]
-        return _node("records", [keys, self._columns(columns, _ChildNames(keys))])
-
-    def _columns(self, columns: Sequence[Sequence[Any]], names: Callable[[int], str]) -> list[Tree]:
-        self._enter(columns)
-        trees = []
-        for i, column in enumerate(columns):
-            trees.append(self._at(names(i), self._items, column))
-        self._leave(columns)
-        return trees
+        lengths = list(map(len, rows))
+        length = lengths[0]
+        self._enter(contents)
+        if 0 < length <= _MOST_COLUMNS and set(lengths) == {length}:
+            columns = []
+            for i in range(length):
+                columns.append(self._at(str(i), self._items, contents[i::length]))
+            tree = _node("rows", [cls.__name__, columns])
+        else:
+            part = self._part(np.array(lengths, np.int64), "numbers", "lengths")
+            items = self._at("items", self._items, contents)
+            tree = _node("ragged", [cls.__name__, part, items])
+        self._leave(contents)
+        return tree
 
     # --- arrays
 
@@ -514,19 +484,6 @@ _METHODS: Mapping[type, _Method] = {
     np.ndarray: Encoder._array,
 }
 """Not bound to an encoder: in a cycle, it would keep the arrays of a save alive."""
-
-
-class _ChildNames:
-    """Names for files of what lies under keys; made when the first one is needed."""
-
-    def __init__(self, keys: Iterable[object]) -> None:
-        self._keys = keys
-        self._names: list[str] | None = None
-
-    def __call__(self, i: int) -> str:
-        if self._names is None:
-            self._names = child_names(self._keys)
-        return self._names[i]
 
 
 def _node(kind: str, tree: Tree) -> Tree:

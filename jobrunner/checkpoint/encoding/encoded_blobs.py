@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -264,7 +263,7 @@ def _explain(refused: Mapping[tuple[str, str], RefusedValueError]) -> Iterator[s
     """
     nodes_of: dict[tuple[str, str, type, str, str], list[str]] = {}
     for (node, blob), error in refused.items():
-        trail = "/".join(re.sub(r"^_(\d+)_key$", r"key \1", part) for part in error.trail)
+        trail = "/".join(error.trail).replace("_keys/", "key ")
         same = (blob, trail, error.cls, error.reason, error.remedy)
         nodes_of.setdefault(same, []).append(node)
     remedies: set[str] = set()

@@ -1,77 +1,76 @@
-"""Show what a tree stands for: makes no value of a user or a library, and reads no arrays of numbers."""
+"""Show what a tree stands for, without its arrays. Pure: no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+import contextlib
+from collections.abc import Callable
+from typing import Any
 
-from jobrunner.checkpoint.encoding.decode import Decoder
+from jobrunner.checkpoint.encoding.decode import Decoder, InvalidTreeError
 from jobrunner.checkpoint.encoding.dtypes import Tree
-from jobrunner.checkpoint.encoding.everyday import fields_of
-from jobrunner.checkpoint.encoding.libraries import LibraryType
+from jobrunner.checkpoint.encoding.encode import OWN_CODECS
 from jobrunner.checkpoint.encoding.unmade import Unmade
 
-_MOST_SHOWN_BITS = 4096
-"""Python does not write longer ints as text."""
+_MOST_DIGITS = 1000
+"""Hexadecimal; Python does not write very long ints as text."""
+
+_WITH_ARRAY = frozenset({"array", "numbers", "str", "bytes"})
+"""Kinds of which an index is that of an array."""
 
 
-class Outline(Decoder):
-    """Decodes a blob with `leaf` for each array, and `Unmade` for what would be made of arrays."""
+def outline(tree: Tree, array: Callable[[int], Any]) -> Any:
+    """Return what a tree stands for, with `array` of its index in place of each array.
 
-    def _lone_array(self, i: Tree) -> Any:
-        self._num_unmade += 1
-        return self._take(i, self._leaf)
+    `Unmade` stands for what would be made of arrays, by a library or by code of the job's; no such
+    code is run. Raises `InvalidTreeError` if no encoder produces the tree.
+    """
+    try:
+        return _Outline(array).show(tree)
+    except RecursionError:
+        raise InvalidTreeError("values are nested too deep") from None
+    except (LookupError, TypeError, ValueError) as error:
+        raise InvalidTreeError(f"invalid value: {error}") from error
 
-    def _same(self, number: Tree) -> Any:
-        return self._unmade("same", "as before")  # the rows of many have no numbers here
 
-    def _int(self, digits: Tree) -> Any:
-        number = super()._int(digits)
-        if number.bit_length() > _MOST_SHOWN_BITS:
-            return self._unmade("int", f"{number.bit_length()} bits")
-        return number
+class _Outline:
+    def __init__(self, array: Callable[[int], Any]) -> None:
+        self._array = array
 
-    def _dict(self, tree: Tree) -> Any:
-        keys, values = (self._items(items) for items in fields_of(tree, object, object))
-        if len(keys) != len(values):
-            return Unmade("dict", [keys, values])
-        return dict(zip(keys, values, strict=True))
-
-    def _items(self, tree: Tree) -> list[Any]:
+    def show(self, tree: Tree) -> Any:
         if type(tree) is list:
-            return super()._items(tree)
-        kind, content = tree["$"], tree["of"]
+            return list(map(self.show, tree))
+        if type(tree) is not dict:
+            return tree
+        if "$" in tree:
+            return self._show_node(tree["$"], tree["of"])
+        return {key: self.show(item) for key, item in tree.items()}
+
+    def _show_node(self, kind: str, content: Tree) -> Any:
+        if kind in _WITH_ARRAY and type(content) is int:
+            shown = self._array(content)
+            return shown if kind == "array" else Unmade(kind, shown)
         match kind:
-            case "numbers":
-                parts = self._take(content, self._leaf)
-            case "rows":
-                parts = list(map(self._items, content[1]))
-            case "ragged":
-                parts = self._items(content[2])
-            case "records":
-                parts = dict(zip(content[0], map(self._items, content[1]), strict=True))
-            case _:
-                raise ValueError("it is not a list of items")
-        return [self._unmade(kind, parts)]
-
-    def _by_library(self, kind: LibraryType, tree: Tree) -> Any:
-        return self._unmade(kind.name, self._parts(tree)[0])
-
-    def _by_users_codec(self, tree: Tree) -> Any:
-        name, content = fields_of(tree, str, object)
-        return self._unmade(f"codec {name}", self._parts(content)[0])
-
-    def _pickle(self, tree: Tree) -> Any:
-        i, _, _ = fields_of(tree, int, list, list)
-        outline: Any = self._take(i, self._leaf)
-        return self._unmade("pickle", {"nbytes": outline.shape[0]})
-
-    kinds: ClassVar[Mapping[str, Any]] = {
-        **Decoder.kinds,
-        "array": _lone_array,
-        "same": _same,
-        "int": _int,
-        "dict": _dict,
-        "codec": _by_users_codec,
-        "pickle": _pickle,
-    }
+            case "same":
+                return Unmade(kind, "as before")
+            case "int" if len(content) > _MOST_DIGITS:
+                return Unmade(kind, f"{len(content)} digits")
+            case "int" | "float" | "str" | "bytes":
+                return Decoder(self._array).decode({"$": kind, "of": content})
+            case "state":
+                return self.show(content[1])
+            case "enum" | "namedtuple" | "dataclass":
+                return Unmade(content[0], self.show(content[2]))
+            case "codec":
+                return Unmade(f"codec {content[0]}", self.show(content[1]))
+            case "pickle":
+                return Unmade(kind, {"nbytes": self._array(content[0]).shape[0]})
+        parts = self.show(content)
+        with contextlib.suppress(Exception):  # parts may be other than they are in the value
+            if kind == "tuple":
+                return tuple(parts)
+            if kind == "dict":
+                return dict(zip(*parts, strict=True))
+            codec = OWN_CODECS.named(kind)
+            if codec is not None:
+                return codec.decode(parts)
+        return Unmade(kind, parts)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,10 +16,10 @@ from jobrunner.checkpoint.encoding import (
     Codec,
     Decoder,
     InvalidTreeError,
-    Outline,
     StatefulBlob,
     Tree,
 )
+from jobrunner.checkpoint.encoding import outline as show_outline
 from jobrunner.checkpoint.storage import Files, join_path, run_all
 from jobrunner.checkpoint.store.array_reader import ArrayReader, Jobs, RowReader
 from jobrunner.checkpoint.store.damage import VerifiedFiles, changed_file, damage
@@ -263,8 +264,10 @@ class StoreReader:
                 return ArrayOutline(reader.shape, str(reader.dtype))
             return self._open_lazily(reader)
 
-        decoder = Outline if outline else Decoder
-        return self._decode(name, blob.tree, read, decoder, leaf=leaf)
+        if not outline:
+            return self._decode(name, blob.tree, read, leaf=leaf)
+        with self._invalid_trees_are_damage(name):
+            return show_outline(blob.tree, leaf)
 
     def _open_lazily(self, reader: ArrayReader | RowReader) -> Any:
         from jobrunner.checkpoint.store import lazy  # imports Zarr, which is slow
@@ -286,13 +289,12 @@ class StoreReader:
         name: str,
         tree: Any,
         array: Callable[[int], Array],
-        kind: type[Decoder] = Decoder,
         **options: Any,
     ) -> Any:
         if tree == LONE_ARRAY:
             return options.get("leaf", array)(0)
         where = f"Blob {name!r} in {self.root}"
-        decoder = kind(
+        decoder = Decoder(
             array,
             self.codecs,
             allow_pickle=self.allow_pickle,
@@ -300,12 +302,17 @@ class StoreReader:
             classes=self.classes,
             **options,
         )
-        try:
+        with self._invalid_trees_are_damage(name):
             value = decoder.decode(tree)
+        return StatefulBlob(value, where) if decoder.has_states else value
+
+    @contextlib.contextmanager
+    def _invalid_trees_are_damage(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except InvalidTreeError as error:
             problem = f"has an invalid value for the blob {name!r}: {error}"
             raise damage(self._document_path, problem) from error
-        return StatefulBlob(value, where) if decoder.has_states else value
 
 
 @dataclass(slots=True)
