@@ -144,11 +144,14 @@ def dtype_from_spec(spec: object) -> np.dtype[Any]:
     try:
         descr = _descr_of(spec)
         _check_count(_count_fields(descr))
-        return np.lib.format.descr_to_dtype(descr)
+        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(descr)
     except RecursionError:
         raise ValueError("a dtype is nested too deep") from None
     except (TypeError, ValueError) as error:
         raise ValueError(f"it is not the dtype of an array that is saved: {error}") from error
+    if dtype.itemsize > MOST_ITEM_BYTES:
+        raise ValueError(f"an item of {dtype.itemsize} bytes is too large")
+    return dtype
 
 
 def _descr_of(spec: object) -> Any:
@@ -162,21 +165,11 @@ def _descr_of(spec: object) -> Any:
     if not isinstance(spec, list):
         raise ValueError(f"expected a text or a list of fields, found {type(spec).__name__}")
     _check_count(len(spec))
-    return [_field_of(*field) for field in spec]
-
-
-def _field_of(name: object, inner: object, shape: object = ()) -> tuple[Any, ...]:
-    names = tuple(name) if isinstance(name, list) else (name,)
-    if len(names) not in (1, 2) or not all(isinstance(text, str) for text in names):
-        raise ValueError("the name of a field is a text, or a title and a text")
-    if not isinstance(shape, list | tuple) or len(shape) > 32:
-        raise ValueError("the shape of a field is a list of lengths")
-    if not all(type(length) is int and length >= 0 for length in shape):
-        raise ValueError("the shape of a field has lengths that are not numbers")
-    if math.prod(shape) > MOST_ITEM_BYTES:
-        raise ValueError("a field is too large")
-    key = names if isinstance(name, list) else name
-    return (key, _descr_of(inner), *([tuple(shape)] if shape else []))
+    fields = []
+    for name, inner, *shape in spec:
+        key = tuple(name) if isinstance(name, list) else name  # a title and a name
+        fields.append((key, _descr_of(inner), *map(tuple, shape)))
+    return fields
 
 
 def _check_count(num_fields: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import array
 import datetime as dt
-import math
 import random
 import types
 import uuid
@@ -74,16 +73,9 @@ def check_bits(*numbers: object) -> None:
 
 def sort_members(members: Collection[Any]) -> list[Any]:
     """Sort the members of a set in an order that does not depend on the process."""
-    kinds = set(map(type, members))
-    if kinds in ({str}, {int}) or (kinds == {float} and not any(map(math.isnan, members))):
+    if set(map(type, members)) in ({str}, {int}):
         return sorted(members)
-    return sorted(members, key=_rank)
-
-
-def _rank(item: object) -> tuple[Any, ...]:
-    cls = type(item)
-    is_number = cls in (int, float) and item == item
-    return (not is_number, item if is_number else 0, cls.__qualname__, _text_of(item))
+    return sorted(members, key=lambda item: (type(item).__qualname__, _text_of(item)))
 
 
 def _text_of(item: object) -> str:
@@ -210,15 +202,6 @@ def _decode_fraction(parts: object) -> Fraction:
     return Fraction(*ratio)
 
 
-def _encode_uuid(value: uuid.UUID) -> object:
-    return [value.hex, value.is_safe.name]
-
-
-def _decode_uuid(parts: object) -> uuid.UUID:
-    digits, safety = fields_of(parts, str, str)
-    return uuid.UUID(digits, is_safe=uuid.SafeUUID[safety])
-
-
 def _encode_path(value: PurePath) -> object:
     return [type(value).__name__, str(value)]
 
@@ -303,7 +286,7 @@ CODECS = (
     _immutable(zoneinfo.ZoneInfo, _encode_zone, _decode_zone, "zone"),
     _immutable(Decimal, str, _from(Decimal, str), "decimal"),
     _immutable(Fraction, _encode_fraction, _decode_fraction, "fraction"),
-    _immutable(uuid.UUID, _encode_uuid, _decode_uuid, "uuid"),
+    _immutable(uuid.UUID, str, _from(uuid.UUID, str), "uuid"),
     *(_immutable(cls, _encode_path, _decode_path, "path") for cls in _PATHS.values()),
     *(
         _immutable(cls, _encode_builtin, _BY_NAME.__getitem__, "builtin")

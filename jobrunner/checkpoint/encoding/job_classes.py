@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import io
+import inspect
 import pickle
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
-from types import ModuleType
+from types import MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -155,15 +155,9 @@ def state_of(kind: str, value: Any) -> dict[str, Any]:
         return dict(zip(field_names(cls), value, strict=True))
     if reason := _unlike_dataclass(cls):
         raise UnsuitableError(reason)
-    state = dict(getattr(value, "__dict__", None) or {})
-    slots = _slots(cls)
-    if not set(field_names(cls)).issuperset(slots):
-        raise UnsuitableError("it has slots that are not fields")
-    for name in slots:
-        if not hasattr(value, name):
-            raise UnsuitableError(f"its slot {name!r} is not set")
-        state[name] = getattr(value, name)
-    return state
+    state = object.__getstate__(value)
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(attributes or {}), **(slots or {})}
 
 
 @lru_cache(maxsize=256)
@@ -177,15 +171,6 @@ def _unlike_dataclass(cls: Any) -> str:
             if own is not None and getattr(own, "__module__", "") != "dataclasses":
                 return f"its class has a {name} of its own"
     return ""
-
-
-@lru_cache(maxsize=256)
-def _slots(cls: Any) -> list[str]:
-    names: list[str] = []
-    for base in cls.__mro__:
-        slots = vars(base).get("__slots__", ())
-        names += [slots] if isinstance(slots, str) else slots
-    return [name for name in names if name[:2] != "__"]
 
 
 def make_instance(
@@ -209,10 +194,10 @@ def make_instance(
             raise ValueError("the fields of a named tuple are not those of its class")
         return tuple.__new__(cls, state.values())
     instance: Any = object.__new__(cls)
-    slots = _slots(cls)
     for name, value in state.items():
-        if name in slots:
-            object.__setattr__(instance, name, value)  # frozen ones too
+        slot = inspect.getattr_static(cls, name, None)
+        if isinstance(slot, MemberDescriptorType):
+            slot.__set__(instance, value)
         else:
             vars(instance)[name] = value
     return instance
@@ -268,13 +253,14 @@ class PicklerByName(cloudpickle.Pickler):  # type: ignore[misc]  # no types
         self.buffers: list[pickle.PickleBuffer] = []
         self.names: dict[str, None] = {}
         self._name_class = name_class
-        self._file = io.BytesIO()
-        super().__init__(self._file, protocol=5, buffer_callback=self.buffers.append)
+        self._data = bytearray()
+        file = SimpleNamespace(write=self._data.extend)
+        super().__init__(file, protocol=5, buffer_callback=self.buffers.append)
 
     def pickle(self, value: object) -> bytes:
         """Pickle a value."""
         self.dump(value)
-        return self._file.getvalue()
+        return bytes(self._data)
 
     def reducer_override(self, obj: Any) -> Any:
         """Called for all but the simplest objects."""

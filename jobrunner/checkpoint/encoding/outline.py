@@ -50,8 +50,6 @@ class _Outline:
             shown = self._array(content)
             return shown if kind == "array" else Unmade(kind, shown)
         match kind:
-            case "same":
-                return Unmade(kind, "as before")
             case "int" if len(content) > _MOST_DIGITS:
                 return Unmade(kind, f"{len(content)} digits")
             case "int" | "float" | "str" | "bytes":

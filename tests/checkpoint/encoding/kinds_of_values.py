@@ -296,6 +296,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "frozen dataclass": lambda: Frozen({"a": 1}),
     "slotted dataclass": lambda: Slotted([1]),
     "open slotted dataclass": lambda: Open(1.5),
+    "dataclass with an unset slot": lambda: unset_slot(),
     "child dataclass": lambda: Child(1, None, more={2}),
     "dataclass with an unset field": Unset,
     "dataclasses in a dataclass": lambda: State(1, Frozen(Slotted(None)), [State(2, 3)]),
@@ -352,7 +353,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
         3, dtype=np.dtype(">i4", metadata={"unit": "m"})
     ),
     "memoryview": lambda: memoryview(bytearray(b"abc")),
-    "dataclass with an unset slot": lambda: unset_slot(),
     "array with a dtype's metadata in a field": lambda: np.zeros(
         2, [("a", np.dtype("i4", metadata={"x": 1}))]
     ),

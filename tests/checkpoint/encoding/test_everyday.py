@@ -161,7 +161,7 @@ def test_an_outline_reads_no_arrays_and_makes_nothing_of_them() -> None:
     assert repr(rows) == "rows(['tuple', [numbers('part 3'), numbers('part 4')]])"
     assert records[1] == {"a": 1, "b": 0.5}
     assert texts.kind == "dict"
-    assert repr([long, same]) == "[int('4155 digits'), same('as before')]"
+    assert repr([long, same]) == "[int('4155 digits'), same(6)]"
 
 
 def test_a_dataclass_is_made_without_its_init() -> None:

@@ -33,33 +33,34 @@ def encode(name: str, value: Any) -> Any:
         schema, columns = value.schema, value.columns
         if not columns and value.num_rows:
             raise UnsuitableError("it has rows but no columns, so they would be lost")
-    packed: list[Any] = []
+    packed: Any = []
     for column in columns:
-        if isinstance(column, pa.ChunkedArray):
-            packed.append([_pack(chunk) for chunk in column.chunks])
-        else:
-            packed.append(_pack(column))
+        is_chunked = isinstance(column, pa.ChunkedArray)
+        packed.append(list(map(_pack, column.chunks)) if is_chunked else _pack(column))
     if len(set(schema.names)) == len(schema.names):
         # Under their names in the store.
-        named = dict(zip(schema.names, packed, strict=True))
-        return {"schema": _pack_schema(schema), "columns": named}
+        packed = dict(zip(schema.names, packed, strict=True))
     return {"schema": _pack_schema(schema), "columns": packed}
 
 
 def decode(name: str, parts: Any) -> Any:
     """Make it again, on the memory of the arrays, which are not trusted."""
     pa, kind = sys.modules["pyarrow"], name.removeprefix("pyarrow.")
-    schema = _unpack_schema(parts["schema"])
+    schema, columns = _unpack_schema(parts["schema"]), parts.get("columns")
     if kind == "Schema":
         return schema
     if kind == "DataType":
         (field,) = schema
         return field.type
-    columns = parts["columns"]
     if isinstance(columns, dict):
         columns = list(columns.values())
-    unpack = _unpack_chunks if kind in ("Table", "ChunkedArray") else _unpack_valid
-    arrays = [unpack(field.type, column) for field, column in zip(schema, columns, strict=True)]
+    arrays = []
+    for field, column in zip(schema, columns, strict=True):
+        if kind in ("Table", "ChunkedArray"):
+            chunks = [_unpack(field.type, chunk) for chunk in column]
+            arrays.append(pa.chunked_array(chunks, type=field.type))
+        else:
+            arrays.append(_unpack(field.type, column))
     if kind in _ARRAYS:
         (array,) = arrays
         return array
@@ -151,33 +152,24 @@ def _children(array: Any) -> list[Any]:
     return [array.values] if kind.num_fields else []
 
 
-def _unpack_chunks(kind: Any, chunks: list[Any]) -> Any:
-    arrays = [_unpack_valid(kind, chunk) for chunk in chunks]
-    return sys.modules["pyarrow"].chunked_array(arrays, type=kind)
-
-
-def _unpack_valid(kind: Any, parts: Any) -> Any:
-    array = _unpack(kind, parts)
-    array.validate(full=True)  # above all, that its buffers are as long as it says
-    return array
-
-
 def _unpack(kind: Any, parts: Any) -> Any:
     pa = sys.modules["pyarrow"]
     if not _is_known(kind):
         raise ValueError(f"the Arrow type {kind} is not one that is saved")
     if pa.types.is_dictionary(kind):
-        indices = _unpack_valid(kind.index_type, parts["indices"])
-        values = _unpack_valid(kind.value_type, parts["dictionary"])
+        indices = _unpack(kind.index_type, parts["indices"])
+        values = _unpack(kind.value_type, parts["dictionary"])
         return pa.DictionaryArray.from_arrays(indices, values, ordered=kind.ordered, safe=True)
     kinds = [kind.field(i).type for i in range(kind.num_fields)]
     if pa.types.is_map(kind):
         kinds = [pa.struct([kind.key_field, kind.item_field])]
-    children = [_unpack_valid(*pair) for pair in zip(kinds, parts["children"], strict=True)]
-    if len(parts["buffers"]) != kind.num_buffers:
+    children = list(map(_unpack, kinds, parts["children"]))
+    if len(children) != len(kinds) or len(parts["buffers"]) != kind.num_buffers:
         raise ValueError(f"an array of {kind} has {kind.num_buffers} buffers")
     buffers: list[Any] = [None if data is None else _buffer_of(data) for data in parts["buffers"]]
-    return pa.Array.from_buffers(kind, parts["length"], buffers, children=children or None)
+    array = pa.Array.from_buffers(kind, parts["length"], buffers, children=children or None)
+    array.validate(full=True)  # above all, that its buffers are as long as it says
+    return array
 
 
 def _buffer_of(data: Any) -> Any:
