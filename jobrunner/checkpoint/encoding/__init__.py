@@ -34,6 +34,6 @@ from jobrunner.checkpoint.encoding.job_classes import (
     find_classes,
     sent_as,
 )
-from jobrunner.checkpoint.encoding.outline import outline
+from jobrunner.checkpoint.encoding.outline import show_outline
 from jobrunner.checkpoint.encoding.stateful import StatefulBlob, given_state, join_states
 from jobrunner.checkpoint.encoding.unmade import Unmade

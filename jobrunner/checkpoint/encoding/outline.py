@@ -18,7 +18,7 @@ _WITH_ARRAY = frozenset({"array", "numbers", "str", "bytes"})
 """Kinds of which an index is that of an array."""
 
 
-def outline(tree: Tree, array: Callable[[int], Any]) -> Any:
+def show_outline(tree: Tree, array: Callable[[int], Any]) -> Any:
     """Return what a tree stands for, with `array` of its index in place of each array.
 
     `Unmade` stands for what would be made of arrays, by a library or by code of the job's; no such

@@ -18,8 +18,8 @@ from jobrunner.checkpoint.encoding import (
     InvalidTreeError,
     StatefulBlob,
     Tree,
+    show_outline,
 )
-from jobrunner.checkpoint.encoding import outline as show_outline
 from jobrunner.checkpoint.storage import Files, join_path, run_all
 from jobrunner.checkpoint.store.array_reader import ArrayReader, Jobs, RowReader
 from jobrunner.checkpoint.store.damage import VerifiedFiles, changed_file, damage

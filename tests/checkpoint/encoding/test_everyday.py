@@ -17,7 +17,7 @@ import pytest
 
 from jobrunner import CheckpointError, DefinitionError
 from jobrunner.checkpoint import Decoder, StoredValue, encode_blobs
-from jobrunner.checkpoint.encoding import InvalidTreeError, outline
+from jobrunner.checkpoint.encoding import InvalidTreeError, show_outline
 from jobrunner.run.diff import compare_stored, compare_values
 from tests.checkpoint.encoding.kinds_of_values import VALUES, Frozen, Plain, State, describe
 
@@ -153,7 +153,7 @@ def test_an_outline_reads_no_arrays_and_makes_nothing_of_them() -> None:
     ]
     value.append(value[2])
     tree = encode_blobs("n", {"x": value})["x"].tree
-    shown = outline(tree, "part {}".format)
+    shown = show_outline(tree, "part {}".format)
     masked, numbers, plain, few, walked, rows, records, texts, long, same = shown
     assert (masked.kind, masked.parts["data"]) == ("np.MaskedArray", "part 0")
     assert repr(numbers) == "numbers('part 2')"
