@@ -104,7 +104,6 @@ def test_every_command_is_understood(block: Block) -> None:
 _PAGES = {ROOT / "README.md", *(block.page for block in _BLOCKS if block.file)} & {
     block.page for block in _SHELL
 }
-_TRAIN = ("how-to/changing-a-job.md", "how-to/retention.md")
 _JOB = """\
 from jobrunner import Job, Task, current_task, epoch_limiter
 
@@ -140,9 +139,7 @@ def _await_epochs(command: str) -> str:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "page", [*sorted(_PAGES), *(ROOT / "docs" / name for name in _TRAIN)], ids=lambda it: it.name
-)
+@pytest.mark.parametrize("page", sorted(_PAGES), ids=lambda it: it.name)
 def test_the_commands_of_a_page_run_on_its_files(page: Path, tmp_path: Path) -> None:
     """As a reader types them, with a file that the page leaves to the reader."""
     (tmp_path / "train.py").write_text(_JOB)
