@@ -70,8 +70,7 @@ def state(session, nodes=4):
     return [session.fetch(Node(f"n{i}")["x"]).tobytes() for i in range(nodes)]
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [1, pytest.param(3, marks=pytest.mark.processes)])
 def test_epoch_batches_give_the_same_bits_and_the_same_metrics(session, steps):
     found = []
     for seconds in (0, 60):

@@ -23,8 +23,6 @@ from jobrunner import (
 
 TOTALS = {1: 103, 2: 115, 3: 136, 4: 145}
 
-pytestmark = pytest.mark.processes
-
 
 def read_three(position, total):
     values = range(10)[position : position + 3]
@@ -61,7 +59,12 @@ def totals(session, nodes=1):
     return [session.fetch(Node(f"trainer_{i}")["total"]) for i in range(nodes)]
 
 
-@pytest.fixture(params=[1, 3], ids=["one-node", "three-nodes"])
+@pytest.fixture(
+    params=[
+        pytest.param(1, id="one-node"),
+        pytest.param(3, id="three-nodes", marks=pytest.mark.processes),
+    ]
+)
 def nodes(request):
     """Scenario 4: the same with one node and with several."""
     return request.param
@@ -105,6 +108,7 @@ def test_3_load_an_epoch_and_fetch(client, tmp_path, nodes):
             assert totals(session, nodes) == [total] * nodes
 
 
+@pytest.mark.processes
 def test_5_store_names(session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     JobRunner(build(2), manager).run(session)
@@ -117,6 +121,7 @@ def test_5_store_names(session, tmp_path):
     assert manager.get_ckpt_db_name("trainer_0", 5) == str(tmp_path / "ckpt" / "trainer_0.5")
 
 
+@pytest.mark.processes
 def test_6_load_some_blobs_into_an_empty_workspace(client, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
     runner = JobRunner(build(3), manager)
@@ -186,6 +191,7 @@ def test_10_one_manager_serves_several_runners_in_turn(session, tmp_path, nodes)
     assert reached == [(None, 1, 103), (1, 2, 115), (2, 3, 136), (3, 4, 145)]
 
 
+@pytest.mark.processes
 def test_11_blobs_first_made_in_the_epoch_group_are_not_saved_nor_there_in_the_next_epoch(
     session, tmp_path
 ):
@@ -208,6 +214,7 @@ def test_11_blobs_first_made_in_the_epoch_group_are_not_saved_nor_there_in_the_n
         assert list(manager.open(epoch)["trainer_0"]) == ["kept"]
 
 
+@pytest.mark.processes
 def test_a_single_node_manager_does_the_same(session, tmp_path):
     manager = CheckpointManager(tmp_path / "ckpt", "trainer_0")
     result = JobRunner(build(), manager).run(session)
