@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,12 +28,11 @@ from jobrunner.checkpoint.log import (
 from jobrunner.checkpoint.storage import Files, absolute_path, files_of, join_path
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT, format_store_name, parse_store_name
-from jobrunner.positions import BEST, EpochLike, Position, parse_position
+from jobrunner.positions import BEST, EpochLike, Position
 from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
 
-_EPOCH_AND_LABEL = re.compile(r"\.(\d+(?:\.s\d+)?)(?:\.r(\d+))?$")
 _MOST_NAMED = 12
 
 
@@ -120,14 +118,13 @@ class Directory:
     ) -> Iterator[tuple[Position, EpochRecord | CheckpointCorruptError]]:
         """Each of these epochs, by default all, with its record, or why it cannot be read."""
         snapshot = snapshot or self.snapshot()
-        numbers = snapshot.recorded
-        positions = list(numbers if epochs is None else epochs)
+        positions = list(snapshot.recorded if epochs is None else epochs)
         for epoch in positions:
             self.check_recorded(epoch, snapshot)
 
         def read(epoch: Position) -> EpochRecord | CheckpointCorruptError:
             try:
-                return self.read_record(epoch, numbers[epoch])
+                return self.read_record(epoch, snapshot.recorded[epoch])
             except CheckpointCorruptError as error:
                 return error
 
@@ -289,13 +286,8 @@ def _unclaimed_among(names: Iterable[str], snapshot: Snapshot) -> dict[str, Posi
     """Those that name a store and that no entry of the log claims, each with its epoch."""
     unclaimed = {}
     for name in names:
-        # Far fewer names are parsed in full than there are stores.
-        match = _EPOCH_AND_LABEL.search(name)
-        epoch = None if match is None else parse_position(match[1])
-        if match is None or epoch is None or snapshot.has_claimed(epoch, int(match[2] or 0)):
-            continue
         store = parse_store_name(name)
-        if store is not None:
+        if store is not None and not snapshot.has_claimed(store.epoch, store.retry):
             unclaimed[name] = store.epoch
     return unclaimed
 

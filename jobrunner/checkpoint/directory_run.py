@@ -19,6 +19,7 @@ from jobrunner.checkpoint.log import (
     RetireEntry,
     RewindEntry,
     RunLock,
+    State,
     Status,
     read_beat,
 )
@@ -167,26 +168,27 @@ class DirectoryRun:
 
         `reason` is for people who read the log.
         """
-        self.commits.held()
+        state = self._check_held()
         self.directory.loaded = epoch
-        state = self.directory.log.check_held()
         if state.after(epoch):
             self.retention.append(RewindEntry, after=epoch, reason=reason)
 
     def set_aside(self, epoch: Position, reason: str) -> None:
         """Set one damaged epoch aside; its stores stay."""
-        self.commits.held()
-        state = self.directory.log.check_held()
-        self.directory.check_recorded(epoch, state)
+        self.directory.check_recorded(epoch, self._check_held())
         self.retention.append(RewindEntry, only=epoch, reason=reason)
 
     def finish(self, epoch: Position) -> None:
         """Record that the job ended after `epoch`, exit group included; see `delete_on_success`."""
-        self.commits.held()
-        self.directory.log.check_held()
+        self._check_held()
         self.retention.append(DoneEntry, epoch=epoch)
         if self.delete_on_success:
             self.retention.append(RetireEntry, epochs=self.directory.log.refresh().epochs)
+
+    def _check_held(self) -> State:
+        """What the log says now; raises unless a run of this manager still holds the directory."""
+        self.commits.held()
+        return self.directory.log.check_held()
 
 
 def _configured_seconds(key: str) -> float:

@@ -44,17 +44,14 @@ def compare_checkpoints(
         checkpoint.read_ahead([node for node in one if node in other])
     only_in_a, only_in_b = _only_in(one, other), _only_in(other, one)
     differences: list[Difference] = []
-    num_equal = num_different = 0
+    num_compared = 0
     for node in one:
         for blob in one[node] if node in other else ():
-            if blob not in other[node]:
-                continue
-            differing = list(_compare_blob(one, other, node, blob, is_deep))
-            differences += differing
-            if differing:
-                num_different += 1
-            else:
-                num_equal += 1
+            if blob in other[node]:
+                num_compared += 1
+                differences += _compare_blob(one, other, node, blob, is_deep)
+    num_different = len({(d["node"], d["blob"]) for d in differences})
+    num_equal = num_compared - num_different
     is_equal = not (differences or only_in_a or only_in_b)
     data = {
         "is_equal": is_equal,
@@ -88,9 +85,9 @@ def _compare_blob(
     is_same = one[node].digest(blob) == other[node].digest(blob)
     if is_same and not is_deep:
         return
-    stored = (one[node].stored(blob), other[node].stored(blob))
+    a, b = one[node].stored(blob), other[node].stored(blob)
     try:
-        differences = list(compare_stored(*stored))
+        differences = list(compare_stored(a, b))
     except CheckpointError:
         raise
     except Exception as error:  # the tree is none that jobrunner writes

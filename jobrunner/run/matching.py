@@ -276,12 +276,12 @@ def match(
         made = {(node, name) for node, name in missing if name in plan.initial.get(node, ())}
     streams = {}
     for node in needed:
-        first_name = record.details.streams.get(names.nodes.get(node, node), "")
-        first_name = first_name or names.nodes.get(node, node)
+        old = names.nodes.get(node, node)
+        first_name = record.details.streams.get(old, old)
         if first_name != node:
             streams[node] = first_name
     return Match(
-        {node: old for node, old in names.nodes.items() if node in needed},
+        names.nodes,
         sources,
         replaced,
         frozenset(missing),
