@@ -191,8 +191,8 @@ class Case:
             checkpoint = manager.open(epoch)
             for node in checkpoint.values():
                 for blob in node:
-                    own = node._owner(blob)
-                    self._check(own._reader.sha256, blob, node.load(blob))
+                    reader, _ = node._find(blob)
+                    self._check(reader.sha256, blob, node.load(blob))
 
         self.each(act)
 
