@@ -223,7 +223,9 @@ class _Comparison:
             yield from self.compare(x, y, f"{where}[{rows}{i}]")
 
     def _compare_rows(self, kind: str, a: Tree, b: Tree, where: str) -> Differences:
-        if a[0] != b[0]:
+        # Rows of one length are stored by columns; else, how many items each has is an array.
+        have_other_columns = kind != "ragged" and len(a[1]) != len(b[1])
+        if a[0] != b[0] or have_other_columns:
             yield {"where": where, "what": "keys or types of items"}
         elif kind == "ragged":
             yield from compare_arrays(self._one[a[1]], self._other[b[1]], where)

@@ -105,3 +105,8 @@ def test_many_items_that_are_stored_by_columns_are_compared(change, where):
     difference = compare_values(one, other)[0]
     assert difference["where"].startswith(where)
     assert compare_values(one, change(1000)) == []
+
+
+def test_many_rows_of_another_length_differ_in_what_their_items_are():
+    (difference,) = compare_values([(1, 2)] * 300, [(1, 2, 3)] * 300)
+    assert difference == {"where": "", "what": "keys or types of items"}
