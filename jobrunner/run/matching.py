@@ -84,8 +84,7 @@ def adapt(
 
 
 def _read_rename(rename: Mapping[str, str], where: str) -> dict[str, str]:
-    new_names: dict[str, str] = {}
-    changed = {}
+    old_names: dict[str, str] = {}
     for old, new in rename.items():
         (old_node, *old_blob), (new_node, *new_blob) = old.split("/", 1), new.split("/", 1)
         is_pair = len(old_blob) == len(new_blob)
@@ -100,14 +99,13 @@ def _read_rename(rename: Mapping[str, str], where: str) -> dict[str, str]:
             check_name(node, "node")
         if old == new:
             continue
-        if new in new_names:
+        if new in old_names:
             raise DefinitionError(
-                f"{where}: rename gives {new_names[new]!r} and {old!r} the same name, {new!r}. Name "
+                f"{where}: rename gives {old_names[new]!r} and {old!r} the same name, {new!r}. Name "
                 f"one of them."
             )
-        new_names[new] = old
-        changed[old] = new
-    return changed
+        old_names[new] = old
+    return {old: new for new, old in old_names.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,16 +256,13 @@ def match(
             source = names.sources.get((node, name))
             if name in shared:
                 source = (names.nodes.get(node, node), shared[name])
+            is_given = given is not None and name in given.get(node, ())
             if source is not None:
                 used.add(source)
-            is_given = given is not None and name in given.get(node, ())
-            if source is None:
-                if not is_given:
-                    missing.add((node, name))
-            elif is_given:
-                replaced[node, name] = source
-            else:
-                sources[node, name] = source
+                loaded = replaced if is_given else sources
+                loaded[node, name] = source
+            elif not is_given:
+                missing.add((node, name))
     migrates = adaptation.migrates(record)
     if adaptation.missing == "error" and not (migrates and given is None):
         _refuse_missing(plan, record, path, names, needed, missing)
