@@ -68,20 +68,20 @@ def told_runs(scheduler: Scheduler) -> Iterator[ToldRun]:
     for runs in clients.values() if isinstance(clients, Mapping) else ():
         for value in runs.values() if isinstance(runs, Mapping) else ():
             try:
-                told = msgspec.convert(value, ToldRun)
+                entry = msgspec.convert(value, ToldRun)
             except (msgspec.ValidationError, UnicodeError):
                 continue
-            told.run.metrics = dict(islice(told.run.metrics.items(), MOST_METRICS))
-            yield told
+            entry.run.metrics = dict(islice(entry.run.metrics.items(), MOST_METRICS))
+            yield entry
 
 
 def draw(scheduler: Scheduler) -> Html:
     """Draw all runs."""
     parts: list[Html] = []
-    for told in told_runs(scheduler):
-        parts.append(draw_html(told.run))
-        seconds = time.time() - told.time
-        if seconds > SILENT_SECONDS and told.run.phase not in ENDS:
+    for entry in told_runs(scheduler):
+        parts.append(draw_html(entry.run))
+        seconds = time.time() - entry.time
+        if seconds > SILENT_SECONDS and entry.run.phase not in ENDS:
             parts.append(tag("div", f"last heard of {format_seconds(seconds)} ago"))
     if not parts:
         parts.append(tag("p", "No job runs on this cluster now."))

@@ -296,9 +296,9 @@ class Dashboard(View):
         """Let the scheduler forget the run; until then the last state stays."""
         self._send(None)
 
-    def _send(self, told: Mapping[str, Any] | None) -> None:
+    def _send(self, message: Mapping[str, Any] | None) -> None:
         """Send a state, unless a newer one comes while the one before is on its way."""
-        self._unsent.append(told)
+        self._unsent.append(message)
 
         async def send() -> None:
             if self._is_sending:

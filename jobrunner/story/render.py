@@ -228,8 +228,8 @@ def draw_lines(run: RunNow, width: int, height: int) -> Group:
             break
         most = most * 3 // 4
     lines = [*top, *shown]
-    rest = max(1, min(height // 2, height - len(lines)))
-    return Group(*lines, *_draw_nodes(run, nodes, width, rest))
+    node_height = max(1, min(height // 2, height - len(lines)))
+    return Group(*lines, *_draw_nodes(run, nodes, width, node_height))
 
 
 def flow(items: Iterable[Text], width: int) -> list[Text]:
