@@ -176,7 +176,7 @@ def stride_of(policy: SavePolicy, steps_per_epoch: int) -> int | None:
         return least
     if type(policy) is not SaveEvery or (policy.steps or 0) % steps_per_epoch:
         return None
-    intervals = policy.intervals(steps_per_epoch)
+    intervals = policy._intervals(steps_per_epoch)
     return intervals[0] if len(intervals) == 1 else None
 
 
@@ -283,11 +283,11 @@ class SaveEvery(_JoinsSaves):
 
     def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
         """How many epochs, from `epoch` on, may run before a save is due; None: time decides."""
-        intervals = self.intervals(steps_per_epoch)
+        intervals = self._intervals(steps_per_epoch)
         counts = [interval - (epoch - 1) % interval for interval in intervals]
         return min(counts, default=None)
 
-    def intervals(self, steps_per_epoch: int) -> list[int]:
+    def _intervals(self, steps_per_epoch: int) -> list[int]:
         """The numbers of epochs, and steps as epochs: 1 if some are saved within epochs."""
         intervals = []
         if isinstance(self.epochs, int):

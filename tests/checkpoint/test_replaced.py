@@ -90,7 +90,7 @@ class AfterEpochs:
 
 
 def test_a_replaced_directory_is_refused_at_the_next_save(directory, inproc_session):
-    manager = MultiNodeCheckpointManager(directory.path)
+    manager = MultiNodeCheckpointManager(directory.path, asynchronous=False)
     calls = AfterEpochs(_2=directory.copy, _6=directory.replace)
     with pytest.raises(CheckpointError, match=r"was replaced while this run used it: expected e"):
         JobRunner(counting(), manager, callbacks=[calls], on_save_error="raise").run(inproc_session)
@@ -105,7 +105,7 @@ def test_a_replaced_directory_is_refused_at_the_next_save(directory, inproc_sess
 def test_a_run_that_only_warns_saves_again_once_its_own_directory_is_back(
     directory, inproc_session
 ):
-    manager = MultiNodeCheckpointManager(directory.path)
+    manager = MultiNodeCheckpointManager(directory.path, asynchronous=False)
 
     def lose():
         older = directory.saved
@@ -127,7 +127,7 @@ def test_a_run_that_only_warns_saves_again_once_its_own_directory_is_back(
 
 
 def test_a_directory_replaced_after_the_last_save_does_not_end_ok(directory, inproc_session):
-    manager = MultiNodeCheckpointManager(directory.path)
+    manager = MultiNodeCheckpointManager(directory.path, asynchronous=False)
     calls = AfterEpochs(_2=directory.copy)
     calls.on_save = lambda report: report.epoch == 8 and directory.replace()
     with pytest.raises(CheckpointError, match="was replaced"):
@@ -135,7 +135,7 @@ def test_a_directory_replaced_after_the_last_save_does_not_end_ok(directory, inp
 
 
 def test_a_manager_that_only_reads_reads_a_replaced_directory_afresh(directory, inproc_session):
-    manager = MultiNodeCheckpointManager(directory.path)
+    manager = MultiNodeCheckpointManager(directory.path, asynchronous=False)
     calls = AfterEpochs(_2=directory.copy)
     JobRunner(counting(), manager, callbacks=[calls]).run(inproc_session)
     reader = MultiNodeCheckpointManager(directory.path)

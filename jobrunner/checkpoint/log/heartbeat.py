@@ -106,8 +106,9 @@ def read_beat(files: Files, path: str, run: str) -> Beat:
 
 def is_left_behind(files: Files, path: str, run: str) -> bool:
     """Whether the run that made a heartbeat's directory has certainly ended, or never began."""
-    data = files.read(_beat_path(path, run), _MOST_BYTES)
-    return not data or is_known_dead(_parse_beat(data).process, run)
+    process = _parse_beat(files.read(_beat_path(path, run), _MOST_BYTES)).process
+    # A heartbeat is replaced whole, so one that names no process is what a power loss has left.
+    return not process.pid or is_known_dead(process, run)
 
 
 def _beat_path(path: str, run: str) -> str:

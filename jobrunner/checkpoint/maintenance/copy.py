@@ -212,6 +212,8 @@ def copy_files(pairs: Sequence[tuple[StoreReader, StoreReader]]) -> None:
     All files of all stores are one list of jobs, so that many small stores are copied as quickly as
     a large one: requests to an object store take longer than all else.
     """
+    if not pairs:  # an epoch of no nodes
+        return
     source, target = pairs[0]
     farther = max(source.files, target.files, key=lambda files: files.lookups)
     jobs = []
