@@ -8,6 +8,5 @@ from jobrunner.cli import (  # these add commands to `main`
     run,
     runs,
     shell,
-    top,
 )
 from jobrunner.cli.command import main

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobrunner.cli.command import DIFFERENT, Output, exit_code_of, main
+from jobrunner.cli.command import DIFFERENT, WORDS, Output, exit_code_of, main
 from jobrunner.cli.options import (
+    Cluster,
+    allow_pickle_option,
     cluster_options,
-    complete_directories,
-    complete_epochs,
     directory_argument,
     epoch_argument,
-    is_epoch,
-    job_option,
     nothing_recorded,
     open_manager,
     param_option,
-    read_epoch,
-    read_number,
+    resolve,
     take_over_option,
+)
+from jobrunner.cli.parameter_types import (
+    ANY_DIRECTORY,
+    TARGET,
+    EpochName,
+    NamedEpoch,
+    parse_epoch,
+    split_checkpoint,
 )
 from jobrunner.errors import (
     CheckpointCorruptError,
@@ -31,20 +36,13 @@ from jobrunner.errors import (
     CheckpointNotFoundError,
     DefinitionError,
 )
-from jobrunner.positions import (
-    Position,
-    PublicPosition,
-    describe_position,
-    format_ranges,
-)
+from jobrunner.positions import Position, PublicPosition, describe_position, format_ranges
 from jobrunner.signals import terminated_as_interrupt
-from jobrunner.texts import printable
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import Checkpoint, EpochRecord, MultiNodeCheckpointManager
-    from jobrunner.cluster import Session
 
-_REPLAY_OPTIONS = ("target", "allow_pickle", "parameters", "workers", "threads", "scheduler")
+_OF_REPLAYS = ("target", "allow_pickle", "parameters", "workers", "threads", "scheduler")
 
 
 @main.command(
@@ -56,34 +54,31 @@ _REPLAY_OPTIONS = ("target", "allow_pickle", "parameters", "workers", "threads",
     ],
 )
 @directory_argument
-@click.argument("epoch", metavar="[EPOCH]", required=False, shell_complete=complete_epochs)
+@click.argument("epoch", metavar="[EPOCH]", required=False, type=EpochName())
 @click.option(
     "--deep", "is_deep", is_flag=True, help="Also read the whole log, and decode every blob."
 )
 @click.option(
     "--replay",
-    shell_complete=complete_epochs,
-    metavar="EPOCH",
+    type=EpochName(),
     help="Run this epoch again, from the epoch recorded before it, and compare.",
 )
-@job_option("The job for --replay, as for 'jobrunner run'.")
-@click.option(
-    "--allow-pickle",
-    is_flag=True,
-    help="Unpickle blobs for --replay. Only if you trust everyone who can write to DIR.",
+@click.option("--job", "target", type=TARGET, help="The job for --replay, as for 'jobrunner run'.")
+@allow_pickle_option(
+    "Unpickle blobs for --replay. Only if you trust everyone who can write to DIR."
 )
 @param_option
 @cluster_options
 def verify_command(
     *,
     directory: str,
-    epoch: str | None,
+    epoch: NamedEpoch | None,
     is_deep: bool,
-    replay: str | None,
+    replay: NamedEpoch | None,
     target: str | None,
     allow_pickle: bool,
     parameters: Mapping[str, str],
-    cluster: Callable[[], Session],
+    cluster: Cluster,
 ) -> Output:
     """Compare every byte of an epoch with its record.
 
@@ -95,13 +90,11 @@ def verify_command(
     It writes nothing to DIR.
     """
     if replay is None:
-        ctx = click.get_current_context()
-        for param in ctx.command.params:
-            if param.name in _REPLAY_OPTIONS and ctx.params[param.name]:
-                raise click.UsageError(f"{param.opts[0]} requires --replay EPOCH.")
+        _refuse_options_of_replays()
         manager = open_manager(directory)
-        epochs = manager.positions() if epoch is None else [read_epoch(epoch, manager.directory)]
-        return verify_epochs(manager, epochs, is_all=epoch is None, is_deep=is_deep)
+        if epoch is None:
+            return verify_epochs(manager, manager.positions(), is_all=True, is_deep=is_deep)
+        return verify_epochs(manager, [resolve(epoch, manager.directory)], is_deep=is_deep)
     if target is None or epoch is not None or is_deep:
         raise click.UsageError(
             "--replay EPOCH needs --job FILE_OR_MODULE[:JOB], because a checkpoint contains no "
@@ -112,12 +105,19 @@ def verify_command(
 
     job = Script(target).job(parameters)
     manager = open_manager(directory, allow_pickle=allow_pickle)
-    again = Replay(job, manager.directory, read_epoch(replay, manager.directory))
+    again = Replay(job, manager.directory, resolve(replay, manager.directory))
     again.check()  # before a cluster starts
-    with terminated_as_interrupt(), cluster() as session:
+    with terminated_as_interrupt(), cluster.open() as session:
         report = again.run(session)
     data = {"job": job.name, "path": manager.path, **report.to_dict()}
-    return Output(data, str(report), 0 if report.is_equal else DIFFERENT)
+    return Output(data, str(report).split("\n"), 0 if report.is_equal else DIFFERENT)
+
+
+def _refuse_options_of_replays() -> None:
+    ctx = click.get_current_context()
+    for param in ctx.command.params:
+        if param.name in _OF_REPLAYS and param.name in ctx.meta[WORDS]:
+            raise click.UsageError(f"{param.opts[0]} requires --replay EPOCH.")
 
 
 def verify_epochs(
@@ -131,21 +131,20 @@ def verify_epochs(
 
     `is_all`: skip epochs that a run deletes meanwhile.
     """
-    found, lines = [], []
-    failure: CheckpointError | None = None  # the first
+    rows: list[dict[str, Any]] = []
+    lines: list[str] = []
+    failures: list[CheckpointError] = []
     log = None
     if is_deep:
-        log, line, failure = _verify_log(manager)
-        lines.append(f"log: {line}")
+        log = _verify_log(manager, lines, failures)
     from jobrunner.checkpoint import open_record, verify_record
 
     directory = manager.directory
-    snapshot = directory.snapshot() if is_all else None
+    snapshot = directory.snapshot()
     for epoch in epochs:
         error: CheckpointError | None = None
         record = None
         try:
-            snapshot = snapshot or directory.snapshot()
             record = directory.record(Position.of(epoch), snapshot)
             verify_record(directory, record)
             if is_deep:
@@ -157,41 +156,37 @@ def verify_epochs(
             continue
         except CheckpointError as caught:
             error = caught
-            failure = failure or caught
-        what, at = _locate(record, epoch)
-        found.append({**at, "is_whole": error is None, "error": error and str(error)})
-        lines.append(f"{what}: {'whole' if error is None else error}")
+            failures.append(caught)
+        name, place = _locate(record, epoch)
+        rows.append({**place, "is_whole": error is None, "error": error and str(error)})
+        lines.append(f"{name}: {'whole' if error is None else error}")
     if not epochs:
-        none = nothing_recorded(manager.directory)
-        failure = failure or none
-        lines.append(str(none))
-    data = {"path": manager.path, "log": log, "epochs": found}
-    return Output(data, "\n".join(lines), exit_code_of(failure))
+        failures.append(nothing_recorded(manager.directory))
+        lines.append(str(failures[-1]))
+    data = {"path": manager.path, "log": log, "epochs": rows}
+    return Output(data, lines, exit_code_of(failures[0] if failures else None))
 
 
-def _locate(record: EpochRecord | None, epoch: Position) -> tuple[str, dict[str, object]]:
+def _locate(record: EpochRecord | None, epoch: Position) -> tuple[str, dict[str, Any]]:
     """An epoch in words and as JSON, with the step if its checkpoint is mid-epoch."""
     if record is None:  # it cannot be read
         return f"epoch {epoch}", {"epoch": epoch.to_json()}
     return record.name, describe_position(record.at, record.details.steps_per_epoch)
 
 
-def _name(manager: MultiNodeCheckpointManager, epoch: Position) -> str:
-    record = None
-    with contextlib.suppress(CheckpointError):
-        record = manager.record(epoch)
-    return _locate(record, epoch)[0].capitalize()
-
-
 def _verify_log(
-    manager: MultiNodeCheckpointManager,
-) -> tuple[dict[str, object], str, CheckpointError | None]:
+    manager: MultiNodeCheckpointManager, lines: list[str], failures: list[CheckpointError]
+) -> dict[str, Any]:
+    """Verify every entry; adds to what is told."""
     try:
         repaired = manager.directory.verify_log()
     except CheckpointCorruptError as error:
-        return {"is_whole": False, "error": str(error), "repaired": []}, str(error), error
-    but = f", except for the repaired entries {format_ranges(repaired)}" if repaired else ""
-    return {"is_whole": True, "error": None, "repaired": repaired}, f"whole{but}", None
+        lines.append(f"log: {error}")
+        failures.append(error)
+        return {"is_whole": False, "error": str(error), "repaired": []}
+    exception = f", except for the repaired entries {format_ranges(repaired)}" if repaired else ""
+    lines.append(f"log: whole{exception}")
+    return {"is_whole": True, "error": None, "repaired": repaired}
 
 
 def _load_all(checkpoint: Checkpoint) -> None:
@@ -209,8 +204,8 @@ def _load_all(checkpoint: Checkpoint) -> None:
         "jobrunner diff runs/kmeans runs/other",
     ],
 )
-@click.argument("a", metavar="A", shell_complete=complete_directories)
-@click.argument("b", metavar="B", shell_complete=complete_directories)
+@click.argument("a", metavar="A", type=ANY_DIRECTORY)
+@click.argument("b", metavar="B", type=ANY_DIRECTORY)
 @click.option("--deep", "is_deep", is_flag=True, help="Also read blobs whose digests are equal.")
 def diff_command(*, a: str, b: str, is_deep: bool) -> Output:
     """Show which blobs of two checkpoints differ, and by how much.
@@ -220,36 +215,30 @@ def diff_command(*, a: str, b: str, is_deep: bool) -> Output:
     """
     from jobrunner.run import compare_checkpoints
 
-    directory_a, epoch_a = _split_checkpoint(a)
-    directory_b, epoch_b = _split_checkpoint(b)
+    directory, _ = split_checkpoint(a)
     with (
-        _open_checkpoint(a, directory_a, epoch_a) as one,
-        _open_checkpoint(b, directory_b or directory_a, epoch_b) as other,
+        _open_checkpoint(a, directory) as one,
+        _open_checkpoint(b, directory) as other,
     ):
         data, text, is_equal = compare_checkpoints(one, other, is_deep=is_deep)
-    return Output({"a": a, "b": b, **data}, text, 0 if is_equal else DIFFERENT)
-
-
-def _split_checkpoint(text: str) -> tuple[str, str]:
-    """Split ``DIR@EPOCH``, ``@EPOCH`` or ``DIR``; DIR may contain '@'."""
-    directory, at, epoch = text.rpartition("@")
-    if at and is_epoch(epoch):
-        return directory, epoch
-    return text, "latest"
+    return Output({"a": a, "b": b, **data}, text.split("\n"), 0 if is_equal else DIFFERENT)
 
 
 @contextlib.contextmanager
-def _open_checkpoint(text: str, directory: str, epoch: str) -> Iterator[Checkpoint]:
-    is_number = directory == text and read_number(text) is not None
+def _open_checkpoint(text: str, default: str) -> Iterator[Checkpoint]:
+    """Open ``DIR@EPOCH``, ``DIR`` or ``@EPOCH``, which is in the directory `default`."""
+    directory, name = split_checkpoint(text)
+    directory = directory or default
+    is_number = name is None and parse_epoch(text) not in (None, text)
     if not directory or (is_number and not os.path.isdir(text)):
         raise DefinitionError(
             f"{text!r} names no directory: expected DIR or DIR@EPOCH, or, as B, @EPOCH in the "
             f"directory of A."
         )
     manager = open_manager(directory)
-    number = read_epoch(epoch, manager.directory)
-    with manager.directory.reading(number):
-        yield manager.open(number)
+    epoch = resolve(parse_epoch(name or "latest") or "latest", manager.directory)
+    with manager.directory.reading(epoch):
+        yield manager.open(epoch)
 
 
 @main.command(
@@ -261,15 +250,14 @@ def _open_checkpoint(text: str, directory: str, epoch: str) -> Iterator[Checkpoi
 @directory_argument
 @epoch_argument
 @click.option("--label", default="kept", show_default=True, help="Who pins it, or why.")
-def pin_command(*, directory: str, epoch: str, label: str) -> Output:
+def pin_command(*, directory: str, epoch: NamedEpoch, label: str) -> Output:
     """Protect an epoch from deletion, also during a run."""
     manager = open_manager(directory)
-    number = read_epoch(epoch, manager.directory)
-    manager.pin(number, label)
-    labels = manager.pins().get(number.public, [])
-    data = {"path": manager.path, "epoch": number.public, "pins": labels}
-    text = f"{_name(manager, number)} is pinned: {', '.join(labels)}."
-    return Output(data, printable(text, kept=""))
+    at = resolve(epoch, manager.directory)
+    manager.pin(at, label)
+    labels = manager.pins().get(at.public, [])
+    data = {"path": manager.path, "epoch": at.public, "pins": labels}
+    return Output(data, [f"{_name(manager, at)} is pinned: {', '.join(labels)}."])
 
 
 @main.command(
@@ -281,18 +269,29 @@ def pin_command(*, directory: str, epoch: str, label: str) -> Output:
 @directory_argument
 @epoch_argument
 @click.option("--label", help="Remove only the pin with this label. [default: all]")
-def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
+def unpin_command(*, directory: str, epoch: NamedEpoch, label: str | None) -> Output:
     """Remove the pins of an epoch."""
     manager = open_manager(directory)
-    number = read_epoch(epoch, manager.directory)
-    was_pinned = manager.unpin(number, label)
-    labels = manager.pins().get(number.public, [])
-    data = {"path": manager.path, "epoch": number.public, "was_pinned": was_pinned, "pins": labels}
-    state = f"still pinned: {', '.join(labels)}" if labels else "no longer pinned"
+    at = resolve(epoch, manager.directory)
+    was_pinned = manager.unpin(at, label)
+    labels = manager.pins().get(at.public, [])
+    data = {"path": manager.path, "epoch": at.public, "was_pinned": was_pinned, "pins": labels}
     if not was_pinned:
-        was = f"was not pinned{f' as {label}' if label else ''}"
-        return Output(data, printable(f"{_name(manager, number)} {was}.", kept=""))
-    return Output(data, printable(f"{_name(manager, number)} is {state}.", kept=""))
+        state = f"was not pinned{f' as {label}' if label else ''}"
+    elif labels:
+        state = f"is still pinned: {', '.join(labels)}"
+    else:
+        state = "is no longer pinned"
+    return Output(data, [f"{_name(manager, at)} {state}."])
+
+
+def _name(manager: MultiNodeCheckpointManager, epoch: Position) -> str:
+    """An epoch at the beginning of a sentence."""
+    record = None
+    with contextlib.suppress(CheckpointError):
+        record = manager.record(epoch)
+    name, _ = _locate(record, epoch)
+    return name.capitalize()
 
 
 @main.command(
@@ -311,23 +310,28 @@ def unpin_command(*, directory: str, epoch: str, label: str | None) -> Output:
     help="The log entry that recorded the epoch, if it was set aside more than once.",
 )
 @take_over_option
-def restore_command(*, directory: str, epoch: str, number: int | None, take_over: bool) -> Output:
+def restore_command(
+    *, directory: str, epoch: NamedEpoch, number: int | None, take_over: bool
+) -> Output:
     """Record again an epoch that '--resume' or damage set aside.
 
     Verifies every byte first. `jobrunner fsck` lists the epochs that are set aside.
     """
     from jobrunner.checkpoint import restore_epoch
 
-    at = read_number(epoch)
-    if at is None:
+    if isinstance(epoch, str):  # "latest" and "best" are recorded
         raise click.UsageError(f"{epoch!r} is neither the number of an epoch nor a position.")
     manager = open_manager(directory)
-    record = restore_epoch(manager.directory, at, number, take_over=take_over)
-    stores = {node: store.name for node, store in manager.record(at).stores.items()}
-    data = {"path": manager.path, "epoch": at.public, "commit": record.number, "stores": stores}
-    what = f"{_name(manager, at)} of {manager.path}"
-    text = f"{what} is recorded again, as saved at {record.time}."
-    return Output(data, printable(text, kept=""))
+    record = restore_epoch(manager.directory, epoch, number, take_over=take_over)
+    stores = {node: store.name for node, store in manager.record(epoch).stores.items()}
+    data = {
+        "path": manager.path,
+        "epoch": epoch.public,
+        "commit": record.number,
+        "stores": stores,
+    }
+    name = f"{_name(manager, epoch)} of {manager.path}"
+    return Output(data, [f"{name} is recorded again, as saved at {record.time}."])
 
 
 @main.command(
@@ -338,19 +342,21 @@ def restore_command(*, directory: str, epoch: str, number: int | None, take_over
     ],
 )
 @directory_argument
-@epoch_argument
-@click.argument("target", metavar="TARGET", shell_complete=complete_directories)
+@click.argument("epoch", metavar="EPOCH", type=EpochName("all"))
+@click.argument("target", metavar="TARGET", type=ANY_DIRECTORY)
 @take_over_option
-def copy_command(*, directory: str, epoch: str, target: str, take_over: bool) -> Output:
+def copy_command(*, directory: str, epoch: NamedEpoch, target: str, take_over: bool) -> Output:
     """Copy an epoch to the checkpoint directory TARGET.
 
     EPOCH is a number, 'latest' or 'all'. Verifies every byte. A job can resume from the copy as from
     the original.
     """
     manager = open_manager(directory)
-    is_all = epoch == "all"
-    epochs = manager.positions() if is_all else [read_epoch(epoch, manager.directory)]
-    return copy_epochs(manager, epochs, target, is_all=is_all, take_over=take_over)
+    if epoch == "all":
+        epochs = manager.positions()
+        return copy_epochs(manager, epochs, target, is_all=True, take_over=take_over)
+    epochs = [resolve(epoch, manager.directory)]
+    return copy_epochs(manager, epochs, target, take_over=take_over)
 
 
 def copy_epochs(
@@ -379,5 +385,5 @@ def copy_epochs(
         raise nothing_recorded(manager.directory)
     path = Directory(target).path
     data = {"path": manager.path, "target": path, "epochs": copied}
-    but = f" (deleted meanwhile: {format_ranges(deleted)})" if deleted else ""
-    return Output(data, f"Copied to {path}: {format_ranges(copied)}{but}")
+    exception = f" (deleted meanwhile: {format_ranges(deleted)})" if deleted else ""
+    return Output(data, [f"Copied to {path}: {format_ranges(copied)}{exception}"])

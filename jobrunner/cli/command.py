@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TextIO
 
@@ -18,9 +17,10 @@ import click
 
 from jobrunner import errors
 from jobrunner._version import __version__
+from jobrunner.cli.parameter_types import has_credentials
 from jobrunner.json_output import to_json
 from jobrunner.signals import TerminatedError
-from jobrunner.texts import printable, shorten, without_credentials
+from jobrunner.texts import printable, shorten
 
 EXIT_CODES: Mapping[type[BaseException], int] = {
     # The most derived class decides.
@@ -41,7 +41,8 @@ EXIT_CODES: Mapping[type[BaseException], int] = {
 }
 DIFFERENT = 11
 SAVES_FAILED = 12
-INTERRUPTED, TERMINATED = 130, 143
+INTERRUPTED = 130
+TERMINATED = 143
 
 EPILOG = """\b
 Exit codes:
@@ -62,22 +63,32 @@ Exit codes:
   130  interrupted (143: terminated before the run began)
 """
 
-AS_JSON, _AS_LINES = "jobrunner.json", "jobrunner.lines"
-_PATHS = {"DIR", "FILE", "FILE_OR_MODULE[:JOB]"}
-"""What options that take a path call it."""
-AT_EPOCH = re.compile(r"@(latest|best:[^@]+|\d+(\.s\d+)?)$")
+AS_JSON = "jobrunner.json"
+"""Where a command finds whether stdout is for JSON, one object or lines."""
+_AS_LINES = "jobrunner.lines"
 STDOUT = "jobrunner.stdout"
 """Where a command with JSON on stdout finds it: what it prints as usual goes to stderr."""
+WORDS = "jobrunner.words"
+"""Where a command finds its arguments and options as they were written, by name; only those given."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a command prints: `data` with ``--json``, else `text`."""
+    """What a command prints: `data` with ``--json``, else `lines`.
+
+    Each of the `lines` is printed as one line. Line breaks and control characters in it, which come
+    from a stranger's directory, are shown escaped.
+    """
 
     data: Mapping[str, Any]
-    text: str
+    lines: Sequence[str]
     exit_code: int = 0
     is_error: bool = False
+
+    @property
+    def text(self) -> str:
+        """What is printed without ``--json``."""
+        return "\n".join(printable(line, kept="\t") for line in self.lines)
 
 
 class Command(click.Command):
@@ -87,42 +98,60 @@ class Command(click.Command):
     """
 
     def __init__(self, name: str, examples: Sequence[str] = (), **attributes: Any) -> None:
-        shown = "\n".join(["\b\nExamples:", *(f"    {example}" for example in examples)])
-        super().__init__(
-            name, epilog=f"{shown}\n\n`jobrunner --help` lists the exit codes.", **attributes
-        )
+        lines = ["\b\nExamples:"]
+        lines += [f"    {example}" for example in examples]
+        lines += ["\n`jobrunner --help` lists the exit codes."]
+        super().__init__(name, epilog="\n".join(lines), **attributes)
         self.examples = examples
         help = "Print one JSON object on stdout."
         self.params.append(click.Option(["--json", "as_json"], is_flag=True, help=help))
 
-    def invoke(self, ctx: click.Context) -> NoReturn:
-        """Run the command and exit."""
-        as_json, as_lines = ctx.params.pop("as_json"), ctx.params.get("log_format") == "json"
-        if as_json and as_lines:
-            raise click.UsageError("Give either --json or --log-format json.", ctx)
-        is_text = not (as_json or as_lines)
-        with contextlib.nullcontext() if is_text else _stdout_to_stderr() as ctx.meta[STDOUT]:
-            self._refuse_credentials(ctx)
-            output = _attempt(super().invoke, ctx)
-        if not is_text:
-            _print(_dump(output, as_lines))
-        if output.is_error or is_text:
-            _print(printable(output.text), err=output.is_error)
-        sys.exit(output.exit_code)
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; notes them as they were written."""
+        words, _, _ = self.make_parser(ctx).parse_args(list(args))
+        ctx.meta[WORDS] = words
+        if not ctx.resilient_parsing:
+            self._refuse_credentials(ctx, words)
+        return super().parse_args(ctx, args)
 
-    def _refuse_credentials(self, ctx: click.Context) -> None:
-        """Raise UsageError if a directory, file or name is a URL with credentials, or has a query."""
+    def _refuse_credentials(self, ctx: click.Context, words: Mapping[str, Any]) -> None:
+        """Raise UsageError if a name of a directory, a file or an epoch is a URL with credentials.
+
+        Nothing has read it yet, so no error repeats it.
+        """
         for param in self.params:
-            found = ctx.params.get(param.name or "")
-            is_path = isinstance(param, click.Argument) or param.metavar in _PATHS
-            for text in (found if isinstance(found, tuple) else (found,)) if is_path else ():
-                url = AT_EPOCH.sub("", text) if isinstance(text, str) else ""
-                if without_credentials(url) != url:
+            values = words.get(param.name or "", ())
+            for value in values if isinstance(values, list | tuple) else (values,):
+                if has_credentials(param, value):
                     raise click.UsageError(
                         f"{param.human_readable_name} is a URL that may contain credentials, so it "
                         f"is not repeated here. Pass credentials in the environment.",
                         ctx,
                     )
+
+    def invoke(self, ctx: click.Context) -> NoReturn:
+        """Run the command and exit."""
+        as_json = ctx.params.pop("as_json")
+        as_lines = ctx.params.get("log_format") == "json"
+        if as_json and as_lines:
+            raise click.UsageError("Give either --json or --log-format json.", ctx)
+        is_text = not (as_json or as_lines)
+        with contextlib.nullcontext() if is_text else _stdout_to_stderr() as ctx.meta[STDOUT]:
+            output = self._attempt(ctx)
+        if not is_text:
+            _print(_dump(output, as_lines))
+        if output.is_error or is_text:
+            _print(output.text, err=output.is_error)
+        sys.exit(output.exit_code)
+
+    def _attempt(self, ctx: click.Context) -> Output:
+        try:
+            output: Output = super().invoke(ctx)
+            return output
+        except (errors.JobRunnerError, OSError) as error:
+            return _describe_error(error)
+        except KeyboardInterrupt as interrupt:
+            return _describe_interrupt(interrupt)
 
 
 class Commands(click.Group):
@@ -132,8 +161,8 @@ class Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Look for ``--json`` first: wrong usage may stop click before it reads the option."""
-        given = " ".join(args).replace("=", " ")
-        ctx.meta[_AS_LINES] = "--log-format json" in given
+        words = " ".join(args).replace("=", " ")
+        ctx.meta[_AS_LINES] = "--log-format json" in words
         ctx.meta[AS_JSON] = "--json" in args or ctx.meta[_AS_LINES]
         with _wrong_usage(ctx):
             return super().parse_args(ctx, args)
@@ -174,45 +203,48 @@ def exit_code_of(error: BaseException | None) -> int:
         return 0
     if isinstance(error, errors.RunStoppedError) and error.reason == "SIGINT":
         return INTERRUPTED
-    return next((EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES), 1)
+    for kind in type(error).__mro__:
+        if kind in EXIT_CODES:
+            return EXIT_CODES[kind]
+    return 1
 
 
-def _attempt(invoke: Callable[[click.Context], Output], ctx: click.Context) -> Output:
-    try:
-        return invoke(ctx)
-    except (errors.JobRunnerError, OSError) as error:
-        # A run that stopped as requested has not failed.
-        text = str(error) if isinstance(error, errors.RunStoppedError) else f"Error: {error}"
-        notes = [shorten(note.rstrip()) for note in getattr(error, "__notes__", ())]
-        text = "\n\n".join([text, *notes])
-        details = {
-            name: value
-            for name, value in vars(error).items()
-            if not name.startswith("_") and isinstance(value, str | int | list | tuple)
-        }
-        if notes:
-            details["notes"] = notes
-        return _failure(type(error).__name__, str(error), text, exit_code_of(error), details)
-    except KeyboardInterrupt as interrupt:
-        is_terminated = isinstance(interrupt, TerminatedError)
-        kind = "Terminated" if is_terminated else "Interrupted"
-        message = str(interrupt) or "Nothing was left incomplete."
-        code = TERMINATED if is_terminated else INTERRUPTED
-        return _failure(kind, message, f"{kind}. {message}", code)
+def _describe_error(error: errors.JobRunnerError | OSError) -> Output:
+    # A run that stopped as requested has not failed.
+    text = str(error) if isinstance(error, errors.RunStoppedError) else f"Error: {error}"
+    notes = [shorten(note.rstrip()) for note in getattr(error, "__notes__", ())]
+    details = {}
+    for name, value in vars(error).items():
+        if not name.startswith("_") and isinstance(value, str | int | list | tuple):
+            details[name] = value
+    if notes:
+        details["notes"] = notes
+    text = "\n\n".join([text, *notes])
+    return _failure(type(error).__name__, str(error), text, exit_code_of(error), details)
+
+
+def _describe_interrupt(interrupt: KeyboardInterrupt) -> Output:
+    message = str(interrupt) or "Nothing was left incomplete."
+    kind, exit_code = "Interrupted", INTERRUPTED
+    if isinstance(interrupt, TerminatedError):
+        kind, exit_code = "Terminated", TERMINATED
+    return _failure(kind, message, f"{kind}. {message}", exit_code)
 
 
 def _failure(
     kind: str, message: str, text: str, exit_code: int, details: Mapping[str, Any] | None = None
 ) -> Output:
     error = {"type": kind, "message": message, **(details or {})}
-    return Output({"error": error, "exit_code": exit_code}, text, exit_code, is_error=True)
+    data = {"error": error, "exit_code": exit_code}
+    # Messages of errors have lines of their own, and escape themselves what is a stranger's.
+    return Output(data, text.split("\n"), exit_code, is_error=True)
 
 
 def _dump(output: Output, as_lines: bool) -> str:
     if not as_lines:
         return json.dumps(to_json(output.data), indent=2, allow_nan=False)
-    about = {"event": "end", "exit_code": output.exit_code, **output.data}
-    return json.dumps(to_json(about), allow_nan=False)
+    event = {"event": "end", "exit_code": output.exit_code, **output.data}
+    return json.dumps(to_json(event), allow_nan=False)
 
 
 def _print(text: str, *, err: bool = False) -> None:

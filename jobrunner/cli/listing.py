@@ -8,16 +8,18 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from jobrunner.cli.command import Output, main
-from jobrunner.cli.formatting import format_table
+from jobrunner.cli.disk import measure
 from jobrunner.cli.options import (
     count_option,
     directory_argument,
     epoch_argument,
     open_directory,
     open_manager,
-    read_epoch,
+    resolve,
 )
-from jobrunner.cli.runs import list_runs, runs_options
+from jobrunner.cli.parameter_types import NamedEpoch
+from jobrunner.cli.runs import RunFilter, filter_options, list_runs
+from jobrunner.cli.tables import Column, draw_rows, draw_table
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 from jobrunner.positions import Position, describe_position, format_ranges, name_step
 from jobrunner.texts import (
@@ -26,7 +28,6 @@ from jobrunner.texts import (
     format_metrics,
     format_seconds,
     format_time,
-    printable,
     show,
     whole_metrics,
 )
@@ -41,6 +42,28 @@ if TYPE_CHECKING:
     )
 
 _SHOWN_VALUE_LENGTH = 48
+_MOST_MEASURED = 1000  # stores of which `ls` looks at every file
+
+EpochRow = Mapping[str, Any]
+"""An epoch as ``--json`` has it."""
+
+EPOCH_COLUMNS: Sequence[Column[EpochRow]] = (
+    Column("EPOCH", lambda row: row["epoch"], is_number=True),
+    Column("STEP", lambda row: _name_step(row).removeprefix("step ")),
+    Column("SAVED", lambda row: format_time(row["time"])),
+    Column("NODES", lambda row: len(row["nodes"]), is_number=True),
+    Column("SIZE", lambda row: format_bytes(row["nbytes"]), is_number=True),
+    Column("TIME", lambda row: format_seconds(row["seconds"]), is_number=True),
+    Column("METRICS", lambda row: " ".join(format_metrics(_metrics_of_job(row)))),
+)
+
+
+def _metrics_of_job(row: EpochRow) -> Mapping[str, Any]:
+    return whole_metrics(row["metrics"], row["nodes"])
+
+
+def _name_step(row: EpochRow) -> str:
+    return name_step(row["step"], row["steps_per_epoch"]) if row["step"] else ""
 
 
 @main.command(
@@ -53,80 +76,70 @@ _SHOWN_VALUE_LENGTH = 48
 )
 @directory_argument
 @count_option("--last", help="List only the newest N epochs, or the first N runs.")
-@runs_options
-def list_command(*, directory: str, last: int | None, choice: Mapping[str, Any]) -> Output:
+@filter_options
+def list_command(*, directory: str, last: int | None, run_filter: RunFilter) -> Output:
     """List the recorded epochs of DIR, or the runs below it."""
     opened = open_directory(directory)
-    return list_runs(opened, choice, last) or list_epochs(opened, last)
+    return list_runs(opened, run_filter, last) or list_epochs(opened, last)
 
 
 def list_epochs(directory: Directory, last: int | None = None) -> Output:
     """List the recorded epochs, or only the newest `last`."""
     snapshot = directory.snapshot()
     recorded = snapshot.epochs
-    shown = recorded if last is None else recorded[-last:]
-    epochs, damaged = [], {}
+    listed = recorded if last is None else recorded[-last:]
+    rows: list[dict[str, Any]] = []
+    stores: list[str] = []
+    damaged: dict[Any, str] = {}
+    pins = {at.public: list(labels) for at, labels in snapshot.pins.items()}
     parameters_of = functools.cache(lambda number: _parameters_of(directory, number))
-    for epoch, record in directory.records(shown, snapshot):
+    for epoch, record in directory.records(listed, snapshot):
         if isinstance(record, CheckpointCorruptError):
             damaged[epoch] = str(record)
-        else:
-            parameters = parameters_of(record.run_number)
-            epochs.append({**_describe_epoch(record), "parameters": parameters})
-    pins = {at.public: list(labels) for at, labels in snapshot.pins.items()}
-    for found in epochs:
-        found["pins"] = pins.get(found["epoch"], [])
+            continue
+        row = _describe_epoch(record)
+        row["parameters"] = parameters_of(record.run_number)
+        row["pins"] = pins.get(row["epoch"], [])
+        rows.append(row)
+        stores += [store.name for store in record.stores.values()]
     unclaimed = [at.public for at in directory.unclaimed()]
-    data: dict[str, Any] = {
+    space = measure(directory, stores) if len(stores) <= _MOST_MEASURED else None
+    data = {
         "path": directory.path,
         "is_done": snapshot.is_done,
-        "epochs": epochs,
-        "damaged": {str(epoch): why for epoch, why in damaged.items()},
+        "epochs": rows,
+        "damaged": {str(epoch): reason for epoch, reason in damaged.items()},
         "unclaimed": unclaimed,
+        "disk_nbytes": None if space is None else space.taken,
         "runs": [],  # below it
     }
-    notes = [f"Epoch {epoch} is damaged: {why}" for epoch, why in damaged.items()]
-    if len(shown) < len(recorded):
-        notes.insert(0, f"The newest {len(shown)} of {len(recorded)} epochs.")
+    notes = []
+    if len(listed) < len(recorded):
+        notes.append(f"The newest {len(listed)} of {len(recorded)} epochs.")
+    notes += [f"Epoch {epoch} is damaged: {reason}" for epoch, reason in damaged.items()]
     if unclaimed:
         notes.append(
             f"The log does not mention stores of epochs {format_ranges(unclaimed)}. "
             f"`jobrunner fsck {directory.path}` explains them."
         )
-    if not epochs:
-        return Output(data, "\n".join((*notes, f"No epoch is recorded in {directory.path}.")))
-    partial = [found for found in epochs if found["step"]]
-    rows = [("EPOCH", *(["STEP"] if partial else ()), "SAVED", "NODES", "SIZE", "TIME", "METRICS")]
-    rows += [
-        (
-            str(found["epoch"]),
-            *(
-                [_name_step_of(found).removeprefix("step ") if found["step"] else ""]
-                if partial
-                else ()
-            ),
-            format_time(found["time"]),
-            str(len(found["nodes"])),
-            format_bytes(found["nbytes"]),
-            format_seconds(found["seconds"]),
-            " ".join(format_metrics(whole_metrics(found["metrics"], found["nodes"]))),
-        )
-        for found in epochs
-    ]
-    right = (0, 3, 4, 5) if partial else (0, 2, 3, 4)
-    lines = [format_table(rows, right)]
-    lines += [
-        f"Checkpoint {found['epoch']} was saved after {_name_step_of(found)} of epoch "
-        f"{found['whole_epochs'] + 1}."
-        for found in partial[:1]  # says what the names and steps of all mean
-    ]
-    lines += [
-        printable(f"Epoch {epoch} is pinned: {', '.join(labels)}.", kept="")
-        for epoch, labels in pins.items()
-    ]
-    lines += _format_parameters(epochs)
+    if not rows:
+        return Output(data, [*notes, f"No epoch is recorded in {directory.path}."])
+    lines = draw_table(EPOCH_COLUMNS, rows)
+    if space is None:
+        lines.append("Sizes are logical: what epochs share counts in each of them.")
+    else:
+        lines.append(f"On the disk: {space}, with what epochs share counted once.")
+    for row in rows:
+        if row["step"]:  # says what the names and steps of all mean
+            following = row["whole_epochs"] + 1
+            lines.append(
+                f"Checkpoint {row['epoch']} was saved after {_name_step(row)} of epoch {following}."
+            )
+            break
+    lines += [f"Epoch {epoch} is pinned: {', '.join(labels)}." for epoch, labels in pins.items()]
+    lines += _tell_parameters(rows)
     state = "The job has finished." if snapshot.is_done else "The job has not finished."
-    return Output(data, "\n".join((*lines, *notes, state)))
+    return Output(data, [*lines, *notes, state])
 
 
 @main.command(
@@ -138,14 +151,14 @@ def list_epochs(directory: Directory, last: int | None = None) -> Output:
 )
 @directory_argument
 @epoch_argument
-def info_command(*, directory: str, epoch: str) -> Output:
+def info_command(*, directory: str, epoch: NamedEpoch) -> Output:
     """Show an epoch and the blobs of its nodes.
 
     EPOCH is a number, a position such as 4.s200, 'latest', or 'best:METRIC' for the lowest value of a
     metric, 'best:METRIC:max' for the highest.
     """
     manager = open_manager(directory)
-    return describe_checkpoint(manager, read_epoch(epoch, manager.directory))
+    return describe_checkpoint(manager, resolve(epoch, manager.directory))
 
 
 def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) -> Output:
@@ -153,42 +166,35 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) ->
     with manager.directory.reading(epoch):
         checkpoint = manager.open(epoch)
         checkpoint.read_ahead(checkpoint.nodes)
-        about = _describe_epoch(checkpoint.record)
-        nodes: dict[str, dict[str, Any]] = {
-            node: {
-                "store": checkpoint.record.stores[node].name,
-                "nbytes": checkpoint.record.stores[node].nbytes,
-                "blobs": {
-                    name: _describe_blob(checkpoint[node], name) for name in checkpoint[node]
-                },
+        record = checkpoint.record
+        nodes: dict[str, dict[str, Any]] = {}
+        for node, blobs in checkpoint.items():
+            store = record.stores[node]
+            nodes[node] = {
+                "store": store.name,
+                "nbytes": store.nbytes,
+                "blobs": {name: _describe_blob(blobs, name) for name in blobs},
             }
-            for node in checkpoint.nodes
-        }
-    about["parameters"] = _parameters_of(manager.directory, checkpoint.record.run_number)
-    data = {"path": manager.path, **about, "run": checkpoint.record.run, "nodes": nodes}
-    size, time = format_bytes(checkpoint.record.nbytes), format_seconds(checkpoint.record.seconds)
+    row = _describe_epoch(record)
+    row["parameters"] = _parameters_of(manager.directory, record.run_number)
+    data = {"path": manager.path, **row, "run": record.run, "nodes": nodes}
+    size, duration = format_bytes(record.nbytes), format_seconds(record.seconds)
     lines = [
-        f"{checkpoint.record.name} of {manager.path}",
-        f"saved {format_time(about['time'])}, {size} in {time}",
+        f"{record.name} of {manager.path}",
+        f"saved {format_time(row['time'])}, {size} in {duration}",
     ]
-    if about["parameters"]:
-        lines.append(f"parameters {_name_parameters(about['parameters'])}")
-    if about["metrics"]:
-        lines.append("metrics " + " ".join(f"{k}={v}" for k, v in about["metrics"].items()))
-    lines += [f"metadata {name}={show(it)}" for name, it in about["metadata"].items()]
-    if about["stopped_by"]:
-        lines.append(f"stopped by {', '.join(about['stopped_by'])}")
-    lines = [printable(line, kept="") for line in lines]
-    for node, found in nodes.items():
-        head = f"{node}  ({found['store']}, {format_bytes(found['nbytes'])})"
-        lines += ["", printable(head, kept="")]
-        rows = [(f"  {name}", *_format_blob(blob)) for name, blob in found["blobs"].items()]
-        lines.append(format_table(rows) if rows else "  no blobs")
-    return Output(data, "\n".join(lines))
-
-
-def _name_step_of(found: Mapping[str, Any]) -> str:
-    return name_step(found["step"], found["steps_per_epoch"])
+    if row["parameters"]:
+        lines.append(f"parameters {_name_parameters(row['parameters'])}")
+    if row["metrics"]:
+        lines.append("metrics " + " ".join(f"{k}={v}" for k, v in row["metrics"].items()))
+    lines += [f"metadata {name}={show(value)}" for name, value in row["metadata"].items()]
+    if row["stopped_by"]:
+        lines.append(f"stopped by {', '.join(row['stopped_by'])}")
+    for node, content in nodes.items():
+        lines += ["", f"{node}  ({content['store']}, {format_bytes(content['nbytes'])})"]
+        blobs_shown = [(f"  {name}", *_show_blob(b)) for name, b in content["blobs"].items()]
+        lines += draw_rows(blobs_shown) or ["  no blobs"]
+    return Output(data, lines)
 
 
 def _describe_epoch(record: EpochRecord) -> dict[str, Any]:
@@ -213,20 +219,22 @@ def _parameters_of(directory: Directory, run_number: int | None) -> dict[str, An
 
 
 def _name_parameters(parameters: Mapping[str, Any]) -> str:
-    named = (
-        f"{name}={clip(show(value), _SHOWN_VALUE_LENGTH)}" for name, value in parameters.items()
-    )
-    return clip(" ".join(named), 1000)
+    words = []
+    for name, value in parameters.items():
+        words.append(f"{name}={clip(show(value), _SHOWN_VALUE_LENGTH)}")
+    return clip(" ".join(words), 1000)
 
 
-def _format_parameters(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each row of epochs that were saved with the same parameters."""
+def _tell_parameters(rows: Sequence[EpochRow]) -> list[str]:
+    """A line for each series of epochs that were saved with the same parameters."""
     lines = []
-    for named, group in groupby(epochs, lambda found: _name_parameters(found["parameters"])):
-        if named:
-            first, *_, last = [found["epoch"] for found in group] * 2
-            of = f"epoch {first}" if first == last else f"epochs {first} to {last}"
-            lines.append(printable(f"Parameters of {of}: {named}", kept=""))
+    for parameters, series in groupby(rows, lambda row: _name_parameters(row["parameters"])):
+        epochs = [row["epoch"] for row in series]
+        if parameters:
+            span = f"epoch {epochs[0]}"
+            if len(epochs) > 1:
+                span = f"epochs {epochs[0]} to {epochs[-1]}"
+            lines.append(f"Parameters of {span}: {parameters}")
     return lines
 
 
@@ -234,38 +242,43 @@ def _describe_blob(node: NodeCheckpoint, name: str) -> dict[str, Any]:
     from jobrunner.checkpoint import ArrayOutline, Unmade
 
     try:
-        value = node.outline(name)
+        outline = node.outline(name)
     except DefinitionError as error:  # saved by a later version
         return {"type": "unreadable", "value": str(error)}
-    if isinstance(value, Unmade):
-        return _describe_unmade(value)
-    if isinstance(value, ArrayOutline):
-        about = {"type": "array", "shape": list(value.shape), "dtype": value.dtype}
-        return about if value.shape else {**about, "value": show(node.load(name).item())}
-    return {"type": type(value).__name__, "value": show(value)}
+    if isinstance(outline, Unmade):
+        return _describe_unmade(outline)
+    if isinstance(outline, ArrayOutline):
+        blob = {"type": "array", "shape": list(outline.shape), "dtype": outline.dtype}
+        if not outline.shape:
+            blob["value"] = show(node.load(name).item())
+        return blob
+    return {"type": type(outline).__name__, "value": show(outline)}
 
 
-def _describe_unmade(value: Unmade) -> dict[str, Any]:
+def _describe_unmade(outline: Unmade) -> dict[str, Any]:
     from jobrunner.checkpoint import ArrayOutline
 
-    parts = value.parts
-    if value.kind == "torch.Tensor" and isinstance(parts["data"], ArrayOutline):
+    parts = outline.parts
+    if outline.kind == "torch.Tensor" and isinstance(parts["data"], ArrayOutline):
         return {"type": "tensor", "shape": list(parts["data"].shape), "dtype": parts["dtype"]}
-    if value.kind == "pickle":
+    if outline.kind == "pickle":
         return {"type": "pickle", **parts}
-    if value.kind.startswith("codec "):
-        name = value.kind.removeprefix("codec ")
+    if outline.kind.startswith("codec "):
+        name = outline.kind.removeprefix("codec ")
         return {"type": "codec", "codec": name, "value": show(parts)}
-    return {"type": value.kind, "value": show(parts)}
+    return {"type": outline.kind, "value": show(parts)}
 
 
-def _format_blob(blob: Mapping[str, Any]) -> tuple[str, str]:
-    if blob["type"] == "array":
+def _show_blob(blob: Mapping[str, Any]) -> tuple[str, str]:
+    kind = blob["type"]
+    if kind == "array":
         shape = " x ".join(map(str, blob["shape"]))
         return str(blob["dtype"]), shape or f"no axes: {blob['value']}"
-    if blob["type"] == "tensor":
+    if kind == "tensor":
         return f"{blob['dtype']} tensor", " x ".join(map(str, blob["shape"])) or "no axes"
-    if blob["type"] == "pickle":
-        return "pickle", f"{blob['nbytes']} bytes"
-    value = f"{blob['codec']}({blob['value']})" if blob["type"] == "codec" else str(blob["value"])
-    return str(blob["type"]), clip(value, _SHOWN_VALUE_LENGTH)
+    if kind == "pickle":
+        return kind, f"{blob['nbytes']} bytes"
+    value = str(blob["value"])
+    if kind == "codec":
+        value = f"{blob['codec']}({value})"
+    return str(kind), clip(value, _SHOWN_VALUE_LENGTH)

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from jobrunner.cli.command import Output, exit_code_of, main
-from jobrunner.cli.formatting import format_table
+from jobrunner.cli.disk import measure
 from jobrunner.cli.options import directory_argument, open_manager, take_over_option
-from jobrunner.cli.saving import keep_options
+from jobrunner.cli.saving import keep_options, with_partial
+from jobrunner.cli.tables import draw_rows
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 from jobrunner.positions import Position, PublicPosition, format_ranges
-from jobrunner.texts import format_bytes, listed, printable
+from jobrunner.texts import format_bytes, listed
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import KeepAny, MultiNodeCheckpointManager, Repair
+    from jobrunner.checkpoint import EpochRecord, KeepAny, MultiNodeCheckpointManager, Repair
 
-_MAX_SHOWN = 3
+_MOST_NAMES = 3
 _DELETION_SECONDS = 3600.0  # that prune waits; the next run deletes the rest
-_MASKED = 1000  # characters of a reason that are compared
-_DETAIL = re.compile(r"'[^']*'|/\S+|[0-9a-f]{8,}|\d+")
 
 
 @main.command(
@@ -44,88 +42,139 @@ _DETAIL = re.compile(r"'[^']*'|/\S+|[0-9a-f]{8,}|\d+")
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted; change nothing.")
 @take_over_option
 def prune_command(
-    *,
-    directory: str,
-    keep: Callable[..., KeepAny | None],
-    keep_partial: bool,
-    dry_run: bool,
-    take_over: bool,
+    *, directory: str, keep: KeepAny | None, keep_partial: bool, dry_run: bool, take_over: bool
 ) -> Output:
     """Delete the epochs of DIR that no option keeps.
 
     Always keeps the newest epoch and pinned epochs.
     """
-    policy = keep(partial=keep_partial)
-    if policy is None:
+    policy = _policy(keep, keep_partial)
+    manager = open_manager(directory, keep=policy, take_over=take_over)
+    check_records(manager, policy)
+    pruned = _prune(manager, is_dry=dry_run)
+    state = manager.directory.log.refresh()
+    kept = sorted(set(state.recorded).difference(pruned.retired))
+    data = {
+        "path": manager.path,
+        "dry_run": dry_run,
+        "retired": pruned.retired,
+        "left": pruned.left,
+        "kept": kept,
+        "pinned": list(manager.pins()),
+        "nbytes": pruned.nbytes,
+        "freed_nbytes": pruned.freed_nbytes,
+    }
+    condition = "would be " if dry_run else ""
+    if not pruned.retired:
+        return Output(data, [f"Nothing {condition}deleted. Number of epochs kept: {len(kept)}."])
+    lines = []
+    if pruned.deleted:
+        freed = "sizes are logical"
+        if pruned.freed_nbytes is not None:
+            verb = "would free" if dry_run else "frees"
+            freed = f"the disk {verb} {format_bytes(pruned.freed_nbytes)}"
+        size = f"{format_bytes(pruned.nbytes)}; {freed}"
+        lines.append(f"{condition}deleted: {_format(pruned.deleted)} ({size})")
+    if pruned.left:
+        lines.append(f"retired, not deleted yet (the next run tries again): {_format(pruned.left)}")
+    return Output(data, [*lines, f"kept: {_format(kept)}"])
+
+
+def _policy(keep: KeepAny | None, keep_partial: bool) -> KeepAny:
+    if keep is None:
+        if keep_partial:
+            from jobrunner.checkpoint import KeepAll, KeepAny
+
+            return KeepAny((KeepAll(partial=True),))
         raise DefinitionError(
             "Give at least one of --keep-last N, --keep-every N and --keep-best METRIC. An epoch "
             "stays if any of them keeps it."
         )
-    manager = open_manager(directory, keep=policy, take_over=take_over)
-    _check_records(manager, policy)
-    if dry_run or manager.directory.log.refresh().number < 0:
-        retired = manager.retention.retirable()
-        sizes = _sizes(manager, retired)
-    else:
-        manager.run.start([], {"command": "prune"})
-        try:
-            sizes = _sizes(manager, manager.retention.retirable())
-            retired = manager.retention.retire()
-            manager.retention.sweeper.drain(_DELETION_SECONDS)
-        finally:
-            manager.run.end()
-    state = manager.directory.log.refresh()
-    kept = sorted(set(state.recorded).difference(retired))
-    left = []
-    if not dry_run:
-        doomed = set(state.given_up) - manager.retention.sweeper.deleted
-        left = sorted({item.at for item in doomed}.intersection(retired))
-    deleted = [epoch for epoch in retired if epoch not in left]
-    nbytes = sum(sizes[epoch.public] for epoch in deleted)
-    data = {
-        "path": manager.path,
-        "dry_run": dry_run,
-        "retired": retired,
-        "left": left,
-        "kept": kept,
-        "pinned": list(manager.pins()),
-        "nbytes": nbytes,
-    }
-    would = "would be " if dry_run else ""
-    if not retired:
-        return Output(data, f"Nothing {would}deleted. Number of epochs kept: {len(kept)}.")
-    lines = [f"{would}deleted: {format_ranges(_public(deleted))} ({format_bytes(nbytes)})"] * bool(
-        deleted
-    )
-    if left:
-        lines.append(
-            f"retired, not deleted yet (the next run tries again): {format_ranges(_public(left))}"
-        )
-    return Output(data, "\n".join([*lines, f"kept: {format_ranges(_public(kept))}"]))
+    return with_partial(keep) if keep_partial else keep
 
 
-def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None:
-    """Refuse to prune if a record that decides cannot be read, or a metric is unknown."""
-    from jobrunner.checkpoint import SavedEpoch, best_policies, find_unreported, name_reported
+class Pruned(NamedTuple):
+    """What `prune` has done, or would do."""
 
-    saved = []
+    sizes: Mapping[Position, int]
+    """The retired epochs, each with its size in bytes."""
+    left: Sequence[Position]
+    """Those of them whose stores could not be deleted yet."""
+    freed_nbytes: int | None
+    """On the disk; None if that is not known."""
+
+    @property
+    def retired(self) -> list[Position]:
+        """The epochs that no option keeps."""
+        return list(self.sizes)
+
+    @property
+    def deleted(self) -> list[Position]:
+        """Those whose stores are gone."""
+        return [epoch for epoch in self.sizes if epoch not in self.left]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of what is deleted."""
+        return sum(self.sizes[epoch] for epoch in self.deleted)
+
+
+def _prune(manager: MultiNodeCheckpointManager, *, is_dry: bool) -> Pruned:
+    if is_dry or manager.directory.log.refresh().number < 0:
+        return _plan_prune(manager)
+    manager.run.start([], {"command": "prune"})
+    try:
+        plan = _plan_prune(manager)
+        manager.retention.retire()
+        manager.retention.sweeper.drain(_DELETION_SECONDS)
+    finally:
+        manager.run.end()
+    given_up = set(manager.directory.log.refresh().given_up)
+    undeleted = {item.at for item in given_up - manager.retention.sweeper.deleted}
+    left = sorted(undeleted.intersection(plan.retired))
+    return plan._replace(left=left, freed_nbytes=None if left else plan.freed_nbytes)
+
+
+def _plan_prune(manager: MultiNodeCheckpointManager) -> Pruned:
+    records = read_records(manager, manager.retention.retirable())
+    stores = [store.name for record in records for store in record.stores.values()]
+    space = measure(manager.directory, stores)
+    sizes = {record.at: record.nbytes for record in records}
+    return Pruned(sizes, [], None if space is None else space.freed)
+
+
+def read_records(
+    manager: MultiNodeCheckpointManager, epochs: Sequence[Position]
+) -> list[EpochRecord]:
+    """The records of epochs; raises CheckpointCorruptError, for all that cannot be read."""
+    records = []
     unreadable: dict[PublicPosition, CheckpointCorruptError] = {}
-    for epoch, record in manager.records(
-        manager.positions() if best_policies(policy) else manager.retention.retirable()
-    ):
+    for epoch, record in manager.records(epochs):
         if isinstance(record, CheckpointCorruptError):
             unreadable[epoch] = record
         else:
-            metrics = record.details.metrics
-            saved.append(SavedEpoch(Position.of(epoch), metrics=metrics))
+            records.append(record)
     if unreadable:
-        first, *others = unreadable.values()
-        epochs = f"epoch{'s' if others else ''} {format_ranges(list(unreadable))}"
+        first = next(iter(unreadable.values()))
+        plural = "s" if len(unreadable) > 1 else ""
         raise CheckpointCorruptError(
-            f"Nothing was deleted in {manager.path}: the record{'s' if others else ''} of {epochs} "
-            f"cannot be read: {first}",
+            f"Nothing was deleted in {manager.path}: the record{plural} of epoch{plural} "
+            f"{format_ranges(list(unreadable))} cannot be read: {first}",
             path=first.path,
         ) from first
+    return records
+
+
+def check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None:
+    """Refuse to prune if a record that decides cannot be read, or a metric is unknown."""
+    from jobrunner.checkpoint import SavedEpoch, best_policies, find_unreported, name_reported
+
+    deciding = manager.retention.retirable()
+    if best_policies(policy):
+        deciding = manager.positions()
+    saved = []
+    for record in read_records(manager, deciding):
+        saved.append(SavedEpoch(record.at, metrics=record.details.metrics))
     names = find_unreported(policy, saved)
     if saved and names:
         raise DefinitionError(
@@ -134,19 +183,8 @@ def _check_records(manager: MultiNodeCheckpointManager, policy: KeepAny) -> None
         )
 
 
-def _public(positions: Iterable[Position]) -> list[PublicPosition]:
-    return [at.public for at in positions]
-
-
-def _sizes(
-    manager: MultiNodeCheckpointManager, epochs: Sequence[Position]
-) -> dict[PublicPosition, int]:
-    sizes = {}
-    for epoch, record in manager.records(epochs):
-        if isinstance(record, CheckpointCorruptError):
-            raise record
-        sizes[epoch] = record.nbytes
-    return sizes
+def _format(positions: Iterable[Position]) -> str:
+    return format_ranges([at.public for at in positions])
 
 
 @main.command(
@@ -171,53 +209,54 @@ def fsck_command(*, directory: str, is_brief: bool, is_repair: bool) -> Output:
     repair.
     """
     manager = open_manager(directory)
-    return _repair(manager) if is_repair else _inspect(manager, is_brief=is_brief)
+    return repair(manager) if is_repair else inspect(manager, is_brief=is_brief)
 
 
-def _inspect(manager: MultiNodeCheckpointManager, *, is_brief: bool) -> Output:
+def inspect(manager: MultiNodeCheckpointManager, *, is_brief: bool) -> Output:
+    """Explain the objects of a directory, and what a repair would do."""
     from jobrunner.checkpoint import inspect_directory, plan_repair
 
-    found = inspect_directory(manager.directory)
-    counts = Counter(finding.status for finding in found)
-    plan, refusal = None, ""
+    findings = inspect_directory(manager.directory)
+    counts = Counter(finding.status for finding in findings)
+    plan = None
+    refusal = ""
     try:
         plan = plan_repair(manager.directory)
-    except CheckpointCorruptError as why:
-        refusal = f"--repair cannot help: {why}"
+    except CheckpointCorruptError as obstacle:
+        refusal = f"--repair cannot help: {obstacle}"
     data = {
         "path": manager.path,
         "counts": dict(counts),
-        "objects": [asdict(finding) for finding in found],
+        "objects": [asdict(finding) for finding in findings],
         "repair": None if plan is None else _describe_repair(plan),
     }
-    shown = ("damaged", "stray") if is_brief else ("damaged", "stray", "pending", "aside")
-    rows = [
-        (status, paths, f"({count} alike) {why}" if count > 1 else why)
-        for status in shown
-        for paths, count, why in _join_alike(
-            (f.path, f.explanation) for f in found if f.status == status
-        )
-    ]
-    lines = [format_table(rows)] if rows else []
+    rows = []
+    for status in ("damaged", "stray") if is_brief else ("damaged", "stray", "pending", "aside"):
+        reasons = [(f.path, f.explanation) for f in findings if f.status == status]
+        rows += [(status, *row) for row in _join_paths(reasons)]
+    lines = draw_rows(rows)
     summary = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     lines.append(f"{manager.path}: {summary or 'the directory is empty'}.")
     if plan is not None:
         lines += ["", f"`jobrunner fsck {manager.path} --repair` would do this:"]
-        lines += _format_repair(plan)
-    lines += [refusal] if refusal else []
-    damage = next((f for f in found if f.status == "damaged"), None)
-    error = None if damage is None else CheckpointCorruptError(damage.explanation)
-    return Output(data, "\n".join(lines), exit_code_of(error))
+        lines += _tell_repair(plan)
+    if refusal:
+        lines.append(refusal)
+    damages = [f.explanation for f in findings if f.status == "damaged"]
+    error = CheckpointCorruptError(damages[0]) if damages else None
+    return Output(data, lines, exit_code_of(error))
 
 
-def _repair(manager: MultiNodeCheckpointManager) -> Output:
+def repair(manager: MultiNodeCheckpointManager) -> Output:
+    """Repair the log of a directory."""
     from jobrunner.checkpoint import repair_log
 
     done = repair_log(manager.directory)
     if done is None:
-        return Output({"path": manager.path, "repair": None}, f"{manager.path}: nothing to repair.")
-    lines = [f"The log of {manager.path} can be read again.", *_format_repair(done)]
-    return Output({"path": manager.path, "repair": _describe_repair(done)}, "\n".join(lines))
+        data = {"path": manager.path, "repair": None}
+        return Output(data, [f"{manager.path}: nothing to repair."])
+    lines = [f"The log of {manager.path} can be read again.", *_tell_repair(done)]
+    return Output({"path": manager.path, "repair": _describe_repair(done)}, lines)
 
 
 def _describe_repair(plan: Repair) -> dict[str, Any]:
@@ -230,42 +269,28 @@ def _describe_repair(plan: Repair) -> dict[str, Any]:
     }
 
 
-def _format_repair(plan: Repair) -> list[str]:
-    lost = sorted(plan.lost)
-    lines = [f"epochs that stay recorded: {format_ranges(_public(plan.kept))}"]
+def _tell_repair(plan: Repair) -> list[str]:
+    lines = [f"epochs that stay recorded: {_format(plan.kept)}"]
     if plan.rebuilt:
         lines.append(
             f"epochs recorded anew, from stores that were verified byte for byte: "
-            f"{format_ranges(_public(plan.rebuilt))}"
+            f"{_format(plan.rebuilt)}"
         )
-    given_up = ((str(epoch), why) for epoch, why in plan.given_up.items())
-    lines += [f"no longer recorded: {names}: {why}" for names, _, why in _join_alike(given_up)]
-    if lost:
+    given_up = [(str(epoch), reason) for epoch, reason in plan.given_up.items()]
+    lines += [f"no longer recorded: {names}: {reason}" for names, reason in _join_paths(given_up)]
+    if plan.lost:
         lines.append(
-            f"lost entries of the log: {format_ranges(lost)}. Pins in these entries are lost too: "
-            f"pin those epochs again."
+            f"lost entries of the log: {format_ranges(sorted(plan.lost))}. Pins in these entries "
+            f"are lost too: pin those epochs again."
         )
     unproven = sorted(plan.unproven.items())
-    lines += [f"not recorded: {names}: {why}" for names, _, why in _join_alike(unproven)]
-    lines = [printable(line, kept="") for line in lines]
+    lines += [f"not recorded: {names}: {reason}" for names, reason in _join_paths(unproven)]
     return [*lines, "No store is changed. Damaged entries are kept as `_log/*.json.damaged`."]
 
 
-def _join_alike(reasons: Iterable[tuple[str, str]]) -> list[tuple[str, int, str]]:
-    """Say once what is the reason of several names; if more than a few differ in details, the first.
-
-    Gives names, their number and the reason.
-    """
-    by_reason: dict[str, list[str]] = {}
-    for name, why in reasons:
-        by_reason.setdefault(why, []).append(name)
-    alike: dict[str, list[str]] = {}
-    for why in by_reason:
-        alike.setdefault(_DETAIL.sub("#", why[:_MASKED]), []).append(why)
-    joined = []
-    for whys in alike.values():
-        groups = [whys] if len(whys) > _MAX_SHOWN else [[why] for why in whys]
-        for group in groups:
-            names = [name for why in group for name in by_reason[why]]
-            joined.append((listed(names, _MAX_SHOWN), len(names), group[0]))
-    return joined
+def _join_paths(reasons: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Each reason once, with all that it holds for: the first few and the number of the others."""
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        names_by_reason.setdefault(reason, []).append(name)
+    return [(listed(names, _MOST_NAMES), reason) for reason, names in names_by_reason.items()]

@@ -6,28 +6,29 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from jobrunner import errors
-from jobrunner.cli.command import SAVES_FAILED, STDOUT, Output, main
+from jobrunner.cli.command import SAVES_FAILED, STDOUT, WORDS, Output, main
 from jobrunner.cli.options import (
-    ChosenCluster,
-    check_file,
+    Cluster,
     cluster_options,
-    complete_directories,
-    complete_epochs,
-    complete_files,
     count_option,
-    is_epoch,
     param_option,
-    read_number,
     read_pairs,
 )
-from jobrunner.cli.saving import manager_options
+from jobrunner.cli.parameter_types import (
+    ANY_DIRECTORY,
+    INPUT,
+    OUTPUT,
+    TARGET,
+    EpochName,
+    NamedEpoch,
+)
+from jobrunner.cli.saving import ManagerOptions, manager_options
 from jobrunner.signals import handled, terminated_as_interrupt
 from jobrunner.texts import counted, printable, show
 
@@ -35,25 +36,9 @@ if TYPE_CHECKING:
     from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cli.script import Script
     from jobrunner.define import Job
-    from jobrunner.run import ResumeFrom, RunResult
+    from jobrunner.run import RunResult
 
 _NOT_REPEATED = {"resume_from_epoch", "take_over", "as_json"}
-
-
-def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> ResumeFrom:
-    if text == "none":
-        return None
-    number = read_number(text)
-    if number is not None:
-        return number
-    if is_epoch(text):
-        return text
-    raise click.BadParameter(
-        f"{text!r} is neither 'latest' nor 'none' nor 'best:METRIC' nor the number of an epoch, nor a "
-        f"position such as 4.s200.",
-        ctx,
-        option,
-    )
 
 
 @main.command(
@@ -65,12 +50,11 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
         "jobrunner run package.jobs:train --checkpoint s3://bucket/train --dry-run",
     ],
 )
-@click.argument("target", metavar="FILE_OR_MODULE[:JOB]", shell_complete=complete_files)
+@click.argument("target", metavar="FILE_OR_MODULE[:JOB]", type=TARGET)
 @click.option(
     "--checkpoint",
     required=True,
-    shell_complete=complete_directories,
-    metavar="DIR",
+    type=ANY_DIRECTORY,
     help="The checkpoint directory, at the same path on all workers; or its URL, s3://...",
 )
 @click.option(
@@ -85,8 +69,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
 @click.option(
     "--resume",
     "resume_from_epoch",
-    callback=_read_resume,
-    shell_complete=complete_epochs,
+    type=EpochName("none"),
     metavar="latest|none|best:METRIC|N|N.sSTEP",
     default="latest",
     show_default=True,
@@ -119,8 +102,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
     "--log",
     "logs",
     multiple=True,
-    shell_complete=complete_files,
-    metavar="FILE",
+    type=INPUT,
     help="Write the metrics of each epoch to FILE.csv or FILE.jsonl. May be repeated.",
 )
 @click.option(
@@ -133,9 +115,7 @@ def _read_resume(ctx: click.Context, option: click.Parameter, text: str) -> Resu
 )
 @click.option(
     "--report",
-    callback=check_file,
-    shell_complete=complete_files,
-    metavar="FILE",
+    type=OUTPUT,
     help="Write an HTML page of what the runs of DIR did at the end, also if the run fails.",
 )
 @count_option("--epochs", "num_epochs", help="Stop after N epochs in all, counted across resumes.")
@@ -162,13 +142,14 @@ def run(
     *,
     target: str,
     checkpoint: str,
-    make_manager: Callable[[Script, str], MultiNodeCheckpointManager],
+    manager_options: ManagerOptions,
+    resume_from_epoch: NamedEpoch,
     migrate: str | None,
-    logs: tuple[str, ...],
-    callbacks: tuple[str, ...],
+    logs: Sequence[str],
+    callbacks: Sequence[str],
     report: str | None,
     parameters: Mapping[str, str],
-    cluster: ChosenCluster,
+    cluster: Cluster,
     log_format: str,
     dry_run: bool,
     **options: Any,  # of `JobRunner`
@@ -187,50 +168,46 @@ def run(
     with told_if_slow(f"importing {target}"):
         script = Script(target)
         job = script.job(parameters)
-    manager = make_manager(script, checkpoint)
-    about = {"job": job.name, "checkpoint": manager.path}
+    manager = manager_options.make(script, checkpoint)
+    data: dict[str, Any] = {"job": job.name, "checkpoint": manager.path}
+    options["resume_from_epoch"] = None if resume_from_epoch == "none" else resume_from_epoch
     if migrate is not None:
         options["migrate"] = script.find(migrate, "--migrate")
-    called = list(_make_callbacks(script, logs, callbacks))
+    callback_objects = _make_callbacks(script, logs, callbacks)
     if dry_run:
-        plan = JobRunner(job, manager, callbacks=called, **options).plan_resume()
+        plan = JobRunner(job, manager, callbacks=callback_objects, **options).plan_resume()
         try:
             workers = cluster.preview(job.compile())
             places = placement_text(workers)
         except errors.PlacementError as error:
             workers, places = {}, str(error)
-        known = {**about, "plan": plan.to_dict(), "workers": workers}
-        return Output(known, f"{plan}\n{places}")
+        data |= {"plan": plan.to_dict(), "workers": workers}
+        return Output(data, f"{plan}\n{places}".split("\n"))
 
-    again = _command_again(job)
-    COMMAND.set(again)
+    command = _command_again(job)
+    COMMAND.set(command)
     stdout = click.get_current_context().meta[STDOUT] or sys.stdout
-    shown = show_lines(stdout) if log_format == "json" else show_on(sys.stdout)
-    with terminated_as_interrupt(), shown as live:
-        runner = JobRunner(job, manager, callbacks=[live.state, *called], **options)
+    view = show_lines(stdout) if log_format == "json" else show_on(sys.stdout)
+    with terminated_as_interrupt(), view as live:
+        runner = JobRunner(job, manager, callbacks=[live.state, *callback_objects], **options)
         save_on_usr1 = handled("SIGUSR1", lambda number, frame: runner.save_now())
         result = runner.result_if_finished()  # reports mistakes before a cluster starts
         try:
             if result is None:
                 live.state.begin("starts or finds its workers")
-                with cluster() as session, _reported(manager, report), save_on_usr1:
+                with cluster.open() as session, _reported(manager, report), save_on_usr1:
                     result = runner.run(session, progress=False)
             else:
                 with _reported(manager, report):
                     pass
         except KeyboardInterrupt as interrupt:
-            raise type(interrupt)(_advise(manager, again)) from interrupt
+            raise type(interrupt)(_advise(manager, command)) from interrupt
         except errors.ExecutionError as error:
-            # A run that was stopped says itself where the same command resumes.
-            is_stopped = isinstance(error, errors.RunStoppedError)
-            what = str(error) if is_stopped else error.without_advice()
-            hint = "Fix the task. " if isinstance(error, errors.TaskFailedError) else ""
-            then = f"    {again}" if is_stopped else f"{hint}{_advise(manager, again)}"
-            error.args = (f"{what}\n{then}",)
+            error.args = (_explain_failure(error, manager, command),)
             raise
-    text = _summarize(job.name, result, manager.path)
-    code = SAVES_FAILED if result.failed_saves else 0
-    return Output({**about, **result.to_dict()}, text, code)
+    lines = _summarize(job.name, result, manager)
+    exit_code = SAVES_FAILED if result.failed_saves else 0
+    return Output({**data, **result.to_dict()}, lines, exit_code)
 
 
 @contextlib.contextmanager
@@ -248,65 +225,80 @@ def _reported(manager: MultiNodeCheckpointManager, path: str | None) -> Iterator
                 click.echo(printable(f"warning: no report in {path}: {error}"), err=True)
 
 
-def _make_callbacks(script: Script, logs: Sequence[str], names: Sequence[str]) -> Iterator[object]:
+def _make_callbacks(script: Script, logs: Sequence[str], names: Sequence[str]) -> list[object]:
+    """The callbacks of the job's file, and those that write logs."""
     from jobrunner.callbacks import EpochLog
 
-    options = [*(("--log", path) for path in logs), *(("--callback", name) for name in names)]
+    callbacks: list[tuple[str, object]] = []
+    callbacks += [(f"--log {path}", EpochLog(path)) for path in logs]
+    callbacks += [(f"--callback {name}", script.callback(name)) for name in names]
     writers: dict[str, str] = {}
-    for option, text in options:
-        callback = script.callback(text) if option == "--callback" else EpochLog(text)
-        if isinstance(callback, EpochLog):
-            path = os.path.realpath(callback.path)
-            if path in writers:
-                raise click.UsageError(
-                    f"{option} {text}: {writers[path]} writes to the same file, {callback.path}. Give "
-                    f"each log a file of its own."
-                )
-            writers[path] = f"{option} {text}"
-        yield callback
+    for option, callback in callbacks:
+        if not isinstance(callback, EpochLog):
+            continue
+        path = os.path.realpath(callback.path)
+        if path in writers:
+            raise click.UsageError(
+                f"{option}: {writers[path]} writes to the same file, {callback.path}. Give each log "
+                f"a file of its own."
+            )
+        writers[path] = option
+    return [callback for _, callback in callbacks]
 
 
 def _command_again(job: Job) -> str:
     """The command that resumes this run, with the same options, but no secrets."""
-    from jobrunner.define import HIDDEN
-
     ctx = click.get_current_context()
     words = ctx.command_path.split()
     for param in ctx.command.params:
-        name = param.name or ""
-        if name in _NOT_REPEATED or ctx.get_parameter_source(name) is ParameterSource.DEFAULT:
+        if param.name in _NOT_REPEATED or param.name not in ctx.meta[WORDS]:
             continue
-        value = ctx.params[name]
-        if isinstance(value, Mapping):
-            known = job.parameters if name == "parameters" else {}
-            hidden = {key for key, recorded in known.items() if HIDDEN in show(recorded)}
-            value = tuple(
-                f"{key}={HIDDEN if key in hidden else text}" for key, text in value.items()
-            )
-        for each in value if isinstance(value, tuple) else (value,):
-            words += param.opts[:1] if isinstance(param, click.Option) else []
-            words += [] if each is True else [str(each)]
+        values = ctx.meta[WORDS][param.name]
+        for value in values if isinstance(values, list) else [values]:
+            if isinstance(param, click.Option):
+                words.append(param.opts[0])
+            if value is not True:
+                words.append(_hide(value, job) if param.name == "parameters" else str(value))
     return shlex.join(words)
 
 
-def _advise(manager: MultiNodeCheckpointManager, again: str) -> str:
+def _hide(pair: str, job: Job) -> str:
+    """``NAME=VALUE`` for a command, without the value if it is a secret."""
+    from jobrunner.define import HIDDEN
 
+    name, _, _ = pair.partition("=")
+    return f"{name}={HIDDEN}" if HIDDEN in show(job.parameters.get(name)) else pair
+
+
+def _explain_failure(
+    error: errors.ExecutionError, manager: MultiNodeCheckpointManager, command: str
+) -> str:
+    """What has happened, and what to do."""
+    if isinstance(error, errors.RunStoppedError):  # it says where the same command resumes
+        return f"{error}\n    {command}"
+    hint = "Fix the task. " if isinstance(error, errors.TaskFailedError) else ""
+    return f"{error.without_advice()}\n{hint}{_advise(manager, command)}"
+
+
+def _advise(manager: MultiNodeCheckpointManager, command: str) -> str:
     try:
         epoch = manager.latest()
         if epoch is None:
-            return f"No epoch is recorded yet. To start again: {again}"
+            return f"No epoch is recorded yet. To start again: {command}"
         last = manager.record(epoch).name.removeprefix("epoch ")
     except (errors.JobRunnerError, OSError) as error:
         return f"Cannot read the recorded epochs: {error}"
-    return f"The last recorded epoch is {last}. To resume from it: {again}"
+    return f"The last recorded epoch is {last}. To resume from it: {command}"
 
 
-def _summarize(job: str, result: RunResult, path: str) -> str:
+def _summarize(job: str, result: RunResult, manager: MultiNodeCheckpointManager) -> list[str]:
     began = "" if result.resumed_from is None else f", resumed from epoch {result.resumed_from}"
-    lines = [
-        f"{job}: done at epoch {result.epoch}{began}, stopped by {result.stopped_by}",
-        f"saved {counted(result.num_saves, 'checkpoint')} in {path}",
-    ]
+    saved = f"saved {counted(result.num_saves, 'checkpoint')} in {manager.path}"
+    with contextlib.suppress(errors.JobRunnerError, OSError):
+        num_kept = len(manager.positions())
+        if num_kept < result.num_saves:
+            saved += f", which keeps {num_kept} of all"
+    lines = [f"{job}: done at epoch {result.epoch}{began}, stopped by {result.stopped_by}", saved]
     if result.restarts:
         lines.append(f"restarted {counted(result.restarts, 'time')} after a loss")
     if result.failed_saves:
@@ -315,4 +307,4 @@ def _summarize(job: str, result: RunResult, path: str) -> str:
             f"not saved: {counted(len(result.failed_saves), 'epoch')}, most recently epoch "
             f"{last.epoch}: {last.error}"
         )
-    return "\n".join(lines)
+    return lines

@@ -10,10 +10,10 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
@@ -32,15 +32,18 @@ class Target(NamedTuple):
     is_file: bool
     name: str | None
 
+    def __str__(self) -> str:
+        return self.source if self.name is None else f"{self.source}:{self.name}"
+
 
 def parse_target(text: str) -> Target:
     """Parse ``FILE_OR_MODULE[:NAME]``; a file ends in ``.py`` or contains a path separator."""
     source, separator, name = text.rpartition(":")
     if not separator or "/" in name or "\\" in name:  # C:\job.py
-        source, name = text, ""
+        source, separator, name = text, "", ""
     is_file = source.endswith(".py") or "/" in source or os.sep in source
     is_module = all(part.isidentifier() for part in source.split("."))
-    if (separator and source != text and not name.isidentifier()) or not (is_file or is_module):
+    if (separator and not name.isidentifier()) or not (is_file or is_module):
         raise DefinitionError(
             f"{text!r} does not name a job. Expected FILE.py, FILE.py:NAME, package.module or "
             f"package.module:NAME, where NAME is a variable or function."
@@ -59,28 +62,28 @@ class Script:
     def __init__(self, text: str) -> None:
         self._target = parse_target(text)
         self._source = self._target.source
-        is_file = self._target.is_file
-        self._module = _import_file(Path(self._source)) if is_file else _import(self._source)
+        if self._target.is_file:
+            self._module = _import_file(self._source)
+        else:
+            self._module = _import_module(self._source)
 
     def job(self, parameters: Mapping[str, str] | None = None) -> Job:
         """The job NAME, or the only one, made with `parameters`."""
-        found = _find(self._module, self._target)
-        name = self._target.name
-        where = self._source if name is None else f"{self._source}:{name}"
+        definition = self._find_job()
         arguments = {}
-        if is_job_function(found):
-            arguments = read_parameters(found, parameters or {})
+        if is_job_function(definition):
+            arguments = read_parameters(definition, parameters or {})
         elif parameters:
             raise DefinitionError(
-                f"{where} takes no --param {next(iter(parameters))}: parameters need a function "
-                f"that has the decorator @jobrunner.job and returns a Job."
+                f"{self._target} takes no --param {next(iter(parameters))}: parameters need a "
+                f"function that has the decorator @jobrunner.job and returns a Job."
             )
-        if isinstance(found, Job):
-            return found
-        made = self._call(lambda: found(**arguments), "failed")
-        if not isinstance(made, Job):
-            raise DefinitionError(f"{where}() returned {made!r:.80}; expected a Job.")
-        return made
+        if isinstance(definition, Job):
+            return definition
+        job = self._call(lambda: definition(**arguments), "failed")
+        if not isinstance(job, Job):
+            raise DefinitionError(f"{self._target}() returned {job!r:.80}; expected a Job.")
+        return job
 
     def find(self, name: str, option: str) -> Any:
         """The variable, function or class `name`, for an option."""
@@ -93,11 +96,11 @@ class Script:
 
     def callback(self, name: str) -> Any:
         """The callback `name`; a function or class makes it."""
-        found = self.find(name, "--callback")
-        if not (isinstance(found, type) or inspect.isroutine(found)):
-            return found
-        check_call(found, 0, (), f"--callback {name}")
-        return self._call(found, f"failed for --callback {name}")
+        value = self.find(name, "--callback")
+        if not (isinstance(value, type) or inspect.isroutine(value)):
+            return value
+        check_call(value, 0, (), f"--callback {name}")
+        return self._call(value, f"failed for --callback {name}")
 
     def manager(self, name: str, path: str) -> MultiNodeCheckpointManager:
         """What the function `name` makes of a checkpoint directory: its manager."""
@@ -118,55 +121,106 @@ class Script:
             )
         return manager
 
-    def _call(self, make: Callable[[], Any], what: str) -> Any:
+    def _call(self, function: Callable[[], Any], failure: str) -> Any:
+        file = getattr(self._module, "__file__", None)
+        with _explained(self._source, file, failure):
+            return function()
+
+    def _find_job(self) -> Any:
+        """A job, or a function that makes one."""
+        jobs = {}
+        for name, value in vars(self._module).items():
+            if isinstance(value, Job) or is_job_function(value):
+                jobs[name] = value
+        wanted = self._target.name
+        if wanted is None:
+            distinct = {id(job): job for job in jobs.values()}
+            if len(distinct) == 1:
+                return next(iter(distinct.values()))
+            raise DefinitionError(
+                f"{self._source} defines {len(distinct) or 'no'} jobs; expected one."
+                f"{self._name_jobs(jobs)}"
+            )
+        if not hasattr(self._module, wanted):
+            raise DefinitionError(f"{self._source} has no {wanted!r}.{self._name_jobs(jobs)}")
+        if wanted in jobs:
+            return jobs[wanted]
+        value = getattr(self._module, wanted)
+        signature = None
+        if callable(value) and not isinstance(value, type):
+            with contextlib.suppress(ValueError):  # a function written in C
+                signature = inspect.signature(value)
+        if signature is None:
+            raise DefinitionError(
+                f"{self._target} is {value!r:.80}; expected a Job, or a function that returns one."
+                f"{self._name_jobs(jobs)}"
+            )
         try:
-            return make()
-        except (Exception, SystemExit) as error:
-            file = getattr(self._module, "__file__", None)
-            raise _explain(error, self._source, file, what) from error
+            signature.bind()
+        except TypeError:
+            raise DefinitionError(
+                f"{self._target}{signature} cannot be called without arguments. Give each parameter "
+                f"a default value, or the function the decorator @jobrunner.job."
+            ) from None
+        return value
+
+    def _name_jobs(self, names: Mapping[str, Any]) -> str:
+        """What could have been named."""
+        if not names:
+            return (
+                f" No variable of {self._source} is a Job, and no function has the decorator @job. "
+                f"If a function returns the job, name it: {self._source}:FUNCTION."
+            )
+        targets = [f"{self._source}:{name}" for name in sorted(names)]
+        return f" Name one of its jobs: {', '.join(targets)}."
 
 
-def _import_file(path: Path) -> ModuleType:
+def _import_file(source: str) -> ModuleType:
+    path = Path(source)
     if not path.is_file():
         raise DefinitionError(
-            f"There is no file {str(path)!r} in {os.getcwd()!r}. Name a Python file or an "
+            f"There is no file {source!r} in {os.getcwd()!r}. Name a Python file or an "
             f"importable module that defines a job."
         )
     # A name of its own: the script may import a package with the name of its file. With "-", so that
     # processes that have not loaded it know the file's name.
     name = SCRIPT_PREFIX + re.sub(r"[^\w-]", "_", path.stem)
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    path = path.resolve()
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
-        raise DefinitionError(f"{str(path)!r} is not a Python file: its name must end in '.py'.")
-    _put_first(str(path.resolve().parent))
+        raise DefinitionError(f"{source!r} is not a Python file: its name must end in '.py'.")
+    _put_first(str(path.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        # Not `exec_module`: its cached bytecode may be older than an edit of the last second.
-        exec(
-            compile(path.read_bytes(), str(path.resolve()), "exec", dont_inherit=True), vars(module)
-        )
-    except (Exception, SystemExit) as error:
+        with _explained(source, str(path)):
+            # Not `exec_module`: its cached bytecode may be older than an edit of the last second.
+            exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(module))
+    except DefinitionError:
         del sys.modules[name]
-        raise _explain(error, str(path), str(path.resolve())) from error
+        raise
     cloudpickle.register_pickle_by_value(module)
     return module
 
 
-def _import(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     _put_first(os.getcwd())
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise _explain(error, name, None) from error
-        raise DefinitionError(
-            f"There is no module {name!r}: {error.name!r} was not found in {os.getcwd()!r} or "
-            f"among the installed packages. To name a file, include '.py'."
-        ) from error
-    except (Exception, SystemExit) as error:
+    file = None
+    with contextlib.suppress(ImportError):
         spec = importlib.util.find_spec(name) if "." not in name else None
-        raise _explain(error, name, spec.origin if spec else None) from error
+        file = spec.origin if spec else None
+    with _explained(name, file):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            is_target = error.name is not None and f"{name}.".startswith(f"{error.name}.")
+            if not is_target:  # it imports one that is missing
+                raise
+            missing = str(error.name)
+    raise DefinitionError(
+        f"There is no module {name!r}: {missing!r} was not found in {os.getcwd()!r} or among the "
+        f"installed packages. To name a file, include '.py'."
+    )
 
 
 def _put_first(directory: str) -> None:
@@ -174,88 +228,45 @@ def _put_first(directory: str) -> None:
         sys.path.insert(0, directory)
 
 
-def _explain(
-    error: Exception | SystemExit, source: str, file: str | None, what: str = "cannot be imported"
-) -> DefinitionError:
-    """Name the line of the user's own file that failed."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if file is not None and frame.filename == file]
-    if isinstance(error, SyntaxError):
-        where, why = f"{error.filename}, line {error.lineno}", error.msg
-    else:
-        frame = own[-1] if own else frames[-1]
-        where, why = f"{source if own else frame.filename}, line {frame.lineno}", str(error)
-    kind = "" if isinstance(error, DefinitionError) else f"{type(error).__name__}: "
-    is_exit = isinstance(error, SystemExit)
-    hint = ". Exit only under `if __name__ == '__main__':`." if is_exit else ""
-    explained = DefinitionError(f"{source} {what} ({where}): {kind}{why}{hint}")
-    if not isinstance(error, DefinitionError):
-        trace = error.__traceback__
-        while trace is not None and _is_ours(trace.tb_frame.f_globals.get("__name__", "")):
-            trace = trace.tb_next
-        explained.add_note("".join(traceback.format_exception(type(error), error, trace)).rstrip())
-    return explained
+@contextlib.contextmanager
+def _explained(
+    source: str, file: str | None, failure: str = "cannot be imported"
+) -> Iterator[None]:
+    """Raise DefinitionError for an error of the user's code, which names the line that failed.
 
-
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in ("jobrunner", "importlib")
-
-
-def _find(module: ModuleType, target: Target) -> Job | Callable[..., Any]:
-    """A job, or a function to be called for one."""
-    if target.name is None:
-        return _find_only(module, target.source)
-    where = f"{target.source}:{target.name}"
-    if not hasattr(module, target.name):
-        raise DefinitionError(
-            f"{target.source} has no {target.name!r}.{_offer(module, target.source)}"
-        )
-    found = getattr(module, target.name)
-    if isinstance(found, Job) or is_job_function(found):
-        return cast("Job | Callable[..., Any]", found)
-    signature = None
-    if callable(found) and not isinstance(found, type):
-        with contextlib.suppress(ValueError):  # a function written in C
-            signature = inspect.signature(found)
-    if signature is None:
-        raise DefinitionError(
-            f"{where} is {found!r:.80}; expected a Job, or a function that returns one."
-            f"{_offer(module, target.source)}"
-        )
+    That is a line of `file` if there is one, else the innermost.
+    """
     try:
-        signature.bind()
-    except TypeError:
-        raise DefinitionError(
-            f"{where}{signature} cannot be called without arguments. Give each parameter a default "
-            f"value, or the function the decorator @jobrunner.job."
-        ) from None
-    return cast("Callable[..., Any]", found)
+        yield
+    except (Exception, SystemExit) as error:
+        place, reason = _locate(error, source, file)
+        if not isinstance(error, DefinitionError):
+            reason = f"{type(error).__name__}: {reason}"
+        if isinstance(error, SystemExit):
+            reason += ". Exit only under `if __name__ == '__main__':`."
+        explained = DefinitionError(f"{source} {failure} ({place}): {reason}")
+        if not isinstance(error, DefinitionError):
+            explained.add_note(_format_trace(error))
+        raise explained from error
 
 
-def _find_only(module: ModuleType, source: str) -> Job | Callable[..., Any]:
-    named = _jobs_of(module)
-    found = {id(value): value for value in named.values()}
-    if len(found) == 1:
-        return next(iter(found.values()))
-    raise DefinitionError(
-        f"{source} defines {len(found) or 'no'} jobs; expected one.{_offer(module, source)}"
-    )
+def _locate(error: Exception | SystemExit, source: str, file: str | None) -> tuple[str, str]:
+    """Where an error was raised, and why."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}", error.msg
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file]
+    if own:
+        return f"{source}, line {own[-1].lineno}", str(error)
+    return f"{frames[-1].filename}, line {frames[-1].lineno}", str(error)
 
 
-def _jobs_of(module: ModuleType) -> dict[str, Job | Callable[..., Any]]:
-    """The jobs of a module, and the functions that make them and have the decorator `job`."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, Job) or is_job_function(value)
-    }
-
-
-def _offer(module: ModuleType, source: str) -> str:
-    names = sorted(_jobs_of(module))
-    if not names:
-        return (
-            f" No variable of {source} is a Job, and no function has the decorator @job. If a "
-            f"function returns the job, name it: {source}:FUNCTION."
-        )
-    return f" Name one of its jobs: {', '.join(f'{source}:{name}' for name in names)}."
+def _format_trace(error: Exception | SystemExit) -> str:
+    """The traceback from the user's own code on."""
+    trace = error.__traceback__
+    while trace is not None:
+        package = trace.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in ("jobrunner", "importlib"):
+            break
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()

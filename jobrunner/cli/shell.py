@@ -35,7 +35,7 @@ def completion_command(*, shell: str) -> Output:
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(root.command, {}, name, f"_{name.upper()}_COMPLETE").source()
-    return Output({"shell": shell, "script": script}, script.strip("\n"))
+    return Output({"shell": shell, "script": script}, script.strip("\n").split("\n"))
 
 
 @main.command("new", examples=["jobrunner new heat --template simulation"])
@@ -70,7 +70,6 @@ def new_command(*, name: str, template: str) -> Output:
             file.write(text.replace("$name", job))
     where = f"cd {directory} && " if name != "." else ""
     run = f"{where}jobrunner run job.py --checkpoint runs/first --workers 2"
-    wrote = " and ".join(map(str, paths))
-    return Output(
-        {"name": job, "paths": [*map(str, paths)]}, f"Wrote {wrote}. To run the job:\n    {run}"
-    )
+    written = [str(path) for path in paths]
+    lines = [f"Wrote {' and '.join(written)}. To run the job:", f"    {run}"]
+    return Output({"name": job, "paths": written}, lines)

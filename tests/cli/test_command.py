@@ -79,10 +79,11 @@ def test_without_a_command_the_help_is_shown_as_it_is_written() -> None:
 def test_ls_shows_each_epoch_and_whether_the_job_has_finished(runs: Path) -> None:
     result = _invoke("ls", runs)
     assert result.exit_code == 0
-    header, *rows, end = result.stdout.splitlines()
+    header, *rows, disk, end = result.stdout.splitlines()
     assert header.split() == ["EPOCH", "SAVED", "NODES", "SIZE", "TIME", "METRICS"]
     assert [row.split()[0] for row in rows] == ["0", "1", "2"]
     assert rows[2].endswith("loss=nan n=3")
+    assert disk.endswith("with what epochs share counted once.")
     assert end == "The job has finished."
 
 

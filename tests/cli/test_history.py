@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobrunner.cli.formatting import format_briefly
+from jobrunner.cli.tables import format_briefly
 from jobrunner.positions import Position
 from tests.cli.directories import ask, begin, invoke, save
 

@@ -194,29 +194,23 @@ def test_fsck_of_a_damaged_log_explains_each_entry_and_store(runs: Path, is_miss
     result = invoke("fsck", runs)
     assert result.exit_code == 7
     [told] = [line for line in result.stdout.splitlines() if "The log is damaged" in line]
-    assert " ".join(told.split()).startswith(
-        "damaged a.0, a.1, a.2 and 5 more (8 alike) The log is damaged"
-    )
+    assert " ".join(told.split()).startswith("damaged a.0, a.1, a.2 and 5 more The log is damaged")
     assert f"`jobrunner fsck {runs} --repair` would do this:" in result.stdout
     assert "epochs recorded anew, from stores" in result.stdout
     assert ask("fsck", runs)["repair"]["rebuilt"] == [0]
 
 
 def test_fsck_says_each_reason_once(runs: Path) -> None:
-    for epoch in range(4):
-        shutil.rmtree(runs / f"b.{epoch}")
-        (runs / f"a.{epoch}" / "x").touch()
-    (runs / "notes").touch()
-    (runs / "a.4").mkdir()
+    for name in ("notes", "more", "last"):
+        (runs / name).touch()
+    for node in "ab":
+        (runs / f"{node}.4").mkdir()
     told = [" ".join(line.split()) for line in invoke("fsck", runs).stdout.splitlines()]
-    assert [line[:50] for line in told[:-1]] == [
-        "damaged b.0, b.1, b.2 and 1 more (4 alike) Epoch 0",
-        "stray a.0/x, a.1/x, a.2/x and 1 more (4 alike) Not",
-        "stray a.4 No entry of the log claims this name: an",
-        "stray notes Not a name that jobrunner uses.",
-    ]
+    assert told[0].startswith("stray a.4, b.4 No entry of the log claims this name: an")
+    assert told[1] == "stray last, more, notes Not a name that jobrunner uses."
     for epoch in (1, 2, 3):
         shutil.rmtree(runs / f"a.{epoch}")
+        shutil.rmtree(runs / f"b.{epoch}")
     (runs / "_log" / "0000000002.json").unlink()
     assert "\nno longer recorded: 1, 2, 3: its stores are gone\n" in invoke("fsck", runs).stdout
 

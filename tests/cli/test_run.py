@@ -25,7 +25,7 @@ import jobrunner.story
 from jobrunner import MultiNodeCheckpointManager, Position, SaveEvery
 from jobrunner.cli.command import main
 from jobrunner.cli.run import _reported
-from jobrunner.cli.saving import _read_save
+from jobrunner.cli.saving import _parse_save_every
 from tests.processes import await_true, kill
 
 _COMMANDS_OF_DASK = entry_points(group="dask_cli", name="jobrunner")
@@ -514,9 +514,9 @@ def test_callbacks_logs_and_a_migration_are_named_as_options(
         (["--log", "log.txt"], "EpochLog: path must end in .csv or .jsonl; got 'log.txt'"),
         (["--log", "log.csv", "--log", "./log.csv"], "--log ./log.csv: --log log.csv writes to"),
         (["--log", "own.csv", "--callback", "log"], "--callback log: --log own.csv writes to"),
-        (["--save-every", "auto:5"], "--save-every auto:5: expected a number of epochs"),
-        (["--save-every", "auto:100%"], "--save-every auto:100%: expected a number of epochs"),
-        (["--save-every", "auto:0%"], "--save-every auto:0%: expected a number of epochs"),
+        (["--save-every", "auto:5"], "'--save-every': auto:5: expected a number of epochs"),
+        (["--save-every", "auto:100%"], "'--save-every': auto:100%: expected a number of epochs"),
+        (["--save-every", "auto:0%"], "'--save-every': auto:0%: expected a number of epochs"),
         (["--callback", "tell"], "made.py has no 'tell'"),
         (["--manager", "far"], "made.py has no 'far'"),
         (["--manager", "near"], "--manager near: expected a MultiNodeCheckpointManager"),
@@ -540,12 +540,15 @@ def test_callbacks_logs_and_a_migration_are_named_as_options(
         (["--migrate", "settings"], "migrate must be callable; got {'lr': 1}"),
         (["--keep-best", "loss:all"], "Give it a threshold, or a number of epochs"),
         (["--keep-best", "loss:low"], "expected METRIC[:min|max][:N|all]"),
-        (["--save-every", "often"], "--save-every often: expected a number of epochs"),
-        (["--save-every", "0"], "--save-every 0: expected"),
-        (["--save-before", "noon"], "--save-before noon: expected a time"),
+        (["--save-every", "often"], "'--save-every': often: expected a number of epochs"),
+        (["--save-every", "0"], "'--save-every': 0: expected"),
+        (["--save-before", "noon"], "'--save-before': noon: expected a time"),
         (["--save-before", "slurm"], "SLURM_JOB_END_TIME"),
-        (["--keep-every", "5steps"], "--keep-every 5steps: expected a number of epochs or seconds"),
-        (["--keep-best", "loss:least"], "--keep-best loss:least: expected METRIC"),
+        (
+            ["--keep-every", "5steps"],
+            "'--keep-every': 5steps: expected a number of epochs or seconds",
+        ),
+        (["--keep-best", "loss:least"], "'--keep-best': loss:least: expected METRIC"),
         (["--param", "rate"], "'rate' is not NAME=VALUE, with each name once"),
         (
             ["--param", "rate=1", "--param", "rate=2"],
@@ -566,7 +569,7 @@ def test_wrong_options_exit_with_2(tmp_path: Path, options: list[str], says: str
     ("text", "share"), [("auto", 0.02), ("auto:5%", 0.05), ("auto:0.5%", 0.005)]
 )
 def test_the_share_of_automatic_saves_is_a_percentage(text: str, share: float) -> None:
-    assert _read_save([text], None) == SaveEvery("auto", max_overhead=share)
+    assert _parse_save_every(text) == SaveEvery("auto", max_overhead=share)
 
 
 def test_a_failing_task_keeps_the_last_epoch_and_says_how_to_resume(

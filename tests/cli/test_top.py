@@ -27,7 +27,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
-from jobrunner.cli.top import _follow, format_live
+from jobrunner.cli.runs import follow, format_live
 from jobrunner.story import LiveRun, LiveRuns, RunSummary, summarize_run
 from tests.cli.directories import ask, invoke
 from tests.cli.test_many_runs import record
@@ -149,7 +149,7 @@ def test_the_screen_has_whole_metrics_and_says_how_many_runs_are_not_shown() -> 
     run = RunSummary("x" * 100, "running", job="job", epoch=3, total_epochs=10, metrics=metrics)
     found = [LiveRun(run, 0.5, 2.0)] * 30
     for width in (80, 120):
-        lines = format_live(found, "runs", width, 24).splitlines()
+        lines = format_live(found, "runs", width, 24)
         assert len(lines) <= 24
         assert max(map(len, lines)) <= width
         assert lines[-1] == "and 20 more"
@@ -162,7 +162,7 @@ def test_the_screen_names_runs_that_have_ended_meanwhile() -> None:
     ended = [RunSummary(f"run {i}", "lost", epoch=i, total_epochs=9, last_seen=0.0) for i in (1, 2)]
     live = LiveRun(RunSummary("b", "running", epoch=3), 0.5, 2.0)
     for found in ([], [live], [live] * 30):
-        lines = format_live(found, "runs", 80, 10, ended).splitlines()
+        lines = format_live(found, "runs", 80, 10, ended)
         assert len(lines) <= 10
         assert [line.split("  ")[1:] for line in lines[-2:]] == [
             ["run 1: lost at epoch 1/9"],
@@ -182,7 +182,7 @@ def test_following_ends_with_what_was_seen_last(capsys: pytest.CaptureFixture[st
             return [LiveRun(RunSummary(str(self.looks)), 0.0, None)]
 
     runs: Any = Runs()
-    assert [live.run.name for live in _follow(runs, "runs", 0.001)] == ["2"]
+    assert [live.run.name for live in follow(runs, "runs", 0.001)] == ["2"]
 
 
 @pytest.mark.nightly

@@ -298,7 +298,6 @@ def commands_for_all(root: Path) -> Iterator[tuple[str, ...]]:
     yield "ls", str(root)
     yield "ls", str(root), "--best", "loss"
     yield "ls", str(root), "--state", "failed", "--state", "lost"
-    yield "ls", str(root), "--sort", "name"
     yield "top", str(root), "--once"
 
 

@@ -19,10 +19,9 @@ from jobrunner.checkpoint import (
     restore_epoch,
 )
 from jobrunner.checkpoint.log.heartbeat import Patience
-from jobrunner.cli import checkpoints, listing, maintenance
+from jobrunner.cli import checkpoints, history, listing, maintenance
 from jobrunner.cli.command import Output
 from jobrunner.cli.options import open_directory
-from jobrunner.cli.runs import _word_comparison
 from jobrunner.define import Job
 from jobrunner.errors import JobRunnerError
 from jobrunner.json_output import to_json
@@ -114,7 +113,7 @@ class Case:
     def compare(self, one: str = "", other: str = "") -> None:
         one, other = one or self.path, other or self._whole
         data, difference = compare_runs(self.manager(one), self.manager(other))
-        _print(Output(data, "\n".join(_word_comparison(one, other, data, difference))))
+        _print(Output(data, history.describe_comparison(one, other, data, difference)))
 
     def compare_from(self) -> None:
         self.compare(self._whole, self.path)
@@ -136,13 +135,13 @@ class Case:
         if epochs:
             with manager.open(epochs[0]) as one, manager.open(epochs[-1]) as other:
                 data, text, _ = compare_checkpoints(one, other, is_deep=is_deep)
-            _print(Output(data, text))
+            _print(Output(data, text.splitlines()))
 
     def diff_deep(self) -> None:
         self.diff(is_deep=True)
 
     def fsck(self) -> None:
-        _print(maintenance._inspect(self.manager(), is_brief=False))
+        _print(maintenance.inspect(self.manager(), is_brief=False))
 
     def fsck_repair(self) -> None:
         clock = Clock()
@@ -160,8 +159,8 @@ class Case:
     def prune_best(self) -> None:
         policy = KeepAny((KeepLast(2), KeepBest("loss")))
         manager = self.manager(keep=policy)
-        maintenance._check_records(manager, policy)
-        maintenance._sizes(manager, manager.retention.retirable())
+        maintenance.check_records(manager, policy)
+        maintenance.read_records(manager, manager.retention.retirable())
 
     def pin(self) -> None:
         self.each(lambda manager, epoch: manager.pin(epoch, "x"))
