@@ -172,10 +172,11 @@ def _choose(
             is_kept = not run_filter.best
             best = best_of(directories[run.name], metric, mode, is_kept=is_kept)
         rows.append(RunRow(run, best))
-    rows.sort(key=lambda row: row.run.last_seen or 0.0, reverse=True)
     if run_filter.best:
         sign = 1 if mode == "min" else -1
         rows.sort(key=lambda row: sign * row.best[0] if row.best else math.inf)
+    else:
+        rows.sort(key=lambda row: row.run.last_seen or 0.0, reverse=True)
     return rows, metric
 
 
