@@ -24,7 +24,7 @@ from jobrunner.texts import printable, show
 Difference = dict[str, Any]
 Differences = Iterator[Difference]
 
-_LISTS = ("list", "numbers", "rows", "ragged")
+_LISTS = ("list", "numbers", "rows", "ragged", "records")
 _CLASSES = ("state", "enum", "namedtuple", "dataclass", "codec")
 _SCALARS = ("NoneType", "bool", "int", "float", "str", "bytes")
 _LONGEST = 40  # characters of a value that is shown
@@ -211,7 +211,7 @@ class _Comparison:
             yield from _compare_scalars(_scalar(a, self._one), _scalar(b, self._other), where)
         elif kind == "list":
             yield from self._compare_items(a, b, where, "")
-        elif kind in ("rows", "ragged"):
+        elif kind in ("rows", "ragged", "records"):
             yield from self._compare_rows(kind, a["of"], b["of"], where)
         else:
             yield from self.compare(a["of"], b["of"], where)

@@ -280,6 +280,8 @@ class _Reader:
         saves = _saves(run, marks, ledger)
         if state != "running":
             ledger = ledger.closed(last_seen - run.began, is_lost=state == "lost")
+        if kept != _END:
+            ledger = ledger.after_going_back(marks, kept)
         process = None if run.entry is None else run.entry.process
         return RunStory(
             number=number,
@@ -308,7 +310,7 @@ class _Reader:
                 Span(span.node, span.task, span.epoch, run.began + span.began, span.seconds)
                 for span in spans
             ),
-            ledger=ledger.after_going_back(marks, kept),
+            ledger=ledger,
         )
 
     def _end_of(self, run: _Run) -> tuple[StateName, float]:

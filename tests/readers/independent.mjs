@@ -12,7 +12,7 @@
 //   has no numbers for are the bytes of the item, in hexadecimal,
 // - "dict" has a list of [key, value],
 // - "same" has the path of keys and indices, in the blob, to the place where the object is printed,
-// - numbers, rows and ragged are printed as the lists that they stand for.
+// - numbers, rows, ragged and records are printed as the lists that they stand for.
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -382,7 +382,7 @@ function grow(whole, array) {
     if (kind === "float") return Float.ofBits(BigInt(`0x${of}`));
     if (kind === "str") return wtf8(bytesOf(of));
     if (kind === "bytes") return new Value(kind, bytesOf(of).toString("hex"));
-    if (["numbers", "rows", "ragged"].includes(kind)) {
+    if (["numbers", "rows", "ragged", "records"].includes(kind)) {
       const list = number([]);
       for (const item of items(tree)) list.push(item);
       return list;
@@ -408,6 +408,12 @@ function grow(whole, array) {
       const columns = of[1].map(items);
       const rows = columns[0].map((_, row) => columns.map((column) => column[row]));
       return rows.map((row) => rowOf(of[0], row));
+    }
+    if (kind === "records") {
+      const columns = of[1].map(items);
+      return columns[0].map((_, row) =>
+        number(new Map(of[0].map((key, i) => [key, columns[i][row]]))),
+      );
     }
     need(kind === "ragged", `${kind} are no items`);
     const lengths = array(of[1]).data.map(Number);

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-OBJECTS = {"array", "bytearray", "dict", "numbers", "ragged", "rows"}
+OBJECTS = {"array", "bytearray", "dict", "numbers", "ragged", "records", "rows"}
 ROWS = {"list": list, "tuple": tuple, "set": set}
 """Kinds of values with an identity, of those that this reader knows."""
 
@@ -171,7 +171,7 @@ class Store:
                 return dict(zip(self.items(keys), self.items(values), strict=True))
             case {"$": "tuple", "of": items}:
                 return tuple(self.items(items))
-            case {"$": "numbers" | "rows" | "ragged"}:
+            case {"$": "numbers" | "rows" | "ragged" | "records"}:
                 return self.items(tree)
             case {"$": kind}:
                 raise ValueError(f"this reader does not know the kind {kind}")
@@ -186,6 +186,11 @@ class Store:
                 return self.array(i).tolist()
             case {"$": "rows", "of": [kind, columns]}:
                 return self.rows(kind, zip(*map(self.items, columns), strict=True))
+            case {"$": "records", "of": [keys, columns]}:
+                rows = zip(*map(self.items, columns), strict=True)
+                records = [dict(zip(keys, row, strict=True)) for row in rows]
+                self.objects += records
+                return records
             case {"$": "ragged", "of": [kind, i, content]}:
                 lengths, remaining = self.array(i).tolist(), iter(self.items(content))
                 return self.rows(kind, (itertools.islice(remaining, it) for it in lengths))

@@ -45,7 +45,7 @@ _INT = np.dtype("<i8")
 _NUMBERS = (_INT, np.dtype("<f8"), np.dtype("?"))
 _NUMBERED = frozenset(
     {
-        *("array", "dict", "dataclass", "codec", "state", "numbers", "rows", "ragged"),
+        *("array", "dict", "dataclass", "codec", "state", "numbers", "rows", "ragged", "records"),
         *(codec.name for codec in OWN_CODECS if codec.is_numbered),
         *(library_type.name for library_type in LIBRARY_TYPES),
     }
@@ -271,6 +271,15 @@ class Decoder:
             self._made += rows
         return rows
 
+    def _records(self, tree: Tree) -> list[Any]:
+        keys, trees = fields_of(tree, list, list)
+        if set(map(type, keys)) != {str} or len(trees) != len(keys):
+            raise ValueError("records have a text for each of their columns")
+        columns = list(map(self._items, trees))
+        records = [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
+        self._made += records
+        return records
+
     # --- by codecs
 
     def _parts(self, tree: Tree) -> Any:
@@ -393,5 +402,6 @@ _MANY: Mapping[str, Callable[[Decoder, Any], list[Any]]] = {
     "numbers": Decoder._numbers,
     "rows": Decoder._rows,
     "ragged": Decoder._ragged,
+    "records": Decoder._records,
 }
 """Each a list of items that are alike."""

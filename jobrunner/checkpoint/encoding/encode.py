@@ -25,6 +25,7 @@ are alike are one node:
 ``numbers``   numbers of one type: a part
 ``rows``      lists, tuples or sets of one length: which of these, and the items at each position
 ``ragged``    those of any length: which of these, a part with their lengths, and all their items
+``records``   dicts with the same keys: the keys, and the items under each
 ============  =====================================================================================
 
 Objects that can change are numbered in the order in which encoder and decoder come to them, each
@@ -332,8 +333,10 @@ class Encoder:
             return _node("numbers", self._part(numbers, "numbers"))
         if cls is tuple:
             return self._rows(cls, items)
-        if cls in (list, set) and self._are_flat(items):
-            tree = self._rows(cls, items)
+        if cls is dict and not _are_records(items):
+            return None
+        if cls in (list, set, dict) and self._are_flat(cls, items):
+            tree = self._records(items) if cls is dict else self._rows(cls, items)
             identities = list(map(id, items))
             self._numbers.update(zip(identities, count(len(self._numbers)), strict=False))
             self._kept.append(items)
@@ -342,15 +345,16 @@ class Encoder:
             return tree
         return None
 
-    def _are_flat(self, rows: Sequence[Any]) -> bool:
-        """Whether lists or sets contain only leaves, and only this one thing refers to each of them.
+    def _are_flat(self, cls: type, rows: Sequence[Any]) -> bool:
+        """Whether lists, sets or dicts contain only leaves, and only this refers to each of them.
 
         The decoder makes a row when it has all that the row contains. Were one row in another, or
         were a list in two rows, it would be asked for an object that it has not made yet.
         """
         identities = set(map(id, rows))
         is_alone = len(identities) == len(rows) and self._numbers.keys().isdisjoint(identities)
-        return is_alone and set(map(type, chain.from_iterable(rows))) <= _LEAVES
+        contents = map(dict.values, rows) if cls is dict else rows
+        return is_alone and set(map(type, chain.from_iterable(contents))) <= _LEAVES
 
     def _rows(self, cls: type, rows: Sequence[Any]) -> Tree:
         if cls is set:
@@ -370,6 +374,16 @@ class Encoder:
             tree = _node("ragged", [cls.__name__, part, items])
         self._leave(contents)
         return tree
+
+    def _records(self, rows: Sequence[dict[str, Any]]) -> Tree:
+        keys = list(rows[0])
+        contents = list(chain.from_iterable(map(dict.values, rows)))
+        self._enter(contents)
+        columns = []
+        for i, name in enumerate(child_names(keys)):
+            columns.append(self._at(name, self._items, contents[i :: len(keys)]))
+        self._leave(contents)
+        return _node("records", [keys, columns])
 
     # --- arrays
 
@@ -484,6 +498,14 @@ _METHODS: Mapping[type, _Method] = {
     np.ndarray: Encoder._array,
 }
 """Not bound to an encoder: in a cycle, it would keep the arrays of a save alive."""
+
+
+def _are_records(rows: Sequence[dict[Any, Any]]) -> bool:
+    """Whether dicts have the same few keys, all plain, in the same order."""
+    keys = list(rows[0])
+    if not 0 < len(keys) <= _MOST_COLUMNS or not _are_plain(keys):
+        return False
+    return all(list(row) == keys for row in rows)
 
 
 def _node(kind: str, tree: Tree) -> Tree:
