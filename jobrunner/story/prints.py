@@ -78,10 +78,9 @@ class Prints:
             if stream is None:  # a process without a console
                 continue
             is_here = bool((names_of(stream) | names_of(None)) & set(here))
-            takes = not is_here or where != "leave"
-            copies = not takes or not is_here or where == "copy"
-            self._streams[name] = _Stream(stream, self, takes=takes, copies=copies)
-            setattr(sys, name, self._streams[name])
+            if not is_here or where != "leave":
+                self._streams[name] = _Stream(stream, self, copies=not is_here or where == "copy")
+                setattr(sys, name, self._streams[name])
 
     def take(self, text: str) -> bool:
         """Take a text if a task of the binding prints it, and there is room."""
@@ -138,14 +137,12 @@ class Prints:
 class _Stream:
     """A stream that lets a view take what tasks write to it.
 
-    It ignores that the reader of a pipe is gone: the workers of ``jobrunner run ... | head -1`` have
-    the command's own stdout, and a task that prints there must not fail.
+    It ignores that the reader of a pipe is gone: a task that prints there must not fail.
     """
 
-    def __init__(self, original: TextIO, prints: Prints, *, takes: bool, copies: bool) -> None:
+    def __init__(self, original: TextIO, prints: Prints, *, copies: bool) -> None:
         self._original = original
         self._prints = prints
-        self._takes = takes
         self._copies = copies
 
     @property
@@ -157,7 +154,7 @@ class _Stream:
 
     def write(self, text: str) -> int:
         """Write, unless it is taken."""
-        is_taken = self._takes and self._prints.take(text)
+        is_taken = self._prints.take(text)
         if self._copies or not is_taken:
             with suppress(BrokenPipeError):
                 self._original.write(text)

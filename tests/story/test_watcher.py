@@ -143,7 +143,7 @@ class Gone(io.StringIO):
         raise BrokenPipeError
 
 
-@pytest.mark.parametrize("where", ["leave", "take", "copy"])
+@pytest.mark.parametrize("where", ["take", "copy"])
 def test_a_task_may_print_though_nobody_reads_the_output_any_more(
     inproc_session: Session, where: Any
 ) -> None:
