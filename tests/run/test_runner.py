@@ -636,4 +636,5 @@ def test_a_worker_that_cannot_write_is_a_warning_while_nothing_is_recorded(sessi
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=files)
     result = JobRunner(counter(2), manager).run(session)
     assert result.epoch == 2
-    assert [save.epoch for save in result.failed_saves] == [0, 1, 2]
+    # An epoch that fails in a group is tried once more alone, so it may be named twice.
+    assert list(dict.fromkeys(save.epoch for save in result.failed_saves)) == [0, 1, 2]
