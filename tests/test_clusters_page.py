@@ -1,4 +1,4 @@
-"""What the how-to pages show, as a reader would use it: scripts, configurations and clusters."""
+"""What the page on clusters shows, as a reader would use it: scripts, configurations and clusters."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ epoch_limiter(job, 60)
 """
 
 
-def codes(page: str, language: str) -> list[str]:
-    return [block.code for block in blocks(f"how-to/{page}", language)]
+def codes(language: str, about: str = "") -> list[str]:
+    """The blocks of the page in a language that contain a text."""
+    return [block.code for block in blocks("clusters.md", language) if about in block.code]
 
 
 # ---- TLS
@@ -51,7 +52,7 @@ def codes(page: str, language: str) -> list[str]:
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_with_the_certificates_of_the_page_a_job_runs_over_tls(tmp_path: Path) -> None:
-    (script,), (config,) = codes("tls.md", "sh"), codes("tls.md", "yaml")
+    (script,), (config,) = codes("sh"), codes("yaml", "ca-file")
     keys = tmp_path / "keys"
     keys.mkdir()
     subprocess.run(["bash", "-ec", script], cwd=keys, check=True, capture_output=True)
@@ -97,7 +98,7 @@ def run_command(
 
 # ---- Slurm
 
-_SCRIPTS = codes("slurm.md", "bash")
+_SCRIPTS = codes("bash")
 _REQUEUED = "requeue 7\n"
 
 
@@ -235,7 +236,7 @@ def test_workers_that_dask_jobqueue_submits_run_a_job(
     begin = 'setsid bash "$copy" > worker.log 2>&1 & echo Submitted batch job $!'
     slurm.add("sbatch", f'copy=$(mktemp -p {tmp_path}); cp "$1" "$copy"; {begin}')
     slurm.add("scancel", 'kill -KILL -- "-$1"')
-    (code,) = codes("slurm.md", "py")
+    (code,) = codes("py")
     code = code.replace("/scratch/runs", str(tmp_path / "runs"))
     code = code.replace("cores=32", "cores=1").replace('"128GB"', '"1GB"')
     monkeypatch.setenv("PATH", f"{slurm.directory / 'bin'}:{os.environ['PATH']}")
@@ -254,7 +255,7 @@ def test_workers_that_dask_jobqueue_submits_run_a_job(
 
 # ---- Kubernetes
 
-_MANIFESTS = {it["kind"]: it for it in map(yaml.safe_load, codes("kubernetes.md", "yaml"))}
+_MANIFESTS = {it["kind"]: it for it in map(yaml.safe_load, codes("yaml", "kind: "))}
 
 
 def test_the_manifests_for_kubernetes_fit_each_other() -> None:
