@@ -61,7 +61,7 @@ from jobrunner.story.watcher import Watcher
 CASES = {"no work": 0.0, "1 ms": 1e-3, "10 ms": 10e-3, "50 ms": 50e-3}
 CALLS = [
     (Callbacks, "notify"),
-    *((Stopwatch, name) for name in ("enter", "capture", "is_sample_due", "note_spans")),
+    *((Stopwatch, name) for name in ("enter", "capture")),
     *((Live, "_work"), (Watcher, "_work")),  # the whole of their threads
 ]
 LIMIT = 0.01

@@ -72,7 +72,6 @@ from .story import (
     LossStory as LossStory,
     RunStory as RunStory,
     SaveStory as SaveStory,
-    Span as Span,
     Story as Story,
     read_story as read_story,
     write_report as write_report,

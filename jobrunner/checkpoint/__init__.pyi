@@ -60,7 +60,6 @@ from .log import (
     Record as Record,
     RewindEntry as RewindEntry,
     RunEntry as RunEntry,
-    SpanRecord as SpanRecord,
     Snapshot as Snapshot,
     State as State,
     StateCache as StateCache,

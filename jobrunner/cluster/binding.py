@@ -17,7 +17,7 @@ from jobrunner.cluster.exchange import Members, Reply, Request, malformed, pickl
 from jobrunner.cluster.leases import Demand, Leases, Spread
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
-from jobrunner.cluster.results import Counted, GroupResult, UnderWay, longest_spans, merge_runs
+from jobrunner.cluster.results import Counted, GroupResult, UnderWay, merge_runs
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.cluster.shipping import Parcel, ShippedGroups
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, compile_group
@@ -179,7 +179,7 @@ class Binding:
         started = time.perf_counter()
         replies = self._run(request, group, options, num_runs=1)
         seconds = time.perf_counter() - started
-        results = self._results(replies, plan, options, most=1, width=1)
+        results = self._results(replies, plan, most=1, width=1)
         request.check(replies, self.plan.job)
         return dataclasses.replace(results[0], seconds=seconds)
 
@@ -216,7 +216,7 @@ class Binding:
         }
         request = Request("run", {"epoch": first, "step": 0, "epoch_batch": batch})
         replies = self._run(request, "epoch", options, num_runs=epochs * width)
-        results = self._results(replies, plan, options, most=epochs * width, width=width)
+        results = self._results(replies, plan, most=epochs * width, width=width)
         for i, result in enumerate(results):
             yield first + i, result, i == len(results) - 1
         request.check(replies, self.plan.job)
@@ -250,7 +250,6 @@ class Binding:
         self,
         replies: Mapping[str, Reply],
         plan: GroupPlan,
-        options: RunOptions,
         *,
         most: int,
         width: int,
@@ -263,9 +262,6 @@ class Binding:
         for start in range(0, min(map(len, by_worker.values())) // width * width, width):
             rows = {address: runs[start : start + width] for address, runs in by_worker.items()}
             results.append(merge_runs(rows, conditions))
-        if options.is_sampled and results:
-            spans = longest_spans(by_worker, self.placement)
-            results[0] = dataclasses.replace(results[0], spans=spans)
         return results
 
     def apply(

@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import nlargest
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
 from jobrunner.define import ArrayEntry, Metric, MetricEntry, Reported, merge_reports
 from jobrunner.errors import ExecutionError
-from jobrunner.worker import MOST_SPANS, EndedRun, TaskSpan
-
-LONGEST_NAME = 200
-"""Of a task's name in a span."""
+from jobrunner.worker import EndedRun
 
 
 class UnderWay(NamedTuple):
@@ -46,7 +41,6 @@ class GroupResult:
     seconds: float  # that the client waited; for an epoch of a batch, those of the slowest worker
     stopped: tuple[str, ...]  # names of the true stop conditions, in order of definition
     reported: Reported = field(default_factory=Reported)
-    spans: Sequence[TaskSpan] = ()  # of a sampled run
 
     @property
     def metrics(self) -> dict[str, Metric]:
@@ -79,19 +73,6 @@ def merge_runs(
         stopped=tuple(name for name in conditions if name in fired),
         reported=reported,
     )
-
-
-def longest_spans(
-    by_worker: Mapping[str, Sequence[EndedRun]], placement: Mapping[str, str]
-) -> list[TaskSpan]:
-    """The longest calls in the workers' first runs, each of a node that is there."""
-    spans = [
-        (node, task[:LONGEST_NAME], began, seconds)
-        for address, runs in by_worker.items()
-        for node, task, began, seconds in runs[0].get("spans", ())
-        if placement.get(node) == address
-    ]
-    return nlargest(MOST_SPANS, spans, key=itemgetter(3))
 
 
 def _check_arrays(address: str, entries: Sequence[ArrayEntry]) -> Sequence[ArrayEntry]:

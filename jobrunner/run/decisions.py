@@ -26,10 +26,8 @@ MOST_MARKS = 100
 """Saves that a run may go back to without counting all its epochs as lost."""
 MOST_REPORTS = 1_000
 """Of saves, in the result of a run; the same of saves that failed."""
-MOST_LOSSES, MOST_SPANS = 50, 1_000
+MOST_LOSSES = 50
 """What one record says, at most."""
-LEAST_SAMPLE_SECONDS, SAMPLES_IN_ALL, SPAN_SECONDS = 0.1, 50, 0.01
-"""Samples are at least so long apart, or a share of the time so far, or so long for each span."""
 
 
 @dataclass(slots=True)
@@ -142,22 +140,15 @@ class State:
 class Stopwatch:
     """Adds up where a run's time goes, for its records; see docs/time.md. `began` is by `clock`."""
 
-    def __init__(
-        self, began: float, *, is_on: bool = True, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, began: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._began = self._since = began
-        self._is_on, self._clock = is_on, clock
+        self._clock = clock
         self._part: Part = "start"
         self._spent = dict.fromkeys(PARTS, 0.0)
-        self._marks: dict[Position, float] = {}  # what was saved -> `compute` when its save began
-        # The same, how many losses its record tells, and what it says.
-        self._captured: dict[Position, tuple[float, int, dict[str, Any]]] = {}
+        self._marks: dict[Position, float] = {}  # what is saved -> `compute` when its save began
         self._losses: list[dict[str, Any]] = []
-        self._told = 0  # how many of them are recorded
+        self._told = 0  # how many of them a record tells
         self._from: Position | None = None  # what was loaded last
-        self._moves: list[list[float]] = []  # from when to when nodes moved, since the last record
-        self._spans: list[Sequence[Any]] = []
-        self._next_sample = began
 
     def enter(self, part: Part) -> Part:
         """Count the time from now on as `part`; returns what it was before."""
@@ -179,14 +170,6 @@ class Stopwatch:
             yield
         finally:
             self.enter(before)
-
-    @contextmanager
-    def moving(self) -> Iterator[None]:
-        """Count the time of a with block, in which nodes move to other workers, as recovery."""
-        with self.spending("recovery"):
-            began = self._since
-            yield
-        self._moves.append([round(it - self._began, 4) for it in (began, self._since)])
 
     def lose(self, text: str) -> None:
         """Note a loss: recovery begins."""
@@ -211,76 +194,35 @@ class Stopwatch:
         self._from = to
         self._marks = marks
 
-    def capture(self, at: Position, *, is_held: bool = False) -> dict[str, Any]:
-        """What the record of a position says of the time when its save begins; empty if it is off.
+    def capture(self, at: Position) -> dict[str, Any]:
+        """What the record of a position says of the time when its save begins.
 
-        If the state is only held in memory, its record has no moves and no spans: the next save has them.
+        A loss is told by the first record after it, and by the end of the run again, should that record
+        have failed.
         """
-        if not self._is_on:
-            return {}
         self.enter(self._part)
-        ended = sum("resumed" in loss for loss in self._losses)
-        told = min(ended, self._told + MOST_LOSSES)
-        timing = self._timing(told, is_held=is_held)
-        self._captured[at] = self._spent["compute"], told, timing
-        _trim(self._captured)
+        self._marks[at] = self._spent["compute"]
+        if len(self._marks) > MOST_MARKS:
+            del self._marks[next(iter(self._marks))]
+        timing = self._timing()
+        losses = [loss for loss in self._losses[self._told :] if "resumed" in loss][:MOST_LOSSES]
+        self._told += len(losses)
+        if losses:
+            timing["losses"] = losses
         return {"timing": timing}
 
-    def note_save(self, at: Position, *, is_recorded: bool) -> None:
-        """Note the end of a save."""
-        compute, told, timing = self._captured.pop(at, (0.0, 0, {}))
-        if not is_recorded:
-            self._moves = [*timing.get("moves", ()), *self._moves]
-            self._spans = [*timing.get("spans", ()), *self._spans][-MOST_SPANS:]
-        else:
-            self._marks[at] = compute
-            self._told = max(told, self._told)
-            _trim(self._marks)
-
-    def end(self, outcome: str) -> dict[str, Any]:
-        """What the ``end`` entry says of the run; empty if it is off."""
-        if not self._is_on:
-            return {}
+    def end(self, outcome: str, recorded: Position | None) -> dict[str, Any]:
+        """What the ``end`` entry says of the run, after the last epoch that is recorded."""
         self.enter(self._part)
         if outcome != "finished":  # epochs that were not saved run again
-            self.go_back(max(self._marks, default=None))
-        told = min(len(self._losses), self._told + MOST_LOSSES)
-        return {"outcome": outcome, "timing": self._timing(told)}
+            self.go_back(recorded)
+        timing = self._timing()
+        if self._losses:
+            timing["losses"] = self._losses[-MOST_LOSSES:]
+        return {"outcome": outcome, "timing": timing}
 
-    def _timing(self, told: int, *, is_held: bool = False) -> dict[str, Any]:
-        found: dict[str, Any] = {part: round(it, 4) for part, it in self._spent.items() if it}
-        if losses := self._losses[self._told : told]:
-            found["losses"] = losses
-        if not is_held:
-            found |= {"moves": self._moves[-MOST_LOSSES:]} if self._moves else {}
-            found |= {"spans": self._spans} if self._spans else {}
-            self._moves, self._spans = [], []
-        return found
-
-    def is_sample_due(self) -> bool:
-        """Whether the workers should note what runs in the next group run."""
-        return self._is_on and self._clock() >= self._next_sample
-
-    def note_spans(
-        self, epoch: int, started: float, spans: Sequence[tuple[str, str, float, float]]
-    ) -> None:
-        """Take spans of a group run that was asked for at `started`: node, task, begin, seconds."""
-        since = started - self._began
-        self._spans += [
-            [node, task, epoch, round(since + begin, 5), round(seconds, 6)]
-            for node, task, begin, seconds in spans
-        ]
-        while len(self._spans) > MOST_SPANS:
-            del self._spans[::2]
-        now = self._clock()
-        self._next_sample = now + max(
-            LEAST_SAMPLE_SECONDS, (now - self._began) / SAMPLES_IN_ALL, SPAN_SECONDS * len(spans)
-        )
-
-
-def _trim(found: dict[Position, Any]) -> None:
-    if len(found) > MOST_MARKS:
-        del found[next(iter(found))]
+    def _timing(self) -> dict[str, Any]:
+        return {part: round(seconds, 4) for part, seconds in self._spent.items() if seconds}
 
 
 def next_step(

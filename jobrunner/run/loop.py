@@ -25,7 +25,7 @@ from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import State, Step, Stopwatch, each_step, is_captured, next_step
 from jobrunner.run.load import finish_load, load, reported_in
 from jobrunner.run.losses import Loss, Losses, is_transient
-from jobrunner.run.moves import Moves
+from jobrunner.run.moves import is_worthwhile
 from jobrunner.run.null_saver import NullSaver
 from jobrunner.run.recovery import count_loss
 from jobrunner.run.result import RunResult, SaveReport
@@ -96,9 +96,7 @@ class Run:
         self.session = session
         self.callbacks = Callbacks([*views, *runner.callbacks])
         self.state = State(Losses(runner.max_restarts))
-        is_timed = runner.checkpoint_manager is not None
-        self.watch = Stopwatch(began, is_on=is_timed)
-        self.moves = Moves()
+        self.watch = Stopwatch(began)
         self._must_move = False  # workers have joined, and a move there is worthwhile
         self.batch_seconds = get_number("stint-seconds")
         self.binding: Binding
@@ -108,12 +106,9 @@ class Run:
         self.saver: Saver | NullSaver = NullSaver()
         if (manager := runner.checkpoint_manager) is not None:
             warn, policy = self.callbacks.warn, runner.on_save_error
-            saved, passed_over = self._saved, self._passed_over
             asked, status = runner.save_asked, self.state.status
             since = round(time.time() - (time.monotonic() - began), 3)
-            self.saver = Saver(
-                manager, plan, policy, warn, saved, passed_over, asked, status, since
-            )
+            self.saver = Saver(manager, plan, policy, warn, self._saved, asked, status, since)
 
     def run(self) -> RunResult:
         """See `JobRunner.run`."""
@@ -148,7 +143,7 @@ class Run:
                 raise self.stopped(None, "it had no more time for the epoch") from interrupt
             raise
         finally:
-            self.saver.end(lambda: self.watch.end(outcome))
+            self.saver.end(lambda: self.watch.end(outcome, self.state.recorded))
         earlier = partial(recorded_metrics, self.runner.checkpoint_manager)
         return self.state.result(self.plan.epoch_limit, earlier)
 
@@ -192,7 +187,7 @@ class Run:
             self.callbacks.notify("on_start", planned, self.plan.epoch_limit)
             for warning in planned.warnings:
                 self.callbacks.warn(warning)
-        state.recorded, state.steps_done, self._handed_over = None, 0, None
+        state.steps_done, self._handed_over = 0, None
         started = time.monotonic()
         begin = self._load_newest()
         if begin is None:
@@ -284,7 +279,7 @@ class Run:
         self.saver.refuse_classes(self.runner.job)
         self.run_group("init", 0)
         self.saver.rewind(None, "started afresh")
-        state.fired, state.epoch = (), 0
+        state.fired, state.epoch, state.recorded = (), 0, None
         self.callbacks.load_states({})
         # What cannot be saved is named before epoch 1.
         self.save(Position(0), {}, must_wait=True)
@@ -303,10 +298,10 @@ class Run:
         self.lineage = self.runner.adaptation.lineage(record.details, self.streams)
         is_own = self.resume.is_own
         manager.commits.name_former(begin.match.nodes if is_own else {})
+        state.recorded = at if is_own else None
         if is_own:
             self.saver.set_aside(self.resume.damaged)
             self.saver.rewind(at, f"resumed from epoch {at}")
-            state.recorded = at
         self.callbacks.notify("on_load", at.epoch, at.step, time.monotonic() - started)
         if not is_own:
             # Then it can resume from its own directory alone.
@@ -388,10 +383,9 @@ class Run:
 
     def _run_batch(self, first: int, count: int) -> None:
         self.state.begin(range(first, first + count))
-        started, is_sampled = time.monotonic(), self.watch.is_sample_due()
         self.watch.enter("compute")
         captures = self.saver.captures(first)
-        options = RunOptions(is_sampled=is_sampled, captures=captures)
+        options = RunOptions(captures=captures)
         ended = self.binding.run_epochs(first, count, self.batch_seconds, options)
         captured: list[tuple[Position, Mapping[str, Any]]] = []
         try:
@@ -400,9 +394,6 @@ class Run:
                 if is_last or self.callbacks.hear_each:
                     self._notify("on_epoch_start", epoch, is_last=is_last)
                     self._tell_end(result, is_last=is_last)
-                if is_sampled and epoch == first:
-                    self.watch.note_spans(epoch, started, result.spans)
-                    self.moves.note_spans(result.spans)
                 if is_captured(epoch, captures):
                     at = self.state.at
                     captured.append((at, self._about(at, self.state.metrics[epoch])))
@@ -416,7 +407,6 @@ class Run:
         epoch = state.epoch + 1
         state.begin(range(epoch, epoch + 1))
         self.watch.enter("compute")
-        state.recorded = None
         first_step, state.steps_done = state.steps_done, 0
         reported = state.reported
         self._notify("on_epoch_start", epoch)
@@ -511,7 +501,7 @@ class Run:
         spread = self.binding.spread()
         if spread is not None:
             limit, state = self.plan.epoch_limit, self.state
-            self._must_move = self.moves.is_worthwhile(
+            self._must_move = is_worthwhile(
                 self.binding.placement,
                 spread.placement,
                 spread.threads,
@@ -523,17 +513,15 @@ class Run:
 
     def _move(self) -> None:
         """Place the nodes again and load the state just recorded, so that no epoch runs twice."""
-        started, leaving = time.monotonic(), self.binding.leaving
         logger.info(
             "Nodes move after epoch %d; workers that retire: %s, that have joined: %s",
             self.state.epoch,
-            ", ".join(leaving) or "none",
+            ", ".join(self.binding.leaving) or "none",
             "some" if self._must_move else "none",
         )
-        with self.watch.moving():
+        with self.watch.spending("recovery"):
             self._bind_again(stays=not self._must_move)
             self._init_or_resume()
-        self.moves.note_move(time.monotonic() - started)
 
     # ---- after the last epoch
 
@@ -572,19 +560,13 @@ class Run:
     def _run_on_workers(
         self, group: str, epoch: int, captures: tuple[int, int] | None = None, **options: Any
     ) -> GroupResult:
-        started, is_sampled = time.monotonic(), self.watch.is_sample_due()
-        outcome = self.binding.run(
+        return self.binding.run(
             group,
             epoch=epoch,
             task_deadline_seconds=self.runner.task_deadline_seconds,
-            options=RunOptions(is_sampled=is_sampled, captures=captures),
+            options=RunOptions(captures=captures),
             **options,
         )
-        if is_sampled:
-            self.watch.note_spans(epoch, started, outcome.spans)
-            if group == "epoch":
-                self.moves.note_spans(outcome.spans)
-        return outcome
 
     def save(self, at: Position, metrics: Mapping[str, Any], *, must_wait: bool = False) -> None:
         """Save the state of the workspaces, which is that of position `at`.
@@ -607,8 +589,7 @@ class Run:
 
     def _hold(self, at: Position, metrics: Mapping[str, Any]) -> None:
         if self.saver.holds:
-            timing = self.watch.capture(at, is_held=True)
-            about = {**self._details(metrics, at.step), **timing}
+            about = self._about(at, metrics)
             with self.watch.spending("save_wait"):
                 self.saver.hold(at, about)
 
@@ -626,11 +607,7 @@ class Run:
 
     def _saved(self, report: SaveReport) -> None:
         self.state.note_save(report)
-        self.watch.note_save(Position.of(report.epoch), is_recorded=report.error is None)
         self._notify("on_save", report)
-
-    def _passed_over(self, at: Position) -> None:
-        self.watch.note_save(at, is_recorded=True)
 
     def _bind(self, *, stays: bool = False) -> None:
         self.state.begin(range(0))

@@ -89,7 +89,7 @@ class Saver:
 
     The run began at the Unix time `began`. The saver calls `warn` for a problem that does not end
     it, and `saved` after every save that does not end it, but for those that the retention policy
-    passes over: these are told to `passed_over`. `save_now` is the user's request; a save clears it.
+    passes over. `save_now` is the user's request; a save clears it.
     """
 
     can_save = True
@@ -101,7 +101,6 @@ class Saver:
         on_save_error: SaveErrorPolicy,
         warn: Callable[[str], None],
         saved: Callable[[SaveReport], None],
-        passed_over: Callable[[Position], None],
         save_now: threading.Event,
         status: Callable[[], Status],
         began: float,
@@ -110,7 +109,7 @@ class Saver:
         self._plan = plan
         self._on_save_error = on_save_error
         self._failures = _Failures(warn)
-        self._saved, self._passed_over = saved, passed_over
+        self._saved = saved
         self._save_now = save_now
         self._status, self._began = status, began
         self._groups = SaveGroups(partial(self._record, write=SaveQueue.write))
@@ -413,7 +412,6 @@ class Saver:
         cost = max(save.stall_seconds, write_seconds)
         self._pace.end_save(cost, save.seconds)
         if save.is_passed_over:
-            self._passed_over(save.at)
             return
         report = SaveReport(
             epoch=save.at.public,

@@ -22,7 +22,6 @@ from .model import (
     LossStory as LossStory,
     RunStory as RunStory,
     SaveStory as SaveStory,
-    Span as Span,
     Story as Story,
 )
 from .page import (

@@ -24,7 +24,7 @@ from jobrunner.story.figures import (
     stacked,
     timeline,
 )
-from jobrunner.story.model import EpochStory, Ledger, RunStory, SaveStory, Span, Story
+from jobrunner.story.model import EpochStory, Ledger, RunStory, SaveStory, Story
 from jobrunner.texts import counted, format_seconds, listed, whole_metrics
 
 MOST_METRICS = 24
@@ -33,7 +33,6 @@ MOST_RUNS = 50  # whose curves are drawn
 MOST_MARKS = 100  # of a chart
 MOST_LANES = 40
 MOST_BLOCKS = 2000  # of a kind, in the newest timeline; others have a quarter
-MOST_TASKS = 50  # of the table of sampled ones
 _LARGEST = 1e300  # a number that can be drawn
 
 _LEGEND = {
@@ -199,24 +198,12 @@ def _place(save: SaveStory, run: RunStory) -> float:
 
 def run_timeline(run: RunStory, *, is_newest: bool) -> tuple[Timeline, str]:
     """What a run did, and what its nodes did; with a remark."""
-    nodes = list(
-        dict.fromkeys(
-            [
-                *(node for save in run.saves for node in save.nodes),
-                *(span.node for span in run.spans),
-            ]
-        )
-    )
+    nodes = list(dict.fromkeys(node for save in run.saves for node in save.nodes))
     most_blocks = MOST_BLOCKS if is_newest else MOST_BLOCKS // 4
     grain = (run.last_seen - run.began) * (min(len(nodes), MOST_LANES) + 1) / most_blocks
     rows = [("run", run_blocks(run, grain))]
-    colours = _colours(run.spans)
-    spans: dict[str, list[Span]] = {}
-    for span in run.spans:
-        spans.setdefault(span.node, []).append(span)
     for node in nodes[:MOST_LANES]:
-        blocks = merge(_save_blocks(run, node), grain)
-        rows.append((node, blocks + merge(_span_blocks(spans.get(node, ()), colours), grain)))
+        rows.append((node, merge(_save_blocks(run, node), grain)))
     marks = [Mark(loss.time, "loss", f"lost: {loss.text}") for loss in run.losses[-MOST_MARKS:]]
     return timeline(rows, Axis(run.began, run.last_seen), marks), _first_lanes(nodes)
 
@@ -283,9 +270,6 @@ def _recovery_blocks(run: RunStory) -> list[Block]:
         if loss.resumed is not None:
             text = f"recovery, {format_seconds(loss.resumed - loss.time)}"
             blocks.append(Block(loss.time, loss.resumed, "recovery", text))
-    for began, ended in run.moves:
-        text = f"move to other workers, {format_seconds(ended - began)}"
-        blocks.append(Block(began, ended, "recovery", text))
     return sorted(blocks)
 
 
@@ -302,67 +286,7 @@ def _name_save(save: SaveStory, seconds: float) -> str:
     return f"save of epoch {save.epoch}, {format_seconds(seconds)}"
 
 
-def _colours(spans: Sequence[Span]) -> dict[str, str]:
-    """The kind of each task's blocks."""
-    tasks = dict.fromkeys(span.task for span in spans)
-    return {task: f"task{i % 4}" for i, task in enumerate(tasks)}
-
-
-def _span_blocks(spans: Sequence[Span], colours: Mapping[str, str]) -> list[Block]:
-    blocks = []
-    for span in sorted(spans, key=lambda span: span.began):
-        text = f"{span.task}, epoch {span.epoch}: {format_seconds(span.seconds)}"
-        blocks.append(Block(span.began, span.began + span.seconds, colours[span.task], text))
-    return blocks
-
-
 def _first_lanes(nodes: Sequence[str]) -> str:
     if len(nodes) <= MOST_LANES:
         return ""
     return f"The first {MOST_LANES} of {counted(len(nodes), 'node')}."
-
-
-@dataclass(frozen=True)
-class EpochDetail:
-    """The newest epoch of which tasks were sampled, and the slowest tasks of its run."""
-
-    epoch: int
-    timeline: Timeline
-    legend: Mapping[str, str]
-    note: str
-    tasks: Sequence[tuple[str, str, int, str, str]]  # node, task, samples, mean, longest
-    num_tasks: int
-
-
-def epoch_timeline(runs: Sequence[RunStory]) -> EpochDetail | None:
-    """The tasks of the newest epoch of which any are known; None if there are none."""
-    spans: Sequence[Span] = next((run.spans for run in reversed(runs) if run.spans), ())
-    if not spans:
-        return None
-    epoch = max(spans, key=lambda span: span.began).epoch
-    shown = [span for span in spans if span.epoch == epoch]
-    began = min(span.began for span in shown)
-    ended = max(span.began + span.seconds for span in shown)
-    nodes = sorted({span.node for span in shown})
-    grain = (ended - began) * (len(nodes) + 1) / MOST_BLOCKS
-    colours = _colours(shown)
-    rows = []
-    for node in nodes[:MOST_LANES]:
-        own = [span for span in shown if span.node == node]
-        rows.append((node, merge(_span_blocks(own, colours), grain)))
-    times: dict[tuple[str, str], list[float]] = {}
-    for span in spans:
-        times.setdefault((span.node, span.task), []).append(span.seconds)
-    slowest = sorted(times.items(), key=lambda item: -max(item[1]))
-    tasks = []
-    for (node, task), seconds in slowest[:MOST_TASKS]:
-        mean = format_seconds(sum(seconds) / len(seconds))
-        tasks.append((node, task, len(seconds), mean, format_seconds(max(seconds))))
-    return EpochDetail(
-        epoch,
-        timeline(rows, Axis(began, ended)),
-        {kind: task for task, kind in colours.items()} if len(colours) <= 4 else {},
-        _first_lanes(nodes),
-        tasks,
-        len(slowest),
-    )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any, NamedTuple, Protocol
-
-import msgspec
 
 from jobrunner.checkpoint import (
     CommitEntry,
@@ -22,7 +19,6 @@ from jobrunner.checkpoint import (
     Record,
     RewindEntry,
     RunEntry,
-    SpanRecord,
     State,
     Timing,
     check_info,
@@ -42,7 +38,6 @@ from jobrunner.story.model import (
     Mark,
     RunStory,
     SaveStory,
-    Span,
     StateName,
     Story,
 )
@@ -50,8 +45,7 @@ from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
 
-KEPT_SPANS = 100_000
-"""Samples that are kept, of all runs: the newest."""
+
 KEPT_METRICS = 4096
 """Of an epoch, which are kept: the first. `MultiNodeCheckpointManager.history` has all."""
 _END = Position(10**18)  # no epoch comes after it
@@ -163,7 +157,6 @@ class _Reader:
         self._metric_names: dict[str, str] = {}  # those of all epochs share them
         # What is recorded -> its run, and its number among that run's saves.
         self._recorded: dict[Position, tuple[_Run, int]] = {}
-        self._spans: deque[tuple[str, SpanRecord]] = deque(maxlen=KEPT_SPANS)  # with their runs
 
     def read(self) -> Story:
         """Read the whole log."""
@@ -175,14 +168,11 @@ class _Reader:
             if isinstance(entry, RewindEntry) and entry.run in self._runs:
                 self._runs[entry.run].go_on_from(self._state.latest)
         runs = [run for run in self._runs.values() if not run.is_command]
-        spans: dict[str, list[SpanRecord]] = {run.name: [] for run in runs}
-        for name, span in self._spans:
-            spans.get(name, []).append(span)
         stories = []
         kept: Position | None = _END  # what all later runs have left of this one
         for number in range(len(runs), 0, -1):
             run = runs[number - 1]
-            stories.append(self._tell(number, run, kept, spans[run.name]))
+            stories.append(self._tell(number, run, kept))
             if run.has_loaded:
                 kept = None if kept is None or run.first is None else min(kept, run.first)
         return Story(self._directory.path, tuple(reversed(stories)))
@@ -202,7 +192,7 @@ class _Reader:
                 run = self._run(entry.run, time)
                 run.outcome = run.outcome or entry.outcome or "stopped"
                 if entry.timing is not None:
-                    self._note(run, entry.timing)
+                    run.timings.append(entry.timing)
             case CommitEntry():
                 for record in entry.records:
                     self._commit(entry, record, time)
@@ -256,20 +246,11 @@ class _Reader:
         nodes = {node: store.seconds for node, store in stores.items()}
         nbytes = sum(store.nbytes for store in stores.values())
         if details.timing is not None:
-            timing = self._note(run, details.timing)
-        else:
-            timing = run.timings[-1] if run.timings else Timing()
+            run.timings.append(details.timing)
+        timing = run.timings[-1] if run.timings else Timing()
         return _Save(record.at, time, nodes, nbytes, metrics, timing)
 
-    def _note(self, run: _Run, timing: Timing) -> Timing:
-        """Note what a run had spent; returns it without the samples, which may be very many."""
-        self._spans += ((run.name, span) for span in timing.spans)
-        run.timings.append(msgspec.structs.replace(timing, spans=[]))
-        return run.timings[-1]
-
-    def _tell(
-        self, number: int, run: _Run, kept: Position | None, spans: Sequence[SpanRecord]
-    ) -> RunStory:
+    def _tell(self, number: int, run: _Run, kept: Position | None) -> RunStory:
         """A run, of which later ones have left the epochs up to `kept`; None: none."""
         plan, environment = self._read_plan(run)
         state, last_seen = self._end_of(run)
@@ -301,15 +282,6 @@ class _Reader:
             epochs=_epochs(run, marks),
             saves=saves,
             losses=_losses(run),
-            moves=tuple(
-                (run.began + began, run.began + max(began, ended))
-                for timing in run.timings
-                for began, ended in timing.moves
-            ),
-            spans=tuple(
-                Span(span.node, span.task, span.epoch, run.began + span.began, span.seconds)
-                for span in spans
-            ),
             ledger=ledger,
         )
 

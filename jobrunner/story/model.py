@@ -129,17 +129,6 @@ class LossStory:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """One call of a task's function, in an epoch of which a sample was taken."""
-
-    node: str
-    task: str
-    epoch: int
-    began: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class RunStory:
     """What one run did.
 
@@ -176,10 +165,6 @@ class RunStory:
         The whole epochs that it recorded, also those removed since.
     saves : tuple of SaveStory
     losses : tuple of LossStory
-    moves : tuple of (float, float)
-        From when to when nodes moved to other workers, without a loss.
-    spans : tuple of Span
-        Of the newest 100,000 samples of all runs, those of this one.
     ledger : Ledger
         Of a run that is still running: up to its last save.
     """
@@ -201,8 +186,6 @@ class RunStory:
     epochs: tuple[EpochStory, ...]
     saves: tuple[SaveStory, ...]
     losses: tuple[LossStory, ...]
-    moves: tuple[tuple[float, float], ...]
-    spans: tuple[Span, ...]
     ledger: Ledger
 
 

@@ -18,9 +18,7 @@ from jobrunner._version import __version__
 from jobrunner.define import checked
 from jobrunner.outputs import check_output, write_output
 from jobrunner.story.charts import (
-    EpochDetail,
     checkpoint_charts,
-    epoch_timeline,
     ledger_bar,
     metric_charts,
     run_timeline,
@@ -55,10 +53,9 @@ PART_TITLES = {
 assert set(PART_TITLES) == set(PARTS)
 
 TIMELINE_LEGEND = {part: title for part, (title, _) in PART_TITLES.items()} | {
-    "recovery": "Recovery, move",
+    "recovery": "Recovery",
     "save_wait": "Save",
     "loss": "Loss",
-    "task": "Tasks, of sampled epochs",
 }
 
 _OUTCOMES = {
@@ -193,7 +190,6 @@ def _runs_context(story: Story) -> dict[str, Any]:
     saves = [(run, save) for run in story.runs for save in run.saves]
     losses = [(run, loss) for run in story.runs for loss in run.losses]
     ran = [run for run in story.runs if run.last_seen > run.began]
-    detail = epoch_timeline(ran)
     return {
         "tiles": _tiles(story, saves, losses),
         "ledger_bar": draw_ledger(story.ledger, "all runs"),
@@ -207,8 +203,6 @@ def _runs_context(story: Story) -> dict[str, Any]:
         ],
         "num_timelines": len(ran),
         "timeline_legend": TIMELINE_LEGEND,
-        "detail": detail,
-        "tasks_sampled": _sampled_table(detail),
         "checkpoints": checkpoint_charts(story),
         "saves": tabulate("Checkpoints", SAVE_COLUMNS, saves, "save"),
         "losses": tabulate("Losses", LOSS_COLUMNS, losses, "loss"),
@@ -332,17 +326,6 @@ def _environment(run: RunStory) -> dict[str, object]:
         if value and isinstance(value, str | int) and name != "command":
             shown[name] = value
     return shown
-
-
-def _sampled_table(detail: EpochDetail | None) -> Table:
-    titles = {"node": True, "task": True, "samples": False, "mean": False, "longest": False}
-    columns = [Column[Any](title, str, is_text) for title, is_text in titles.items()]
-    if detail is None:
-        return Table("Sampled tasks", columns, [])
-    note = ""
-    if detail.num_tasks > len(detail.tasks):
-        note = f"The first {len(detail.tasks)} of {counted(detail.num_tasks, 'task')}."
-    return Table("Sampled tasks", columns, detail.tasks, note)
 
 
 def _values_table(story: Story) -> Table:

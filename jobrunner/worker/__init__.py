@@ -2,11 +2,9 @@
 
 from jobrunner.worker.call import set_up
 from jobrunner.worker.epoch_batch import (
-    MOST_SPANS,
     PLAIN_RUN,
     EndedRun,
     RunOptions,
-    TaskSpan,
 )
 from jobrunner.worker.hosted_nodes import FETCH, fetch
 from jobrunner.worker.keeper import Keeper, call_keeper, call_on_workspaces, install_keeper

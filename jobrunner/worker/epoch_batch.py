@@ -25,14 +25,8 @@ WINDOW_RUNS = 64
 """How many runs a worker may be ahead of the slowest."""
 REPORT_RUNS = 16
 """How many runs a follower ends between two reports of its progress."""
-MOST_SPANS = 40
-"""Of the calls that a sampled run notes, how many are kept, the longest."""
 
 Action = Literal["run", "wait", "end", "abort"]
-
-
-TaskSpan = tuple[str, str, Seconds, Seconds]
-"""One call of a task's function: node, task, begin since the run was asked for, seconds."""
 
 
 class EndedRun(TypedDict):
@@ -42,7 +36,6 @@ class EndedRun(TypedDict):
     metrics: str  # JSON text
     seconds: Seconds  # since the previous run ended or the batch began
     arrays: NotRequired[list[ArrayEntry]]
-    spans: NotRequired[list[TaskSpan]]
 
 
 class BatchOptions(TypedDict, total=False):
@@ -60,7 +53,6 @@ class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
     captures: tuple[int, Number] | None = None
     """The first epoch that the binding's keepers capture when it ends, and every how many epochs."""
-    is_sampled: bool = False  # the first run notes the longest calls of tasks' functions
 
 
 PLAIN_RUN = RunOptions()
@@ -128,7 +120,6 @@ class EpochBatch:
         stopped: list[str],
         metrics: str,
         arrays: Sequence[ArrayEntry] = (),
-        spans: Sequence[TaskSpan] = (),
     ) -> None:
         """Record the end of a run."""
         now = self.clock()
@@ -139,8 +130,6 @@ class EpochBatch:
         }
         if arrays:
             ended["arrays"] = list(arrays)
-        if spans:
-            ended["spans"] = list(spans)
         self.ended.append(ended)
         self._last_end = now
 

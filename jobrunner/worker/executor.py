@@ -21,7 +21,6 @@ from typing import Any
 from jobrunner.compile import is_due
 from jobrunner.texts import get_logger
 from jobrunner.worker.call import Send, finish, gather, hand_over, set_up
-from jobrunner.worker.epoch_batch import TaskSpan
 from jobrunner.worker.outcome import Outcome, describe_failure, is_true
 from jobrunner.worker.program import InputMissing, Program, Step
 from jobrunner.worker.task_context import FRAME, CurrentTask, Reports
@@ -32,10 +31,6 @@ logger = get_logger(__name__)
 # A tick that sees no progress since the last one marks the running tasks as long.
 FIRST_TICK_SECONDS, SLOWEST_TICK_SECONDS = 0.002, 0.02
 LONG_TASK_SECONDS = 0.001
-
-
-MOST_NOTED = 1_000
-"""How many calls a sampled run notes, so that many short ones cost little."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -56,7 +51,6 @@ class GroupRun:
     finished: Callable[[Outcome], None]
     drained: Callable[[], None]
     step: int = 0  # of the epoch
-    spans: list[TaskSpan] | None = None  # of a sampled run: notes its calls of tasks' functions
     capture: Callable[[], None] | None = None  # called in a thread after the last task
 
     def __post_init__(self) -> None:
@@ -83,7 +77,6 @@ class GroupRun:
         }
         self._reports: Reports | None = None  # what tasks have reported
         self._make_current = self._make_task  # bound once, not at every call
-        self._began = perf_counter()
 
     # ---- called on the timer's thread
 
@@ -196,11 +189,8 @@ class GroupRun:
                     arguments = gather(step)
                     # The value lies in a list from the beginning: a variable would count as another
                     # reference to it, and `finish` would copy arrays that nothing else refers to.
-                    if self.spans is not None:
-                        box = [self._call(step, arguments, 0)]
-                    else:
-                        FRAME.set([self._make_current, step, 0, None])
-                        box = [step.fn(*arguments)]
+                    FRAME.set([self._make_current, step, 0, None])
+                    box = [step.fn(*arguments)]
                     place = step.sole
                     if self._is_over:
                         pass
@@ -234,16 +224,10 @@ class GroupRun:
         shared_arguments: Mapping[str, Any] | None = None,
     ) -> Any:
         FRAME.set([self._make_current, step, instance, None])
-        began = perf_counter()
-        try:
-            if shared_arguments is None:
-                return step.fn(*arguments)
-            with set_up(step.instance_setup) as own:
-                return step.fn(*arguments, **shared_arguments, **own)
-        finally:
-            if self.spans is not None and len(self.spans) < MOST_NOTED:
-                times = began - self._began, perf_counter() - began
-                self.spans.append((step.workspace.node, step.name, *times))
+        if shared_arguments is None:
+            return step.fn(*arguments)
+        with set_up(step.instance_setup) as own:
+            return step.fn(*arguments, **shared_arguments, **own)
 
     def _run_instances(self, step: Step) -> bool:
         """Run all instances of a task at once; returns whether this thread's ended last."""

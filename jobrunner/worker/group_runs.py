@@ -12,11 +12,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from heapq import nlargest
-from operator import itemgetter
 from typing import Any
 
-from jobrunner.worker.epoch_batch import MOST_SPANS, EpochBatch, Grant
+from jobrunner.worker.epoch_batch import EpochBatch, Grant
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.keeper import Premises
 from jobrunner.worker.memory import MemoryLimit
@@ -266,7 +264,6 @@ class GroupRuns:
         self._run_number = number
         self._drained.clear()
         self.is_running = True
-        is_sampled = self._batch.options.is_sampled and not self._batch.ended
         run = self._run = GroupRun(
             program=program,
             step=step,
@@ -279,7 +276,6 @@ class GroupRuns:
             ),
             finished=lambda outcome: call_on_loop(self._loop, self._end_run, run, outcome),
             drained=lambda: call_on_loop(self._loop, self._drained.set),
-            spans=[] if is_sampled else None,
             capture=self._capture(),
         )
         run.start()
@@ -305,8 +301,7 @@ class GroupRuns:
         if outcome.status == "done":
             self._drained.set()
             metrics = json.dumps(outcome.metrics) if outcome.metrics else ""
-            spans = nlargest(MOST_SPANS, run.spans or (), key=itemgetter(3))
-            batch.end_run(outcome.stopped, metrics, outcome.arrays, spans)
+            batch.end_run(outcome.stopped, metrics, outcome.arrays)
             done = batch.report()
             if done is not None:
                 self._note(REPORT, [batch.lead], f"{done} {self._context.address}")

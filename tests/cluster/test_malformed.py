@@ -22,7 +22,7 @@ from jobrunner.checkpoint import Written, read_receipts
 from jobrunner.checkpoint.store.store_writer import Receipt
 from jobrunner.cluster.binding import check_runs, read_value
 from jobrunner.cluster.exchange import read_reply
-from jobrunner.cluster.results import longest_spans, merge_runs
+from jobrunner.cluster.results import merge_runs
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.positions import Position
 from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME
@@ -289,20 +289,3 @@ def test_a_worker_that_describes_itself_wrongly_gets_no_nodes():
 
     link = SchedulerLink(SimpleNamespace(scheduler=SimpleNamespace(identity=identity)))
     assert [worker.address for worker in asyncio.run(link.workers())] == [HERE]
-
-
-def test_only_the_longest_calls_of_a_workers_own_nodes_are_taken():
-    spans = [("a", "x" * 1000, 0.0, float(i)) for i in range(100)]
-    by_worker = {"w1": [{"spans": spans}], "w2": [{"spans": [("a", "lie", 0.0, 1e9)]}], "w3": [{}]}
-    found = longest_spans(by_worker, {"a": "w1", "b": "w2"})
-    assert [seconds for *_, seconds in found] == [float(i) for i in range(99, 59, -1)]
-    assert {(node, task) for node, task, *_ in found} == {("a", "x" * 200)}
-
-
-@pytest.mark.parametrize(
-    "span", [("a", "t", 0.0), ("a", "t", -1.0, 0.0), ("a", "t", float("nan"), 0.0)]
-)
-def test_a_call_of_another_shape_is_no_answer(span):
-    ended = {"stopped": [], "metrics": "", "seconds": 0.1, "spans": [span]}
-    with pytest.raises(ExecutionError, match="spans"):
-        read_reply("w", {"status": "done", "runs": [ended]}, {})

@@ -16,7 +16,6 @@ from tests.golden.making import anonymize
 from tests.saves import save_epoch
 
 LOSS = {"at": 4.5, "text": "Worker w is lost", "resumed": 6.25, "epoch": 0}
-SPANS = [["a", "step", 1, 3.5, 0.75], ["a", "step", 2, 7.5, 0.5]]
 
 
 def make(path: str) -> None:
@@ -30,7 +29,7 @@ def make(path: str) -> None:
         workspace.globals["n"] = epoch
         save_epoch(manager, Position.of(epoch), {"a": workspace}, {"timing": spent})
         spent = {"start": 3.0, "compute": 2.0, "redone": 1.5, "recovery": 1.75, "save_wait": 0.25}
-        spent |= {"losses": [LOSS], "spans": SPANS}
+        spent |= {"losses": [LOSS]}
     end = {"start": 3.0, "compute": 2.0, "redone": 1.5, "recovery": 1.75, "save_wait": 0.75}
     manager.run.finish(Position(2))
     manager.run.end({"outcome": "finished", "timing": end})

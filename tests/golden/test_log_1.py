@@ -9,7 +9,7 @@ import pytest
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.story import read_story
-from tests.golden.make_log_1 import LOSS, SPANS
+from tests.golden.make_log_1 import LOSS
 
 GOLDEN = Path(__file__).with_name("log_1")
 
@@ -29,8 +29,6 @@ def test_the_time_of_the_run_is_what_it_was() -> None:
     times = (loss.time - run.began, loss.resumed - run.began)
     assert times == pytest.approx((LOSS["at"], LOSS["resumed"]))
     assert (loss.text, loss.resumed_from) == (LOSS["text"], 0)
-    found = [(it.node, it.task, it.epoch, it.began - run.began, it.seconds) for it in run.spans]
-    assert found == [pytest.approx(tuple(span), abs=1e-5) for span in SPANS]
     assert [it.wait_seconds for it in run.saves] == [0.25, 0.5]
     last = sorted(GOLDEN.glob("_log/[0-9]*.json"))[-1]
     assert json.loads(last.read_text())["entry"]["format"] == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobrunner.positions import Position
-from jobrunner.run.decisions import MOST_SPANS, Stopwatch
+from jobrunner.run.decisions import Stopwatch
 
 
 class Clock:
@@ -33,11 +33,8 @@ def spend(watch: Stopwatch, clock: Clock, part: Any, seconds: float) -> None:
     clock.now += seconds
 
 
-def save(watch: Stopwatch, epoch: int, *, fails: bool = False) -> dict[str, Any]:
-    at = Position(epoch)
-    found = watch.capture(at)
-    watch.note_save(at, is_recorded=not fails)
-    return dict(found["timing"])
+def save(watch: Stopwatch, epoch: int) -> dict[str, Any]:
+    return dict(watch.capture(Position(epoch))["timing"])
 
 
 def test_a_record_says_what_was_spent_until_its_save_began(watch, clock):
@@ -66,29 +63,15 @@ def test_epochs_that_ran_after_the_one_that_a_run_goes_on_from_were_lost(watch, 
     assert "losses" not in save(watch, 4)
 
 
-def test_moves_to_other_workers_are_recovery_and_told_once(watch, clock):
-    spend(watch, clock, "compute", 3)
-    watch.enter("idle")
-    assert "moves" not in save(watch, 1)
-    with watch.moving():
-        clock.now += 2
-    held = watch.capture(2, is_held=True)["timing"]
-    assert (held["recovery"], "idle" in held, "moves" in held) == (2, False, False)
-    assert save(watch, 2, fails=True)["moves"] == [[3, 5]]
-    assert save(watch, 2)["moves"] == [[3, 5]]
-    assert "moves" not in save(watch, 3)
-
-
-def test_a_loss_is_told_again_if_its_record_failed_and_at_the_end_though_nothing_went_on(
-    watch, clock
-):
+def test_a_loss_is_told_once_and_at_the_end_again_though_nothing_went_on(watch, clock):
     spend(watch, clock, "compute", 1)
     watch.lose("first")
     watch.go_back(None)
     spend(watch, clock, "compute", 1)
-    assert len(save(watch, 1, fails=True)["losses"]) == 1
+    assert len(save(watch, 1)["losses"]) == 1
+    assert "losses" not in save(watch, 2)
     watch.lose("second")
-    about = watch.end("failed")
+    about = watch.end("failed", Position(2))
     assert [loss["text"] for loss in about["timing"]["losses"]] == ["first", "second"]
     assert "resumed" not in about["timing"]["losses"][1]
     assert about["outcome"] == "failed"
@@ -99,46 +82,6 @@ def test_epochs_of_an_unfinished_run_that_were_not_saved_are_lost(watch, clock, 
     spend(watch, clock, "compute", 2)
     save(watch, 1)
     spend(watch, clock, "compute", 3)
-    timing = watch.end(outcome)["timing"]
+    timing = watch.end(outcome, Position(1))["timing"]
     assert timing["compute"] == kept
     assert timing.get("redone", 0) == 5 - kept
-
-
-def test_the_spans_of_a_failed_save_are_in_the_next_record(watch, clock):
-    watch.note_spans(3, clock(), [("a", "step", 0.5, 0.25)])
-    save(watch, 3, fails=True)
-    assert save(watch, 4)["spans"] == [["a", "step", 3, 0.5, 0.25]]
-    assert "spans" not in save(watch, 5)
-
-
-def test_the_spans_of_saves_that_all_failed_are_bounded(watch, clock):
-    for epoch in range(3):
-        watch.note_spans(epoch, clock(), [("a", "step", 0.0, 0.1)] * MOST_SPANS)
-        watch.capture(epoch)
-    for epoch in (2, 1, 0):
-        watch.note_save(epoch, is_recorded=False)
-    assert len(save(watch, 3)["spans"]) == MOST_SPANS
-
-
-def test_a_state_that_is_only_held_leaves_the_spans_to_the_next_save(watch, clock):
-    watch.note_spans(3, clock(), [("a", "step", 0.5, 0.25)])
-    assert "spans" not in watch.capture(3, is_held=True)["timing"]
-    assert save(watch, 4)["spans"] == [["a", "step", 3, 0.5, 0.25]]
-    assert "spans" not in save(watch, 5)
-
-
-def test_samples_become_rarer_and_are_bounded(watch, clock):
-    taken = 0
-    while clock() < 100 + 86_400:
-        if watch.is_sample_due():
-            taken += 1
-            watch.note_spans(taken, clock(), [("a", "step", 0.0, 0.1)] * 40)
-        clock.now += 0.2
-    assert 200 < taken < 500
-    assert len(save(watch, 1)["spans"]) <= MOST_SPANS
-
-
-def test_nothing_is_recorded_if_timing_is_off(clock):
-    watch = Stopwatch(clock(), is_on=False, clock=clock)
-    assert not watch.is_sample_due()
-    assert watch.capture(Position(1)) == watch.end("finished") == {}

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from jobrunner.story import EpochStory, Ledger, LossStory, RunStory, SaveStory, Span, Story
+from jobrunner.story import EpochStory, Ledger, LossStory, RunStory, SaveStory, Story
 
 START = 1_750_000_000.0
 
@@ -25,19 +25,13 @@ def make_story(
     for number in range(1, num_runs + 1):
         first = (number - 1) * each
         began = START + first * 2.0 + number * 3600
-        at, epochs, saves, spans, losses = began + 4, [], [], [], []
+        at, epochs, saves, losses = began + 4, [], [], []
         for epoch in range(first + 1, first + each + 1):
             if epoch % 13 == 7:
                 losses.append(
                     LossStory(at, f"worker tcp://10.0.0.7:4567 is gone {text}", at + 3, epoch - 1)
                 )
                 at += 3
-            for place, node in enumerate(nodes):
-                for task in ("pull", "train", "push"):
-                    length = random.uniform(0.2, 0.5)
-                    offset = place * 0.1 + ("pull", "train", "push").index(task) * 0.5
-                    if epoch % max(1, num_epochs // 20) == 0:
-                        spans.append(Span(node, task + text, epoch, at + offset, length))
             at += 1.8
             is_aside = number < num_runs and epoch > first + each - 3
             values = {name: math.exp(-epoch / 20) + random.random() / 10 for name in metrics}
@@ -76,8 +70,6 @@ def make_story(
                 epochs=tuple(epochs),
                 saves=tuple(saves),
                 losses=tuple(losses),
-                moves=(),
-                spans=tuple(spans),
                 ledger=ledger,
             )
         )

@@ -188,14 +188,12 @@ def test_a_timeline_shows_what_was_lost_and_waits_in_the_middle_of_epochs() -> N
     story = make_story(10, num_runs=1, nodes=["a"])
     [run] = story.runs
     [loss] = run.losses
-    moves = ((run.epochs[2].ended, run.epochs[2].ended + 1),)
-    lost = replace(run, state="lost", last_seen=run.last_seen + 9, moves=moves)
+    lost = replace(run, state="lost", last_seen=run.last_seen + 9)
     blocks = [(it.kind, it.began, it.ended) for it in run_blocks(lost, 0.0)]
     before = run.epochs[5], run.saves[5]  # epoch 7 was lost
     assert ("redone", before[1].ended, loss.time) in blocks
     assert ("recovery", loss.time, loss.resumed) in blocks
     assert ("redone", run.last_seen, run.last_seen + 9) in blocks
-    assert ("recovery", *moves[0]) in blocks
     assert blocks[0] == ("idle", run.began, run.last_seen + 9)  # where nothing is drawn over it
     save = SaveStory(Position(3, 1), 1, run.epochs[3].ended - 1, 0.5, 0.5, 9, {"a": 0.5})
     longer = replace(run.epochs[3], seconds=run.epochs[3].seconds - 0.5)

@@ -222,7 +222,8 @@ class Simulation:
             for piece in self.pieces[self.captured :]:
                 piece.part = "redone"
         else:
-            self.log.add(name, EndEntry, self.now, **self.watch.end(end))
+            last = Position(max(self.saved)) if self.saved else None
+            self.log.add(name, EndEntry, self.now, **self.watch.end(end, last))
         self.now += 1000
 
     def spend(self, part: str, seconds: float) -> Piece:
@@ -249,7 +250,6 @@ class Simulation:
         captured = len(self.pieces)
         with self.watch.spending("save_wait"):
             self.spend("save_wait", seconds)
-        self.watch.note_save(Position(epoch), is_recorded=not fails)
         if not fails:
             self.saved[epoch], self.unsaved, self.captured = self.unsaved, [], captured
             self.log.save(self.names[-1], epoch, self.now, seconds, **timing)

@@ -13,12 +13,11 @@ import pytest
 
 from jobrunner import CheckpointCorruptError, MultiNodeCheckpointManager
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
-from jobrunner.story import log, read_story
+from jobrunner.story import read_story
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "log_1"
 RUN, FIRST, LAST, END = 0, 2, 4, 6
 
-SPAN = ["a", "step", 1, 0.5, 0.5]
 STRANGE: list[tuple[Any, str]] = [
     ({"compute": -1}, "compute"),
     ({"compute": 1e300}, "compute"),
@@ -28,11 +27,6 @@ STRANGE: list[tuple[Any, str]] = [
     ({"losses": [{"at": 1, "text": "x" * 1001}]}, r"losses\[0\]\.text"),
     ({"losses": [{"at": 1, "text": "x", "epoch": "1.s"}]}, r"losses\[0\]\.epoch"),
     ({"losses": [{"at": 1, "text": "x"}] * 101}, "losses"),
-    ({"moves": [[1, 2]] * 101}, "moves"),
-    ({"moves": [[1, -2]]}, r"moves\[0\]"),
-    ({"spans": [SPAN] * 2001}, "spans"),
-    ({"spans": [SPAN[:4]]}, r"spans\[0\]"),
-    ({"spans": [["a", "step", -1, 0, 0]]}, r"spans\[0\]"),
     ([], ""),
 ]
 
@@ -79,15 +73,6 @@ def test_a_run_with_strange_times_began_with_its_entry(path, info):
     [run] = read_story(path).runs
     time = json.loads((path / "_log" / f"{RUN:010d}.json").read_text())["entry"]["time"]
     assert run.began == datetime.fromisoformat(time).timestamp()
-
-
-def test_of_very_many_samples_the_newest_are_kept(path, monkeypatch):
-    monkeypatch.setattr(log, "KEPT_SPANS", 3)
-    for number, task in ((FIRST, "old"), (LAST, "new")):
-        spans = [["a", f"{task}{i}", 1, i, 0.5] for i in range(2)]
-        edit_details(path, number, {"spans": spans})
-    [run] = read_story(path).runs
-    assert [span.task for span in run.spans] == ["old1", "new0", "new1"]
 
 
 def test_times_that_contradict_each_other_give_no_negative_part(path):

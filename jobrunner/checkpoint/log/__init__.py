@@ -5,7 +5,6 @@ from jobrunner.checkpoint.log.details import (
     REPLICATED,
     Details,
     Partition,
-    SpanRecord,
     Timing,
     check_info,
     check_plan,

@@ -1,21 +1,21 @@
 """What records and runs say beside what the log itself needs. Pure: no I/O.
 
-A `Timing` has all that its run has spent since it began, so that a lost entry makes no hole; losses,
-moves and spans are those since the entry before.
+A `Timing` has all that its run has spent since it began, so that a lost entry makes no hole; losses
+are those since the entry before.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from jobrunner.define import MOST_DIGITS
 
-MOST_LOSSES, MOST_SPANS = 100, 2_000
+MOST_LOSSES = 100
 """In one entry, at most."""
 LONGEST_TEXT = 1_000
 
@@ -37,16 +37,6 @@ class LossRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: _Epoch | None = None  # that the run went on from, as JSON; None: from the start
 
 
-class SpanRecord(NamedTuple):
-    """One call of a task's function."""
-
-    node: _Text
-    task: _Text
-    epoch: Annotated[int, Meta(ge=0, lt=10**18)]
-    began: Seconds  # since the run began
-    seconds: Seconds
-
-
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the time of a run went; docs/time.md defines the parts."""
 
@@ -57,9 +47,6 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     recovery: Seconds = 0
     idle: Seconds = 0
     losses: Annotated[list[LossRecord], Meta(max_length=MOST_LOSSES)] = []
-    # From when to when nodes moved to other workers, in seconds since the run began.
-    moves: Annotated[list[tuple[Seconds, Seconds]], Meta(max_length=MOST_LOSSES)] = []
-    spans: Annotated[list[SpanRecord], Meta(max_length=MOST_SPANS)] = []
 
 
 class Partition(msgspec.Struct):
