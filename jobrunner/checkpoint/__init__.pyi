@@ -18,7 +18,6 @@ from .directory import (
 )
 from .history import (
     read_history as read_history,
-    read_metadata as read_metadata,
 )
 from .keep_policies import (
     KeepAll as KeepAll,

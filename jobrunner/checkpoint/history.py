@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,15 +10,13 @@ import msgspec
 from jobrunner.checkpoint.log import (
     CommitEntry,
     LogEntry,
-    Record,
     RewindEntry,
     given_up_by,
     read_details,
     strict_json,
 )
-from jobrunner.define import Rule
 from jobrunner.errors import DefinitionError
-from jobrunner.positions import Position, PublicPosition
+from jobrunner.positions import Position
 from jobrunner.texts import get_logger
 
 if TYPE_CHECKING:
@@ -27,17 +24,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-MOST_METADATA_BYTES = 64 << 10
-
-Metadata = Mapping[str, Any] | Callable[[PublicPosition], Mapping[str, Any]]
-"""What users add to the records: the same to all, or a function of the epoch."""
-
-METADATA = Rule(
-    "a dict of JSON values, or a function of the epoch that returns one",
-    lambda value: (
-        callable(value) or (isinstance(value, Mapping) and read_metadata(value) is not None)
-    ),
-)
+_MOST_METADATA_BYTES = 64 << 10
 
 
 def as_json(value: Mapping[str, Any], subject: str) -> Any:
@@ -53,72 +40,48 @@ def as_json(value: Mapping[str, Any], subject: str) -> Any:
     return strict
 
 
-def read_metadata(metadata: Metadata, epoch: Position | None = None) -> dict[str, Any]:
-    """The metadata for the record of an epoch; raises DefinitionError if it cannot be recorded."""
-    where = "metadata" if epoch is None else f"metadata({epoch})"
-    values = metadata
-    if not isinstance(values, Mapping):
-        values = values((epoch or Position(0)).public)
-    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+def check_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what users add to the records; raises DefinitionError if it cannot be recorded."""
+    size = len(msgspec.json.encode(as_json(metadata, "The metadata")))
+    if size > _MOST_METADATA_BYTES:
         raise DefinitionError(
-            f"{where} must be a dict whose keys are str; got {type(values).__name__}: "
-            f"{values!r:.200}."
+            f"The metadata of a checkpoint takes {size} bytes, and at most {_MOST_METADATA_BYTES} "
+            f"are recorded with each epoch. Keep large values in blobs, or in a file whose name "
+            f"you record."
         )
-    plain = as_json(values, f"The {where}")
-    size = len(json.dumps(plain))
-    if size > MOST_METADATA_BYTES:
-        raise DefinitionError(
-            f"The {where} of a checkpoint takes {size} bytes, and at most {MOST_METADATA_BYTES} are "
-            f"recorded with each epoch. Keep large values in blobs, or in a file whose name you "
-            f"record."
-        )
-    return dict(values)
+    return metadata
 
 
-def read_history(entries: Iterable[LogEntry], *, set_aside: bool = False) -> list[dict[str, Any]]:
+def read_history(entries: Iterable[LogEntry]) -> list[dict[str, Any]]:
     """What the records say, in the order of epochs; see `MultiNodeCheckpointManager.history`."""
-    counting: dict[Position, dict[str, Any]] = {}
-    given_up: list[dict[str, Any]] = []
+    rows: dict[Position, dict[str, Any]] = {}
     for entry in entries:
         if isinstance(entry, RewindEntry):
-            epochs = given_up_by(entry, list(counting))
-            given_up += [{**counting.pop(epoch), "is_set_aside": True} for epoch in epochs]
-        if isinstance(entry, CommitEntry):
-            for record in entry.records:
-                row = _row(entry, record)
-                if row is not None:
-                    counting[record.at] = row
-    rows = [*given_up, *counting.values()] if set_aside else counting.values()
-    return sorted(rows, key=lambda row: (Position.of(row["epoch"]), row["time"]))
-
-
-def _row(entry: CommitEntry, record: Record) -> dict[str, Any] | None:
-    try:
-        details = read_details(record.details)
-    except (ValueError, RecursionError) as error:
-        logger.warning("The record of epoch %s cannot be read: %s", record.at, error)
-        return None
-    return {
-        "epoch": record.at.public,
-        "step": record.at.step,
-        "time": entry.time,
-        "run": entry.run,
-        "metrics": details.metrics,
-        "metadata": details.metadata,
-        "is_set_aside": False,
-    }
+            for epoch in given_up_by(entry, list(rows)):
+                del rows[epoch]
+        if not isinstance(entry, CommitEntry):
+            continue
+        for record in entry.records:
+            try:
+                details = read_details(record.details)
+            except (ValueError, RecursionError) as error:
+                logger.warning("The record of epoch %s cannot be read: %s", record.at, error)
+                continue
+            rows[record.at] = {
+                "epoch": record.at.public,
+                "step": record.at.step,
+                "time": entry.time,
+                "run": entry.run,
+                "metrics": details.metrics,
+                "metadata": details.metadata,
+            }
+    return [rows[at] for at in sorted(rows)]
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> DataFrame:
     """The metrics of whole epochs as a table."""
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise DefinitionError(
-            f"metrics() returns a pandas.DataFrame, and pandas cannot be imported here: {error}. "
-            f"Install it with `pip install 'dask-jobrunner[pandas]'`, or call history(), which "
-            f"returns the same as a list of dicts."
-        ) from error
+    import pandas as pd  # slow to import, and seldom needed
+
     whole = [row for row in rows if not row["step"]]
     index = pd.Index([row["epoch"] for row in whole], name="epoch")
     return pd.DataFrame([row["metrics"] for row in whole], index=index)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from jobrunner.checkpoint.commits import Commits
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.directory_run import DirectoryRun
-from jobrunner.checkpoint.history import METADATA, Metadata, frame_of, read_history
+from jobrunner.checkpoint.history import check_metadata, frame_of, read_history
 from jobrunner.checkpoint.keep_policies import RetentionPolicy
 from jobrunner.checkpoint.load_plan import (
     choose_sources,
@@ -81,10 +81,9 @@ class MultiNodeCheckpointManager:
     save_on_failure : bool
         If a task fails, save the last state in which an epoch or step had ended, if it is not
         recorded. After each, workers copy what could change, as with `asynchronous`.
-    metadata : dict or callable, optional
-        What to add to the record of each epoch: JSON values by name, at most 64 KiB; or a function
-        that gets the epoch when its save begins, and returns them. `record`, `history` and
-        ``jobrunner info`` show it.
+    metadata : dict, optional
+        What to add to the record of each epoch: JSON values by name, at most 64 KiB. `record`,
+        `history` and ``jobrunner info`` show it.
     files : Files, optional
         How to access the file system; for tests.
     patience : Patience, optional
@@ -120,7 +119,7 @@ class MultiNodeCheckpointManager:
         allow_pickle: bool = False,
         take_over: bool = False,
         save_on_failure: bool = False,
-        metadata: Annotated[Metadata, METADATA] | None = None,
+        metadata: Mapping[str, Any] | None = None,
         files: Annotated[Files, FILES] | None = None,
         patience: Patience | None = None,
     ) -> None:
@@ -141,7 +140,8 @@ class MultiNodeCheckpointManager:
                 )
         if compressors is not None:
             compressors = read_compressors(compressors, "compressors")
-        self.save_on_failure, self.metadata = save_on_failure, metadata
+        self.save_on_failure = save_on_failure
+        self.metadata = check_metadata(metadata or {})
         self.retention = Retention(self.directory, keep)
         self.commits = Commits(
             self.directory, self.retention, ArrayOptions(compressors), allow_pickle
@@ -225,27 +225,25 @@ class MultiNodeCheckpointManager:
         records = directory.records(positions, snapshot)
         return ((at.public, record) for at, record in records)
 
-    @checked
-    def history(self, *, set_aside: bool = False) -> list[dict[str, Any]]:
+    def history(self) -> list[dict[str, Any]]:
         """What all runs have recorded of the epochs that led to the newest one, in their order.
 
         Returns
         -------
         list of dict
             Also of checkpoints that were removed later. Each has ``epoch``, an int or a `Position`;
-            ``step``, 0 for whole epochs; ``time``; ``run``, the run's name; ``metrics``;
-            ``metadata``; and ``is_set_aside``, False unless `set_aside` asks for these too: epochs
-            that were run again, or not continued.
+            ``step``, 0 for whole epochs; ``time``; ``run``, the run's name; ``metrics`` and
+            ``metadata``. Epochs that were run again, or not continued, are left out.
 
         Raises
         ------
         CheckpointError
             The log cannot be read. Damaged entries are left out.
         """
-        return read_history(self.directory.log.read_entries(), set_aside=set_aside)
+        return read_history(self.directory.log.read_entries())
 
     def metrics(self) -> DataFrame:
-        """The metrics of `history`'s whole epochs; `DefinitionError` if pandas is not installed."""
+        """The metrics of `history`'s whole epochs; needs pandas."""
         return frame_of(self.history())
 
     @checked

@@ -21,7 +21,7 @@ from jobrunner.checkpoint.keep_policies import (
     SavedEpoch,
     find_unreported,
     name_reported,
-    needs_rows,
+    reads_records,
 )
 from jobrunner.checkpoint.log import (
     Attempt,
@@ -156,7 +156,7 @@ class Retention:
 
     def note(self, number: int, records: Sequence[Record]) -> None:
         """Remember what the policy sees of epochs that entry `number` has just recorded."""
-        if needs_rows(self.policy):
+        if reads_records(self.policy):
             for record in records:
                 self._rows[record.at, number] = _row(record)
 
@@ -212,7 +212,7 @@ class Retention:
     def saved_epochs(self, state: State) -> list[SavedEpoch]:
         """What a policy sees of the recorded epochs, in ascending order."""
         recorded = state.recorded
-        if needs_rows(self.policy):
+        if reads_records(self.policy):
             unread = [at for at, number in recorded.items() if (at, number) not in self._rows]
             # Many at once: requests to an object store take longer than all else.
             rows = self._directory.files.each(partial(self._read_row, state), unread)

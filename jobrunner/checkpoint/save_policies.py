@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from statistics import fmean
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
-from jobrunner.define import COUNT, Count, Interval, Rule, Seconds, checked, number
+from jobrunner.define import Count, Interval, Rule, Seconds, checked, number
 from jobrunner.errors import DefinitionError
 
 
@@ -29,9 +27,6 @@ class Moment:
         None if it is not known; see `Job.end_epoch_when`.
     seconds_since_save : float
         Time since the last save began, or since the run began.
-    seconds_to_save : float or None
-        Mean cost of the last few saves: how long epochs waited for each, or how long its slowest
-        node took to write, whichever is more; None before the first.
     is_saving : bool
         Whether so much is still being written in the background that epochs would wait.
     has_ended : bool
@@ -41,10 +36,6 @@ class Moment:
     seconds_to_next : float or None
         The longest time between two of the last few such moments, without the time for saves. If
         workers run several short epochs without asking the client, there is none in between.
-    seconds_running : float
-        Time since the run began.
-    losses : int
-        How often the run has begun again after a loss.
     time : float
         Unix time, in seconds.
     metrics : mapping
@@ -55,13 +46,10 @@ class Moment:
     step: int
     steps_per_epoch: int | None
     seconds_since_save: float = 0.0
-    seconds_to_save: float | None = None
     is_saving: bool = False
     has_ended: bool = False
     seconds_to_record: float | None = None
     seconds_to_next: float | None = None
-    seconds_running: float = 0.0
-    losses: int = 0
     time: float = 0.0
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
@@ -83,45 +71,31 @@ class Pace:
     """Measures how long a run's steps and saves take. `now` is the monotonic clock's time."""
 
     def __init__(self, now: float) -> None:
-        self._began = self._last_save = self._last_look = now
-        self._losses = 0
-        self._stalls: deque[float] = deque(maxlen=5)  # of the last saves
+        self._last_save = self._last_look = now
         self._records: deque[float] = deque(maxlen=5)
         self._gaps: deque[float] = deque(maxlen=5)
-
-    def start(self, now: float, losses: int) -> None:
-        """Note that nodes are placed, again after that many losses."""
-        self._last_look, self._losses = now, losses
 
     def begin_save(self, now: float) -> None:
         """Note the begin of a save, or of the right to save."""
         self._last_save = now
 
     def continue_run(self, now: float) -> None:
-        """Note that epochs go on after a save, which may still be written."""
+        """Note that nodes are placed, or that epochs go on after a save."""
         self._last_look = now
 
-    def end_save(self, stall_seconds: float, seconds: float) -> None:
-        """Note how long epochs waited for a save, and how long it took until it was recorded."""
-        self._stalls.append(stall_seconds)
+    def end_save(self, seconds: float) -> None:
+        """Note how long it took until a save was recorded."""
         self._records.append(seconds)
 
     def look(self, now: float, moment: Moment) -> Moment:
         """The moment, with what this pace knows of it; `now` is the monotonic clock's time."""
         self._gaps.append(now - self._last_look)
         self._last_look = now
-        seconds_to_save = None
-        if self._stalls:
-            # The mean, not the median, so that rare expensive saves count in full.
-            seconds_to_save = fmean(self._stalls)
         return replace(
             moment,
             seconds_since_save=now - self._last_save,
-            seconds_to_save=seconds_to_save,
             seconds_to_record=max(self._records, default=None),
             seconds_to_next=max(self._gaps),
-            seconds_running=now - self._began,
-            losses=self._losses,
         )
 
 
@@ -211,11 +185,6 @@ class AnyOf(_JoinsSaves):
         return least
 
 
-_DEFAULT_OVERHEAD = 0.02
-_SHARE = number("a number > 0 and < 1, for example 0.02", lambda share: 0 < share < 1)
-_EPOCHS = Rule("an int >= 1 or 'auto'", lambda value: COUNT.fits(value) or _is_auto(value))
-
-
 @checked
 @dataclass(frozen=True, slots=True)
 class SaveEvery(_JoinsSaves):
@@ -223,31 +192,19 @@ class SaveEvery(_JoinsSaves):
 
     Parameters
     ----------
-    epochs : int or "auto", optional
-        Save after each epoch whose number is a multiple of this. ``"auto"``: choose the interval
-        from what saves cost and how often the run begins again after a loss; see Notes.
+    epochs : int, optional
+        Save after each epoch whose number is a multiple of this.
     steps : int, optional
         Save each time the epoch group has run this often, counted from epoch 0, and at the end of
         each epoch in which it did so. If the number of steps of an epoch is not known, count from
         the start of each epoch, and save at the end of each.
     seconds : float, optional
         Save after the first step that ends this long or longer after the last save began.
-    max_overhead : float, optional
-        For ``"auto"``: the share of the run's time, between 0 and 1, that saves may cost. By
-        default 0.02.
 
     Raises
     ------
     DefinitionError
-        There is no interval, one is not positive, or there is a `max_overhead` without ``"auto"``.
-
-    Notes
-    -----
-    ``"auto"`` saves when a step ends sqrt(2 C M) seconds or more after the last save began (Young's
-    interval, which loses the least time), but no more often than `max_overhead` allows. C is what
-    each of the last few saves cost (`Moment.seconds_to_save`), and M the mean time between losses: the
-    time of this run, divided by one more than the number of its losses. So without losses saves
-    become rarer. It never waits for a save in the background.
+        There is no interval, or one is not positive.
 
     Examples
     --------
@@ -256,26 +213,20 @@ class SaveEvery(_JoinsSaves):
     False
     """
 
-    epochs: Annotated[int | Literal["auto"], _EPOCHS] | None = None
+    epochs: Count | None = None
     steps: Count | None = None
     seconds: Interval | None = None
-    max_overhead: Annotated[float, _SHARE] | None = None
 
     def __post_init__(self) -> None:
         if self.epochs is None and self.steps is None and self.seconds is None:
             raise DefinitionError(
-                "SaveEvery needs an interval: SaveEvery(epochs=1), SaveEvery(steps=100), "
-                "SaveEvery(seconds=600) or SaveEvery('auto')."
+                "SaveEvery needs an interval: SaveEvery(epochs=1), SaveEvery(steps=100) or "
+                "SaveEvery(seconds=600)."
             )
-        if self.max_overhead is not None and self.epochs != "auto":
-            raise DefinitionError("SaveEvery: max_overhead needs 'auto': SaveEvery('auto', ...).")
 
     def is_due(self, moment: Moment) -> bool:
         """Whether one of the intervals has ended."""
-        if self.epochs == "auto":
-            if self._is_worth_it(moment):
-                return True
-        elif self.epochs is not None and moment.is_boundary and moment.epoch % self.epochs == 0:
+        if self.epochs is not None and moment.is_boundary and moment.epoch % self.epochs == 0:
             return True
         if self.steps is not None and self._is_step_due(moment, self.steps):
             return True
@@ -290,26 +241,12 @@ class SaveEvery(_JoinsSaves):
     def _intervals(self, steps_per_epoch: int) -> list[int]:
         """The numbers of epochs, and steps as epochs: 1 if some are saved within epochs."""
         intervals = []
-        if isinstance(self.epochs, int):
+        if self.epochs is not None:
             intervals.append(self.epochs)
         if self.steps is not None:
             whole_epochs, steps_left = divmod(self.steps, steps_per_epoch)
             intervals.append(1 if steps_left else whole_epochs)
         return intervals
-
-    def _is_worth_it(self, moment: Moment) -> bool:
-        """Whether enough time has passed for what a save costs, and losses make it worth it."""
-        if moment.is_saving:
-            return False
-        if moment.seconds_to_save is None:
-            # What a save costs is not known before the first one.
-            return moment.is_boundary
-        share = self.max_overhead or _DEFAULT_OVERHEAD
-        if moment.seconds_since_save * share < moment.seconds_to_save:
-            return False
-        seconds_between_losses = moment.seconds_running / (1 + moment.losses)
-        young_interval = math.sqrt(2 * moment.seconds_to_save * seconds_between_losses)
-        return moment.seconds_since_save >= young_interval
 
     @staticmethod
     def _is_step_due(moment: Moment, steps: int) -> bool:
@@ -391,7 +328,3 @@ class SaveBefore(_JoinsSaves):
     def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
         """None: only time decides."""
         return None
-
-
-def _is_auto(value: object) -> bool:
-    return isinstance(value, str) and value == "auto"

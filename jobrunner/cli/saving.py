@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from jobrunner.checkpoint import (
         KeepAny,
         KeepBest,
-        KeepEvery,
         MultiNodeCheckpointManager,
         SaveBefore,
         SaveEvery,
@@ -27,9 +26,8 @@ if TYPE_CHECKING:
     )
     from jobrunner.cli.script import Script
 
-_BEST = re.compile(r"(?P<metric>(.+/)?[^:]+)(:(?P<mode>min|max))?(:(?P<count>\d{1,18}|all))?")
-_BEST_FORM = "METRIC[:min|max][:N|all]"
-_AUTO = re.compile(r"auto(:(?P<percent>\d{1,3}(\.\d{1,9})?)%)?")
+_BEST = re.compile(r"(?P<metric>(.+/)?[^:]+)(:(?P<mode>min|max))?(:(?P<count>\d{1,18}))?")
+_BEST_FORM = "METRIC[:min|max][:N]"
 _INTERVAL = re.compile(r"(?P<count>\d{1,18})(?P<unit>steps|s|)")
 _UNITS: Mapping[str, Literal["epochs", "steps", "seconds"]] = {
     "": "epochs",
@@ -41,16 +39,11 @@ _UNITS: Mapping[str, Literal["epochs", "steps", "seconds"]] = {
 def _parse_save_every(text: str) -> SaveEvery:
     from jobrunner.checkpoint import SaveEvery
 
-    auto = _AUTO.fullmatch(text)
-    if auto is not None:
-        percent = float(auto["percent"] or 2)
-        if 0 < percent < 100:
-            return SaveEvery("auto", max_overhead=percent / 100)
     interval = _INTERVAL.fullmatch(text)
     if interval is None or not int(interval["count"]):
         raise ValueError(
             f"{text}: expected a number of epochs, steps or seconds, for example 5, 100steps or "
-            f"600s; or auto:5%."
+            f"600s."
         )
     return SaveEvery(**{_UNITS[interval["unit"]]: int(interval["count"])})
 
@@ -69,55 +62,45 @@ def _parse_save_before(text: str) -> SaveBefore:
     return SaveBefore(time)
 
 
-def _parse_keep_every(text: str) -> KeepEvery:
-    from jobrunner.checkpoint import KeepEvery
-
-    interval = _INTERVAL.fullmatch(text)
-    if interval is None or not int(interval["count"]) or interval["unit"] == "steps":
-        raise ValueError(f"{text}: expected a number of epochs or seconds, for example 10 or 600s.")
-    count = int(interval["count"])
-    return KeepEvery(seconds=count) if interval["unit"] else KeepEvery(count)
-
-
 def _parse_keep_best(text: str) -> KeepBest:
     from jobrunner.checkpoint import KeepBest
 
     match = _BEST.fullmatch(text)
     if match is None:
         raise ValueError(f"{text}: expected {_BEST_FORM}, for example loss:min:3 or accuracy:max.")
-    count = None if match["count"] == "all" else int(match["count"] or 1)
-    return KeepBest(match["metric"], count, "max" if match["mode"] == "max" else "min")
+    mode: Literal["min", "max"] = "max" if match["mode"] == "max" else "min"
+    return KeepBest(match["metric"], int(match["count"] or 1), mode)
 
 
 def read_keep(
-    keep_last: int | None, keep_every: KeepEvery | None, keep_best: Sequence[KeepBest]
+    keep_last: int | None, keep_every: int | None, keep_best: Sequence[KeepBest]
 ) -> KeepAny | None:
     """The policy that keeps an epoch if one of the options does; None without options."""
     if keep_last is None and keep_every is None and not keep_best:
         return None
-    from jobrunner.checkpoint import KeepAny, KeepLast
+    from jobrunner.checkpoint import KeepAny, KeepEvery, KeepLast
 
     last = [] if keep_last is None else [KeepLast(keep_last)]
-    every = [] if keep_every is None else [keep_every]
+    every = [] if keep_every is None else [KeepEvery(keep_every)]
     return KeepAny((*last, *every, *keep_best))
 
 
 def with_partial(policy: KeepAny) -> KeepAny:
     """The policy, for checkpoints in the middle of an epoch too."""
+    from jobrunner.checkpoint import KeepEvery
+
     policies: list[Any] = [*policy.policies]
-    return replace(policy, policies=tuple(replace(policy, partial=True) for policy in policies))
+    for i, part in enumerate(policies):
+        if not isinstance(part, KeepEvery):
+            policies[i] = replace(part, partial=True)
+    return replace(policy, policies=tuple(policies))
 
 
 keep_options = grouped(
     "keep",
     read_keep,
     count_option("--keep-last", help="Keep the newest N epochs."),
-    click.option(
-        "--keep-every",
-        type=Parsed("N|Ns", _parse_keep_every),
-        metavar="N|Ns",
-        help="Keep epochs that are multiples of N, or one every N seconds (600s).",
-    ),
+    count_option("--keep-every", help="Keep epochs that are multiples of N."),
     click.option(
         "--keep-best",
         multiple=True,
@@ -182,10 +165,9 @@ manager_options = grouped(
     click.option(
         "--save-every",
         multiple=True,
-        type=Parsed("N|Nsteps|Ns|auto[:P%]", _parse_save_every),
-        metavar="N|Nsteps|Ns|auto[:P%]",
-        help="Save every N epochs, N steps or N seconds; 'auto': as saves and losses cost least "
-        "time, at most P % of it. May be repeated. [default: 1; auto:2%]",
+        type=Parsed("N|Nsteps|Ns", _parse_save_every),
+        metavar="N|Nsteps|Ns",
+        help="Save every N epochs, N steps or N seconds. May be repeated. [default: 1]",
     ),
     click.option(
         "--save-before",

@@ -179,7 +179,7 @@ class Run:
     def _init_or_resume(self) -> None:
         """Set `state.epoch` to the last epoch that is complete in the workspaces."""
         state = self.state
-        self.saver.start(self.binding, state.losses.in_all)
+        self.saver.start(self.binding)
         self.resume = self._decide_in_lock()
         if not state.is_announced:
             state.is_announced = True

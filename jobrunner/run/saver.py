@@ -20,7 +20,6 @@ from jobrunner.checkpoint import (
     SaveQueue,
     Status,
     epochs_until,
-    read_metadata,
     read_receipts,
     stride_of,
 )
@@ -127,14 +126,13 @@ class Saver:
 
     # ---- the run
 
-    def start(self, binding: Binding, losses: int) -> None:
+    def start(self, binding: Binding) -> None:
         """Save from these workers from now on; check that they share the directory with us.
 
         The first call locks the directory for this run. If the directory is empty and not
-        writable, and `on_save_error` is "warn", the run starts and each save tries again. `losses`
-        is how many the run has had. No save is under way.
+        writable, and `on_save_error` is "warn", the run starts and each save tries again. No save is under way.
         """
-        self._pace.start(time.monotonic(), losses)
+        self._pace.continue_run(time.monotonic())
         self._groups.forget()
         self._held = None  # if a worker was lost, its captures are lost too
         self._binding = binding
@@ -396,8 +394,8 @@ class Saver:
 
     def _describe(self, at: Position, about: Mapping[str, Any]) -> dict[str, Any]:
         details = dict(about)
-        if (metadata := self._manager.metadata) is not None:
-            details["metadata"] = read_metadata(metadata, at)
+        if self._manager.metadata:
+            details["metadata"] = self._manager.metadata
         if at.step:
             details["steps_per_epoch"] = self._plan.steps_per_epoch
         details["placement"] = dict(self._binding.placement)
@@ -408,9 +406,7 @@ class Saver:
         error = save.error
         if error is not None and self._is_fatal(error):
             raise error
-        write_seconds = max((node.seconds for node in save.nodes.values()), default=0.0)
-        cost = max(save.stall_seconds, write_seconds)
-        self._pace.end_save(cost, save.seconds)
+        self._pace.end_save(save.seconds)
         if save.is_passed_over:
             return
         report = SaveReport(

@@ -40,7 +40,6 @@ def test_prune_keeps_epochs_that_any_option_keeps_pinned_ones_and_the_newest(run
 
     assert kept("--keep-every", 2) == [0, 2, 3]
     assert kept("--keep-best", "loss") == [1, 3]
-    assert kept("--keep-every", "3600s") == [0, 3]
     assert kept("--keep-best", "loss:max:1", "--keep-last", 1) == [0, 3]
     assert invoke("pin", runs, 2, "--label", "paper").exit_code == 0
     assert kept("--keep-best", "loss:2") == [1, 2, 3]

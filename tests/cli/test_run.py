@@ -22,10 +22,9 @@ from click.testing import CliRunner, Result
 from distributed import LocalCluster
 
 import jobrunner.story
-from jobrunner import MultiNodeCheckpointManager, Position, SaveEvery
+from jobrunner import MultiNodeCheckpointManager, Position
 from jobrunner.cli.command import main
 from jobrunner.cli.run import _reported
-from jobrunner.cli.saving import _parse_save_every
 from tests.processes import await_true, kill
 
 _COMMANDS_OF_DASK = entry_points(group="dask_cli", name="jobrunner")
@@ -538,16 +537,11 @@ def test_callbacks_logs_and_a_migration_are_named_as_options(
         ),
         (["--migrate", "half"], "made.py has no 'half'"),
         (["--migrate", "settings"], "migrate must be callable; got {'lr': 1}"),
-        (["--keep-best", "loss:all"], "Give it a threshold, or a number of epochs"),
-        (["--keep-best", "loss:low"], "expected METRIC[:min|max][:N|all]"),
+        (["--keep-best", "loss:low"], "expected METRIC[:min|max][:N]"),
         (["--save-every", "often"], "'--save-every': often: expected a number of epochs"),
         (["--save-every", "0"], "'--save-every': 0: expected"),
         (["--save-before", "noon"], "'--save-before': noon: expected a time"),
         (["--save-before", "slurm"], "SLURM_JOB_END_TIME"),
-        (
-            ["--keep-every", "5steps"],
-            "'--keep-every': 5steps: expected a number of epochs or seconds",
-        ),
         (["--keep-best", "loss:least"], "'--keep-best': loss:least: expected METRIC"),
         (["--param", "rate"], "'rate' is not NAME=VALUE, with each name once"),
         (
@@ -563,13 +557,6 @@ def test_wrong_options_exit_with_2(tmp_path: Path, options: list[str], says: str
         result = _invoke("run", path, "--checkpoint", "runs", "--dry-run", *options)
     assert result.exit_code == 2
     assert says in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "share"), [("auto", 0.02), ("auto:5%", 0.05), ("auto:0.5%", 0.005)]
-)
-def test_the_share_of_automatic_saves_is_a_percentage(text: str, share: float) -> None:
-    assert _parse_save_every(text) == SaveEvery("auto", max_overhead=share)
 
 
 def test_a_failing_task_keeps_the_last_epoch_and_says_how_to_resume(

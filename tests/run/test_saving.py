@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from pathlib import Path
-from statistics import fmean
 
 import dask
 import numpy as np
@@ -71,26 +70,14 @@ def test_epochs_are_saved_by_policy_and_the_last_one_always(inproc_session, tmp_
     assert JobRunner(counter(7), manager).plan_resume().is_finished
 
 
-@pytest.mark.parametrize(("seconds", "kept"), [(1e6, [0, 6]), (1e-9, [0, 1, 2, 3, 4, 5, 6])])
-def test_epochs_are_kept_by_time_also_after_a_resume(inproc_session, tmp_path, seconds, kept):
-    for limit in (3, 6):
-        manager = manager_of(tmp_path, keep=KeepEvery(seconds=seconds))
-        JobRunner(counter(limit), manager).run(inproc_session)
-    # A resume keeps the epoch it began from.
-    assert manager.epochs() == sorted({*kept, 3})
-
-
-def test_the_best_by_a_function_the_latest_and_every_nth_are_kept_together(
-    inproc_session, tmp_path, caplog
-):
-    best = KeepBest(lambda metrics: -abs(metrics["n"] - 4), mode="max")
-    manager = manager_of(tmp_path, keep=best | KeepLast(2) | KeepEvery(5))
+def test_the_best_the_latest_and_every_nth_are_kept_together(inproc_session, tmp_path, caplog):
+    manager = manager_of(tmp_path, keep=KeepBest("n") | KeepLast(2) | KeepEvery(5))
     JobRunner(counter(9), manager).run(inproc_session)
-    assert manager.epochs() == [0, 4, 5, 8, 9]
+    assert manager.epochs() == [0, 1, 5, 8, 9]
     assert "KeepBest" not in caplog.text
-    manager = manager_of(tmp_path, keep=KeepBest(lambda metrics: metrics["nothing"]))
+    manager = manager_of(tmp_path, keep=KeepBest("nothing"))
     JobRunner(counter(12), manager).run(inproc_session)
-    assert "no recorded epoch has reported '<lambda>'" in caplog.text
+    assert "no recorded epoch has reported 'nothing'" in caplog.text
 
 
 def test_policies_get_what_was_measured(inproc_session, tmp_path):
@@ -116,32 +103,10 @@ def test_policies_get_what_was_measured(inproc_session, tmp_path):
     told = Told()
     began = time.time()
     JobRunner(job, manager_of(tmp_path, save=told)).run(inproc_session)
-    assert [moment.losses for moment in told.moments] == [0, 0] + [1] * 7
     longest = [moment.seconds_to_next for moment in told.moments]
     assert min(longest[:5]) >= 0.02
-    assert all(0 < moment.seconds_to_save <= moment.seconds_to_record for moment in told.moments)
-    running = [moment.seconds_running for moment in told.moments]
-    assert running == sorted(running)
+    assert all(moment.seconds_to_record > 0 for moment in told.moments)
     assert began < told.moments[0].time < told.moments[-1].time <= time.time()
-
-
-def test_policies_get_the_average_cost_of_a_save(inproc_session, tmp_path):
-    class Told:
-        def __init__(self):
-            self.costs = []
-
-        def is_due(self, moment):
-            self.costs.append(moment.seconds_to_save)
-            return moment.epoch != 3
-
-    told = Told()
-    manager = MultiNodeCheckpointManager(tmp_path / "k", save=told, asynchronous=False)
-    stalls = [
-        report.stall_seconds for report in JobRunner(counter(8), manager).run(inproc_session).saves
-    ]
-    assert len(stalls) == 8
-    known = [1, 2, 3, 3, 4, 5, 6, 7]  # saves before each epoch's end
-    assert told.costs == [pytest.approx(fmean(stalls[max(0, n - 5) : n])) for n in known]
 
 
 def test_a_run_resumes_in_mid_epoch(inproc_session, tmp_path):

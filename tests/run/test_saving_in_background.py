@@ -107,20 +107,6 @@ def test_every_epoch_is_recorded_with_its_own_state_and_reported_in_order(inproc
     assert all(report.stall_seconds <= report.seconds + 1 for report in result.saves)
 
 
-def test_auto_never_waits_for_a_save_in_flight(inproc_session, tmp_path, gate):
-    class Watch:
-        def on_epoch(self, epoch, seconds, metrics):
-            if epoch == 1:
-                gate.clear()  # epochs 1 and 2 cannot be written
-            if epoch == 3:
-                gate.set()
-
-    manager = manager_of(tmp_path, save=SaveEvery("auto", max_overhead=0.99))
-    result = JobRunner(growing(5), manager, callbacks=[Watch()]).run(inproc_session)
-    assert result.epoch == 5
-    assert manager.latest() == 5
-
-
 class Heard:
     def __init__(self):
         self.saved = []
