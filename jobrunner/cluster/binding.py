@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,11 +12,11 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from jobrunner.cluster.exchange import Members, Reply, Request, malformed, pickle_function
+from jobrunner.cluster.exchange import Line, Members, Reply, Request, malformed, pickle_function
 from jobrunner.cluster.leases import Demand, Leases, Spread
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
-from jobrunner.cluster.results import Counted, GroupResult, UnderWay, merge_runs
+from jobrunner.cluster.results import GroupResult, UnderWay, merge_runs
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.cluster.shipping import Parcel, ShippedGroups
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, compile_group
@@ -28,6 +27,7 @@ from jobrunner.worker import (
     FETCH,
     PLAIN_RUN,
     Keeper,
+    PrintOptions,
     RunOptions,
     call_keeper,
     call_on_workspaces,
@@ -75,11 +75,9 @@ class Binding:
         )
         self.lost = self._members.lost  # workers that this binding has lost: address -> cause
         self.leaving = self._members.leaving  # workers in use about to leave: address -> cause
-        self.at_release: list[Callable[[], object]] = []  # called before workers drop the nodes
         self.rooms: dict[str, tuple[int, int]] = {}
         """What `Keeper.room` of each worker has said in its last reply to a run."""
-        self.counted: Mapping[str, Counted] = {}  # by node, for all views: see `look`
-        self.looked_at, self.look_seconds = -math.inf, 0.0
+        self._prints: Any = None  # what a view wants of what tasks print
         self._groups = ShippedGroups()
         self._under_way: tuple[str, int | None, float, int] | None = None
         self._is_released = False
@@ -123,29 +121,19 @@ class Binding:
         tasks = self._members.running_on(list(self._members.running))
         return UnderWay(group, epoch, time.perf_counter() - started, tasks, step)
 
-    def ask(self, function: Callable[..., Any], *arguments: Any, patience: float) -> dict[str, Any]:
-        """Call a function on the event loop of each worker; returns by address, also errors."""
-        run, alive = self._scheduler.run_each, self._members.alive
-        answers: dict[str, Any] = self._messenger.sync(
-            run, function, alive, *arguments, patience=patience
-        )
-        return answers
+    def listen(
+        self, options: PrintOptions, listener: Callable[[Sequence[Line], int], None]
+    ) -> None:
+        """Pass on what tasks print while groups run: lines, and how many had no room.
 
-    def look(self, wait_seconds: float, *, prints: bool, is_over: bool) -> list[Reply]:
-        """What workers that answer in time tell a view (see `HostedNodes.look`). Finds no losses.
-
-        Notes when this was, how long it kept a processor busy, here or on a worker, and, unless
-        another group run begins meanwhile, how many tasks have ended.
+        The listener is called on the client's event loop, and must not take long.
         """
-        run, look = self._under_way, self._messenger.look
-        replies, seconds = self._messenger.sync(look, wait_seconds, prints=prints, is_over=is_over)
-        self.looked_at = now = time.monotonic()
-        self.look_seconds = max([seconds, *(float(it.get("seconds", 0.0)) for it in replies)])
-        if run is not None and run is self._under_way:
-            found = [it for reply in replies for it in reply.get("progress", {}).items()]
-            news = {node: Counted(now, run[0], *count) for node, count in found}
-            self.counted = {**self.counted, **news}
-        return replies
+        self._prints = to_builtins(options)
+        self._members.listener = listener
+
+    def unlisten(self) -> None:
+        """Listen no more, from the next run on."""
+        self._prints = self._members.listener = None
 
     def spread(self) -> Spread | None:
         """Where the nodes would be if they were placed anew; None unless workers have joined."""
@@ -228,6 +216,8 @@ class Binding:
         plan, addresses = self._groups.plans[group]
         details = request.details
         details |= {"key": group, "options": to_builtins(options)}
+        if self._prints is not None:
+            details["prints"] = self._prints
         request.group, request.epoch = plan.name, details["epoch"]
         request.has_steps = plan.name == "epoch" and self.plan.steps_per_epoch != 1
         self._under_way = (plan.name, request.epoch, time.perf_counter(), details["step"])
@@ -317,8 +307,6 @@ class Binding:
         """Free the workspaces, threads and leases on the workers. Later calls do nothing."""
         if self._is_released:
             return
-        for call in self.at_release:
-            call()
         self._is_released = True
         with suppress(ExecutionError):  # without a scheduler, workers free everything themselves
             self._messenger.sync(self._messenger.tell, {"call": "release"}, wait_seconds)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import starmap
 from typing import Any, ParamSpec, TypeVar
 
 from jobrunner.cluster.exchange import (
@@ -25,12 +24,11 @@ from jobrunner.cluster.exchange import (
     Reply,
     Request,
     exchange,
-    read_reply,
 )
 from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.dask_internals import WorkerNews, broadcaster
-from jobrunner.errors import ExecutionError, SchedulerLostError
+from jobrunner.errors import SchedulerLostError
 from jobrunner.texts import get_logger
 from jobrunner.worker import OPERATION, Message, host
 
@@ -57,7 +55,6 @@ class Messenger:
     def __init__(self, scheduler: SchedulerLink, name: str, members: Members) -> None:
         self.run_number = 0  # of the latest run; 0 before the first
         self._number = 0
-        self._got: dict[str, int] = {}  # the last answer to a view, by worker
         self._numbering = threading.Lock()
         self.scheduler = scheduler
         self._client = scheduler.client
@@ -156,34 +153,6 @@ class Messenger:
         """Stop workers, by default all, from starting more tasks of the current run."""
         message = {"call": "abort", "number": self.run_number, "reason": reason}
         await self.tell(message, wait_seconds, addresses)
-
-    async def look(
-        self, wait_seconds: float, *, prints: bool, is_over: bool
-    ) -> tuple[list[Reply], float]:
-        """Ask all workers what a view shows; returns the answers, and the time of this thread."""
-        started = time.thread_time()
-        message = {"call": "look", "prints": prints, "is_over": is_over}
-        found: dict[str, Answer] = {}
-
-        async def ask(got: int, addresses: Sequence[str]) -> None:
-            try:
-                sending = self._send({**message, "got": got}, addresses)
-                found.update(await asyncio.wait_for(sending, wait_seconds / 2))
-            except TimeoutError:  # one is late, and keeps the others' answers back
-                if len(addresses) > 1:
-                    await asyncio.gather(*(ask(got, [address]) for address in addresses))
-
-        by_got: dict[int, list[str]] = {}
-        for address in self.members.alive:
-            by_got.setdefault(self._got.get(address, 0), []).append(address)
-        await asyncio.gather(*starmap(ask, by_got.items()))
-        replies = {}
-        for address, answer in found.items():
-            if isinstance(answer, Mapping):
-                with suppress(ExecutionError):  # the others may have said what can be shown
-                    replies[address] = read_reply(address, answer, self.members.placement)
-        self._got.update((a, it["number"]) for a, it in replies.items() if "number" in it)
-        return list(replies.values()), time.thread_time() - started
 
     async def tell(
         self, message: Message, wait_seconds: float, addresses: Collection[str] | None = None

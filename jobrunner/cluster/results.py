@@ -24,16 +24,6 @@ class UnderWay(NamedTuple):
     step: int = 0  # of the epoch, from 0
 
 
-class Counted(NamedTuple):
-    """How many of a node's tasks had ended when a view asked for it."""
-
-    at: float  # by the monotonic clock
-    group: str  # that ran then
-    ended: int
-    tasks: int  # of so many
-    task: str  # one that ran, if any
-
-
 @dataclass(frozen=True, slots=True)
 class GroupResult:
     """The result of a group's run on all workers."""

@@ -65,10 +65,8 @@ class NodeNow(Struct, frozen=True):
 
     node: str
     worker: str  # its name in Dask
-    does: Literal["runs", "waits", "ended", "saves", ""]
+    does: Literal["runs", "saves", ""]
     task: str | None
-    ended: _Count  # of its tasks
-    tasks: _Count
     saved_bytes: _Count | None
 
 
@@ -309,7 +307,7 @@ class RunState:
             metrics=plain_metrics(self._metrics),
             under_way=group_now,
             saving=save_now,
-            nodes=self._nodes(group, now),
+            nodes=self._nodes(group),
             warnings=list(self._warnings),
         )
 
@@ -325,34 +323,22 @@ class RunState:
         left = max(0, run.total_epochs - run.epoch)
         return max(0.0, pace * left - (now - self._epoch_ended))
 
-    def _nodes(self, group: UnderWay | None, now: float) -> list[NodeNow]:
+    def _nodes(self, group: UnderWay | None) -> list[NodeNow]:
         running: dict[str, str] = {}
         for task in group.tasks if group is not None else ():
             node, _, name = task.partition("/")
             running.setdefault(node, name)
-        counts = {} if self.binding is None else self.binding.counted
         nodes = []
         for node, worker in self._workers.items():
-            task, ended, tasks, is_counted = running.get(node, ""), 0, 0, False
-            count = counts.get(node)
-            if group is not None and count is not None and count.group == group.group:
-                tasks = count.tasks
-                # A count may be of the group's run before: what ran then probably runs again.
-                is_counted = count.at >= now - group.seconds
-                if is_counted:
-                    ended, task = count.ended, count.task
-                else:
-                    task = task or count.task
-            does: Literal["runs", "waits", "ended", "saves", ""] = ""
-            if task and group is not None:
+            its_task = running.get(node)
+            does: Literal["runs", "saves", ""] = ""
+            if its_task is not None:
                 does = "runs"
-            elif is_counted and tasks:
-                does = "waits" if ended < tasks else "ended"
             elif self._saving is not None:
                 does = "saves"
             store = self._saved_nodes.get(node)
             nbytes = None if store is None else store.nbytes
-            nodes.append(NodeNow(node, worker, does, task or None, ended, tasks, nbytes))
+            nodes.append(NodeNow(node, worker, does, its_task, nbytes))
         return nodes
 
 

@@ -34,7 +34,7 @@ GROUPS_SECONDS = 2.0
 MOST_NODES, MOST_METRICS = 200, 40
 """Rows of the tables of a page."""
 LINE_METRICS = 20
-BAR_WIDTH, NODE_BAR_WIDTH, DOES_WIDTH = 20, 10, 26
+BAR_WIDTH, DOES_WIDTH = 20, 26
 GAP = "  "
 SHORTEST_METRIC = len(f"a=1{GAP}")
 LIMIT = "epoch_limiter"
@@ -50,7 +50,7 @@ PHASES = {
     "stopped": "was stopped",
     "failed": "has failed",
 }
-DOING = {"runs": "running", "saves": "saving", "waits": "waiting", "ended": "ended"}
+DOING = {"runs": "running", "saves": "saving"}
 """What nodes do, the most telling first; and how that is said of many."""
 
 
@@ -172,15 +172,6 @@ def does(run: RunNow, node: NodeNow) -> str:
     return node.does
 
 
-def node_share(run: RunNow, node: NodeNow) -> float | None:
-    """How much of a node's tasks in the epoch, or in another group that runs, has ended."""
-    part = node.ended / node.tasks if node.tasks else None
-    group = run.under_way
-    if group is not None and group.group == "epoch" and run.steps_per_epoch:
-        return (run.step + (part or 0.0)) / run.steps_per_epoch
-    return part
-
-
 # ---- one line
 
 
@@ -254,14 +245,12 @@ def _draw_nodes(run: RunNow, nodes: Sequence[NodeNow], width: int, height: int) 
         nodes, others = nodes[: height - 1], nodes[height - 1 :]
     names = [_plain(node.node) for node in nodes]
     widest = max(map(cell_len, names), default=0)
-    room = min(widest, max(width // 3, width - NODE_BAR_WIDTH - DOES_WIDTH))
+    room = min(widest, max(width // 3, width - DOES_WIDTH))
     lines = []
     for name, node in zip(names, nodes, strict=True):
         line = Text(abbreviate(name, room, cell_len))
         line.pad_right(room - line.cell_len)
-        done = node_share(run, node)
-        bar = " " * NODE_BAR_WIDTH if done is None else _bar(done, NODE_BAR_WIDTH)
-        line.append(f" {bar} {_plain(does(run, node))}")
+        line.append(f" {_plain(does(run, node))}")
         line.truncate(width, overflow="ellipsis")
         lines.append(line)
     if others:
@@ -326,11 +315,10 @@ def _metric_table(run: RunNow) -> Html:
 def _node_table(run: RunNow) -> Html:
     rows = []
     for node in sorted(run.nodes, key=attrgetter("worker", "node"))[:MOST_NODES]:
-        tasks = f"{node.ended}/{node.tasks}" if node.tasks else ""
         saved = "" if node.saved_bytes is None else format_bytes(node.saved_bytes)
         does_text = f"runs {node.task}" if node.does == "runs" else node.does
-        rows.append((node.worker, node.node, does_text, tasks, saved))
-    head = ("worker", "node", "does", "tasks", "saved")
+        rows.append((node.worker, node.node, does_text, saved))
+    head = ("worker", "node", "does", "saved")
     return _table(head, rows, {0, 1, 2}, len(run.nodes), "more node")
 
 

@@ -28,9 +28,8 @@ from jobrunner.story.places import (
     has_dashboard,
     is_terminal,
 )
-from jobrunner.story.prints import Where, names_of
-from jobrunner.story.watcher import Watcher
 from jobrunner.texts import get_logger, printable
+from jobrunner.worker import PrintOptions, Where, names_of
 
 logger = get_logger(__name__)
 
@@ -39,7 +38,7 @@ LOOK_SECONDS = 0.5
 DRAWING_SHARE = 400
 """Drawing may take one of so many seconds."""
 MOST_WAITING = 10_000
-"""While more events wait for the view, workers keep what tasks print."""
+"""While more events wait for the view, lines that tasks print are left out."""
 MOST_RUNS = 20
 """Of a session, on a dashboard."""
 
@@ -49,8 +48,8 @@ class Live:
 
     Draws what is new, at most once per interval. Without anything new, draws a group that runs for
     long again after `patience_seconds`, and after twice that time each time; 0: draws in any case.
-    It shows what tasks print and what is logged if `where` is given: see `prints.listen` for that
-    and `here`.
+    It shows what tasks print and what is logged if `where` is given: see `PrintOptions` for that and
+    `here`.
     """
 
     def __init__(
@@ -66,12 +65,10 @@ class Live:
         # Signal handlers put events, too, which this kind of queue allows.
         self._events: queue.SimpleQueue[tuple[str, Mapping[str, Any]] | None] = queue.SimpleQueue()
         self.state = RunState(self.tell, clock)
-        look_seconds = 2 * interval_seconds
-        self._watcher = Watcher(self.state, self.tell, here, where, self._has_room, look_seconds)
+        self._prints = None if where is None else PrintOptions(sorted(here), where)
         self._view = view
         self._has_failed = False
         self._warnings = _Warnings(self.tell)
-        self._shows_lines = where is not None
         self._interval_seconds = self._rest_seconds = interval_seconds
         self._patience_seconds = self._pause_seconds = patience_seconds
         self._clock = clock
@@ -82,12 +79,29 @@ class Live:
 
     def tell(self, event: str, facts: Mapping[str, Any]) -> None:
         """Let the view show an event, soon."""
-        if event == "placement":
-            self._watcher.begin()
+        binding, prints = self.state.binding, self._prints
+        must_listen = event == "placement" and not self._has_failed
+        if must_listen and binding is not None and prints is not None:
+            binding.listen(prints, self._hear)
         if event == "over":
-            self._watcher.end()
+            self._stop_listening()
         else:
             self._events.put((event, facts))
+
+    def _hear(self, lines: Sequence[tuple[str, str, str]], left_out: int) -> None:
+        """Show what tasks have printed."""
+        for node, task, text in lines:
+            if self._events.qsize() < MOST_WAITING:
+                self.tell("print", {"node": node, "task": task, "text": text})
+            else:
+                left_out += 1
+        if left_out:
+            self.tell("prints_left_out", {"lines": left_out})
+
+    def _stop_listening(self) -> None:
+        binding = self.state.binding
+        if self._prints is not None and binding is not None:
+            binding.unlisten()
 
     def look(self) -> None:
         """Draw if it is time."""
@@ -121,11 +135,8 @@ class Live:
                 self._show(self._view.tell, *event)
             self.look()
 
-    def _has_room(self) -> bool:
-        return self._events.qsize() < MOST_WAITING
-
     def __enter__(self) -> Self:
-        if self._shows_lines:  # else Python itself writes warnings, to stderr
+        if self._prints is not None:  # else Python itself writes warnings, to stderr
             logging.getLogger("jobrunner").addHandler(self._warnings)
         self._show(self._view.open)
         self._thread.start()
@@ -134,7 +145,7 @@ class Live:
     def __exit__(self, *error: object) -> None:
         logging.getLogger("jobrunner").removeHandler(self._warnings)
         try:
-            self._watcher.end()
+            self._stop_listening()
             self._events.put(None)
             self._thread.join()
             if self.state.mark != self._drawn or not self._patience_seconds:
@@ -153,7 +164,7 @@ class Live:
             self._has_failed = True
             logging.getLogger("jobrunner").removeHandler(self._warnings)
             logger.warning("The run is no longer shown: %s: %s", type(error).__name__, error)
-            self._watcher.end()
+            self._stop_listening()
 
 
 class _Warnings(logging.Handler):

@@ -118,12 +118,6 @@ class GroupRun:
         """The running tasks, as (node, task)."""
         return [(step.workspace.node, step.name) for step in list(self._running.values())]
 
-    def progress(self) -> dict[str, tuple[int, int, str]]:
-        """By node: how many tasks have ended, of how many, and one that runs, if any."""
-        with self._lock:
-            progress = [*self._counts], [*self._ready], self._next_first, [*self._running.values()]
-        return self.program.progress(*progress)  # which takes a while for many tasks
-
     def _tick(self) -> None:
         with self._lock:
             if self._is_over:

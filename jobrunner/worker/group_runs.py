@@ -103,10 +103,6 @@ class GroupRuns:
         """The running tasks, as (node, task)."""
         return [] if self._run is None else self._run.running_tasks()
 
-    def progress(self) -> dict[str, tuple[int, int, str]]:
-        """By node: how many tasks of the latest run have ended, of how many, and one that runs."""
-        return {} if self._run is None else self._run.progress()
-
     def push(self, pushed: RunValues) -> None:
         """Take values and notes from another worker."""
         nbytes = [  # TypeError, before anything is taken, if a frame has none

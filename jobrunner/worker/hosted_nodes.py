@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import pickle
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from jobrunner.compile import GroupPlan, Slice, gc_paused
 from jobrunner.errors import ExecutionError
@@ -24,6 +23,7 @@ from jobrunner.worker.group_runs import BindingContext, GroupRuns
 from jobrunner.worker.keeper import Premises
 from jobrunner.worker.outbox import Message, RunValues, wrap_frames
 from jobrunner.worker.outcome import describe_failure
+from jobrunner.worker.prints import PrintOptions, Prints
 from jobrunner.worker.program import Program
 from jobrunner.worker.threads import Operation, ThreadPool, call_on_loop
 from jobrunner.workspace import BEFORE_COPY, Workspace, to_frames
@@ -33,18 +33,6 @@ FULL_SECONDS = 0.5
 
 FETCH = "fetch"
 """The channel on which the client applies `fetch`."""
-
-
-class Listener(Protocol):
-    """Takes what tasks print, for a view."""
-
-    is_over: bool
-
-    def give(self, got: int, *, is_over: bool) -> tuple[int, Sequence[tuple[str, str, str]], int]:
-        """The answer's number, the lines since answer `got`, and how many had no room."""
-
-    def end(self) -> None:
-        """Take no more."""
 
 
 class HostedNodes:
@@ -58,7 +46,7 @@ class HostedNodes:
         self.workspaces: dict[str, Workspace] = {}
         self._premises = Premises(self.workspaces)
         self.ended = asyncio.Event()  # set once this is closed and its last thread has ended
-        self.listener: Listener | None = None
+        self._prints: Prints | None = None  # of the latest run
         self._address = context.address
         self._loop = asyncio.get_running_loop()
         self._memory_limit = replace(
@@ -114,6 +102,7 @@ class HostedNodes:
         step: int = 0,
         epoch_batch: BatchOptions | None = None,
         options: RunOptions = PLAIN_RUN,
+        prints: PrintOptions | None = None,
     ) -> Message:
         """Run a shipped group, once or for a batch of epochs: see `Binding.run_epochs`."""
 
@@ -126,11 +115,19 @@ class HostedNodes:
                 )
             if batch_options.get("lead") == self._address:
                 batch_options.update(lead="", followers=program.peers)
+            self._listen(prints)
             batch = EpochBatch(number, epoch=epoch, step=step, options=options, **batch_options)
             self._runs.start(program, batch, operation)
 
         self._start("run", number, begin)
-        return await self._poll("run", number, wait_seconds)
+        reply = await self._poll("run", number, wait_seconds)
+        if self._prints is not None and reply["status"] != "stale":
+            # With this reply, and not with `finish`: a client that asks again wants them once.
+            is_over = reply["status"] != "running"
+            reply = {**reply, **self._prints.give(is_over=is_over)}
+            if is_over:
+                self._listen(None)
+        return reply
 
     async def apply(
         self, number: Number, wait_seconds: Seconds, fn: bytes = b"", channel: str = "apply"
@@ -171,22 +168,9 @@ class HostedNodes:
         self._runs.abort(number, reason)
         return {"status": "done"}
 
-    async def look(self, got: int = 0, prints: bool = False, is_over: bool = False) -> Message:
-        """Tell a view how many tasks have ended, and what they have printed since answer `got`.
-
-        If it is over, this is the last time. `seconds` is the processor time that it took.
-        """
-        started = time.thread_time()
-        answer: Message = {"status": "done", "progress": self._runs.progress()}
-        if prints and self.listener is not None:
-            number, lines, left_out = self.listener.give(got, is_over=is_over)
-            answer |= {"number": number, "lines": lines, "left_out": left_out}
-        return {**answer, "seconds": time.thread_time() - started}
-
     def close(self, reason: str) -> None:
         """Abort what runs and drop everything. Does not wait for running functions."""
-        if self.listener is not None:
-            self.listener.end()
+        self._listen(None)
         self._runs.close(reason)
         if self._timer is not None:
             self._timer.cancel()
@@ -211,6 +195,11 @@ class HostedNodes:
         if self._memory_limit.is_over and self._runs.is_running:
             self._runs.fail(self._memory_limit.error())
         self._timer = self._loop.call_later(seconds, self._check_memory)
+
+    def _listen(self, options: PrintOptions | None) -> None:
+        if self._prints is not None:
+            self._prints.end()
+        self._prints = None if options is None else Prints(options, self.workspaces.values())
 
     def _fail_run(self, error: BaseException) -> None:
         if self._runs.is_running:

@@ -289,7 +289,6 @@ _CALLS = calls(
     HostedNodes.forget,
     HostedNodes.push,
     HostedNodes.abort,
-    HostedNodes.look,
 )
 
 

@@ -6,7 +6,7 @@ but values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -176,20 +176,6 @@ class Program:
         """The dictionary of a blob: its node's private or global blobs."""
         workspace = self.workspaces[node]
         return workspace.private if name in self._private[node] else workspace.globals
-
-    def progress(
-        self, counts: Sequence[int], ready: Iterable[int], next_first: int, begun: Iterable[Step]
-    ) -> dict[str, tuple[int, int, str]]:
-        """By node: how many tasks of a run have ended, of how many, and one that runs."""
-        running = {step.position for step in begun}
-        waiting = {*ready, *running, *(at for at in self.first if at > next_first)}
-        nodes: dict[str, tuple[int, int, str]] = {}
-        for step in self.steps:
-            ended, tasks, name = nodes.get(step.workspace.node, (0, 0, ""))
-            has_ended = not counts[step.position] and step.position not in waiting
-            name = step.name if step.position in running else name
-            nodes[step.workspace.node] = ended + has_ended, tasks + 1, name
-        return nodes
 
     def read(self, condition: Condition) -> Any:
         """Return a stop condition's value after the last step; may raise `InputMissing`."""

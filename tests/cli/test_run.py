@@ -658,3 +658,19 @@ def build(token: str = "", db: str = "", rate: float = 1.0):
     assert not [text for text in told if "cAnArY" in text]
     assert "--param rate=0.5" in (tmp_path / "page.html").read_text()
     assert "token=&#39;…&#39;" in (tmp_path / "page.html").read_text()
+
+
+LOUD = """
+from jobrunner import Job, Node, Task, current_task, epoch_limiter
+
+with Job("loud") as job, Node("a"):
+    Task(lambda: print("epoch", current_task().epoch, flush=True))
+epoch_limiter(job, 4)
+"""
+
+
+def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    run = f"'{sys.executable}' -m jobrunner run loud.py --checkpoint runs --workers 1"
+    subprocess.run(["bash", "-c", f"{run} | head -1"], cwd=tmp_path, check=True)
+    assert MultiNodeCheckpointManager(tmp_path / "runs").latest() == 4

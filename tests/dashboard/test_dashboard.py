@@ -185,7 +185,7 @@ def test_dasks_pages_name_job_and_nodes(inproc_client: Client) -> None:
 
 
 def test_names_are_shown_as_text() -> None:
-    node = NodeNow("<i>", "<b>\x1b", "runs", "<u>", 0, 1, None)
+    node = NodeNow("<i>", "<b>\x1b", "runs", "<u>", None)
     drawn = draw_html(RunNow("<script>", metrics={"<img src=x>": 1.0}, nodes=[node]))
     assert not any(mark in drawn for mark in ("<script", "<img", "<i>", "<b>", "<u>", "\x1b"))
     assert "&lt;script&gt;" in drawn

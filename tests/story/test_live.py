@@ -17,7 +17,6 @@ import pytest
 from msgspec import to_builtins
 
 from jobrunner.cluster import UnderWay
-from jobrunner.cluster.results import Counted
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, ResumePlan, RunResult, SaveReport
 from jobrunner.story import RunNow, RunState, render, show, show_on, told_if_slow
@@ -159,27 +158,6 @@ def test_a_save_in_the_middle_of_an_epoch_keeps_its_name_in_dasks_messages() -> 
     known = msgpack.unpackb(msgpack.packb(to_builtins(state.now().saved)))
     assert known["epoch"] == "4.s200"
     assert "saved epoch 4.s200 (3.00 MiB)" in draw_line(state.now())
-
-
-def test_until_the_workers_are_asked_a_group_begins_with_no_task_ended() -> None:
-    clock = Clock()
-    runner = Runner(UnderWay("epoch", 5, 1.0, ("a/fit",)))
-    runner.binding = SimpleNamespace(
-        worker_names={"tcp://1": "0"},
-        counted={
-            "a": Counted(0.0, "epoch", 2, 2, ""),
-            "b": Counted(0.0, "epoch", 3, 3, ""),
-            "c": Counted(0.0, "epoch", 0, 1, "score"),
-        },
-    )
-    state = RunState(clock=clock)
-    state.on_setup(runner)
-    state.on_placement({"a": "tcp://1", "b": "tcp://2", "c": "tcp://3"})
-    clock.now = 2.0  # another run of the group has begun, 1 s ago
-    nodes = [(it.does, it.task, it.ended, it.tasks) for it in state.now().nodes]
-    assert nodes == [("runs", "fit", 0, 2), ("", None, 0, 3), ("runs", "score", 0, 1)]
-    runner.run = UnderWay("exit", None, 1.0, ())
-    assert {it.tasks for it in state.now().nodes} == {0}
 
 
 def test_a_resumed_run_shows_where_it_continues_and_counts_its_pace_from_there() -> None:
@@ -353,7 +331,7 @@ def test_a_view_is_closed_if_its_end_is_interrupted(monkeypatch: pytest.MonkeyPa
 
     def run() -> None:
         with Live(view, interval_seconds=0.0) as live:
-            monkeypatch.setattr(live._watcher, "end", interrupt)
+            monkeypatch.setattr(live, "_stop_listening", interrupt)
 
     with pytest.raises(KeyboardInterrupt):
         run()
