@@ -206,8 +206,7 @@ def _load_all(checkpoint: Checkpoint) -> None:
 )
 @click.argument("a", metavar="A", type=ANY_DIRECTORY)
 @click.argument("b", metavar="B", type=ANY_DIRECTORY)
-@click.option("--deep", "is_deep", is_flag=True, help="Also read blobs whose digests are equal.")
-def diff_command(*, a: str, b: str, is_deep: bool) -> Output:
+def diff_command(*, a: str, b: str) -> Output:
     """Show which blobs of two checkpoints differ, and by how much.
 
     A and B are each DIR@EPOCH, or DIR for its latest epoch. B may be @EPOCH, for A's directory.
@@ -220,7 +219,7 @@ def diff_command(*, a: str, b: str, is_deep: bool) -> Output:
         _open_checkpoint(a, directory) as one,
         _open_checkpoint(b, directory) as other,
     ):
-        data, text, is_equal = compare_checkpoints(one, other, is_deep=is_deep)
+        data, text, is_equal = compare_checkpoints(one, other)
     return Output({"a": a, "b": b, **data}, text.split("\n"), 0 if is_equal else DIFFERENT)
 
 

@@ -20,7 +20,7 @@ from jobrunner.cli.options import (
 )
 from jobrunner.cli.parameter_types import DIRECTORY, OUTPUT
 from jobrunner.cli.tables import Column, draw_table, format_briefly
-from jobrunner.texts import counted, format_value, show
+from jobrunner.texts import counted, format_value
 
 if TYPE_CHECKING:
     from jobrunner.story import Ledger, Story
@@ -185,15 +185,9 @@ def describe_comparison(a: str, b: str, data: Mapping[str, Any], difference: str
 def _describe_jobs(data: Mapping[str, Any]) -> list[str]:
     if data["changes"] is None:
         return ["What their jobs were is not recorded."]
-    lines = [f"From A to B, {change}" for change in data["changes"]]
-    before = data["parameters_differ_at"]
-    if not lines:
-        same = "the same parameters" if before is None else "the same parameters at last"
-        lines.append(f"They are of the same job, with {same}.")
-    if before is not None and before["parameters"] != data["parameters"]:
-        words = [f"{name}={show(a)} and {show(b)}" for name, (a, b) in before["parameters"].items()]
-        lines.append(f"Epoch {before['epoch']} was recorded with {', '.join(words)} (A and B).")
-    return lines
+    if not data["changes"]:
+        return ["They are of the same job, with the same parameters."]
+    return [f"From A to B, {change}" for change in data["changes"]]
 
 
 def _describe_metrics(data: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,7 @@
-"""Compare checkpoints by what is stored: trees of plain values, and arrays. Runs no code of theirs."""
+"""Compare checkpoints, and runs, by what is stored: trees of plain values, and arrays.
+
+Runs no code of theirs.
+"""
 
 from __future__ import annotations
 
@@ -12,46 +15,53 @@ from jobrunner.checkpoint import (
     Checkpoint,
     Codec,
     Decoder,
+    Directory,
     EncodedBlob,
+    EpochRecord,
+    MultiNodeCheckpointManager,
+    Snapshot,
     StoredValue,
     Tree,
     digest_blob,
     encode_blobs,
+    open_record,
 )
-from jobrunner.errors import CheckpointCorruptError, CheckpointError
+from jobrunner.compile import changes
+from jobrunner.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 from jobrunner.texts import printable, show
 
 Difference = dict[str, Any]
 Differences = Iterator[Difference]
 
-_LISTS = ("list", "numbers", "rows", "ragged", "records")
 _CLASSES = ("state", "enum", "namedtuple", "dataclass", "codec")
+_PACKED = ("rows", "ragged", "records")  # items that are stored by columns
 _SCALARS = ("NoneType", "bool", "int", "float", "str", "bytes")
 _LONGEST = 40  # characters of a value that is shown
 
 
-def compare_checkpoints(
-    one: Checkpoint, other: Checkpoint, *, is_deep: bool = False
-) -> tuple[dict[str, Any], str, bool]:
+def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[dict[str, Any], str, bool]:
     """Compare all blobs of all nodes; returns data for JSON, a text, and whether all are equal.
 
-    `is_deep` also reads blobs whose digests are equal. One blob of each checkpoint is in memory at a
-    time. ``only_in_a`` and ``only_in_b`` name a node or ``node/blob``; each of ``differences`` has
-    ``node``, ``blob``, ``where`` (in the blob), ``what``, and for numbers ``count`` (elements that
-    differ), ``size`` (all elements), ``max_abs`` and ``max_rel``.
+    Blobs with equal digests are not read. ``only_in_a`` and ``only_in_b`` name a node or
+    ``node/blob``; each of ``differences`` has ``node``, ``blob``, ``where`` (in the blob), ``what``,
+    and for arrays and numbers ``count`` (elements that differ), ``size`` (all elements), and mostly
+    ``max_abs`` and ``max_rel``.
     """
+    common = [node for node in one if node in other]
     for checkpoint in (one, other):
-        checkpoint.read_ahead([node for node in one if node in other])
+        checkpoint.read_ahead(common)
     only_in_a, only_in_b = _only_in(one, other), _only_in(other, one)
     differences: list[Difference] = []
-    num_compared = 0
-    for node in one:
-        for blob in one[node] if node in other else ():
-            if blob in other[node]:
-                num_compared += 1
-                differences += _compare_blob(one, other, node, blob, is_deep)
-    num_different = len({(d["node"], d["blob"]) for d in differences})
-    num_equal = num_compared - num_different
+    num_equal = num_different = 0
+    for node in common:
+        for blob in one[node]:
+            if blob not in other[node]:
+                continue
+            if one[node].digest(blob) == other[node].digest(blob):
+                num_equal += 1
+            else:
+                num_different += 1
+                differences += _compare_blob(one, other, node, blob)
     is_equal = not (differences or only_in_a or only_in_b)
     data = {
         "is_equal": is_equal,
@@ -72,22 +82,19 @@ def compare_checkpoints(
 
 
 def _only_in(one: Checkpoint, other: Checkpoint) -> list[str]:
-    names = [node for node in one if node not in other]
+    names = []
     for node in one:
-        if node in other:
+        if node not in other:
+            names.append(node)
+        else:
             names += [f"{node}/{blob}" for blob in one[node] if blob not in other[node]]
     return names
 
 
-def _compare_blob(
-    one: Checkpoint, other: Checkpoint, node: str, blob: str, is_deep: bool
-) -> Differences:
-    is_same = one[node].digest(blob) == other[node].digest(blob)
-    if is_same and not is_deep:
-        return
+def _compare_blob(one: Checkpoint, other: Checkpoint, node: str, blob: str) -> list[Difference]:
     a, b = one[node].stored(blob), other[node].stored(blob)
     try:
-        differences = list(compare_stored(a, b))
+        return [{"node": node, "blob": blob, **it} for it in compare_stored(a, b)]
     except CheckpointError:
         raise
     except Exception as error:  # the tree is none that jobrunner writes
@@ -95,8 +102,6 @@ def _compare_blob(
             f"Blob {blob!r} in {one[node].path} or in {other[node].path} has an invalid value: "
             f"{type(error).__name__}: {error}."
         ) from error
-    for difference in differences:
-        yield {"node": node, "blob": blob, **difference}
 
 
 def format_difference(difference: Mapping[str, Any]) -> str:
@@ -125,16 +130,15 @@ def compare_values(one: Any, other: Any, codecs: Sequence[Codec] = ()) -> list[D
         return []
     # One of them may have been loaded, and equal objects may be one object, or pickle otherwise,
     # only after a load.
-    saved_again = [_encode(_decode(blob, codecs), codecs) for blob in encoded]
-    if digest_blob(saved_again[0]) == digest_blob(saved_again[1]):
+    again = [_encode(_decode(blob, codecs), codecs) for blob in encoded]
+    if digest_blob(again[0]) == digest_blob(again[1]):
         return []
-    differences = list(compare_stored(*map(_as_stored, saved_again)))
-    return differences or [{"where": "", "what": "content"}]
+    return compare_stored(*map(_as_stored, again))
 
 
-def digest_value(value: Any, codecs: Sequence[Codec] = ()) -> str:
+def digest_value(value: Any) -> str:
     """Digest of all that a save records of a value."""
-    return digest_blob(_encode(value, codecs))
+    return digest_blob(_encode(value, ()))
 
 
 def _encode(value: Any, codecs: Sequence[Codec]) -> EncodedBlob:
@@ -158,12 +162,46 @@ def _decode(blob: EncodedBlob, codecs: Sequence[Codec]) -> Any:
     return decoder.decode(blob.tree)
 
 
-# ---- trees
+# ---- stored values
 
 
-def compare_stored(one: StoredValue, other: StoredValue) -> Differences:
-    """All differences between two stored values; see `compare_checkpoints`."""
-    return _Comparison(one.arrays, other.arrays).compare(one.tree, other.tree, "")
+def compare_stored(one: StoredValue, other: StoredValue) -> list[Difference]:
+    """The differences between two stored values that are not equal; see `compare_checkpoints`."""
+    differences = list(_compare(one, other, one.tree, other.tree, ""))
+    return differences or [{"where": "", "what": "content"}]
+
+
+def _compare(one: StoredValue, other: StoredValue, a: Tree, b: Tree, where: str) -> Differences:
+    """The differences between a tree of one value and a tree of the other."""
+    kind, type_names = _kind(a), (_type_name(a), _type_name(b))
+    if type_names[0] != type_names[1]:
+        yield {"where": where, "what": "type: " + " and ".join(type_names)}
+    elif kind == "dict":
+        yield from _compare_dicts(one, other, a, b, where)
+    elif kind == "list":
+        if len(a) != len(b):
+            yield {"where": where, "what": f"length: {len(a)} and {len(b)}"}
+        for i, (x, y) in enumerate(zip(a, b, strict=False)):
+            yield from _compare(one, other, x, y, f"{where}[{i}]")
+    elif kind in _SCALARS:
+        yield from _compare_scalars(_scalar(a, one), _scalar(b, other), where)
+    elif kind in ("array", "numbers"):
+        yield from _compare_arrays(one.arrays[a["of"]], other.arrays[b["of"]], where)
+    elif kind == "pickle":
+        if _pickle(a, one) != _pickle(b, other):
+            yield {"where": where, "what": "the pickles differ, but their values may be equal"}
+    elif kind in _PACKED:
+        if a["of"][0] != b["of"][0]:
+            yield {"where": where, "what": "keys or types of items"}
+        else:
+            yield from _compare(one, other, a["of"][-1], b["of"][-1], f"{where}[:]")
+    elif kind == "same":
+        if a["of"] != b["of"]:
+            yield {"where": where, "what": "which object it refers to"}
+    elif kind in _CLASSES:
+        yield from _compare(one, other, a["of"][-1], b["of"][-1], where)
+    else:
+        yield from _compare(one, other, a["of"], b["of"], where)
 
 
 def _kind(tree: Tree) -> str:
@@ -175,133 +213,68 @@ def _kind(tree: Tree) -> str:
 
 def _type_name(tree: Tree) -> str:
     kind = _kind(tree)
-    if kind in _LISTS:
-        return "list"
     if kind in _CLASSES:
         return str(tree["of"][0])
     return "ndarray" if kind == "array" else kind
 
 
-class _Comparison:
-    """Compares trees of two values, of which each has arrays of its own."""
-
-    def __init__(self, one: Sequence[Any], other: Sequence[Any]) -> None:
-        self._one, self._other = one, other
-
-    def compare(self, a: Tree, b: Tree, where: str) -> Differences:
-        kind = _kind(a)
-        type_names = _type_name(a), _type_name(b)
-        if type_names[0] != type_names[1]:
-            yield {"where": where, "what": "type: " + " and ".join(type_names)}
-        elif kind in _LISTS and kind != _kind(b):
-            yield {"where": where, "what": "types or number of items"}
-        elif kind == "dict":
-            yield from self._compare_dicts(a, b, where)
-        elif kind in ("array", "numbers"):
-            yield from compare_arrays(self._one[a["of"]], self._other[b["of"]], where)
-        elif kind == "pickle":
-            if _pickle(a, self._one) != _pickle(b, self._other):
-                yield {"where": where, "what": "the pickles differ, but their values may be equal"}
-        elif kind == "same":
-            if a["of"] != b["of"]:
-                yield {"where": where, "what": "which object it refers to"}
-        elif kind in _CLASSES:
-            yield from self.compare(a["of"][-1], b["of"][-1], where)
-        elif kind in _SCALARS:
-            yield from _compare_scalars(_scalar(a, self._one), _scalar(b, self._other), where)
-        elif kind == "list":
-            yield from self._compare_items(a, b, where, "")
-        elif kind in ("rows", "ragged", "records"):
-            yield from self._compare_rows(kind, a["of"], b["of"], where)
-        else:
-            yield from self.compare(a["of"], b["of"], where)
-
-    def _compare_items(self, a: Tree, b: Tree, where: str, rows: str) -> Differences:
-        if len(a) != len(b):
-            yield {"where": where, "what": f"length: {len(a)} and {len(b)}"}
-        for i, (x, y) in enumerate(zip(a, b, strict=False)):
-            yield from self.compare(x, y, f"{where}[{rows}{i}]")
-
-    def _compare_rows(self, kind: str, a: Tree, b: Tree, where: str) -> Differences:
-        # Rows of one length are stored by columns; else, how many items each has is an array.
-        have_other_columns = kind != "ragged" and len(a[1]) != len(b[1])
-        if a[0] != b[0] or have_other_columns:
-            yield {"where": where, "what": "keys or types of items"}
-        elif kind == "ragged":
-            yield from compare_arrays(self._one[a[1]], self._other[b[1]], where)
-            yield from self.compare(a[2], b[2], f"{where}[:]")
-        else:
-            yield from self._compare_items(a[1], b[1], where, ":, ")
-
-    def _compare_dicts(self, a: Tree, b: Tree, where: str) -> Differences:
-        mine, theirs = self._items(a, self._one), self._items(b, self._other)
-        if mine is None or theirs is None:
-            if mine is not theirs:
-                yield {"where": where, "what": "keys, or types of values"}
-                return
-            for x, y, part in zip(a["of"], b["of"], (" (keys)", " (values)"), strict=True):
-                yield from self.compare(x, y, where + part)
-            return
-        for name, items, others in (("A", mine, theirs), ("B", theirs, mine)):
-            for key in items:
-                if key not in others:
-                    yield {"where": f"{where}[{key}]", "what": f"only in {name}"}
-        for key in mine:
-            if key in theirs:
-                yield from self.compare(mine[key], theirs[key], f"{where}[{key}]")
-        if list(mine) != list(theirs) and mine.keys() == theirs.keys():
-            yield {"where": where, "what": "order of the keys"}
-
-    def _items(self, tree: Tree, arrays: Sequence[Any]) -> dict[str, Tree] | None:
-        """The values by what is shown of their keys; None if they are packed in arrays."""
-        if "$" not in tree:
-            return {show(key): value for key, value in tree.items()}
-        keys, values = tree["of"]
-        if not (isinstance(keys, list) and isinstance(values, list)):
-            return None
-        return {_show(key, arrays): value for key, value in zip(keys, values, strict=True)}
+def _compare_dicts(
+    one: StoredValue, other: StoredValue, a: Tree, b: Tree, where: str
+) -> Differences:
+    mine, theirs = _items(a, one), _items(b, other)
+    if mine is None or theirs is None:  # packed
+        yield from _compare(one, other, a.get("of"), b.get("of"), where)
+        return
+    for name, items, others in (("A", mine, theirs), ("B", theirs, mine)):
+        for key in items:
+            if key not in others:
+                yield {"where": f"{where}[{key}]", "what": f"only in {name}"}
+    for key in mine:
+        if key in theirs:
+            yield from _compare(one, other, mine[key], theirs[key], f"{where}[{key}]")
+    if list(mine) != list(theirs) and mine.keys() == theirs.keys():
+        yield {"where": where, "what": "order of the keys"}
 
 
-def _show(tree: Tree, arrays: Sequence[Any]) -> str:
-    """What is shown of a key; other keys are shown otherwise."""
-    kind = _kind(tree)
-    if kind in _SCALARS:
-        return show(_scalar(tree, arrays))
-    if kind == "list":
-        return f"[{', '.join(_show(item, arrays) for item in tree)}]"
-    if kind == "tuple":
-        return f"({', '.join(_show(item, arrays) for item in tree['of'])})"
-    return show(tree)
+def _items(tree: Tree, value: StoredValue) -> dict[str, Tree] | None:
+    """The values by what is shown of their keys; None if they are packed in arrays."""
+    if "$" not in tree:
+        return {show(key): item for key, item in tree.items()}
+    keys, items = tree["of"]
+    if not (isinstance(keys, list) and isinstance(items, list)):
+        return None
+    return {_show_key(key, value): item for key, item in zip(keys, items, strict=True)}
 
 
-def _pickle(tree: Tree, arrays: Sequence[Any]) -> list[object]:
+def _show_key(tree: Tree, value: StoredValue) -> str:
+    return show(_scalar(tree, value) if _kind(tree) in _SCALARS else tree)
+
+
+def _pickle(tree: Tree, value: StoredValue) -> list[object]:
     data, buffers, classes = tree["of"]
-    return [*(arrays[i].tobytes() for i in (data, *buffers)), classes]
+    return [*(value.arrays[i].tobytes() for i in (data, *buffers)), classes]
 
 
-# ---- numbers, texts, arrays
-
-
-def _scalar(tree: Tree, arrays: Sequence[Any]) -> Any:
+def _scalar(tree: Tree, value: StoredValue) -> Any:
     """A number, a text or bytes."""
     if not isinstance(tree, dict):
         return tree
     kind, content = tree["$"], tree["of"]
     if kind == "int":
         return int(content, 16)
-    data = bytes.fromhex(content) if isinstance(content, str) else arrays[content].tobytes()
+    is_part = not isinstance(content, str)
+    data = value.arrays[content].tobytes() if is_part else bytes.fromhex(content)
     if kind == "float":
         return struct.unpack(">d", data)[0]
     return data.decode("utf-8", "surrogatepass") if kind == "str" else data
 
 
 def _compare_scalars(a: Any, b: Any, where: str) -> Differences:
-    is_number = isinstance(a, int | float) and not isinstance(a, bool)
-    # NaN is equal to NaN, and 0.0 is not to -0.0. No int is written out, which may take long.
-    is_equal = a == b if isinstance(a, int | str | bytes) else repr(a) == repr(b)
+    # 0.0 is not equal to -0.0. No int is written out, which may take long.
+    is_equal = repr(a) == repr(b) if isinstance(a, float) else a == b
     if is_equal:
         return
-    if is_number:
+    if isinstance(a, int | float) and not isinstance(a, bool):
         yield {"where": where, **_measure(np.asarray([a]), np.asarray([b]), 1)}
     else:
         yield {"where": where, "what": f"value: {_shorten(a)} and {_shorten(b)}"}
@@ -312,45 +285,106 @@ def _shorten(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def compare_arrays(one: Any, other: Any, where: str) -> Differences:
-    """The difference between two arrays, field by field; NaN is equal to NaN, 0.0 is not to -0.0."""
-    if one.dtype != other.dtype:
-        yield {"where": where, "what": f"dtype: {one.dtype} and {other.dtype}"}
-        return
-    if one.shape != other.shape:
-        yield {"where": where, "what": f"shape: {one.shape} and {other.shape}"}
-        return
-    if one.dtype.names is not None:
-        for name in one.dtype.names:
-            yield from compare_arrays(one[name], other[name], f"{where}[{name!r}]")
-        return
-    differs = np.asarray(one != other)
-    if one.dtype.kind in "fcmM":
-        both_missing = np.asarray((one != one) & (other != other))
-        differs = differs & ~both_missing
-        for part in {"f": ("real",), "c": ("real", "imag")}.get(one.dtype.kind, ()):
-            signs = np.signbit(getattr(one, part)) != np.signbit(getattr(other, part))
-            differs = differs | signs & ~both_missing
-    count = int(np.count_nonzero(differs))
-    if not count:
-        return
-    if one.dtype.kind in "biufc":
-        yield {"where": where, **_measure(one[differs], other[differs], one.size)}
+def _compare_arrays(one: Any, other: Any, where: str) -> Differences:
+    for name in ("dtype", "shape"):
+        a, b = getattr(one, name), getattr(other, name)
+        if a != b:
+            yield {"where": where, "what": f"{name}: {a} and {b}"}
+            return
+    a, b = np.ascontiguousarray(one).reshape(-1), np.ascontiguousarray(other).reshape(-1)
+    if a.dtype.kind in "biufcmMV":  # to the bit: NaN is equal to NaN, and 0.0 is not to -0.0
+        bits = f"V{a.dtype.itemsize}"
+        differs = a.view(bits) != b.view(bits)
     else:
-        yield {"where": where, "what": "elements", "count": count, "size": int(one.size)}
+        differs = a != b
+    if differs.any():
+        yield {"where": where, **_measure(a[differs], b[differs], a.size)}
 
 
 def _measure(one: Any, other: Any, size: int) -> Difference:
     """How far apart elements are, computed in the widest floats of the machine."""
-    kind = np.clongdouble if "c" in (one.dtype.kind, other.dtype.kind) else np.longdouble
     measured: Difference = {"what": "elements", "count": int(one.size), "size": int(size)}
-    try:
-        a, b = one.astype(kind), other.astype(kind)
-    except (OverflowError, TypeError, ValueError):  # numbers too large for these floats
+    if not {one.dtype.kind, other.dtype.kind} <= set("biufc"):
         return measured
+    kind = np.clongdouble if one.dtype.kind == "c" else np.longdouble
+    a, b = one.astype(kind), other.astype(kind)
     with np.errstate(all="ignore"):
         distance = np.abs(a - b)
         relative = distance / np.maximum(np.abs(a), np.abs(b))
     measured["max_abs"] = float(np.max(distance))
     measured["max_rel"] = float(np.max(np.where(distance == 0, 0.0, relative)))
     return measured
+
+
+# ---- runs
+
+
+def compare_runs(
+    one: MultiNodeCheckpointManager, other: MultiNodeCheckpointManager
+) -> tuple[dict[str, Any], str]:
+    """Tell where two runs part; returns data for JSON, and how the blobs differ, as text.
+
+    Of the data, ``changes`` says how the job of `other` differs from that of `one`, or is None if
+    their logs do not say what they were; ``metrics`` are of each epoch that both have recorded, as ``epoch``, ``a`` and ``b``;
+    ``metrics_differ_at`` and ``differ_at`` are the first epochs whose metrics, or blobs, differ.
+    ``num_compared`` is the number of epochs whose blobs were compared, up to there; ``difference``
+    is what `compare_checkpoints` says of it.
+
+    Runs may part and meet again, so epochs are compared one after another, from the first. Of those
+    whose digests are equal, nothing but the log is read.
+    """
+    mine, theirs = one.directory.snapshot(), other.directory.snapshot()
+    plans = _last_plan(one.directory, mine), _last_plan(other.directory, theirs)
+    metrics = []
+    their_metrics = _metrics_of(other)
+    for number, values in _metrics_of(one).items():
+        if number in their_metrics:
+            metrics.append({"epoch": number, "a": values, "b": their_metrics[number]})
+    parted = (row["epoch"] for row in metrics if not _are_equal(row["a"], row["b"]))
+    data: dict[str, Any] = {
+        "changes": changes(*plans) if all(plans) else None,
+        "metrics": metrics,
+        "metrics_differ_at": next(parted, None),
+        "num_compared": 0,
+        "differ_at": None,
+        "difference": None,
+    }
+    for epoch in mine.epochs:
+        if epoch not in theirs.recorded:
+            continue
+        a, b = one.directory.record(epoch, mine), other.directory.record(epoch, theirs)
+        try:
+            difference, text = _compare_epoch(one.directory, a, other.directory, b)
+        except CheckpointNotFoundError:  # a run has removed it meanwhile
+            continue
+        data["num_compared"] += 1
+        if difference is not None:
+            return {**data, "differ_at": epoch.public, "difference": difference}, text
+    return data, ""
+
+
+def _last_plan(directory: Directory, snapshot: Snapshot) -> Mapping[str, Any]:
+    if snapshot.latest is None:
+        return {}
+    record = directory.record(snapshot.latest, snapshot)
+    return directory.plan_of(record.run_number) or {}
+
+
+def _metrics_of(manager: MultiNodeCheckpointManager) -> dict[int, Mapping[str, Any]]:
+    return {row["epoch"]: row["metrics"] for row in manager.history() if not row["step"]}
+
+
+def _are_equal(one: object, other: object) -> bool:
+    return one == other or repr(one) == repr(other)  # NaN is equal to NaN
+
+
+def _compare_epoch(
+    one: Directory, a: EpochRecord, other: Directory, b: EpochRecord
+) -> tuple[dict[str, Any] | None, str]:
+    """What `compare_checkpoints` says of an epoch, and as text; None if its blobs are equal."""
+    digests = [{node: store.sha256 for node, store in record.stores.items()} for record in (a, b)]
+    if digests[0] == digests[1]:
+        return None, ""
+    with one.reading(a.at), other.reading(b.at):
+        data, text, is_equal = compare_checkpoints(open_record(one, a), open_record(other, b))
+    return (None, "") if is_equal else (data, text)

@@ -297,7 +297,7 @@ class JobRunner:
         Returns
         -------
         ReplayReport
-            Each blob that differs in any bit, and the task that first made a different value.
+            Each blob that differs in any bit, with the tasks that write it.
 
         Raises
         ------
@@ -316,8 +316,7 @@ class JobRunner:
         -----
         Runs on the client. Begins with the newest epoch recorded before this one, or with the init
         group, and runs all epochs in between. Writes nothing to the checkpoint directory, but tasks
-        repeat their side effects. If a blob differs, everything runs a second time, to tell tasks
-        that are not repeatable from tasks that have changed. *Safe to retry*: yes.
+        repeat their side effects. *Safe to retry*: yes.
         """
         directory = self._manager("replay").directory
         replay = Replay(

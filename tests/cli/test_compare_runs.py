@@ -48,7 +48,7 @@ def test_equal_runs_are_equal(tmp_path: Path) -> None:
     assert result.stdout.endswith("The blobs of 3 common epochs are equal.\n")
     found = compare(tmp_path)
     assert (found["is_equal"], found["differ_at"], found["metrics_differ_at"]) == (True, None, None)
-    assert (found["num_compared"], found["changes"], found["parameters"]) == (3, [], {})
+    assert (found["num_compared"], found["changes"]) == (3, [])
 
 
 def test_runs_that_part_and_meet_again_differ_first_where_they_part(tmp_path: Path) -> None:
@@ -68,29 +68,12 @@ def test_runs_that_part_and_meet_again_differ_first_where_they_part(tmp_path: Pa
     assert ["2", "3", "9", "nan", "nan"] in [line.split() for line in lines]
     found = compare(tmp_path)
     assert (found["differ_at"], found["metrics_differ_at"], found["num_compared"]) == (2, 2, 3)
-    assert found["parameters"] == {"k": [1, 2]}
     assert found["metrics"][2] == {
         "epoch": 2,
         "a": {"loss": 3, "nan": None, "note": "text"},
         "b": {"loss": 9, "nan": None, "note": "text"},
     }
     assert [(it["node"], it["blob"]) for it in found["difference"]["differences"]] == [("b", "x")]
-
-
-def test_parameters_of_earlier_runs_are_compared_too(tmp_path: Path) -> None:
-    """The last run of each may have the same, and yet epochs differ because one began with others."""
-    record(tmp_path / "a", [1, 2, 3, 4], rate=0.5)
-    record(tmp_path / "b", [1, 2], rate=0.5)
-    record(tmp_path / "b", [7], first=2, rate=0.1)
-    record(tmp_path / "b", [8], first=3, rate=0.5)
-    found = compare(tmp_path)
-    assert (found["changes"], found["parameters"], found["differ_at"]) == ([], {}, 2)
-    differing = {"rate": [0.5, 0.1]}
-    assert found["parameters_differ_at"] == {"epoch": 2, "parameters": differing}
-    lines = invoke("compare", tmp_path / "a", tmp_path / "b").stdout.splitlines()
-    assert "They are of the same job, with the same parameters at last." in lines
-    expected = "Epoch 2 was recorded with rate=0.5 and 0.1 (A and B)."
-    assert expected in lines
 
 
 def test_runs_without_a_common_epoch_are_not_equal(tmp_path: Path) -> None:

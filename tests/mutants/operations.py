@@ -26,8 +26,7 @@ from jobrunner.define import Job
 from jobrunner.errors import JobRunnerError
 from jobrunner.json_output import to_json
 from jobrunner.positions import Position
-from jobrunner.run import Replay, compare_runs
-from jobrunner.run.diff import compare_checkpoints
+from jobrunner.run import Replay, compare_checkpoints, compare_runs
 from jobrunner.story import LiveRuns, best_of, read_story, summarize_run, to_page
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
@@ -129,16 +128,13 @@ class Case:
         manager = self.manager()
         _print(checkpoints.verify_epochs(manager, manager.positions(), is_all=True, is_deep=True))
 
-    def diff(self, *, is_deep: bool = False) -> None:
+    def diff(self) -> None:
         manager = self.manager()
         epochs = manager.positions()[-2:]
         if epochs:
             with manager.open(epochs[0]) as one, manager.open(epochs[-1]) as other:
-                data, text, _ = compare_checkpoints(one, other, is_deep=is_deep)
+                data, text, _ = compare_checkpoints(one, other)
             _print(Output(data, text.splitlines()))
-
-    def diff_deep(self) -> None:
-        self.diff(is_deep=True)
 
     def fsck(self) -> None:
         _print(maintenance.inspect(self.manager(), is_brief=False))
@@ -278,7 +274,6 @@ class Case:
 
 READING = (
     *("ls_runs", "top", "compare", "compare_from"),
-    *("ls", "info", "verify", "verify_deep", "diff", "diff_deep", "fsck", "prune_best", "report"),
     *("load", "look", "look_lazily", "ask", "plan", "plan_epoch", "replay", "load_in_run"),
 )
 WRITING = ("fsck_repair", "prune", "pin", "restore", "copy_all", "resume")

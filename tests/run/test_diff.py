@@ -95,7 +95,7 @@ def test_replicas_are_compared_by_their_values_and_not_by_their_padding(tmp_path
     ("change", "where"),
     [
         (lambda n: [*range(300), n], ""),
-        (lambda n: [(i, float(i)) for i in range(300)] + [(n, 0.5)], "[:, 0]"),
+        (lambda n: [(i, float(i)) for i in range(300)] + [(n, 0.5)], "[:][0]"),
         (lambda n: [[i] * (i % 3) for i in range(300)] + [[n]], "[:]"),
         (lambda n: dict.fromkeys(range(300), "x") | {5: n}, ""),
     ],
@@ -107,6 +107,8 @@ def test_many_items_that_are_stored_by_columns_are_compared(change, where):
     assert compare_values(one, change(1000)) == []
 
 
-def test_many_rows_of_another_length_differ_in_what_their_items_are():
+def test_many_items_of_another_type_or_length_differ_in_that():
     (difference,) = compare_values([(1, 2)] * 300, [(1, 2, 3)] * 300)
+    assert difference == {"where": "[:]", "what": "length: 2 and 3"}
+    (difference,) = compare_values([(1, 2)] * 300, [[1, 2] for _ in range(300)])
     assert difference == {"where": "", "what": "keys or types of items"}
