@@ -1,6 +1,6 @@
 """How long from SIGKILL of one of three workers to the next recorded epoch.
 
-    python benchmarks/bench_recovery.py [--megabytes 100] [--rounds 5] [--in-place]
+    python benchmarks/bench_recovery.py [--megabytes 100] [--rounds 5] [--json FILE]
 
 The state is spread over three nodes, one a worker. The floor is what an undisturbed epoch and its
 save take in the same run.
@@ -8,8 +8,6 @@ save take in the same run.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import signal
 import statistics
@@ -20,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from distributed import Client, LocalCluster
 from distributed.diagnostics.plugin import SchedulerPlugin
+from harness import OURS, Report, Row, arguments, write
 
 from jobrunner import (
     Job,
@@ -40,14 +39,7 @@ def step(x, *, at, flag):
     return x + 1
 
 
-def step_in_place(x, **kwargs):
-    """The same on the array itself."""
-    if kwargs["at"] is not None:
-        step(0, **kwargs)
-    x += 1
-
-
-def build(numbers, at, flag, in_place):
+def build(numbers, at, flag):
     """A job of three nodes, of which one dies."""
     with Job("recovery") as job:
         for i in range(3):
@@ -55,10 +47,7 @@ def build(numbers, at, flag, in_place):
             with job.init_group:
                 Task(lambda: np.zeros(numbers), outputs="x", node=node)
             kwargs = {"at": at if i == 1 else None, "flag": str(flag)}
-            if in_place:
-                Task(step_in_place, updates="x", node=node, kwargs=kwargs)
-            else:
-                Task(step, inputs="x", outputs="x", node=node, kwargs=kwargs)
+            Task(step, inputs="x", outputs="x", node=node, kwargs=kwargs)
     epoch_limiter(job, 8)
     return job
 
@@ -83,11 +72,11 @@ class Watch(SchedulerPlugin):
         self.saved[report.epoch] = time.time()
 
 
-def measure(megabytes, in_place):
+def measure(megabytes):
     """Seconds: kill to record, an undisturbed epoch and save, kill to Dask, Dask to abort."""
     with tempfile.TemporaryDirectory() as directory:
         flag, watch = Path(directory, "flag"), Watch()
-        job = build(megabytes * 2**20 // 24, 5, flag, in_place)
+        job = build(megabytes * 2**20 // 24, 5, flag)
         with (
             LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster,
             Client(cluster, set_as_default=False) as client,
@@ -103,27 +92,16 @@ def measure(megabytes, in_place):
 
 
 def main():
-    """Print medians, and JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--in-place", action="store_true", help="tasks update their array")
-    asked = parser.parse_args()
-    values = [measure(asked.megabytes, asked.in_place) for _ in range(asked.rounds)]
+    """Add a row of the medians."""
+    args = arguments(__doc__, megabytes=100, rounds=5)
+    report = Report((__doc__ or "").splitlines()[0])
+    values = [measure(args.megabytes) for _ in range(args.rounds)]
     total, calm, noticed, aborted = map(statistics.median, zip(*values, strict=True))
-    print(
-        f"SIGKILL to the next recorded epoch {total:.2f} s, of which an undisturbed epoch and its "
-        f"save take {calm:.2f} s, so recovery takes {total - calm:.2f} s. Dask noticed after "
-        f"{1000 * noticed:.0f} ms, the attempt was aborted {1000 * aborted:.0f} ms later (at most "
-        f"{1000 * max(row[3] for row in values):.0f})."
-    )
-    row = {
-        "total_seconds": total,
-        "epoch_seconds": calm,
-        "noticed_seconds": noticed,
-        "aborted_seconds": aborted,
-    }
-    print(json.dumps({"megabytes": asked.megabytes, "in_place": asked.in_place, **row}))
+    figures = {OURS: total - calm, "an epoch and its save": calm}
+    row = Row(f"recovery from SIGKILL of 1 of 3 workers, {args.megabytes} MB", "s", figures)
+    row.note = f"noticed after {1000 * noticed:.0f} ms, aborted {1000 * aborted:.0f} ms later"
+    report.add(row)
+    write(report, args.json)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""How do time and memory grow with nodes, epochs and workers?
+"""How long does a start take, and how do time and memory grow with nodes, epochs and workers?
+
+A job of two nodes on a live cluster, from `JobRunner.run` to the end of its first epoch; `import
+jobrunner` with all names that a job's script uses, against `import distributed`; `jobrunner --help`.
 
 Compiling and shipping up to 10,000 nodes of 10 tasks each, half of them in the init group; a run of many epochs, whose time and
 memory early and late are compared by a fitted slope; the driver's own CPU time a worker and epoch
 (the scheduler runs in a process of its own).
 
-    python benchmarks/bench_scale.py [--nodes 10000] [--epochs 100000] [--workers 64] [--json FILE]
+    python benchmarks/bench_scale.py [--rounds 5] [--nodes 10000] [--epochs 100000] [--workers 64] [--json FILE]
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import dask
 import numpy as np
 import psutil
 from distributed import Client, LocalCluster
-from harness import OURS, Laps, Report, Row, arguments, counters, two_workers, write
+from harness import OURS, Laps, Report, Row, alternate, arguments, counters, two_workers, write
 
 from jobrunner import JobRunner, Session
 from jobrunner.cluster.shipping import Parcel
@@ -166,9 +169,49 @@ def driver_cpu(workers: int) -> float:
     return float(ran.stdout.split()[-1])
 
 
+EVERY_NAME = "from jobrunner import *"
+
+
+def first_epoch(client: Client) -> float:
+    laps = Laps(is_passive=False)
+    with Session(client) as session:
+        started = time.perf_counter()
+        JobRunner(counters(2, 1), num_epochs=1, callbacks=[laps]).run(session)
+    return (laps.ends[0] - started) * 1e3
+
+
+def process(*command: str) -> float:
+    started = time.perf_counter()
+    subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+    return (time.perf_counter() - started) * 1e3
+
+
+def start(report: Report, rounds: int) -> None:
+    with two_workers() as client:
+        figures = alternate({OURS: lambda: first_epoch(client)}, rounds)
+    report.add(Row("run to the first epoch", "ms", figures, "≤ 200 ms", figures[OURS] <= 200))
+    figures = alternate(
+        {
+            "python": lambda: process("-c", "pass"),
+            OURS: lambda: process("-c", "import jobrunner"),
+            "every name": lambda: process("-c", EVERY_NAME),
+            "distributed": lambda: process("-c", "import distributed"),
+        },
+        rounds,
+    )
+    is_met = figures[OURS] <= 1.1 * figures["distributed"]
+    report.add(Row("import", "ms", figures, "≤ 1.1 × distributed", is_met))
+    figures = alternate(
+        {OURS: lambda: process("-m", "jobrunner", "--help")},
+        rounds,
+    )
+    report.add(Row("jobrunner --help", "ms", figures, "≤ 300 ms", figures[OURS] <= 300))
+
+
 def main() -> None:
-    args = arguments(__doc__, nodes=10_000, epochs=100_000, workers=64)
-    report = Report("How do time and memory grow with nodes, epochs and workers?")
+    args = arguments(__doc__, rounds=5, nodes=10_000, epochs=100_000, workers=64)
+    report = Report((__doc__ or "").splitlines()[0])
+    start(report, args.rounds)
     with two_workers() as client:
         for nodes in (args.nodes // 10, args.nodes):
             parts = compile_and_ship(client, nodes)

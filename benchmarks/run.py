@@ -20,31 +20,23 @@ PAGE = HERE.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- table: python benchmarks/run.py --docs -->", "<!-- end of the table -->"
 NAMES = [
     "epoch",
-    "in_process",
-    "hop",
     "values",
-    "lag",
-    "start",
     "scale",
-    "real",
     "readers",
+    "recovery",
     "checkpoint",
-    "background",
     "goodput",
+    "objects",
 ]
 QUICK = {
     "epoch": ["--rounds", "1", "--epochs", "50"],
-    "in_process": ["--rounds", "1", "--epochs", "100"],
-    "hop": ["--rounds", "1"],
     "values": ["--rounds", "1"],
-    "lag": ["--rounds", "2"],
-    "start": ["--rounds", "2"],
-    "scale": ["--nodes", "1000", "--epochs", "5000", "--workers", "8"],
-    "real": ["--rounds", "1", "--epochs", "10"],
+    "scale": ["--rounds", "2", "--nodes", "1000", "--epochs", "5000", "--workers", "8"],
     "readers": ["--rounds", "1", "--records", "100000"],
+    "recovery": ["--rounds", "1"],
     "checkpoint": ["--rounds", "1", "--cases", "big,features"],
-    "background": ["--rounds", "1"],
     "goodput": ["--rounds", "1"],
+    "objects": ["--rounds", "1"],
 }
 
 
