@@ -25,7 +25,6 @@ The verdict needs a count of at most 1 %, and no difference that is surely above
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import statistics
@@ -130,25 +129,6 @@ class Counted:
 
         return counted
 
-    def sending(self, client: Client) -> None:
-        """Count what it takes to tell the scheduler of a run."""
-        send = client.set_metadata
-
-        async def counted(*args: Any) -> None:
-            began = time.thread_time()  # with all else that the loop does meanwhile
-            await send(*args)
-            self.seconds += time.thread_time() - began
-
-        client.set_metadata = lambda *args: counted(*args) if in_event_loop() else send(*args)
-
-
-def in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
 
 class Terminal:
     """A terminal that nobody reads."""
@@ -200,7 +180,6 @@ def main() -> None:
     dask.config.set({"distributed.worker.profile.enabled": False})
     counted = Counted()
     with two_workers() as client:
-        counted.sending(client)
         print(
             f"load before: {os.getloadavg()[0]:.1f}; {asked.rounds} rounds of {asked.seconds:g} s a way"
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from jobrunner.cluster.exchange import Line, Members, Reply, Request, malformed, pickle_function
+from jobrunner.cluster.exchange import Members, Reply, Request, malformed, pickle_function
 from jobrunner.cluster.leases import Demand, Leases, Spread
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
@@ -27,7 +27,6 @@ from jobrunner.worker import (
     FETCH,
     PLAIN_RUN,
     Keeper,
-    PrintOptions,
     RunOptions,
     call_keeper,
     call_on_workspaces,
@@ -77,7 +76,6 @@ class Binding:
         self.leaving = self._members.leaving  # workers in use about to leave: address -> cause
         self.rooms: dict[str, tuple[int, int]] = {}
         """What `Keeper.room` of each worker has said in its last reply to a run."""
-        self._prints: Any = None  # what a view wants of what tasks print
         self._groups = ShippedGroups()
         self._under_way: tuple[str, int | None, float, int] | None = None
         self._is_released = False
@@ -120,20 +118,6 @@ class Binding:
         group, epoch, started, step = run
         tasks = self._members.running_on(list(self._members.running))
         return UnderWay(group, epoch, time.perf_counter() - started, tasks, step)
-
-    def listen(
-        self, options: PrintOptions, listener: Callable[[Sequence[Line], int], None]
-    ) -> None:
-        """Pass on what tasks print while groups run: lines, and how many had no room.
-
-        The listener is called on the client's event loop, and must not take long.
-        """
-        self._prints = to_builtins(options)
-        self._members.listener = listener
-
-    def unlisten(self) -> None:
-        """Listen no more, from the next run on."""
-        self._prints = self._members.listener = None
 
     def spread(self) -> Spread | None:
         """Where the nodes would be if they were placed anew; None unless workers have joined."""
@@ -216,8 +200,6 @@ class Binding:
         plan, addresses = self._groups.plans[group]
         details = request.details
         details |= {"key": group, "options": to_builtins(options)}
-        if self._prints is not None:
-            details["prints"] = self._prints
         request.group, request.epoch = plan.name, details["epoch"]
         request.has_steps = plan.name == "epoch" and self.plan.steps_per_epoch != 1
         self._under_way = (plan.name, request.epoch, time.perf_counter(), details["step"])

@@ -19,7 +19,7 @@ scheduler is lost. Only time in which the client's own event loop ran counts as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Required, TypedDict
 
@@ -45,8 +45,6 @@ Until then the message occupies one of the scheduler's connections. With fewer c
 workers, some workers get their message only afterwards, and others' tasks may wait for them.
 """
 POLL_SECONDS = 2.0
-PRINTS_SECONDS = 0.5
-"""How often to ask workers whose tasks somebody listens to."""
 WARN_SECONDS = 60.0
 """After this time a warning names the workers that are late."""
 NEWS_SECONDS = 0.5
@@ -80,8 +78,6 @@ class Members:
         self.leaving: dict[str, str] = {}  # causes; these workers serve until they leave
         self.excused: set[str] = set()  # failed to answer once, perhaps because they leave
         self.running: dict[str, Sequence[tuple[str, str]]] = {}  # (node, task) at the last answer
-        # Gets the lines that tasks print, and how many others had no room.
-        self.listener: Callable[[Sequence[Line], int], None] | None = None
 
     @property
     def alive(self) -> list[str]:
@@ -233,12 +229,6 @@ def pickle_function(fn: Any, what: str) -> bytes:
 # ---- what workers may answer: data of another machine, checked before anything uses it
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
-MOST_PRINTED = 1 << 20
-"""Characters that a worker may say were printed. It keeps far fewer between two replies."""
-
-
-Line = tuple[str, str, str]
-"""What a task has printed: node, task and text."""
 
 
 class Reply(TypedDict, total=False):
@@ -255,8 +245,6 @@ class Reply(TypedDict, total=False):
     frames: Frames
     room: tuple[Count, Count]  # bytes of a capture, bytes free: see `Keeper.room`
     names: Mapping[str, Sequence[str]]  # of blobs, by node
-    printed: Sequence[Line]  # since the last reply
-    left_out: Count  # lines that had no room
 
 
 def malformed(address: str, problem: str) -> ExecutionError:
@@ -368,7 +356,7 @@ def exchange(
         if is_run and is_first and pending:
             heard = yield Abort(pending, "another worker's part has failed")
         asked = unfailed if is_run else pending
-        wait_seconds = POLL_SECONDS if members.listener is None else PRINTS_SECONDS
+        wait_seconds = POLL_SECONDS
         now = heard.now
         if request.what and now - started > warn_seconds:
             warn_seconds *= 2
@@ -401,11 +389,6 @@ def read_reply(address: str, answer: object, placement: Mapping[str, str]) -> Re
     except msgspec.ValidationError as error:
         raise malformed(address, str(error)) from error
     nodes = [node for node, _ in reply.get("tasks", ())]
-    if "printed" in reply:
-        nodes += {node for node, _, _ in reply["printed"]}
-        size = sum(len(text) for line in reply["printed"] for text in line)
-        if size > MOST_PRINTED:
-            raise malformed(address, f"{size} printed characters are more than {MOST_PRINTED}")
     if "failure" in reply and reply["failure"].node:
         nodes.append(reply["failure"].node)
     for node in nodes:
@@ -436,9 +419,7 @@ def _messages(
         elif not isinstance(answer, Mapping) or answer.get("status") == "unknown":
             members.lost.setdefault(address, "it restarted and lost this session's state")
         else:
-            reply = messages[address] = read_reply(address, answer, members.placement)
-            if "printed" in reply and members.listener is not None:
-                members.listener(reply["printed"], reply.get("left_out", 0))
+            messages[address] = read_reply(address, answer, members.placement)
     if members.lost:
         yield from _give_up(members, epoch)
     return messages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -16,9 +15,6 @@ from jobrunner.texts import printable
 if TYPE_CHECKING:
     from jobrunner.cluster import Binding, UnderWay
 
-LONG_SECONDS = 1.0
-"""What has run for this long is shown before it ends."""
-SHOWN_WARNINGS = 5
 MOST_INT = (1 << 63) - 1
 """The largest int of Dask's messages."""
 
@@ -61,11 +57,10 @@ class LastSave(Struct, frozen=True):
 
 
 class NodeNow(Struct, frozen=True):
-    """What a node does, in the group that runs."""
+    """Where a node is, one of its tasks that runs, and the size of its last store."""
 
     node: str
     worker: str  # its name in Dask
-    does: Literal["runs", "saves", ""]
     task: str | None
     saved_bytes: _Count | None
 
@@ -97,16 +92,9 @@ class RunNow(Struct):
     nodes: list[NodeNow] = field(default_factory=list)
     losses: _Count = 0
     recoveries: _Count = 0
-    warnings: list[str] = field(default_factory=list)
     stop_asked: str = ""
     ended_by: str = ""
     error: str = ""
-
-    @property
-    def long_group(self) -> GroupNow | None:
-        """The group that runs, if it has run for long."""
-        group = self.under_way
-        return group if group is not None and group.seconds >= LONG_SECONDS else None
 
 
 Tell = Callable[[str, Mapping[str, Any]], None]
@@ -129,15 +117,9 @@ class Runner(Protocol):
 class RunState:
     """A passive callback of `JobRunner` that keeps what is known of the run now.
 
-    Parameters
-    ----------
-    tell : callable, optional
-        Called with each event but epochs, in the thread of the run; on_stop_asked in a signal
-        handler. `docs/watching.md` lists the events and what is told of them.
-
-    Notes
-    -----
-    `now` may be called in any thread.
+    `tell` is called with each event but epochs, in the thread of the run; on_stop_asked in a signal
+    handler. `docs/watching.md` lists the events and what is told of them. `now` may be called in any
+    thread.
     """
 
     is_passive = latest_only = True
@@ -150,9 +132,8 @@ class RunState:
         self._run = RunNow()  # without what changes from moment to moment
         self._runner: Runner | None = None
         self._metrics: Mapping[str, Any] = {}
-        self._warnings: deque[str] = deque(maxlen=SHOWN_WARNINGS)
         self._workers: Mapping[str, str] = {}  # node -> the name of its worker
-        self._saved_nodes: Mapping[str, Any] = {}
+        self._stores: Mapping[str, Any] = {}  # of the last save, by node
         self._saving: tuple[int, int, float] | None = None  # epoch, step, since when
         self._began = self._epoch_ended = clock()
         self._pace_from: tuple[float, int] | None = None  # a time, and the epoch then
@@ -176,7 +157,7 @@ class RunState:
         self._workers = {node: names.get(worker, worker) for node, worker in placement.items()}
         self._run.doing = ""
         workers: dict[str, list[str]] = {}
-        for node, worker in placement.items():
+        for node, worker in self._workers.items():
             workers.setdefault(worker, []).append(node)
         self._tell("placement", {"workers": workers})
 
@@ -216,15 +197,11 @@ class RunState:
         run = self._run
         run.save_seconds = _average(run.save_seconds, report.stall_seconds)
         self._saving = None
-        saved = LastSave(
-            Position.of(report.epoch).to_json(),
-            report.seconds,
-            report.stall_seconds,
-            report.nbytes,
-        )
+        epoch = Position.of(report.epoch).to_json()
+        saved = LastSave(epoch, report.seconds, report.stall_seconds, report.nbytes)
         if report.error is None:
             run.saves += 1
-            run.saved, self._saved_nodes = saved, report.nodes
+            run.saved, self._stores = saved, report.nodes
         else:
             run.failed_saves += 1
             run.save_error = report.error
@@ -243,10 +220,6 @@ class RunState:
         self._continue(epoch, step)
         self._tell("recovery", {"epoch": epoch, "step": step, "seconds": seconds})
 
-    def on_warning(self, message: str) -> None:
-        """Keep the last warnings."""
-        self._warnings.append(message)
-
     def on_stop_asked(self, reason: str, at_once: str) -> None:
         """Note that a signal ends the run after its epoch. Runs in the signal handler."""
         self._run.stop_asked = reason
@@ -255,14 +228,12 @@ class RunState:
     def on_finish(self, result: Any) -> None:
         """Note that the job has ended, and what ended it."""
         self._run.phase, self._run.ended_by = "finished", result.stopped_by
-        self._tell("over", {})
 
     def on_error(self, error: BaseException) -> None:
         """Note that an exception has ended the run."""
         is_stopped = isinstance(error, RunStoppedError | KeyboardInterrupt)
         self._run.phase = "stopped" if is_stopped else "failed"
         self._run.error = str(error) or type(error).__name__
-        self._tell("over", {})
 
     def _continue(self, epoch: int, step: int) -> None:
         run = self._run
@@ -277,10 +248,6 @@ class RunState:
         """The nodes on their workers, once they are placed."""
         return None if self._runner is None else self._runner.binding
 
-    def under_way(self) -> UnderWay | None:
-        """What runs on the workers now."""
-        return None if self._runner is None else self._runner.under_way()
-
     @property
     def mark(self) -> tuple[object, ...]:
         """Is another one when there is something new to show."""
@@ -290,26 +257,32 @@ class RunState:
 
     def now(self) -> RunNow:
         """What is known at this moment."""
-        now, run = self._clock(), self._run
-        group, saving = self.under_way(), self._saving
-        step, group_now, save_now = run.step, None, None
-        if group is not None:
-            group_now = GroupNow(group.group, group.epoch, group.seconds, list(group.tasks))
-            if group.group == "epoch":
-                step = group.step
-        if saving is not None:
-            save_now = SaveNow(saving[0], saving[1], now - saving[2])
-        return structs.replace(
-            run,
-            step=step,
+        now = self._clock()
+        run = structs.replace(
+            self._run,
             seconds=now - self._began,
             eta_seconds=self._eta_seconds(now),
             metrics=plain_metrics(self._metrics),
-            under_way=group_now,
-            saving=save_now,
-            nodes=self._nodes(group),
-            warnings=list(self._warnings),
         )
+        group = None if self._runner is None else self._runner.under_way()
+        running: dict[str, str] = {}
+        if group is not None:
+            run.under_way = GroupNow(group.group, group.epoch, group.seconds, list(group.tasks))
+            if group.group == "epoch":
+                run.step = group.step
+            for task in group.tasks:
+                node, _, name = task.partition("/")
+                running.setdefault(node, name)
+        saving = self._saving
+        if saving is not None:
+            epoch, step, since = saving
+            run.saving = SaveNow(epoch, step, now - since)
+        run.nodes = []
+        for node, worker in self._workers.items():
+            store = self._stores.get(node)
+            nbytes = None if store is None else store.nbytes
+            run.nodes.append(NodeNow(node, worker, running.get(node), nbytes))
+        return run
 
     def _eta_seconds(self, now: float) -> float | None:
         """How long the epochs will still take, by the pace since the run began or recovered."""
@@ -322,24 +295,6 @@ class RunState:
         pace = (self._epoch_ended - since) / (run.epoch - first)
         left = max(0, run.total_epochs - run.epoch)
         return max(0.0, pace * left - (now - self._epoch_ended))
-
-    def _nodes(self, group: UnderWay | None) -> list[NodeNow]:
-        running: dict[str, str] = {}
-        for task in group.tasks if group is not None else ():
-            node, _, name = task.partition("/")
-            running.setdefault(node, name)
-        nodes = []
-        for node, worker in self._workers.items():
-            its_task = running.get(node)
-            does: Literal["runs", "saves", ""] = ""
-            if its_task is not None:
-                does = "runs"
-            elif self._saving is not None:
-                does = "saves"
-            store = self._saved_nodes.get(node)
-            nbytes = None if store is None else store.nbytes
-            nodes.append(NodeNow(node, worker, does, its_task, nbytes))
-        return nodes
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, bool | int | float | str]:

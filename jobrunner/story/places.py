@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import datetime
 import json
@@ -28,16 +27,24 @@ if TYPE_CHECKING:
 
 RUNS, IS_SHOWN = "jobrunner", "jobrunner-dashboard"
 """Keys of the scheduler's metadata: client -> run -> what is told of it; whether it shows runs."""
-ASK_SECONDS = 5.0
+TELL_SECONDS = 5.0
+"""How long a scheduler may take to be told of a run."""
 TOLD_NODES = 1000  # to a scheduler
 SHOWN_NODES, SHOWN_WORKERS = 4, 8
 """How many nodes of a worker a placement names, and how many workers."""
 KEPT_LINES = 200
-"""How many of the lines that stay, such as what tasks print, a notebook keeps: it saves them."""
+"""How many of the lines that stay a notebook keeps: it saves them."""
 
 
 class View:
     """A way to show a run. One thread calls it."""
+
+    interval_seconds = 1.0
+    """What is new is drawn at most once in so long."""
+    repeat_seconds = 60.0
+    """It is drawn again after so long without anything new."""
+    shows_lines = True
+    """Whether it shows what is logged."""
 
     def open(self) -> None:
         """Begin."""
@@ -69,11 +76,6 @@ def event_text(event: str, facts: Mapping[str, Any]) -> str:
             return str(facts["text"])
         case "warning":
             return f"{facts['level']}: {facts['message']}"
-        case "print":
-            return printable(f"{facts['node']}/{facts['task']}: {facts['text']}", kept="\t")
-        case "prints_left_out":
-            lines = counted(facts["lines"], "more line")
-            return f"{lines} printed at once; see the output of the workers"
         case "recovery":
             seconds = format_seconds(facts["seconds"])
             step = f", step {facts['step']}" if facts["step"] else ""
@@ -128,6 +130,8 @@ class TolerantStream:
 class Terminal(View):
     """Draws on the last lines of a terminal; what stays is written above them."""
 
+    interval_seconds = repeat_seconds = 0.2
+
     def __init__(self, stream: TextIO) -> None:
         file = cast("TextIO", TolerantStream(stream))
         self._console = Console(file=file, markup=False, emoji=False, highlight=False)
@@ -146,14 +150,15 @@ class Terminal(View):
 
     def tell(self, event: str, facts: Mapping[str, Any]) -> None:
         """Write an event that needs words, above the bar."""
-        if text := event_text(event, facts):
-            self._console.print(Text(printable(text)), soft_wrap=event == "print")
+        text = event_text(event, facts)
+        if text:
+            self._console.print(Text(printable(text)))
 
     def draw(self, run: RunNow) -> None:
         """Draw a state in place of the one before."""
         self._has_begun = run.phase != "starting"
         width, height = self._console.size
-        self._lines.update(draw_lines(run, width, height - 1), refresh=True)
+        self._lines.update(draw_lines(run, width, height), refresh=True)
 
     def close(self) -> None:
         """End; a run that did not start leaves nothing behind."""
@@ -211,9 +216,10 @@ class JSONLines(View):
 class Notebook(View):
     """Draws in the output of the cell that runs now; where that shows no HTML, as one line."""
 
+    interval_seconds = repeat_seconds = 0.5
+
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self._num_lines = 0
 
     def open(self) -> None:
         """Begin to draw."""
@@ -225,27 +231,19 @@ class Notebook(View):
 
     def tell(self, event: str, facts: Mapping[str, Any]) -> None:
         """Add an event that needs words to the lines that stay."""
-        lines = printable(event_text(event, facts)).splitlines()
-        self._num_lines += len(lines)
-        self._lines.extend(lines)
+        self._lines.extend(printable(event_text(event, facts)).splitlines())
 
     def draw(self, run: RunNow) -> None:
         """Draw a state in place of the one before."""
         if run.phase == "stopped":  # IPython says why, just below
             run = structs.replace(run, error="")
-        page: list[object] = [draw_html(run)]
-        if self._num_lines:
-            page.append(folded(f"{counted(self._num_lines, 'line')} of output", self._output()))
+        page = draw_html(run)
+        if self._lines:
+            style = "max-height: 20em; overflow: auto; white-space: pre-wrap"
+            lines = tag("pre", join(f"{line}\n" for line in self._lines), style=style)
+            page = join([page, folded("plan and warnings", lines)])
         line = printable(f"{run.job}: {draw_line(run)}", kept="")
-        self._handle.update({"text/plain": line, "text/html": str(join(page))}, raw=True)
-
-    def _output(self) -> object:
-        lines = list(self._lines)
-        earlier = self._num_lines - len(lines)
-        if earlier:
-            lines.insert(0, f"[{counted(earlier, 'earlier line')}]")
-        style = "max-height: 20em; overflow: auto; white-space: pre-wrap"
-        return tag("pre", join(f"{line}\n" for line in lines), style=style)
+        self._handle.update({"text/plain": line, "text/html": str(page)}, raw=True)
 
 
 # ---- a scheduler's dashboard
@@ -259,28 +257,27 @@ class ToldRun(Struct):
 
 
 def has_dashboard(client: Client) -> bool:
-    """Whether the scheduler has loaded `jobrunner.dashboard`. Not for the client's event loop."""
+    """Whether the scheduler has loaded `jobrunner.dashboard`."""
     if client.status != "running":
         return False
-
-    async def ask() -> Any:
-        return await client.get_metadata(IS_SHOWN, default=None)
-
-    loop: Any = client.loop
     with contextlib.suppress(Exception):  # then nothing is shown there
-        answer = asyncio.run_coroutine_threadsafe(ask(), loop.asyncio_loop)
-        return answer.result(ASK_SECONDS) is not None
+        scheduler: Any = client.scheduler
+        shown = client.sync(
+            scheduler.get_metadata, keys=[IS_SHOWN], default=None, callback_timeout=TELL_SECONDS
+        )
+        return shown is not None
     return False
 
 
 class Dashboard(View):
     """Tells a scheduler, which shows runs on its dashboard, what is known of a run."""
 
+    repeat_seconds = 1.0
+    shows_lines = False
+
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
         self._keys = [RUNS, client.id, name]
-        self._is_sending = False
-        self._unsent: deque[Mapping[str, Any] | None] = deque(maxlen=1)
 
     def draw(self, run: RunNow) -> None:
         """Send a state."""
@@ -297,20 +294,11 @@ class Dashboard(View):
         self._send(None)
 
     def _send(self, message: Mapping[str, Any] | None) -> None:
-        """Send a state, unless a newer one comes while the one before is on its way."""
-        self._unsent.append(message)
-
-        async def send() -> None:
-            if self._is_sending:
-                return
-            self._is_sending = True
-            try:
-                while self._unsent:
-                    with contextlib.suppress(Exception):  # the run notices itself that it is alone
-                        await self._client.set_metadata(self._keys, self._unsent.pop())
-            finally:
-                self._is_sending = False
-
-        loop: Any = self._client.loop
-        with contextlib.suppress(RuntimeError):  # the client's event loop has ended
-            loop.add_callback(send)
+        with contextlib.suppress(Exception):  # the run notices itself that it is alone
+            scheduler: Any = self._client.scheduler
+            self._client.sync(
+                scheduler.set_metadata,
+                keys=self._keys,
+                value=message,
+                callback_timeout=TELL_SECONDS,
+            )

@@ -11,12 +11,12 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TextIO
 
 from jobrunner.cluster import Session
-from jobrunner.story.live import LONG_SECONDS, RunState
+from jobrunner.story.live import RunState
 from jobrunner.story.places import (
     Dashboard,
     JSONLines,
@@ -29,7 +29,6 @@ from jobrunner.story.places import (
     is_terminal,
 )
 from jobrunner.texts import get_logger, printable
-from jobrunner.worker import PrintOptions, Where, names_of
 
 logger = get_logger(__name__)
 
@@ -37,96 +36,47 @@ LOOK_SECONDS = 0.5
 """How often to see whether it is time to draw, at least."""
 DRAWING_SHARE = 400
 """Drawing may take one of so many seconds."""
-MOST_WAITING = 10_000
-"""While more events wait for the view, lines that tasks print are left out."""
 MOST_RUNS = 20
 """Of a session, on a dashboard."""
 
 
 class Live:
-    """Shows a run in a view: its `state` is the callback, and it is the context to run in.
+    """Shows a run in a view: its `state` is the callback, and it is the context to run in."""
 
-    Draws what is new, at most once per interval. Without anything new, draws a group that runs for
-    long again after `patience_seconds`, and after twice that time each time; 0: draws in any case.
-    It shows what tasks print and what is logged if `where` is given: see `PrintOptions` for that and
-    `here`.
-    """
-
-    def __init__(
-        self,
-        view: View,
-        *,
-        interval_seconds: float,
-        patience_seconds: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
-        here: Collection[str] = (),
-        where: Where | None = None,
-    ) -> None:
+    def __init__(self, view: View, clock: Callable[[], float] = time.monotonic) -> None:
         # Signal handlers put events, too, which this kind of queue allows.
         self._events: queue.SimpleQueue[tuple[str, Mapping[str, Any]] | None] = queue.SimpleQueue()
-        self.state = RunState(self.tell, clock)
-        self._prints = None if where is None else PrintOptions(sorted(here), where)
+        self.state = RunState(self._tell, clock)
         self._view = view
         self._has_failed = False
-        self._warnings = _Warnings(self.tell)
-        self._interval_seconds = self._rest_seconds = interval_seconds
-        self._patience_seconds = self._pause_seconds = patience_seconds
+        self._warnings = _Warnings(self._tell)
+        self._rest_seconds = view.interval_seconds
         self._clock = clock
         self._drawn_at = clock()
         self._drawn = self.state.mark
         work = partial(contextvars.copy_context().run, self._work)  # a notebook's cell is in there
         self._thread = threading.Thread(target=work, name="jobrunner-view", daemon=True)
 
-    def tell(self, event: str, facts: Mapping[str, Any]) -> None:
+    def _tell(self, event: str, facts: Mapping[str, Any]) -> None:
         """Let the view show an event, soon."""
-        binding, prints = self.state.binding, self._prints
-        must_listen = event == "placement" and not self._has_failed
-        if must_listen and binding is not None and prints is not None:
-            binding.listen(prints, self._hear)
-        if event == "over":
-            self._stop_listening()
-        else:
-            self._events.put((event, facts))
-
-    def _hear(self, lines: Sequence[tuple[str, str, str]], left_out: int) -> None:
-        """Show what tasks have printed."""
-        for node, task, text in lines:
-            if self._events.qsize() < MOST_WAITING:
-                self.tell("print", {"node": node, "task": task, "text": text})
-            else:
-                left_out += 1
-        if left_out:
-            self.tell("prints_left_out", {"lines": left_out})
-
-    def _stop_listening(self) -> None:
-        binding = self.state.binding
-        if self._prints is not None and binding is not None:
-            binding.unlisten()
+        self._events.put((event, facts))
 
     def look(self) -> None:
         """Draw if it is time."""
         seconds = self._clock() - self._drawn_at
-        if seconds < self._rest_seconds:
-            return
-        if self.state.mark != self._drawn:
-            self._pause_seconds = self._patience_seconds
-        elif self._patience_seconds:
-            group = self.state.under_way()
-            takes_long = group is not None and group.seconds >= LONG_SECONDS
-            if not takes_long or seconds < self._pause_seconds:
-                return
-            self._pause_seconds *= 2
-        self._draw()
+        is_new = self.state.mark != self._drawn
+        if seconds >= self._rest_seconds and (is_new or seconds >= self._view.repeat_seconds):
+            self._draw()
 
     def _draw(self) -> None:
         self._drawn_at, self._drawn = self._clock(), self.state.mark
         started = time.thread_time()
         self._show(lambda: self._view.draw(self.state.now()))
         used_seconds = time.thread_time() - started
-        self._rest_seconds = max(self._interval_seconds, DRAWING_SHARE * used_seconds)
+        self._rest_seconds = max(self._view.interval_seconds, DRAWING_SHARE * used_seconds)
 
     def _work(self) -> None:
-        seconds = min(self._interval_seconds, LOOK_SECONDS)
+        seconds = min(self._view.interval_seconds, LOOK_SECONDS)
         while True:
             with contextlib.suppress(queue.Empty):
                 event = self._events.get(timeout=seconds)
@@ -136,7 +86,7 @@ class Live:
             self.look()
 
     def __enter__(self) -> Self:
-        if self._prints is not None:  # else Python itself writes warnings, to stderr
+        if self._view.shows_lines:  # else Python itself writes warnings, to stderr
             logging.getLogger("jobrunner").addHandler(self._warnings)
         self._show(self._view.open)
         self._thread.start()
@@ -145,10 +95,9 @@ class Live:
     def __exit__(self, *error: object) -> None:
         logging.getLogger("jobrunner").removeHandler(self._warnings)
         try:
-            self._stop_listening()
             self._events.put(None)
             self._thread.join()
-            if self.state.mark != self._drawn or not self._patience_seconds:
+            if self.state.mark != self._drawn or self._view.repeat_seconds <= 1:
                 self._draw()
         finally:
             self._events.put(None)  # again: it may have been Ctrl-C
@@ -164,7 +113,6 @@ class Live:
             self._has_failed = True
             logging.getLogger("jobrunner").removeHandler(self._warnings)
             logger.warning("The run is no longer shown: %s: %s", type(error).__name__, error)
-            self._stop_listening()
 
 
 class _Warnings(logging.Handler):
@@ -191,37 +139,31 @@ def show_run(progress: bool | None, session: Session) -> Iterator[Sequence[objec
     with contextlib.ExitStack() as views:
         shown = []
         if _is_watched() if progress is None else progress:
-            live = _show_in_notebook() if _is_notebook() else show_on(sys.stderr)
+            live = Live(Notebook()) if _is_notebook() else show_on(sys.stderr)
             shown.append(views.enter_context(live))
         if has_dashboard(session.client):
             view = Dashboard(session.client, secrets.token_hex(4))
             if len(session.at_close) >= MOST_RUNS:
                 session.at_close.pop(0)()
             session.at_close.append(view.forget)
-            shown.append(views.enter_context(Live(view, interval_seconds=1.0)))
+            shown.append(views.enter_context(Live(view)))
         yield [live.state for live in shown]
 
 
 def show_on(stream: TextIO | None) -> Live:
     """Show a run on a stream: on a terminal as lines that change, else line by line."""
     if stream is not None and is_terminal(stream):
-        # Workers on this machine would print through the bar.
-        here = names_of(stream)
-        return Live(Terminal(stream), interval_seconds=0.2, here=here, where="take")
-    here = names_of(stream) | names_of(sys.stdout) | names_of(None)
-    return Live(
-        Lines(stream), interval_seconds=1.0, patience_seconds=10.0, here=here, where="leave"
-    )
+        return Live(Terminal(stream))
+    return Live(Lines(stream))
 
 
 def show_lines(stream: TextIO) -> Live:
     """Show a run as JSON objects, one a line."""
-    view = JSONLines(stream)
-    return Live(view, interval_seconds=1.0, patience_seconds=10.0, where="copy")
+    return Live(JSONLines(stream))
 
 
 @contextlib.contextmanager
-def told_if_slow(what: str, seconds: float = LONG_SECONDS) -> Iterator[None]:
+def told_if_slow(what: str, seconds: float = 1.0) -> Iterator[None]:
     """Say on stderr what the block does, if that takes longer than some seconds."""
     stream = TolerantStream(sys.stderr)
     timer = threading.Timer(seconds, stream.write, [printable(f"{what} ...\n")])
@@ -231,12 +173,6 @@ def told_if_slow(what: str, seconds: float = LONG_SECONDS) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _show_in_notebook() -> Live:
-    # What workers print in this process, or to its console, would get to the cell once more.
-    here = names_of(None) | names_of(sys.__stdout__) | names_of(sys.__stderr__)
-    return Live(Notebook(), interval_seconds=0.5, here=here, where="take")
 
 
 def _is_watched() -> bool:

@@ -21,7 +21,6 @@ from jobrunner.worker.plugin import (
     run_lease,
 )
 from jobrunner.worker.preload import MemoryOnly
-from jobrunner.worker.prints import PrintOptions, Where, names_of
 from jobrunner.worker.task_context import (
     FRAME,
     cancellation,

@@ -23,7 +23,6 @@ from jobrunner.worker.group_runs import BindingContext, GroupRuns
 from jobrunner.worker.keeper import Premises
 from jobrunner.worker.outbox import Message, RunValues, wrap_frames
 from jobrunner.worker.outcome import describe_failure
-from jobrunner.worker.prints import PrintOptions, Prints
 from jobrunner.worker.program import Program
 from jobrunner.worker.threads import Operation, ThreadPool, call_on_loop
 from jobrunner.workspace import BEFORE_COPY, Workspace, to_frames
@@ -46,7 +45,6 @@ class HostedNodes:
         self.workspaces: dict[str, Workspace] = {}
         self._premises = Premises(self.workspaces)
         self.ended = asyncio.Event()  # set once this is closed and its last thread has ended
-        self._prints: Prints | None = None  # of the latest run
         self._address = context.address
         self._loop = asyncio.get_running_loop()
         self._memory_limit = replace(
@@ -102,7 +100,6 @@ class HostedNodes:
         step: int = 0,
         epoch_batch: BatchOptions | None = None,
         options: RunOptions = PLAIN_RUN,
-        prints: PrintOptions | None = None,
     ) -> Message:
         """Run a shipped group, once or for a batch of epochs: see `Binding.run_epochs`."""
 
@@ -115,19 +112,11 @@ class HostedNodes:
                 )
             if batch_options.get("lead") == self._address:
                 batch_options.update(lead="", followers=program.peers)
-            self._listen(prints)
             batch = EpochBatch(number, epoch=epoch, step=step, options=options, **batch_options)
             self._runs.start(program, batch, operation)
 
         self._start("run", number, begin)
-        reply = await self._poll("run", number, wait_seconds)
-        if self._prints is not None and reply["status"] != "stale":
-            # With this reply, and not with `finish`: a client that asks again wants them once.
-            is_over = reply["status"] != "running"
-            reply = {**reply, **self._prints.give(is_over=is_over)}
-            if is_over:
-                self._listen(None)
-        return reply
+        return await self._poll("run", number, wait_seconds)
 
     async def apply(
         self, number: Number, wait_seconds: Seconds, fn: bytes = b"", channel: str = "apply"
@@ -170,7 +159,6 @@ class HostedNodes:
 
     def close(self, reason: str) -> None:
         """Abort what runs and drop everything. Does not wait for running functions."""
-        self._listen(None)
         self._runs.close(reason)
         if self._timer is not None:
             self._timer.cancel()
@@ -195,11 +183,6 @@ class HostedNodes:
         if self._memory_limit.is_over and self._runs.is_running:
             self._runs.fail(self._memory_limit.error())
         self._timer = self._loop.call_later(seconds, self._check_memory)
-
-    def _listen(self, options: PrintOptions | None) -> None:
-        if self._prints is not None:
-            self._prints.end()
-        self._prints = None if options is None else Prints(options, self.workspaces.values())
 
     def _fail_run(self, error: BaseException) -> None:
         if self._runs.is_running:

@@ -11,8 +11,13 @@ import os
 import signal
 import threading
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from jobrunner.config import get_number
+from jobrunner.worker.prints import replace_streams
+
+if TYPE_CHECKING:
+    from distributed import Worker
 
 TERMINATED = 143
 
@@ -37,11 +42,12 @@ class MemoryOnly(logging.Filter):
         return record.name in self._PASSED
 
 
-def dask_setup(worker: object) -> None:
-    """Set signal handlers; Dask calls this in the worker's main thread."""
+def dask_setup(worker: Worker) -> None:
+    """Set signal handlers and streams; Dask calls this in the worker's main thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for processes of tasks
     MemoryOnly().start()
+    replace_streams(worker)
     signal.signal(signal.SIGTERM, _exit_later)
 
 

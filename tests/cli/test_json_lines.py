@@ -69,15 +69,12 @@ def test_each_line_is_an_object_with_the_keys_that_the_guide_names(
         "start",
         "group",
         "save",
-        "print",
         "state",
         "end",
     }
     for event in events:
         if event["event"] not in ("state", "end"):
             assert set(event) == {"event", "time"} | keys[event["event"]]
-    said = [tuple(it.values())[2:] for it in events if it["event"] == "print"]
-    assert said == [("a", "step", "printed by a task")] * 3
     [*_, state, end] = events
     assert set(state) - {"event", "time"} == set(documented("A `state` has these keys"))
     assert (state["phase"], state["epoch"], state["metrics"]) == (

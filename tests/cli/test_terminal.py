@@ -185,7 +185,6 @@ def test_progress_shows_markup_and_control_characters_as_text() -> None:
             live.state.on_setup(runner)
             live.state.on_start(ResumePlan(None, HOSTILE, warnings=(HOSTILE,)), 3)
             logging.getLogger("jobrunner.x").warning("%s", HOSTILE)
-            live.tell("print", {"node": "a", "task": HOSTILE, "text": HOSTILE})
             live.state.on_epoch(1, 0.1, {HOSTILE: 1.0})
         told = stream.getvalue()
         assert "[red]\\x01" in told

@@ -53,7 +53,6 @@ MESSAGES = {
     "forget": {"keys": ["a"]},
     "push": {"values": [[9, [[0, [b"x"]]]]]},
     "abort": {"number": 9, "reason": "r"},
-    "look": {"got": 0, "prints": True, "is_over": False},
     "release": {"heir": ""},
     # Not meant for messages.
     **{name: {} for name in ("close", "workspaces", "_poll", "__init__", "threads", "")},
@@ -148,7 +147,6 @@ ANSWER = {
     "suspect": THERE,
     "frames": [b"x"],
     "names": {"a": ["x"]},
-    "printed": [["a", "t", "printed"]],
 }
 FORGED = [
     {"status": "finished"},
@@ -172,9 +170,6 @@ FORGED = [
     {"status": "failed", "failure": {**FAILURE, "node": "b"}},
     {"status": "running", "tasks": [["elsewhere", "t"]]},
     {"status": "aborted", "reason": "r", "suspect": "tcp://nowhere:1"},
-    {"status": "done", "printed": [["b", "t", "printed by another worker's node"]]},
-    {"status": "done", "printed": [["a", "t", "x" * 100]] * 20_000},
-    {"status": "done", "printed": [], "left_out": 10**18},
 ]
 
 

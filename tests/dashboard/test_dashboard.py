@@ -1,10 +1,9 @@
 """Runs on a scheduler's dashboard, which has preloaded `jobrunner.dashboard`."""
 
-import asyncio
 import gc
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,17 +91,11 @@ FORGED: list[dict[str, Any]] = [
     {"saved": {"epoch": 1}},
     {"saving": 1},
     {"under_way": {"group": "epoch"}},
-    {"warnings": "one"},
 ]
 
 
 def test_what_a_client_makes_up_is_left_out(cluster: LocalCluster) -> None:
-    told: list[Mapping[str, Any]] = []
-    client: Any = SimpleNamespace(id="c", loop=SimpleNamespace(add_callback=lambda send: None))
-    view = Dashboard(client, "r")
-    view._unsent = told  # type: ignore[assignment]
-    view.draw(RunState().now())
-    (honest,) = told
+    honest: Any = to_builtins(ToldRun(1.0, RunState().now()))
     run = honest["run"]
     many = {**honest, "run": {**run, "metrics": {f"m{i}": i for i in range(5000)}}}
     forged = [{**honest, "run": {**run, **it}} for it in FORGED]
@@ -125,36 +118,15 @@ def test_a_client_that_dies_is_forgotten(cluster: LocalCluster) -> None:
     await_true(lambda: known_of(cluster) == [], "the client to be forgotten")
 
 
-def test_the_last_state_is_told_though_one_is_on_its_way() -> None:
-    """And metrics that Dask cannot send are left out."""
-    sent: list[Any] = []
-    calls: list[Any] = []
-
-    async def main() -> None:
-        arrived = asyncio.Event()
-
-        async def set_metadata(keys: object, known: object) -> None:
-            sent.append(known)
-            await arrived.wait()
-
-        loop = SimpleNamespace(add_callback=calls.append)
-        client: Any = SimpleNamespace(id="c", loop=loop, set_metadata=set_metadata)
+def test_metrics_that_dask_cannot_send_are_left_out(cluster: LocalCluster) -> None:
+    with Client(cluster, set_as_default=False) as client:
         view, state = Dashboard(client, "r"), RunState()
         state.on_epoch(1, 0.1, {"loss": 0.5, "big": 2**64, "\ud800": 1})
         view.draw(state.now())
-        first = asyncio.ensure_future(calls[0]())
-        await asyncio.sleep(0)
-        view.draw(state.now())
+        [told] = told_runs(cluster.scheduler)  # type: ignore[arg-type]
+        assert told.run.metrics == {"loss": 0.5, r"\ud800": 1}
         view.forget()
-        for call in calls[1:]:
-            await call()
-        assert len(sent) == 1
-        arrived.set()
-        await first
-
-    asyncio.run(main())
-    assert sent[0]["run"]["metrics"] == {"loss": 0.5, r"\ud800": 1}
-    assert sent[1:] == [None]
+        assert known_of(cluster) == [None]
 
 
 def test_what_a_scheduler_keeps_of_a_state_is_all_that_is_drawn() -> None:
@@ -185,7 +157,7 @@ def test_dasks_pages_name_job_and_nodes(inproc_client: Client) -> None:
 
 
 def test_names_are_shown_as_text() -> None:
-    node = NodeNow("<i>", "<b>\x1b", "runs", "<u>", None)
+    node = NodeNow("<i>", "<b>\x1b", "<u>", None)
     drawn = draw_html(RunNow("<script>", metrics={"<img src=x>": 1.0}, nodes=[node]))
     assert not any(mark in drawn for mark in ("<script", "<img", "<i>", "<b>", "<u>", "\x1b"))
     assert "&lt;script&gt;" in drawn

@@ -39,6 +39,8 @@ class Recorder(View):
     def __init__(self) -> None:
         self.events: list[Any] = []
 
+    interval_seconds, repeat_seconds = 1.0, 60.0
+
     def open(self) -> None:
         self.events.append("open")
 
@@ -86,7 +88,7 @@ START = ResumePlan(None, "nothing is recorded")
 
 def test_drawing_keeps_its_interval_even_if_epochs_are_short() -> None:
     clock, view = Clock(), Recorder()
-    live = Live(view, interval_seconds=1.0, patience_seconds=10.0, clock=clock)
+    live = Live(view, clock)
     live.state.on_start(START, 1200)
     for epoch in range(1, 1201):
         clock.now += 2**-9
@@ -103,7 +105,7 @@ def test_the_last_epoch_is_shown_when_the_run_fails() -> None:
     view = Recorder()
 
     def run() -> None:
-        with Live(view, interval_seconds=1.0, patience_seconds=1.0, clock=Clock()) as live:
+        with Live(view, Clock()) as live:
             live.state.on_epoch(1, 0.1, {})
             raise RuntimeError("the run")
 
@@ -115,7 +117,7 @@ def test_the_last_epoch_is_shown_when_the_run_fails() -> None:
 def test_logged_warnings_are_shown_at_once_and_only_during_the_run() -> None:
     view = Recorder()
     logger = logging.getLogger("jobrunner.somewhere")
-    with Live(view, interval_seconds=1.0, patience_seconds=1.0, clock=Clock(), where="leave"):
+    with Live(view, Clock()):
         logger.info("a detail")
         logger.warning("epoch %d is damaged", 3)
     logger.addHandler(logging.NullHandler())
@@ -160,6 +162,17 @@ def test_a_save_in_the_middle_of_an_epoch_keeps_its_name_in_dasks_messages() -> 
     assert "saved epoch 4.s200 (3.00 MiB)" in draw_line(state.now())
 
 
+def test_each_node_is_shown_with_its_worker_and_a_task_that_runs() -> None:
+    runner = Runner(UnderWay("epoch", 5, 1.0, ("a/fit", "a/score")))
+    runner.binding = SimpleNamespace(worker_names={"tcp://1": "first"})
+    state = RunState()
+    state.on_setup(runner)
+    state.on_placement({"a": "tcp://1", "b": "tcp://2"})
+    state.on_save(save(4))
+    nodes = [(it.node, it.worker, it.task, it.saved_bytes) for it in state.now().nodes]
+    assert nodes == [("a", "first", "fit", 2**20), ("b", "tcp://2", None, None)]
+
+
 def test_a_resumed_run_shows_where_it_continues_and_counts_its_pace_from_there() -> None:
     clock = Clock()
     state = RunState(clock=clock)
@@ -194,49 +207,25 @@ def _running(seconds: float, *, group: str = "epoch") -> UnderWay:
     return UnderWay(group, 0 if group == "init" else 5, seconds, tasks)
 
 
-def test_a_long_epoch_is_shown_with_its_tasks_and_ever_less_often() -> None:
-    clock, view, runner = Clock(), Recorder(), Runner()
-    live = Live(view, interval_seconds=1.0, patience_seconds=10.0, clock=clock)
-    live.state.on_setup(runner)
+def test_a_long_epoch_is_shown_with_its_tasks_every_minute() -> None:
+    clock, view = Clock(), Recorder()
+    tasks = tuple(f"node:{i}/step" for i in range(5))
+    live = Live(view, clock)
+    live.state.on_setup(Runner(UnderWay("epoch", 5, 99.0, tasks)))
     live.state.on_placement({})
     live.state.on_epoch(4, 0.25, {})
-    clock.now = 1.0
-    live.look()
-    drawn = []
-    for second in range(2, 100):
+    for second in range(1, 130):
         clock.now = float(second)
-        runner.run = _running(clock.now)
         live.look()
-        if len(view.drawn) > len(drawn) + 1:
-            drawn.append(second)
-    assert drawn == [11, 31, 71]
+    assert len(view.drawn) == 3
     assert "[epoch 5 for 1 min 39 s: node:0/step, node:1/step, node:2/step and 2 more]" in (
         draw_line(live.state.now())
     )
-    clock.now += 1
-    live.state.on_epoch(5, 99.0, {})
-    live.look()
-    assert len(view.drawn) == 5
-
-
-def test_a_long_init_group_is_shown_and_a_short_one_is_not() -> None:
-    clock, view, runner = Clock(), Recorder(), Runner(_running(0.5, group="init"))
-    live = Live(view, interval_seconds=1.0, patience_seconds=10.0, clock=clock)
-    live.state.on_setup(runner)
-    live.state.on_placement({})
-    clock.now = 20.0
-    live.look()
-    assert view.drawn == []
-    runner.run = _running(2.0, group="init")
-    live.look()
-    assert view.drawn == [("draw", 0, None)]
-    line = draw_line(live.state.now())
-    assert line.startswith("epoch 0  [init group for 2.0 s: node:0/step, ")
 
 
 def test_each_phase_of_a_slow_start_is_told_also_when_piped() -> None:
     clock, stream = Clock(), io.StringIO()
-    live = Live(Lines(stream), interval_seconds=1.0, patience_seconds=10.0, clock=clock)
+    live = Live(Lines(stream), clock)
 
     def wait() -> None:
         clock.now += 2.0
@@ -292,7 +281,7 @@ def test_a_view_that_fails_ends_no_run(broken: str, caplog: pytest.LogCaptureFix
 
     view = Recorder()
     setattr(view, broken, fail)
-    with Live(view, interval_seconds=0.0) as live:
+    with Live(view) as live:
         live.state.on_start(START, 3)
         live.state.on_epoch(1, 0.1, {})
         live.state.on_finish(RESULT)
@@ -302,7 +291,7 @@ def test_a_view_that_fails_ends_no_run(broken: str, caplog: pytest.LogCaptureFix
 
 
 def test_a_state_that_cannot_be_told_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
-    with Live(Recorder(), interval_seconds=0.0) as live:
+    with Live(Recorder()) as live:
         live.state.on_epoch(1, 0.1, None)  # type: ignore[arg-type]
     assert "no longer shown" in caplog.text
 
@@ -312,30 +301,17 @@ def test_a_view_that_shows_no_lines_or_has_failed_takes_no_warnings() -> None:
         raise RuntimeError("no display")
 
     view = Recorder()
+    view.shows_lines = False
     logger = logging.getLogger("jobrunner")
     before = [*logger.handlers]
-    with Live(view, interval_seconds=0.0):
+    with Live(view):
         assert logger.handlers == before
-    with Live(view, interval_seconds=0.0, where="leave"):
+    view.shows_lines = True
+    with Live(view):
         assert logger.handlers != before
     view.open = fail  # type: ignore[method-assign]
-    with Live(view, interval_seconds=0.0, where="leave"):
+    with Live(view):
         assert logger.handlers == before
-
-
-def test_a_view_is_closed_if_its_end_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    view = Recorder()
-
-    def run() -> None:
-        with Live(view, interval_seconds=0.0) as live:
-            monkeypatch.setattr(live, "_stop_listening", interrupt)
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert view.events[-1] == "close"  # and its thread has ended, see conftest.py
 
 
 def test_drawing_that_takes_long_is_done_less_often() -> None:
@@ -345,16 +321,20 @@ def test_drawing_that_takes_long_is_done_less_often() -> None:
             sum(range(300_000))
 
     clock, view = Clock(), Slow()
-    live = Live(view, interval_seconds=0.001, clock=clock)
+    view.interval_seconds = 0.001
+    live = Live(view, clock)
     for millisecond in range(1, 101):
+        live.state.on_epoch(millisecond, 0.001, {})
         clock.now = millisecond / 1000
         live.look()
     assert len(view.drawn) == 1
     clock.now += 1000  # and no longer
     live._view = Recorder()
-    live.look()
-    clock.now += 0.5
-    live.look()
+    live._view.interval_seconds = 0.001
+    for epoch in (1, 2):
+        clock.now += 0.5
+        live.state.on_epoch(epoch, 0.1, {})
+        live.look()
     assert len(live._view.drawn) == 2
 
 
@@ -441,7 +421,7 @@ def test_a_stream_without_characters_for_bars_gets_all_others() -> None:
 
 def test_a_signal_is_confirmed_with_what_ends_the_run_at_once() -> None:
     view = Recorder()
-    with Live(view, interval_seconds=1.0, patience_seconds=1.0) as live:
+    with Live(view) as live:
         live.state.on_stop_asked("SIGINT", "Ctrl-C again")
     [asked] = [event for event in view.events if event[0] == "stop_asked"]
     assert event_text(*asked) == (

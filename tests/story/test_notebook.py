@@ -104,20 +104,8 @@ def test_a_page_shows_the_state_and_the_last_lines_as_text(
     for text in ("&lt;job&gt;", "epoch 3/8", "&lt;loss&gt;", "saves failed: 1", "2.5 s an epoch"):
         assert text in html
     assert f"warning: &lt;i&gt;{KEPT_LINES}" in html
-    assert f"{KEPT_LINES + 2} lines of output" in html
-    assert "[2 earlier lines]" in html
     assert "<b>" not in html
     assert "<i>" not in html
-
-
-def test_lines_of_output_are_counted_as_they_are_shown(
-    page: Handle, inproc_session: Session
-) -> None:
-    with show_run(True, inproc_session) as [state]:
-        assert isinstance(state, RunState)
-        state.on_start(ResumePlan(None, "nothing is recorded", steps=("init group", "epochs")), 8)
-    assert "nothing is recorded\nruns:\n  init group\n  epochs\n" in page.shown
-    assert "4 lines of output" in page.shown
 
 
 def test_why_a_run_stopped_is_said_below_the_view_only(
@@ -184,8 +172,6 @@ def test_a_cell_that_runs_a_job_shows_it(tmp_path: Path) -> None:
     assert "&lt;count&gt;" in html
     assert "epoch 3/3" in html
     assert "0.3333" in html
-    assert "a/step: printed by epoch 3" in html
-    assert not any("printed" in out.get("text", "") for out in shown)  # not once more
     assert html.count("jobrunner-run") == 1
     assert not html_of(silent)
 
