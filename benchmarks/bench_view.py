@@ -13,8 +13,7 @@ For each way, in microseconds an epoch and as a share of the time that an epoch 
 - what views and the record of times themselves take, counted call by call and thread by thread, on the client, the
   scheduler and the workers, with the begin and the end of the run. It varies little. Counting takes 0.5 µs a call, which
   is not subtracted: there are few calls, since views hear of a batch's last epoch only. It leaves out what cannot be
-  counted so: a worker's notes of sampled tasks, and what others lose because caches and the
-  interpreter are shared;
+  counted so: what others lose because caches and the interpreter are shared;
 - the median of the differences from `off`, with its bootstrapped 99 % interval: everything, but it varies more than 1 %.
   All processes' time counts, though they share it.
 
