@@ -198,8 +198,8 @@ def stored(report: Report, path: Path, args: Any) -> None:
             yield from slices(part.compute(scheduler="synchronous"), BATCH)
 
     zarr_reader = from_records(array).batched(BATCH)
-    array_reader = from_dask(lazy, scheduler="synchronous").batched(BATCH)
-    bag_reader = from_dask(bag, scheduler="synchronous").batched(BATCH)
+    array_reader = from_dask(lazy).batched(BATCH)
+    bag_reader = from_dask(bag).batched(BATCH)
     of_zarr = "a Zarr array"
     add(report, of_zarr, args.rounds, {OURS: lambda: zarr_reader, PLAIN: lambda: chunks(slices)})
     add(

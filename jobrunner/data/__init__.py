@@ -2,7 +2,7 @@
 
 from jobrunner.data.arrow_files import from_arrow
 from jobrunner.data.dask_parts import from_dask
-from jobrunner.data.reader import DataReader, Reader, ReaderPosition
+from jobrunner.data.reader import DataReader, Reader
 from jobrunner.data.rows import from_records
 from jobrunner.data.stateful_loader import from_loader
 from jobrunner.data.stream import from_iterable

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobrunner.data.reader import DataReader
-from jobrunner.data.rows import Blocks, is_of, reader_of
+from jobrunner.data.record_reader import RecordReader
+from jobrunner.data.rows import Blocks, is_of
 from jobrunner.define import checked
 from jobrunner.errors import DefinitionError
 
@@ -26,7 +27,7 @@ def from_arrow(dataset: Any, *, columns: Sequence[str] | None = None) -> DataRea
     Raises
     ------
     DefinitionError
-        If it is no data set, or there is no such column.
+        If it is no data set.
 
     Notes
     -----
@@ -39,12 +40,6 @@ def from_arrow(dataset: Any, *, columns: Sequence[str] | None = None) -> DataRea
             f"from_arrow: dataset must be a pyarrow.dataset.Dataset; got {dataset!r:.200}. Of files, "
             f"pyarrow.dataset.dataset(paths, format='parquet') makes one (pip install "
             f"'dask-jobrunner[arrow]'); for a table use from_records."
-        )
-    unknown = sorted(set(columns or ()) - set(dataset.schema.names))
-    if unknown:
-        raise DefinitionError(
-            f"from_arrow: columns must name columns of the data; found {unknown}, expected some of "
-            f"{dataset.schema.names}."
         )
     schema, names = dataset.schema, columns and list(columns)
     fragments, lengths = [], []
@@ -61,12 +56,9 @@ def from_arrow(dataset: Any, *, columns: Sequence[str] | None = None) -> DataRea
         return fragments[number].to_table(schema=schema, columns=names, use_threads=False)
 
     def describe(number: int) -> str:
-        groups = getattr(fragments[number], "row_groups", [])
-        return ", ".join(
-            [_path_of(fragments[number]), *[f"row group {group.id}" for group in groups]]
-        )
+        return _path_of(fragments[number])
 
-    return reader_of(Blocks(lengths, load, describe))
+    return RecordReader(Blocks(lengths, load, describe))
 
 
 def _path_of(fragment: Any) -> str:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from jobrunner.data.reader import DataReader
-from jobrunner.data.rows import Blocks, is_of, reader_of
+from jobrunner.data.record_reader import RecordReader
+from jobrunner.data.rows import Blocks, is_of
 from jobrunner.define import Natural, checked
 from jobrunner.errors import DefinitionError
 
 
 @checked
-def from_dask(
-    collection: Any,
-    *,
-    lengths: Sequence[Natural] | None = None,
-    scheduler: Literal["threads", "synchronous", "processes"] = "threads",
-) -> DataReader:
+def from_dask(collection: Any, *, lengths: Sequence[Natural] | None = None) -> DataReader:
     """A reader of a Dask array, dataframe or bag, which computes one partition at a time.
 
     Parameters
@@ -27,8 +23,6 @@ def from_dask(
     lengths : sequence of int, optional
         Rows of each partition of a dataframe or bag. Without them, all partitions are computed once
         when the reader is made, to count theirs.
-    scheduler : str
-        Which of Dask's local schedulers computes: "threads", "synchronous" or "processes".
 
     Raises
     ------
@@ -39,7 +33,7 @@ def from_dask(
     Notes
     -----
     Tasks run on Dask workers, and one that waits for others there could block its worker. So
-    partitions are computed in the process that reads. The last two stay in memory. Each partition is
+    partitions are computed in the thread that reads. The last two stay in memory. Each partition is
     computed again in each pass: save what is expensive to files first, or, if it fits the memory of
     that process, persist it there: ``from_dask(collection.persist(scheduler="threads"))``.
     """
@@ -60,21 +54,21 @@ def from_dask(
     if is_array:
         lengths, parts = _chunks(collection), collection.blocks
     elif is_bag:
-        lengths = lengths or _compute(collection.map_partitions(_count), scheduler)
+        lengths = lengths or _compute(collection.map_partitions(_count))
         # Each of them apart would optimize the graph of all partitions again.
         parts = collection.to_delayed()
     else:
-        lengths = lengths or _compute(collection.map_partitions(len), scheduler)
+        lengths = lengths or _compute(collection.map_partitions(len))
         parts = collection.partitions
 
     def load(number: int) -> Any:
-        part = _compute(parts[number], scheduler)
+        part = _compute(parts[number])
         return list(part) if is_bag else part
 
     def describe(number: int) -> str:
         return f"partition {number} of {type(collection).__name__}"
 
-    return reader_of(Blocks([int(length) for length in lengths], load, describe))
+    return RecordReader(Blocks([int(length) for length in lengths], load, describe))
 
 
 def _chunks(array: Any) -> Sequence[Any]:
@@ -103,12 +97,11 @@ def _check_is_local(collection: Any) -> None:
         )
 
 
-def _compute(collection: Any, scheduler: str) -> Any:
-    from dask.base import named_schedulers
+def _compute(collection: Any) -> Any:
+    from dask.local import get_sync
 
     # By its function: of a name, older versions of Dask warn while there is a client.
-    compute: Callable[..., Any] = collection.compute
-    return compute(scheduler=named_schedulers[scheduler])
+    return collection.compute(scheduler=get_sync)
 
 
 def _count(partition: Iterable[Any]) -> list[int]:

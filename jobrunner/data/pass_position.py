@@ -8,7 +8,6 @@ have left, put together, is what is left of the whole, and any number of new sha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jobrunner.data.saved_state import SavedInt, SavedShard
@@ -24,21 +23,7 @@ class SavedPosition(SavedShard, kw_only=True):
     """What is left of a pass, and of those after it that are not whole: ranges [start, stop]."""
 
     order: str
-    rest: list[tuple[SavedInt, SavedInt]]
-    later: list[list[tuple[SavedInt, SavedInt]]]
-
-
-@dataclass(frozen=True)
-class Portion:
-    """Positions of one pass that are read together."""
-
-    number: int
-    ranges: Ranges
-    generation: int
-    """How often the reader had gone elsewhere before."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self.ranges))
+    left: list[list[tuple[SavedInt, SavedInt]]]
 
 
 class PassPosition:
@@ -60,72 +45,49 @@ class PassPosition:
         self, length: int, order: str, shard: tuple[int, int] = (0, 1), least: int = 1
     ) -> None:
         self._length, self._order, self._shard, self._least = length, order, shard, least
-        self.generation = 0
         self.number = 0
-        self._left = self._share_of_whole(shard)
-        self._later: list[Ranges] = []
+        self._left = [self.whole_share(shard)]  # of this pass, and of later ones that are not whole
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing is left of the pass that would be read."""
-        return sum(map(len, self._left)) < self._least
+        return sum(map(len, self._left[0])) < self._least
 
-    def peek(self, count: int, skip: int = 0) -> Portion:
+    def peek(self, count: int, skip: int = 0) -> Ranges:
         """The next `count` positions after `skip` others, or as many as there are."""
-        return Portion(self.number, cut(self._left, skip, skip + count), self.generation)
+        return cut(self._left[0], skip, skip + count)
 
-    def take(self, count: int) -> Portion:
-        """The next `count` positions, which count as read from now on."""
-        portion = self.peek(count)
-        self._left = cut(self._left, count, self._length)
-        return portion
-
-    def give_back(self, portion: Portion) -> None:
-        """Make what was taken count as not read.
-
-        While one thread read a record in vain, another may have loaded a position from before that
-        record. Then the record is left already, and would be read twice if it came back: so only what
-        was taken since the last such move does.
-        """
-        if portion.generation == self.generation:
-            self._left = joined([*portion.ranges, *self._left])
+    def advance(self, count: int) -> None:
+        """Count the next positions as read."""
+        self._left[0] = cut(self._left[0], count, self._length)
 
     def begin(self) -> None:
         """Begin the next pass."""
         self.number += 1
-        self._left = self._later.pop(0) if self._later else self._share_of_whole(self._shard)
-        self.generation += 1
+        self._left = self._left[1:] or [self.whole_share(self._shard)]
 
-    def share(self, ranges: Ranges, shard: tuple[int, int]) -> Ranges:
-        """The part of a shard: as many positions as any other has, or one more or less."""
-        i, n = shard
-        total = sum(map(len, ranges))
-        return cut(ranges, i * total // n, (i + 1) * total // n)
-
-    def _share_of_whole(self, shard: tuple[int, int]) -> Ranges:
-        return self.share([range(self._length)], shard)
+    def whole_share(self, shard: tuple[int, int]) -> Ranges:
+        """The part that a shard has of a whole pass."""
+        return share([range(self._length)], shard)
 
     def state_dict(self) -> dict[str, Any]:
         """The place as plain values."""
-        left = [] if self.has_ended else self._left
-        return self._write(self._shard, self.number, [left, *self._later])
+        left = [] if self.has_ended else self._left[0]
+        return self._write(self._shard, self.number, [left, *self._left[1:]])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to where a state of this shard was, or to this shard's part of a merged state."""
-        saved = SavedPosition.read(state)
-        saved.check_shard(self._shard)
+        saved = SavedPosition.read_own(state, self._shard)
         left = self._left_in(saved)
         if saved.shard is None:
-            left = [self.share(ranges, self._shard) for ranges in left]
-        self.number = saved.number
-        self._left, *self._later = left
-        self.generation += 1
+            left = [share(ranges, self._shard) for ranges in left]
+        self.number, self._left = saved.number, left
 
     def merge_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The state of the whole, from those of all its shards."""
         shards = SavedPosition.read_all(states)
         first = min(state.number for state in shards)
-        stop = max(state.number + 1 + len(state.later) for state in shards)
+        stop = max(state.number + len(state.left) for state in shards)
         if stop - first > _MOST_PASSES:
             raise PlanMismatchError(
                 f"The states to merge, field 'pass': expected numbers that differ by less than "
@@ -135,18 +97,17 @@ class PassPosition:
         for state in shards:
             # Of the passes before its own, a shard has nothing left; of those not begun, its share.
             begun = self._left_in(state)
-            share = self._share_of_whole(state.shard or self._shard)
+            whole = self.whole_share(state.shard or self._shard)
             for number in range(state.number, stop):
                 place = number - state.number
-                left[number - first] += begun[place] if place < len(begun) else share
+                left[number - first] += begun[place] if place < len(begun) else whole
         return self._write(None, first, [joined(ranges) for ranges in left])
 
     def _write(
         self, shard: tuple[int, int] | None, number: int, left: Sequence[Ranges]
     ) -> dict[str, Any]:
-        rest, *later = [[(piece.start, piece.stop) for piece in ranges] for ranges in left]
-        state = SavedPosition(number=number, shard=shard, order=self._order, rest=rest, later=later)
-        return state.write()
+        pairs = [[(piece.start, piece.stop) for piece in ranges] for ranges in left]
+        return SavedPosition(number=number, shard=shard, order=self._order, left=pairs).write()
 
     def _left_in(self, state: SavedPosition) -> list[Ranges]:
         """What a state of the same data in the same order says is left of each pass."""
@@ -156,18 +117,25 @@ class PassPosition:
                 f"the same data in the same order and blocks as when it was saved, or start afresh."
             )
         left = []
-        for pairs in (state.rest, *state.later):
+        for pairs in state.left:
             end = 0
             for start, stop in pairs:
                 if not end <= start < stop <= self._length:
                     raise PlanMismatchError(
-                        f"the state, fields 'rest' and 'later': expected ranges [start, stop] that "
-                        f"ascend up to {self._length}, found {pairs!r:.200}; it would read records "
-                        f"twice, or none. Load a state that a reader has made."
+                        f"the state, field 'left': expected ranges [start, stop] that ascend up to "
+                        f"{self._length}, found {pairs!r:.200}; it would read records twice, or none. "
+                        f"Load a state that a reader has made."
                     )
                 end = stop
             left.append([range(start, stop) for start, stop in pairs])
-        return left
+        return left or [[]]
+
+
+def share(ranges: Ranges, shard: tuple[int, int]) -> Ranges:
+    """The part of a shard: as many positions as any other has, or one more or less."""
+    i, n = shard
+    total = sum(map(len, ranges))
+    return cut(ranges, i * total // n, (i + 1) * total // n)
 
 
 def cut(ranges: Ranges, start: int, stop: int) -> Ranges:

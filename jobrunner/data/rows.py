@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -14,7 +13,7 @@ import numpy as np
 
 from jobrunner.data.order import Indices
 from jobrunner.data.reader import DataReader
-from jobrunner.data.record_cursor import RecordCursor, Records
+from jobrunner.data.record_reader import RecordReader, Records
 from jobrunner.errors import DefinitionError
 
 Index = int | slice | Indices
@@ -49,12 +48,7 @@ def from_records(data: Any) -> DataReader:
     >>> [len(batch) for batch in reader]
     [4, 4, 2]
     """
-    return reader_of(_records_of(data))
-
-
-def reader_of(records: Records) -> DataReader:
-    """A reader of records, one after another."""
-    return DataReader(partial(RecordCursor, records))
+    return RecordReader(_records_of(data))
 
 
 def _records_of(data: Any) -> Records:
@@ -138,7 +132,7 @@ class Blocks:
         self.lengths = tuple(lengths) or (0,)
         self._load, self._describe = load, describe
         self._ends = list(accumulate(self.lengths))
-        self._held: OrderedDict[int, _Block] = OrderedDict()
+        self._held: dict[int, Read] = {}
         self._lock = threading.Lock()
 
     def read(self, index: Index) -> Any:
@@ -180,16 +174,14 @@ class Blocks:
         return self._ends[number] - self.lengths[number]
 
     def _rows(self, number: int) -> Read:
-        with self._lock:
-            block = self._held.setdefault(number, _Block())
-            self._held.move_to_end(number)
+        with self._lock:  # threads that read ahead mostly need the same block
+            rows = self._held.pop(number, None)
+            if rows is None:
+                rows = self._load_rows(number)
+            self._held[number] = rows  # as the last one
             while len(self._held) > _MOST_HELD:
-                self._held.popitem(last=False)
-        # Other threads load other blocks meanwhile, but those that need this one wait for it.
-        with block.lock:
-            if block.rows is None:
-                block.rows = self._load_rows(number)
-            return block.rows
+                del self._held[next(iter(self._held))]
+            return rows
 
     def _load_rows(self, number: int) -> Read:
         try:
@@ -206,14 +198,6 @@ class Blocks:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Blocks, (self.lengths, self._load, self._describe))
-
-
-class _Block:
-    """A block in memory, or about to be."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.rows: Read | None = None
 
 
 def _chunks_of(array: Any) -> Blocks:

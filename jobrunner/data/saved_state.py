@@ -7,30 +7,15 @@ from typing import Annotated, Any, Self
 
 from msgspec import Meta, Struct, ValidationError, convert, json
 
-from jobrunner.errors import EndOfData, PlanMismatchError
+from jobrunner.errors import PlanMismatchError
 
 SavedInt = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
-def end_of(number: int) -> EndOfData:
-    """What a read beyond the end of pass `number` raises."""
-    return EndOfData(
-        f"Pass {number} has ended. To begin the next one, iterate over the reader: "
-        f"for batch in reader."
-    )
-
-
-class SavedState(
-    Struct,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    rename={"number": "pass"},
-):
+class SavedState(Struct, kw_only=True, forbid_unknown_fields=True, rename={"number": "pass"}):
     """A `state_dict`."""
 
     number: SavedInt  # of the pass
-    loop: SavedInt = 0  # how much a limited reader has read in its loop
 
     @classmethod
     def read(cls, state: object, where: str = "the state") -> Self:
@@ -55,6 +40,18 @@ class SavedShard(SavedState, kw_only=True):
     shard: tuple[SavedInt, SavedInt] | None
 
     @classmethod
+    def read_own(cls, state: object, own: tuple[int, int]) -> Self:
+        """Raises `PlanMismatchError` if it is of another shard."""
+        saved = cls.read(state)
+        if saved.shard not in (None, own):
+            raise PlanMismatchError(
+                f"the state, field 'shard': expected {own}, found {saved.shard}. If the number of nodes "
+                f"has changed, name the blob Blob(..., partition=0), or pass the states of all shards "
+                f"to merge_state_dicts."
+            )
+        return saved
+
+    @classmethod
     def read_all(cls, states: Sequence[object]) -> list[Self]:
         """Raises `PlanMismatchError` if they are not those of all shards, in any order."""
         saved = [cls.read(state, f"state {i} of {len(states)}") for i, state in enumerate(states)]
@@ -66,12 +63,3 @@ class SavedShard(SavedState, kw_only=True):
                 f"{shards!r:.200}."
             )
         return saved
-
-    def check_shard(self, own: tuple[int, int]) -> None:
-        """Raise `PlanMismatchError` if it is of another shard."""
-        if self.shard not in (None, own):
-            raise PlanMismatchError(
-                f"the state, field 'shard': expected {own}, found {self.shard}. If the number of nodes "
-                f"has changed, name the blob Blob(..., partition=0), or pass the states of all shards "
-                f"to merge_state_dicts."
-            )

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any
 
 from msgspec.structs import replace
 
-from jobrunner.data.reader import DataReader, Options
-from jobrunner.data.saved_state import SavedInt, SavedShard, end_of
+from jobrunner.data.reader import AS_STORED, DataReader, Options, end_of
+from jobrunner.data.saved_state import SavedInt, SavedShard
+from jobrunner.define import check_call
 from jobrunner.errors import DefinitionError, PlanMismatchError
 
 Factory = Callable[..., Iterable[Any]]
@@ -28,14 +22,14 @@ def from_iterable(factory: Factory) -> DataReader:
     Parameters
     ----------
     factory : callable
-        Returns an iterable of the records of a pass. Called once for each pass, and again to resume
-        in mid-pass: it must then return the same records in the same order. If it has a parameter,
-        it gets the number of the pass, from 0, for example as a seed.
+        Gets the number of a pass, from 0, and returns an iterable of its records. Called once for
+        each pass, and again to resume in mid-pass: it must then return the same records in the same
+        order.
 
     Raises
     ------
     DefinitionError
-        If it is no function, or one of several parameters.
+        If it cannot be called with the number of a pass.
 
     Notes
     -----
@@ -48,10 +42,11 @@ def from_iterable(factory: Factory) -> DataReader:
 
     Examples
     --------
-    >>> list(from_iterable(lambda: range(5)).batched(2))
+    >>> list(from_iterable(lambda number: range(5)).batched(2))
     [[0, 1], [2, 3], [4]]
     """
-    return DataReader(partial(StreamCursor, factory, _takes_number(factory)))
+    check_call(factory, 1, (), "from_iterable: factory", is_lazy=True)
+    return StreamReader(factory)
 
 
 class SavedStream(SavedShard, kw_only=True):
@@ -65,49 +60,94 @@ class SavedStream(SavedShard, kw_only=True):
     finished: bool
 
 
-class StreamPosition:
-    """The place of one shard in pass after pass of an iterable. Each move makes another `at`."""
+class StreamReader(DataReader):
+    """Goes through an iterable, and counts."""
 
-    def __init__(self, shard: tuple[int, int]) -> None:
-        self._shard = shard
+    def __init__(self, source: Factory, options: Options = AS_STORED) -> None:
+        if options.seed is not None:
+            raise DefinitionError(
+                "DataReader.shuffled: the records of from_iterable have no numbers, so they cannot be "
+                "shuffled. Shuffle in the function, which gets the number of the pass as a seed, "
+                "or write them to files that from_arrow or from_dask reads."
+            )
+        if options.ahead:
+            raise DefinitionError(
+                "DataReader.prefetched: the records of from_iterable have no numbers, so threads cannot "
+                "read them ahead. Let the function do so, or let a pipe process the records in threads."
+            )
+        super().__init__(source, options)
         self._go_to_pass(0)
+        self._last_iterator: Any = None
 
     def _go_to_pass(self, number: int) -> None:
-        self.at = SavedStream(number=number, shard=self._shard, start=0, count=0, finished=False)
+        shard = self._options.shard
+        self._at = SavedStream(number=number, shard=shard, start=0, count=0, finished=False)
+        self._batches: Iterator[tuple[list[Any], bool]] | None = None
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing is left of the pass."""
-        return self.at.finished
+    def read(self) -> Any:
+        """The next record or batch."""
+        with self._lock:
+            at = self._at
+            if at.finished:
+                raise end_of(at.number)
+            try:
+                if self._batches is None:
+                    self._batches = self._open()
+                batch, at.finished = next(self._batches, ([], True))
+            except BaseException:
+                self._batches = None  # the next read opens it again, at the same record
+                raise
+            at.count += len(batch)
+            if not batch:
+                raise end_of(at.number)
+            return batch[0] if self._options.batch is None else batch
 
-    def begin(self) -> None:
-        """Begin the next pass."""
-        self._go_to_pass(self.at.number + 1)
+    def _open(self) -> Iterator[tuple[list[Any], bool]]:
+        """The batches that are left for this shard; each with whether it is the last one."""
+        at, (i, n) = self._at, self._options.shard
+        everything = self._iterate(self._source(at.number))
+        next_record = at.start + i + n * at.count
+        least = next_record - n + 1 if at.count else at.start  # of a pass of which so much was read
+        skipped = sum(1 for _ in islice(everything, next_record))
+        if skipped < least:
+            raise PlanMismatchError(
+                f"from_iterable: pass {at.number} has been read before: expected at least {least} "
+                f"records of the function, found {skipped}. It must return the same records each time "
+                f"it is called for a pass. To read other data, start afresh."
+            )
+        own = islice(everything, 0, None, n)
+        return _in_batches(own, self._options.size, self._options.least)
 
-    @property
-    def next_record(self) -> int:
-        """The number of the record that this shard reads next."""
-        i, n = self._shard
-        return self.at.start + i + n * self.at.count
+    def _iterate(self, iterable: Any) -> Iterator[Any]:
+        is_iterable = hasattr(iterable, "__iter__") or hasattr(iterable, "__getitem__")
+        if not is_iterable or iterable is self._last_iterator:
+            fault = "was returned before" if is_iterable else "is none"
+            raise DefinitionError(
+                f"from_iterable: factory must return an iterable that begins anew; for pass "
+                f"{self._at.number} it has returned {iterable!r:.200}, which {fault}. Make it in the "
+                f"function."
+            )
+        iterator: Iterator[Any] = iter(iterable)
+        self._last_iterator = iterable if iterable is iterator else None
+        return iterator
 
-    @property
-    def least(self) -> int:
-        """How many records the pass has at least, since so many were read of it."""
-        _, n = self._shard
-        return self.next_record - n + 1 if self.at.count else self.at.start
+    def __len__(self) -> int:
+        raise TypeError("A reader of from_iterable has no len(): only the end of the pass tells.")
 
     def state_dict(self) -> dict[str, Any]:
-        """The place as plain values."""
-        return self.at.write()
+        """The position as plain values."""
+        with self._lock:
+            return self._at.write()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where a state of this shard was, or to where a merged state is."""
-        saved = SavedStream.read(state)
-        saved.check_shard(self._shard)
-        self.at = replace(saved, shard=self._shard, loop=0)
+        """Go to a saved position."""
+        saved = SavedStream.read_own(state, self._options.shard)
+        with self._lock:
+            self._at = replace(saved, shard=self._options.shard)
+            self._batches = None
 
     def merge_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The state of the whole, if all shards have read equally much of it, or all to the end."""
+        """The state of the whole, from those of all shards."""
         shards = SavedStream.read_all(states)
         has_ended = all(state.finished for state in shards)
         places = {(state.number, state.start, has_ended or state.count) for state in shards}
@@ -119,145 +159,22 @@ class StreamPosition:
                 f"they have."
             )
         start = shards[0].start + sum(state.count for state in shards)
-        return replace(
-            shards[0], shard=None, start=start, count=0, finished=has_ended, loop=0
-        ).write()
+        return replace(shards[0], shard=None, start=start, count=0, finished=has_ended).write()
+
+    def _has_ended(self) -> bool:
+        return self._at.finished
+
+    def _begin(self) -> None:
+        self._go_to_pass(self._at.number + 1)
 
 
-@dataclass(frozen=True)
-class _Batch:
-    records: list[Any]
-    is_last: bool
+def _in_batches(records: Iterator[Any], size: int, least: int) -> Iterator[tuple[list[Any], bool]]:
+    """Batches of at least `least` records, each with whether it is the last one.
 
-
-_END = _Batch([], True)
-
-
-class StreamCursor:
-    """Goes through an iterable, and counts."""
-
-    def __init__(self, factory: Factory, takes_number: bool, options: Options) -> None:
-        if options.seed is not None:
-            raise DefinitionError(
-                "DataReader.shuffled: the records of from_iterable have no numbers, so they cannot be "
-                "shuffled. Shuffle in the function, which may take the number of the pass as a seed, "
-                "or write them to files that from_arrow or from_dask reads."
-            )
-        if options.threads > 1:
-            raise DefinitionError(
-                f"DataReader.prefetched: threads must be 1 for from_iterable, since one thread can go "
-                f"through an iterable; got {options.threads}."
-            )
-        self.lock = threading.Lock()
-        self.position = StreamPosition(options.shard)
-        self._factory, self._takes_number, self._options = factory, takes_number, options
-        self._batches: Iterator[_Batch] | None = None
-        self._opened_at = self.position.at
-        self._last_iterator: Any = None
-
-    def count(self) -> int:
-        """Raise `TypeError`."""
-        raise TypeError("A reader of from_iterable has no len(): only the end of the pass tells.")
-
-    def read(self) -> Any:
-        """The next record or batch."""
-        with self.lock:
-            at = self.position.at
-            if at.finished:
-                raise end_of(at.number)
-            try:
-                if self._batches is None or self._opened_at is not at:
-                    self._batches, self._opened_at = self._open(), at
-                batch = next(self._batches, _END)
-            except BaseException:
-                self._batches = None  # the next read opens it again, at the same record
-                raise
-            at.count += len(batch.records)
-            if batch.is_last:
-                at.finished, self._batches = True, None
-            if not batch.records:
-                raise end_of(at.number)
-            return batch.records[0] if self._options.batch is None else batch.records
-
-    def _open(self) -> Iterator[_Batch]:
-        """The batches that are left for this shard."""
-        position, options = self.position, self._options
-        everything = self._iterate(self._factory(*[position.at.number] * self._takes_number))
-        skipped = sum(1 for _ in islice(everything, position.next_record))
-        if skipped < position.least:
-            raise PlanMismatchError(
-                f"from_iterable: pass {position.at.number} has been read before: expected at least "
-                f"{position.least} records of the function, found {skipped}. It must return the same "
-                f"records each time it is called for a pass. To read other data, start afresh."
-            )
-        own = islice(everything, 0, None, options.shard[1])
-        batches = _in_batches(own, options.size, options.least)
-        return _read_ahead(batches, options.ahead) if options.ahead else batches
-
-    def _iterate(self, iterable: Any) -> Iterator[Any]:
-        is_iterable = hasattr(iterable, "__iter__") or hasattr(iterable, "__getitem__")
-        if not is_iterable or iterable is self._last_iterator:
-            fault = "was returned before" if is_iterable else "is none"
-            raise DefinitionError(
-                f"from_iterable: factory must return an iterable that begins anew; for pass "
-                f"{self.position.at.number} it has returned {iterable!r:.200}, which {fault}. Make it in the "
-                f"function."
-            )
-        iterator: Iterator[Any] = iter(iterable)
-        self._last_iterator = iterable if iterable is iterator else None
-        return iterator
-
-
-def _in_batches(records: Iterator[Any], size: int, least: int) -> Iterator[_Batch]:
-    """Batches of at least `least` records. Each knows whether it is the last one.
-
-    So `least` records of the next batch are read before a batch is handed out. If they cannot be read,
-    that is an error of the next batch: this one is handed out before it is raised.
+    So `least` records of the next batch are read before a batch is handed out.
     """
     ahead = list(islice(records, least))
     while len(ahead) == least:
         batch = ahead + list(islice(records, size - least))
-        failure = None
-        try:
-            ahead = list(islice(records, least))
-        except Exception as error:
-            failure = error
-        yield _Batch(batch, failure is None and len(ahead) < least)
-        if failure is not None:
-            raise failure
-
-
-def _read_ahead(batches: Iterator[_Batch], depth: int) -> Iterator[_Batch]:
-    """The same batches, of which a thread reads up to `depth` ahead."""
-    pool = ThreadPoolExecutor(1, "jobrunner-prefetch")
-    try:
-        futures = deque(pool.submit(next, batches, _END) for _ in range(depth))
-        batch = None
-        while batch is None or not batch.is_last:
-            futures.append(pool.submit(next, batches, _END))
-            batch = futures.popleft().result()
-            yield batch
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _takes_number(factory: object) -> bool:
-    """Whether a factory wants the number of the pass."""
-    if not callable(factory):
-        raise DefinitionError(
-            f"from_iterable: factory must be a function that returns an iterable, so that each pass "
-            f"and each resumed run can begin anew; got {factory!r:.200}. For data with a length, use "
-            f"from_records."
-        )
-    try:
-        signature = inspect.signature(factory)
-    except ValueError:  # of a class or function in C
-        return False
-    for takes_number in (False, True):
-        with suppress(TypeError):
-            signature.bind(*[0] * takes_number)
-            return takes_number
-    raise DefinitionError(
-        f"from_iterable: factory must take nothing or the number of the pass; got {factory!r:.200} "
-        f"with the parameters {signature}."
-    )
+        ahead = list(islice(records, least))
+        yield batch, len(ahead) < least

@@ -36,7 +36,7 @@ STEPS = 3
 def _blocks(_: Path) -> Any:
     pieces = [dask.delayed(range)(start, min(start + 4, N)) for start in range(0, N, 4)]
     bag = dask.bag.from_delayed(pieces)
-    return from_dask(bag, lengths=[4] * 5 + [3], scheduler="synchronous").shuffled(3)
+    return from_dask(bag, lengths=[4] * 5 + [3]).shuffled(3)
 
 
 KINDS: dict[str, Callable[[Path], Any]] = {
@@ -73,7 +73,7 @@ def reading(make: Callable[[], Any], nodes: int, epochs: int, fails_at: int | No
             with Node(f"reader:{i}"):
                 with job.init_group:
                     Task(
-                        lambda i=i: make().sharded(i, nodes).batched(2).prefetched(2),
+                        lambda i=i: make().sharded(i, nodes).batched(2),
                         outputs=Blob("reader", partition=0),
                         name="make",
                     )
@@ -144,7 +144,7 @@ def test_an_iterable_is_divided_anew_where_its_nodes_have_read_equally_much(
             with job.init_group:
                 Task.on_each(
                     names,
-                    lambda i: from_iterable(lambda: range(60)).sharded(i, nodes),
+                    lambda i: from_iterable(lambda number: range(60)).sharded(i, nodes),
                     outputs=Blob("reader", partition=0),
                     kwargs=lambda i: {"i": i},
                     name="open",
@@ -215,7 +215,7 @@ def test_batches_limits_and_reading_ahead_may_change_between_runs(
 
     run(1, lambda reader: reader.batched(4).prefetched(2))
     run(3, lambda reader: reader)
-    seen = run(4, lambda reader: reader.limited(batches=5).batched(N))
+    seen = run(4, lambda reader: reader.batched(N))
     assert sorted(seen) == list(range(N))
 
 

@@ -73,7 +73,7 @@ def test_a_merged_state_is_shared_out_evenly() -> None:
 def test_what_drop_last_leaves_out_is_not_read_by_others() -> None:
     position = PassPosition(10, "", least=3)
     for _ in range(3):
-        position.take(3)
+        position.advance(3)
     assert position.has_ended
     other = PassPosition(10, "")
     other.load_state_dict(position.state_dict())
@@ -90,21 +90,16 @@ FORGED: list[tuple[str, Any, str]] = [
     ("pass", -1, r"Expected `int` >= 0 - at `\$.pass`; found"),
     ("pass", 2**70, "Expected `int` <="),
     ("pass", "1", "Expected `int`, got `str`"),
-    ("rest", None, "Expected `array`"),
-    ("rest", "ab", "Expected `array`"),
-    ("rest", [7], "Expected `array`"),
-    ("rest", [[None, 5]], "Expected `int`"),
-    ("rest", [[0, 5.0]], "Expected `int`"),
-    ("rest", [[0, 5, 1]], "length 2"),
-    ("rest", [[-1, 5]], "Expected `int` >= 0"),
-    ("rest", [[0, 11]], "'rest' and 'later': expected ranges .* up to 10, found"),
-    ("rest", [[5, 2]], "expected ranges"),
-    ("rest", [[5, 5]], "expected ranges"),
-    ("rest", [[0, 5], [4, 6]], "expected ranges"),
-    ("rest", [[5, 6], [0, 3]], "expected ranges"),
-    ("later", [7], "Expected `array`"),
-    ("later", {}, "Expected `array`"),
-    ("later", [[[5, 2]]], "expected ranges"),
+    ("left", None, "Expected `array`"),
+    ("left", ["ab"], "Expected `array`"),
+    ("left", [[7]], "Expected `array`"),
+    ("left", [[[None, 5]]], "Expected `int`"),
+    ("left", [[[0, 5, 1]]], "length 2"),
+    ("left", [[[-1, 5]]], "Expected `int` >= 0"),
+    ("left", [[[0, 11]]], "'left': expected ranges .* up to 10, found"),
+    ("left", [[[5, 5]]], "expected ranges"),
+    ("left", [[[0, 5], [4, 6]]], "expected ranges"),
+    ("left", [[[0, 5]], [[5, 2]]], "expected ranges"),
 ]
 
 
@@ -145,6 +140,6 @@ def test_states_of_other_shards_are_refused() -> None:
             reader.merge_state_dicts(wrong)
     with pytest.raises(PlanMismatchError, match="'pass': expected numbers that differ by less"):
         reader.merge_state_dicts([states[0], {**states[1], "pass": 2**50}])
-    states[1]["rest"] = states[0]["rest"]
+    states[1]["left"] = states[0]["left"]
     with pytest.raises(PlanMismatchError, match="same records left, from number 0"):
         reader.merge_state_dicts(states)

@@ -14,20 +14,17 @@ from jobrunner.data import EndOfData, from_iterable
 def test_each_pass_iterates_anew_and_may_know_its_number() -> None:
     reader = from_iterable(lambda number: range(number, number + 3))
     assert [list(reader) for _ in range(3)] == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
-    assert list(from_iterable(lambda: "abcde").batched(2)) == [["a", "b"], ["c", "d"], ["e"]]
-    assert list(from_iterable(lambda *numbers, first=7: [first, *numbers])) == [7]
-    assert list(from_iterable(list)) == []
+    assert list(from_iterable(lambda number: "abcde").batched(2)) == [["a", "b"], ["c", "d"], ["e"]]
+    assert list(from_iterable(lambda number: [])) == []
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
-def test_it_has_finished_with_the_last_record(is_ahead: bool) -> None:
+def test_it_has_finished_with_the_last_record() -> None:
     for reader in (
-        from_iterable(lambda: range(3)),
-        from_iterable(lambda: range(7)).batched(3),
-        from_iterable(lambda: range(7)).batched(2, drop_last=True),
-        from_iterable(lambda: range(6)).sharded(0, 2),
+        from_iterable(lambda number: range(3)),
+        from_iterable(lambda number: range(7)).batched(3),
+        from_iterable(lambda number: range(7)).batched(2, drop_last=True),
+        from_iterable(lambda number: range(6)).sharded(0, 2),
     ):
-        reader = reader.prefetched(2) if is_ahead else reader
         for _ in range(2):
             assert not reader.finished
             reader.read()
@@ -40,7 +37,7 @@ def test_it_has_finished_with_the_last_record(is_ahead: bool) -> None:
 def test_what_a_batch_needs_is_read_and_one_record_more() -> None:
     taken: list[int] = []
 
-    def records() -> Iterator[int]:
+    def records(number: int) -> Iterator[int]:
         for i in range(9):
             taken.append(i)
             yield i
@@ -50,31 +47,31 @@ def test_what_a_batch_needs_is_read_and_one_record_more() -> None:
     assert taken == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("factory", [[1, 2], iter([1]), None, lambda a, b: a, lambda *, a: a])
+@pytest.mark.parametrize("factory", [[1, 2], None, lambda: [], lambda a, b: a])
 def test_what_cannot_begin_anew_is_refused(factory: Any) -> None:
-    with pytest.raises(DefinitionError, match="factory must"):
+    with pytest.raises(DefinitionError, match="from_iterable: factory"):
         from_iterable(factory)
 
 
 def test_a_factory_that_returns_the_same_iterator_again_or_none_is_refused() -> None:
     """The next pass would have no records, and a resumed one would lack some."""
     once = iter(range(3))
-    reader = from_iterable(lambda: once)
+    reader = from_iterable(lambda number: once)
     assert list(reader) == [0, 1, 2]
     with pytest.raises(
         DefinitionError, match="must return an iterable that begins anew; for pass 1"
     ):
         list(reader)
     with pytest.raises(DefinitionError, match="for pass 0 it has returned None, which is none"):
-        from_iterable(lambda: None).read()
+        from_iterable(lambda number: None).read()
 
 
 def test_what_an_iterable_cannot_do_is_refused_with_what_to_do() -> None:
-    reader = from_iterable(list)
+    reader = from_iterable(lambda number: [])
     with pytest.raises(DefinitionError, match=r"Shuffle in the function.*files"):
         reader.batched(2).shuffled(1)
-    with pytest.raises(DefinitionError, match="threads must be 1"):
-        reader.prefetched(2, threads=2)
+    with pytest.raises(DefinitionError, match="Let the function do so"):
+        reader.prefetched(2)
     with pytest.raises(TypeError, match=r"no len\(\)"):
         len(reader)
     assert reader
@@ -82,7 +79,7 @@ def test_what_an_iterable_cannot_do_is_refused_with_what_to_do() -> None:
 
 def test_a_record_that_raises_stop_iteration_ends_no_loop() -> None:
     with pytest.raises(RuntimeError):
-        list(from_iterable(lambda: (next(iter([])) for _ in range(3))))
+        list(from_iterable(lambda number: (next(iter([])) for _ in range(3))))
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -90,7 +87,7 @@ def test_data_that_shrank_below_the_position_is_refused(k: int) -> None:
     """A job would end as if all had been read."""
 
     def shards(n: int) -> list[Any]:
-        return [from_iterable(lambda: range(n)).sharded(i, k).prefetched() for i in range(k)]
+        return [from_iterable(lambda number: range(n)).sharded(i, k) for i in range(k)]
 
     for i, shard in enumerate(shards(40)):
         list(shard.limited(batches=5))
@@ -109,12 +106,12 @@ def test_data_that_shrank_below_the_position_is_refused(k: int) -> None:
 
 
 def test_a_merged_state_refuses_data_that_shrank_below_it() -> None:
-    old = [from_iterable(lambda: range(40)).sharded(i, 2) for i in range(2)]
+    old = [from_iterable(lambda number: range(40)).sharded(i, 2) for i in range(2)]
     for shard in old:
         list(shard.limited(batches=5))
     merged = old[0].merge_state_dicts([shard.state_dict() for shard in old])
     for n, is_refused in ((9, True), (10, False)):
-        reader = from_iterable(lambda n=n: range(n))
+        reader = from_iterable(lambda number, n=n: range(n))
         reader.load_state_dict(merged)
         if is_refused:
             with pytest.raises(PlanMismatchError, match="at least 10 records .* found 9"):
@@ -124,7 +121,7 @@ def test_a_merged_state_refuses_data_that_shrank_below_it() -> None:
 
 
 def test_shards_that_have_not_read_equally_much_cannot_be_divided_anew() -> None:
-    shards = [from_iterable(lambda: range(10)).sharded(i, 3) for i in range(3)]
+    shards = [from_iterable(lambda number: range(10)).sharded(i, 3) for i in range(3)]
     states = []
     for i, shard in enumerate(shards):
         list(shard.limited(batches=1 + (i == 2)))
@@ -138,7 +135,7 @@ def test_shards_that_have_not_read_equally_much_cannot_be_divided_anew() -> None
     for shard in shards:  # all to the end, which are four, three and three records
         list(shard)
     merged = shards[0].merge_state_dicts([shard.state_dict() for shard in shards])
-    reader = from_iterable(lambda: range(10))
+    reader = from_iterable(lambda number: range(10))
     reader.load_state_dict(merged)
     assert reader.finished
     assert reader.state_dict()["start"] == 10
@@ -146,9 +143,9 @@ def test_shards_that_have_not_read_equally_much_cannot_be_divided_anew() -> None
 
 def test_shards_change_again_and_again() -> None:
     records: list[int] = []
-    state = {**from_iterable(lambda: range(100)).state_dict(), "shard": None}
+    state = {**from_iterable(lambda number: range(100)).state_dict(), "shard": None}
     for k in (3, 2, 4, 1, 5):
-        shards = [from_iterable(lambda: range(100)).sharded(i, k) for i in range(k)]
+        shards = [from_iterable(lambda number: range(100)).sharded(i, k) for i in range(k)]
         for shard in shards:
             shard.load_state_dict(state)
             records += list(shard.limited(batches=5))
@@ -169,6 +166,6 @@ def test_shards_change_again_and_again() -> None:
     ],
 )
 def test_a_forged_state_is_refused(field: str, value: Any) -> None:
-    reader = from_iterable(lambda: range(10))
+    reader = from_iterable(lambda number: range(10))
     with pytest.raises(PlanMismatchError, match=rf"\$.{field}|field '{field}'"):
         reader.load_state_dict({**reader.state_dict(), field: value})
