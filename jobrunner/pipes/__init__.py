@@ -1,3 +1,3 @@
 """Tasks that read records, process them in threads and pass the results on."""
 
-from jobrunner.pipes.definition import pipe
+from jobrunner.pipes.pipe import pipe

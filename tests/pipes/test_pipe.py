@@ -91,8 +91,6 @@ def make_job(make_pipe: Callable[[], Task], *, n: int = 10, **options: Any) -> t
 PLACES: dict[str, dict[str, Any]] = {
     "here": {},
     "threads": {"num_threads": 3},
-    "one item at a time": {"num_threads": 3, "capacity": 1},
-    "as they get ready": {"num_threads": 3, "ordered": False},
 }
 
 
@@ -102,13 +100,11 @@ def test_results_come_in_the_order_of_the_items(inproc_session: Session, place: 
     job, results = make_job(lambda: pipe(processor=square, **options))
     result = JobRunner(job).run(inproc_session)
     assert result.epoch == 1
-    assert sorted(results.fetch()) == [x * x for x in range(10)]
-    if options.get("ordered", True):
-        assert results.fetch() == [x * x for x in range(10)]
+    assert results.fetch() == [x * x for x in range(10)]
     assert list(range(10)) == READ
 
 
-@pytest.mark.parametrize("options", [{"limit": 4}, {"limit": 4, "capacity": 9, "num_threads": 3}])
+@pytest.mark.parametrize("options", [{"limit": 4}, {"limit": 4, "num_threads": 3}])
 def test_a_limit_splits_a_pass_over_epochs_and_the_next_pass_begins_after_its_end(
     inproc_session: Session, options: dict[str, Any]
 ) -> None:
@@ -132,57 +128,26 @@ def extend(results: Any, seen: Any) -> None:
     seen.append(results)
 
 
-def sleepless(x: int) -> int:
-    """Let item 0 end last."""
-    if x == 0:
-        GATE.wait(10)
-    elif x == 5:
-        GATE.set()
-    return x
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_results_wait_for_slow_items_or_come_as_they_get_ready(
-    inproc_session: Session, ordered: bool
-) -> None:
-    job, results = make_job(
-        lambda: pipe("reader", sleepless, num_threads=2, capacity=8, ordered=ordered)
-    )
-    JobRunner(job).run(inproc_session)
-    assert sorted(results.fetch()) == list(range(10))
-    assert (results.fetch().index(0) == 0) == ordered
-
-
 def hold(x: int, most: Any) -> int:
     most[0] = max(most[0], len(READ) - x)
     return x
 
 
-@pytest.mark.parametrize("capacity", [1, 3])
+@pytest.mark.parametrize("num_threads", [1, 3])
 def test_no_more_is_read_than_fits_and_not_yet_passed_on(
-    inproc_session: Session, capacity: int
+    inproc_session: Session, num_threads: int
 ) -> None:
     with TaskGroup() as group, Node("here"):
         Task(Numbers, (), "reader", kwargs={"n": 40})
         Task(lambda: np.zeros(1, int), outputs="most")
-        pipe("reader", square_root, into=hold, updates="most", num_threads=4, capacity=capacity)
+        pipe("reader", square_root, into=hold, updates="most", num_threads=num_threads)
         most = group.final_output("most")
     inproc_session.run(group)
-    assert 1 <= most.fetch()[0] <= capacity
+    assert 1 <= most.fetch()[0] <= 2 * num_threads
 
 
 def square_root(x: int) -> int:
     return x
-
-
-def test_a_pipe_reads_what_another_one_returns(inproc_session: Session) -> None:
-    with TaskGroup() as group, Node("here"):
-        Task(Numbers, (), "reader", kwargs={"n": 5})
-        Task(lambda: np.zeros(1, int), (), "total", node="a")
-        squares = pipe("reader", square, num_threads=2)
-        sums = pipe(squares, into=add_to, updates="total", node="a").output()
-    inproc_session.run(group)
-    assert sums.fetch() == [0, 1, 5, 14, 30]
 
 
 def scale(x: int, by: Any, offset: int) -> int:
@@ -205,13 +170,6 @@ def test_what_has_no_position_is_refused_when_a_pipe_reads_from_it(
     refused = rf"'negate.*at epoch 1: .*the pipe reads from blob 'reader', which is {found}\."
     with pytest.raises(TaskFailedError, match=refused):
         JobRunner(job).run(inproc_session)
-
-
-def test_a_task_that_returns_no_list_is_told_from_one_that_does(inproc_session: Session) -> None:
-    with TaskGroup() as group, Node("here"):
-        pipe(Task(lambda: 3, name="three"), square)
-    with pytest.raises(TaskFailedError, match="'square'.*the list that a task returns.*found int"):
-        inproc_session.run(group)
 
 
 def test_a_reader_that_replaces_something_else_is_read(inproc_session: Session) -> None:
@@ -256,8 +214,8 @@ def draw(*_: Any) -> float:
     return float(current_task().rng.random())
 
 
-def draw_beside(x: int, own: float) -> tuple[int, float, float]:
-    return current_task().instance, draw(x), own
+def draw_beside(x: int) -> tuple[int, float]:
+    return current_task().instance, draw(x)
 
 
 def test_an_item_draws_the_same_numbers_on_any_number_of_threads(
@@ -266,41 +224,15 @@ def test_an_item_draws_the_same_numbers_on_any_number_of_threads(
     drawn = []
     for num_threads in (1, 4):
         job, results = make_job(
-            lambda n=num_threads: pipe(
-                "reader", draw_beside, num_threads=n, instance_setup={"own": draw}
-            ),
+            lambda n=num_threads: pipe("reader", draw_beside, num_threads=n),
             seed=5,
         )
         JobRunner(job).run(inproc_session)
-        instances, numbers, own = zip(*results.fetch(), strict=True)
+        instances, numbers = zip(*results.fetch(), strict=True)
         assert instances == tuple(range(10))
-        assert not set(own) & set(numbers)
         drawn.append(numbers)
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0])) == 10
-
-
-def connect() -> Iterator[list[str]]:
-    """Opens and closes in one thread, as a connection of sqlite3 must."""
-    READ.append("open")
-    own = threading.current_thread().name
-    yield [own]
-    assert threading.current_thread().name == own
-    READ.append("close")
-
-
-def use(x: int, own: list[str]) -> bool:
-    return own == [threading.current_thread().name]
-
-
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_each_thread_sets_up_once_and_tears_down(inproc_session: Session, num_threads: int) -> None:
-    job, results = make_job(
-        lambda: pipe("reader", use, num_threads=num_threads, instance_setup={"own": connect})
-    )
-    JobRunner(job).run(inproc_session)
-    assert results.fetch() == [True] * 10
-    assert READ.count("open") == READ.count("close") == num_threads
 
 
 def fail_at_7(x: int, *_: Any) -> int:
@@ -319,12 +251,8 @@ class Failing(Numbers):
         return fail_at_7(super().__next__())
 
 
-def fail_to_connect() -> None:
-    raise ValueError("seven")
-
-
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("what", ["processor", "into", "reader", "set-up", "tear-down"])
+@pytest.mark.parametrize("what", ["processor", "into", "reader"])
 def test_an_error_ends_the_group_and_names_node_task_and_epoch(
     inproc_session: Session, what: str, place: str
 ) -> None:
@@ -333,8 +261,6 @@ def test_an_error_ends_the_group_and_names_node_task_and_epoch(
         "processor": {"processor": fail_at_7},
         "into": {"processor": square_root, "into": fail_at_7},
         "reader": {"processor": square_root},
-        "set-up": {"processor": use, "instance_setup": {"own": fail_to_connect}},
-        "tear-down": {"processor": use, "instance_setup": {"own": fail_reading}},
     }[what]
     job, _ = make_job(lambda: pipe(name="work", **call, **options))
     if what == "reader":
@@ -342,8 +268,7 @@ def test_an_error_ends_the_group_and_names_node_task_and_epoch(
     with pytest.raises(TaskFailedError, match="ValueError: seven") as caught:
         JobRunner(job).run(inproc_session)
     assert (caught.value.node, caught.value.task, caught.value.epoch) == ("here", "work", 1)
-    if what in ("processor", "into", "reader"):
-        assert "In item 7 of this run" in str(caught.value)
+    assert "In item 7 of this run" in str(caught.value)
 
 
 def test_a_resumed_run_reads_on_from_what_was_processed(
@@ -351,9 +276,7 @@ def test_a_resumed_run_reads_on_from_what_was_processed(
 ) -> None:
     def new() -> tuple[Job, Any]:
         job, results = make_job(
-            lambda: pipe(
-                "reader", square, into=add_to, updates="total", num_threads=3, limit=3, capacity=2
-            )
+            lambda: pipe("reader", square, into=add_to, updates="total", num_threads=3, limit=3)
         )
         with job.init_group:
             Task(lambda: np.array([100]), (), "total", node="here", name="zero")
@@ -391,7 +314,7 @@ def die_once(x: int, marker: str) -> int:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("options", [{"limit": 3}, {"limit": 4, "capacity": 6}])
+@pytest.mark.parametrize("options", [{"limit": 3}, {"limit": 4}])
 def test_after_a_loss_each_item_still_counts_once(
     process_client: Any, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -449,7 +372,7 @@ def test_an_endless_pipe_ends_when_another_task_fails(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"reader": 3}, "reader must be a blob that holds a reader .* or its name, or a Task or"),
+        ({"reader": 3}, "reader must be a blob that holds a reader .* or its name"),
         ({"processor": 3}, "processor must be callable"),
         ({"processor": scale}, "cannot be called with 1 arguments"),
         ({"into": square, "updates": ["x", "y"]}, "cannot be called with 3 arguments"),
@@ -461,7 +384,6 @@ def test_an_endless_pipe_ends_when_another_task_fails(
             "on node 'here', and its reader is on 'there'.*sharded",
         ),
         ({"num_threads": 0}, "num_threads must be an int >= 1"),
-        ({"capacity": 0}, "capacity must be an int >= 1"),
         ({"limit": 0}, "limit must be an int >= 1"),
         ({"num_instances": 3}, "num_instances is an argument of Task"),
         ({"into": square, "updates": "reader"}, "cannot be called with 2 arguments|twice"),
