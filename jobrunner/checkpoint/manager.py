@@ -78,9 +78,6 @@ class MultiNodeCheckpointManager:
         any code as you. Use it only if you trust everyone who can write to the directory.
     take_over : bool
         Take the directory even from a run that is alive; it ends with `CommitConflictError`.
-    save_on_failure : bool
-        If a task fails, save the last state in which an epoch or step had ended, if it is not
-        recorded. After each, workers copy what could change, as with `asynchronous`.
     metadata : dict, optional
         What to add to the record of each epoch: JSON values by name, at most 64 KiB. `record`,
         `history` and ``jobrunner info`` show it.
@@ -118,7 +115,6 @@ class MultiNodeCheckpointManager:
         compressors: object = None,
         allow_pickle: bool = False,
         take_over: bool = False,
-        save_on_failure: bool = False,
         metadata: Mapping[str, Any] | None = None,
         files: Annotated[Files, FILES] | None = None,
         patience: Patience | None = None,
@@ -140,7 +136,6 @@ class MultiNodeCheckpointManager:
                 )
         if compressors is not None:
             compressors = read_compressors(compressors, "compressors")
-        self.save_on_failure = save_on_failure
         self.metadata = check_metadata(metadata or {})
         self.retention = Retention(self.directory, keep)
         self.commits = Commits(

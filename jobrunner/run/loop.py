@@ -167,10 +167,8 @@ class Run:
                     self._finish()
                 return
             except (NodeLostError, SchedulerLostError, TaskFailedError) as error:
-                if isinstance(error, TaskFailedError):
-                    self.saver.save_held(partial(self.callbacks.notify, "on_save_start"))
-                    if not is_transient(self.runner.job, error):
-                        raise
+                if isinstance(error, TaskFailedError) and not is_transient(self.runner.job, error):
+                    raise
                 loss = error
                 count_loss(self, error)
 
@@ -423,8 +421,6 @@ class Run:
                 at = Position(epoch - 1, done)
                 if stops or self.saver.is_due(epoch, done, reported.metrics):
                     self.save(at, reported.metrics)
-                else:
-                    self._hold(at, reported.metrics)
                 if stops:
                     self.wait_for_save()
                     why = f"step {done} of epoch {epoch} has ended"
@@ -478,8 +474,6 @@ class Run:
         elif is_due or then != "run an epoch":
             must_wait = self.state.is_wary(epoch)
             self.save(self.state.at, self.state.metrics[epoch], must_wait=must_wait)
-        else:
-            self._hold(self.state.at, self.state.metrics[epoch])
         if then != "run an epoch" or is_asked:
             self.wait_for_save()
             if self.saver.must_retry:
@@ -586,12 +580,6 @@ class Run:
             self._handed_over, _ = captured[-1]
             self._notify("on_save_start", self._handed_over.epoch, 0)
             self.saver.save_captured(captured)
-
-    def _hold(self, at: Position, metrics: Mapping[str, Any]) -> None:
-        if self.saver.holds:
-            about = self._about(at, metrics)
-            with self.watch.spending("save_wait"):
-                self.saver.hold(at, about)
 
     def wait_for_save(self) -> None:
         """Wait for all saves in the background."""

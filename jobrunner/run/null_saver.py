@@ -10,14 +10,13 @@ class NullSaver:
     """Replaces the `Saver` of a run without a checkpoint manager."""
 
     can_save = False
-    holds = False
     is_asked = must_retry = False
 
     def start(self, *args: object, **options: object) -> None:
         """Do nothing."""
 
-    refuse_classes = end = set_aside = rewind = finish = save = save_captured = save_held = start
-    hold = poll = make_room = wait = wait_unreported = wait_quietly = start
+    refuse_classes = end = set_aside = rewind = finish = save = save_captured = start
+    poll = make_room = wait = wait_unreported = wait_quietly = start
 
     def epochs_until(self, epoch: int) -> int | None:
         """No save limits the length of a batch of epochs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import threading
 import time
@@ -112,8 +111,6 @@ class Saver:
         self._save_now = save_now
         self._status, self._began = status, began
         self._groups = SaveGroups(partial(self._record, write=SaveQueue.write))
-        self.holds = manager.save_on_failure
-        self._held: Save | None = None
         self._pace = Pace(time.monotonic())
         self._has_lock = False
         self._deadline_seconds = get_number("checkpoint.deadline-seconds")
@@ -134,7 +131,6 @@ class Saver:
         """
         self._pace.continue_run(time.monotonic())
         self._groups.forget()
-        self._held = None  # if a worker was lost, its captures are lost too
         self._binding = binding
         self._is_shared, self._capture_bytes, self.must_retry = False, None, False
         is_refused = self._on_save_error == "refuse" and not self._has_lock
@@ -197,7 +193,7 @@ class Saver:
             # Half of what may be under way: the rest is written meanwhile.
             return first - epoch + stride * min(self._room(), MOST_PENDING // 2)
         steps = self._plan.steps_per_epoch or 1
-        return 1 if self.holds else epochs_until(self._manager.save_policy, epoch, steps)
+        return epochs_until(self._manager.save_policy, epoch, steps)
 
     def captures(self, epoch: int) -> tuple[int, int] | None:
         """The first epoch from `epoch` on that workers capture at its end, and every how many.
@@ -206,7 +202,7 @@ class Saver:
         or because a capture may be too large for epochs to go on.
         """
         is_possible = self._manager.asynchronous and self._is_shared
-        if not is_possible or self.holds or self.must_retry:
+        if not is_possible or self.must_retry:
             return None
         stride = stride_of(self._manager.save_policy, self._plan.steps_per_epoch or 1)
         if stride is None or self._capture_bytes is None:
@@ -251,7 +247,6 @@ class Saver:
         what is saved, unless it `must_wait`. Raises `CheckpointWriteError` only if `on_save_error` is
         "raise", and always raises other errors.
         """
-        self._held = None
         self._await_room()
         save = Save(at, self._describe(at, about))
         self._note_begin(save)
@@ -283,36 +278,6 @@ class Saver:
         self._note_begin(saves[-1])
         self._pace.continue_run(time.monotonic())
         self._groups.add(saves)
-
-    def hold(self, at: Position, about: Mapping[str, Any]) -> None:
-        """Let the workers capture a state that is not saved, for `save_held`; see `save`."""
-        self._held = None
-        save = Save(at, self._describe(at, about))
-        try:
-            self._prepare()
-            self._capture(save, is_held=True)
-        except CheckpointWriteError as error:
-            logger.info("Epoch %s could not be kept in memory: %s", at, error)
-        else:
-            self._held = save
-
-    def save_held(self, starting: Callable[[int, int], None]) -> None:
-        """Save the captured state, if any, after a task has failed; only log an error.
-
-        Every worker must have its captures. Calls `starting` first, with the epoch and the step.
-        """
-        save, self._held = self._held, None
-        if save is None:
-            return
-        starting(save.at.epoch, save.at.step)
-        self.wait_quietly()
-        save.began = time.monotonic()
-        self._record([save], SaveQueue.write)
-        if save.error is not None:
-            logger.warning("Epoch %s could not be saved after a failure: %s", save.at, save.error)
-            return
-        save.seconds = save.stall_seconds = time.monotonic() - save.began
-        self._report(save)
 
     def poll(self) -> None:
         """Report the saves that have ended; raises what `save` raises."""
@@ -424,12 +389,10 @@ class Saver:
             self._failures.add(save.at, error)
         self._saved(report)
 
-    def _capture(self, save: Save, *, is_held: bool = False) -> bool:
+    def _capture(self, save: Save) -> bool:
         """Let the workers capture a position; False: epochs must wait until it is recorded."""
         pending = self._groups.pending
-        budget = math.inf
-        if not is_held:
-            budget = self._budget_bytes() - sum(other.nbytes for other in pending)
+        budget = self._budget_bytes() - sum(other.nbytes for other in pending)
         capture = partial(
             SaveQueue.capture_within,
             at=save.at,
