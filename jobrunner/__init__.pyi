@@ -71,7 +71,6 @@ from .story import (
     Ledger as Ledger,
     LossStory as LossStory,
     RunStory as RunStory,
-    SaveStory as SaveStory,
     Story as Story,
     read_story as read_story,
     write_report as write_report,

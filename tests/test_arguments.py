@@ -32,7 +32,7 @@ _MADE = {
         "ResumePlan",
         "RunResult",
     ),
-    *("EpochStory", "Ledger", "LossStory", "RunStory", "SaveStory", "Story"),
+    *("EpochStory", "Ledger", "LossStory", "RunStory", "Story"),
     *("SavedEpoch", "SaveReport", "TaskOutput", "WorkspaceType", "__version__", "current_task"),
     *("MetadataHandler", "RetentionPolicy", "SavePolicy", "UploadTaskGroupBuilder"),
 }

@@ -64,6 +64,7 @@ from .log import (
     StateCache as StateCache,
     Status as Status,
     Store as Store,
+    LossRecord as LossRecord,
     Timing as Timing,
     UnpinEntry as UnpinEntry,
     check_info as check_info,

@@ -136,7 +136,7 @@ def stats_command(*, directory: str, last: int | None) -> Output:
 
 
 def _ledger_to_json(ledger: Ledger) -> dict[str, float]:
-    return {**asdict(ledger), "goodput": ledger.goodput}
+    return {"wall": ledger.wall, **asdict(ledger), "goodput": ledger.goodput}
 
 
 @main.command(

@@ -21,7 +21,6 @@ from .model import (
     Ledger as Ledger,
     LossStory as LossStory,
     RunStory as RunStory,
-    SaveStory as SaveStory,
     Story as Story,
 )
 from .page import (

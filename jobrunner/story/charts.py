@@ -1,41 +1,32 @@
-"""What the figures of a report show of a story. Pure: no I/O."""
+"""The metrics of runs as curves for SVG, whose units a page stretches to its width. Pure: no I/O.
+
+The drawings have no text of their own: the page labels them.
+"""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeGuard
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeGuard
 
 from jobrunner.names import described_nodes
 from jobrunner.positions import Position, PublicPosition
-from jobrunner.story.figures import (
-    Axis,
-    Block,
-    Box,
-    Chart,
-    Curve,
-    Mark,
-    Timeline,
-    axis_of,
-    chart,
-    merge,
-    stacked,
-    timeline,
-)
-from jobrunner.story.model import EpochStory, Ledger, RunStory, SaveStory, Story
-from jobrunner.texts import counted, format_seconds, listed, whole_metrics
+from jobrunner.story.model import EpochStory, Story
+from jobrunner.texts import counted, listed, whole_metrics
 
+WIDTH, HEIGHT = 1000, 100  # of a drawing, in its own units
+MOST_POINTS = 1000  # of a chart's curves
 MOST_METRICS = 24
 MOST_NODES = 20  # whose curves are drawn for a metric
-MOST_RUNS = 50  # whose curves are drawn
-MOST_MARKS = 100  # of a chart
-MOST_LANES = 40
-MOST_BLOCKS = 2000  # of a kind, in the newest timeline; others have a quarter
+MOST_RUNS = 20  # whose epochs that were set aside are drawn
+MOST_MARKS = 100
+_WIDE = 1000  # an axis is logarithmic if its highest value is so many times the lowest
 _LARGEST = 1e300  # a number that can be drawn
 
-_LEGEND = {
+Point = tuple[float, float]
+
+LEGEND = {
     "curve": "Recorded",
     "node": "Values on nodes",
     "aside": "Set aside: run again, or not continued",
@@ -44,98 +35,192 @@ _LEGEND = {
 }
 
 
-@dataclass
+class Line(NamedTuple):
+    """A path, and its class in the page's style."""
+
+    kind: str
+    path: str
+    text: str = ""
+
+
+class Tick(NamedTuple):
+    """A label of an axis, and where it is, in percent."""
+
+    text: str
+    percent: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over epochs."""
+
+    title: str
+    value: str  # the last one, beside the title
+    label: str  # describes it in words
+    is_logarithmic: bool
+    lines: Sequence[Line]
+    x_ticks: Sequence[Tick]
+    y_ticks: Sequence[Tick]
+
+
+@dataclass(frozen=True)
 class Charts:
     """Charts beside each other, what their colours mean, and remarks."""
 
-    charts: list[Chart]
+    charts: Sequence[Chart]
     legend: Mapping[str, str]
-    notes: list[str] = field(default_factory=list)
+    notes: Sequence[str]
 
 
-def ledger_bar(ledger: Ledger, texts: Mapping[str, str]) -> list[Box]:
-    """The parts of a ledger that have a text."""
-    return stacked([(part, text, getattr(ledger, part)) for part, text in texts.items()])
+class Axis(NamedTuple):
+    """The values along an axis."""
+
+    low: float
+    high: float
+
+    def place(self, value: float) -> float:
+        """Where a value lies, from 0 to 1."""
+        return (value - self.low) / ((self.high - self.low) or 1.0)
+
+    def ticks(self) -> list[float]:
+        """About five round numbers within its range."""
+        rough = (self.high - self.low) / 5
+        if not (math.isfinite(rough) and rough > 0):
+            return []
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(step * power for step in (1, 2, 5, 10) if step * power >= rough * 0.999)
+        first, last = math.ceil(self.low / step), math.floor(self.high / step)
+        return [number * step for number in range(first, last + 1)]
 
 
-# ---- metrics
+def axis_of(values: Iterable[float]) -> Axis:
+    """The axis of some values, not empty even if they are all the same."""
+    numbers = list(values)
+    low, high = min(numbers, default=0.0), max(numbers, default=1.0)
+    if low == high:
+        low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
+    return Axis(low, high)
 
 
 def metric_charts(story: Story) -> Charts | None:
     """A chart for each metric that was a number once; None if nothing was reported."""
-    kept = [epoch for run in story.runs for epoch in run.epochs if not epoch.is_set_aside]
-    kept.sort(key=lambda epoch: epoch.number)
+    kept = []
+    for run in story.runs:
+        for epoch in run.epochs:
+            if isinstance(epoch.epoch, int) and not epoch.is_set_aside:
+                kept.append(epoch)
+    kept.sort(key=lambda epoch: _number(epoch.epoch))
     reported = dict.fromkeys(name for epoch in kept for name in epoch.metrics)
     if not reported:
         return None
-    numeric = {}
-    for epoch in kept:
-        for name, value in epoch.metrics.items():
-            if _is_number(value):
-                numeric[name] = True
-    nodes = {node for run in story.runs for node in described_nodes(run.plan)}
-    plain = whole_metrics(reported, nodes)
-    # A metric -> its values on nodes, which are drawn with it.
-    families: dict[str, list[str]] = {}
-    for name in numeric:
-        _, _, base = name.partition("/")
-        if name not in plain and base in numeric:
-            families.setdefault(base, []).append(name)
-        else:
-            families.setdefault(name, [])
-    x = axis_of(float(epoch.number) for epoch in kept)
-    marks = [mark for mark in _marks(story) if x.low <= mark.x <= x.high][-MOST_MARKS:]
+    points = {}
+    for name in reported:
+        found = _points(kept, name)
+        if found:
+            points[name] = found
+    plain = whole_metrics(
+        reported, {node for run in story.runs for node in described_nodes(run.plan)}
+    )
+    x = axis_of(_number(epoch.epoch) for epoch in kept)
+    marks = _marks(story, x)
+    # A value on a node is drawn with the metric of all nodes, if there is one.
+    names = [name for name in points if name in plain or name.partition("/")[2] not in points]
     charts = []
-    kinds = {mark.kind for mark in marks}
-    for name in list(families)[:MOST_METRICS]:
-        curves = [Curve("node", _points(kept, own)) for own in families[name][:MOST_NODES]]
-        curves += _set_aside_curves(story, name)
-        whole = _points(kept, name)
-        curves.append(Curve("curve", whole))
-        kinds |= {curve.kind for curve in curves}
-        number, last = next(point for point in reversed(whole) if math.isfinite(point[1]))
-        label = f"{name} over {counted(len(whole), 'epoch')}, {last:.4g} at the end"
-        charts.append(chart(name, f"{last:.4g} at epoch {number:.0f}", label, x, curves, marks))
+    for name in names[:MOST_METRICS]:
+        nodes = [own for own in points if own not in names and own.partition("/")[2] == name]
+        curves = [("node", points[own]) for own in nodes[:MOST_NODES]]
+        for run in story.runs[-MOST_RUNS:]:
+            curves.append(("aside", _points([it for it in run.epochs if it.is_set_aside], name)))
+        curves.append(("curve", points[name]))
+        charts.append(draw_chart(name, x, curves, marks))
     notes = []
-    if len(families) > MOST_METRICS:
-        notes.append(f"The first {MOST_METRICS} of {counted(len(families), 'metric')}.")
-    others = [name for name in plain if name not in numeric]
+    if len(names) > MOST_METRICS:
+        notes.append(f"The first {MOST_METRICS} of {counted(len(names), 'metric')}.")
+    others = [name for name in plain if name not in points]
     if others:
         notes.append(f"Not drawn, because they were no numbers: {listed(others, 12)}.")
-    legend = {kind: title for kind, title in _LEGEND.items() if kind in kinds}
-    return Charts(charts, legend, notes)
+    kinds = {line.kind for chart in charts for line in chart.lines}
+    return Charts(charts, {kind: LEGEND[kind] for kind in LEGEND if kind in kinds}, notes)
 
 
-def _marks(story: Story) -> list[Mark]:
-    marks = []
+def draw_chart(
+    name: str, x: Axis, curves: Sequence[tuple[str, Sequence[Point]]], marks: Sequence[Line]
+) -> Chart:
+    """The curves of a metric, each with its kind; the last is the one that counts.
+
+    The axis of values is logarithmic if it is to show numbers > 0 of very different size.
+    """
+    values = [value for _, points in curves for _, value in points]
+    is_log = min(values) > 0 and max(values) / min(values) > _WIDE
+    measure: Callable[[float], float] = math.log10 if is_log else float
+    y = axis_of(map(measure, values))
+    most = max(100, 2 * MOST_POINTS // len(curves))
+    lines = list(marks)
+    for kind, points in curves:
+        places = []
+        for epoch, value in thin(points, most):
+            across, down = WIDTH * x.place(epoch), HEIGHT * (1 - y.place(measure(value)))
+            places.append(f"{round(across, 2):g},{round(down, 2):g}")
+        if places:
+            # A line of no length draws a single point: its ends are round.
+            lines.append(Line(kind, f"M{places[0]}L{' '.join(places[1:] or places)}"))
+    number, last = curves[-1][1][-1]
+    y_ticks = []
+    for tick in y.ticks():
+        text = f"{10**tick:.4g}" if is_log else _write(tick)
+        if not is_log or tick == round(tick):
+            y_ticks.append(Tick(text, 100 * (1 - y.place(tick))))
+    return Chart(
+        name,
+        f"{last:.4g} at epoch {number:.0f}",
+        f"{name} over {counted(len(curves[-1][1]), 'epoch')}, {last:.4g} at the end",
+        is_log,
+        lines,
+        [Tick(_write(tick), 100 * x.place(tick)) for tick in x.ticks() if tick == round(tick)],
+        y_ticks,
+    )
+
+
+def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """At most about `most` points that draw the same curve: the lowest and highest of each part."""
+    if len(points) <= most:
+        return list(points)
+    size = math.ceil(2 * len(points) / most)
+    kept = []
+    for start in range(0, len(points), size):
+        part = points[start : start + size]
+        lowest = min(part, key=lambda point: point[1])
+        highest = max(part, key=lambda point: point[1])
+        kept += sorted({lowest, highest})
+    return kept
+
+
+def _points(epochs: Iterable[EpochStory], name: str) -> list[Point]:
+    """A point for each epoch with a number of that name that can be drawn."""
+    points = []
+    for epoch in epochs:
+        value = epoch.metrics.get(name)
+        if _is_number(value):
+            points.append((_number(epoch.epoch), float(value)))
+    return points
+
+
+def _marks(story: Story, x: Axis) -> list[Line]:
+    marks: list[tuple[str, PublicPosition, str]] = []
     for run in story.runs:
         if run.resumed_from is not None:
             text = f"run {run.number} resumed from epoch {run.resumed_from}"
-            marks.append(Mark(_number(run.resumed_from), "resume", text))
+            marks.append(("resume", run.resumed_from, text))
         for loss in run.losses:
             if loss.resumed_from is not None:
                 text = f"lost, back to epoch {loss.resumed_from}"
-                marks.append(Mark(_number(loss.resumed_from), "loss", text))
-    return marks
-
-
-def _set_aside_curves(story: Story, name: str) -> list[Curve]:
-    curves = []
-    for run in story.runs[-MOST_NODES:]:
-        points = _points([epoch for epoch in run.epochs if epoch.is_set_aside], name)
-        if points:
-            curves.append(Curve("aside", points))
-    return curves
-
-
-def _points(epochs: Iterable[EpochStory], name: str) -> list[tuple[float, float]]:
-    """A point for each epoch with that metric; no number where none can be drawn."""
-    points = []
-    for epoch in epochs:
-        if name in epoch.metrics:
-            value = epoch.metrics[name]
-            points.append((float(epoch.number), float(value) if _is_number(value) else math.nan))
-    return points
+                marks.append(("loss", loss.resumed_from, text))
+    lines = []
+    for kind, epoch, text in marks[-MOST_MARKS:]:
+        place = x.place(_number(epoch))
+        if 0 <= place <= 1:
+            lines.append(Line(kind, f"M{round(WIDTH * place, 2):g},0V{HEIGHT}", text))
+    return lines
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -146,147 +231,5 @@ def _number(epoch: PublicPosition) -> float:
     return float(Position.of(epoch).epoch)
 
 
-# ---- checkpoints
-
-
-def checkpoint_charts(story: Story) -> Charts | None:
-    """How large checkpoints were, and how long their saves took; None if there are none."""
-    saves = [save for run in story.runs for save in run.saves]
-    if not saves:
-        return None
-    x = axis_of(_place(save, run) for run in story.runs for save in run.saves)
-    largest = max(save.nbytes for save in saves)
-    power = min(4, max(0, math.floor(math.log2(largest) / 10))) if largest else 0
-    unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
-    sizes, times, waits = [], [], []
-    for run in story.runs[-MOST_RUNS:]:
-        ordered = sorted(run.saves, key=lambda save: Position.of(save.epoch))
-        if not ordered:
-            continue
-        places = [_place(save, run) for save in ordered]
-        # How long epochs waited for a save is recorded with what comes after it.
-        unknown = run.saves[-1] if run.ended is None else None
-        wait_seconds = [math.nan if save is unknown else save.wait_seconds for save in ordered]
-        nbytes = [save.nbytes / 1024**power for save in ordered]
-        seconds = [save.seconds for save in ordered]
-        sizes.append(Curve("curve", list(zip(places, nbytes, strict=True))))
-        times.append(Curve("curve", list(zip(places, seconds, strict=True))))
-        waits.append(Curve("second", list(zip(places, wait_seconds, strict=True))))
-    return Charts(
-        [
-            chart(f"Size of each checkpoint, in {unit}", "", "Sizes", x, sizes, from_zero=True),
-            chart(
-                "Time of each save, in seconds", "", "Times", x, [*times, *waits], from_zero=True
-            ),
-        ],
-        {"curve": "Save", "second": "Epochs waited"},
-    )
-
-
-def _place(save: SaveStory, run: RunStory) -> float:
-    """Where a checkpoint lies among the epochs."""
-    if not save.step:
-        return _number(save.epoch)
-    steps = run.plan.get("steps_per_epoch")
-    if isinstance(steps, int) and steps >= save.step:
-        return _number(save.epoch) + save.step / steps
-    return _number(save.epoch) + 0.5
-
-
-# ---- what ran where
-
-
-def run_timeline(run: RunStory, *, is_newest: bool) -> tuple[Timeline, str]:
-    """What a run did, and what its nodes did; with a remark."""
-    nodes = list(dict.fromkeys(node for save in run.saves for node in save.nodes))
-    most_blocks = MOST_BLOCKS if is_newest else MOST_BLOCKS // 4
-    grain = (run.last_seen - run.began) * (min(len(nodes), MOST_LANES) + 1) / most_blocks
-    rows = [("run", run_blocks(run, grain))]
-    for node in nodes[:MOST_LANES]:
-        rows.append((node, merge(_save_blocks(run, node), grain)))
-    marks = [Mark(loss.time, "loss", f"lost: {loss.text}") for loss in run.losses[-MOST_MARKS:]]
-    return timeline(rows, Axis(run.began, run.last_seen), marks), _first_lanes(nodes)
-
-
-def run_blocks(run: RunStory, grain: float) -> list[Block]:
-    """What the run as a whole did; later blocks are drawn over earlier ones."""
-    epochs = sorted(run.epochs, key=lambda epoch: epoch.ended)
-    saves = sorted(run.saves, key=lambda save: save.ended)
-    begins = [epoch.ended - epoch.seconds for epoch in epochs[:1]]
-    begins += [save.ended - save.seconds for save in saves[:1]]
-    start = max(run.began, min(begins, default=run.last_seen))
-    ran = _epoch_blocks(epochs, saves, start)
-    waits = []
-    for save in saves:
-        if save.wait_seconds > 0:
-            text = _name_save(save, save.wait_seconds)
-            waits.append(Block(save.ended - save.wait_seconds, save.ended, "save_wait", text))
-    recoveries = _recovery_blocks(run)
-    # What was not recorded when a worker, or the run, was lost: since the last block before it.
-    ends = sorted([start, *(block.ended for block in (*ran, *waits, *recoveries))])
-    losses = [loss.time for loss in run.losses]
-    if run.state in ("lost", "failed"):
-        losses.append(run.last_seen)
-    vain = []
-    for time in losses:
-        vain.append(Block(ends[max(0, bisect(ends, time) - 1)], time, "redone", "lost"))
-    blocks = [
-        Block(run.began, run.last_seen, "idle", "idle"),
-        Block(run.began, start, "start", "start"),
-    ]
-    for kind in (ran, vain, waits, recoveries):
-        blocks += merge(kind, grain)
-    return blocks
-
-
-def _epoch_blocks(
-    epochs: Sequence[EpochStory], saves: Sequence[SaveStory], start: float
-) -> list[Block]:
-    """The recorded epochs, each with those before it that were not recorded."""
-    blocks = []
-    number: int | None = None
-    until = start
-    num_saves = 0
-    for epoch in epochs:
-        seconds = epoch.seconds * (1 if number is None else max(1, epoch.number - number))
-        # Waits for saves in the middle of an epoch lie within it.
-        while num_saves < len(saves) and saves[num_saves].ended <= epoch.ended:
-            if saves[num_saves].ended > until:
-                seconds += saves[num_saves].wait_seconds
-            num_saves += 1
-        kind = "redone" if epoch.is_set_aside else "compute"
-        began = max(until, epoch.ended - seconds)
-        aside = ", set aside" if epoch.is_set_aside else ""
-        text = f"epoch {epoch.number}, {format_seconds(epoch.seconds)}{aside}"
-        blocks.append(Block(began, max(began, epoch.ended), kind, text))
-        number = epoch.number
-        until = epoch.ended
-    return blocks
-
-
-def _recovery_blocks(run: RunStory) -> list[Block]:
-    blocks = []
-    for loss in run.losses:
-        if loss.resumed is not None:
-            text = f"recovery, {format_seconds(loss.resumed - loss.time)}"
-            blocks.append(Block(loss.time, loss.resumed, "recovery", text))
-    return sorted(blocks)
-
-
-def _save_blocks(run: RunStory, node: str) -> list[Block]:
-    blocks = []
-    for save in run.saves:
-        if node in save.nodes:
-            began, seconds = save.ended - save.seconds, save.nodes[node]
-            blocks.append(Block(began, began + seconds, "save_wait", _name_save(save, seconds)))
-    return blocks
-
-
-def _name_save(save: SaveStory, seconds: float) -> str:
-    return f"save of epoch {save.epoch}, {format_seconds(seconds)}"
-
-
-def _first_lanes(nodes: Sequence[str]) -> str:
-    if len(nodes) <= MOST_LANES:
-        return ""
-    return f"The first {MOST_LANES} of {counted(len(nodes), 'node')}."
+def _write(value: float) -> str:
+    return f"{value:.0f}" if value == round(value) and abs(value) < 1e7 else f"{value:.4g}"

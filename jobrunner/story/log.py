@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, Protocol
 
 from jobrunner.checkpoint import (
     CommitEntry,
-    Details,
     Directory,
     DoneEntry,
     EndEntry,
     LogEntry,
+    LossRecord,
     Record,
     RewindEntry,
     RunEntry,
@@ -31,20 +31,10 @@ from jobrunner.checkpoint import (
 )
 from jobrunner.define import PATH, Rule, checked
 from jobrunner.positions import Position, position_from_json
-from jobrunner.story.model import (
-    EpochStory,
-    Ledger,
-    LossStory,
-    Mark,
-    RunStory,
-    SaveStory,
-    StateName,
-    Story,
-)
+from jobrunner.story.model import PARTS, EpochStory, Ledger, LossStory, RunStory, StateName, Story
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
-
 
 KEPT_METRICS = 4096
 """Of an epoch, which are kept: the first. `MultiNodeCheckpointManager.history` has all."""
@@ -59,24 +49,14 @@ class _HasDirectory(Protocol):
 
 Source = _HasDirectory | Directory | str | os.PathLike[str]
 
-_SOURCE = Rule(
+SOURCE = Rule(
     "a checkpoint directory or its manager",
     lambda source: isinstance(getattr(source, "directory", source), Directory) or PATH.fits(source),
 )
-_TOLD = Rule(
-    "a checkpoint directory, its manager or its Story",
-    lambda source: isinstance(source, Story) or _SOURCE.fits(source),
-)
-Told = Annotated[Source | Story, _TOLD]
-
-
-def story_of(source: Source | Story) -> Story:
-    """The story of a checkpoint directory, which may have been read before."""
-    return source if isinstance(source, Story) else read_story(source)
 
 
 @checked
-def read_story(source: Annotated[Source, _SOURCE]) -> Story:
+def read_story(source: Annotated[Source, SOURCE]) -> Story:
     """Read what the runs of a checkpoint directory did.
 
     Parameters
@@ -105,15 +85,17 @@ def read_story(source: Annotated[Source, _SOURCE]) -> Story:
     return _Reader(source.directory).read()
 
 
-class _Save(NamedTuple):
+@dataclass(slots=True)
+class _Epoch:
     """A recorded epoch of a run."""
 
     at: Position
-    ended: float
-    nodes: Mapping[str, float]
+    recorded: float
+    seconds: float
     nbytes: int
     metrics: Mapping[str, Any]
-    timing: Timing
+    compute: float  # what its run had computed when it ended
+    is_set_aside: bool = False
 
 
 @dataclass(slots=True)
@@ -131,9 +113,10 @@ class _Run:
     resumed_from: Position | None = None
     first: Position | None = None  # the earliest that it went on from; None: the start, or unknown
     stopped_by: tuple[str, ...] = ()
-    saves: list[_Save] = field(default_factory=list)
-    timings: list[Timing] = field(default_factory=list)
-    set_aside: set[int] = field(default_factory=set)  # of `saves`, by index
+    epochs: list[_Epoch] = field(default_factory=list)
+    spent: Timing = field(default_factory=Timing)  # at its last entry that says so
+    # By time: a record that seemed to fail may tell of the same losses as the next.
+    losses: dict[float, LossRecord] = field(default_factory=dict)
 
     def go_on_from(self, epoch: Position | None) -> None:
         """Note that it went on from an epoch: what earlier runs ran after that is lost."""
@@ -145,6 +128,12 @@ class _Run:
         else:
             self.first = min(epoch, self.first)
 
+    def spend(self, timing: Timing | None) -> None:
+        """Note what it had spent, and its losses since the entry before."""
+        if timing is not None:
+            self.spent = timing
+            self.losses.update({loss.at: loss for loss in timing.losses})
+
 
 class _Reader:
     """Applies the entries of a log one after another."""
@@ -155,8 +144,7 @@ class _Reader:
         self._runs: dict[str, _Run] = {}
         self._newest: _Run | None = None
         self._metric_names: dict[str, str] = {}  # those of all epochs share them
-        # What is recorded -> its run, and its number among that run's saves.
-        self._recorded: dict[Position, tuple[_Run, int]] = {}
+        self._recorded: dict[Position, _Epoch] = {}
 
     def read(self) -> Story:
         """Read the whole log."""
@@ -191,8 +179,7 @@ class _Reader:
             case EndEntry():
                 run = self._run(entry.run, time)
                 run.outcome = run.outcome or entry.outcome or "stopped"
-                if entry.timing is not None:
-                    run.timings.append(entry.timing)
+                run.spend(entry.timing)
             case CommitEntry():
                 for record in entry.records:
                     self._commit(entry, record, time)
@@ -218,10 +205,9 @@ class _Reader:
             self._runs[name] = _Run(name, None, time, time)
         return self._runs[name]
 
-    def _set_aside(self, epochs: Sequence[Position]) -> None:
-        for epoch in epochs:
-            run, index = self._recorded.pop(epoch)
-            run.set_aside.add(index)
+    def _set_aside(self, positions: Iterable[Position]) -> None:
+        for at in positions:
+            self._recorded.pop(at).is_set_aside = True
 
     def _commit(self, commit: CommitEntry, record: Record, time: float) -> None:
         try:
@@ -234,54 +220,53 @@ class _Reader:
             run.go_on_from(self._state.latest)
         if record.at in self._recorded:
             self._set_aside([record.at])
-        self._recorded[record.at] = (run, len(run.saves))
-        run.saves.append(self._read_save(run, record, details, time))
+        run.spend(details.timing)
         run.stopped_by = tuple(details.stopped_by)
-
-    def _read_save(self, run: _Run, record: Record, details: Details, time: float) -> _Save:
         metrics = {}
         for name, value in islice(details.metrics.items(), KEPT_METRICS):
             metrics[self._metric_names.setdefault(name, name)] = value
-        stores = record.stores or {}
-        nodes = {node: store.seconds for node, store in stores.items()}
-        nbytes = sum(store.nbytes for store in stores.values())
-        if details.timing is not None:
-            run.timings.append(details.timing)
-        timing = run.timings[-1] if run.timings else Timing()
-        return _Save(record.at, time, nodes, nbytes, metrics, timing)
+        stores = (record.stores or {}).values()
+        seconds = max((store.seconds for store in stores), default=0.0)
+        nbytes = sum(store.nbytes for store in stores)
+        epoch = _Epoch(record.at, time, seconds, nbytes, metrics, run.spent.compute)
+        self._recorded[record.at] = epoch
+        run.epochs.append(epoch)
 
     def _tell(self, number: int, run: _Run, kept: Position | None) -> RunStory:
         """A run, of which later ones have left the epochs up to `kept`; None: none."""
-        plan, environment = self._read_plan(run)
+        plan, environment = _read_plan(run)
         state, last_seen = self._end_of(run)
         if not run.has_loaded and not run.is_taken_over:
             run.resumed_from = self._state.latest
-        marks = [Mark(save.at, Ledger.of(save.timing)) for save in run.saves]
-        ledger = Ledger.of(run.timings[-1]) if run.timings else Ledger()
-        saves = _saves(run, marks, ledger)
+        ledger = Ledger(*(getattr(run.spent, part) for part in PARTS))
         if state != "running":
             ledger = ledger.closed(last_seen - run.began, is_lost=state == "lost")
         if kept != _END:
-            ledger = ledger.after_going_back(marks, kept)
+            left = 0.0
+            for epoch in run.epochs:
+                if kept is not None and epoch.at <= kept:
+                    left = max(left, epoch.compute)
+            ledger = ledger.after_going_back(left)
+        epochs = []
+        for epoch in run.epochs:
+            is_recorded = epoch.at in self._state.recorded and not epoch.is_set_aside
+            told = (epoch.recorded, epoch.seconds, epoch.nbytes, epoch.metrics)
+            epochs.append(EpochStory(epoch.at.public, *told, is_recorded, epoch.is_set_aside))
         process = None if run.entry is None else run.entry.process
         return RunStory(
             number=number,
             name=run.name,
-            job=str(plan.get("job") or ""),
             host="" if process is None else process.host or "",
             pid=None if process is None else process.pid,
-            parameters=plan.get("parameters", {}),
             plan=plan,
             environment=environment,
             began=run.began,
-            ended=last_seen if state not in ("running", "lost") else None,
             last_seen=last_seen,
             state=state,
             stopped_by=run.stopped_by,
             resumed_from=None if run.resumed_from is None else run.resumed_from.public,
-            epochs=_epochs(run, marks),
-            saves=saves,
-            losses=_losses(run),
+            epochs=tuple(epochs),
+            losses=tuple(_loss(run, loss) for loss in run.losses.values()),
             ledger=ledger,
         )
 
@@ -298,66 +283,25 @@ class _Reader:
         )
         return "running" if is_alive else "lost", last_seen
 
-    def _read_plan(self, run: _Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """The plan of a run, and what it ran on."""
-        if run.entry is None:
-            return {}, {}
-        try:
-            info = loose_json(run.entry.info)
-            plan = check_plan(info["plan"]) if info.get("plan") else {}
-        except (ValueError, RecursionError) as error:
-            logger.warning("The plan of run %s cannot be read: %s", run.name, error)
-            return {}, {}
-        environment = info.get("environment")
-        return plan, environment if isinstance(environment, dict) else {}
+
+def _read_plan(run: _Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The plan of a run, and what it ran on."""
+    if run.entry is None:
+        return {}, {}
+    try:
+        info = loose_json(run.entry.info)
+        plan = check_plan(info["plan"]) if info.get("plan") else {}
+    except (ValueError, RecursionError) as error:
+        logger.warning("The plan of run %s cannot be read: %s", run.name, error)
+        return {}, {}
+    environment = info.get("environment")
+    return plan, environment if isinstance(environment, dict) else {}
 
 
-def _saves(run: _Run, marks: Sequence[Mark], last: Ledger) -> tuple[SaveStory, ...]:
-    """Its saves: how long epochs waited for one is told by what the run had spent at the next."""
-    stories = []
-    after = [*(mark.spent.save_wait for mark in marks[1:]), last.save_wait]
-    for save, mark, until in zip(run.saves, marks, after, strict=False):  # no save, no mark
-        wait_seconds = max(0.0, until - mark.spent.save_wait)
-        seconds = max(save.nodes.values(), default=0.0)
-        public = save.at.public
-        stories.append(
-            SaveStory(
-                public, save.at.step, save.ended, seconds, wait_seconds, save.nbytes, save.nodes
-            )
-        )
-    return tuple(stories)
-
-
-def _epochs(run: _Run, marks: Sequence[Mark]) -> tuple[EpochStory, ...]:
-    stories = []
-    # What had been spent at the recorded epochs before, of which a recovery may drop the last.
-    before = [(-1 if run.resumed_from is None else run.resumed_from.epoch, 0.0)]
-    for index, (save, mark) in enumerate(zip(run.saves, marks, strict=True)):
-        if save.at.step:
-            continue
-        epoch = save.at.epoch
-        while len(before) > 1 and before[-1][0] >= epoch:
-            before.pop()
-        last_epoch, compute = before[-1]
-        seconds = max(0.0, mark.spent.compute - compute) / max(1, epoch - last_epoch)
-        before.append((epoch, mark.spent.compute))
-        ended = run.began + mark.spent.wall
-        stories.append(EpochStory(epoch, ended, seconds, save.metrics, index in run.set_aside))
-    return tuple(stories)
-
-
-def _losses(run: _Run) -> tuple[LossStory, ...]:
-    # By time: a record that seemed to fail may tell of the same losses as the next.
-    losses = {loss.at: loss for timing in run.timings for loss in timing.losses}
-    return tuple(
-        LossStory(
-            time=run.began + loss.at,
-            text=loss.text,
-            resumed=None if loss.resumed is None else run.began + loss.resumed,
-            resumed_from=None if loss.epoch is None else position_from_json(loss.epoch).public,
-        )
-        for loss in losses.values()
-    )
+def _loss(run: _Run, loss: LossRecord) -> LossStory:
+    resumed = None if loss.resumed is None else run.began + loss.resumed
+    position = None if loss.epoch is None else position_from_json(loss.epoch).public
+    return LossStory(run.began + loss.at, loss.text, resumed, position)
 
 
 def unix_time(time: str) -> float:

@@ -1,25 +1,22 @@
-"""What the runs of a checkpoint directory did: epochs, saves, losses, and where the time went."""
+"""What the runs of a checkpoint directory did: epochs, losses, and where the time went."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, fields, replace
+from typing import Any, Literal
 
-from jobrunner.checkpoint import Timing
-from jobrunner.positions import Position, PublicPosition
+from jobrunner.positions import PublicPosition
 
 StateName = Literal["running", "finished", "stopped", "failed", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Where the time of a run, or of several, went. All in seconds; the parts add up to `wall`.
+    """Where the time of a run, or of several, went, in seconds.
 
     Attributes
     ----------
-    wall : float
-        From the call of `JobRunner.run` to its end, or to the last sign of life.
     start : float
         Until the first epoch began: workers found, checkpoint loaded or init group run.
     compute : float
@@ -34,7 +31,6 @@ class Ledger:
         The rest: callbacks, the upload, download and exit groups.
     """
 
-    wall: float = 0.0
     start: float = 0.0
     compute: float = 0.0
     save_wait: float = 0.0
@@ -43,21 +39,22 @@ class Ledger:
     idle: float = 0.0
 
     @property
+    def wall(self) -> float:
+        """From the call of `JobRunner.run` to its end, or to the last sign of life."""
+        return float(sum(astuple(self)))
+
+    @property
     def goodput(self) -> float:
         """The share of `wall` that is `compute`, from 0 to 1."""
         return self.compute / self.wall if self.wall else 0.0
 
     @classmethod
-    def of(cls, timing: Timing) -> Ledger:
-        """What a run had spent, as a record says."""
-        parts = {part: getattr(timing, part) for part in PARTS}
-        return cls(sum(parts.values()), **parts)
-
-    @classmethod
     def total(cls, ledgers: Iterable[Ledger]) -> Ledger:
         """The sum of some ledgers."""
-        columns = [[getattr(ledger, field.name) for field in fields(cls)] for ledger in ledgers]
-        return cls(*map(sum, zip(*columns, strict=True))) if columns else cls()
+        total = cls()
+        for ledger in ledgers:
+            total = cls(*map(sum, zip(astuple(total), astuple(ledger), strict=True)))
+        return total
 
     def closed(self, wall: float, *, is_lost: bool) -> Ledger:
         """The ledger of a run that took `wall` in all, and had spent this at its last record.
@@ -66,56 +63,30 @@ class Ledger:
         """
         rest = max(0.0, wall - self.wall)
         if is_lost:
-            return replace(self, wall=self.wall + rest, redone=self.redone + rest)
-        return replace(self, wall=self.wall + rest, idle=self.idle + rest)
+            return replace(self, redone=self.redone + rest)
+        return replace(self, idle=self.idle + rest)
 
-    def after_going_back(self, marks: Sequence[Mark], to: Position | None) -> Ledger:
-        """The ledger of a run after a later one went back to a position; None: to the start."""
-        kept = 0.0
-        if to is not None:
-            kept = max((mark.spent.compute for mark in marks if mark.at <= to), default=0.0)
-        lost = max(0.0, self.compute - kept)
+    def after_going_back(self, kept_compute: float) -> Ledger:
+        """The ledger of a run after a later one has left only so much of its computing."""
+        lost = max(0.0, self.compute - kept_compute)
         return replace(self, compute=self.compute - lost, redone=self.redone + lost)
 
 
-PARTS = tuple(field.name for field in fields(Ledger) if field.name != "wall")
+PARTS = tuple(field.name for field in fields(Ledger))
 """The names of a ledger's parts."""
-
-
-class Mark(NamedTuple):
-    """What a run had spent when the save of a position began, since the run began."""
-
-    at: Position
-    spent: Ledger
 
 
 @dataclass(frozen=True, slots=True)
 class EpochStory:
     """A recorded epoch. Times are Unix times in seconds, here and below."""
 
-    number: int
-    ended: float
-    seconds: float  # that it took; on average, if epochs before it were not recorded
-    metrics: Mapping[str, Any]  # the first 4,096
-    is_set_aside: bool  # it was run again, or not continued
-
-
-@dataclass(frozen=True, slots=True)
-class SaveStory:
-    """A recorded checkpoint."""
-
-    epoch: PublicPosition
-    step: int  # 0: it contains whole epochs
-    ended: float
-    seconds: float  # until the slowest node's store was durable
-    wait_seconds: float  # that epochs waited for it; 0 if the run was lost before it told
+    epoch: PublicPosition  # a Position within an epoch
+    recorded: float
+    save_seconds: float  # until the slowest node's store was durable
     nbytes: int
-    nodes: Mapping[str, float]  # how long each took, in seconds
-
-    @property
-    def slowest(self) -> str:
-        """The node that took the longest; empty if there is none."""
-        return max(self.nodes, key=self.nodes.__getitem__, default="")
+    metrics: Mapping[str, Any]  # the first 4,096
+    is_kept: bool  # its checkpoint can be loaded
+    is_set_aside: bool  # it was run again, or not continued
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +109,14 @@ class RunStory:
         1 for the first run of the directory.
     name : str
         Its name in the log.
-    job, host : str
+    host : str
         Empty if not recorded.
     pid : int or None
-    parameters : mapping
-        What the function that made the job was called with.
     plan : mapping
         How it described its tasks; empty if that is not recorded.
     environment : mapping
         What it ran on; see `jobrunner.cluster.environment`.
     began : float
-    ended : float or None
-        None if it was lost or still runs.
     last_seen : float
         Its end, or else its last sign of life.
     state : str
@@ -162,8 +129,7 @@ class RunStory:
     resumed_from : int, Position or None
         The epoch it resumed from; None if it began with the init group.
     epochs : tuple of EpochStory
-        The whole epochs that it recorded, also those removed since.
-    saves : tuple of SaveStory
+        All that it recorded, also those removed since.
     losses : tuple of LossStory
     ledger : Ledger
         Of a run that is still running: up to its last save.
@@ -171,22 +137,29 @@ class RunStory:
 
     number: int
     name: str
-    job: str
     host: str
     pid: int | None
-    parameters: Mapping[str, Any]
     plan: Mapping[str, Any]
     environment: Mapping[str, Any]
     began: float
-    ended: float | None
     last_seen: float
     state: StateName
     stopped_by: tuple[str, ...]
     resumed_from: PublicPosition | None
     epochs: tuple[EpochStory, ...]
-    saves: tuple[SaveStory, ...]
     losses: tuple[LossStory, ...]
     ledger: Ledger
+
+    @property
+    def job(self) -> str:
+        """The name of the job; empty if not recorded."""
+        return str(self.plan.get("job") or "")
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """What the function that made the job was called with."""
+        parameters: Mapping[str, Any] = self.plan.get("parameters", {})
+        return parameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from jobrunner.story import EpochStory, Ledger, LossStory, RunStory, SaveStory, Story
+from jobrunner.story import EpochStory, Ledger, LossStory, RunStory, Story
 
 START = 1_750_000_000.0
 
@@ -25,7 +25,7 @@ def make_story(
     for number in range(1, num_runs + 1):
         first = (number - 1) * each
         began = START + first * 2.0 + number * 3600
-        at, epochs, saves, losses = began + 4, [], [], []
+        at, epochs, losses = began + 4, [], []
         for epoch in range(first + 1, first + each + 1):
             if epoch % 13 == 7:
                 losses.append(
@@ -35,40 +35,33 @@ def make_story(
             at += 1.8
             is_aside = number < num_runs and epoch > first + each - 3
             values = {name: math.exp(-epoch / 20) + random.random() / 10 for name in metrics}
-            epochs.append(EpochStory(epoch, at, 1.8, values, is_aside))
-            times = {node: 0.1 + 0.05 * place for place, node in enumerate(nodes)}
+            epochs.append(EpochStory(epoch, at, 0.2, 5 << 20, values, not is_aside, is_aside))
             at += 0.2
-            saves.append(SaveStory(epoch, 0, at, 0.2, 0.15, 5 << 20, times))
-        wall = at - began
-        ledger = Ledger(wall, 4, 1.8 * each, 0.15 * each, 0, 3.0 * len(losses), 0)
-        ledger = Ledger(
-            *(wall, 4, 1.8 * each, 0.15 * each, 0, 3.0 * len(losses)),
-            idle=wall - 4 - 1.95 * each - 3 * len(losses),
-        )
+        recovery = 3.0 * len(losses)
+        ledger = Ledger(4, 1.8 * each, 0.15 * each, 0, recovery, 0.05 * each)
         is_last = number == num_runs
-        structure = {f"epoch:{node}/train{text}": "0" for node in nodes}
         runs.append(
             RunStory(
                 number=number,
                 name=f"run{number}{text}",
-                job=f"kmeans{text}",
                 host=f"host-1{text}",
                 pid=4711,
-                parameters={"lr": 0.1, f"text{text}": text},
-                plan={"structure": structure, "nodes": {node: ["w"] for node in nodes}},
+                plan={
+                    "job": f"kmeans{text}",
+                    "parameters": {"lr": 0.1, f"text{text}": text},
+                    "nodes": {node: ["w"] for node in nodes},
+                },
                 environment={
                     "python": "3.12.1",
                     "command": f"jobrunner run job.py{text}",
                     "placement": dict.fromkeys(nodes, f"tcp://10.0.0.1:1{text}"),
                 },
                 began=began,
-                ended=at if is_last else None,
                 last_seen=at,
                 state="finished" if is_last else "lost",
                 stopped_by=("epoch_limiter",) if is_last else (),
                 resumed_from=max(0, first - 3) if first else None,
                 epochs=tuple(epochs),
-                saves=tuple(saves),
                 losses=tuple(losses),
                 ledger=ledger,
             )

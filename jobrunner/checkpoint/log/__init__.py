@@ -4,6 +4,7 @@ from jobrunner.checkpoint.log.details import (
     PARTITIONS,
     REPLICATED,
     Details,
+    LossRecord,
     Partition,
     Timing,
     check_info,
