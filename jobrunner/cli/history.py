@@ -59,7 +59,7 @@ def _read(directory: str) -> Story:
 def report_command(*, directory: str, output: str) -> Output:
     """Write what the runs of DIR did as one HTML page.
 
-    It shows what ran where, metrics, checkpoints, losses, where time went, and how to resume. It is
+    It shows how to resume, where time went, metrics, checkpoints, losses and runs. It is
     made from the records alone, so also during a run and after a crash. The page needs no network.
     """
     from jobrunner.story import write_report
