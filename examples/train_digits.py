@@ -121,7 +121,7 @@ def compute(network: Any, reader: Any) -> list[Any]:
     """Read a batch, and return its gradients."""
     batch = next(iter(reader))
     loss, gradients = compute_gradients(network, batch["images"], batch["labels"])
-    current_task().report(loss=Mean(loss, over="epoch"))
+    current_task().report(loss=Mean(loss))
     return gradients
 
 

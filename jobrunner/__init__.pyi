@@ -28,7 +28,6 @@ from .compile import (
 )
 from .define import (
     Blob as Blob,
-    Image as Image,
     Job as Job,
     Max as Max,
     Mean as Mean,

@@ -10,9 +10,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
-from jobrunner.define import Image, Label, checked
+from jobrunner.define import Label, checked
 from jobrunner.errors import DefinitionError, RunStoppedError
 from jobrunner.run import Callback, JobRunner
 
@@ -35,8 +33,8 @@ class Tracker(Protocol):
         digits. Returns the id by which a later run can continue it: a word of at most 64 characters.
         """
 
-    def log(self, epoch: int, values: Mapping[str, float | np.ndarray[Any, Any] | Image]) -> None:
-        """Take the metrics of an epoch that ended: flags and numbers, arrays of numbers, images."""
+    def log(self, epoch: int, values: Mapping[str, float]) -> None:
+        """Take the metrics of an epoch that ended: flags and numbers."""
 
     def flush(self) -> None:
         """Send or write all that was logged: a save begins."""
@@ -114,12 +112,9 @@ class Track(Callback):
         """Pass the metrics on."""
         if not self._has_begun:
             return  # it could not begin, which was told
-        values = {}
-        for name, value in metrics.items():
-            if isinstance(value, np.ndarray):
-                value = _finite(value)
-            if isinstance(value, bool | int | float | np.ndarray | Image):
-                values[name] = value
+        values = {
+            name: value for name, value in metrics.items() if isinstance(value, bool | int | float)
+        }
         self.tracker.log(epoch, {**values, "seconds": seconds})
 
     def on_save_start(self, epoch: int, step: int) -> None:
@@ -144,7 +139,7 @@ class Track(Callback):
 
 @checked
 class TensorBoard:
-    """Write scalars, histograms and images for TensorBoard.
+    """Write scalars for TensorBoard.
 
     Parameters
     ----------
@@ -182,12 +177,7 @@ class TensorBoard:
     def log(self, epoch: int, values: Mapping[str, Any]) -> None:
         """Write the metrics."""
         for name, value in values.items():
-            if isinstance(value, Image):
-                self._writer.add_image(name, _coloured(value), epoch, dataformats="HWC")
-            elif isinstance(value, np.ndarray):
-                self._writer.add_histogram(name, value, epoch)
-            else:
-                self._writer.add_scalar(name, float(value), epoch)
+            self._writer.add_scalar(name, float(value), epoch)
 
     def flush(self) -> None:
         """Write what waits."""
@@ -261,14 +251,11 @@ class MLflow:
         return run_id
 
     def log(self, epoch: int, values: Mapping[str, Any]) -> None:
-        """Send images; send numbers, or let them wait for others."""
+        """Send the metrics, or let them wait for others."""
         now = int(time.time() * 1000)
         for name, value in values.items():
             key = re.sub(r"[^\w\-. /]", "_", name)  # MLflow allows no other characters
-            if isinstance(value, Image):
-                self._client.log_image(self._run_id, _coloured(value), key=key, step=epoch)
-            elif not isinstance(value, np.ndarray):
-                self._waiting.append(self._entities.Metric(key, float(value), now, epoch))
+            self._waiting.append(self._entities.Metric(key, float(value), now, epoch))
         is_late = time.monotonic() - self._sent_at >= FLUSH_SECONDS
         if is_late or len(self._waiting) >= MOST_METRICS:
             self.flush()
@@ -331,14 +318,7 @@ class WandB:
 
     def log(self, epoch: int, values: Mapping[str, Any]) -> None:
         """Log the metrics."""
-        shown: dict[str, Any] = {}
-        for name, value in values.items():
-            if isinstance(value, Image):
-                shown[name] = self._library.Image(_coloured(value))
-            elif isinstance(value, np.ndarray):
-                shown[name] = self._library.Histogram(value)
-            else:
-                shown[name] = float(value)
+        shown = {name: float(value) for name, value in values.items()}
         self._run.log(shown, step=epoch)
 
     def flush(self) -> None:
@@ -362,21 +342,3 @@ def require(module: str, extra: str, who: str) -> Any:
             f"{who} needs {module}, which cannot be imported here: {error}. Install it with "
             f"`pip install 'dask-jobrunner[{extra}]'`."
         ) from error
-
-
-def _finite(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """The real numbers of an array that are finite, for a histogram; None if there are none."""
-    if array.dtype.kind not in "biuf":
-        return None
-    numbers = array[np.isfinite(array)].astype(float)
-    return numbers if numbers.size else None
-
-
-def _coloured(image: Image) -> np.ndarray[Any, Any]:
-    """The pixels of an image, of shape (height, width, 3 or 4)."""
-    pixels = image.pixels
-    if pixels.ndim == 2:
-        pixels = pixels[:, :, np.newaxis]
-    if pixels.shape[2] == 1:
-        pixels = np.repeat(pixels, 3, axis=2)
-    return pixels

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from jobrunner.define import ArrayEntry, Metric, MetricEntry, Reported, merge_reports
+from jobrunner.define import Metric, MetricEntry, merge_reports
 from jobrunner.errors import ExecutionError
 from jobrunner.worker import EndedRun
 
@@ -30,59 +30,33 @@ class GroupResult:
 
     seconds: float  # that the client waited; for an epoch of a batch, those of the slowest worker
     stopped: tuple[str, ...]  # names of the true stop conditions, in order of definition
-    reported: Reported = field(default_factory=Reported)
-
-    @property
-    def metrics(self) -> dict[str, Metric]:
-        """The metrics that tasks reported."""
-        return self.reported.metrics
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """The metrics, and the arrays and images: what callbacks get."""
-        return {**self.reported.metrics, **self.reported.arrays}
+    metrics: dict[str, Metric] = field(default_factory=dict)  # that tasks reported
 
 
 def merge_runs(
     by_worker: Mapping[str, Sequence[EndedRun]], conditions: Sequence[str]
 ) -> GroupResult:
     """Merge one epoch's runs, in order by worker; `conditions` are all the group's."""
-    reported = Reported()
+    metrics: dict[str, Metric] = {}
     for runs in zip(*by_worker.values(), strict=True):
         entries: list[MetricEntry] = []
-        arrays: list[ArrayEntry] = []
         for address, run in zip(by_worker, runs, strict=True):
             if run["metrics"]:
                 entries += _read_metrics(address, run["metrics"])
-            arrays += _check_arrays(address, run.get("arrays", ()))
-        if entries or arrays:
-            reported.add(merge_reports(entries, arrays))
+        metrics |= merge_reports(entries)
     fired = {name for runs in by_worker.values() for name in runs[-1]["stopped"]}
     return GroupResult(
         seconds=max(sum(run["seconds"] for run in runs) for runs in by_worker.values()),
         stopped=tuple(name for name in conditions if name in fired),
-        reported=reported,
+        metrics=metrics,
     )
-
-
-def _check_arrays(address: str, entries: Sequence[ArrayEntry]) -> Sequence[ArrayEntry]:
-    try:
-        for entry in entries:
-            entry.decode()
-    except ValueError as error:
-        raise _unreadable(address, error) from error
-    return entries
 
 
 def _read_metrics(address: str, text: str) -> list[MetricEntry]:
     try:
         return msgspec.convert(json.loads(text), list[MetricEntry])
     except (ValueError, RecursionError) as error:
-        raise _unreadable(address, error) from error
-
-
-def _unreadable(address: str, error: Exception) -> ExecutionError:
-    return ExecutionError(
-        f"Worker {address} reported metrics that cannot be read: {error}. Check that the same "
-        f"version of jobrunner runs there."
-    )
+        raise ExecutionError(
+            f"Worker {address} reported metrics that cannot be read: {error}. Check that the same "
+            f"version of jobrunner runs there."
+        ) from error

@@ -38,19 +38,14 @@ from .jobs import (
     epoch_limiter as epoch_limiter,
 )
 from .metrics import (
-    MOST_ARRAYS_BYTES as MOST_ARRAYS_BYTES,
-    ArrayEntry as ArrayEntry,
-    Image as Image,
     Max as Max,
     Mean as Mean,
     Metric as Metric,
     MetricEntry as MetricEntry,
     Min as Min,
-    Reported as Reported,
     Sum as Sum,
     Total as Total,
     merge_reports as merge_reports,
-    pack_array as pack_array,
 )
 from .node import (
     Blob as Blob,

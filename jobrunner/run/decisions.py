@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from typing import Any, Literal, get_args
 from jobrunner.checkpoint import Status
 from jobrunner.cluster import GroupResult
 from jobrunner.compile import Plan
-from jobrunner.define import Reported
 from jobrunner.positions import Position, PublicPosition
 from jobrunner.run.losses import Losses
 from jobrunner.run.result import RunResult, SaveReport
@@ -43,8 +41,8 @@ class State:
     saves: list[SaveReport] = field(default_factory=list)  # the newest
     failed_saves: list[SaveReport] = field(default_factory=list)
     num_saves: int = 0  # without those that failed
-    reported: Reported = field(default_factory=Reported)  # in the `steps_done`
-    epoch_seconds: float = float("inf")  # the last epoch's; infinite if it reported arrays
+    reported: dict[str, Any] = field(default_factory=dict)  # metrics, in the `steps_done`
+    epoch_seconds: float = float("inf")  # the last epoch's
     num_steps: int = 0  # the last epoch's, if it was not run in a batch
     under_way: range = range(0)  # the epochs that workers run now; empty: nodes are placed
     wary_until: int = 0  # earlier epochs, which a loss interrupted, are saved one by one
@@ -64,8 +62,7 @@ class State:
     def end(self, epoch: int, result: GroupResult) -> None:
         """Note that an epoch has ended."""
         self.epoch, self.fired = epoch, result.stopped
-        # A batch of epochs would keep all arrays on the workers until its end.
-        self.epoch_seconds = math.inf if result.reported.arrays else result.seconds
+        self.epoch_seconds = result.seconds
         self.metrics[epoch] = dict(result.metrics)
 
     def fire(self, names: Sequence[str]) -> None:
@@ -113,11 +110,6 @@ class State:
             "stopped_by": [] if step else list(self.fired),
             "metrics": dict(metrics),
         }
-        if step and self.reported.totals:  # copied: a save in the background is recorded later
-            details["totals"] = {
-                name: {node: total[:3] for node, total in totals.items()}
-                for name, totals in self.reported.totals.items()
-            }
         return {**details, "callbacks": callbacks} if callbacks else details
 
     def result(
@@ -274,13 +266,10 @@ def each_step(
         if has_ended and "epoch_end" in plan.groups:
             last = run("epoch_end", epoch, step)
             stopped = (*result.stopped, *last.stopped)
-            reported = Reported()
-            reported.add(result.reported)
-            reported.add(last.reported)
             result = GroupResult(
                 seconds=result.seconds + last.seconds,
                 stopped=tuple(name for name in plan.stops if name in stopped),
-                reported=reported,
+                metrics={**result.metrics, **last.metrics},
             )
         elif has_ended and plan.steps_per_epoch is None:
             stopped = tuple(name for name in plan.stops if name in result.stopped)

@@ -18,7 +18,7 @@ from jobrunner.checkpoint import (
 from jobrunner.cluster import Binding, Session
 from jobrunner.compile import Plan, compile_resume
 from jobrunner.config import get_number
-from jobrunner.define import Blob, Job, Reported, Total
+from jobrunner.define import Blob, Job
 from jobrunner.errors import BlobNotFoundError, CheckpointError, PlanMismatchError
 from jobrunner.positions import Position
 from jobrunner.run.matching import Adaptation, Blobs, Key, name_now
@@ -126,15 +126,6 @@ def _migrate(
             is_lazy = any(cls.__module__.startswith("zarr.") for cls in type(value).__mro__)
             values.setdefault(node, {})[name] = value[...] if is_lazy else value
     return values
-
-
-def reported_in(record: EpochRecord) -> Reported:
-    """What tasks had reported in the recorded epoch, or in its steps so far."""
-    totals = {
-        name: {node: Total(*total, over="epoch") for node, total in nodes.items()}
-        for name, nodes in record.details.totals.items()
-    }
-    return Reported(dict(record.details.metrics), totals)
 
 
 # ---- some blobs alone

@@ -23,7 +23,7 @@ from jobrunner.errors import (
 from jobrunner.positions import Position
 from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import State, Step, Stopwatch, each_step, is_captured, next_step
-from jobrunner.run.load import finish_load, load, reported_in
+from jobrunner.run.load import finish_load, load
 from jobrunner.run.losses import Loss, Losses, is_transient
 from jobrunner.run.moves import is_worthwhile
 from jobrunner.run.null_saver import NullSaver
@@ -289,7 +289,7 @@ class Run:
         assert manager is not None
         self.watch.go_back(at)
         finish_load(self.binding, begin, self.run_group)
-        state.reported = reported_in(record)
+        state.reported = dict(record.details.metrics)
         state.fired = recorded_stops(self.plan, record)
         state.epoch, state.steps_done = at.epoch, at.step
         self.callbacks.load_states(record.details.callbacks)
@@ -303,12 +303,12 @@ class Run:
         self.callbacks.notify("on_load", at.epoch, at.step, time.monotonic() - started)
         if not is_own:
             # Then it can resume from its own directory alone.
-            self.save(at, state.reported.metrics, must_wait=True)
+            self.save(at, state.reported, must_wait=True)
         elif begin.match.is_reshaped and self.resume.left != "nothing":
             # Record it in the shape that the job gave it. A crash before the commit leaves the
             # record as it was. A new record has no pins.
             labels = manager.pins().get(at.public, [])
-            self.save(at, state.reported.metrics, must_wait=True)
+            self.save(at, state.reported, must_wait=True)
             self.wait_for_save()
             for label in labels:
                 manager.pin(at, label)
@@ -412,15 +412,15 @@ class Run:
         self._captures = None if state.is_wary(epoch) else self.saver.captures(epoch)
         for done, outcome, has_ended in each_step(self.plan, epoch, first_step, self._run_step):
             if done == 1:
-                reported = state.reported = outcome.reported
+                reported = state.reported = dict(outcome.metrics)
             else:
-                reported.add(outcome.reported)
+                reported.update(outcome.metrics)
             if not has_ended:
                 can_stop = self.saver.can_save or self.plan.steps_per_epoch is None
                 stops = bool(self.runner.stop_reason) and can_stop
                 at = Position(epoch - 1, done)
-                if stops or self.saver.is_due(epoch, done, reported.metrics):
-                    self.save(at, reported.metrics)
+                if stops or self.saver.is_due(epoch, done, reported):
+                    self.save(at, reported)
                 if stops:
                     self.wait_for_save()
                     why = f"step {done} of epoch {epoch} has ended"
@@ -428,7 +428,7 @@ class Run:
         state.num_steps = done
         self.watch.enter("idle")
         seconds = time.monotonic() - started
-        outcome = replace(outcome, seconds=seconds, reported=reported)
+        outcome = replace(outcome, seconds=seconds, metrics=reported)
         state.end(epoch, outcome)
         self._tell_end(outcome)
         if self._captures_step(done - 1) and is_captured(epoch, self._captures):
@@ -446,7 +446,7 @@ class Run:
             group, epoch, captures=captures, step=step, deadline_seconds=deadline
         )
         if is_step:
-            self._notify("on_step", epoch, step + 1, outcome.seconds, outcome.told)
+            self._notify("on_step", epoch, step + 1, outcome.seconds, outcome.metrics)
         else:
             self.callbacks.notify("on_group", group, epoch, outcome.seconds)
         return outcome
@@ -457,7 +457,7 @@ class Run:
 
     def _tell_end(self, result: GroupResult, *, is_last: bool = True) -> None:
         if self.callbacks.are_any:
-            about = self.state.epoch, result.seconds, result.told
+            about = self.state.epoch, result.seconds, result.metrics
             self.callbacks.notify("on_epoch", *about, is_last=is_last)
             self.state.fire(self.callbacks.ended_by())
 

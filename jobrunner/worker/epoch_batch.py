@@ -7,14 +7,13 @@ the slowest worker. All workers run what was granted, so all end after the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, TypedDict
 
 import msgspec
 
-from jobrunner.define import ArrayEntry
 from jobrunner.positions import Position
 from jobrunner.worker.calls import Number, Seconds
 
@@ -35,7 +34,6 @@ class EndedRun(TypedDict):
     stopped: list[str]  # the stop conditions that were true
     metrics: str  # JSON text
     seconds: Seconds  # since the previous run ended or the batch began
-    arrays: NotRequired[list[ArrayEntry]]
 
 
 class BatchOptions(TypedDict, total=False):
@@ -119,7 +117,6 @@ class EpochBatch:
         self,
         stopped: list[str],
         metrics: str,
-        arrays: Sequence[ArrayEntry] = (),
     ) -> None:
         """Record the end of a run."""
         now = self.clock()
@@ -128,8 +125,6 @@ class EpochBatch:
             "metrics": metrics,
             "seconds": now - self._last_end,
         }
-        if arrays:
-            ended["arrays"] = list(arrays)
         self.ended.append(ended)
         self._last_end = now
 

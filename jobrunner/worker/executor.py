@@ -366,7 +366,7 @@ class GroupRun:
             except BaseException as error:
                 self._fail("", "", error, is_own=True)
         if self._reports is not None:
-            outcome.metrics, outcome.arrays = self._reports.entries()
+            outcome.metrics = self._reports.entries()
         if not self._end(outcome):
             self.drained()
 

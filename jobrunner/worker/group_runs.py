@@ -297,7 +297,7 @@ class GroupRuns:
         if outcome.status == "done":
             self._drained.set()
             metrics = json.dumps(outcome.metrics) if outcome.metrics else ""
-            batch.end_run(outcome.stopped, metrics, outcome.arrays)
+            batch.end_run(outcome.stopped, metrics)
             done = batch.report()
             if done is not None:
                 self._note(REPORT, [batch.lead], f"{done} {self._context.address}")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import cloudpickle
 import numpy as np
 
-from jobrunner.define import ArrayEntry, MetricEntry
+from jobrunner.define import MetricEntry
 from jobrunner.errors import (
     CheckpointError,
     DefinitionError,
@@ -60,7 +60,6 @@ class Outcome:
     reason: str = ""  # why it was aborted
     stopped: list[str] = field(default_factory=list)  # the stop conditions that are true
     metrics: list[MetricEntry] = field(default_factory=list)
-    arrays: list[ArrayEntry] = field(default_factory=list)
 
 
 def describe_failure(

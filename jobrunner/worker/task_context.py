@@ -15,16 +15,12 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from jobrunner.define import (
-    MOST_ARRAYS_BYTES,
     MOST_DIGITS,
-    ArrayEntry,
-    Image,
     Metric,
     MetricEntry,
     Total,
     check_seedable,
     checked,
-    pack_array,
     seeded_generators,
     without_partials,
 )
@@ -90,25 +86,22 @@ class CurrentTask:
         """
         return self._is_over()
 
-    def report(self, **metrics: Metric | Total | np.ndarray | Image) -> None:
+    def report(self, **metrics: Metric | Total | np.ndarray) -> None:
         """Add to the epoch's metrics. Of several values, the last in order of definition counts.
 
         Parameters
         ----------
         **metrics
             A number, bool or str, also as a NumPy scalar or array without axes. `Mean`, `Sum`,
-            `Min` or `Max` of a number combines it with what other tasks report under the name. An
-            `Image`, or an array of numbers, goes to callbacks only and is not recorded; it has at
-            most 4 MiB, and all those of a worker's tasks in one run of the group 16 MiB. The names
-            ``epoch`` and ``seconds`` are taken.
+            `Min` or `Max` of a number combines it with what other tasks report under the name. The
+            names ``epoch`` and ``seconds`` are taken.
 
         Raises
         ------
         TypeError
             A metric is of another type.
         ValueError
-            A name is empty or taken; an int has more than 1,000 digits; or an array or image is too
-            large, or of another dtype.
+            A name is empty or taken, or an int has more than 1,000 digits.
         """
         self._record({key: self._plain(key, value) for key, value in metrics.items()})
 
@@ -132,18 +125,10 @@ class CurrentTask:
                 return kind(plain)
         if isinstance(value, Total):
             return value
-        if isinstance(value, np.ndarray | Image) and not is_scalar:
-            try:
-                return pack_array(value)
-            except ValueError as error:
-                raise ValueError(
-                    f"Task {self.node}/{self.name} reports {key!r}, which cannot be sent to "
-                    f"callbacks: {error}."
-                ) from None
         raise TypeError(
             f"Task {self.node}/{self.name} reports {key!r} as {type(value).__qualname__}; a metric "
-            f"must be a number, a bool, a str or a NumPy scalar, Mean, Sum, Min or Max of a number, "
-            f"an array or an Image. Convert it, as in report({key}=float(x))."
+            f"must be a number, a bool, a str or a NumPy scalar, or Mean, Sum, Min or Max of a "
+            f"number. Convert it, as in report({key}=float(x))."
         )
 
     def __repr__(self) -> str:
@@ -155,9 +140,8 @@ class Reports:
     """What the tasks of one worker report in one run of a group. Not safe in several threads."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[str, str], MetricEntry | ArrayEntry] = {}
+        self._last: dict[tuple[str, str], MetricEntry] = {}
         self._combined: dict[tuple[str, str, int, int], Total] = {}
-        self._nbytes = 0  # of arrays
 
     def add(
         self, values: Mapping[str, Any], node: str, task: str, order: int, instance: int
@@ -170,29 +154,12 @@ class Reports:
             previous = self._last.get((name, node))
             if previous is not None and (previous.order, previous.instance) > (order, instance):
                 continue
-            nbytes = self._nbytes
-            if isinstance(value, tuple):
-                entry: MetricEntry | ArrayEntry = ArrayEntry(name, node, order, instance, *value)
-                nbytes += len(value[-1])
-            else:
-                entry = MetricEntry(name, node, order, instance, value)
-            if isinstance(previous, ArrayEntry):
-                nbytes -= len(previous.data)
-            if nbytes > MOST_ARRAYS_BYTES:
-                raise ValueError(
-                    f"Task {node}/{task} reports {name!r}: the arrays and images that tasks on "
-                    f"this worker report in one run of their group have {nbytes} bytes, and at "
-                    f"most {MOST_ARRAYS_BYTES} are sent. Report fewer."
-                )
-            self._nbytes, self._last[name, node] = nbytes, entry
+            self._last[name, node] = MetricEntry(name, node, order, instance, value)
 
-    def entries(self) -> tuple[list[MetricEntry], list[ArrayEntry]]:
-        """The metrics, and the arrays and images."""
-        last = self._last.values()
-        metrics = [entry for entry in last if isinstance(entry, MetricEntry)]
-        arrays = [entry for entry in last if isinstance(entry, ArrayEntry)]
-        metrics += [MetricEntry(*key, total) for key, total in self._combined.items()]
-        return metrics, arrays
+    def entries(self) -> list[MetricEntry]:
+        """All of it."""
+        combined = [MetricEntry(*key, total) for key, total in self._combined.items()]
+        return [*self._last.values(), *combined]
 
     def _combine(
         self, value: Total, name: str, node: str, task: str, order: int, instance: int
@@ -200,7 +167,7 @@ class Reports:
         key = (name, node, order, instance)
         before = self._combined.get(key)
         if before is not None:
-            if (before.how, before.over) != (value.how, value.over):
+            if before.how != value.how:
                 raise DefinitionError(
                     f"Task {node}/{task} reports {name!r} in different ways. Report it in one way."
                 )

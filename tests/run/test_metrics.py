@@ -1,4 +1,4 @@
-"""What tasks report: combined over tasks, nodes and steps; arrays and images for callbacks."""
+"""What tasks report: combined over tasks and nodes."""
 
 import math
 
@@ -7,16 +7,13 @@ import pytest
 
 from jobrunner import (
     DefinitionError,
-    Image,
     Job,
     JobRunner,
-    KeepAll,
     Max,
     Mean,
     Min,
     MultiNodeCheckpointManager,
     Node,
-    Position,
     SaveEvery,
     Sum,
     Task,
@@ -95,42 +92,30 @@ def test_a_mean_without_weight_is_nan(inproc_session):
 
 def report_steps(node, task, epoch, step):
     if node == "a" or step < 2:
-        x = 0.1 * (step + 1) + ord(node)
-        current_task().report(mean=Mean(x, weight=step, over="epoch"), last=Mean(x))
-        current_task().report(count=Sum(1, over="epoch"), most=Max(step, over="epoch"))
+        current_task().report(last=Mean(step + 10 * epoch))
+    if step == 0:
+        current_task().report(first=epoch)
 
 
-def test_values_are_combined_over_the_steps_of_an_epoch(inproc_session):
-    found = metrics_of(inproc_session, report_steps, nodes="ab", steps_per_epoch=4)
-    weighed = [(0.1 * (s + 1) + ord(n), s) for n in "ab" for s in range(4) if n == "a" or s < 2]
-    total = sum(x * w for x, w in weighed) / sum(w for _, w in weighed)
-    assert found["mean"] == pytest.approx(total, rel=1e-15)
-    assert found["last"] == 0.1 * 4 + ord("a")
-    assert (found["count"], found["most"], found["a/count"], found["b/count"]) == (6, 3, 4, 2)
-
-
-def test_a_batch_of_epochs_combines_steps_as_single_epochs_do(inproc_session):
-    job = reporting(report_steps, epochs=30, steps_per_epoch=4)
+def test_a_metric_of_an_epoch_is_that_of_the_last_step_that_reported_it(inproc_session):
+    job = reporting(report_steps, nodes="ab", epochs=30, steps_per_epoch=4)
     in_batches = JobRunner(job).run(inproc_session).metrics
-    one_by_one = JobRunner(job, callbacks=[Told()]).run(inproc_session).metrics
-    assert in_batches == one_by_one
-    assert len(in_batches) == 30
+    expected = {"epoch": 30, "last": 303, "a/last": 301, "b/last": 301, "first": 30}
+    assert in_batches[-1] == {**expected, "a/first": 30, "b/first": 30}
+    assert JobRunner(job, callbacks=[Told()]).run(inproc_session).metrics == in_batches
 
 
 class Told:
     """A callback that keeps what it is told."""
 
     def __init__(self):
-        self.epochs, self.steps = [], []
-
-    def on_epoch(self, epoch, seconds, metrics):
-        self.epochs.append(dict(metrics))
+        self.steps = []
 
     def on_step(self, epoch, step, seconds, metrics):
         self.steps.append(dict(metrics))
 
 
-def test_a_resume_in_the_middle_of_an_epoch_combines_all_its_steps(inproc_session, tmp_path):
+def test_a_resume_in_the_middle_of_an_epoch_keeps_what_its_steps_reported(inproc_session, tmp_path):
     def job(fails):
         def report(node, task, epoch, step):
             report_steps(node, task, epoch, step)
@@ -144,39 +129,11 @@ def test_a_resume_in_the_middle_of_an_epoch_combines_all_its_steps(inproc_sessio
     with pytest.raises(TaskFailedError):
         JobRunner(job(fails=True), manager).run(inproc_session)
     [*_, middle] = manager.positions()
-    assert manager.record(middle).details.totals["count"] == {
-        "a": ("sum", 3, 1 + 1 + 1),
-        "b": ("sum", 2, 1 + 1),
-    }
     told = Told()
     result = JobRunner(job(fails=False), manager, callbacks=[told]).run(inproc_session)
     assert result.resumed_from == middle
     assert result.metrics == whole[1:]
-    assert told.steps == [
-        {"mean": pytest.approx(97.4), "last": 97.4, "count": 1, "most": 3}
-    ]  # of this step alone
-    assert not manager.record(2).details.totals
-
-
-def test_a_save_in_the_background_records_the_totals_of_its_own_step(inproc_session, tmp_path):
-    manager = MultiNodeCheckpointManager(
-        tmp_path / "k", save=SaveEvery(steps=1), keep=KeepAll(partial=True), asynchronous=True
-    )
-
-    def job():
-        return reporting(report_steps, nodes="ab", epochs=1, steps_per_epoch=4)
-
-    whole = JobRunner(job(), manager).run(inproc_session).metrics
-    for step in (3, 2, 1):
-        record = manager.record(Position(0, step))
-        assert record.details.totals["count"]["a"] == ("sum", step, step)
-        runner = JobRunner(job(), manager, resume_from_epoch=(0, step))
-        assert runner.run(inproc_session).metrics == whole
-
-
-def test_pixels_that_are_nan_or_off_by_a_rounding_error_are_no_fault():
-    pixels = Image(np.array([[np.nan, 1 + 1e-6, -1e-6]])).pixels
-    assert pixels.tolist() == [[0, 255, 0]]
+    assert told.steps == [{"last": 23.0}]  # of this step alone
 
 
 @pytest.mark.parametrize("name", ["", "epoch", "seconds"])
@@ -204,36 +161,13 @@ def test_a_name_that_is_reported_in_two_ways_is_refused(inproc_session):
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (Mean(1, over="epoch"), Sum(5, over="epoch")),
-        (Mean(1, over="epoch"), Mean(5)),
-        (3, Max(5, over="epoch")),
-    ],
-)
-def test_a_name_that_steps_report_in_two_ways_is_refused(inproc_session, first, second):
-    def report(node, task, epoch, step):
-        current_task().report(x=second if step else first)
-
-    with pytest.raises(DefinitionError, match="'x' is reported in different ways in the steps"):
-        metrics_of(inproc_session, report, steps_per_epoch=2)
-
-
-@pytest.mark.parametrize(
     "make",
     [
         lambda: Mean("1"),
         lambda: Mean(10**400),
         lambda: Mean(1, weight=-1),
         lambda: Mean(1, weight=math.nan),
-        lambda: Sum(1, over="steps"),
         lambda: Min(np.zeros(2)),
-        lambda: Image(np.zeros(3)),
-        lambda: Image(np.zeros((2, 3, 2))),
-        lambda: Image(np.zeros((0, 3))),
-        lambda: Image(np.zeros((2, 3), int)),
-        lambda: Image(np.full((2, 3), 1.01)),
-        lambda: Image(np.array([[0.0, -np.inf]])),
     ],
 )
 def test_invalid_values_are_refused(make):
@@ -241,53 +175,11 @@ def test_invalid_values_are_refused(make):
         make()
 
 
-def test_arrays_and_images_go_to_callbacks_and_into_no_record(inproc_session, tmp_path):
-    def report(node, task, epoch, step):
-        me = current_task()
-        weights = np.arange(6, dtype=">f4").reshape(2, 3)[:, ::2] + ord(node)
-        me.report(loss=1.0, weights=weights)
-        if node == "a":
-            me.report(picture=Image(np.full((4, 5, 3), 0.5)))
+def test_an_array_is_no_metric(inproc_session):
+    def report(*_):
+        current_task().report(big=np.zeros(2))
 
-    told = Told()
-    manager = MultiNodeCheckpointManager(tmp_path / "k")
-    runner = JobRunner(reporting(report, nodes="ab", epochs=2), manager, callbacks=[told])
-    result = runner.run(inproc_session)
-    assert result.metrics[1] == {"epoch": 2, "loss": 1.0, "a/loss": 1.0, "b/loss": 1.0}
-    assert manager.record(2).details.metrics == {"loss": 1.0, "a/loss": 1.0, "b/loss": 1.0}
-    metrics = told.epochs[1]
-    assert np.array_equal(metrics["a/weights"], [[97, 99], [100, 102]])
-    assert np.array_equal(metrics["weights"], metrics["b/weights"])
-    assert metrics["weights"].dtype == np.float32
-    pixels = metrics["picture"].pixels
-    assert (pixels.dtype, pixels.shape) == (np.uint8, (4, 5, 3))
-    assert np.all(pixels == 128)
-    assert told.steps[1].keys() == metrics.keys()
-
-
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [
-        (lambda: np.zeros((1 << 20) + 1, np.float32), r"has 4194308 bytes, and at most 4194304"),
-        (lambda: Image(np.zeros((2000, 2100), np.uint8)), r"has 4200000 bytes"),
-        (lambda: np.array(["a"]), r"its dtype is <U1"),
-        (lambda: np.zeros(1, complex), r"its dtype is complex128"),
-    ],
-)
-def test_an_array_that_cannot_be_sent_is_refused(inproc_session, value, why):
-    def report(node, task, epoch, step):
-        current_task().report(big=value())
-
-    with pytest.raises(TaskFailedError, match=rf"Task a/task0 reports 'big', .*{why}"):
-        metrics_of(inproc_session, report, nodes="a")
-
-
-def test_all_arrays_of_a_worker_are_bounded_together(inproc_session):
-    def report(node, task, epoch, step):
-        for _ in range(9):  # they replace each other
-            current_task().report(same=np.zeros(1 << 19))
-        for i in range(4):
-            current_task().report(**{f"big{i}": np.zeros(1 << 19)})
-
-    with pytest.raises(TaskFailedError, match=r"'big3': .* 20971520 bytes, and at most 16777216"):
+    with pytest.raises(
+        TaskFailedError, match="reports 'big' as ndarray; a metric must be a number"
+    ):
         metrics_of(inproc_session, report, nodes="a")

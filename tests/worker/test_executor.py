@@ -792,7 +792,7 @@ def test_the_metric_of_the_task_defined_last_counts(bench):
         reports={"b": [Report("r", lambda: current_task().report(late=True), 500)]},
     )
     outcome = bench(plan).run()
-    assert merge_reports(outcome.metrics).metrics == {
+    assert merge_reports(outcome.metrics) == {
         "loss": 3,
         "a/loss": 3,
         "b/loss": 2,
@@ -811,7 +811,7 @@ def test_the_metric_of_the_last_instance_counts(bench):
         barrier.wait(10)
 
     outcome = bench(group({"a": [task(0, report, num_instances=3)]})).run()
-    assert merge_reports(outcome.metrics).metrics == {"n": 2}
+    assert merge_reports(outcome.metrics) == {"n": 2}
 
 
 def conditions_of(value, capture=True):

@@ -6,9 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from jobrunner.define import MOST_ARRAYS_BYTES, pack_array
 from jobrunner.errors import ExecutionError
-from jobrunner.worker.task_context import FRAME, CurrentTask, Reports, current_task, make_rng
+from jobrunner.worker.task_context import FRAME, CurrentTask, current_task, make_rng
 from jobrunner.workspace.workspace import Workspace, WorkspaceView
 
 KEY = {
@@ -127,13 +126,3 @@ def test_an_int_that_no_record_could_hold_is_not_a_metric(value):
     with pytest.raises(ValueError, match="a/t reports 'n' as an int of more than 1,000 digits"):
         make().report(n=value)
     make().report(n=10**1000 - 1)
-
-
-def test_an_array_that_is_refused_takes_no_room_from_later_ones():
-    reports, quarter = Reports(), pack_array(np.zeros(MOST_ARRAYS_BYTES // 4, np.uint8))
-    for name in "abcd":
-        reports.add({name: quarter}, "n", "task", 0, 0)
-    with pytest.raises(ValueError, match="Report fewer"):
-        reports.add({"e": quarter}, "n", "task", 0, 0)
-    reports.add({"a": quarter}, "n", "task", 0, 0)  # in place of the one before
-    assert [entry.name for entry in reports.entries()[1]] == list("abcd")

@@ -62,16 +62,12 @@ REPLICATED = "replicated"
 PARTITIONS = "partitions"
 """Field of `Details`: name of a blob -> its axis, and the nodes that have its parts, in order."""
 
-Combined = tuple[Literal["mean", "sum", "min", "max"], int | float, int | float]
-"""How values of a metric become one, their value so far, and its weight."""
-
 
 class Details(msgspec.Struct, omit_defaults=True):
     """What a run says of an epoch that it records."""
 
     ended: Unix = 0.0  # when the epoch ended; 0: unknown
     metrics: dict[str, bool | int | float | str] = {}
-    totals: dict[str, dict[str, Combined]] = {}  # of a mid-epoch checkpoint; by name and node
     metadata: dict[str, Any] = {}  # the user's own
     stopped_by: list[str] = []
     steps_per_epoch: _Count | None = None
