@@ -21,7 +21,7 @@ from jobrunner.checkpoint.encoding import (
     check_dimensions,
     check_part,
     encode_blobs,
-    join_refusals,
+    join_lines,
     sent_as,
     with_options,
 )
@@ -172,7 +172,8 @@ def capture_nodes(
             except DefinitionError as error:
                 refusals.append(error)
     if refusals:
-        raise join_refusals(refusals) from refusals[0].__cause__
+        lines = "\n".join(map(str, refusals)).splitlines()
+        raise join_lines(lines) from refusals[0].__cause__
     for name, owners in encoding.replicated.items():
         for node in owners:
             if node not in captures or name not in captures[node].blobs:

@@ -25,6 +25,7 @@ from jobrunner.checkpoint import (
     digest_blob,
     encode_blobs,
     open_record,
+    whole_tree,
 )
 from jobrunner.compile import changes
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
@@ -33,8 +34,7 @@ from jobrunner.texts import printable, show
 Difference = dict[str, Any]
 Differences = Iterator[Difference]
 
-_CLASSES = ("state", "enum", "namedtuple", "dataclass", "codec")
-_PACKED = ("rows", "ragged", "records")  # items that are stored by columns
+_CLASSES = ("state", "namedtuple", "dataclass", "codec")
 _SCALARS = ("NoneType", "bool", "int", "float", "str", "bytes")
 _LONGEST = 40  # characters of a value that is shown
 
@@ -167,7 +167,9 @@ def _decode(blob: EncodedBlob, codecs: Sequence[Codec]) -> Any:
 
 def compare_stored(one: StoredValue, other: StoredValue) -> list[Difference]:
     """The differences between two stored values that are not equal; see `compare_checkpoints`."""
-    differences = list(_compare(one, other, one.tree, other.tree, ""))
+    a = whole_tree(one.tree, one.arrays.__getitem__)
+    b = whole_tree(other.tree, other.arrays.__getitem__)
+    differences = list(_compare(one, other, a, b, ""))
     return differences or [{"where": "", "what": "content"}]
 
 
@@ -190,11 +192,6 @@ def _compare(one: StoredValue, other: StoredValue, a: Tree, b: Tree, where: str)
     elif kind == "pickle":
         if _pickle(a, one) != _pickle(b, other):
             yield {"where": where, "what": "the pickles differ, but their values may be equal"}
-    elif kind in _PACKED:
-        if a["of"][0] != b["of"][0]:
-            yield {"where": where, "what": "keys or types of items"}
-        else:
-            yield from _compare(one, other, a["of"][-1], b["of"][-1], f"{where}[:]")
     elif kind == "same":
         if a["of"] != b["of"]:
             yield {"where": where, "what": "which object it refers to"}
@@ -222,9 +219,6 @@ def _compare_dicts(
     one: StoredValue, other: StoredValue, a: Tree, b: Tree, where: str
 ) -> Differences:
     mine, theirs = _items(a, one), _items(b, other)
-    if mine is None or theirs is None:  # packed
-        yield from _compare(one, other, a.get("of"), b.get("of"), where)
-        return
     for name, items, others in (("A", mine, theirs), ("B", theirs, mine)):
         for key in items:
             if key not in others:
@@ -236,13 +230,13 @@ def _compare_dicts(
         yield {"where": where, "what": "order of the keys"}
 
 
-def _items(tree: Tree, value: StoredValue) -> dict[str, Tree] | None:
-    """The values by what is shown of their keys; None if they are packed in arrays."""
+def _items(tree: Tree, value: StoredValue) -> dict[str, Tree]:
+    """The values by what is shown of their keys."""
     if "$" not in tree:
         return {show(key): item for key, item in tree.items()}
     keys, items = tree["of"]
-    if not (isinstance(keys, list) and isinstance(items, list)):
-        return None
+    if isinstance(keys, dict):  # numbers
+        keys = value.arrays[keys["of"]].tolist()
     return {_show_key(key, value): item for key, item in zip(keys, items, strict=True)}
 
 

@@ -26,9 +26,9 @@ _TEXTS = (
 )  # fmt: skip
 _KINDS = (
     *("array", "same", "list", "tuple", "dict", "odict", "set", "frozenset", "deque", "int", "str"),
-    *("float", "complex", "bytes", "bytearray", "pickle", "codec", "library", "state", "tensor"),
-    *("hollow", "objects", "gaps", "dataclass", "enum", "namedtuple", "np.MaskedArray", "unknown"),
-    *("np.Generator", "datetime", "decimal", "range", "slice", "path", "noted", "class", "dtype"),
+    *("float", "complex", "bytes", "bytearray", "pickle", "codec", "state"),
+    *("objects", "dataclass", "namedtuple", "json", "numbers", "unknown", "torch.Tensor"),
+    *("np.Generator", "datetime", "decimal", "range", "PosixPath", "scalar"),
 )  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def values(path: Path) -> Any:
     """Values of all kinds, compressed and cut arrays, pickles, a state."""
     names = [name for name in VALUES if any(it in name for it in ("<f4", "U2 C", "M8[us]", "tied"))]
     some = {f"v{i}": VALUES[name]() for i, name in enumerate(names)}
-    made = [VALUES[name]() for name in VALUES if name[:4] in ("gene", "mask", "data", "lega")]
+    made = [VALUES[name]() for name in VALUES if name[:4] in ("gene", "data", "lega")]
     blobs = {
         "a": {
             "packed": np.zeros((8, 8)),

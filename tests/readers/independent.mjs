@@ -12,7 +12,7 @@
 //   has no numbers for are the bytes of the item, in hexadecimal,
 // - "dict" has a list of [key, value],
 // - "same" has the path of keys and indices, in the blob, to the place where the object is printed,
-// - numbers, rows, ragged and records are printed as the lists that they stand for.
+// - "numbers" are printed as the list that they stand for.
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -328,110 +328,72 @@ class Value {
   }
 }
 
-// Kinds of objects that have a number, besides those of libraries.
-const NUMBERED = new Set([
-  ...["dataclass", "state", "codec", "set", "deque", "defaultdict", "OrderedDict", "Counter"],
-  ...["namespace", "random", "array.array", "bytearray", "objects", "void", "np.MaskedArray"],
-  ...["np.Generator", "np.BitGenerator", "np.SeedSequence", "np.RandomState"],
-]);
-const CONSTANT = new Set([
-  ...["frozenset", "complex", "range", "slice", "date", "time", "datetime", "timedelta"],
-  ...["timezone", "zone", "decimal", "fraction", "uuid", "path", "builtin", "scalar"],
-  ...["dtype", "np.str_", "np.bytes_", "np.masked"],
+const CODECS = new Set([
+  ...["set", "frozenset", "deque", "defaultdict", "OrderedDict", "Counter", "bytearray"],
+  ...["complex", "range", "date", "time", "datetime", "timedelta", "timezone", "zone", "decimal"],
+  ...["uuid", "PurePosixPath", "PureWindowsPath", "PosixPath", "WindowsPath", "random"],
+  ...["scalar", "objects", "np.str_", "np.bytes_", "np.Generator", "np.BitGenerator"],
+  ...["np.SeedSequence", "np.RandomState"],
 ]);
 const LIBRARY = /^(torch|scipy|pandas|pyarrow|xarray|jax)\./;
 
 // Returns the value of a tree; `array` gives an array by its index.
 function grow(whole, array) {
-  const numbered = [];
-  const number = (object) => {
-    numbered.push(object);
-    return object;
+  if (whole instanceof Map && whole.get("$") === "json") {
+    whole = parse(utf8.decode(Buffer.from(array(whole.get("of")).data.map(Number))));
+  }
+  const containers = []; // in the order in which they begin
+  const collect = (tree) => {
+    if (tree === null || typeof tree !== "object" || tree instanceof Float) return;
+    containers.push(tree);
+    tree.forEach(collect);
   };
+  collect(whole);
+  const values = new Map();
 
   function value(tree) {
-    if (Array.isArray(tree)) {
-      const list = number([]);
-      for (const item of tree) list.push(value(item));
-      return list;
-    }
-    if (!(tree instanceof Map)) return tree;
-    if (tree.has("$")) return special(tree);
-    const dict = number(new Map());
-    for (const [key, item] of tree) dict.set(key, value(item));
-    return dict;
+    const result = special(tree);
+    values.set(tree, result);
+    return result;
   }
 
   function special(tree) {
+    if (Array.isArray(tree)) return tree.map(value);
+    if (!(tree instanceof Map)) return tree;
+    if (!tree.has("$")) return new Map([...tree].map(([key, item]) => [key, value(item)]));
     need(tree.size === 2 && tree.has("of"), "a tree has other fields beside `$` and `of`");
     const [kind, of] = [tree.get("$"), tree.get("of")];
-    if (kind === "array") return number(new Value(kind, array(of)));
+    if (kind === "array") return new Value(kind, array(of));
     if (kind === "same") {
-      need(of < numbered.length, `no object has the number ${of}`);
-      return numbered[of];
+      need(values.has(containers[of]), `no list or object ${of} came before`);
+      return values.get(containers[of]);
     }
-    if (kind === "tuple") return new Value(kind, items(of));
+    if (kind === "numbers") return array(of).data;
     if (kind === "dict") {
-      const dict = number(new Value(kind));
-      const keys = items(of[0]);
-      const values = items(of[1]);
-      dict.of = keys.map((key, i) => [key, values[i]]);
-      return dict;
+      const [keys, content] = of.map(value);
+      return new Value(kind, keys.map((key, i) => [key, content[i]]));
     }
     if (kind === "int") return of[0] === "-" ? -BigInt(of.slice(1)) : BigInt(of);
     if (kind === "float") return Float.ofBits(BigInt(`0x${of}`));
-    if (kind === "str") return wtf8(bytesOf(of));
+    if (kind === "str") return wtf8(Buffer.from(of, "hex"));
     if (kind === "bytes") return new Value(kind, bytesOf(of).toString("hex"));
-    if (["numbers", "rows", "ragged", "records"].includes(kind)) {
-      const list = number([]);
-      for (const item of items(tree)) list.push(item);
-      return list;
-    }
     if (kind === "pickle") return new Value(kind, of[2]);
-    if (kind === "enum" || kind === "namedtuple") {
+    if (kind === "namedtuple" || kind === "dataclass") {
       return new Value(kind, [of[0], of[1], value(of[2])]);
     }
-    const found = new Value(kind);
-    if (NUMBERED.has(kind) || LIBRARY.test(kind)) number(found);
-    else need(CONSTANT.has(kind), `this reader does not know the kind ${kind}`);
-    if (kind === "dataclass") found.of = [of[0], of[1], value(of[2])];
-    else if (kind === "state" || kind === "codec") found.of = [of[0], value(of[1])];
-    else found.of = value(of);
-    return found;
-  }
-
-  function items(tree) {
-    if (Array.isArray(tree)) return tree.map(value);
-    const [kind, of] = [tree.get("$"), tree.get("of")];
-    if (kind === "numbers") return array(of).data;
-    if (kind === "rows") {
-      const columns = of[1].map(items);
-      const rows = columns[0].map((_, row) => columns.map((column) => column[row]));
-      return rows.map((row) => rowOf(of[0], row));
-    }
-    if (kind === "records") {
-      const columns = of[1].map(items);
-      return columns[0].map((_, row) =>
-        number(new Map(of[0].map((key, i) => [key, columns[i][row]]))),
-      );
-    }
-    need(kind === "ragged", `${kind} are no items`);
-    const lengths = array(of[1]).data.map(Number);
-    const all = items(of[2]);
-    let at = 0;
-    return lengths.map((length) => rowOf(of[0], all.slice(at, (at += length))));
-  }
-
-  function rowOf(kind, content) {
-    if (kind === "tuple") return new Value(kind, content);
-    return number(kind === "list" ? content : new Value(kind, content));
+    if (kind === "state" || kind === "codec") return new Value(kind, [of[0], value(of[1])]);
+    need(
+      kind === "tuple" || CODECS.has(kind) || LIBRARY.test(kind),
+      `this reader does not know the kind ${kind}`,
+    );
+    return new Value(kind, value(of));
   }
 
   function bytesOf(of) {
     return typeof of === "string" ? Buffer.from(of, "hex") : Buffer.from(array(of).data.map(Number));
   }
 
-  return [value(whole), new Set(numbered)];
+  return value(whole);
 }
 
 // UTF-8 that has lone surrogates as they are.
@@ -447,7 +409,7 @@ function wtf8(bytes) {
 
 // Printing.
 
-function print(value, mutable) {
+function print(value) {
   const places = new Map();
   const kind = (name, of) => `{"$":"${name}","of":${of}}`;
 
@@ -468,7 +430,7 @@ function print(value, mutable) {
     if (value instanceof Float) return float(value);
     if (value === null || typeof value !== "object") return JSON.stringify(value);
     if (places.has(value)) return kind("same", JSON.stringify(places.get(value)));
-    if (mutable.has(value)) places.set(value, at);
+    places.set(value, at);
     if (Array.isArray(value)) return list(value, at);
     if (value instanceof Map) {
       const pairs = [...value].map(
@@ -511,8 +473,8 @@ function readStore(directory, node, reference) {
     return rowOf(stacks.get(stack), row);
   };
   const blobs = [...entry.get("blobs")].map(([blob, about]) => {
-    const [value, mutable] = grow(about.get("tree"), (index) => read(about.get("arrays")[index]));
-    return `${JSON.stringify(blob)}:${print(value, mutable)}`;
+    const value = grow(about.get("tree"), (index) => read(about.get("arrays")[index]));
+    return `${JSON.stringify(blob)}:${print(value)}`;
   });
   return `{${blobs.join(",")}}`;
 }

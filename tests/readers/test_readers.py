@@ -79,9 +79,9 @@ def test_xarray_shows_dates_as_dates_and_all_groups(store: Path) -> None:
     spans = [tree[f"span{i}"].dtype.kind for i in range(10)]
     assert spans == ["m", "m", "m", "m", "m", "m", "m", "i", "i", "m"]
     assert tree["span4"].values[0] == np.timedelta64(7, "D")
-    groups = {"/", "/_stacks", "/params", "/params/layers", "/rows"}
+    groups = {"/", "/_stacks", "/params", "/params/layers"}
     assert {group.path for group in tree.subtree} == groups
-    assert tree["rows"]["0"].shape == (300,)
+    assert tree["counts"].shape == (300,)
     assert tree.attrs["step"] == 7
 
 

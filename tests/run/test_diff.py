@@ -95,20 +95,19 @@ def test_replicas_are_compared_by_their_values_and_not_by_their_padding(tmp_path
     ("change", "where"),
     [
         (lambda n: [*range(300), n], ""),
-        (lambda n: [(i, float(i)) for i in range(300)] + [(n, 0.5)], "[:][0]"),
-        (lambda n: [[i] * (i % 3) for i in range(300)] + [[n]], "[:]"),
-        (lambda n: dict.fromkeys(range(300), "x") | {5: n}, ""),
+        (lambda n: [(i, float(i)) for i in range(9000)] + [(n, 0.5)], "[9000][0]"),
+        (lambda n: dict.fromkeys(range(300), "x") | {5: n}, "[5]"),
     ],
 )
-def test_many_items_that_are_stored_by_columns_are_compared(change, where):
+def test_many_items_are_compared(change, where):
     one, other = change(1000), change(2000)
     difference = compare_values(one, other)[0]
-    assert difference["where"].startswith(where)
+    assert difference["where"] == where
     assert compare_values(one, change(1000)) == []
 
 
-def test_many_items_of_another_type_or_length_differ_in_that():
-    (difference,) = compare_values([(1, 2)] * 300, [(1, 2, 3)] * 300)
-    assert difference == {"where": "[:]", "what": "length: 2 and 3"}
-    (difference,) = compare_values([(1, 2)] * 300, [[1, 2] for _ in range(300)])
-    assert difference == {"where": "", "what": "keys or types of items"}
+def test_items_of_another_type_or_length_differ_in_that():
+    (difference,) = compare_values([(1, 2)], [(1, 2, 3)])
+    assert difference == {"where": "[0]", "what": "length: 2 and 3"}
+    (difference,) = compare_values([(1, 2)], [[1, 2]])
+    assert difference == {"where": "[0]", "what": "type: tuple and list"}

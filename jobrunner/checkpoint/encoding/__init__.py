@@ -4,9 +4,10 @@ from jobrunner.checkpoint.encoding.codecs import (
     REGISTERED_CODECS,
     Codec,
     CodecTable,
+    InvalidTreeError,
     register_codec,
 )
-from jobrunner.checkpoint.encoding.decode import LONE_ARRAY, Decoder, InvalidTreeError
+from jobrunner.checkpoint.encoding.decode import LONE_ARRAY, Decoder, whole_tree
 from jobrunner.checkpoint.encoding.dtypes import (
     Array,
     ArrayPart,
@@ -24,7 +25,7 @@ from jobrunner.checkpoint.encoding.encoded_blobs import (
     check_dimensions,
     check_part,
     encode_blobs,
-    join_refusals,
+    join_lines,
     refuse_classes,
     with_options,
 )
@@ -34,6 +35,5 @@ from jobrunner.checkpoint.encoding.job_classes import (
     find_classes,
     sent_as,
 )
-from jobrunner.checkpoint.encoding.outline import show_outline
 from jobrunner.checkpoint.encoding.stateful import StatefulBlob, given_state, join_states
-from jobrunner.checkpoint.encoding.unmade import Unmade
+from jobrunner.checkpoint.encoding.unmade import Unmade, show_outline

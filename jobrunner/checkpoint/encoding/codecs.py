@@ -30,6 +30,10 @@ class UnmakeableError(Exception):
     """Raised by a codec of ours for what is whole, but cannot be made on this machine."""
 
 
+class InvalidTreeError(ValueError):
+    """A tree that no encoder produces; names the node."""
+
+
 class RefusedValueError(Exception):
     """A value inside a blob cannot be saved."""
 
@@ -92,11 +96,6 @@ class OwnCodec(Codec):
     """Whether items lie where they lay, so that the state of an object inside can be loaded again."""
     hides_memory: ClassVar[bool] = False
     """Whether a change of a value never shows in what shares its memory."""
-
-    @property
-    def is_numbered(self) -> bool:
-        """Whether trees can refer to a value again."""
-        return self.is_mutable
 
 
 AnyCodec = TypeVar("AnyCodec", bound=Codec)

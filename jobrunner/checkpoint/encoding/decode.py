@@ -9,16 +9,16 @@ its number.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
-from jobrunner.checkpoint.encoding.codecs import Codec, UnmakeableError
+from jobrunner.checkpoint.encoding.codecs import Codec, InvalidTreeError, UnmakeableError
 from jobrunner.checkpoint.encoding.dtypes import Array, Tree
-from jobrunner.checkpoint.encoding.encode import OWN_CODECS
+from jobrunner.checkpoint.encoding.encode import OWN_CODECS, containers_of
 from jobrunner.checkpoint.encoding.everyday import expect, fields_of
 from jobrunner.checkpoint.encoding.job_classes import (
     find_class,
@@ -26,7 +26,7 @@ from jobrunner.checkpoint.encoding.job_classes import (
     make_instance,
     unpickle,
 )
-from jobrunner.checkpoint.encoding.libraries import LIBRARY_TYPES, LibraryType, type_named
+from jobrunner.checkpoint.encoding.libraries import LibraryType, type_named
 from jobrunner.checkpoint.encoding.stateful import SavedState
 from jobrunner.checkpoint.encoding.unmade import Unmade
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
@@ -36,26 +36,22 @@ T = TypeVar("T")
 LONE_ARRAY = {"$": "array", "of": 0}
 """The tree of a blob that is an array."""
 
-_MOST_DEPTH = 200
-"""An encoder nests containers at most 150 deep, and some values are another in their container."""
+_MOST_DEPTH = 320
+"""An encoder nests containers at most 150 deep, and each may be a node that holds a list."""
 
-_UNFINISHED: Any = object()
 _BYTE = np.dtype(np.uint8)
-_INT = np.dtype("<i8")
-_NUMBERS = (_INT, np.dtype("<f8"), np.dtype("?"))
-_NUMBERED = frozenset(
-    {
-        *("array", "dict", "dataclass", "codec", "state", "numbers", "rows", "ragged", "records"),
-        *(codec.name for codec in OWN_CODECS if codec.is_numbered),
-        *(library_type.name for library_type in LIBRARY_TYPES),
-    }
-)
-"""Kinds of objects to which `same` can refer, beside lists and dicts."""
-_ROW_CLASSES: Mapping[str, type] = {"list": list, "tuple": tuple, "set": set}
+_NUMBERS = (np.dtype("<i8"), np.dtype("<f8"), np.dtype("?"))
+_TREES = msgspec.json.Decoder()
 
 
-class InvalidTreeError(ValueError):
-    """A tree that no encoder produces; names the node."""
+def whole_tree(tree: Tree, array: Callable[[int], Array]) -> Tree:
+    """Return a tree that may be so long that its JSON is an array."""
+    if type(tree) is not dict or tree.get("$") != "json":
+        return tree
+    try:
+        return _TREES.decode(array(tree["of"]).tobytes())
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidTreeError(f"an array that is no tree: {error}") from None
 
 
 class Decoder:
@@ -101,63 +97,61 @@ class Decoder:
         self._keeps_states = keeps_states
         self._is_lazy = leaf is not None
         self._classes = classes
+        self._tree: Tree = None
+        self._containers: list[Tree] = []  # of the tree, if it has a node `same`
+        self._values: dict[int, Any] = {}  # by the `id` of the container that stands for it
         self._used: set[int] = set()  # arrays
-        self._made: list[Any] = []  # numbered objects, in the order of the tree
         self._depth = 0
         self._num_codecs = 0  # around the present value; inside of one, arrays are whole
 
     def decode(self, tree: Tree) -> Any:
-        """Decode a tree; raises `InvalidTreeError` if no encoder produces it.
+        """Decode the tree of a blob; raises `InvalidTreeError` if no encoder produces it.
 
         Raises `DefinitionError` if it needs a codec that is not registered, or unpickling that is
         not allowed; `CheckpointError` if a codec or the class of a pickled object raised, or this
         platform lacks a dtype.
         """
+        self._tree = whole_tree(tree, self._array)
+        try:
+            return self._value(self._tree)
+        except RecursionError:
+            raise InvalidTreeError("values are nested too deep") from None
+
+    def _value(self, tree: Tree) -> Any:
         cls = type(tree)
         if cls is not list and cls is not dict:
             return tree
         self._depth += 1
         if self._depth > _MOST_DEPTH:
             raise InvalidTreeError(f"values are nested more than {_MOST_DEPTH} deep")
-        try:
-            if cls is dict and "$" in tree:
-                value = self._decode_node(tree)
-            else:
-                number = self._reserve()
-                value = self._items(tree) if cls is list else self._plain_dict(tree)
-                self._made[number] = value
-        except RecursionError:
-            raise InvalidTreeError("values are nested too deep") from None
+        value: Any
+        if cls is list:
+            value = list(map(self._value, tree))
+        elif "$" in tree:
+            value = self._node(tree)
+        else:
+            value = {}
+            for key, item in tree.items():
+                value[key] = self._value(item)
         self._depth -= 1
+        self._values[id(tree)] = value
         return value
 
-    def _decode_node(self, tree: dict[str, Tree]) -> Any:
+    def _node(self, tree: dict[str, Tree]) -> Any:
         kind, content = tree["$"], tree.get("of")
         try:
             if len(tree) != 2 or type(kind) is not str:
                 raise ValueError("expected the fields `$` and `of`")
-            number = self._reserve() if kind in _NUMBERED else None
             method = _KINDS.get(kind)
             if method is not None:
-                value = method(self, content)
-            elif kind in _MANY:
-                value = self._items(tree)
-            else:
-                value = self._by_codec(kind, content)
-            if number is not None:
-                self._made[number] = value
-            return value
+                return method(self, content)
+            return self._by_codec(kind, content)
         except (JobRunnerError, InvalidTreeError, RecursionError):
             raise
         except UnmakeableError as error:
             raise self._undecodable(error) from error
         except Exception as error:
             raise InvalidTreeError(f"invalid node of kind {kind!r:.80}: {error}") from error
-
-    def _reserve(self) -> int:
-        """Take the next number, before those of what the object contains."""
-        self._made.append(_UNFINISHED)
-        return len(self._made) - 1
 
     def _undecodable(self, error: Exception) -> CheckpointError:
         return CheckpointError(
@@ -189,21 +183,17 @@ class Decoder:
     def _lone_array(self, i: Tree) -> Any:
         return self._take(i, self._array if self._num_codecs else self._leaf)
 
-    def _data(self, content: Tree) -> bytes:
-        """Return bytes that are hexadecimal digits, or an array."""
-        if isinstance(content, str):
-            return bytes.fromhex(content)
-        return self._flat(content, _BYTE).tobytes()
-
     # --- plain values
 
     def _same(self, number: Tree) -> Any:
-        if not 0 <= expect(int, number) < len(self._made):
-            raise ValueError(f"there is no object {number}")
-        value = self._made[number]
-        if value is _UNFINISHED:
-            raise ValueError(f"object {number} contains itself")
-        return value
+        if not self._containers:
+            self._containers = list(containers_of(self._tree))
+        if not 0 <= expect(int, number) < len(self._containers):
+            raise ValueError(f"there is no list or object {number}")
+        container = self._containers[number]
+        if id(container) not in self._values:
+            raise ValueError(f"{number} contains itself, or comes later")
+        return self._values[id(container)]
 
     def _int(self, digits: Tree) -> int:
         return int(expect(str, digits), 16)
@@ -212,80 +202,33 @@ class Decoder:
         (value,) = struct.unpack(">d", bytes.fromhex(expect(str, digits)))
         return value
 
-    def _text(self, content: Tree) -> str:
-        return self._data(content).decode("utf-8", "surrogatepass")
+    def _text(self, digits: Tree) -> str:
+        return bytes.fromhex(expect(str, digits)).decode("utf-8", "surrogatepass")
+
+    def _bytes(self, content: Tree) -> bytes:
+        if isinstance(content, str):
+            return bytes.fromhex(content)
+        return self._flat(content, _BYTE).tobytes()
 
     # --- containers
-
-    def _plain_dict(self, tree: dict[str, Tree]) -> dict[str, Any]:
-        items = {}
-        for key, item in tree.items():
-            items[key] = self.decode(item)
-        return items
-
-    def _tuple(self, tree: Tree) -> tuple[Any, ...]:
-        return tuple(self._items(tree))
-
-    def _dict(self, tree: Tree) -> Any:
-        keys, values = (self._items(items) for items in fields_of(tree, object, object))
-        return dict(zip(keys, values, strict=True))
-
-    def _items(self, tree: Tree) -> list[Any]:
-        """Decode items: those of a list, or a node for many that are alike."""
-        if type(tree) is list:
-            return list(map(self.decode, tree))
-        if len(tree) != 2:
-            raise ValueError("expected the fields `$` and `of`")
-        # A level for each, or a forged tree could nest them without end.
-        self._depth += 1
-        if self._depth > _MOST_DEPTH:
-            raise InvalidTreeError(f"values are nested more than {_MOST_DEPTH} deep")
-        items = _MANY[tree["$"]](self, tree["of"])
-        self._depth -= 1
-        return items
-
-    # --- many items that are alike
 
     def _numbers(self, i: Tree) -> list[Any]:
         numbers: list[Any] = self._flat(i, *_NUMBERS).tolist()
         return numbers
 
-    def _rows(self, tree: Tree) -> list[Any]:
-        kind, trees = fields_of(tree, str, list)
-        columns = list(map(self._items, trees))
-        return self._make_rows(kind, zip(*columns, strict=True))
+    def _tuple(self, tree: Tree) -> tuple[Any, ...]:
+        return tuple(expect(list, self._value(tree)))
 
-    def _ragged(self, tree: Tree) -> list[Any]:
-        kind, part, content = fields_of(tree, str, int, object)
-        lengths = self._flat(part, _INT).tolist()
-        items = self._items(content)
-        if min(lengths, default=0) < 0 or sum(lengths) != len(items):
-            raise ValueError("the lengths of the rows are not those of their items")
-        remaining = iter(items)
-        return self._make_rows(kind, (islice(remaining, length) for length in lengths))
-
-    def _make_rows(self, kind: str, contents: Iterable[Iterable[Any]]) -> list[Any]:
-        cls = _ROW_CLASSES[kind]
-        rows: list[Any] = list(map(cls, contents))
-        if cls is not tuple:
-            self._made += rows
-        return rows
-
-    def _records(self, tree: Tree) -> list[Any]:
-        keys, trees = fields_of(tree, list, list)
-        if set(map(type, keys)) != {str} or len(trees) != len(keys):
-            raise ValueError("records have a text for each of their columns")
-        columns = list(map(self._items, trees))
-        records = [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
-        self._made += records
-        return records
+    def _dict(self, tree: Tree) -> Any:
+        keys, values = map(self._value, fields_of(tree, object, list))
+        return dict(zip(expect(list, keys), values, strict=True))
 
     # --- by codecs
 
     def _parts(self, tree: Tree) -> Any:
         """Decode what a codec makes a value of, with whole arrays."""
         self._num_codecs += 1
-        parts = self.decode(tree)
+        parts = self._value(tree)
         self._num_codecs -= 1
         return parts
 
@@ -343,7 +286,7 @@ class Decoder:
 
     def _state(self, tree: Tree) -> Any:
         cls, content = fields_of(tree, str, object)
-        state = self.decode(content)
+        state = self._value(content)
         if not self._keeps_states:
             return state
         self.has_states = True
@@ -353,7 +296,7 @@ class Decoder:
         name, names, content = fields_of(tree, str, list, dict)
         for field in names:
             expect(str, field)
-        state = expect(dict, self.decode(content))
+        state = expect(dict, self._value(content))
         cls = self._find_class(name)
         if cls is None:
             return Unmade(name, state)
@@ -386,22 +329,14 @@ _KINDS: Mapping[str, Callable[[Decoder, Any], Any]] = {
     "int": Decoder._int,
     "float": Decoder._float,
     "str": Decoder._text,
-    "bytes": Decoder._data,
+    "bytes": Decoder._bytes,
+    "numbers": Decoder._numbers,
     "tuple": Decoder._tuple,
     "dict": Decoder._dict,
     "state": Decoder._state,
-    "enum": partial(Decoder._instance, kind="enum"),
     "namedtuple": partial(Decoder._instance, kind="namedtuple"),
     "dataclass": partial(Decoder._instance, kind="dataclass"),
     "codec": Decoder._by_users_codec,
     "pickle": Decoder._pickle,
 }
 """Kinds that are no codecs of ours."""
-
-_MANY: Mapping[str, Callable[[Decoder, Any], list[Any]]] = {
-    "numbers": Decoder._numbers,
-    "rows": Decoder._rows,
-    "ragged": Decoder._ragged,
-    "records": Decoder._records,
-}
-"""Each a list of items that are alike."""

@@ -315,3 +315,11 @@ def _fill(clean: Array, array: Array) -> None:
         width = np.dtype(np.longdouble).itemsize
         array.reshape(-1).view(np.uint8).reshape(-1, width)[:, _X87_BYTES:] = 0
     clean[...] = array
+
+
+def memory_order(array: Array) -> tuple[int, ...] | None:
+    """Return the memory order of the axes, outermost first; None if they are in it already."""
+    if array.flags.c_contiguous or 0 in array.strides:
+        return None
+    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+    return None if order == list(range(array.ndim)) else tuple(order)

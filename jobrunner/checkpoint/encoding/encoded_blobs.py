@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from jobrunner.checkpoint.encoding.codecs import (
@@ -23,7 +23,7 @@ from jobrunner.checkpoint.encoding.libraries import type_of
 from jobrunner.checkpoint.encoding.stateful import has_state, name_class
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import DefinitionError
-from jobrunner.texts import counted, listed
+from jobrunner.texts import counted
 
 
 @dataclass(slots=True)
@@ -35,6 +35,12 @@ class EncodedBlob:
     has_state: bool = False  # contains objects saved by their ``state_dict()``
     options: ArrayOptions = DEFAULT_ARRAY_OPTIONS
     classes: Mapping[str, type] = field(default_factory=dict)  # that the tree names
+
+
+TREE_BYTES = 64 << 10
+"""A tree with longer JSON is an array of bytes, or each epoch's document would repeat it."""
+
+_JSON = msgspec.json.Encoder()
 
 
 class _View(NamedTuple):
@@ -51,9 +57,9 @@ class _Node:
         self.encoded: dict[str, EncodedBlob] = {}
         self.refused: dict[str, RefusedValueError] = {}
         self.memory: list[_View] = []
+        self.shared: dict[tuple[str, str], str] = {}
         self._owners: dict[int, str] = {}  # of objects, by `id`
         self._kept: list[object] = []  # no `id` is used twice
-        self._shared: dict[tuple[str, str], str] = {}
 
     def add(
         self, name: str, value: object, codecs: CodecTable[Codec] | None, allow_pickle: bool
@@ -68,23 +74,22 @@ class _Node:
         except RefusedValueError as error:
             self.refused[name] = error
             return
-        self.encoded[name] = EncodedBlob(
-            tree, encoder.parts, encoder.has_state, classes=encoder.classes
-        )
+        parts = encoder.parts
+        text = _JSON.encode(tree)
+        if len(text) > TREE_BYTES:
+            tree = {"$": "json", "of": len(parts)}
+            parts.append(ArrayPart(np.frombuffer(text, np.uint8), None, ("_tree",), "JSON"))
+        self.encoded[name] = EncodedBlob(tree, parts, encoder.has_state, classes=encoder.classes)
         self.memory += [_View(name, trail, array) for trail, array in encoder.memory]
         for identity, value_inside in encoder.objects.items():
             owner = self._owners.setdefault(identity, name)
             if owner != name:
-                self._shared[owner, name] = (
+                self.shared[owner, name] = (
                     f"Node {self.name!r}: the blobs {owner!r} and {name!r} contain the same "
                     f"{type(value_inside).__name__} object, and would contain two after a resume. "
                     f"Copy one of them, or put both in one blob (a dict or a list)."
                 )
         self._kept.append(encoder.objects)
-
-    def sharing(self) -> list[str]:
-        """A line for each pair of blobs that share an object, or else for one that shares memory."""
-        return [*self._shared.values()] or [*_find_shared_memory(self.name, self.memory)]
 
 
 def encode_blobs(
@@ -108,13 +113,11 @@ def encode_blobs(
             encoded.encoded[name] = done[name]
         else:
             encoded.add(name, value, table, allow_pickle)
-    lines = encoded.sharing()
-    if encoded.refused or lines:
-        of_node = {(node, name): error for name, error in encoded.refused.items()}
-        raised = RefusedBlobsError("\n".join([*_explain(of_node), *lines]))
-        raised.refused, raised.lines = of_node, lines
-        causes = [error.__cause__ for error in of_node.values() if error.__cause__ is not None]
-        raise raised from (causes[0] if causes else None)
+    lines = [*_explain({(node, name): error for name, error in encoded.refused.items()})]
+    lines += encoded.shared.values() or _find_shared_memory(node, encoded.memory)
+    if lines:
+        causes = [error.__cause__ for error in encoded.refused.values()]
+        raise join_lines(lines) from next(filter(None, causes), None)
     return encoded.encoded
 
 
@@ -135,7 +138,7 @@ def _encode(
     """
     encoder = Encoder(codecs)
     try:
-        return encoder, encoder.encode(value)
+        return encoder, encoder.encode_blob(value)
     except RecursionError:
         reason = "its containers are nested too deep for Python's stack"
         raise RefusedValueError((), type(value), reason, "Store it less deep") from None
@@ -157,7 +160,7 @@ def refuse_classes(planned: Mapping[tuple[str, str], type], codecs: Sequence[Cod
             error = RefusedValueError((), cls, "there is no codec for its type")
             refused[node, name] = error
     if refused:
-        raise DefinitionError("\n".join(_explain(refused)))
+        raise join_lines([*_explain(refused)])
 
 
 def check_part(node: str, name: str, value: object, blob: EncodedBlob, axis: int) -> None:
@@ -233,74 +236,39 @@ def check_dimensions(node: str, blobs: Mapping[str, EncodedBlob]) -> None:
                 )
 
 
-class RefusedBlobsError(DefinitionError):
-    """What is wrong with blobs: those that cannot be saved, by node and name, and other lines.
-
-    These stay on the worker, see `join_refusals`; the message alone is sent.
-    """
-
-    refused: Mapping[tuple[str, str], RefusedValueError] = MappingProxyType({})
-    lines: Sequence[str] = ()
-
-
-def join_refusals(errors: Sequence[DefinitionError]) -> DefinitionError:
-    """One error for what is wrong on several nodes."""
-    refused: dict[tuple[str, str], RefusedValueError] = {}
-    lines: list[str] = []
-    for error in errors:
-        if isinstance(error, RefusedBlobsError):
-            refused |= error.refused
-            lines += error.lines
-        else:
-            lines.append(str(error))
-    return DefinitionError("\n".join([*_explain(refused), *lines]))
+def join_lines(lines: Sequence[str]) -> DefinitionError:
+    """One error for all that is wrong with blobs: a line each, of which the first are shown."""
+    more = []
+    if len(lines) > _MOST_LINES:
+        more = [f"{counted(len(lines) - _MOST_LINES, 'more blob')} cannot be saved."]
+    return DefinitionError("\n".join([*lines[:_MOST_LINES], *more]))
 
 
 def _explain(refused: Mapping[tuple[str, str], RefusedValueError]) -> Iterator[str]:
-    """Yield a line for each blob, with its nodes, then one with the names of those that are left.
-
-    What to do is said once, so that many lines stay readable.
-    """
-    nodes_of: dict[tuple[str, str, type, str, str], list[str]] = {}
+    """Yield a line for each blob, given by node and name; what to do is said once."""
+    remedies = set()
     for (node, blob), error in refused.items():
-        trail = "/".join(error.trail).replace("_keys/", "key ")
-        same = (blob, trail, error.cls, error.reason, error.remedy)
-        nodes_of.setdefault(same, []).append(node)
-    remedies: set[str] = set()
-    num_characters = 0
-    unsaid: dict[str, list[str]] = {}
-    for (blob, trail, cls, reason, own_remedy), nodes in nodes_of.items():
-        if num_characters > _MOST_CHARACTERS:
-            unsaid.setdefault(blob, []).extend(nodes)
-            continue
-        ending = "s" if len(nodes) > 1 else ""
-        item = f", item {trail}" if trail else ""
+        cls = error.cls
+        item = ""
+        if error.trail:
+            item = ", item " + "/".join(error.trail).replace("_keys/", "key ")
         name = cls.__qualname__
         if cls.__module__ != "builtins":
             name = f"{cls.__module__}.{name}"
-        line = (
-            f"Node{ending} {listed(map(repr, nodes), 3)}, blob {blob!r}{item}: {name} cannot be "
-            f"saved: {reason}."
-        )
+        line = f"Node {node!r}, blob {blob!r}{item}: {name} cannot be saved: {error.reason}."
         # A codec for such a type would be refused.
-        remedy = own_remedy or (_CONVERT if needs_no_codec(cls) else _REGISTER)
+        remedy = error.remedy or (_CONVERT if needs_no_codec(cls) else _REGISTER)
         if remedy not in remedies:
             remedies.add(remedy)
-            pickle = "" if own_remedy else _PICKLE
-            exclude = f"outputs=Blob({blob!r}, transient=True)"
+            pickle = "" if error.remedy else _PICKLE
             line += (
                 f" {remedy.format(cls.__name__)}{pickle}; or exclude the blob from checkpoints, "
+                f"outputs=Blob({blob!r}, transient=True)."
             )
-            line += f"{exclude}."
-        num_characters += len(line)
         yield line
-    if unsaid:
-        names = (f"{blob!r} of {counted(len(nodes), 'node')}" for blob, nodes in unsaid.items())
-        yield f"{counted(len(unsaid), 'more blob')} cannot be saved: {listed(names, _MOST_NAMES)}."
 
 
-_MOST_CHARACTERS = 13_000  # of the lines that say what is wrong; longer messages are cut
-_MOST_NAMES = 200
+_MOST_LINES = 50
 _REGISTER = "Register a codec for it, register_codec({}, encode, decode)"
 _PICKLE = "; or pickle it, allow_pickle=True for the checkpoint manager (--allow-pickle)"
 _CONVERT = "Convert it to a type that can be saved, such as an array of numbers or a list"
@@ -310,41 +278,28 @@ _CONVERT = "Convert it to a type that can be saved, such as an array of numbers 
 
 
 def _find_shared_memory(node: str, memory: Sequence[_View]) -> Iterator[str]:
+    """Yield a line if two arrays share memory, but are not the same part of a blob."""
     arrays = [view.array for view in memory]
     is_once = len(set(map(id, arrays))) == len(arrays)
     if is_once and all(array.flags.owndata for array in arrays):
         return  # arrays that own their memory share none
     spans = sorted(
-        (
-            (*np.lib.array_utils.byte_bounds(array), index)
-            for index, (_, _, array) in enumerate(memory)
-            if array.size and array.itemsize and not _is_constant(array)
-        )
+        (*np.lib.array_utils.byte_bounds(array), index) for index, array in enumerate(arrays)
     )
     reaching: list[tuple[int, int]] = []  # (end, index) of spans that the next one may overlap
-    named: tuple[int, ...] = ()  # the first pair in the order of the blobs, wherever in memory
     for low, high, index in spans:
         reaching = [(end, second) for end, second in reaching if end > low]
         for _, second in reaching:
-            pair = (min(index, second), max(index, second))
-            if (not named or pair < named) and _overlap(*(memory[i].array for i in pair)):
-                named = pair
+            if _overlap(arrays[index], arrays[second]):
+                views = memory[min(index, second)], memory[max(index, second)]
+                first_path, second_path = ("/".join((view.blob, *view.trail)) for view in views)
+                yield (
+                    f"Node {node!r}: the blobs {first_path!r} and {second_path!r} share memory, "
+                    f"but would not share it after a resume. Copy one of them (array.copy()), or "
+                    f"save only one and derive the other from it."
+                )
+                return
         reaching.append((high, index))
-    if named:
-        first_path, second_path = ("/".join((memory[i].blob, *memory[i].trail)) for i in named)
-        yield (
-            f"Node {node!r}: the blobs {first_path!r} and {second_path!r} share memory, but would "
-            f"not share it after a resume. Copy one of them (array.copy()), or save only "
-            f"one and derive the other from it."
-        )
-
-
-def _is_constant(array: Array) -> bool:
-    """Whether its memory is that of `bytes`, so that nobody can tell who shares it."""
-    owner: object = array
-    while isinstance(owner, np.ndarray | memoryview):
-        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-    return isinstance(owner, bytes)
 
 
 def _overlap(array: Array, second: Array) -> bool:

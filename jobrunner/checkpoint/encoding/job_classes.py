@@ -1,15 +1,13 @@
 """The job's own classes: saved by name, and found again in the running job. Pure: no I/O.
 
-Named tuples, dataclasses and enumerations are saved as the name of their class and their fields.
+Named tuples and dataclasses are saved as the name of their class and their fields.
 Pickles refer by name to classes that they would otherwise contain, those of the job's own file, so
 that a resume has one class and not two. No module is imported because a checkpoint names it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import enum
 import inspect
 import pickle
 import re
@@ -116,13 +114,11 @@ def _look_up(module: ModuleType | None, qualified: str) -> object:
     return located
 
 
-# --- enumerations, named tuples and dataclasses
+# --- named tuples and dataclasses
 
 
 def kind_of(cls: type) -> str | None:
-    """Say as what values of a class are saved: enum, namedtuple, dataclass; None: as neither."""
-    if issubclass(cls, enum.Enum):
-        return "enum"
+    """Say as what values of a class are saved: namedtuple, dataclass; None: as neither."""
     if issubclass(cls, tuple) and field_names(cls):
         return "namedtuple"
     return "dataclass" if dataclasses.is_dataclass(cls) else None
@@ -145,10 +141,6 @@ def state_of(kind: str, value: Any) -> dict[str, Any]:
     A dataclass may hold less than its fields, or attributes of its own.
     """
     cls: Any = type(value)
-    if kind == "enum":
-        # Others are found by their name.
-        is_plain = type(value.value) in (bool, int, float, str, type(None))
-        return {"name": value.name, "value": value.value if is_plain else None}
     if kind == "namedtuple":
         if getattr(value, "__dict__", None) or len(value) != len(field_names(cls)):
             raise UnsuitableError("it has more than its fields")
@@ -180,15 +172,13 @@ def make_instance(
 
     Raises `CheckpointError` if the class has changed since.
     """
-    change = _change_of(kind, cls, names, state)
+    change = _change_of(kind, cls, names)
     if change:
         raise CheckpointError(
             f"{where} is whole, but the class {cls.__module__}:{cls.__qualname__} has changed: "
             f"{change}. Change the class back, or start afresh (resume_from_epoch=None, "
             f"--resume none)."
         )
-    if kind == "enum":
-        return _member_of(cls, state)
     if kind == "namedtuple":
         if list(state) != list(names):
             raise ValueError("the fields of a named tuple are not those of its class")
@@ -203,14 +193,10 @@ def make_instance(
     return instance
 
 
-def _change_of(kind: str, cls: Any, names: Sequence[str], state: dict[str, Any]) -> str:
+def _change_of(kind: str, cls: Any, names: Sequence[str]) -> str:
     """What has changed of a class so that a value of it cannot be made; empty: nothing."""
     if kind_of(cls) != kind or (kind == "dataclass" and _unlike_dataclass(cls)):
         return f"it was {_IN_WORDS[kind]}, and no longer is"
-    if kind == "enum":
-        if _member_of(cls, state) is None:
-            return f"it no longer has the member {state['name']!r}, which was saved"
-        return ""
     in_order = list if kind == "namedtuple" else sorted
     saved, present = in_order(names), in_order(field_names(cls))
     if saved != present:
@@ -218,16 +204,7 @@ def _change_of(kind: str, cls: Any, names: Sequence[str], state: dict[str, Any])
     return ""
 
 
-_IN_WORDS = {"enum": "an enumeration", "namedtuple": "a named tuple", "dataclass": "a dataclass"}
-
-
-def _member_of(cls: Any, state: dict[str, Any]) -> Any:
-    name, content = state["name"], state["value"]
-    member = cls.__members__.get(name)
-    if issubclass(cls, enum.Flag) and type(content) is int:
-        with contextlib.suppress(ValueError):
-            member = cls(content)
-    return member if member is not None and member.name == name else None
+_IN_WORDS = {"namedtuple": "a named tuple", "dataclass": "a dataclass"}
 
 
 # --- pickles

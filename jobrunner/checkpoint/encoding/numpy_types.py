@@ -1,4 +1,4 @@
-"""Codecs of NumPy's values that are not plain arrays: scalars, objects, masks, random generators.
+"""Codecs of NumPy's values that are not plain arrays: scalars, arrays of objects, random generators.
 
 Pure: no I/O. Plain arrays have no codec: they are the parts of a blob.
 """
@@ -16,7 +16,7 @@ from jobrunner.checkpoint.encoding.dtypes import (
     dtype_to_spec,
     without_padding,
 )
-from jobrunner.checkpoint.encoding.everyday import check_bits, expect, fields_of
+from jobrunner.checkpoint.encoding.everyday import expect, fields_of
 from jobrunner.names import is_clean
 
 _BIT_GENERATORS: dict[str, Any] = {
@@ -27,15 +27,18 @@ _BIT_GENERATORS: dict[str, Any] = {
     )
 }
 _MOST_POOL = 1024
+_MOST_SEED_BITS = 1 << 17  # NumPy takes long for longer ints
 
 _STRING = np.dtypes.StringDType()
 _OBJECT = np.dtype(object)
 
 
-# --- scalars and dtypes
+# --- scalars
 
 
 def _encode_scalar(value: np.generic) -> object:
+    if isinstance(value, np.void):
+        raise UnsuitableError("a record may lie in an array that it changes; save np.array(...)")
     spec = dtype_to_spec(value.dtype)
     if type(value) is not dtype_from_spec(spec).type:
         raise UnsuitableError(f"{type(value).__name__} is not one of NumPy's scalar types")
@@ -43,12 +46,11 @@ def _encode_scalar(value: np.generic) -> object:
 
 
 def _decode_scalar(parts: object) -> Any:
-    spec, digits = fields_of(parts, object, str)
+    spec, digits = fields_of(parts, str, str)
     dtype = dtype_from_spec(spec)
-    if dtype.hasobject or dtype.subdtype or not dtype.itemsize:
+    if dtype.hasobject or not dtype.itemsize:
         raise TypeError(f"there is no scalar of {dtype}")
-    # A record lies in memory of its own, so that it can be changed.
-    (scalar,) = np.frombuffer(bytearray.fromhex(digits), dtype)
+    (scalar,) = np.frombuffer(bytes.fromhex(digits), dtype)
     return scalar
 
 
@@ -56,10 +58,10 @@ def _decode_bytes(data: object) -> np.bytes_:
     return np.bytes_(expect(bytes, data))
 
 
-# --- arrays of objects and masked arrays
+# --- arrays of objects
 
 
-def encode_objects(value: Array) -> object:
+def _encode_objects(value: Array) -> object:
     """Convert an array of Python objects; strings become an array of strings."""
     if value.dtype != _OBJECT:
         raise UnsuitableError(f"the dtype {value.dtype!r} holds Python objects")
@@ -81,42 +83,7 @@ def _decode_objects(parts: object) -> Array:
     return result.reshape(shape)
 
 
-def _encode_masked(value: Any) -> object:
-    if value is np.ma.masked:
-        return None
-    if value._baseclass is not np.ndarray or value._optinfo:
-        raise UnsuitableError("it masks a subclass of ndarray, or has attributes of its own")
-    mask = None if value.mask is np.ma.nomask else np.asarray(value.mask)
-    fill = value._fill_value  # None: the default one of the dtype
-    return {
-        "data": value.data,
-        "mask": mask,
-        "fill": None if fill is None else np.asarray(fill),
-        "hard": bool(value.hardmask),
-    }
-
-
-def _decode_masked(parts: object) -> Any:
-    if parts is None:
-        return np.ma.masked
-    fields = expect(dict, parts)
-    result: Any = np.ma.MaskedArray(expect(np.ndarray, fields["data"]), hard_mask=fields["hard"])
-    mask, fill = fields["mask"], fields["fill"]
-    if mask is not None:
-        expect(np.ndarray, mask)
-        if mask.dtype != np.ma.make_mask_descr(result.dtype) or mask.shape != result.shape:
-            raise ValueError("`mask` does not fit `data`")
-        result._mask = mask
-    if fill is not None:
-        result.set_fill_value(expect(np.ndarray, fill)[()])
-    return result
-
-
 # --- random generators
-
-
-def _encode_generator(value: np.random.Generator) -> object:
-    return [value.bit_generator]
 
 
 def _decode_generator(parts: object) -> np.random.Generator:
@@ -167,7 +134,10 @@ def _decode_seeds(parts: object) -> np.random.SeedSequence:
 
 
 def _check_seeds(entropy: Any, spawn_key: Any) -> None:
-    check_bits(*(entropy if isinstance(entropy, list | tuple) else [entropy]), *spawn_key)
+    seeds = entropy if isinstance(entropy, list | tuple) else [entropy]
+    for seed in (*seeds, *spawn_key):
+        if type(seed) is int and seed.bit_length() > _MOST_SEED_BITS:
+            raise UnsuitableError(f"an int in it has more than {_MOST_SEED_BITS} bits")
 
 
 def _encode_random_state(value: np.random.RandomState) -> object:
@@ -183,20 +153,18 @@ def _decode_random_state(state: object) -> np.random.RandomState:
     return result
 
 
-OBJECTS = OwnCodec(np.ndarray, encode_objects, _decode_objects, "objects")
+OBJECTS = OwnCodec(np.ndarray, _encode_objects, _decode_objects, "objects")
 """For arrays whose dtype is object; all others are parts of the blob."""
 
 CODECS = (
     OwnCodec(
         np.generic, _encode_scalar, _decode_scalar, "scalar", subclasses=True, is_mutable=False
     ),
-    OwnCodec(np.void, _encode_scalar, _decode_scalar, "void"),
     OwnCodec(np.str_, str, lambda text: np.str_(expect(str, text)), "np.str_", is_mutable=False),
     OwnCodec(np.bytes_, bytes, _decode_bytes, "np.bytes_", is_mutable=False),
-    OwnCodec(np.dtype, dtype_to_spec, dtype_from_spec, "dtype", subclasses=True, is_mutable=False),
-    OwnCodec(np.ma.MaskedArray, _encode_masked, _decode_masked, "np.MaskedArray"),
-    OwnCodec(type(np.ma.masked), _encode_masked, _decode_masked, "np.masked", is_mutable=False),
-    OwnCodec(np.random.Generator, _encode_generator, _decode_generator, "np.Generator"),
+    OwnCodec(
+        np.random.Generator, lambda value: [value.bit_generator], _decode_generator, "np.Generator"
+    ),
     *(
         OwnCodec(cls, _encode_bit_generator, _decode_bit_generator, "np.BitGenerator")
         for cls in _BIT_GENERATORS.values()
@@ -204,11 +172,3 @@ CODECS = (
     OwnCodec(np.random.SeedSequence, _encode_seeds, _decode_seeds, "np.SeedSequence"),
     OwnCodec(np.random.RandomState, _encode_random_state, _decode_random_state, "np.RandomState"),
 )
-
-
-def memory_order(array: Array) -> tuple[int, ...] | None:
-    """Return the memory order of the axes, outermost first; None if they are in it already."""
-    if array.flags.c_contiguous or 0 in array.strides:
-        return None
-    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
-    return None if order == list(range(array.ndim)) else tuple(order)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from jobrunner.checkpoint.encoding.codecs import InvalidTreeError
+from jobrunner.checkpoint.encoding.dtypes import Tree
+
+_WITH_ARRAY = frozenset({"array", "numbers", "bytes", "json"})
+"""Kinds of which an index is that of an array."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -14,8 +21,8 @@ class Unmade:
     ----------
     kind : str
         Its type: the name of a kind of ours or of a library's class; "codec" and the name of a
-        user's codec; module and qualified name of a class
-        that this process does not have, joined by a colon; or "pickle".
+        user's codec; module and qualified name of a class that this process does not have, joined by
+        a colon; or "pickle".
     parts : object
         What it is made of: its fields, its arrays or stand-ins for them, the size of a pickle.
     """
@@ -26,3 +33,38 @@ class Unmade:
     def __repr__(self) -> str:
         name = self.kind.removeprefix("codec ")
         return f"{name}({self.parts!r})"
+
+
+def show_outline(tree: Tree, array: Callable[[int], Any]) -> Any:
+    """Return what a tree stands for, with `array` of its index in place of each array.
+
+    Numbers, texts, lists, tuples and dicts with texts as keys are made; `Unmade` stands for the rest.
+    Raises `InvalidTreeError` if no encoder produces the tree.
+    """
+    try:
+        return _outline(tree, array)
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidTreeError(f"invalid value: {error}") from error
+
+
+def _outline(tree: Tree, array: Callable[[int], Any]) -> Any:
+    if type(tree) is list:
+        return [_outline(item, array) for item in tree]
+    if type(tree) is not dict:
+        return tree
+    if "$" not in tree:
+        return {key: _outline(item, array) for key, item in tree.items()}
+    kind, content = tree["$"], tree["of"]
+    if kind in _WITH_ARRAY and type(content) is int:
+        return array(content) if kind == "array" else Unmade(kind, array(content))
+    match kind:
+        case "pickle":
+            return Unmade(kind, {"nbytes": array(content[0]).shape[0]})
+        case "state":
+            return _outline(content[1], array)
+        case "namedtuple" | "dataclass":
+            return Unmade(content[0], _outline(content[-1], array))
+        case "codec":
+            return Unmade(f"codec {content[0]}", _outline(content[1], array))
+    parts = _outline(content, array)
+    return tuple(parts) if kind == "tuple" and type(parts) is list else Unmade(kind, parts)

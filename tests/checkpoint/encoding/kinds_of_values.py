@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import array
 import collections
 import dataclasses
 import datetime as dt
 import decimal
 import enum
-import fractions
 import functools
 import pathlib
 import random
 import struct
-import types
 import typing
 import uuid
 import zoneinfo
@@ -27,32 +24,6 @@ Array = np.ndarray[Any, Any]
 
 class Phase(enum.Enum):
     COLD = 1
-    HOT = "hot"
-    ODD = (1, 2)
-
-
-class Level(enum.IntEnum):
-    LOW = 1
-    HIGH = 2
-
-
-class Word(enum.StrEnum):
-    YES = "yes"
-
-
-class Access(enum.Flag):
-    READ = enum.auto()
-    WRITE = enum.auto()
-
-
-class Bits(enum.IntFlag):
-    ONE = 1
-    TWO = 2
-
-
-class Outer:
-    class Inner(enum.Enum):
-        A = 1
 
 
 Point = collections.namedtuple("Point", "x y")  # noqa: PYI024  # the older way, too
@@ -193,10 +164,6 @@ def shared_bits() -> Any:
     return [np.random.Generator(bits), np.random.Generator(bits)]
 
 
-def masked(**options: Any) -> Any:
-    return np.ma.MaskedArray(np.arange(6.0).reshape(2, 3), **options)
-
-
 def noted() -> Any:
     state = State(1, np.ones(2))
     state.extra = "x"  # type: ignore[attr-defined]
@@ -217,28 +184,27 @@ VALUES: dict[str, Callable[[], Any]] = {
     **{
         f"{dtype} scalar": functools.partial(lambda dtype: filled(dtype)[1, 1, 1], dtype)
         for dtype in DTYPES
-        if dtype[0] != ">"
+        if dtype[0] not in ">V"
     },
 }
 PLAIN_VALUES: list[Any] = [
-    *(None, True, False, 0, 1, -1, 2**53, 2**53 + 1, -(2**64), 10**5000, ..., NotImplemented),
+    *(None, True, False, 0, 1, -1, 2**53, 2**53 + 1, -(2**64), 10**5000),
     *(0.0, -0.0, 5e-324, float("inf"), -float("inf"), nan(0x7FF8000000000000)),
     *(nan(0x7FF800000000BEEF), nan(0xFFF8000000000001), 1 + 2j, complex(-0.0, float("nan"))),
-    *("", "text", "\ud800", "é\0\n", "x" * 9999, b"", b"\0\xff", bytes(9999), bytearray(b"x")),
+    *("", "text", "\ud800", "é\0\n\"\\", "x" * 99999, b"", b"\0\xff", bytes(9999), bytearray(b"x")),
     *([], (), {}, set(), frozenset(), [[]], ((),), {"": {}}, {"$": "set", "items": []}),
     *({True: "b", 0: "i", "0": "s", 0.5: "f", None: "n", (1, "x"): "t", b"0": "y"},),
     *({1: "int"}, {True: "bool"}, {1.0: "float"}, [1, True, 1.0], [0, False, -0.0]),
     *([1.5] * 500, list(range(500)), [True] * 500, (1,) * 500, [2**80] * 300, list("ab") * 300),
+    *([nan(0x7FF8000000000001), 0.0] * 200, [2**70, *range(999), 0.5], [[i, str(i)] for i in range(9999)]),
     *({1, 2, 3}, {"b", "a"}, {1, "a", None, 2.5, (1, 2), b"x"}, set(range(1000)), {nan(1), 1j}),
     *(frozenset({1, frozenset({2})}), {frozenset({"x", "y"}), frozenset()}, {-0.0}, {True, 2}),
     *(collections.deque([1, [2]]), collections.deque([1, 2], 5), collections.deque(maxlen=0)),
     *(collections.deque([0.5] * 300), collections.deque([np.arange(3), {"a": {1}}])),
     *(collections.defaultdict(int, {"a": 1}), collections.defaultdict(list, {1: [2]})),
-    *(collections.defaultdict(None, x=1), collections.defaultdict(np.float32)),
-    *(collections.defaultdict(set, {"s": {1}}), collections.Counter("abca"), collections.Counter()),
-    *(collections.Counter({"a": -1, 2: 0.5}), collections.OrderedDict(b=1, a=2)),
-    *(types.SimpleNamespace(a=1, b=np.ones(2)), types.SimpleNamespace()),
-    *(range(5), range(10, -3, -2), range(0, 2**70, 3), slice(1, None, 2), slice(None), slice("a", 2)),
+    *(collections.defaultdict(None, x=1), collections.defaultdict(set, {"s": {1}})),
+    *(collections.Counter("abca"), collections.Counter({"a": -1, 2: 0.5}), collections.OrderedDict(b=1, a=2)),
+    *(range(5), range(10, -3, -2), range(0, 2**70, 3)),
     *(dt.date(1, 1, 1), dt.date(9999, 12, 31), dt.time(1, 2, 3, 4), dt.time(0, tzinfo=dt.UTC)),
     *(dt.time(2, 30, fold=1), dt.datetime(2020, 1, 2), dt.datetime.max, dt.datetime.min),
     *(dt.datetime(2020, 1, 2, 3, 4, 5, 6, dt.UTC), dt.datetime(2020, 1, 2, tzinfo=EAST)),
@@ -246,23 +212,19 @@ PLAIN_VALUES: list[Any] = [
     *(dt.timedelta(), dt.timedelta.max, dt.timedelta.min, dt.timedelta(-1, 5, 7), dt.UTC, EAST, ZONE),
     *(dt.timezone(dt.timedelta(seconds=-30), "odd"), dt.timezone(dt.timedelta(0), "UTC")),
     *map(decimal.Decimal, ("0", "-0", "1E+5", "1.10", "NaN", "-sNaN123", "Infinity", "1e-6143")),
-    *(fractions.Fraction(1, 3), fractions.Fraction(-(2**90), 7), uuid.UUID(int=5), uuid.UUID(int=6, is_safe=uuid.SafeUUID.safe)),
-    *(pathlib.Path("a/b"), pathlib.Path(), pathlib.Path("/x\udcff"), pathlib.PurePosixPath("/a b")),
-    *(pathlib.PureWindowsPath("c:/x"), Phase.COLD, Phase.HOT, Phase.ODD, Level.HIGH, Word.YES),
-    *(Access.READ, Access.READ | Access.WRITE, Access(0), Bits.ONE | Bits.TWO, Bits(8), Bits(9)),
-    *(Outer.Inner.A, {Phase.COLD: 1, Level.LOW: 2}, {Phase.HOT}, [Phase.COLD] * 3),
+    *(uuid.UUID(int=5), pathlib.Path("a/b"), pathlib.Path("/x\udcff"), pathlib.PurePosixPath("/a b")),
+    pathlib.PureWindowsPath("c:/x"),
     *(Point(1, [2]), Point(np.ones(2), x := np.zeros(2)), Row("a"), Row("b", {"d": Point(1, 2)})),
-    *(int, float, list, dict, np.float32, np.int64, np.dtype("f4"), np.dtype(">i2"), np.dtype("M8[ns]")),
-    *(np.dtype([("a", "i4")]), array.array("d", [1.5, -0.0]), array.array("b"), array.array("u", "aé")),
-    *(array.array("Q", [2**64 - 1]), np.ma.masked, np.longdouble("0.1"), np.clongdouble(1 - 2j)),
-    *(np.datetime64("NaT"), np.datetime64("2020-01-01", "D"), np.timedelta64(3, "25s"), np.str_("\ud800")),
-    *(np.void(b"\0\1"), RECORDS[0], np.array([1, 2, 3], np.longdouble)),
+    *(np.longdouble("0.1"), np.clongdouble(1 - 2j), np.str_("\ud800"), np.str_(""), np.bytes_(b"")),
+    *(np.datetime64("NaT"), np.datetime64("2020-01-01", "D"), np.timedelta64(3, "25s")),
+    *(np.array([1, 2, 3], np.longdouble), RECORDS, np.zeros((2, 0), "S0")),
     *(np.array(["a", "", "é"], np.dtypes.StringDType()), np.array(["a", "\0"], object)),
-    *(np.zeros((2, 0), "S0"), np.array([1, "a", None, (2.5, "x")], object)),
-    *(RECORDS, np.array([], object)),
+    *(np.array([1, "a", None, (2.5, "x")], object), np.array([], object)),
     *(np.zeros(2, [("a", "f4", (2, 2)), ("b", [("c", ">i2")])]), np.array(["lone \ud800"], object)),
     np.broadcast_to(1.5, (2, 3)),
-    *({"a": {"b": ({1}, [Point(1, collections.deque([dt.UTC]))])}}, [{"x": range(3)}, (..., None)]),
+    *({"a": {"b": ({1}, [Point(1, collections.deque([dt.UTC]))])}}, [{"x": range(3)}, (None,)]),
+    {3: np.ones(1), "3": np.zeros(1), ("a",): np.ones(2), "A": np.ones(1), "a": np.zeros(2)},
+    {name: np.ones(1) for name in ("a/b", ".", "", "x" * 300, "c", "zarr.json", "__x", "\ud800")},
 ]  # fmt: skip
 MADE: dict[str, Callable[[], Any]] = {
     **{
@@ -281,16 +243,6 @@ MADE: dict[str, Callable[[], Any]] = {
     "legacy random state": lambda: legacy(3),
     "random state of other bits": lambda: np.random.RandomState(np.random.PCG64(5)),
     "Python's random": lambda: started_random(),
-    "masked array": lambda: masked(mask=[[1, 0, 0], [0, 1, 0]]),
-    "masked array without mask": masked,
-    "masked array with a fill value": lambda: masked(mask=True, fill_value=-5, hard_mask=True),
-    "masked records": lambda: np.ma.MaskedArray(RECORDS.copy()[["n", "x"]], mask=[(1, 0), (0, 0)]),
-    "masked array in Fortran order": lambda: np.ma.MaskedArray(np.asfortranarray(CUBE), CUBE > 3),
-    "masked array of texts": lambda: np.ma.MaskedArray(np.array(["a", "b"]), [True, False]),
-    "array with its masked view": lambda: (lambda a: [a, np.ma.MaskedArray(a, a > 1)])(
-        np.arange(4)
-    ),
-    "masked array before its parts": lambda: (lambda it: [it, it.data, it.mask])(masked(mask=True)),
     "dataclass": lambda: State(1, np.ones(3), ["a"]),
     "dataclass with more attributes": noted,
     "frozen dataclass": lambda: Frozen({"a": 1}),
@@ -311,12 +263,8 @@ MADE: dict[str, Callable[[], Any]] = {
             "dataclass": lambda: State(1, 2),
             "counter": lambda: collections.Counter("a"),
             "defaultdict": lambda: collections.defaultdict(list),
-            "masked array": lambda: masked(mask=True),
             "generator": lambda: np.random.default_rng(1),
             "bytearray": lambda: bytearray(b"x"),
-            "void": lambda: np.void(b"ab"),
-            "void of fields": lambda: RECORDS.copy()[0],
-            "namespace": lambda: types.SimpleNamespace(a=[]),
             "list in tuples": lambda: ([1],),
             "array in a dataclass": lambda: Frozen(np.ones(2)),
         }.items()
@@ -334,54 +282,36 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "dict subclass": lambda: MyDict(a=1),
     "str subclass": lambda: MyStr("x"),
     "array subclass": lambda: np.ones(2).view(MyArray),
+    "masked array": lambda: np.ma.MaskedArray([1.0], [True]),
     "plain object": Plain,
+    "member of an enumeration": lambda: Phase.COLD,
     "dataclass that is a dict": Odd,
     "dataclass with __reduce__": Reduced,
     "class of the user's": lambda: Plain,
     "function": lambda: started,
-    "module": lambda: np,
     "iterator": lambda: iter([1]),
     "lambda's defaultdict": lambda: collections.defaultdict(lambda: 1),
     "array of objects": lambda: np.array([1, Plain()], object),
     "array of strings that may be missing": lambda: np.array(
         ["a", None], np.dtypes.StringDType(na_object=None)
     ),
-    "matrix": lambda: CUBE[0].view(np.matrix),
     "array of records with attributes": lambda: RECORDS.copy().view(np.recarray),
-    "record with attributes": lambda: RECORDS.view(np.recarray)[1],
-    "array with a dtype's metadata": lambda: np.arange(
-        3, dtype=np.dtype(">i4", metadata={"unit": "m"})
-    ),
-    "memoryview": lambda: memoryview(bytearray(b"abc")),
+    "record": lambda: RECORDS[1],
     "array with a dtype's metadata in a field": lambda: np.zeros(
         2, [("a", np.dtype("i4", metadata={"x": 1}))]
     ),
+    "memoryview": lambda: memoryview(bytearray(b"abc")),
     "zone of a file": lambda: type("Zone", (dt.tzinfo,), {})(),
-    "local enumeration": lambda: enum.Enum("Local", "A B").A,  # type: ignore[attr-defined]
     "local named tuple": lambda: typing.NamedTuple("Nowhere", [("a", int)])(1),
-    "exception": lambda: ValueError("x"),
-    "memoryview of characters": lambda: memoryview(b"abc").cast("c"),
     "system's random": random.SystemRandom,
-    "pattern": lambda: __import__("re").compile("x"),
-    "partial": lambda: functools.partial(int, 3),
-    "mapping proxy": lambda: types.MappingProxyType({}),
-    "user's dict": lambda: collections.UserDict(a=1),
-    "chain": lambda: collections.ChainMap({}),
-    "counter with attributes": lambda: with_attribute(collections.Counter("a")),
     "view of another part": lambda: (lambda a: [a, a[1:]])(np.arange(4)),
     "list in itself": lambda: (lambda a: a.append(a) or a)([]),  # type: ignore[func-returns-value]
-    "struct time": lambda: __import__("time").gmtime(0),
 }
 
 
 def unset_slot() -> Any:
     value = Open(1)
     del value.x
-    return value
-
-
-def with_attribute(value: Any) -> Any:
-    value.note = 1
     return value
 
 
@@ -397,8 +327,8 @@ def describe(value: Any, seen: dict[int, tuple[int, Any]] | None = None) -> Any:
     cls = type(value)
     name = f"{cls.__module__}.{cls.__qualname__}"
     inner = functools.partial(describe, seen=seen)
-    if isinstance(value, enum.Enum) or value is np.ma.masked or isinstance(value, type):
-        return name, value is np.ma.masked, repr(value)
+    if isinstance(value, type):
+        return name, repr(value)
     if isinstance(
         value, bool | int | str | bytes | None | range | dt.date | dt.time | dt.timedelta
     ):
@@ -407,27 +337,19 @@ def describe(value: Any, seen: dict[int, tuple[int, Any]] | None = None) -> Any:
     if isinstance(value, float | complex):
         parts = (value,) if isinstance(value, float) else (value.real, value.imag)
         return name, struct.pack(f"{len(parts)}d", *parts)
-    has_identity = cls.__hash__ in (None, object.__hash__) or isinstance(value, np.void)
+    has_identity = cls.__hash__ in (None, object.__hash__)
     if has_identity:
         if id(value) in seen:
             return "same", seen[id(value)][0]
         seen[id(value)] = len(seen), value  # no other object may get its `id`
     if isinstance(value, np.generic):
         return name, describe(np.asarray(value))[1:]
-    if isinstance(value, np.ma.MaskedArray):
-        mask = value.mask is np.ma.nomask or inner(np.asarray(value.mask))
-        fill = inner(np.asarray(value.fill_value))
-        return name, inner(value.data), mask, fill, value.hardmask
     if isinstance(value, np.ndarray):
         plain = np.asarray(value)
         texts = plain.dtype.hasobject or plain.dtype.char in "TgG"
         texts = texts or plain.dtype.names is not None  # with padding between the fields
         bits = repr(plain.tolist()) if texts else plain.tobytes()
-        about = (
-            str(plain.dtype),
-            repr(dict(plain.dtype.metadata or {})),
-        )
-        return name, *about, plain.dtype.byteorder, plain.shape, bits
+        return name, str(plain.dtype), plain.dtype.byteorder, plain.shape, bits
     if isinstance(value, set | frozenset):
         return name, sorted(map(repr, map(describe, value)))
     if isinstance(value, dict):
@@ -445,23 +367,17 @@ def describe(value: Any, seen: dict[int, tuple[int, Any]] | None = None) -> Any:
         return name, describe(value.get_state(legacy=False))
     if isinstance(value, random.Random):
         return name, value.getstate()
-    if isinstance(value, slice):
-        return name, inner((value.start, value.stop, value.step))
-    if isinstance(value, memoryview):
-        return name, value.format, value.shape, value.readonly, value.tobytes()
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
         state = getattr(value, "__dict__", {})
         own = {it: getattr(value, it) for it in [*names, *state] if hasattr(value, it)}
         return name, [(it, inner(one)) for it, one in own.items()]
-    if isinstance(value, types.SimpleNamespace):
-        return name, inner(dict(vars(value)))
     return name, repr(value)
 
 
 def is_same(expected: Any, found: Any) -> bool:
     """Whether a value is what it was; an array that is contiguous in no order may become so."""
-    if isinstance(expected, np.ndarray) and expected is not np.ma.masked:
+    if isinstance(expected, np.ndarray):
         for order in ("c_contiguous", "f_contiguous"):
             if getattr(expected.flags, order) and not getattr(found.flags, order):
                 return False

@@ -1,4 +1,4 @@
-"""Arrow arrays, tables and schemas come back as they were, without pickle."""
+"""Arrow arrays and tables come back as they were, without pickle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,12 +43,6 @@ def nested(inner: Any) -> Any:
         inner.map(lambda it: lists(*it, pa.list_)),
         inner.map(lambda it: lists(*it, pa.large_list)),
         inner.map(lambda it: (pa.list_(it[0], 2), st.lists(it[1], min_size=2, max_size=2))),
-        inner.map(
-            lambda it: (
-                pa.map_(pa.int8(), it[0]),
-                st.dictionaries(INTEGERS, it[1], max_size=2).map(lambda d: list(d.items())),
-            )
-        ),
         st.tuples(inner, inner).map(
             lambda two: (
                 pa.struct(
@@ -77,10 +70,8 @@ def arrays(draw: Any, kind: Any, items: Any, length: int) -> Any:
 
 def assert_same(expected: Any, found: Any) -> None:
     assert type(found) is type(expected)
-    if isinstance(expected, pa.Schema):
-        assert found.equals(expected, check_metadata=True)
-    elif isinstance(expected, pa.Table | pa.RecordBatch):
-        assert_same(expected.schema, found.schema)
+    if isinstance(expected, pa.Table | pa.RecordBatch):
+        assert found.schema.equals(expected.schema, check_metadata=True)
         assert expected.num_rows == found.num_rows
         for one, other in zip(expected.columns, found.columns, strict=True):
             assert_same(one, other)
@@ -102,20 +93,16 @@ def test_any_array_comes_back_as_it_was(data: Any) -> None:
     chunks = [data.draw(arrays(kind, items, length)) for length in lengths]
     column = pa.chunked_array(chunks, type=kind)
     table = pa.table({"x": column, "y": column}).replace_schema_metadata({"k": b"\xff"})
-    found = written_and_read([*chunks, column, table, table.schema, kind])
-    for one, other in zip([*chunks, column, table, table.schema], found, strict=False):
+    found = written_and_read([*chunks, column, table])
+    for one, other in zip([*chunks, column, table], found, strict=True):
         assert_same(one, other)
-    assert found[-1] == kind
 
 
-def test_other_readers_see_the_numbers_under_the_names_of_the_columns(tmp_path: Path) -> None:
-    numbers = pa.array([7, 1, None, 3])[1:]
-    batch = pa.record_batch({"n": numbers, "text": ["a", None, "é"]})
-    write_store(tmp_path, encode_blobs("n", {"x": batch}))
-    group = zarr.open_group(tmp_path / "n.0", mode="r")
-    assert group["x/columns/n/buffers/1"][:].tolist()[::2] == [1, 3]
-    assert np.unpackbits(group["x/columns/n/buffers/0"][:], bitorder="little")[:3].all() == 0
-    assert bytes(group["x/columns/text/buffers/2"][:]).decode() == "aé"
+def test_a_slice_of_a_batch_is_saved_without_the_rest() -> None:
+    batch = pa.record_batch({"n": list(range(9999)), "text": ["é"] * 9999})
+    blob = encode_blobs("n", {"x": batch[1:3]})["x"]
+    assert sum(part.data.nbytes for part in blob.parts) < 200
+    assert_same(batch[1:3], written_and_read(batch[1:3]))
 
 
 def test_blobs_may_share_memory_of_arrow_which_cannot_change(tmp_path: Path) -> None:
@@ -139,8 +126,8 @@ class Tagged(pa.ExtensionType):  # type: ignore[misc]
 
 NOT_EXACT = [
     (pa.ExtensionArray.from_storage(Tagged(), pa.array([1], pa.int32())), "an extension type"),
-    (pa.schema([("x", pa.uuid())]), "an extension type"),
     (pa.array(["a"], pa.string_view()), "no codec for the Arrow type string_view"),
+    (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int8())), "no codec for the Arrow type map"),
     (pa.table({"a": [1]}).select([]), "rows but no columns"),
     (pa.Array.from_buffers(pa.date64(), 1, [None, pa.py_buffer(b"1234567\0")]), "it is not valid"),
 ]
@@ -163,7 +150,7 @@ def test_an_extension_type_in_a_checkpoint_calls_no_class() -> None:
     try:
         schema = bytes(pa.schema([("x", Tagged())]).serialize())
         with pytest.raises(CheckpointError, match="has an extension type"):
-            decode_forged("pyarrow.Schema", {"schema": schema})
+            decode_forged("pyarrow.Table", {"schema": schema, "columns": []})
     finally:
         pa.unregister_extension_type("tests.tagged")
 
@@ -176,33 +163,37 @@ def forged(length: int, *buffers: Any, children: Any = ()) -> dict[str, Any]:
     return {"length": length, "buffers": list(buffers), "children": list(children)}
 
 
-TEXT = np.array([0, 1], "i4")
+TEXT = np.array([0, 1], "i4").view("u1")
 FORGED = [
-    (pa.int64(), forged(9, None, np.arange(2))),
-    (pa.int64(), forged(-1, None, np.arange(2))),
+    (pa.int64(), forged(9, None, np.zeros(16, "u1"))),
+    (pa.int64(), forged(-1, None, np.zeros(16, "u1"))),
     (pa.int64(), forged(2, None, None)),
-    (pa.int64(), forged(2, np.arange(2))),
-    (pa.int64(), forged(90, np.ones(1, "u1"), np.arange(90))),
+    (pa.int64(), forged(2, np.zeros(16, "u1"))),
+    (pa.int64(), forged(90, np.ones(1, "u1"), np.zeros(720, "u1"))),
     (pa.int64(), forged(1, None, np.array(["address"], object))),
-    (pa.string(), forged(1, None, np.array([0, 99], "i4"), np.zeros(2, "u1"))),
+    (pa.string(), forged(1, None, np.array([0, 99], "i4").view("u1"), np.zeros(2, "u1"))),
     (pa.string(), forged(9, None, TEXT, np.zeros(2, "u1"))),
     (pa.string(), forged(1, None, TEXT, np.full(1, 255, "u1"))),
     (
         pa.list_(pa.int8()),
-        forged(1, None, np.array([0, 99], "i4"), children=[forged(1, None, np.zeros(1, "i1"))]),
+        forged(
+            1,
+            None,
+            np.array([0, 99], "i4").view("u1"),
+            children=[forged(1, None, np.zeros(1, "u1"))],
+        ),
     ),
     (
         pa.dictionary(pa.int8(), pa.int8()),
         {
-            "length": 1,
-            "indices": forged(1, None, np.array([5], "i1")),
-            "dictionary": forged(1, None, np.zeros(1, "i1")),
+            "indices": forged(1, None, np.array([5], "u1")),
+            "dictionary": forged(1, None, np.zeros(1, "u1")),
         },
     ),
     (pa.string_view(), forged(1)),
     (
         pa.struct([("a", pa.int8())]),
-        forged(3, None, children=[forged(1, None, np.zeros(1, "i1"))]),
+        forged(3, None, children=[forged(1, None, np.zeros(1, "u1"))]),
     ),
 ]
 
@@ -210,11 +201,11 @@ FORGED = [
 @pytest.mark.parametrize(("kind", "parts"), FORGED)
 def test_forged_buffers_are_refused(kind: Any, parts: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match="pyarrow cannot make pyarrow.Array of it"):
-        decode_forged("pyarrow.Array", {"type": type_bytes(kind), "array": parts})
+        decode_forged("pyarrow.Array", {"schema": type_bytes(kind), "columns": [[parts]]})
 
 
 def test_a_forged_schema_is_refused() -> None:
     good = type_bytes(pa.int8())
     for data in (b"", b"x" * 100, good[:-9], good[:20] + b"\xff" * 8 + good[28:]):
         with pytest.raises(CheckpointError, match="pyarrow cannot make"):
-            decode_forged("pyarrow.DataType", {"type": data})
+            decode_forged("pyarrow.Table", {"schema": data, "columns": [[]]})

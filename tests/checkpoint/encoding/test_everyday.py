@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import enum
 import importlib
 import json
 import sys
@@ -19,7 +18,7 @@ from jobrunner import CheckpointError, DefinitionError
 from jobrunner.checkpoint import Decoder, StoredValue, encode_blobs
 from jobrunner.checkpoint.encoding import InvalidTreeError, show_outline
 from jobrunner.run.diff import compare_stored, compare_values
-from tests.checkpoint.encoding.kinds_of_values import VALUES, Frozen, Plain, State, describe
+from tests.checkpoint.encoding.kinds_of_values import Frozen, Plain, State, describe
 
 
 def bits(cls: type, change: Callable[[Any], object]) -> Any:
@@ -41,34 +40,25 @@ def node(kind: str, content: Any) -> Any:
 
 FORGED = {
     "scalar of too few bytes": node("scalar", ["|V9", "00"]),
-    "void of no bytes": node("void", ["|V1", "zz"]),
-    "unknown type": node("builtin", "os.system"),
+    "scalar of no digits": node("scalar", ["|V1", "zz"]),
     "unknown factory": node("defaultdict", ["eval", {}]),
     "unhashable member": node("set", [[1]]),
     "members that are no list": node("set", "abc"),
     "negative length": node("deque", [[], -1]),
     "date": node("date", "2020-13-01"),
-    "zero": node("fraction", [1, 0]),
-    "path": node("path", ["Popen", "x"]),
     "random state": node("random", node("tuple", [3, 1, None])),
-    "mask": node("np.MaskedArray", {"data": [1], "mask": None, "fill": None, "hard": False}),
-    "typecode": node("array.array", ["Z", ""]),
     "pool": node("np.SeedSequence", [1, node("tuple", []), 1 << 40, 0]),
     "unknown bits": node("np.BitGenerator", {"state": {"bit_generator": "Popen"}, "seeds": None}),
     "field": {"$": "date", "of": "2020-01-01", "more": 1},
     "no content": {"$": "date"},
     "kind that is no text": {"$": [], "of": 1},
     "part that is no number": node("array", "0"),
-    "part before the first": node("array", -1),
     "object before the first": node("same", -1),
+    "object that comes later": [node("same", 2), []],
     "items of another kind": node("tuple", node("set", [1])),
     "keys without values": node("dict", [["a", "b"], [1]]),
-    "records without keys": node("records", [[], []]),
-    "records with a number as key": node("records", [[1], [[1]]]),
-    "rows of different lengths": node("rows", ["tuple", [[1], [1, 2]]]),
-    "rows that are no containers": node("rows", ["str", [[1]]]),
-    "sets of lists": node("rows", ["set", [[[1]]]]),
     "fields that are no texts": node("namedtuple", ["gone:X", [1], {}]),
+    "a tree in an array that is not there": node("json", 0),
 }
 
 
@@ -142,45 +132,28 @@ def test_equal_sets_are_encoded_alike() -> None:
 
 
 def test_an_outline_reads_no_arrays_and_makes_nothing_of_them() -> None:
-    value = [
-        np.ma.MaskedArray(np.zeros((2, 3)), True),
-        [0.5] * 300,
-        {"same": {1}},
-        [{"a": 1, "b": "x"}] * 1,
-        [{"a": i, str(i): 0.5} for i in range(300)],
-        [(i, 0.5) for i in range(300)],
-        [{"a": i, "b": 0.5 * i} for i in range(300)],
-        {i: str(i) for i in range(300)},
-        10**5000,
-    ]
-    value.append(value[2])
+    value = [[0.5] * 300, {"same": {1}}, (1, "x"), {i: str(i) for i in range(2)}, State(1, [2])]
+    value.append(value[1])
     tree = encode_blobs("n", {"x": value})["x"].tree
-    shown = show_outline(tree, "part {}".format)
-    masked, numbers, plain, few, walked, rows, records, texts, long, same = shown
-    assert (masked.kind, masked.parts["data"]) == ("np.MaskedArray", "part 0")
-    assert repr(numbers) == "numbers('part 2')"
-    assert (plain, few, len(walked)) == ({"same": {1}}, [{"a": 1, "b": "x"}], 300)
-    assert repr(rows) == "rows(['tuple', [numbers('part 3'), numbers('part 4')]])"
-    assert repr(records) == "records([['a', 'b'], [numbers('part 5'), numbers('part 6')]])"
-    assert texts.kind == "dict"
-    assert repr([long, same]) == "[int('4155 digits'), same(6)]"
+    numbers, plain, both, keyed, state, same = show_outline(tree, "part {}".format)
+    assert repr(numbers) == "numbers('part 0')"
+    assert (repr(plain), both) == ("{'same': set([1])}", (1, "x"))
+    assert repr(keyed) == "dict([[0, 1], ['0', '1']])"
+    assert state.parts == {"step": 1, "w": [2], "notes": []}
+    assert repr(same) == "same(2)"
+    long = encode_blobs("n", {"x": [f"text {i}" for i in range(9999)]})["x"].tree
+    assert repr(show_outline(long, "part {}".format)) == "json('part 0')"
 
 
 def test_a_dataclass_is_made_without_its_init() -> None:
     made = decode(encode_blobs("n", {"x": Frozen(1)})["x"].tree)
     assert describe(made) == describe(Frozen(1))
     assert dataclasses.replace(made, x=2) == Frozen(2)
-    assert len(VALUES) > 300
 
 
 class Place(NamedTuple):
     x: int
     y: Any
-
-
-class Mood(enum.Enum):
-    CALM = 1
-    MAD = "mad"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,19 +174,16 @@ def without_classes(value: Any) -> Any:
     return decode(json.loads(text), blob.parts)
 
 
-@pytest.mark.parametrize("count", [3, 300])
-def test_what_stands_for_a_value_of_a_lost_class_may_be_a_member_or_a_key(count: int) -> None:
+def test_what_stands_for_a_value_of_a_lost_class_may_be_a_member_or_a_key() -> None:
     value = {
-        "places": {Place(i, (i, Mood.MAD)) for i in range(count)},
-        "moods": collections.Counter({Mood.CALM: 2, Mood.MAD: 1}),
-        "pairs": {Pair(i, Mood.CALM): i for i in range(count)},
+        "places": {Place(i, (i, 1)) for i in range(3)},
+        "pairs": {Pair(i, 0): i for i in range(3)},
         "each": [Each([1]), Each([1])],
     }
     unmade = without_classes(value)
-    assert len(unmade["places"]) == len(unmade["pairs"]) == count
-    (calm, _), (mad, _) = unmade["moods"].items()
-    assert (calm.kind, calm.parts) == ("gone:Mood", {"name": "CALM", "value": 1})
-    assert repr(mad) == "gone:Mood({'name': 'MAD', 'value': 'mad'})"
+    assert len(unmade["places"]) == len(unmade["pairs"]) == 3
+    (first, *_) = unmade["pairs"]
+    assert repr(first) == "gone:Pair({'a': 0, 'b': 0})"
     different = {"each": [Each([1]), Each([2])]}
     (difference,) = compare_values({"each": value["each"]}, different)
     assert difference["where"] == "['each'][1]['seen'][0]"
@@ -225,7 +195,8 @@ def test_forged_objects_that_hold_each_other_twice_are_read_and_compared_soon(en
         # The object at each level is the second field of the one around it, too.
         tree: Any = end
         for level in range(60):
-            fields = {"a": tree, "b": node("same", 2 * (60 - level)) if level else 1}
+            # The numbers of what lies in it: itself, its content, its names, its fields.
+            fields = {"a": tree, "b": node("same", 4 * (60 - level)) if level else 1}
             tree = node("dataclass", ["gone:Pair", ["a", "b"], fields])
         return tree
 
@@ -237,10 +208,11 @@ def test_forged_objects_that_hold_each_other_twice_are_read_and_compared_soon(en
 @pytest.mark.parametrize(
     ("tree", "told"),
     [
-        ([{"$": "array", "of": 0}, {"$": "array", "of": 0}], "that of another node"),
-        ({"$": "array", "of": -1}, "no array -1"),
-        ({"$": "numbers", "of": 0}, "is complex128"),
-        ([{"$": "same", "of": 0}], "contains itself"),
+        ([node("array", 0), node("array", 0)], "that of another node"),
+        (node("array", -1), "no array -1"),
+        (node("numbers", 0), "is complex128"),
+        ([node("same", 0)], "contains itself"),
+        (node("json", 0), "no tree"),
     ],
 )
 def test_an_array_or_object_that_no_encoder_refers_to_is_refused(tree: Any, told: str) -> None:

@@ -88,7 +88,6 @@ def assert_same_values(expected: Any, found: Any) -> None:
 
 
 TEXTS = st.text(max_size=5)
-FLOATS = st.floats(width=32)
 MOMENTS = st.integers(-(10**9), 10**9) | st.just(np.iinfo(np.int64).min)
 
 
@@ -124,20 +123,10 @@ def columns(draw: Any, length: int) -> Any:
         moments = pd.DatetimeIndex(np.array(many(MOMENTS), "i8").view(f"M8[{unit}]"))
         zone = draw(st.sampled_from(ZONES))
         return (moments if zone is None else moments.tz_localize("UTC").tz_convert(zone)).array
-    if kind == "duration":
-        return pd.TimedeltaIndex(np.array(many(MOMENTS), "i8").view(f"m8[{unit}]")).array
-    if kind == "period":
-        freq = draw(st.sampled_from(["D", "M", "Q-NOV", "2h"]))
-        return pd.PeriodIndex.from_ordinals(many(st.integers(0, 9999)), freq=freq).array
-    left = np.array(many(FLOATS.filter(lambda x: abs(x) < 1e9)))
-    closed = draw(st.sampled_from(["left", "right", "both", "neither"]))
-    return pd.arrays.IntervalArray.from_arrays(left, left + 1, closed=closed)
+    return pd.TimedeltaIndex(np.array(many(MOMENTS), "i8").view(f"m8[{unit}]")).array
 
 
-KINDS = [
-    *("numpy", "numpy", "nullable", "text", "object", "category"),
-    *("moment", "duration", "period", "interval"),
-]
+KINDS = ["numpy", "numpy", "nullable", "text", "object", "category", "moment", "duration"]
 HAS_ARROW = importlib.util.find_spec("pyarrow") is not None
 NAMES = st.none() | TEXTS | st.integers() | st.tuples(TEXTS, st.integers())
 
@@ -187,10 +176,10 @@ def test_any_series_comes_back_as_it_was(parts: Any) -> None:
     values, index, name = parts
     dtype = object if values.dtype == object else None
     series = pd.Series(values, index=index, name=name, dtype=dtype)
-    found = written_and_read({"series": series, "index": index, "values": series.array})
+    found = written_and_read({"series": series, "index": index, "values": series._values})
     assert_same(series, found["series"])
     assert_same(index, found["index"])
-    assert_same_values(series.array, found["values"])
+    assert_same_values(series._values, found["values"])
 
 
 def test_a_frame_is_stored_in_its_blocks_which_other_readers_see(tmp_path: Path) -> None:
@@ -205,19 +194,18 @@ def test_a_frame_is_stored_in_its_blocks_which_other_readers_see(tmp_path: Path)
 SCALARS = [
     pd.Timestamp("2024-10-27 02:30").tz_localize("UTC").tz_convert(PARIS), pd.Timestamp(5, unit="s"),
     pd.Timestamp("2024-01-01", tz=dt.UTC), pd.Timedelta(3, "ns"), pd.Timedelta("1D").as_unit("s"),
-    pd.Period("2024-02", "M"), pd.Interval(0, 1.5, "both"), pd.NA, pd.NaT,
+    pd.NA, pd.NaT,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", SCALARS)
 def test_scalars_come_back_as_they_were(value: Any) -> None:
-    found, *_, third = written_and_read([value, {"at": value}, value])
+    (found,) = written_and_read([value])
     assert type(found) is type(value)
     assert repr(found) == repr(value)
     assert found is value or found == value
     assert getattr(found, "unit", 0) == getattr(value, "unit", 0)
     assert type(getattr(found, "tz", 0)) is type(getattr(value, "tz", 0))
-    assert found is third
 
 
 def test_arrow_backed_columns_and_lists_in_cells_come_back_as_they_were() -> None:
@@ -230,8 +218,6 @@ def test_arrow_backed_columns_and_lists_in_cells_come_back_as_they_were() -> Non
 
 
 def test_blobs_may_share_memory_of_frames_which_copy_on_write(tmp_path: Path) -> None:
-    if int(pd.__version__.split(".")[0]) < 3:
-        pytest.skip("pandas 2 copies on write only if asked")
     frame = pd.DataFrame({"a": np.arange(3.0), "b": np.arange(3.0)})
     found = write_store(tmp_path, encode_blobs("n", {"x": [frame, frame["a"]], "y": frame[["b"]]}))
     (whole, column), part = found.load()["x"], found.load()["y"]
@@ -254,6 +240,10 @@ def business() -> Any:
 NOT_EXACT = [
     (business, "its frequency <CustomBusinessDay> would be lost; set index.freq = None"),
     (lambda: Mine({"a": [1]}), "there is no codec for its type"),
+    (
+        lambda: pd.Series(pd.period_range("2024", periods=2, freq="M")),
+        "no codec for its dtype period",
+    ),
     (lambda: pd.DataFrame({"a": [object()]}), "item blocks/0/values/1/0: object cannot"),
     (lambda: pd.DataFrame({"a": [1]}, index=[Path]), "item index/values/1/0"),
 ]
@@ -287,9 +277,9 @@ FORGED = [
     ("DataFrame", frame_parts(index=[0, 1])),
     ("Index", {"levels": [pd.RangeIndex(1)], "codes": [np.array([5])], "names": ["a"], "sortorder": None}),
     ("Index", {"values": {"kind": "categorical", "values": np.array([7]), "categories": pd.Index([1]), "ordered": False}, "name": None}),
-    ("Index", {"values": {"kind": "datetime", "values": np.ones(2), "zone": None}, "name": None}),
-    ("Index", {"values": {"kind": "datetime", "values": np.ones(2, "M8[s]"), "zone": "../../etc/passwd"}, "name": None}),
-    ("Index", {"values": {"kind": "masked", "values": np.ones(2), "missing": np.ones(1, bool)}, "name": None}),
+    ("Index", {"values": {"kind": "time", "values": np.ones(2), "zone": None}, "name": None}),
+    ("Index", {"values": {"kind": "time", "values": np.ones(2, "M8[s]"), "zone": "../../etc/passwd"}, "name": None}),
+    ("Index", {"values": {"kind": "FloatingArray", "values": np.ones(2), "missing": np.ones(1, bool)}, "name": None}),
     ("Index", {"values": {"kind": "system"}, "name": None}),
     ("Series", {"values": np.ones(3), "index": pd.RangeIndex(2), "name": None, "attrs": {}, "duplicates": True}),
 ]  # fmt: skip

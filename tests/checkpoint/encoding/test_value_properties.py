@@ -47,7 +47,7 @@ LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | TEXTS
     | st.binary(max_size=2000) | arrays() | hnp.arrays(hnp.scalar_dtypes(), 1).map(lambda a: a[0])
     | st.lists(TEXTS, max_size=4).map(lambda texts: np.array(texts, object))
-    | st.datetimes() | st.timedeltas() | st.decimals(allow_nan=False) | st.fractions() | st.uuids()
+    | st.datetimes() | st.timedeltas() | st.decimals(allow_nan=False) | st.uuids()
     | st.sets(KEYS, max_size=4) | st.frozensets(KEYS, max_size=4)
 )  # fmt: skip
 VALUES = st.recursive(

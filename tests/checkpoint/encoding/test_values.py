@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import re
-import struct
 import subprocess
 import sys
 import warnings
@@ -36,48 +35,6 @@ def round_trip(directory: Path, value: Any, **options: Any) -> Any:
     reader = save(directory, {"x": value}, **options)
     reader.verify()
     return replace(reader, **options).load()["x"]
-
-
-def nan(bits: int) -> float:
-    value: float = struct.unpack(">d", struct.pack(">Q", bits))[0]
-    return value
-
-
-SCALARS = [
-    None, True, False, 0, -1, 2**53, -(2**53), 2**53 + 1, -(2**64), 16**5000, 0.0, -0.0, 0.1,
-    5e-324, float("inf"), float("-inf"), nan(0x7FF8000000000000), nan(0xFFF8000000000001),
-    1 + 2j, complex(-0.0, float("nan")), "", "text", "é\0\n\"\\", "\ud800 lone", "x" * 10_000,
-    "\udcff" * 5_000, b"", b"\0\xff", bytes(range(256)) * 100, bytearray(b"ab"),
-    bytearray(5_000),
-]  # fmt: skip
-NUMPY_SCALARS = [
-    np.float32(0.1), np.float16(1e-7), np.float64(nan(0x7FF8000000000001)), np.longdouble("0.1"),
-    np.complex64(1 + 2j), np.clongdouble(1 - 2j), np.int8(-5), np.uint64(2**64 - 1), np.bool_(True),
-    np.str_("text\ud800"), np.str_(""), np.bytes_(b"ab"), np.bytes_(b""),
-    np.datetime64("2020-01-01T00:00:00.123", "ms"), np.datetime64("NaT"), np.timedelta64(3, "25s"),
-    np.void(b"\0\1\2"), np.array([(1, 2.5)], [("a", ">i2"), ("b", "f8")])[0],
-]  # fmt: skip
-CONTAINERS = [
-    [], (), {}, [1, [2.5, "x", None]], (1, (2,), [3]), {"a": {"b": [1]}}, {1: "x", "1": "y"},
-    {(1, "a"): 2, None: 3, 2.5: 4, b"k": 5, True: 6}, {"$": 1}, {"": 1, "\ud800": 2},
-    [0.5] * 1000, tuple(range(1000)), [True, False] * 200, [2**70] * 300, [1, 2.0] * 200,
-    [nan(0x7FF8000000000001)] * 300, collections.OrderedDict(b=1, a=2),
-    {"w": np.ones(3), "nested": [np.zeros((2, 2)), {"deep": (np.arange(4), 5)}], "name": "n"},
-    {3: np.ones(1), "3": np.zeros(1), ("a",): np.ones(2), "A": np.ones(1), "a": np.zeros(2)},
-    {"a/b": np.ones(1), ".": np.ones(1), "": np.ones(1), "x" * 300: np.ones(1), "c": np.ones(1),
-     "zarr.json": np.ones(1), "_manifest": np.ones(2), "__x": np.ones(1), "\ud800": np.ones(1)},
-    {"k" * 5_000: 1, b"k" * 5_000: np.ones(1)},
-]  # fmt: skip
-
-
-VALUES = [*SCALARS, *NUMPY_SCALARS, *CONTAINERS]
-
-
-@pytest.mark.parametrize(
-    "value", VALUES, ids=[f"{type(value).__name__}-{i}" for i, value in enumerate(VALUES)]
-)
-def test_a_value_comes_back_as_it_was(tmp_path: Path, value: Any) -> None:
-    assert_identical(value, round_trip(tmp_path, value))
 
 
 PLAIN_DTYPES = [
@@ -310,35 +267,21 @@ def test_blobs_that_share_memory_are_refused_by_name() -> None:
     names = ["a"]
     with pytest.raises(DefinitionError, match=r"'one' and 'two' contain the same list"):
         encode_blobs("n", {"one": names, "two": {"deep": names}})
-    record = np.zeros(1, [("a", "i4")])[0]
-    with pytest.raises(DefinitionError, match=r"'one' and 'two' contain the same void"):
-        encode_blobs("n", {"one": record, "two": [record]})
     encode_blobs("n", {"even": base[::2], "odd": base[1::2], "empty": base[:0], "end": base[10:]})
 
 
 def test_all_blobs_are_named_at_once_whatever_is_wrong_with_them() -> None:
     base = np.arange(3)
-    blobs = {f"b{i}": Custom(i) for i in range(100)} | {"keyed": {(1, Ellipsis, Custom): 1}}
+    blobs = {"keyed": {(1, Custom): 1}} | {f"b{i}": Custom(i) for i in range(100)}
     with pytest.raises(DefinitionError) as caught:
         encode_blobs("n", {**blobs, "one": base, "two": base[1:]})
     lines = str(caught.value).splitlines()
-    assert [line.partition(":")[0] for line in lines[:100]] == [
-        f"Node 'n', blob 'b{i}'" for i in range(100)
-    ]
-    assert ["register_codec" in line for line in lines[:100]] == [True] + [False] * 99
-    assert "blob 'keyed', item key 0/2: type cannot be saved" in lines[100]
-    assert "'one' and 'two' share memory" in lines[101]
-
-
-def test_the_first_pair_that_shares_memory_is_named_wherever_it_lies() -> None:
-    memory = np.zeros(8)
-    for low, high in ((0, 4), (4, 0)):
-        blobs = {
-            "a": [memory[low : low + 2], memory[high : high + 2]],
-            "b": [memory[high : high + 1], memory[low : low + 1]],
-        }
-        with pytest.raises(DefinitionError, match="'a/0' and 'b/1' share memory"):
-            encode_blobs("n", blobs)
+    assert "blob 'keyed', item key 0/1: type cannot be saved" in lines[0]
+    assert "blob 'b0': " in lines[1]
+    assert ["register_codec" in line for line in lines] == [True] + [False] * 50
+    assert lines[50] == "52 more blobs cannot be saved."
+    with pytest.raises(DefinitionError, match=r"'b0'.*\n.*'one' and 'two' share memory"):
+        encode_blobs("n", {"b0": blobs["b0"], "one": base, "two": base[1:]})
 
 
 def test_different_views_of_one_memory_within_a_blob_are_refused() -> None:
@@ -361,12 +304,6 @@ class MyList(list[int]):
     pass
 
 
-def test_views_of_one_constant_may_be_in_two_blobs() -> None:
-    memory = memoryview(bytes(80))
-    halves = {"a": np.frombuffer(memory, "<i4"), "b": np.frombuffer(memory[:40], "<i4")}
-    assert set(encode_blobs("n", halves)) == {"a", "b"}
-
-
 @pytest.mark.parametrize(
     ("value", "why"),
     [
@@ -374,7 +311,7 @@ def test_views_of_one_constant_may_be_in_two_blobs() -> None:
         ([1, {"a": Custom(1)}], r"item 1/a: .*Custom cannot be saved"),
         (MyList([1]), "MyList cannot be saved"),
         (np.array(["a"]).view(np.char.chararray), "subclass of ndarray"),
-        (np.ma.masked_array(np.ones((1, 2)).view(np.matrix)), "masks a subclass of ndarray"),
+        (np.ma.masked_array(np.ones((1, 2))), "subclass of ndarray"),
         (np.array([(1, "a")], [("i", "i4"), ("o", "O")]), "holds Python objects"),
         (np.array(["a"], np.dtypes.StringDType(na_object=None)), "strings may be missing"),
         (collections.defaultdict(lambda: 1), "default_factory is"),

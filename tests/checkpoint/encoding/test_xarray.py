@@ -31,27 +31,19 @@ def assert_same_variable(expected: Any, found: Any) -> None:
 
 def assert_same(expected: Any, found: Any) -> None:
     assert type(found) is type(expected)
-    if isinstance(expected, xr.DataTree):
-        one, other = dict(expected.subtree_with_keys), dict(found.subtree_with_keys)
-        assert list(one) == list(other)
-        assert expected.name == found.name
-        for key, node in one.items():
-            assert_same(node.to_dataset(inherit=False), other[key].to_dataset(inherit=False))
-        return
     xr.testing.assert_identical(expected, found)
     assert list(found.coords) == list(expected.coords)
     if isinstance(expected, xr.Dataset):
-        assert list(found.variables) == list(expected.variables)
-        assert list(found.sizes) == list(expected.sizes)
+        assert list(found.data_vars) == list(expected.data_vars)
         for name in expected.variables:
             assert_same_variable(expected.variables[name], found.variables[name])
     else:
         assert_same_variable(expected.variable, found.variable)
-    assert list(found.xindexes) == list(expected.xindexes)
+    assert set(found.xindexes) == set(expected.xindexes)
     for name, index in expected.xindexes.items():
         other = found.xindexes[name]
         assert type(other) is type(index)
-        pd.testing.assert_index_equal(index.index, other.index, exact=True)
+        pd.testing.assert_index_equal(index.index, other.index, exact=True, check_freq=False)
         assert getattr(index.index, "freq", None) == getattr(other.index, "freq", None)
         assert (index.dim, index.index.name) == (other.dim, other.index.name)
 
@@ -59,8 +51,8 @@ def assert_same(expected: Any, found: Any) -> None:
 COORDS: list[Any] = [
     lambda n: np.arange(n), lambda n: np.linspace(0, 1, n).astype("f4"), lambda n: list("abcd"[:n]),
     lambda n: pd.date_range("2024-01-31", periods=n, freq="ME"), lambda n: pd.RangeIndex(n),
-    lambda n: pd.CategoricalIndex(list("xyxy"[:n])), lambda n: pd.period_range("2024", periods=n, freq="M"),
-    lambda n: np.array(list("wxyz"[:n]), object), lambda n: pd.interval_range(0, periods=n),
+    lambda n: pd.CategoricalIndex(list("xyxy"[:n])),
+    lambda n: np.array(list("wxyz"[:n]), object),
 ]  # fmt: skip
 DATA: list[Any] = [
     lambda n: np.ones(n), lambda n: np.arange(n, dtype=">i2"), lambda n: np.array(["a", "é"] * n)[:n],
@@ -91,11 +83,7 @@ def datasets(draw: Any) -> Any:
             )
         else:
             dataset["n"] = ("x", draw(st.sampled_from(DATA))(sizes["x"]))
-    is_plain = all(isinstance(it.dtype, np.dtype) for it in dataset.variables.values())
-    can_stack = is_plain and sizes["x"] and dataset.xindexes.keys() >= {"x", "y"}
-    if can_stack and draw(st.booleans()):
-        dataset = dataset.stack(z=("x", "y"))
-    elif draw(st.booleans()) and "x" in dataset.xindexes:
+    if draw(st.booleans()) and "x" in dataset.xindexes:
         dataset = dataset.drop_indexes("x")
     for name in dataset.xindexes:
         dataset[name].attrs["long_name"] = "axis"
@@ -110,13 +98,7 @@ def test_any_dataset_and_its_arrays_come_back_as_they_were(dataset: Any) -> None
         assert_same(dataset[array], written_and_read(dataset[array]))
 
 
-def test_trees_and_variables_come_back_as_they_were() -> None:
-    top = xr.Dataset({"t": ("x", [1.0, 2])}, {"x": [10, 20]}, {"a": 1})
-    low = xr.Dataset({"u": (("x", "y"), np.ones((2, 2)))}, {"y": ["p", "q"]})
-    tree = xr.DataTree.from_dict({"/": top, "/z/deep": low, "/a": low, "/empty": None}, name="root")
-    assert_same(tree, written_and_read(tree))
-    with pytest.raises(DefinitionError, match=r"part of a larger tree; save tree.copy\(\)"):
-        encode_blobs("n", {"x": tree["z"]})
+def test_a_variable_comes_back_as_it_was() -> None:
     variable = xr.Variable(("x", "y"), np.ones((2, 3), "f4", order="F"), {"u": "m"})
     assert_same_variable(variable, written_and_read(variable))
 
@@ -126,8 +108,7 @@ def test_other_readers_see_the_variables(tmp_path: Path) -> None:
     write_store(tmp_path, encode_blobs("n", {"ds": dataset}))
     group = zarr.open_group(tmp_path / "n.0", mode="r")
     assert group["ds/variables/t/data"][:].tolist() == [1, 2]
-    assert group["ds/coords/variables/lat/data"][:].tolist() == [5, 6]
-    assert group["ds/coords/indexes/0/index/values"][:].tolist() == [10, 20]
+    assert group["ds/coords/lat/data"][:].tolist() == [5, 6]
 
 
 def test_derived_datasets_share_indexes_but_not_memory(tmp_path: Path) -> None:
@@ -144,11 +125,13 @@ class Zlib:
     pass
 
 
+SQUARE = xr.Dataset({"t": (("x", "y"), np.ones((2, 2)))}, {"x": [1, 2], "y": [3, 4]})
 NOT_EXACT = [
     (lambda: xr.Dataset({"t": ("x", [1.0])}).chunk(), "a Dask array, not yet computed"),
     (lambda: xr.Dataset({"t": ("x", np.array([Zlib()]))}), "no codec for its type"),
     (lambda: xr.Dataset(attrs={"f": Zlib()}), "item attrs/f"),
     (lambda: xr.IndexVariable("x", [1]), r"save variable.to_base_variable\(\)"),
+    (lambda: SQUARE.stack(z=("x", "y")), r"index of 'z' .*reset_index\('z'\)"),
 ]
 
 
@@ -159,16 +142,10 @@ def test_what_is_not_exact_is_refused_by_name(make: Any, why: str) -> None:
 
 
 NONE: dict[str, Any] = {"attrs": {}}
-NO_COORDS: dict[str, Any] = {"order": [], "variables": {}, "indexes": []}
 FORGED = [
     ("Variable", {"dims": ["x", "y"], "data": np.ones(2), **NONE}),
-    (
-        "Dataset",
-        {"variables": {}, "coords": {**NO_COORDS, "order": ["x"]}, "order": [], "dims": [], **NONE},
-    ),
-    ("Dataset", {"variables": {}, "coords": NO_COORDS, "order": ["x"], "dims": [], **NONE}),
-    ("DataTree", {"name": None, "nodes": {"a/../..": 1}}),
-    ("DataArray", {"name": "x", "data": None, "coords": NO_COORDS}),
+    ("Dataset", {"variables": {}, "coords": {"order": ["x"]}, **NONE}),
+    ("DataArray", {"name": "x", "data": None, "coords": {}}),
 ]
 
 

@@ -24,9 +24,9 @@ class LibraryType:
     codec: str
     """The module of this package that encodes and decodes it."""
     is_mutable: bool = True
-    copies_on_write: bool = False
+    hides_memory: bool = False
+    """Whether a change of it never shows in what shares its memory, nor the other way round."""
 
-    is_numbered: ClassVar[bool] = True
     keeps_states: ClassVar[bool] = False
 
     @property
@@ -38,15 +38,6 @@ class LibraryType:
     def library(self) -> str:
         """What to import and to install."""
         return self.module.partition(".")[0]
-
-    @property
-    def hides_memory(self) -> bool:
-        """Whether a change of it never shows in what shares its memory, nor the other way round."""
-        if not self.copies_on_write:
-            return not self.is_mutable
-        pandas = sys.modules["pandas"]
-        is_old = int(pandas.__version__.partition(".")[0]) < 3
-        return not is_old or pandas.options.mode.copy_on_write is True
 
     def encode(self, value: Any) -> Any:
         """Return what a value is made of; raises what the library raises."""
@@ -70,17 +61,20 @@ def _types(codec: str, module: str, names: str, **options: bool) -> list[Library
     return [LibraryType(module, name, codec, **options) for name in names.split()]
 
 
+def _constant(codec: str, module: str, names: str) -> list[LibraryType]:
+    return _types(codec, module, names, is_mutable=False, hides_memory=True)
+
+
 LIBRARY_TYPES = (
     *_types("torch", "torch", "Tensor"),
     *_types("sparse", "scipy.sparse", "sparray spmatrix"),
-    *_types("pandas", "pandas", "DataFrame Series", copies_on_write=True),
-    *_types("pandas", "pandas", "Index Timestamp Timedelta Period Interval", is_mutable=False),
-    *_types("pandas", "pandas.api.typing", "NAType NaTType", is_mutable=False),
+    *_types("pandas", "pandas", "DataFrame Series", hides_memory=True),  # it copies on write
+    *_constant("pandas", "pandas", "Index Timestamp Timedelta"),
+    *_constant("pandas", "pandas.api.typing", "NAType NaTType"),
     *_types("pandas", "pandas.api.extensions", "ExtensionArray"),
-    *_types("arrow", "pyarrow", "Table RecordBatch Array ChunkedArray", is_mutable=False),
-    *_types("arrow", "pyarrow", "Schema DataType", is_mutable=False),
-    *_types("xarray", "xarray", "Dataset DataArray DataTree Variable"),
-    *_types("jax", "jax", "Array", is_mutable=False),
+    *_constant("arrow", "pyarrow", "Table RecordBatch Array ChunkedArray"),
+    *_types("xarray", "xarray", "Dataset DataArray Variable"),
+    *_constant("jax", "jax", "Array"),
 )
 _BY_NAME = {kind.name: kind for kind in LIBRARY_TYPES}
 _DEFINING = {"jaxlib": "jax"}

@@ -1,4 +1,4 @@
-"""pandas: data frames, series, indexes, extension arrays and scalars.
+"""pandas: data frames, series, indexes, their arrays, and scalars.
 
 A frame is stored as pandas holds it, in blocks of columns of one dtype, since sums depend on it. What
 a value is made of may be values of pandas again, such as an index or the array of a column.
@@ -41,10 +41,6 @@ def encode(name: str, value: Any) -> Any:
             return {"value": value.asm8, "zone": _check_zone(value.tz)}
         case "Timedelta":
             return {"value": value.asm8}
-        case "Period":
-            return {"value": value.ordinal, "freq": _pack_freq(value.freq)}
-        case "Interval":
-            return {"left": value.left, "right": value.right, "closed": value.closed}
     return None  # NA and NaT are what they are
 
 
@@ -66,10 +62,6 @@ def decode(name: str, parts: Any) -> Any:
             return _in_zone(pd.Timestamp(parts["value"]), parts["zone"])
         case "Timedelta":
             return pd.Timedelta(parts["value"])
-        case "Period":
-            return pd.Period(ordinal=parts["value"], freq=_make_freq(parts["freq"]))
-        case "Interval":
-            return pd.Interval(parts["left"], parts["right"], parts["closed"])
         case "NAType":
             return pd.NA
     return pd.NaT
@@ -127,12 +119,9 @@ def _pack_index(index: Any) -> dict[str, Any]:
     if isinstance(index, pd.RangeIndex):
         return {"range": [index.start, index.stop, index.step], "name": index.name}
     if isinstance(index, pd.MultiIndex):
-        return {
-            "levels": list(index.levels),
-            "codes": list(index.codes),
-            "names": list(index.names),
-            "sortorder": index.sortorder,
-        }
+        levels, codes = list(index.levels), list(index.codes)
+        names = list(index.names)
+        return {"levels": levels, "codes": codes, "names": names, "sortorder": index.sortorder}
     has_freq = isinstance(index, pd.DatetimeIndex | pd.TimedeltaIndex)
     freq = _pack_freq(index.freq) if has_freq else None
     return {"values": index._values, "name": index.name, "freq": freq}
@@ -167,7 +156,7 @@ def _expect_finite(index: Any) -> Any:
     return index
 
 
-# --- extension arrays
+# --- arrays that are not NumPy's
 
 
 def _pack_array(values: Any) -> Any:
@@ -181,25 +170,16 @@ def _pack_array(values: Any) -> Any:
             "storage": "python" if dtype.storage == "python" else "pyarrow",
             "is_nan": dtype.na_value is not pd.NA,
         }
-    match values:
-        case arrays.DatetimeArray():
-            moments = values.asi8.view(f"M8[{values.unit}]")
-            return {"kind": "time", "values": moments, "zone": _check_zone(values.tz)}
-        case arrays.TimedeltaArray():
-            return {"kind": "time", "values": values.asi8.view(f"m8[{values.unit}]"), "zone": None}
-        case arrays.PeriodArray():
-            return {"kind": "period", "values": values.asi8, "freq": _pack_freq(dtype.freq)}
-        case arrays.IntervalArray():
-            sides = {"left": values.left, "right": values.right}
-            return {"kind": "interval", **sides, "closed": values.closed}
-        case pd.Categorical():
-            categories, ordered = values.categories, bool(values.ordered)
-            parts = {"kind": "categorical", "values": values.codes}
-            return {**parts, "categories": categories, "ordered": ordered}
-        case arrays.ArrowExtensionArray():
-            return {"kind": "arrow", "values": values.__arrow_array__()}
-        case arrays.NumpyExtensionArray():
-            return {"kind": "numpy", "values": values.to_numpy()}
+    if isinstance(values, arrays.DatetimeArray):
+        moments = values.asi8.view(f"M8[{values.unit}]")
+        return {"kind": "time", "values": moments, "zone": _check_zone(values.tz)}
+    if isinstance(values, arrays.TimedeltaArray):
+        return {"kind": "time", "values": values.asi8.view(f"m8[{values.unit}]"), "zone": None}
+    if isinstance(values, pd.Categorical):
+        own = {"categories": values.categories, "ordered": bool(values.ordered)}
+        return {"kind": "categorical", "values": values.codes, **own}
+    if isinstance(values, arrays.ArrowExtensionArray):
+        return {"kind": "arrow", "values": values.__arrow_array__()}
     if kind in _MASKED:
         missing = values._mask
         # What is below is of no value, and may differ from time to time.
@@ -212,41 +192,26 @@ def _pack_array(values: Any) -> Any:
 
 def _make_array(parts: Any) -> Any:
     pd, kind = sys.modules["pandas"], parts["kind"]
-    arrays = pd.arrays
-    match kind:
-        case "interval":
-            left, right = _expect_finite(parts["left"]), _expect_finite(parts["right"])
-            return arrays.IntervalArray.from_arrays(left, right, closed=parts["closed"])
-        case "arrow":
-            return arrays.ArrowExtensionArray(parts["values"])
+    if kind == "arrow":
+        return pd.arrays.ArrowExtensionArray(parts["values"])
     values = expect(np.ndarray, parts["values"])
-    match kind:
-        case "time":
-            if values.dtype.kind not in "mM":
-                raise TypeError(f"expected times, found {values.dtype}")
-            index = _in_zone(pd.Index(values.ravel()), parts["zone"])
-            return index.array.reshape(values.shape)
-        case "period":
-            return arrays.PeriodArray(values, dtype=pd.PeriodDtype(_make_freq(parts["freq"])))
-        case "categorical":
-            categories = _expect_finite(parts["categories"])
-            dtype = pd.CategoricalDtype(categories, bool(parts["ordered"]))
-            return pd.Categorical.from_codes(values, dtype=dtype)
-        case "string":
-            return _make_strings(values, parts)
-        case "numpy":
-            return arrays.NumpyExtensionArray(values)
-    if kind not in _MASKED:
+    if kind == "time":
+        if values.dtype.kind not in "mM":
+            raise TypeError(f"expected times, found {values.dtype}")
+        return _in_zone(pd.Index(values.ravel()), parts["zone"]).array.reshape(values.shape)
+    if kind == "categorical":
+        categories = _expect_finite(parts["categories"])
+        dtype = pd.CategoricalDtype(categories, bool(parts["ordered"]))
+        return pd.Categorical.from_codes(values, dtype=dtype)
+    missing = expect(np.ndarray, parts["missing"])
+    if kind in _MASKED:
+        return getattr(pd.arrays, kind)(values, missing)
+    if kind != "string":
         raise ValueError(f"the kind {kind!r} of an array is unknown")
-    return getattr(arrays, kind)(values, parts["missing"])
-
-
-def _make_strings(values: Any, parts: Any) -> Any:
-    pd = sys.modules["pandas"]
     options = {"na_value": float("nan")} if parts["is_nan"] else {}  # of pandas 2.3 and later
     dtype = pd.StringDtype(parts["storage"], **options)
     texts = values.copy()
-    texts[expect(np.ndarray, parts["missing"])] = dtype.na_value
+    texts[missing] = dtype.na_value
     return pd.array(texts, dtype=dtype)
 
 
