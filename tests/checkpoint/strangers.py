@@ -611,7 +611,7 @@ def _ways(path: Path, digest: str) -> Iterator[tuple[str, Callable[[], object]]]
     yield "load", reader.load
     yield "info", command("info", str(path), "latest")
     yield "verify", command("verify", str(path), "--deep")
-    yield "diff", command("diff", str(path), str(path), "--deep")
+    yield "diff", command("diff", str(path), str(path))
     yield "lazy", lazy
     yield "resume", lambda: run_group(manager.load(0), {"a": Workspace("a")})
     yield "part", lambda: reader.load_slice("w", 0, 1, 2)

@@ -105,5 +105,5 @@ def test_values_without_a_repr_are_shown_and_compared(tmp_path: Path) -> None:
     blobs = ask("info", tmp_path / "k", 0)["nodes"]["a"]["blobs"]
     assert blobs["unset"]["value"] == "{'y': 1}"  # what is set; no code of the class runs
     assert blobs["long"]["type"] == "int"
-    found = ask("diff", f"{tmp_path / 'k'}@0", "@1", "--deep")
+    found = ask("diff", f"{tmp_path / 'k'}@0", "@1")
     assert {it["blob"] for it in found["differences"]} - {"step"} == {"long", "nan"}

@@ -113,25 +113,19 @@ def make_hidden() -> list[Hidden]:
     return [Hidden()]
 
 
-@pytest.mark.parametrize("blobs", [("m", "o"), ("m{}", "o{}")], ids=["one name", "many names"])
-def test_all_blobs_of_many_nodes_are_named(blobs: tuple[str, ...], tmp_path: Path) -> None:
-    made = [(make_hidden, f"n{i}", blob.format(i)) for blob in blobs for i in range(140)]
+def test_blobs_of_many_nodes_are_named_up_to_a_limit(tmp_path: Path) -> None:
+    made = [(make_hidden, f"n{i}", blob) for i in range(40) for blob in ("m", "o")]
     with (
         Session.local(workers=1, processes=False) as session,
         pytest.raises(DefinitionError) as caught,
     ):
         run(job_of(*made), session, tmp_path)
     text = str(caught.value)
-    assert "left out" not in text
-    assert text.count("register_codec") == 1
-    assert [name for _, _, name in made if repr(name) not in text] == []
-    lines = [line.partition(":")[0] for line in text.splitlines()]
-    if blobs == ("m", "o"):
-        nodes = "Nodes 'n0', 'n1', 'n2' and 137 more"
-        assert lines == [f"{nodes}, blob 'm', item 0", f"{nodes}, blob 'o', item 0"]
-    else:
-        assert lines[0] == "Node 'n0', blob 'm0', item 0"
-        assert lines[-1].startswith(f"{281 - len(lines)} more blobs cannot be saved")
+    assert "register_codec" in text
+    *lines, last = (line.partition(":")[0] for line in text.splitlines())
+    expected = [f"Node {node!r}, blob {blob!r}, item 0" for _, node, blob in made]
+    assert set(lines) < set(expected)
+    assert (len(lines), last) == (50, "30 more blobs cannot be saved.")
 
 
 def test_what_could_be_saved_is_not_refused(inproc_session: Session, tmp_path: Path) -> None:

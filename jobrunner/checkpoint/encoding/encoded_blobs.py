@@ -284,7 +284,9 @@ def _find_shared_memory(node: str, memory: Sequence[_View]) -> Iterator[str]:
     if is_once and all(array.flags.owndata for array in arrays):
         return  # arrays that own their memory share none
     spans = sorted(
-        (*np.lib.array_utils.byte_bounds(array), index) for index, array in enumerate(arrays)
+        (*np.lib.array_utils.byte_bounds(array), index)
+        for index, array in enumerate(arrays)
+        if not _is_constant(array)
     )
     reaching: list[tuple[int, int]] = []  # (end, index) of spans that the next one may overlap
     for low, high, index in spans:
@@ -300,6 +302,14 @@ def _find_shared_memory(node: str, memory: Sequence[_View]) -> Iterator[str]:
                 )
                 return
         reaching.append((high, index))
+
+
+def _is_constant(array: Array) -> bool:
+    """Whether its memory is that of `bytes`, which no change ever shows in."""
+    owner: object = array
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    return isinstance(owner, bytes)
 
 
 def _overlap(array: Array, second: Array) -> bool:

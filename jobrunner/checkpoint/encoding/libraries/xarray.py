@@ -23,7 +23,7 @@ def encode(name: str, value: Any) -> dict[str, Any]:
             return {"name": value.name, "data": data, "coords": _pack_coords(value)}
     return {
         "variables": {
-            name: _pack_variable(each.variable) for name, each in value.data_vars.items()
+            name: _pack_variable(array.variable) for name, array in value.data_vars.items()
         },
         "coords": _pack_coords(value),
         "attrs": dict(value.attrs),
