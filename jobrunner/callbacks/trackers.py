@@ -34,7 +34,7 @@ class Tracker(Protocol):
         """
 
     def log(self, epoch: int, values: Mapping[str, float]) -> None:
-        """Take the metrics of an epoch that ended: flags and numbers."""
+        """Take the metrics of an epoch that ended."""
 
     def flush(self) -> None:
         """Send or write all that was logged: a save begins."""
@@ -44,7 +44,7 @@ class Tracker(Protocol):
 
 
 class Track(Callback):
-    """Report each epoch to a tracker: its metrics but strings, and its ``seconds``.
+    """Report each epoch to a tracker: its numbers and flags, and its ``seconds``.
 
     Parameters
     ----------
@@ -71,25 +71,25 @@ class Track(Callback):
                 f"{tracker!r:.200}."
             )
         self.tracker = tracker
-        self.run_id = ""
+        self.run_id = ""  # in the tracker
         self._job = ""
-        self._recorded_id = ""  # by the epoch that was loaded
         self._has_begun = False
 
     def on_setup(self, runner: JobRunner) -> None:
         """Note whose run it is."""
         self._job = runner.job.name
-        self.run_id = self._recorded_id = ""
+        self.run_id = ""
 
     def state_dict(self) -> Mapping[str, str]:
-        """Which run to continue; that of the loaded record, while the tracker does not answer."""
-        return {"id": self.run_id or self._recorded_id}
+        """Which run to continue."""
+        return {"id": self.run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Note the run of the record, which `on_load` continues."""
+        """Note the run of the record, which `on_load` continues, unless one has begun already."""
         recorded = state.get("id")
         is_id = isinstance(recorded, str) and re.fullmatch(r"\w{1,64}", recorded, re.ASCII)
-        self._recorded_id = str(recorded) if is_id else ""
+        if is_id and not self.run_id:
+            self.run_id = str(recorded)
 
     def on_load(self, epoch: int, step: int, seconds: float) -> None:
         """Continue the run of the record."""
@@ -101,10 +101,8 @@ class Track(Callback):
             self._begin(0)
 
     def _begin(self, epoch: int) -> None:
-        run_id = self.run_id or self._recorded_id
-        is_new = not run_id
-        if is_new:
-            run_id = uuid.uuid4().hex
+        is_new = not self.run_id
+        run_id = uuid.uuid4().hex if is_new else self.run_id
         self.run_id = self.tracker.begin(self._job, run_id, epoch, is_new=is_new)
         self._has_begun = True
 
@@ -112,10 +110,11 @@ class Track(Callback):
         """Pass the metrics on."""
         if not self._has_begun:
             return  # it could not begin, which was told
-        values = {
-            name: value for name, value in metrics.items() if isinstance(value, bool | int | float)
-        }
-        self.tracker.log(epoch, {**values, "seconds": seconds})
+        values = {"seconds": seconds}
+        for name, value in metrics.items():
+            if isinstance(value, bool | int | float):
+                values[name] = float(value)
+        self.tracker.log(epoch, values)
 
     def on_save_start(self, epoch: int, step: int) -> None:
         """Let no record be newer than what was sent."""
@@ -174,10 +173,10 @@ class TensorBoard:
         )
         return run_id
 
-    def log(self, epoch: int, values: Mapping[str, Any]) -> None:
+    def log(self, epoch: int, values: Mapping[str, float]) -> None:
         """Write the metrics."""
         for name, value in values.items():
-            self._writer.add_scalar(name, float(value), epoch)
+            self._writer.add_scalar(name, value, epoch)
 
     def flush(self) -> None:
         """Write what waits."""
@@ -191,7 +190,7 @@ class TensorBoard:
 
 @checked
 class MLflow:
-    """Track the job as a run of MLflow, with numbers and images.
+    """Track the job as a run of MLflow.
 
     Parameters
     ----------
@@ -250,12 +249,12 @@ class MLflow:
         self._run_id = run_id
         return run_id
 
-    def log(self, epoch: int, values: Mapping[str, Any]) -> None:
+    def log(self, epoch: int, values: Mapping[str, float]) -> None:
         """Send the metrics, or let them wait for others."""
         now = int(time.time() * 1000)
         for name, value in values.items():
             key = re.sub(r"[^\w\-. /]", "_", name)  # MLflow allows no other characters
-            self._waiting.append(self._entities.Metric(key, float(value), now, epoch))
+            self._waiting.append(self._entities.Metric(key, value, now, epoch))
         is_late = time.monotonic() - self._sent_at >= FLUSH_SECONDS
         if is_late or len(self._waiting) >= MOST_METRICS:
             self.flush()
@@ -294,7 +293,7 @@ class WandB:
 
     Notes
     -----
-    Arrays are shown as histograms. Trackio keeps both values of an epoch that ran again, Weights &
+    Trackio keeps both values of an epoch that ran again, Weights &
     Biases the first. Trackio writes every half second, so values that a killed process has logged
     since then are missing.
     """
@@ -316,10 +315,9 @@ class WandB:
             self._run = self._library.init(resume="never" if is_new else "allow", **options)
         return run_id
 
-    def log(self, epoch: int, values: Mapping[str, Any]) -> None:
+    def log(self, epoch: int, values: Mapping[str, float]) -> None:
         """Log the metrics."""
-        shown = {name: float(value) for name, value in values.items()}
-        self._run.log(shown, step=epoch)
+        self._run.log(dict(values), step=epoch)
 
     def flush(self) -> None:
         """Do nothing: the library sends in the background."""
