@@ -10,7 +10,6 @@ from typing import Any
 from jobrunner.checkpoint.commits import Commits, writing
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.history import as_json
-from jobrunner.checkpoint.keep_policies import best_policies
 from jobrunner.checkpoint.log import (
     DoneEntry,
     EndEntry,
@@ -85,8 +84,6 @@ class DirectoryRun:
                     with suppress(OSError, CheckpointError):
                         beat = read_beat(directory.files, path, holder.run)
                         info = {**info, "seen": {holder.run: beat.time}}
-                for best in best_policies(self.retention.policy)[:1]:
-                    info = {**info, "keeps_best": (best.metric, best.mode)}
                 lock.take(as_json(info, "info"), patience, take_over=self.take_over)
             self.commits.lock = lock
             directory.is_taken, directory.loaded = True, None

@@ -42,7 +42,7 @@ from jobrunner.texts import (
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import Directory
-    from jobrunner.story import LiveRun, LiveRuns, RunSummary
+    from jobrunner.story import LiveRuns, RunSummary
 
 _STATES = ("running", "finished", "stopped", "failed", "lost", "damaged")
 _BEST = re.compile(r"(?P<metric>.+?)(?::(?P<mode>min|max))?", re.S)
@@ -164,13 +164,12 @@ def _choose(
         run = summarize_run(directories[name], name)
         if run_filter.accepts(run):
             runs.append(run)
-    metric, mode = _metric_to_list(runs, run_filter)
+    asked = _BEST.fullmatch(run_filter.best or "")
+    metric = asked["metric"] if asked else ""
+    mode: Literal["min", "max"] = "max" if asked and asked["mode"] == "max" else "min"
     rows = []
     for run in runs:
-        best = None
-        if metric and not run.error and (run_filter.best or run.keeps_best):
-            is_kept = not run_filter.best
-            best = best_of(directories[run.name], metric, mode, is_kept=is_kept)
+        best = best_of(directories[run.name], metric, mode) if metric and not run.error else None
         rows.append(RunRow(run, best))
     if run_filter.best:
         sign = 1 if mode == "min" else -1
@@ -180,23 +179,10 @@ def _choose(
     return rows, metric
 
 
-def _metric_to_list(
-    runs: Sequence[RunSummary], run_filter: RunFilter
-) -> tuple[str, Literal["min", "max"]]:
-    """The metric that was asked for, or by which all runs keep the best epochs; "" if none."""
-    asked = _BEST.fullmatch(run_filter.best or "")
-    if asked is not None:
-        return asked["metric"], "max" if asked["mode"] == "max" else "min"
-    kept = {run.keeps_best for run in runs if not run.error}
-    if len(kept) == 1:
-        return kept.pop() or ("", "min")
-    return "", "min"
-
-
 def run_to_json(run: RunSummary, best: Best | None = None) -> dict[str, Any]:
     """A run, for ``--json``."""
     data: dict[str, Any] = with_json_positions(run)
-    for name in ("num_epochs", "error", "nodes", "keeps_best"):
+    for name in ("num_epochs", "error", "nodes"):
         del data[name]
     value, epoch = best or (None, None)
     data["epochs"] = None if run.error else run.num_epochs
@@ -328,26 +314,26 @@ def top_command(*, root: str, once: bool, interval: float) -> Output:
     live_runs = LiveRuns(directory.files, directory.path)
     as_json = click.get_current_context().meta[AS_JSON]
     if once or as_json or not sys.stdout.isatty():
-        alive: Sequence[LiveRun] = live_runs.look()
+        alive: Sequence[RunSummary] = live_runs.look()
     else:
         alive = follow(live_runs, directory.path, interval)
     data = {"path": directory.path, "runs": [_live_to_json(live) for live in alive]}
     return Output(data, format_live(alive, directory.path, terminal_width()))
 
 
-def follow(live_runs: LiveRuns, path: str, interval: float) -> Sequence[LiveRun]:
+def follow(live_runs: LiveRuns, path: str, interval: float) -> Sequence[RunSummary]:
     """Draw on the whole screen; returns what was drawn last."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     console = Console(markup=False, emoji=False, highlight=False)
-    alive: Sequence[LiveRun] = []
+    alive: Sequence[RunSummary] = []
     try:
         with Live(console=console, screen=True, auto_refresh=False) as screen:
             while True:
                 alive = live_runs.look()
-                lines = format_live(alive, path, *console.size, live_runs.ended)
+                lines = format_live(alive, path, *console.size)
                 text = Output({}, lines).text
                 screen.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
                 threading.Event().wait(interval)
@@ -355,55 +341,43 @@ def follow(live_runs: LiveRuns, path: str, interval: float) -> Sequence[LiveRun]
         return alive
 
 
-def _live_to_json(live: LiveRun) -> dict[str, Any]:
-    return {
-        **run_to_json(live.run),
-        "pace_seconds": live.pace_seconds,
-        "eta_seconds": live.eta_seconds,
-        "beat_seconds": live.beat_seconds,
-    }
+def _live_to_json(run: RunSummary) -> dict[str, Any]:
+    times = {"eta_seconds": run.eta_seconds, "beat_seconds": _beat_seconds(run)}
+    return {**run_to_json(run), **times}
+
+
+def _beat_seconds(run: RunSummary) -> float:
+    """Since its last heartbeat."""
+    return max(0.0, time.time() - (run.last_seen or 0.0))
 
 
 def format_live(
-    alive: Sequence[LiveRun],
-    path: str,
-    width: int | None = None,
-    height: int | None = None,
-    ended: Sequence[RunSummary] = (),
+    alive: Sequence[RunSummary], path: str, width: int | None = None, height: int | None = None
 ) -> list[str]:
-    """Two lines for each run, as many as there is room for; one for each of the last that ended."""
+    """Two lines for each run, as many as there is room for."""
     clock = time.strftime("%H:%M:%S")
-    ends = []
-    for run in ended:
-        seen = time.strftime("%H:%M:%S", time.localtime(run.last_seen))
-        name = clip_name(run.name, width)
-        ends.append(f"{seen}  {name}: {run.state} at epoch {format_progress(run)}")
     if not alive:
-        return [
-            f"{clock}  No run is alive below {path}",
-            f"To list all: jobrunner ls {path}",
-            *ends,
-        ]
+        return [f"{clock}  No run is alive below {path}", f"To list all: jobrunner ls {path}"]
     shown = alive
     if height is not None:
-        shown = alive[: max(1, (height - 3 - len(ends)) // 2)]
-    columns: list[Column[LiveRun]] = [
-        Column("RUN", lambda live: clip_name(live.run.name, width)),
-        Column("EPOCH", lambda live: format_progress(live.run)),
-        Column("PACE", lambda live: _format_duration(live.pace_seconds)),
-        Column("LEFT", lambda live: _format_duration(live.eta_seconds)),
-        Column("SAVED", lambda live: _format_save(live.run)),
-        Column("BEAT", lambda live: f"{live.beat_seconds:.0f} s ago"),
+        shown = alive[: max(1, (height - 3) // 2)]
+    columns: list[Column[RunSummary]] = [
+        Column("RUN", lambda run: clip_name(run.name, width)),
+        Column("EPOCH", format_progress),
+        Column("PACE", lambda run: _format_duration(run.pace_seconds)),
+        Column("LEFT", lambda run: _format_duration(run.eta_seconds)),
+        Column("SAVED", _format_save),
+        Column("BEAT", lambda run: f"{_beat_seconds(run):.0f} s ago"),
     ]
     items = []
-    for live in shown:
-        process = f"{live.run.job or 'a job'} on {live.run.host or 'a host'}, pid {live.run.pid}:"
-        items.append([process, *_name_metrics(live.run, _MOST_METRICS)])
+    for run in shown:
+        process = f"{run.job or 'a job'} on {run.host or 'a host'}, pid {run.pid}:"
+        items.append([process, *_name_metrics(run, _MOST_METRICS)])
     lines = [f"{clock}  {counted(len(alive), 'run')} alive below {path}"]
     lines += draw_with_items(columns, shown, items, width)
     if len(shown) < len(alive):
         lines.append(f"and {len(alive) - len(shown)} more")
-    return [*lines, *ends]
+    return lines
 
 
 def _format_duration(seconds: float | None) -> str:

@@ -1,6 +1,5 @@
 from .find import (
     DEPTH as DEPTH,
-    LiveRun as LiveRun,
     LiveRuns as LiveRuns,
     RunSummary as RunSummary,
     best_of as best_of,

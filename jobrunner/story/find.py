@@ -6,11 +6,10 @@ import math
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from jobrunner.checkpoint import (
     Directory,
@@ -18,14 +17,12 @@ from jobrunner.checkpoint import (
     Files,
     RunEntry,
     Snapshot,
-    check_info,
     check_plan,
     is_url,
     may_live,
     read_beat,
     read_history,
 )
-from jobrunner.define import HIDDEN
 from jobrunner.errors import CheckpointError
 from jobrunner.names import LOG_DIRECTORY, MAX_NAME_LENGTH, described_nodes
 from jobrunner.positions import Position, PublicPosition
@@ -39,8 +36,6 @@ MOST_DIRECTORIES = 20_000
 """Directories that are looked into for runs."""
 SEARCH_SECONDS = 2.0
 """How often `LiveRuns` looks for runs that have begun; less often if this takes long."""
-_PACE_SECONDS = 30.0
-_MOST_ENDED = 4
 _MOST_EPOCHS = 10**18
 _MOST_AT_END = 64  # entries that are read to find the end of the last run
 _LARGEST = sys.float_info.max  # neither NaN nor an int of 400 digits is at most this
@@ -62,8 +57,6 @@ class RunSummary:
         Empty if not recorded.
     parameters : mapping
         What the function that made the job was called with.
-    former_parameters : mapping
-        Those that were others in the run that recorded the oldest epoch, as they were there.
     num_epochs : int
         How many epochs are recorded.
     latest : int, Position or None
@@ -73,7 +66,7 @@ class RunSummary:
     total_epochs : int or None
         The last of the job, if it has a limit.
     pace_seconds : float or None
-        From the end of an epoch to that of the next, on average, of a run that is alive.
+        How long an epoch takes with all around it, on average, of a run that is alive.
     metrics : mapping
         Of `epoch`.
     saved, last_seen : float or None
@@ -83,8 +76,6 @@ class RunSummary:
     pid : int or None
     nodes : collection of str
         Of the job.
-    keeps_best : tuple of str or None
-        The metric by which the run keeps the best epochs, and ``"min"`` or ``"max"``.
     """
 
     name: str
@@ -92,7 +83,6 @@ class RunSummary:
     error: str = ""
     job: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    former_parameters: Mapping[str, Any] = field(default_factory=dict)
     num_epochs: int = 0
     latest: PublicPosition | None = None
     epoch: PublicPosition | None = None
@@ -104,12 +94,18 @@ class RunSummary:
     host: str = ""
     pid: int | None = None
     nodes: Collection[str] = ()
-    keeps_best: tuple[str, Literal["min", "max"]] | None = None
 
     @property
     def whole_epochs(self) -> int:
         """How many epochs have ended, as far as is known."""
         return Position.of(self.epoch or 0).epoch
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Until its last epoch ends; None if nobody knows."""
+        if self.pace_seconds is None or self.total_epochs is None:
+            return None
+        return self.pace_seconds * max(0, self.total_epochs - self.whole_epochs)
 
 
 def find_runs(
@@ -180,15 +176,10 @@ def _summarize(directory: Directory, name: str, snapshot: Snapshot) -> RunSummar
         info = snapshot.info(record.run_number)
     plan = _plan_of(info)
     total = info.get("total_epochs")
-    try:
-        best = check_info(dict(info)).get("keeps_best")
-    except ValueError:  # a stranger's
-        best = None
     summary = RunSummary(
         name,
         job=clip(str(plan.get("job") or ""), MAX_NAME_LENGTH),
         parameters=plan.get("parameters", {}),
-        former_parameters=_former_parameters(snapshot, plan),
         num_epochs=len(snapshot.recorded),
         latest=None if latest is None else latest.public,
         epoch=None if latest is None else latest.public,
@@ -199,7 +190,6 @@ def _summarize(directory: Directory, name: str, snapshot: Snapshot) -> RunSummar
         host=holder.process.host or "",
         pid=holder.process.pid or None,
         nodes=described_nodes(plan),
-        keeps_best=best and (best[0], best[1]),
     )
     if snapshot.is_ended or is_command:
         state, last_seen = _end_of_last_run(snapshot)
@@ -226,23 +216,6 @@ def _plan_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
         return check_plan(info["plan"]) if info.get("plan") else {}
     except ValueError:  # a stranger's
         return {}
-
-
-def _former_parameters(snapshot: Snapshot, plan: Mapping[str, Any]) -> Mapping[str, Any]:
-    parameters = plan.get("parameters", {})
-    if not (parameters and snapshot.recorded):
-        return {}
-    try:
-        record = snapshot.record(snapshot.epochs[0])
-    except CheckpointError:  # `ls` of the directory names it
-        return {}
-    before = _plan_of(snapshot.info(record.run_number)).get("parameters", {})
-    former = {}
-    for name, value in parameters.items():
-        is_shown = HIDDEN not in (before.get(name), value)
-        if name in before and before[name] != value and is_shown:
-            former[name] = before[name]
-    return former
 
 
 def _end_of_last_run(snapshot: Snapshot) -> tuple[StateName, float | None]:
@@ -279,52 +252,23 @@ def _is_of_command(snapshot: Snapshot, run: str) -> bool:
 
 
 def best_of(
-    directory: Directory,
-    metric: str,
-    mode: Literal["min", "max"],
-    *,
-    is_kept: bool = False,
+    directory: Directory, metric: str, mode: Literal["min", "max"]
 ) -> tuple[float, PublicPosition] | None:
     """The lowest or highest value of a metric that a directory's runs recorded, and its epoch.
 
-    Epochs removed since also count, those set aside do not: reads the whole log. If `is_kept`, because
-    a policy keeps the best, only the epochs still recorded count. None if there is no such value.
+    Epochs removed since also count, those set aside do not: reads the whole log. None if there is no
+    such value.
     """
-    rows: list[tuple[PublicPosition, Mapping[str, Any]]] = []
-    if is_kept:
-        for at, record in directory.records():
-            if not isinstance(record, Exception):
-                rows.append((at.public, record.details.metrics))
-    else:
-        history = read_history(directory.log.read_entries())
-        rows = [(row["epoch"], row["metrics"]) for row in history]
     sign = 1 if mode == "min" else -1
     values = []
-    for epoch, metrics in rows:
-        value = metrics.get(metric)
+    for row in read_history(directory.log.read_entries()):
+        value = row["metrics"].get(metric)
         if isinstance(value, int | float) and abs(value) <= _LARGEST:
-            values.append((sign * float(value), Position.of(epoch)))
+            values.append((sign * float(value), Position.of(row["epoch"])))
     if not values:
         return None
     signed, at = min(values)
     return sign * signed, at.public
-
-
-class LiveRun(NamedTuple):
-    """A run that is alive, as seen now."""
-
-    run: RunSummary
-    beat_seconds: float
-    """Since its last heartbeat."""
-    pace_seconds: float | None
-    """From the end of an epoch to that of the next, lately."""
-
-    @property
-    def eta_seconds(self) -> float | None:
-        """Until its last epoch ends; None if nobody knows."""
-        if self.pace_seconds is None or self.run.total_epochs is None:
-            return None
-        return self.pace_seconds * max(0, self.run.total_epochs - self.run.whole_epochs)
 
 
 class LiveRuns:
@@ -337,45 +281,21 @@ class LiveRuns:
         self._path = path
         self._clock = clock
         self._directories: dict[str, Directory] = {}
-        self._alive: set[str] = set()
+        self._alive: Collection[str] = ()
         self._search_at = -math.inf
-        # By run: when it was seen alive lately, and its epoch then.
-        self._sightings: dict[str, deque[tuple[float, int]]] = {}
-        self.ended: list[RunSummary] = []
-        """The last four that were alive at an earlier look, the last to end last."""
 
-    def look(self) -> list[LiveRun]:
+    def look(self) -> list[RunSummary]:
         """Read the log and the heartbeat of each run that is alive; now and then, of all."""
         now = self._clock()
-        before = self._alive
         is_search = now >= self._search_at
         if is_search:
             for name in find_runs(self._files, self._path)[0]:
                 if name not in self._directories:
                     self._directories[name] = open_run(self._files, self._path, name)
-            self._alive = set(self._directories)
+            self._alive = self._directories
         runs = [summarize_run(self._directories[name], name) for name in sorted(self._alive)]
         if is_search:
             self._search_at = now + max(SEARCH_SECONDS, 10 * (self._clock() - now))
         alive = [run for run in runs if run.state == "running"]
-        self._alive = {run.name for run in alive}
-        ended = [run for run in self.ended if run.name not in self._alive]
-        ended += [run for run in runs if run.state != "running" and run.name in before]
-        self.ended = ended[-_MOST_ENDED:]
-        return [self._see(run) for run in alive]
-
-    def _see(self, run: RunSummary) -> LiveRun:
-        sightings = self._sightings.setdefault(run.name, deque())
-        seen = run.last_seen or 0.0
-        epoch = run.whole_epochs
-        if sightings and (seen < sightings[-1][0] or epoch < sightings[-1][1]):
-            sightings.clear()  # another run, or a loss
-        if not sightings or seen > sightings[-1][0]:
-            sightings.append((seen, epoch))
-        while len(sightings) > 2 and seen - sightings[1][0] > _PACE_SECONDS:
-            sightings.popleft()
-        first, last = sightings[0], sightings[-1]
-        pace_seconds = run.pace_seconds
-        if last[1] > first[1]:
-            pace_seconds = (last[0] - first[0]) / (last[1] - first[1])
-        return LiveRun(run, max(0.0, time.time() - seen), pace_seconds)
+        self._alive = [run.name for run in alive]
+        return alive

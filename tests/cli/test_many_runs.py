@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from jobrunner import KeepBest, KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint import RetentionPolicy, Status
+from jobrunner import MultiNodeCheckpointManager
+from jobrunner.checkpoint import Status
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli.runs import RunFilter, RunRow, clip_name, format_runs, list_runs
@@ -31,11 +31,10 @@ def record(
     path: Path,
     losses: list[float],
     total: int | None = None,
-    keep: RetentionPolicy | None = None,
     **parameters: Any,
 ) -> MultiNodeCheckpointManager:
     """A run that has recorded an epoch for each loss, and has not ended."""
-    manager = MultiNodeCheckpointManager(path, keep=keep, files=FaultyFiles(sync=False))
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
     plan = {**PLAN, "structure": {"epoch:a/fit": ""}, "parameters": parameters}
     status = Status(len(losses) + 3, len(losses) + 4, {"loss": 0.125})
     manager.run.start([], {"plan": plan, "total_epochs": total}, lambda: status)
@@ -92,18 +91,6 @@ def test_ls_lists_the_runs_below_a_directory(root: Path) -> None:
     assert lines[-1].startswith(f"To list the epochs of one: jobrunner ls {root}/")
 
 
-def test_ls_shows_how_a_resume_changed_a_parameter(root: Path) -> None:
-    changed = record(root / "stopped", [], total=9, k=3, lr=0.05)
-    changed.run.end()
-    for losses, k in (([0.5], 5), ([], 6)):  # epoch 0 is recorded again, by a run with k=5
-        record(root / "a" / "finished", losses, k=k, lr=0.1).run.end()
-    runs = {run["name"]: run for run in ask("ls", root)["runs"]}
-    assert runs["stopped"]["former_parameters"] == {"lr": 0.1}
-    assert runs["stopped"]["parameters"] == {"k": 3, "lr": 0.05}
-    assert runs["a/finished"]["former_parameters"] == {"k": 5}
-    assert runs["b/c/d/running"]["former_parameters"] == {}
-
-
 def names(*args: object) -> list[str]:
     return [run["name"].rpartition("/")[2] for run in ask("ls", *args)["runs"]]
 
@@ -126,38 +113,6 @@ def test_runs_are_sorted_and_chosen(root: Path) -> None:
     assert best["stopped"] == (4.0, 0)  # the other is NaN
     assert best["damaged"] == (None, None)
     assert "BEST loss" in invoke("ls", root, "--best", "loss").stdout
-
-
-def test_the_best_value_of_the_metric_that_runs_keep_epochs_by_is_listed(tmp_path: Path) -> None:
-    policy = KeepLast(1) | KeepBest("loss", mode="max")
-    for name, losses in (("a", [3.0, 4.0, 2.0]), ("b", [1.0, 0.5])):
-        record(tmp_path / name, losses, keep=policy).run.end()
-    damaged = record(tmp_path / "c", [7.0], keep=policy)
-    damaged.run.end()
-    Path(damaged.path, "_log", "0000000001.json").write_bytes(b"")
-    head, *rows = invoke("ls", tmp_path).stdout.splitlines()[:4]
-    assert head.split()[-3:] == ["BEST", "loss", "AT"]
-    assert sorted(row.split()[-2:] for row in rows) == [["-", "-"], ["1", "0"], ["4", "1"]]
-
-
-@pytest.mark.parametrize("keep", [None, KeepBest("other"), KeepBest("loss", mode="min")])
-def test_the_metrics_are_listed_if_only_some_runs_keep_the_best_by_one(
-    tmp_path: Path, keep: KeepBest | None
-) -> None:
-    record(tmp_path / "a", [3.0], keep=KeepBest("loss", mode="max")).run.end()
-    record(tmp_path / "b", [2.0], keep=keep).run.end()
-    told = invoke("ls", tmp_path).stdout
-    assert "BEST" not in told
-    assert "loss=3" in told
-    assert "loss=2" in told
-
-
-@pytest.mark.parametrize("forged", [7, ["loss"], ["loss", "most"], [[], "min"], {"a": "min"}])
-def test_what_a_stranger_says_of_the_best_epochs_is_left_out(tmp_path: Path, forged: Any) -> None:
-    manager = MultiNodeCheckpointManager(tmp_path / "a")
-    manager.run.start([], {"plan": PLAN, "keeps_best": forged}, None)
-    manager.run.end()
-    assert "BEST" not in invoke("ls", tmp_path).stdout
 
 
 def test_a_directory_of_one_run_has_no_use_for_options_of_many(root: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.cli.runs import follow, format_live
-from jobrunner.story import LiveRun, LiveRuns, RunSummary, summarize_run
+from jobrunner.story import LiveRuns, RunSummary, summarize_run
 from tests.cli.directories import ask, invoke
 from tests.cli.test_many_runs import record
 
@@ -97,57 +97,26 @@ def test_a_run_says_its_epoch_and_metrics_between_saves(
     assert summarize_run(manager.directory, "walk").state == "finished"
 
 
-def test_the_pace_is_that_of_the_last_heartbeats(
-    alive: MultiNodeCheckpointManager, tmp_path: Path
-) -> None:
-    clock = [100.0]
-    runs = LiveRuns(alive.directory.files, str(tmp_path), lambda: clock[0])
-    began = time.time()
-    seen = []
-    for seconds, epoch in ((0, 10), (2, 14), (4, 18), (4, 18)):
-        beat(alive, began + seconds, epoch, 1)
-        clock[0] += 2
-        seen += runs.look()
-    assert [live.run.epoch for live in seen] == [10, 14, 18, 18]
-    assert [live.pace_seconds for live in seen[1:]] == pytest.approx([0.5] * 3)
-    assert seen[-1].eta_seconds == pytest.approx(41)
-    assert all(live.beat_seconds < 10 for live in seen)
-    beat(alive, began + 6, 12, 1)  # it went back after a loss
-    [live] = runs.look()
-    assert live.run.epoch == 12
-    assert live.pace_seconds != pytest.approx(0.5)
-
-
 def test_runs_that_begin_or_end_are_noticed(
     alive: MultiNodeCheckpointManager, tmp_path: Path
 ) -> None:
     clock = [100.0]
     runs = LiveRuns(alive.directory.files, str(tmp_path), lambda: clock[0])
-    assert [live.run.name for live in runs.look()] == ["a/alive"]
+    assert [run.name for run in runs.look()] == ["a/alive"]
     second = record(tmp_path / "second", [1.0])
-    assert [live.run.name for live in runs.look()] == ["a/alive"]
+    assert [run.name for run in runs.look()] == ["a/alive"]
     clock[0] += 2
-    assert [live.run.name for live in runs.look()] == ["a/alive", "second"]
+    assert [run.name for run in runs.look()] == ["a/alive", "second"]
     second.run.end()
-    assert [live.run.name for live in runs.look()] == ["a/alive"]
-    assert [(run.name, run.state) for run in runs.ended] == [("second", "stopped")]
-    second = record(tmp_path / "second", [1.0])  # resumed
-    clock[0] += 2
-    assert len(runs.look()) == 2
-    assert runs.ended == []
-    others = [record(tmp_path / f"run-{i}", [1.0]) for i in range(5)]
-    clock[0] += 2
-    assert len(runs.look()) == 7
-    for manager in (second, *others):
-        manager.run.end()
-    runs.look()
-    assert [run.name for run in runs.ended] == ["run-2", "run-3", "run-4", "second"]
+    assert [run.name for run in runs.look()] == ["a/alive"]
 
 
 def test_the_screen_has_whole_metrics_and_says_how_many_runs_are_not_shown() -> None:
     metrics = {f"metric {i}": i / 7 for i in range(12)}
-    run = RunSummary("x" * 100, "running", job="job", epoch=3, total_epochs=10, metrics=metrics)
-    found = [LiveRun(run, 0.5, 2.0)] * 30
+    run = RunSummary(
+        "x" * 100, "running", job="job", epoch=3, total_epochs=10, pace_seconds=2.0, metrics=metrics
+    )
+    found = [run] * 30
     for width in (80, 120):
         lines = format_live(found, "runs", width, 24)
         assert len(lines) <= 24
@@ -158,31 +127,18 @@ def test_the_screen_has_whole_metrics_and_says_how_many_runs_are_not_shown() -> 
         assert all("=" in it for it in lines[3].split("metric ")[1:])
 
 
-def test_the_screen_names_runs_that_have_ended_meanwhile() -> None:
-    ended = [RunSummary(f"run {i}", "lost", epoch=i, total_epochs=9, last_seen=0.0) for i in (1, 2)]
-    live = LiveRun(RunSummary("b", "running", epoch=3), 0.5, 2.0)
-    for found in ([], [live], [live] * 30):
-        lines = format_live(found, "runs", 80, 10, ended)
-        assert len(lines) <= 10
-        assert [line.split("  ")[1:] for line in lines[-2:]] == [
-            ["run 1: lost at epoch 1/9"],
-            ["run 2: lost at epoch 2/9"],
-        ]
-
-
 def test_following_ends_with_what_was_seen_last(capsys: pytest.CaptureFixture[str]) -> None:
     class Runs:
         looks = 0
-        ended: tuple[()] = ()
 
-        def look(self) -> list[LiveRun]:
+        def look(self) -> list[RunSummary]:
             self.looks += 1
             if self.looks == 3:
                 raise KeyboardInterrupt
-            return [LiveRun(RunSummary(str(self.looks)), 0.0, None)]
+            return [RunSummary(str(self.looks))]
 
     runs: Any = Runs()
-    assert [live.run.name for live in follow(runs, "runs", 0.001)] == ["2"]
+    assert [run.name for run in follow(runs, "runs", 0.001)] == ["2"]
 
 
 @pytest.mark.nightly

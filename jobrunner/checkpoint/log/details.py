@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -91,7 +91,6 @@ class RunInfo(msgspec.Struct):
 
     command: str = ""  # of the command line, if it is no run of a job
     began: Unix = 0.0  # the call of `JobRunner.run`
-    keeps_best: tuple[str, Literal["min", "max"]] | None = None  # the metric of its `KeepBest`
     # The last heartbeat of a run that did not end, by its name.
     last_heartbeats: dict[str, Unix] = msgspec.field(name="seen", default_factory=dict)
 
