@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,16 +19,17 @@ from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
 from jobrunner.cluster.results import GroupResult, UnderWay, merge_runs
 from jobrunner.cluster.scheduler import SchedulerLink
-from jobrunner.cluster.shipping import Parcel, ShippedGroups
+from jobrunner.cluster.shipping import Parcel, nodes_of
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, compile_group
 from jobrunner.config import get_number
 from jobrunner.define import TaskGroup, TaskOutput
 from jobrunner.errors import ExecutionError, NodeLostError
 from jobrunner.worker import (
     FETCH,
-    PLAIN_RUN,
+    BindingOptions,
     Keeper,
-    RunOptions,
+    RunOrder,
+    blob_names,
     call_keeper,
     call_on_workspaces,
     fetch,
@@ -76,7 +78,11 @@ class Binding:
         self.leaving = self._members.leaving  # workers in use about to leave: address -> cause
         self.rooms: dict[str, tuple[int, int]] = {}
         """What `Keeper.room` of each worker has said in its last reply to a run."""
-        self._groups = ShippedGroups()
+        # The groups that the workers have, by key: their plans, and which workers take part.
+        self._groups: dict[str, tuple[GroupPlan, list[str]]] = {}
+        self._digests: dict[str, str] = {}  # of what each came in
+        self._keys: weakref.WeakKeyDictionary[TaskGroup, str] = weakref.WeakKeyDictionary()
+        self._num_keys = 0
         self._under_way: tuple[str, int | None, float, int] | None = None
         self._is_released = False
 
@@ -129,38 +135,30 @@ class Binding:
         *,
         epoch: int | None = None,
         step: int = 0,
+        captures: tuple[int, int] | None = None,
         deadline_seconds: float | None = None,
         task_deadline_seconds: float | None = None,
-        options: RunOptions = PLAIN_RUN,
     ) -> GroupResult:
         """Run a shipped group, given its key, and wait for its end.
 
-        A task's exception is the cause of a `TaskFailedError`; only a `CheckpointError` or
-        `DefinitionError` is raised itself. An `ExecutionError` tells of a missing blob, a lost
-        worker, or a passed deadline. Changes by tasks that ran remain.
+        For `captures` see `RunOrder`. A task's exception is the cause of a `TaskFailedError`; only a
+        `CheckpointError` or `DefinitionError` is raised itself. An `ExecutionError` tells of a
+        missing blob, a lost worker, or a passed deadline. Changes by tasks that ran remain.
         """
-        plan, addresses = self._groups.plans[group]
-        if not addresses:
-            return GroupResult(0.0, ())
         request = Request(
             "run",
-            {"epoch": epoch, "step": step},
             deadline_seconds=deadline_seconds,
             task_deadline_seconds=task_deadline_seconds,
         )
         started = time.perf_counter()
-        replies = self._run(request, group, options, num_runs=1)
-        seconds = time.perf_counter() - started
-        results = self._results(replies, plan, most=1, width=1)
-        request.check(replies, self.plan.job)
-        return dataclasses.replace(results[0], seconds=seconds)
+        order = RunOrder(group, epoch, step, captures=captures)
+        results, failure = self._run(request, order)
+        if failure is not None:
+            raise failure
+        return dataclasses.replace(results[0], seconds=time.perf_counter() - started)
 
     def run_epochs(
-        self,
-        first: int,
-        epochs: int,
-        seconds: float,
-        options: RunOptions = PLAIN_RUN,
+        self, first: int, epochs: int, seconds: float, captures: tuple[int, int] | None = None
     ) -> Iterator[tuple[int, GroupResult, bool]]:
         """Run the epoch group for up to `epochs` epochs with one message to each worker.
 
@@ -170,41 +168,40 @@ class Binding:
         Yields each epoch, its result, and whether it is the last that has ended; raises afterwards
         what made one fail.
         """
-        plan, addresses = self._groups.plans["epoch"]
-        if not addresses:
-            for epoch in range(first, first + epochs):
-                yield epoch, GroupResult(0.0, ()), epoch == first + epochs - 1
-            return
+        plan, addresses = self._groups["epoch"]
         judges = {self.placement[condition.node] for condition in plan.conditions}
-        epochs = epochs if len(judges) <= 1 else 1
         width = self.plan.steps_per_epoch
         assert width is not None  # or else the client ends each epoch
-        batch = {
-            "epochs": epochs,
-            "steps_per_epoch": width,
-            "lead": next(iter(judges or addresses)),
-            "is_judged": bool(judges),
-            "seconds": seconds,
-        }
-        request = Request("run", {"epoch": first, "step": 0, "epoch_batch": batch})
-        replies = self._run(request, "epoch", options, num_runs=epochs * width)
-        results = self._results(replies, plan, most=epochs * width, width=width)
+        order = RunOrder(
+            "epoch",
+            first,
+            epochs=epochs if len(judges) <= 1 else 1,
+            steps_per_epoch=width,
+            lead=next(iter(judges or addresses), ""),
+            is_judged=bool(judges),
+            seconds=seconds,
+            captures=captures,
+        )
+        results, failure = self._run(Request("run"), order)
         for i, result in enumerate(results):
             yield first + i, result, i == len(results) - 1
-        request.check(replies, self.plan.job)
+        if failure is not None:
+            raise failure
 
     def _run(
-        self, request: Request, group: str, options: RunOptions, num_runs: int
-    ) -> dict[str, Reply]:
-        """Send a request that takes up to `num_runs` numbers, and wait for the replies."""
-        plan, addresses = self._groups.plans[group]
-        details = request.details
-        details |= {"key": group, "options": to_builtins(options)}
-        request.group, request.epoch = plan.name, details["epoch"]
+        self, request: Request, order: RunOrder
+    ) -> tuple[list[GroupResult], BaseException | None]:
+        """The results of the epochs that have ended on all workers, and what made one fail."""
+        plan, addresses = self._groups[order.key]
+        if not addresses:
+            return [GroupResult(0.0, ())] * order.epochs, None
+        request.details["order"] = to_builtins(order)
+        request.group, request.epoch = plan.name, order.epoch
         request.has_steps = plan.name == "epoch" and self.plan.steps_per_epoch != 1
-        self._under_way = (plan.name, request.epoch, time.perf_counter(), details["step"])
+        width, most = order.steps_per_epoch, order.epochs * order.steps_per_epoch
+        self._under_way = (plan.name, order.epoch, time.perf_counter(), order.step)
         try:
-            replies = self._messenger.call(request, addresses)
+            replies = self._messenger.call(request, addresses, num_runs=most)
         except NodeLostError:
             raise  # the run is aborted on the other workers already
         except BaseException as error:
@@ -212,21 +209,9 @@ class Binding:
             raise
         finally:
             self._under_way = None
-            self._messenger.skip_numbers(num_runs - 1)
         for address, reply in replies.items():
             if "room" in reply:
                 self.rooms[address] = reply["room"]
-        return replies
-
-    def _results(
-        self,
-        replies: Mapping[str, Reply],
-        plan: GroupPlan,
-        *,
-        most: int,
-        width: int,
-    ) -> list[GroupResult]:
-        """The results of the epochs, of `width` runs each, that have ended on all workers."""
         check_runs(replies, most, width)
         by_worker = {address: reply.get("runs", ()) for address, reply in replies.items()}
         conditions = [condition.name for condition in plan.conditions]
@@ -234,7 +219,7 @@ class Binding:
         for start in range(0, min(map(len, by_worker.values())) // width * width, width):
             rows = {address: runs[start : start + width] for address, runs in by_worker.items()}
             results.append(merge_runs(rows, conditions))
-        return results
+        return results, request.failure(replies, self.plan.job)
 
     def apply(
         self,
@@ -298,10 +283,14 @@ class Binding:
     def ship(self, plans: Mapping[str, GroupPlan]) -> None:
         """Send groups, by key, to the workers, unless they have them already."""
         parcel = Parcel(plans)
-        if not self._groups.has(plans.keys(), parcel.digest):
-            contents = parcel.by_worker(self.placement)
-            self._call(Request("ship", per_worker=contents), list(contents))
-            self._groups.add(plans, parcel.digest, self.placement)
+        if all(self._digests.get(key) == parcel.digest for key in plans):
+            return
+        contents = parcel.by_worker(self.placement)
+        self._call(Request("ship", per_worker=contents), list(contents))
+        for key, plan in plans.items():
+            addresses = dict.fromkeys(self.placement[node] for node in nodes_of(plan))
+            self._groups[key] = plan, list(addresses)
+            self._digests[key] = parcel.digest
 
     # ---- for the session
 
@@ -311,42 +300,53 @@ class Binding:
         Raises a `PlacementError` if no suitable workers have room in time.
         """
         stays = {**self._previous, **self.placement}
-        details = {
-            "job": self.plan.job,
-            "seed": self.plan.seed,
-            "attempt": self.attempt,
-            "can_move": self._can_move,
-            "silence_seconds": self._scheduler.silence_seconds,
-        }
-        placed = self._leases.take(nodes, stays, demand, details)
+        options = BindingOptions(
+            job=self.plan.job,
+            seed=self.plan.seed,
+            attempt=self.attempt,
+            can_move=self._can_move,
+            silence_seconds=self._scheduler.silence_seconds,
+        )
+        placed, leases = self._leases.take(nodes, stays, demand, options)
         self.placement.update(placed)
-        news: dict[str, Any] = {a: {"nodes": {}} for a in self._members.workers}
-        streams = {node.name: node.stream for node in nodes if node.stream}
-        for node, address in placed.items():
-            news[address]["nodes"][node] = sorted(self.plan.transient.get(node, ()))
-            if node in streams:
-                news[address].setdefault("streams", {})[node] = streams[node]
-        self._call(Request("ship", {"placement": self.placement}, per_worker=news), list(news))
+        news: dict[str, Any] = {a: {"nodes": {}, "streams": {}} for a in self._members.workers}
+        for address, lease in leases.items():
+            news[address]["lease"] = lease
+        for node in nodes:
+            about = news[placed[node.name]]
+            about["nodes"][node.name] = sorted(self.plan.transient.get(node.name, ()))
+            about["streams"][node.name] = node.stream
+        request = Request("ship", {"placement": self.placement}, per_worker=news)
+        with self._leases.in_time(request):
+            self._call(request, list(news))
 
     def blob_names(self) -> dict[str, frozenset[str]]:
         """The names of the global blobs, by node."""
-        replies = self._messenger.sync(self._messenger.query, "blob_names").values()
-        return {
-            node: frozenset(names)
-            for reply in replies
-            for node, names in reply.get("names", {}).items()
-        }
+        found: dict[str, frozenset[str]] = {}
+        for names in self.apply(blob_names).values():
+            found.update(names)
+        return found
 
     def run_alone(
         self, group: TaskGroup, epoch: int | None, deadline_seconds: float | None
     ) -> GroupResult:
         """Compile and run a group that belongs to no job; all its nodes must be placed."""
-        if dead := self._groups.take_dead_keys():
-            self._messenger.sync(self._messenger.query, "forget", keys=dead)
-        plan = compile_group(group, self.blob_names())
-        key = self._groups.make_key(group)
-        self.ship({key: plan})
+        self._forget_groups()
+        if group not in self._keys:
+            self._num_keys += 1
+            self._keys[group] = f"{group.name}#{self._num_keys}"
+        key = self._keys[group]
+        self.ship({key: compile_group(group, self.blob_names())})
         return self.run(key, epoch=epoch, deadline_seconds=deadline_seconds)
+
+    def _forget_groups(self) -> None:
+        """Drop the groups of no job whose objects are gone."""
+        alive = set(self._keys.values())
+        gone = [key for key in self._groups if "#" in key and key not in alive]
+        if gone:
+            self._call(Request("ship", {"forgotten": gone}), list(self._members.workers))
+        for key in gone:
+            del self._groups[key], self._digests[key]
 
     def fetch(self, node: str, name: str, groups: Sequence[str] = (), part: int = 0) -> Any:
         """Return a blob; with `groups`, part of task `name`'s return value in one of these."""
@@ -364,7 +364,7 @@ class Binding:
                 f"workspaces of earlier runs. Fetch it before the next job runs, or run that job "
                 f"in another session."
             )
-        key = self._groups.key_of(task.group)
+        key = self._keys.get(task.group, task.group.name)
         # A resume runs some of the init group's tasks.
         keys = [key, "resume"] if key == "init" else [key]
         return self.fetch(task.node.name, task.name, keys, output.part)
@@ -381,7 +381,8 @@ class Binding:
 
     def _call(self, request: Request, addresses: Sequence[str]) -> dict[str, Reply]:
         replies = self._messenger.call(request, addresses)
-        request.check(replies, self.plan.job)
+        if (failure := request.failure(replies, self.plan.job)) is not None:
+            raise failure
         return replies
 
 

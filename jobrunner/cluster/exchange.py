@@ -77,6 +77,7 @@ class Members:
         self.cut: set[str] = set()
         self.leaving: dict[str, str] = {}  # causes; these workers serve until they leave
         self.excused: set[str] = set()  # failed to answer once, perhaps because they leave
+        self.waiting: set[str] = set()  # have yet to host the binding, as they have just said
         self.running: dict[str, Sequence[tuple[str, str]]] = {}  # (node, task) at the last answer
 
     @property
@@ -125,7 +126,7 @@ class Request:
     details: dict[str, Any] = field(default_factory=dict)  # its arguments, for the first message
     per_worker: dict[str, dict[str, Any]] = field(default_factory=dict)  # more, by address
     channel: str = ""  # calls on different channels may run at the same time
-    number: int | None = None  # the same number counts once; None: a query, answered at once
+    number: int = 0  # the same number counts once
     deadline_seconds: float | None = None  # for the whole operation
     task_deadline_seconds: float | None = None  # for each task
     group: str = ""  # for errors
@@ -135,8 +136,6 @@ class Request:
 
     def poll(self, wait_seconds: float) -> Message:
         """The message that asks for the operation's progress."""
-        if self.number is None:
-            return {"call": self.call}
         message = {"call": self.call, "number": self.number, "wait_seconds": float(wait_seconds)}
         return {**message, "channel": self.channel} if self.channel else message
 
@@ -147,20 +146,21 @@ class Request:
             return [({**first, **self.per_worker[a]}, [a]) for a in addresses]
         return [(first, addresses)] if addresses else []
 
-    def check(self, replies: Mapping[str, Reply], job: str) -> None:
-        """Raise a worker's error, if any; what several workers refuse is one error."""
+    def failure(self, replies: Mapping[str, Reply], job: str) -> BaseException | None:
+        """A worker's error, if any; what several workers refuse is one error."""
         failed = [self._failed(reply, job) for reply in replies.values() if "failure" in reply]
         if failed:
             if self.call == "apply" and all(type(error) is DefinitionError for error in failed):
                 failed[0].args = ("\n".join(dict.fromkeys(map(str, failed))),)
-            raise failed[0]
+            return failed[0]
         for address, reply in replies.items():
             if reply["status"] != "done":
                 reason = reply.get("reason") or f"it answered {reply['status']!r}"
-                raise ExecutionError(
+                return ExecutionError(
                     f"Worker {address} did not finish its part of {self.call} {self.group}: "
                     f"{reason}. Start the job again."
                 )
+        return None
 
     def late(self, nodes: Sequence[str], running: Sequence[str]) -> ExecutionError:
         """The error for a passed deadline."""
@@ -234,7 +234,7 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 class Reply(TypedDict, total=False):
     """A worker's reply to a request."""
 
-    status: Required[Literal["done", "running", "failed", "aborted", "stale", "unknown"]]
+    status: Required[Literal["done", "running", "failed", "aborted", "waiting", "stale", "unknown"]]
     tasks: Sequence[tuple[str, str]]  # those that run, as (node, task)
     runs: Sequence[EndedRun]
     failure: Failure
@@ -244,7 +244,6 @@ class Reply(TypedDict, total=False):
     suspect: str  # address of a worker that this one could not reach
     frames: Frames
     room: tuple[Count, Count]  # bytes of a capture, bytes free: see `Keeper.room`
-    names: Mapping[str, Sequence[str]]  # of blobs, by node
 
 
 def malformed(address: str, problem: str) -> ExecutionError:
@@ -315,13 +314,12 @@ def exchange(
     Raises an `ExecutionError` if a deadline passed; `NodeLostError` if a worker is lost: the
     scheduler removed it, it stays silent, its answer is an error, or it restarted.
     """
-    is_run = request.call == "run"
+    is_run, is_aborted = request.call == "run", False
     started, warn_seconds, wait_seconds = now, WARN_SECONDS, FIRST_WAIT_SECONDS
     since: dict[tuple[str, str], float] = {}  # task -> when a worker first reported it
     asked: Sequence[str] = list(addresses)
     unstarted = set(addresses)  # they may not have got the first message
     replies: dict[str, Reply] = {}
-    is_failed = False
     while True:
         batches = request.begin([a for a in asked if a in unstarted], wait_seconds)
         if to_poll := [a for a in asked if a not in unstarted]:
@@ -329,10 +327,14 @@ def exchange(
         heard = yield Ask(batches, wait_seconds)
         messages = yield from _messages(heard, members, request.epoch)
         unstarted.clear()
+        members.waiting.difference_update(messages)
         for address, message in messages.items():
             if message is None:
                 unstarted.add(address)
-            elif message["status"] == "running" and request.number is not None:
+            elif message["status"] == "waiting":
+                unstarted.add(address)
+                members.waiting.add(address)
+            elif message["status"] == "running":
                 if is_run:
                     members.running[address] = message.get("tasks", ())
             else:
@@ -346,16 +348,16 @@ def exchange(
                         members.cut.add(message["suspect"])
                     yield from _give_up(members, request.epoch)
         pending = [address for address in addresses if address not in replies]
-        # A worker is "done" before others have its values, and sending these may still fail. Then
-        # others may say first that they were aborted, but only the sender names the suspect.
-        unfailed = [a for a in addresses if a not in replies or replies[a]["status"] == "done"]
-        is_first = not is_failed and len(unfailed) < len(addresses)
-        if not pending and not (is_run and is_first and unfailed):
+        if not pending:
             return {address: replies[address] for address in addresses}
-        is_failed = is_failed or is_first
-        if is_run and is_first and pending:
-            heard = yield Abort(pending, "another worker's part has failed")
-        asked = unfailed if is_run else pending
+        asked = pending
+        if is_run:
+            # A worker is "done" before others have its values, and sending these may still fail. Then
+            # others wait for them, and only the sender can say of whom they could not be taken.
+            asked = [a for a in addresses if a not in replies or replies[a]["status"] == "done"]
+            if len(asked) < len(addresses) and not is_aborted:
+                is_aborted = True
+                heard = yield Abort(pending, "another worker's part has failed")
         wait_seconds = POLL_SECONDS
         now = heard.now
         if request.what and now - started > warn_seconds:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distributed import wait
 
-from jobrunner.cluster.exchange import FIRST_WAIT_SECONDS
+from jobrunner.cluster.exchange import Request
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import WorkerInfo, place, within_reach
 from jobrunner.cluster.scheduler import SILENT, describe_unfit
 from jobrunner.cluster.wish import Joins, Wish
 from jobrunner.compile import PlannedNode
 from jobrunner.dask_internals import EVERY_WORKER, WorkerNews
-from jobrunner.errors import PlacementError
+from jobrunner.errors import ExecutionError, NodeLostError, PlacementError
 from jobrunner.texts import clip, get_logger, listed
-from jobrunner.worker import MOST_PINGS, PING_SECONDS, find_cut, lease_key, run_lease
+from jobrunner.worker import (
+    MOST_PINGS,
+    PING_SECONDS,
+    BindingOptions,
+    find_cut,
+    lease_key,
+    run_lease,
+)
 
 logger = get_logger(__name__)
 
@@ -70,40 +77,52 @@ class Leases:
         self._wish = Wish(self._scheduler.client)
         self._is_watching = False
         self._wanted_workers = 0
+        self._deadline = 0.0  # for workers to host the binding
+        self._needs: dict[str, dict[str, float]] = {}  # of what is placed last, by worker
 
     def take(
         self,
         nodes: Sequence[PlannedNode],
         stays: Mapping[str, str],
         demand: Demand,
-        details: Mapping[str, Any],
-    ) -> dict[str, str]:
-        """Place nodes on workers, which then host the binding; returns the placement.
+        options: BindingOptions,
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Place nodes on workers, and begin leases there; returns the placement, and these by worker.
 
-        Nodes in `stays` stay on these workers if they can. `details` describe the binding. Raises a
-        `PlacementError` if no suitable workers are there and idle in time.
+        Nodes in `stays` stay on these workers if they can. Raises a `PlacementError` if no suitable
+        workers are there in time. Workers host the binding as soon as their leases run.
         """
         if not self._is_watching:
             self._is_watching = True
             self._scheduler.watch([EVERY_WORKER], self._hear)
-        deadline = time.monotonic() + demand.wait_seconds
-        is_first = details["attempt"] == 0  # later ones are moves, for which epochs wait
-        placed = self._place_in_time(nodes, stays, deadline, demand, is_first=is_first)
-        needs = _needs(nodes, placed)
-        keys = self._submit(needs, _titles(details["job"] or "session", placed))
-        late = self._messenger.sync(self._bind, keys, deadline, details)
-        if late:
-            raise self._too_late(late, needs)
+        self._deadline = time.monotonic() + demand.wait_seconds
+        is_first = options.attempt == 0  # later ones are moves, for which epochs wait
+        placed = self._place_in_time(nodes, stays, demand, is_first=is_first)
+        self._needs = _needs(nodes, placed)
+        keys = self._submit(options, _titles(options.job or "session", placed))
         used = len(set(self._members.placement.values()).union(placed.values()))
         lacks = used < self._wanted_workers and self._num_workers < demand.most_workers
-        if lacks and details["can_move"]:  # nodes move to those that come later
+        if lacks and options.can_move:  # nodes move to those that come later
             self._ask([member.info for member in self._members.workers.values()])
         else:
             self._wish.withdraw()
         if stays and used < self._num_workers:
             # Nodes that stay leave some workers without nodes, so look soon whether others fit better.
             self._joins.note(time.monotonic())
-        return placed
+        return placed, keys
+
+    @contextmanager
+    def in_time(self, request: Request) -> Iterator[None]:
+        """Within the block, give workers the time that was left to host the binding."""
+        request.deadline_seconds = max(0.0, self._deadline - time.monotonic())
+        try:
+            yield
+        except NodeLostError:
+            raise
+        except ExecutionError:
+            if self._members.waiting:
+                raise self._too_late() from None
+            raise
 
     def spread(self, nodes: Sequence[PlannedNode]) -> Spread | None:
         """Where the nodes would be if they were placed anew, once after workers have joined.
@@ -155,11 +174,11 @@ class Leases:
         self,
         nodes: Sequence[PlannedNode],
         stays: Mapping[str, str],
-        deadline: float,
         demand: Demand,
         *,
         is_first: bool,
     ) -> dict[str, str]:
+        deadline = self._deadline
         self._wanted_workers = min(demand.wanted_workers, len(nodes))
         first_fit = math.inf
         has_warned = False
@@ -269,12 +288,10 @@ class Leases:
 
     # ---- reserving
 
-    def _submit(
-        self, needs: Mapping[str, Mapping[str, float]], titles: Mapping[str, str]
-    ) -> dict[str, str]:
+    def _submit(self, options: BindingOptions, titles: Mapping[str, str]) -> dict[str, str]:
         """Submit the lease tasks, under titles for Dask's pages; returns address -> key."""
         keys: dict[str, str] = {}
-        for address, need in needs.items():
+        for address, need in self._needs.items():
             worker = self._members.workers[address]
             if worker.leases and not need:
                 continue  # another lease is needed only for more resources
@@ -284,6 +301,7 @@ class Leases:
                 self._scheduler.client.submit(
                     run_lease,
                     key,
+                    options,
                     key=key,
                     workers=[address],
                     allow_other_workers=False,
@@ -293,34 +311,14 @@ class Leases:
             )
         return keys
 
-    async def _bind(
-        self, keys: dict[str, str], deadline: float, details: Mapping[str, Any]
-    ) -> list[str]:
-        """Wait until lease tasks run and their workers host the binding; returns the late ones."""
-        waiting = list(keys)
-        while waiting:
-            left = max(0.0, deadline - time.monotonic())
-            wait_seconds = float(min(FIRST_WAIT_SECONDS, left))
-            replies = await self._messenger.query(
-                "bind", waiting, leases=keys, wait_seconds=wait_seconds, **details
-            )
-            for reply in replies.values():
-                if "failure" in reply:
-                    raise reply["failure"].exception()
-            waiting = [address for address in waiting if replies[address]["status"] != "done"]
-            if not left:
-                break
-        return waiting
-
-    def _too_late(
-        self, late: Sequence[str], needs: Mapping[str, Mapping[str, float]]
-    ) -> PlacementError:
+    def _too_late(self) -> PlacementError:
         offers = []
-        for address in late:
+        for address in sorted(self._members.waiting):
             worker = self._members.workers[address]
             worker.leases.pop().release()
             offered = dict(worker.info.resources) or "none"
-            offers.append(f"{address} offers {offered}, requested: {needs[address] or 'none'}")
+            need = self._needs.get(address) or "none"
+            offers.append(f"{address} offers {offered}, requested: {need}")
         return PlacementError(
             f"Workers did not start this session's lease tasks in time. They are paused or "
             f"closing, or other sessions or tasks use their resources: {'; '.join(offers)}. Close "

@@ -77,19 +77,19 @@ class Messenger:
         result: T = self._client.sync(waits, *args, **kwargs)
         return result
 
-    def call(self, request: Request, addresses: Sequence[str]) -> dict[str, Reply]:
-        """Send workers a request, and wait until each has replied; see `exchange`."""
-        with self._numbering:
-            self._number += 1
-            request.number = self._number
-            if request.call == "run":
-                self.run_number = self._number
-        return self.sync(self._operate, request, addresses)
+    def call(
+        self, request: Request, addresses: Sequence[str], num_runs: int = 1
+    ) -> dict[str, Reply]:
+        """Send workers a request, and wait until each has replied; see `exchange`.
 
-    def skip_numbers(self, count: int) -> None:
-        """Reserve numbers: each run of an epoch batch has its own."""
+        Each run that it may take has a number of its own.
+        """
         with self._numbering:
-            self._number += count
+            request.number = self._number + 1
+            self._number += num_runs
+            if request.call == "run":
+                self.run_number = request.number
+        return self.sync(self._operate, request, addresses)
 
     def close(self) -> None:
         """Stop listening to news of the workers."""
@@ -139,13 +139,6 @@ class Messenger:
         if not self.members.lost:
             self._loss.clear()
         return strange
-
-    async def query(
-        self, call: str, addresses: Sequence[str] | None = None, **details: Any
-    ) -> dict[str, Reply]:
-        """Send workers, by default all, a request that they answer at once."""
-        members = self.members.workers
-        return await self._operate(Request(call, details), addresses or list(members))
 
     async def abort(
         self, reason: str, wait_seconds: float, addresses: Collection[str] | None = None

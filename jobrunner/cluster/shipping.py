@@ -1,16 +1,14 @@
-"""Pickles of groups for the workers, and which groups the workers have already."""
+"""Pickles of groups for the workers."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
-import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jobrunner.cluster.exchange import pickle_function
 from jobrunner.compile import GroupPlan, Slice, gc_paused
-from jobrunner.define import TaskGroup
 from jobrunner.workspace import dumps_definitions
 
 
@@ -44,51 +42,6 @@ class Parcel:
             content = contents.setdefault(placement[node], {"groups": self.groups, "slices": {}})
             content["slices"][node] = data
         return contents
-
-
-class ShippedGroups:
-    """The groups that a binding's workers can run, by key."""
-
-    def __init__(self) -> None:
-        self.plans: dict[str, tuple[GroupPlan, list[str]]] = {}  # plan, and addresses of workers
-        self._digests: dict[str, str] = {}
-        self._keys: weakref.WeakKeyDictionary[TaskGroup, str] = weakref.WeakKeyDictionary()
-        self._num_keys = 0
-        self._dead_keys: list[str] = []
-
-    def add(
-        self, plans: Mapping[str, GroupPlan], digest: str, placement: Mapping[str, str]
-    ) -> None:
-        """Add the groups of a parcel with that digest."""
-        for key, plan in plans.items():
-            addresses = dict.fromkeys(placement[node] for node in nodes_of(plan))
-            self.plans[key] = (plan, list(addresses))
-            self._digests[key] = digest
-
-    def has(self, keys: Collection[str], digest: str) -> bool:
-        """Whether the workers have got these groups in a parcel with that digest."""
-        return all(self._digests.get(key) == digest for key in keys)
-
-    def key_of(self, group: TaskGroup) -> str:
-        """The key of a group; for a job's group, its name."""
-        return self._keys.get(group, group.name)
-
-    def make_key(self, group: TaskGroup) -> str:
-        """The key of a group that belongs to no job; a new one at its first run."""
-        if group not in self._keys:
-            self._num_keys += 1
-            key = self._keys[group] = f"{group.name}#{self._num_keys}"
-            weakref.finalize(group, self._dead_keys.append, key).atexit = False
-        return self._keys[group]
-
-    def take_dead_keys(self) -> list[str]:
-        """Drop the groups whose objects are gone; returns their keys."""
-        dead = list(self._dead_keys)
-        del self._dead_keys[: len(dead)]  # in place: finalizers append to this list
-        for key in dead:
-            self.plans.pop(key, None)
-            self._digests.pop(key, None)
-        return dead
 
 
 def nodes_of(plan: GroupPlan) -> tuple[str, ...]:

@@ -40,7 +40,6 @@ from jobrunner.run.resume import (
 from jobrunner.run.saver import Saver
 from jobrunner.signals import TerminatedError
 from jobrunner.texts import get_logger
-from jobrunner.worker import RunOptions
 
 if TYPE_CHECKING:
     from jobrunner.run.runner import JobRunner
@@ -383,8 +382,7 @@ class Run:
         self.state.begin(range(first, first + count))
         self.watch.enter("compute")
         captures = self.saver.captures(first)
-        options = RunOptions(captures=captures)
-        ended = self.binding.run_epochs(first, count, self.batch_seconds, options)
+        ended = self.binding.run_epochs(first, count, self.batch_seconds, captures)
         captured: list[tuple[Position, Mapping[str, Any]]] = []
         try:
             for epoch, result, is_last in ended:
@@ -558,7 +556,7 @@ class Run:
             group,
             epoch=epoch,
             task_deadline_seconds=self.runner.task_deadline_seconds,
-            options=RunOptions(captures=captures),
+            captures=captures,
             **options,
         )
 

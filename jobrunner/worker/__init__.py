@@ -1,19 +1,23 @@
 """What runs inside a worker process."""
 
 from jobrunner.worker.call import set_up
-from jobrunner.worker.epoch_batch import (
-    PLAIN_RUN,
-    EndedRun,
-    RunOptions,
+from jobrunner.worker.epoch_batch import EndedRun, RunOrder
+from jobrunner.worker.hosted_nodes import (
+    FETCH,
+    blob_names,
+    call_keeper,
+    call_on_workspaces,
+    fetch,
+    install_keeper,
 )
-from jobrunner.worker.hosted_nodes import FETCH, fetch
-from jobrunner.worker.keeper import Keeper, call_keeper, call_on_workspaces, install_keeper
+from jobrunner.worker.keeper import Keeper
 from jobrunner.worker.outbox import PING_SECONDS, Frames, Message
 from jobrunner.worker.outcome import Failure
 from jobrunner.worker.plugin import (
     MOST_PINGS,
     OPERATION,
     PLUGIN_NAME,
+    BindingOptions,
     WorkspaceHost,
     find_cut,
     host,

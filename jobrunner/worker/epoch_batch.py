@@ -8,9 +8,9 @@ the slowest worker. All workers run what was granted, so all end after the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -36,24 +36,19 @@ class EndedRun(TypedDict):
     seconds: Seconds  # since the previous run ended or the batch began
 
 
-class BatchOptions(TypedDict, total=False):
-    """What the client says of a batch; see `EpochBatch`."""
+class RunOrder(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the client asks of each worker: to run a group once, or for a batch of epochs."""
 
-    epochs: Number
-    steps_per_epoch: Number
-    lead: str
-    is_judged: bool
-    seconds: Seconds
-
-
-class RunOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a run does beside running the group: once, or in each epoch of a batch."""
-
+    key: str = ""  # of the group
+    epoch: int | None = None  # of the first run; None outside a runner
+    step: int = 0  # of the first run
+    epochs: Number = 1  # at most
+    steps_per_epoch: Number = 1  # runs in an epoch; a batch ends after a whole epoch
+    lead: str = ""  # address of the worker that leads a batch
+    is_judged: bool = False  # the group has stop conditions
+    seconds: Seconds = 0.0  # no epoch is granted after this time
     captures: tuple[int, Number] | None = None
     """The first epoch that the binding's keepers capture when it ends, and every how many epochs."""
-
-
-PLAIN_RUN = RunOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +59,26 @@ class Grant:
     is_final: bool  # no more will be granted
 
 
-@dataclass
 class EpochBatch:
     """The state of one batch of runs on one worker."""
 
-    number: int  # of the first run; the next ones count up from it
-    epochs: int = 1  # at most
-    steps_per_epoch: int = 1  # runs in an epoch; a batch ends after a whole epoch
-    lead: str = ""  # address of the lead; empty if this worker leads
-    followers: Collection[str] = ()  # addresses of the workers that this one leads
-    is_judged: bool = False  # the group has stop conditions
-    seconds: float = 0.0  # no epoch is granted after this time
-    epoch: int | None = None  # of the first run; None outside a runner
-    step: int = 0  # of the first run
-    options: RunOptions = PLAIN_RUN
-    clock: Callable[[], float] = monotonic
-    ended: list[EndedRun] = field(default_factory=list)
-    abort_reason: str = ""
-
-    def __post_init__(self) -> None:
-        self._grant = Grant(self.steps_per_epoch, self.epochs == 1)
-        self._started = self._last_end = self.clock()
-        self._reported = dict.fromkeys(self.followers, 0)
+    def __init__(
+        self,
+        number: int,  # of the first run; the next ones count up from it
+        order: RunOrder,
+        followers: Collection[str] | None = (),  # None: another worker leads
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.number = number
+        self.order = order
+        self.most_runs = order.epochs * order.steps_per_epoch
+        self.ended: list[EndedRun] = []
+        self.abort_reason = ""
+        self._leads = followers is not None
+        self._clock = clock
+        self._grant = Grant(order.steps_per_epoch, order.epochs == 1)
+        self._started = self._last_end = clock()
+        self._reported = dict.fromkeys(followers or (), 0)
 
     @property
     def run_number(self) -> int:
@@ -94,37 +87,38 @@ class EpochBatch:
 
     def covers(self, number: int) -> bool:
         """Whether the run of that number belongs to this batch."""
-        return self.number <= number < self.number + self.epochs * self.steps_per_epoch
+        return self.number <= number < self.number + self.most_runs
 
     @property
     def epoch_and_step(self) -> tuple[int | None, int]:
         """Epoch and step of the current or next run."""
-        if self.epoch is None or not self.ended:
-            return self.epoch, self.step
-        epochs, step = divmod(self.step + len(self.ended), self.steps_per_epoch)
-        return self.epoch + epochs, step
+        order = self.order
+        if order.epoch is None or not self.ended:
+            return order.epoch, order.step
+        epochs, step = divmod(order.step + len(self.ended), order.steps_per_epoch)
+        return order.epoch + epochs, step
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Where the batch is, for a reply."""
+        epoch, step = self.epoch_and_step
+        return {"epoch": epoch, "step": step}
 
     def position_to_capture(self) -> Position | None:
         """The position after the current run, if the keeper is to capture it."""
         epoch, step = self.epoch_and_step
-        if self.options.captures is None or epoch is None or (step + 1) % self.steps_per_epoch:
+        is_whole = (step + 1) % self.order.steps_per_epoch == 0
+        if self.order.captures is None or epoch is None or not is_whole:
             return None
-        first, every = self.options.captures
+        first, every = self.order.captures
         is_due = epoch >= first and (epoch - first) % every == 0
         return Position(epoch) if is_due else None
 
-    def end_run(
-        self,
-        stopped: list[str],
-        metrics: str,
-    ) -> None:
+    def end_run(self, stopped: list[str], metrics: str) -> None:
         """Record the end of a run."""
-        now = self.clock()
-        ended: EndedRun = {
-            "stopped": stopped,
-            "metrics": metrics,
-            "seconds": now - self._last_end,
-        }
+        now = self._clock()
+        seconds = now - self._last_end
+        ended: EndedRun = {"stopped": stopped, "metrics": metrics, "seconds": seconds}
         self.ended.append(ended)
         self._last_end = now
 
@@ -135,33 +129,33 @@ class EpochBatch:
 
     def hear_grant(self, grant: Grant) -> None:
         """Take the lead's grant."""
-        if self.lead and self._grant.runs <= grant.runs <= self.epochs * self.steps_per_epoch:
+        if not self._leads and self._grant.runs <= grant.runs <= self.most_runs:
             self._grant = grant
 
     def report(self) -> int | None:
         """How many runs to report to the lead now, if any."""
         done = len(self.ended)
-        return done if self.lead and done % REPORT_RUNS == 0 else None
+        return None if self._leads or done % REPORT_RUNS else done
 
     def extend(self) -> Grant | None:
         """Grant more epochs if this worker leads; returns a grant to send to the followers."""
-        if self.lead or self._grant.is_final:
+        if not self._leads or self._grant.is_final:
             return None
+        width, is_judged = self.order.steps_per_epoch, self.order.is_judged
         done, runs = len(self.ended), self._grant.runs
-        ahead = 1 if self.is_judged else self._runs_ahead()
+        ahead = 1 if is_judged else self._runs_ahead()
         if runs - done > ahead // 2:
             return None
-        if self.is_judged and self.ended[-1]["stopped"]:
+        if is_judged and self.ended[-1]["stopped"]:
             self._grant = Grant(runs, is_final=True)
             return self._grant
         if runs - min(self._reported.values(), default=done) >= WINDOW_RUNS:
             return None
-        more = max(1, ahead // self.steps_per_epoch)
-        if self.clock() - self._started >= self.seconds:
-            more = 0
-        runs = min(runs + more * self.steps_per_epoch, self.epochs * self.steps_per_epoch)
-        is_final = not more or runs == self.epochs * self.steps_per_epoch
-        self._grant = Grant(runs, is_final)
+        more = 0
+        if self._clock() - self._started < self.order.seconds:
+            more = max(1, ahead // width)
+        runs = min(runs + more * width, self.most_runs)
+        self._grant = Grant(runs, is_final=not more or runs == self.most_runs)
         return self._grant
 
     def action(self) -> Action:

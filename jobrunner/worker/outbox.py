@@ -11,10 +11,6 @@ from typing import Annotated, Any
 import msgspec
 from distributed.protocol.serialize import to_serialize
 
-from jobrunner.texts import get_logger
-
-logger = get_logger(__name__)
-
 Message = dict[str, Any]
 Frames = Annotated[Sequence[Any], msgspec.Meta(min_length=1)]
 RunValues = Sequence[tuple[int, Sequence[tuple[int, Frames]]]]
@@ -25,8 +21,6 @@ SMALL_FRAME_BYTES = 1 << 16
 
 PING_SECONDS = 5.0
 """A ping of a worker, or of the scheduler, must be answered within this time, or `silence_seconds`."""
-
-ABORT_SECONDS = 5.0
 
 
 @dataclass(eq=False)
@@ -39,89 +33,81 @@ class Outbox:
 
     binding: str
     call_peer: Callable[[str, Message], Awaitable[Message]]
+    ping_peer: Callable[[str], Awaitable[object]]
     silence_seconds: float  # a worker that leaves a message unanswered so long must answer a ping
-    failed: Callable[[str, RunValues, str], None]  # gets the address, values not taken, the problem
+    failed: Callable[[str, int, str], None]  # gets the address, the latest run, the problem
     sent: Callable[[], None]  # called each time a worker has taken a message
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._made: list[tuple[int, tuple[str, ...], int, list[Any]]] = []
         self._number = 0
-        self._pending: dict[str, dict[int, list[Any]]] = {}
+        self._pending: dict[str, dict[int, list[Any]]] = {}  # by address and run
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._sending_bytes: dict[str, int] = {}
 
     def waiting_bytes(self) -> int:
         """Bytes not yet taken by other workers; a value for several workers counts for each."""
         with self._lock:
-            total = sum(frame_bytes(frames) * len(to) for _, to, _, frames in self._made)
-        pending = sum(map(_values_bytes, self._pending.values()))
-        return total + pending + sum(self._sending_bytes.values())
+            pending = sum(map(_values_bytes, self._pending.values()))
+        return pending + sum(self._sending_bytes.values())
 
     def start(self, number: int) -> None:
         """Drop unsent values of runs before `number`."""
         with self._lock:
-            self._made, self._pending = [], {}
-        self._number = number
+            self._pending, self._number = {}, number
 
     def put(
         self, number: int, addresses: tuple[str, ...], crossing: int, frames: list[Any]
     ) -> None:
         """Send a value of run `number` to other workers."""
+        is_new = False
         with self._lock:
-            is_first = not self._made
-            self._made.append((number, addresses, crossing, frames))
-        if is_first:
-            self._loop.call_soon_threadsafe(self._sort)
-
-    async def abort(self, address: str, number: int, reason: str) -> None:
-        """Ask another worker to start nothing more of a run."""
-        message = {"call": "abort", "binding": self.binding, "number": number, "reason": reason}
-        try:
-            await asyncio.wait_for(self.call_peer(address, message), ABORT_SECONDS)
-        except Exception:  # the client also aborts it
-            logger.info("Could not abort the run on %s (%s)", address, reason, exc_info=True)
+            for address in addresses if number >= self._number else ():
+                is_new = is_new or address not in self._pending
+                runs = self._pending.setdefault(address, {})
+                runs.setdefault(number, []).append((crossing, frames))
+        if is_new:
+            self._loop.call_soon_threadsafe(self._send)
 
     def close(self) -> None:
         """Stop sending."""
         for task in self._sending.values():
             task.cancel()
 
-    def _sort(self) -> None:
+    def _send(self) -> None:
         with self._lock:
-            values, self._made = self._made, []
-        for number, addresses, crossing, frames in values:
-            for address in addresses if number >= self._number else ():
-                pending = self._pending.setdefault(address, {}).setdefault(number, [])
-                pending.append((crossing, frames))
-                if address not in self._sending:
-                    self._sending[address] = asyncio.ensure_future(self._send_to(address))
+            idle = self._pending.keys() - self._sending.keys()
+        for address in idle:
+            self._sending[address] = asyncio.ensure_future(self._send_to(address))
 
     async def _send_to(self, address: str) -> None:
-        values: RunValues = []
-        problem = None
+        problem, latest = None, 0
         try:
-            while problem is None and (runs := self._pending.pop(address, None)):
-                # Lists, since Dask's messages within a process lose what is apart in tuples.
-                lists: Any = [
-                    [number, [[crossing, wrap_frames(frames)] for crossing, frames in run_values]]
-                    for number, run_values in runs.items()
-                ]
-                values = lists
+            while problem is None:
+                with self._lock:
+                    runs = self._pending.pop(address, None)
+                if runs is None:
+                    break
+                latest = max(runs)
                 self._sending_bytes[address] = _values_bytes(runs)
-                problem = await self._push(address, values)
+                problem = await self._push(address, runs)
                 del self._sending_bytes[address]
                 if problem is None:
                     self.sent()
         finally:
             self._sending_bytes.pop(address, None)
             del self._sending[address]
-        if problem is not None and max(number for number, _ in values) >= self._number:
-            self.failed(address, values, problem)
+        if problem is not None and latest >= self._number:
+            self.failed(address, latest, problem)
 
-    async def _push(self, address: str, values: RunValues) -> str | None:
+    async def _push(self, address: str, runs: dict[int, list[Any]]) -> str | None:
         """Send values and wait until the worker has room for more; returns any problem."""
+        # Lists, since Dask's messages within a process lose what is apart in tuples.
+        values = [
+            [number, [[crossing, wrap_frames(frames)] for crossing, frames in run_values]]
+            for number, run_values in runs.items()
+        ]
         message = {"call": "push", "binding": self.binding, "values": values}
         try:
             reply = await self._ask(address, message)
@@ -137,9 +123,8 @@ class Outbox:
         ping_seconds = min(PING_SECONDS, self.silence_seconds)
         try:
             while not (await asyncio.wait((asking,), timeout=self.silence_seconds))[0]:
-                ping = self.call_peer(address, {"call": "hello"})
                 try:
-                    await asyncio.wait_for(ping, ping_seconds)
+                    await asyncio.wait_for(self.ping_peer(address), ping_seconds)
                 except TimeoutError:
                     seconds = self.silence_seconds + ping_seconds
                     raise TimeoutError(f"it did not answer within {seconds:g} s") from None

@@ -8,10 +8,9 @@ import re
 import secrets
 import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,9 +32,8 @@ from jobrunner.dask_internals import (
 )
 from jobrunner.errors import ExecutionError
 from jobrunner.texts import get_logger
-from jobrunner.worker.calls import Seconds, calls
-from jobrunner.worker.group_runs import BindingContext
-from jobrunner.worker.hosted_nodes import HostedNodes, failed_reply
+from jobrunner.worker.calls import calls
+from jobrunner.worker.hosted_nodes import BindingContext, HostedNodes, failed_reply
 from jobrunner.worker.memory import MemoryLimit
 from jobrunner.worker.outbox import Message
 
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 # Increase it with every change of the messages: a client then leaves out workers of other versions.
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 _LEASE_KEY = re.compile(rf"[^|]*-{PLUGIN_NAME}\|[^|]*\|[^|]*\|[^|]*")
@@ -63,10 +61,15 @@ CLOSE_SECONDS = 2.0
 """How long a release waits for a binding's threads to end."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Lease:
-    context: Future[contextvars.Context] = field(default_factory=Future)
-    ended: threading.Event = field(default_factory=threading.Event)
+@dataclass(frozen=True, kw_only=True)
+class BindingOptions:
+    """What a client says of a binding."""
+
+    job: str
+    seed: int
+    attempt: int
+    can_move: bool
+    silence_seconds: float
 
 
 class WorkspaceHost(WorkerPlugin):
@@ -88,10 +91,10 @@ class WorkspaceHost(WorkerPlugin):
         self._loop = asyncio.get_running_loop()
         self.incarnation = secrets.token_hex(8)
         self.bindings: dict[str, HostedNodes] = {}
-        self._leases: dict[str, _Lease] = {}
-        self._lease_began = asyncio.Event()  # set and cleared whenever a lease begins
+        self._leases: dict[str, threading.Event] = {}  # running lease tasks; set: they end
+        self._hosting = asyncio.Event()  # set and cleared whenever a lease has begun
+        self._expected: dict[str, float] = {}  # bindings that are about to come, and until when
         self._own_switch_seconds = 0.0  # the process's switch interval, while it is changed
-        self._expected: dict[str, asyncio.TimerHandle] = {}  # binding -> gives up
         handle(worker, OPERATION, self.call)
 
     async def teardown(self, worker: Worker) -> None:
@@ -103,38 +106,24 @@ class WorkspaceHost(WorkerPlugin):
             with suppress(TimeoutError):
                 await asyncio.wait_for(moves, get_number("departure-seconds"))
         handle(worker, OPERATION, None)
-        for name in list(self._expected):
-            self._stop_expecting(name)
-        for name in list(self.bindings):
-            self._drop(name, "its worker closed")
-        for key in list(self._leases):
-            self._end_lease(key)
+        self._expected.clear()
+        for binding in {*self.bindings, *map(binding_of, self._leases)}:
+            self._drop(binding, "its worker closed")
 
-    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """Follow the lease tasks' states. Dask calls this before their threads run."""
-        if not (isinstance(key, str) and _LEASE_KEY.fullmatch(key)):
-            return
-        if finish == "executing" and key not in self._leases:
-            self._leases[key] = _Lease()
-            self._lease_began.set()
-            self._lease_began.clear()
-        elif start in ("executing", "long-running") and finish != "long-running":
-            self._end_lease(key)
+    # ---- messages
 
-    async def call(self, call: str, binding: str = "", **details: Any) -> Message:
-        """Handle a message from a client or another worker; a failure is returned, not raised."""
+    async def call(self, call: str, binding: str = "", lease: str = "", **details: Any) -> Message:
+        """Handle a message from a client or another worker; a failure is returned, not raised.
+
+        One for a binding, or with a `lease`, that is about to come is answered "waiting": send it
+        again.
+        """
+        if call == "release":
+            return await self._release(binding)
         try:
-            owner: object = self
-            handler = _OWN_CALLS.get(call)
-            if handler is not None:
-                details["binding"] = binding
-            else:
-                owner, handler = self.bindings.get(binding), _CALLS.get(call)
-                if owner is None:
-                    return {"status": "unknown"}
-                if handler is None:
-                    raise TypeError(f"expected one of {', '.join([*_OWN_CALLS, *_CALLS])}")
-            method, schema = handler
+            if call not in _CALLS:
+                raise TypeError(f"expected one of release, {', '.join(_CALLS)}")
+            method, schema = _CALLS[call]
             arguments = structs.asdict(msgspec.convert(details, schema))
         except (TypeError, msgspec.ValidationError) as error:  # it may come from anyone
             logger.error(
@@ -147,100 +136,106 @@ class WorkspaceHost(WorkerPlugin):
                     f"all workers."
                 )
             )
+        is_known = binding in self.bindings or binding in self._expected
+        if is_known and not self._is_hosted(binding, lease):
+            self.expect(binding)
+            with suppress(TimeoutError):
+                wait_seconds = arguments.get("wait_seconds", 0.0)
+                await asyncio.wait_for(self._hosting.wait(), wait_seconds)
+            if not self._is_hosted(binding, lease):
+                return {"status": "waiting"}
+        hosted = self.bindings.get(binding)
+        if hosted is None:
+            return {"status": "unknown"}
         try:
-            return await method(owner, **arguments)
+            return await method(hosted, **arguments)
         except Exception as error:
             logger.exception("Message %r of binding %s failed", call, binding)
             return failed_reply(error)
 
-    async def hello(self, binding: str = "") -> Message:
-        """Say which incarnation this is."""
-        return {"status": "done", "incarnation": self.incarnation}
+    def _is_hosted(self, binding: str, lease: str) -> bool:
+        return binding in self.bindings and (not lease or lease in self._leases)
 
-    async def bind(
-        self,
-        binding: str,
-        leases: Mapping[str, str],
-        wait_seconds: Seconds,
-        job: str,
-        seed: int,
-        attempt: int,
-        can_move: bool,
-        silence_seconds: Seconds,
-    ) -> Message:
-        """Host a binding, once its lease task runs here."""
-        worker = self._worker
-        if binding not in self.bindings:
-            self.expect(binding)
-        key = leases.get(worker.address, "")
-        lease = self._leases.get(key)
-        if lease is None:  # Dask has not started it yet
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._lease_began.wait(), wait_seconds)
-            lease = self._leases.get(key)
-        if lease is not None:
-            await asyncio.wait((asyncio.wrap_future(lease.context),), timeout=wait_seconds)
-        if lease is None or key not in self._leases or not lease.context.done():
-            return {"status": "running", "tasks": []}
-        if binding not in self.bindings:
-            self._switch_sooner()
-            context = BindingContext(
-                name=binding,
-                address=worker.address,
-                nthreads=thread_count(worker),
-                call_peer=self._call_peer,
-                memory_limit=MemoryLimit(
-                    worker.address,
-                    memory_reader(worker),
-                    # Without a nanny, nothing kills the process, and others may share it.
-                    limit_bytes=deadly_bytes(worker),
-                    share=get_number("memory-share"),
-                ),
-                job=job,
-                seed=seed,
-                attempt=attempt,
-                can_move=can_move,
-                silence_seconds=silence_seconds,
-            )
-            self._stop_expecting(binding)
-            self.bindings[binding] = HostedNodes(context, lease.context.result())
-        return {"status": "done"}
-
-    def expect(self, binding: str) -> None:
-        """Stay until a binding comes, for a while."""
-        self._stop_expecting(binding)
-        timer = self._loop.call_later(self._expect_seconds, self._stop_expecting, binding)
-        self._expected[binding] = timer
-
-    def _stop_expecting(self, binding: str) -> None:
-        timer = self._expected.pop(binding, None)
-        if timer is not None:
-            timer.cancel()
-            self._leave_later()
-
-    def _leave_later(self) -> None:
-        self._loop.call_later(self._linger_seconds, self._leave)
-
-    def _leave(self) -> None:
-        """Remove the plugin from its worker, unless it is in use."""
-        is_in_use = self.bindings or self._leases or self._expected
-        if not is_in_use and find_plugin(self._worker, PLUGIN_NAME) is self:
-            remove_plugin(self._worker, PLUGIN_NAME)
-            handle(self._worker, OPERATION, None)
-
-    async def release(self, binding: str) -> Message:
-        """Drop a binding."""
+    async def _release(self, binding: str) -> Message:
         hosted = self.bindings.get(binding)
-        self._stop_expecting(binding)
+        self._drop(binding, "the session released it")
         if hosted is None:
             return {"status": "unknown"}
-        self._drop(binding, "the session released it")
         with suppress(TimeoutError):
             await asyncio.wait_for(hosted.ended.wait(), CLOSE_SECONDS)
         self._leave()
         return {"status": "done"}
 
+    async def _call_peer(self, address: str, message: Message) -> Message:
+        reply: Message = await call_worker(self._worker, address, OPERATION, message)
+        return reply
+
+    async def _ping_peer(self, address: str) -> object:
+        return await call_worker(self._worker, address, "identity", {})
+
+    # ---- how long bindings and the plugin stay
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Follow the lease tasks' states. Dask calls this before their threads run."""
+        if not (isinstance(key, str) and _LEASE_KEY.fullmatch(key)):
+            return
+        if finish == "executing" and key not in self._leases:
+            self._leases[key] = threading.Event()
+        elif key in self._leases and finish not in ("executing", "long-running"):
+            self._drop(binding_of(key), "its client released it or disconnected")
+
+    def run_lease(self, key: str, options: BindingOptions) -> None:
+        """Host the binding, whose tasks run in this thread's context, until the lease ends."""
+        ended = self._leases.get(key)
+        if ended is not None:  # else it was cancelled before this thread started
+            context = contextvars.copy_context()
+            self._loop.call_soon_threadsafe(self._host, key, options, context)
+            ended.wait()
+
+    def _host(self, key: str, options: BindingOptions, context: contextvars.Context) -> None:
+        worker, binding = self._worker, binding_of(key)
+        if key not in self._leases:  # cancelled meanwhile
+            return
+        if binding not in self.bindings:  # else this lease is for more resources
+            self._switch_sooner()
+            limit = MemoryLimit(
+                worker.address,
+                memory_reader(worker),
+                # Without a nanny, nothing kills the process, and others may share it.
+                limit_bytes=deadly_bytes(worker),
+                share=get_number("memory-share"),
+            )
+            about = BindingContext(
+                name=binding,
+                address=worker.address,
+                nthreads=thread_count(worker),
+                call_peer=self._call_peer,
+                ping_peer=self._ping_peer,
+                memory_limit=limit,
+                **vars(options),
+            )
+            self._expected.pop(binding, None)
+            self.bindings[binding] = HostedNodes(about, context)
+        self._hosting.set()
+        self._hosting.clear()
+
+    def expect(self, binding: str) -> None:
+        """Stay until a binding comes, for a while."""
+        if binding not in self.bindings:
+            self._expected[binding] = self._loop.time() + self._expect_seconds
+            self._loop.call_later(self._expect_seconds, self._leave)
+
+    def _leave(self) -> None:
+        """Remove the plugin from its worker, unless it is in use."""
+        now = self._loop.time()
+        self._expected = {name: until for name, until in self._expected.items() if until > now}
+        is_in_use = self.bindings or self._leases or self._expected
+        if not is_in_use and find_plugin(self._worker, PLUGIN_NAME) is self:
+            remove_plugin(self._worker, PLUGIN_NAME)
+            handle(self._worker, OPERATION, None)
+
     def _drop(self, binding: str, reason: str) -> None:
+        self._expected.pop(binding, None)
         hosted = self.bindings.pop(binding, None)
         if hosted is not None:
             hosted.close(reason)
@@ -248,8 +243,8 @@ class WorkspaceHost(WorkerPlugin):
                 sys.setswitchinterval(self._own_switch_seconds)
                 self._own_switch_seconds = 0.0
         for key in [key for key in self._leases if binding_of(key) == binding]:
-            self._end_lease(key)
-        self._leave_later()
+            self._leases.pop(key).set()
+        self._loop.call_later(self._linger_seconds, self._leave)
 
     def _switch_sooner(self) -> None:
         """Shorten the time for which a busy thread may delay the event loop."""
@@ -259,36 +254,9 @@ class WorkspaceHost(WorkerPlugin):
             self._own_switch_seconds = sys.getswitchinterval()
             sys.setswitchinterval(min(seconds, self._own_switch_seconds))
 
-    def _end_lease(self, key: str) -> None:
-        lease = self._leases.pop(key, None)
-        if lease is not None:
-            lease.ended.set()
-            lease.context.cancel()
-            self._drop(binding_of(key), "its client released it or disconnected")
 
-    def run_lease(self, key: str) -> None:
-        """Pass this thread's context to the binding, and block until the lease ends."""
-        lease = self._leases.get(key)
-        if lease is None:  # cancelled before this thread started
-            return
-        with suppress(InvalidStateError):  # cancelled meanwhile
-            lease.context.set_result(contextvars.copy_context())
-        lease.ended.wait()
-
-    async def _call_peer(self, address: str, message: Message) -> Message:
-        reply: Message = await call_worker(self._worker, address, OPERATION, message)
-        return reply
-
-
-_OWN_CALLS = calls(WorkspaceHost.hello, WorkspaceHost.bind, WorkspaceHost.release)
 _CALLS = calls(
-    HostedNodes.ship,
-    HostedNodes.run,
-    HostedNodes.apply,
-    HostedNodes.blob_names,
-    HostedNodes.forget,
-    HostedNodes.push,
-    HostedNodes.abort,
+    HostedNodes.ship, HostedNodes.run, HostedNodes.apply, HostedNodes.push, HostedNodes.abort
 )
 
 
@@ -334,8 +302,8 @@ def binding_of(key: str) -> str:
     return key.split("|")[1]
 
 
-def run_lease(key: str) -> Sequence[str]:
-    """Reserve a worker for a binding; the function of the lease task.
+def run_lease(key: str, options: BindingOptions) -> Sequence[str]:
+    """Reserve a worker for a binding, and host that; the function of the lease task.
 
     The scheduler sees that the worker and its resources are in use. As the task secedes, it takes no
     thread from other tasks.
@@ -344,5 +312,5 @@ def run_lease(key: str) -> Sequence[str]:
     # A worker that restarted at the same address gets the task again, but lost the workspaces.
     if isinstance(host, WorkspaceHost) and key.split("|")[2] == host.incarnation:
         secede()
-        host.run_lease(key)
+        host.run_lease(key, options)
     return ()

@@ -1,4 +1,4 @@
-"""Between a binding's threads and its event loop: a thread pool, and replies."""
+"""A binding's threads, and the way from them to its event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobrunner.texts import get_logger
-from jobrunner.worker.outbox import Message
 
 logger = get_logger(__name__)
 
@@ -88,33 +87,6 @@ class ThreadPool:
             is_last = self._alive == 0
         if is_last:
             self.ended()
-
-
-class Operation:
-    """Work for the client, and its reply once it is done."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-
-    def finish(self, reply: Message) -> None:
-        """Set the reply. Only "done" can be replaced: when another worker then refuses values."""
-        if self._reply.done():
-            if self._reply.result()["status"] != "done" or "suspect" not in reply:
-                return
-            self._reply = asyncio.get_running_loop().create_future()
-        self._reply.set_result(reply)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the reply is set."""
-        return self._reply.done()
-
-    async def reply(self, wait_seconds: float) -> Message | None:
-        """Wait for the reply; None if there is none yet."""
-        if not self._reply.done():
-            await asyncio.wait((self._reply,), timeout=wait_seconds)
-        return self._reply.result() if self._reply.done() else None
 
 
 def call_on_loop(

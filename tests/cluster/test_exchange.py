@@ -1,5 +1,7 @@
 """What a client asks next, which workers it counts as lost, and what it raises."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -116,12 +118,6 @@ def test_other_operations_are_polled_only_on_workers_that_are_not_done():
     assert play.end({B: DONE}) == {A: DONE, B: DONE}
 
 
-def test_a_query_is_answered_at_once_and_has_no_number():
-    play = Play(Request("bind", {"leases": {}}))
-    assert play.action.batches == [({"call": "bind", "leases": {}}, [A, B])]
-    assert play.end({A: running(), B: DONE}) == {A: running(), B: DONE}
-
-
 # ---- failures and aborts
 
 
@@ -142,14 +138,26 @@ def test_a_failure_of_another_operation_aborts_nothing():
 def test_an_error_that_a_worker_reports_is_raised():
     request = Request("run", group="epoch", epoch=3)
     failure = describe_failure("a", "t", ValueError("by hand"))
-    with pytest.raises(TaskFailedError, match=r"'t' .node 'a'.* failed at epoch 3: .*by hand") as e:
-        request.check({A: DONE, B: {**FAILED, "failure": failure}}, "job")
-    assert (e.value.node, e.value.task, e.value.epoch) == ("a", "t", 3)
+    error = request.failure({A: DONE, B: {**FAILED, "failure": failure}}, "job")
+    assert isinstance(error, TaskFailedError)
+    assert re.search(r"'t' .node 'a'.* failed at epoch 3: .*by hand", str(error))
+    assert (error.node, error.task, error.epoch) == ("a", "t", 3)
     own = describe_failure("a", "t", BlobNotFoundError("no 'x'"), is_own=True)
-    with pytest.raises(BlobNotFoundError, match=r"^Job 'job', group 'epoch' at epoch 3: no 'x'"):
-        request.check({A: {**FAILED, "failure": own}}, "job")
-    with pytest.raises(ExecutionError, match=r"h:1 did not finish its part of run epoch: why\. St"):
-        request.check({A: {"status": "aborted", "reason": "why"}}, "job")
+    error = request.failure({A: {**FAILED, "failure": own}}, "job")
+    assert isinstance(error, BlobNotFoundError)
+    assert str(error).startswith("Job 'job', group 'epoch' at epoch 3: no 'x'")
+    error = request.failure({A: {"status": "aborted", "reason": "why"}}, "job")
+    assert "h:1 did not finish its part of run epoch: why. St" in str(error)
+    assert request.failure({A: DONE}, "job") is None
+
+
+def test_a_worker_that_has_yet_to_host_the_binding_is_asked_from_the_start_again():
+    play = Play(Request("ship", {"x": 1}, number=1))
+    again = play.hear({A: DONE, B: {"status": "waiting"}})
+    assert [(message.get("x"), to) for message, to in again.batches] == [(1, [B])]
+    assert play.members.waiting == {B}
+    play.end({B: DONE})
+    assert play.members.waiting == set()
 
 
 # ---- deadlines
@@ -268,28 +276,6 @@ def test_a_worker_that_another_could_not_reach_is_lost_and_no_task_is_to_blame()
     error = lose(play)
     assert (error.worker, error.running) == (B, ())
     assert play.members.cut == {B}
-
-
-@pytest.mark.parametrize("b", [running(("b", "t")), DONE], ids=["running", "done"])
-def test_a_suspect_is_found_although_another_workers_abort_is_heard_of_first(b):
-    play = Play(Request("run", number=7), [A, B, C])
-    told = {"status": "aborted", "reason": "worker h:1 could not send values to worker h:2"}
-    action = play.hear({A: DONE, B: b, C: told})
-    if b is not DONE:
-        assert action == Abort([B], "another worker's part has failed")
-        action = play.hear()
-    assert polls(action) == ([A, B], POLL_SECONDS)
-    aborted = {"status": "aborted", "reason": "another worker's part has failed"}
-    suspect = {**told, "suspect": B}
-    assert play.hear({A: suspect, B: aborted}) == AwaitNews(LOSS_SECONDS)
-    assert lose(play).worker == B
-    assert play.members.cut == {B}
-
-
-def test_workers_that_are_done_are_asked_once_more_after_a_failure_and_not_for_ever():
-    play = Play(Request("run", number=7), [A, B, C])
-    assert polls(play.hear({A: DONE, B: FAILED, C: DONE})) == ([A, C], POLL_SECONDS)
-    assert play.end({A: DONE, C: DONE}) == {A: DONE, B: FAILED, C: DONE}
 
 
 def test_the_schedulers_news_of_a_loss_outweigh_another_workers():

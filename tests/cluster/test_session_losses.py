@@ -208,7 +208,7 @@ def test_a_lease_that_runs_on_a_successor_of_its_worker_ends_at_once(session, cl
     bind(session)
     address = next(iter(client.scheduler_info()["workers"]))
     key = lease_key("binding", "of another incarnation", 0)
-    future = client.submit(run_lease, key, key=key, workers=[address], pure=False)
+    future = client.submit(run_lease, key, None, key=key, workers=[address], pure=False)
     assert future.result(timeout=10) == ()
 
 

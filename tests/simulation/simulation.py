@@ -124,12 +124,10 @@ class Part:
         self.arrived: set[str] = set()
         self.reply: dict | None = None
 
-    def finish(self, reply: dict) -> bool:
-        """Set the reply, as `worker.threads.Operation` does; False: it stays what it was."""
-        if self.reply is not None and (self.reply["status"] != "done" or "suspect" not in reply):
-            return False
-        self.reply = reply
-        return True
+    def finish(self, reply: dict) -> None:
+        """Set the reply, as `worker.hosted_nodes.Operation` does."""
+        if self.reply is None or (self.reply["status"] == "done" and "suspect" in reply):
+            self.reply = reply
 
 
 class Worker:
@@ -167,7 +165,7 @@ class Worker:
         return "done"
 
     def take_part(self, kind: str, part: Part, message: dict, spaces: dict) -> object:
-        """Handle a message about a run, in the order in which `worker.group_runs` does."""
+        """Handle a message about a run, in the order in which `worker.hosted_nodes` does."""
         if kind == "run" and part.peers is None:
             part.epoch, part.peers = message["epoch"], message["peers"]
             later = part.peers[part.peers.index(self.name) + 1 :]
@@ -179,9 +177,7 @@ class Worker:
             part.finish({"status": "aborted", "reason": message["reason"]})
         elif kind == "unsent":
             reason = f"{self.name} could not send values to {message['to']}"
-            if part.finish({"status": "aborted", "reason": reason, "suspect": message["to"]}):
-                for peer in sorted(set(part.peers or ()) - {message["to"], self.name}):
-                    self.world.pass_on("abort", self.name, peer, {**message, "reason": reason})
+            part.finish({"status": "aborted", "reason": reason, "suspect": message["to"]})
         earlier = part.peers[: part.peers.index(self.name)] if part.peers else [None]
         if part.reply is None and part.arrived >= set(earlier):
             for node in spaces:
@@ -335,7 +331,8 @@ class Driver:
             try:
                 action = steps.send(heard)
             except StopIteration as end:
-                request.check(end.value, "job")
+                if (failure := request.failure(end.value, "job")) is not None:
+                    raise failure from None
                 return
             except NodeLostError:
                 if members.cut:
@@ -362,9 +359,6 @@ class Driver:
             yield
             if gone := self.lost & set(members.workers):
                 return Heard(0.0, {}, dict.fromkeys(gone, "it is gone"))
-        kinds = [(a["status"], "suspect" in a) for a in waits_for.values() if a != "unknown"]
-        if ("aborted", False) in kinds and ("aborted", True) not in kinds:
-            self.world.counts["aborts heard of before their cause"] += 1
         return Heard(0.0, dict(waits_for))
 
 

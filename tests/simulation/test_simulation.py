@@ -22,7 +22,6 @@ def test_no_fault_loses_an_epoch_or_changes_a_bit(seeds):
             totals += World(seed).run()
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-    assert totals["aborts heard of before their cause"] > seeds // 100
     for what in ("moves", "losses", "losses to a cut", "taken over", "kill driver", "stop worker"):
         assert totals[what] > seeds // 15, f"the simulation hardly ever comes to {what}"
 

@@ -14,6 +14,7 @@ from jobrunner.worker.epoch_batch import (
     WINDOW_RUNS,
     EpochBatch,
     Grant,
+    RunOrder,
 )
 from tests.sampling import examples
 
@@ -23,7 +24,7 @@ def run(batch, stopped=()):
 
 
 def test_one_epoch_ends_by_itself():
-    batch = EpochBatch(7, steps_per_epoch=2)
+    batch = EpochBatch(7, RunOrder(steps_per_epoch=2))
     assert [batch.action(), batch.run_number] == ["run", 7]
     run(batch)
     assert [batch.action(), batch.run_number] == ["run", 8]
@@ -33,7 +34,7 @@ def test_one_epoch_ends_by_itself():
 
 
 def test_a_true_condition_ends_the_batch_on_lead_and_followers():
-    batch = EpochBatch(1, epochs=10, followers=["b"], is_judged=True, seconds=60)
+    batch = EpochBatch(1, RunOrder(epochs=10, is_judged=True, seconds=60), ["b"])
     run(batch)
     assert batch.extend() == Grant(2, False)
     run(batch, ["a/stop"])
@@ -43,7 +44,7 @@ def test_a_true_condition_ends_the_batch_on_lead_and_followers():
 
 def test_after_the_time_limit_the_granted_epochs_still_run():
     now = [0.0]
-    batch = EpochBatch(1, epochs=1000, seconds=1, clock=lambda: now[0])
+    batch = EpochBatch(1, RunOrder(epochs=1000, seconds=1), clock=lambda: now[0])
     batch.extend()
     now[0] = 2.0
     while batch.action() == "run":
@@ -65,7 +66,7 @@ def test_after_the_time_limit_the_granted_epochs_still_run():
 )
 def test_more_short_runs_than_long_ones_are_granted_ahead(run_seconds, most):
     now = [0.0]
-    batch = EpochBatch(1, epochs=1000, seconds=60, clock=lambda: now[0])
+    batch = EpochBatch(1, RunOrder(epochs=1000, seconds=60), clock=lambda: now[0])
     grants = [batch.extend()]
     while len(batch.ended) < 200:
         now[0] += run_seconds
@@ -76,7 +77,7 @@ def test_more_short_runs_than_long_ones_are_granted_ahead(run_seconds, most):
 
 
 def test_a_follower_waits_for_grants_and_reports_progress():
-    batch = EpochBatch(1, epochs=100, lead="a")
+    batch = EpochBatch(1, RunOrder(epochs=100), None)
     run(batch)
     assert batch.action() == "wait"
     batch.hear_grant(Grant(REPORT_RUNS, False))
@@ -90,13 +91,13 @@ def test_a_follower_waits_for_grants_and_reports_progress():
 
 
 def test_epochs_and_steps_count_up_from_the_first():
-    batch = EpochBatch(5, epoch=10, epochs=3, steps_per_epoch=2)
+    batch = EpochBatch(5, RunOrder(epoch=10, epochs=3, steps_per_epoch=2))
     moments = []
     for _ in range(5):
         moments.append(batch.epoch_and_step)
         run(batch)
     assert moments == [(10, 0), (10, 1), (11, 0), (11, 1), (12, 0)]
-    assert EpochBatch(5).epoch_and_step == (None, 0)
+    assert EpochBatch(5, RunOrder()).epoch_and_step == (None, 0)
     assert batch.covers(5)
     assert batch.covers(10)
     assert not batch.covers(11)
@@ -116,17 +117,9 @@ def test_all_workers_end_after_the_same_epoch_and_none_runs_far_ahead(
 ):
     names = ["a", "b", "c"]
     now = [0.0]
+    order = RunOrder(epochs=epochs, steps_per_epoch=steps, is_judged=is_judged, seconds=1e9)
     batches = {
-        name: EpochBatch(
-            1,
-            epochs,
-            steps,
-            lead="" if name == "a" else "a",
-            followers=names[1:] if name == "a" else (),
-            is_judged=is_judged,
-            seconds=1e9,
-            clock=lambda: now[0],
-        )
+        name: EpochBatch(1, order, names[1:] if name == "a" else None, clock=lambda: now[0])
         for name in names
     }
     mail: dict[str, list] = {name: [] for name in names}

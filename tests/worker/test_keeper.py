@@ -8,7 +8,6 @@ import pytest
 from jobrunner import Job, Node, Session, Task
 from jobrunner.errors import DefinitionError, ExecutionError
 from jobrunner.positions import Position
-from jobrunner.worker import RunOptions
 from jobrunner.workspace import capture, view
 
 closed_with = []
@@ -68,7 +67,7 @@ def kept(binding):
 
 
 def batch(binding, first, count, **options):
-    return [epoch for epoch, _, _ in binding.run_epochs(first, count, 60, RunOptions(**options))]
+    return [epoch for epoch, _, _ in binding.run_epochs(first, count, 60, **options)]
 
 
 def test_due_epochs_of_a_batch_are_captured_before_the_next_begins(session):
@@ -90,7 +89,7 @@ def test_a_single_run_is_captured_if_its_epoch_is_due(session):
     binding = bind(session)
     binding.keep(Captures)
     for epoch in (1, 2):
-        binding.run("epoch", epoch=epoch, options=RunOptions(captures=(2, 1)))
+        binding.run("epoch", epoch=epoch, captures=(2, 1))
     assert kept(binding) == {2: 2.0}
 
 

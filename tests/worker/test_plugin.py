@@ -5,7 +5,14 @@ import json
 import logging
 
 from jobrunner.worker.outcome import Failure
-from jobrunner.worker.plugin import PLUGIN_NAME, WorkspaceHost, binding_of, host, lease_key
+from jobrunner.worker.plugin import (
+    PLUGIN_NAME,
+    BindingOptions,
+    WorkspaceHost,
+    binding_of,
+    host,
+    lease_key,
+)
 
 HERE = "tcp://here"
 
@@ -31,13 +38,16 @@ class FakeWorker:
         plugin.setup(self)
 
 
+OPTIONS = BindingOptions(job="j", seed=0, attempt=0, can_move=False, silence_seconds=60)
+
+
 @in_a_loop
 async def test_messages_for_unknown_bindings_and_failures_are_answered():
     host, worker = WorkspaceHost(), FakeWorker()
     host.setup(worker)
     [call] = worker.handlers.values()
-    assert (await call("hello"))["incarnation"] == host.incarnation
     assert await call("run", binding="gone", number=1, wait_seconds=0) == {"status": "unknown"}
+    assert await call("run", "gone", lease="x", number=1, wait_seconds=9) == {"status": "unknown"}
     logging.disable()
     reply = await call("bind", binding="b")
     logging.disable(logging.NOTSET)
@@ -54,10 +64,23 @@ async def test_a_lease_cancelled_before_its_thread_starts_does_not_block():
     assert binding_of(key) == "binding"
     host.transition(key, "ready", "executing")
     host.transition(key, "executing", "released")
-    host.run_lease(key)  # would block forever if the lease were there
+    host.run_lease(key, OPTIONS)  # would block forever if the lease were there
     host.transition("somebody else's key", "ready", "executing")
     host.transition(("tuple", 1), "ready", "executing")
     assert host._leases == {}
+
+
+@in_a_loop
+async def test_a_binding_that_is_about_to_come_is_waited_for():
+    worker = FakeWorker()
+    plugin = WorkspaceHost(linger_seconds=0)
+    await worker.plugin_add(plugin, PLUGIN_NAME, catch_errors=False)
+    await host("b", worker)
+    [call] = worker.handlers.values()
+    assert await call("ship", "b", number=1, wait_seconds=0.01) == {"status": "waiting"}
+    await call("release", "b")
+    await asyncio.sleep(0.01)
+    assert worker.plugins == worker.handlers == {}
 
 
 @in_a_loop
@@ -69,7 +92,6 @@ async def test_the_plugin_stays_until_nothing_is_expected():
     assert first == second == worker.plugins[PLUGIN_NAME].incarnation
     [call] = worker.handlers.values()
     await call("release", binding="a")
-    assert PLUGIN_NAME in worker.plugins
     await asyncio.sleep(0)
     assert PLUGIN_NAME in worker.plugins  # b may still come
     while worker.plugins:
