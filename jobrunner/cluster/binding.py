@@ -245,7 +245,7 @@ class Binding:
     def keep(self, factory: Callable[[], Keeper]) -> None:
         """Make a `Keeper` on each worker in use, and close an earlier one.
 
-        From now on runs whose `RunOptions` say so let it capture the workspaces, and `rooms` says
+        From now on runs whose `RunOrder` say so let it capture the workspaces, and `rooms` says
         how much it can take. `factory` must be picklable.
         """
         self.rooms.clear()

@@ -192,7 +192,7 @@ class WorkspaceHost(WorkerPlugin):
             self._loop.call_soon_threadsafe(self._host, key, options, context)
             ended.wait()
 
-    def _host(self, key: str, options: BindingOptions, context: contextvars.Context) -> None:
+    def _host(self, key: str, options: BindingOptions, task_context: contextvars.Context) -> None:
         worker, binding = self._worker, binding_of(key)
         if key not in self._leases:  # cancelled meanwhile
             return
@@ -205,7 +205,7 @@ class WorkspaceHost(WorkerPlugin):
                 limit_bytes=deadly_bytes(worker),
                 share=get_number("memory-share"),
             )
-            about = BindingContext(
+            context = BindingContext(
                 name=binding,
                 address=worker.address,
                 nthreads=thread_count(worker),
@@ -215,7 +215,7 @@ class WorkspaceHost(WorkerPlugin):
                 **vars(options),
             )
             self._expected.pop(binding, None)
-            self.bindings[binding] = HostedNodes(about, context)
+            self.bindings[binding] = HostedNodes(context, task_context)
         self._hosting.set()
         self._hosting.clear()
 
