@@ -9,26 +9,35 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.resources import files
-from typing import Any
+from typing import TypeVar
 
 import dask
 import dask.utils
 import yaml
 
 from jobrunner.errors import DefinitionError
+from jobrunner.texts import format_bytes
 
-format_bytes = dask.utils.format_bytes
-"""For messages of modules that do not import Dask."""
+Choice = TypeVar("Choice", bool, str)
 
 
 def get_number(key: str) -> float:
     """Read a number >= 0, or of a key in seconds a duration; raises `DefinitionError` otherwise."""
+    value = number = dask.config.get(f"jobrunner.{key}")
+    expected = "a number >= 0"
     if key.endswith("-seconds"):
-        return _read(key, "a number of seconds >= 0, or a duration", float, read_seconds)
-    return _read(key, "a number >= 0", float)
+        expected = "a number of seconds >= 0, or a duration"
+        with suppress(ValueError, AttributeError):
+            number = read_seconds(value)
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    if not is_number or not 0 <= number < math.inf:
+        raise DefinitionError(
+            f"jobrunner.{key} in Dask's configuration must be {expected}; got {value!r}."
+        )
+    return float(number)
 
 
 def read_seconds(text: str) -> float:
@@ -40,38 +49,16 @@ def read_seconds(text: str) -> float:
         raise ValueError(f"{text!r:.80} is no duration with a unit") from None
 
 
-def get_flag(key: str) -> bool:
-    """Read true or false; raises `DefinitionError` for anything else."""
+def get_choice(key: str, *choices: Choice) -> Choice:
+    """Read one of some values; raises `DefinitionError` for anything else."""
     value = dask.config.get(f"jobrunner.{key}")
-    if not isinstance(value, bool):
-        raise DefinitionError(
-            f"jobrunner.{key} in Dask's configuration must be true or false; got {value!r}."
-        )
-    return value
-
-
-def get_choice(key: str, *choices: str) -> str:
-    """Read one of some words; raises `DefinitionError` for anything else."""
-    value = dask.config.get(f"jobrunner.{key}")
-    if value not in choices:
-        raise DefinitionError(
-            f"jobrunner.{key} in Dask's configuration must be {' or '.join(choices)}; got {value!r}."
-        )
-    return str(value)
-
-
-def _read(key: str, expected: str, *parsers: Callable[[Any], float]) -> float:
-    value = dask.config.get(f"jobrunner.{key}")
-    number = math.nan
-    for parse in parsers:
-        with suppress(AttributeError, TypeError, ValueError):
-            number = parse(value)
-            break
-    if isinstance(value, bool) or not 0 <= number < math.inf:
-        raise DefinitionError(
-            f"jobrunner.{key} in Dask's configuration must be {expected}; got {value!r}."
-        )
-    return number
+    for choice in choices:
+        if value == choice:
+            return choice
+    raise DefinitionError(
+        f"jobrunner.{key} in Dask's configuration must be {' or '.join(map(str, choices))}; got "
+        f"{value!r}."
+    )
 
 
 def largest(sizes: Mapping[str, int], count: int = 10) -> str:

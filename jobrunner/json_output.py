@@ -11,23 +11,12 @@ from jobrunner.positions import Position
 from jobrunner.texts import without_credentials
 
 
-def with_json_positions(value: Any) -> Any:
-    """Plain data with dataclasses as dicts and positions as JSON."""
-    if isinstance(value, Position):
-        return value.to_json()
-    if is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {with_json_positions(key): with_json_positions(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [with_json_positions(item) for item in value]
-    return value
-
-
 def to_json(value: Any) -> Any:
     """Any value as strict JSON, without credentials; NaN and infinities become null."""
     if isinstance(value, Position):
         return value.to_json()
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return {to_json(str(key)): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -16,6 +16,13 @@ class TerminatedError(KeyboardInterrupt):
     """A SIGTERM that ends a run at once, as a second Ctrl-C does."""
 
 
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise TerminatedError
+
+
+_REPLACEABLE = (signal.default_int_handler, signal.SIG_DFL, _terminate)
+
+
 @contextlib.contextmanager
 def stop_on_signals(
     request: Callable[[str], None], grace_seconds: float | None = None
@@ -33,7 +40,6 @@ def stop_on_signals(
         yield
         return
     received: set[int] = set()
-    late: list[int] = []
     is_over = False
     ended = threading.Event()
     gate = threading.Lock()
@@ -48,31 +54,19 @@ def stop_on_signals(
             seconds = SEND_AGAIN_SECONDS  # the exception may be lost, for example in a destructor
 
     def handle(number: int, frame: FrameType | None) -> None:
-        is_first = number not in received
-        received.add(number)
         if is_over:
-            if is_first:
-                late.append(number)
             return
-        if number == signal.SIGINT:
-            if not is_first:
-                raise KeyboardInterrupt
-        elif not is_first:
-            raise TerminatedError
-        elif grace_seconds is not None:
+        if number in received:
+            raise KeyboardInterrupt if number == signal.SIGINT else TerminatedError
+        received.add(number)
+        if number == signal.SIGTERM and grace_seconds is not None:
             threading.Thread(
                 target=send_again, args=(grace_seconds,), name="jobrunner-grace", daemon=True
             ).start()
         request(signal.Signals(number).name)
 
-    ours: dict[int, object] = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: signal.SIG_DFL,
-    }
-    before = {number: signal.getsignal(number) for number in ours}
-    replaced = [
-        n for n in ours if before[n] is ours[n] or getattr(before[n], "is_replaceable", False)
-    ]
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    replaced = [number for number, handler in before.items() if handler in _REPLACEABLE]
     for number in replaced:
         signal.signal(number, handle)
     try:
@@ -86,8 +80,6 @@ def stop_on_signals(
             ended.set()
         for number in replaced:
             signal.signal(number, before[number])
-    for number in late:  # arrived after the block, so it is for the handler restored above
-        signal.raise_signal(number)
 
 
 @contextlib.contextmanager
@@ -106,9 +98,4 @@ def handled(name: str, handler: Callable[[int, FrameType | None], object]) -> It
 
 def terminated_as_interrupt() -> AbstractContextManager[None]:
     """Raise `TerminatedError` at SIGTERM, unless a `stop_on_signals` block handles it."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise TerminatedError
-
-    stop.is_replaceable = True  # type: ignore[attr-defined]  # `stop_on_signals` may replace it
-    return handled("SIGTERM", stop)
+    return handled("SIGTERM", _terminate)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jobrunner import DefinitionError, Position
-from jobrunner.json_output import with_json_positions
+from jobrunner.json_output import to_json
 from jobrunner.names import format_store_name, parse_store_name
 from jobrunner.positions import parse_position, position_from_json, read_position
 from jobrunner.run.saver import _Failures
@@ -39,9 +39,7 @@ def test_it_is_copied_pickled_and_written() -> None:
     for other in (copy.copy(AT), copy.deepcopy(AT), pickle.loads(pickle.dumps(AT))):
         assert other == AT
     assert f"{AT} {Position(4)} {AT!r} {Position(4)!r}" == "4.s200 4 Position(4, 200) Position(4)"
-    assert with_json_positions({AT: [AT, Position(4), (AT, "x")]}) == {
-        "4.s200": ["4.s200", 4, ["4.s200", "x"]]
-    }
+    assert to_json({AT: [AT, Position(4), (AT, "x")]}) == {"4.s200": ["4.s200", 4, ["4.s200", "x"]]}
     for position in (AT, Position(4)):
         assert position_from_json(position.to_json()) == position
     for forged in ("4", "4.s0", -1):

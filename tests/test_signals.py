@@ -6,21 +6,19 @@ import threading
 
 import pytest
 
-from jobrunner.signals import TerminatedError, stop_on_signals
+from jobrunner.signals import TerminatedError, stop_on_signals, terminated_as_interrupt
 
 
-@pytest.fixture
-def outer():
-    """Signals that reach the handler that was set before the block."""
-    reached = []
-
-    def handle(number, frame):
-        reached.append(number)
-
-    handle.is_replaceable = True
-    before = signal.signal(signal.SIGTERM, handle)
-    yield reached
-    assert signal.signal(signal.SIGTERM, before) is handle
+def test_a_second_signal_ends_the_block_and_one_after_it_changes_nothing():
+    asked = []
+    with terminated_as_interrupt():
+        with pytest.raises(TerminatedError), stop_on_signals(asked.append):
+            [signal.raise_signal(number) for number in 2 * [signal.SIGTERM]]
+        with stop_on_signals(asked.append):
+            terminate_as_it_ends()
+        with pytest.raises(TerminatedError):
+            signal.raise_signal(signal.SIGTERM)  # the handler of before is back
+    assert asked == ["SIGTERM"]
 
 
 def terminate_as_it_ends():
@@ -34,28 +32,16 @@ def terminate_as_it_ends():
     sys.setprofile(profile)
 
 
-def test_a_first_signal_after_the_block_goes_to_the_previous_handler(outer):
-    asked = []
-    with stop_on_signals(asked.append):
-        terminate_as_it_ends()
-    assert (asked, outer) == ([], [signal.SIGTERM])
-
-
-def test_a_second_signal_after_the_block_changes_nothing(outer):
-    asked = []
-    with stop_on_signals(asked.append):
-        signal.raise_signal(signal.SIGTERM)
-        terminate_as_it_ends()
-    assert (asked, outer) == (["SIGTERM"], [])
-
-
-def test_the_grace_period_ends_the_block_and_nothing_after_it(outer):
+def test_the_grace_period_ends_the_block_and_nothing_after_it():
     def terminate_and_wait(name):
         threading.Event().wait(20)
 
-    with pytest.raises(TerminatedError), stop_on_signals(terminate_and_wait, grace_seconds=0.01):
+    with (
+        terminated_as_interrupt(),
+        pytest.raises(TerminatedError),
+        stop_on_signals(terminate_and_wait, grace_seconds=0.01),
+    ):
         signal.raise_signal(signal.SIGTERM)
-    assert outer == []
 
 
 def test_ctrl_c_stays_ignored():

@@ -71,7 +71,7 @@ epoch_limiter(job, 40)
 def make_page(directory: Path) -> Path:
     """Run the job, kill it, and resume it; return the page of what happened."""
     (directory / "regression.py").write_text(JOB)
-    words = "run regression.py --checkpoint runs/regression --workers 4 --report report.html"
+    words = "run regression.py --checkpoint runs/regression --workers 4"
     command = [sys.executable, "-m", "jobrunner", *words.split()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=directory, env=environment, start_new_session=True) as run:
@@ -82,6 +82,8 @@ def make_page(directory: Path) -> Path:
                 os.killpg(run.pid, signal.SIGKILL)
                 break
     subprocess.run(command, cwd=directory, env=environment, check=True)
+    write = [*command[:3], "report", "runs/regression"]
+    subprocess.run(write, cwd=directory, env=environment, check=True)
     return directory / "report.html"
 
 

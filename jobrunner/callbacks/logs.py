@@ -14,7 +14,7 @@ from typing import Any
 
 from jobrunner.define import checked
 from jobrunner.errors import DefinitionError
-from jobrunner.outputs import open_output, write_output
+from jobrunner.outputs import write_output
 from jobrunner.run import Callback
 from jobrunner.texts import printable
 
@@ -92,7 +92,7 @@ class EpochLog(Callback):
             self._columns += new
             self._replace(rows)
         data = self._encode(values)
-        with open_output(self.path, "ab", buffering=0) as file:
+        with open(self.path, "ab", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if file.write(data) < len(data):
                 # The disk is full. Half a line would look as if a crash had torn it.
@@ -102,14 +102,16 @@ class EpochLog(Callback):
     def on_save_start(self, epoch: int, step: int) -> None:
         """Let no record be newer than the lines."""
         if self._is_own:
-            with open_output(self.path, "rb") as file:
+            with open(self.path, "rb") as file:
                 os.fsync(file.fileno())
 
     def _read_rows(self) -> list[dict[str, Any]]:
         """The values of each whole line; raises ValueError for a file of somebody else."""
         text = ""
-        options = {"encoding": "utf-8", "errors": "replace", "newline": ""}
-        with contextlib.suppress(FileNotFoundError), open_output(self.path, "r", **options) as file:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            open(self.path, encoding="utf-8", errors="replace", newline="") as file,
+        ):
             text = file.read()
         *lines, torn = text.split("\n")
         first = lines[0] if lines else torn

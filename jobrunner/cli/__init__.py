@@ -2,11 +2,9 @@
 
 from jobrunner.cli import (  # these add commands to `main`
     checkpoints,
-    history,
-    listing,
     maintenance,
     run,
-    runs,
     shell,
+    show,
 )
 from jobrunner.cli.command import main

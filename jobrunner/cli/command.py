@@ -1,4 +1,4 @@
-"""``jobrunner``: the group that all commands join, and what prints their output or error.
+"""The group ``jobrunner``, what each of its commands is, and how output and errors are printed.
 
 Commands import heavy modules when they run, so that help is quick.
 """
@@ -6,6 +6,7 @@ Commands import heavy modules when they run, so that help is quick.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import sys
@@ -17,7 +18,6 @@ import click
 
 from jobrunner import errors
 from jobrunner._version import __version__
-from jobrunner.cli.parameter_types import has_credentials
 from jobrunner.json_output import to_json
 from jobrunner.signals import TerminatedError
 from jobrunner.texts import printable, shorten
@@ -38,11 +38,11 @@ EXIT_CODES: Mapping[type[BaseException], int] = {
     errors.CommitConflictError: 9,
     errors.PlanMismatchError: 10,
     OSError: 8,
+    KeyboardInterrupt: 130,
+    TerminatedError: 143,
 }
 DIFFERENT = 11
 SAVES_FAILED = 12
-INTERRUPTED = 130
-TERMINATED = 143
 
 EPILOG = """\b
 Exit codes:
@@ -63,13 +63,12 @@ Exit codes:
   130  interrupted (143: terminated before the run began)
 """
 
-AS_JSON = "jobrunner.json"
-"""Where a command finds whether stdout is for JSON, one object or lines."""
-_AS_LINES = "jobrunner.lines"
+_EPILOG = "`jobrunner --help` lists the exit codes."
+
+ARGUMENTS = "jobrunner.arguments"
+"""Where a command finds its arguments as they were written."""
 STDOUT = "jobrunner.stdout"
-"""Where a command with JSON on stdout finds it: what it prints as usual goes to stderr."""
-WORDS = "jobrunner.words"
-"""Where a command finds its arguments and options as they were written, by name; only those given."""
+"""Where a command finds what was stdout, which belongs to JSON alone if that is asked for."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,6 @@ class Output:
     data: Mapping[str, Any]
     lines: Sequence[str]
     exit_code: int = 0
-    is_error: bool = False
 
     @property
     def text(self) -> str:
@@ -94,101 +92,50 @@ class Output:
 class Command(click.Command):
     """A command with ``--json``: prints the `Output` that its function returns, or its error.
 
-    Its help shows the `examples`, which are command lines.
+    The docstring of the function, which is its help, ends with examples.
     """
 
-    def __init__(self, name: str, examples: Sequence[str] = (), **attributes: Any) -> None:
-        lines = ["\b\nExamples:"]
-        lines += [f"    {example}" for example in examples]
-        lines += ["\n`jobrunner --help` lists the exit codes."]
-        super().__init__(name, epilog="\n".join(lines), **attributes)
-        self.examples = examples
-        help = "Print one JSON object on stdout."
-        self.params.append(click.Option(["--json", "as_json"], is_flag=True, help=help))
+    def __init__(self, name: str, help: str, **attributes: Any) -> None:
+        # After "\b", click leaves line breaks as they are.
+        help = inspect.cleandoc(help).replace("For example:", "\b\nFor example:")
+        super().__init__(name, help=help, epilog=_EPILOG, **attributes)
+        json_help = "Print one JSON object on stdout."
+        json_option = click.Option(["--json"], is_flag=True, expose_value=False, help=json_help)
+        self.params.append(json_option)
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments; notes them as they were written."""
-        words, _, _ = self.make_parser(ctx).parse_args(list(args))
-        ctx.meta[WORDS] = words
-        if not ctx.resilient_parsing:
-            self._refuse_credentials(ctx, words)
-        return super().parse_args(ctx, args)
-
-    def _refuse_credentials(self, ctx: click.Context, words: Mapping[str, Any]) -> None:
-        """Raise UsageError if a name of a directory, a file or an epoch is a URL with credentials.
-
-        Nothing has read it yet, so no error repeats it.
-        """
-        for param in self.params:
-            values = words.get(param.name or "", ())
-            for value in values if isinstance(values, list | tuple) else (values,):
-                if has_credentials(param, value):
-                    raise click.UsageError(
-                        f"{param.human_readable_name} is a URL that may contain credentials, so it "
-                        f"is not repeated here. Pass credentials in the environment.",
-                        ctx,
-                    )
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Read the arguments."""
+        with _wrong_usage_told(args):
+            ctx = super().make_context(info_name, [*args], parent, **extra)
+        ctx.meta[ARGUMENTS] = args
+        return ctx
 
     def invoke(self, ctx: click.Context) -> NoReturn:
-        """Run the command and exit."""
-        as_json = ctx.params.pop("as_json")
-        as_lines = ctx.params.get("log_format") == "json"
-        if as_json and as_lines:
-            raise click.UsageError("Give either --json or --log-format json.", ctx)
-        is_text = not (as_json or as_lines)
-        with contextlib.nullcontext() if is_text else _stdout_to_stderr() as ctx.meta[STDOUT]:
-            output = self._attempt(ctx)
-        if not is_text:
-            _print(_dump(output, as_lines))
-        if output.is_error or is_text:
-            _print(output.text, err=output.is_error)
-        sys.exit(output.exit_code)
-
-    def _attempt(self, ctx: click.Context) -> Output:
+        """Run the command, print its output or its error, and exit."""
+        args = ctx.meta[ARGUMENTS]
+        is_text = not _asks_for_json(args)
+        is_error = False
         try:
-            output: Output = super().invoke(ctx)
-            return output
-        except (errors.JobRunnerError, OSError) as error:
-            return _describe_error(error)
-        except KeyboardInterrupt as interrupt:
-            return _describe_interrupt(interrupt)
-
-
-class Commands(click.Group):
-    """A group that reports wrong usage as JSON with ``--json`` and ``--log-format json``."""
-
-    command_class = Command
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Look for ``--json`` first: wrong usage may stop click before it reads the option."""
-        words = " ".join(args).replace("=", " ")
-        ctx.meta[_AS_LINES] = "--log-format json" in words
-        ctx.meta[AS_JSON] = "--json" in args or ctx.meta[_AS_LINES]
-        with _wrong_usage(ctx):
-            return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; click itself prints wrong usage on stderr."""
-        with _wrong_usage(ctx):
-            return super().invoke(ctx)
-
-
-@contextlib.contextmanager
-def _wrong_usage(ctx: click.Context) -> Iterator[None]:
-    try:
-        yield
-    except click.UsageError as error:
-        if not isinstance(error, click.exceptions.NoArgsIsHelpError):  # whose message is the help
-            error.message = printable(error.message, kept="")  # type: ignore[misc]  # click reads it
-        if ctx.meta[AS_JSON]:
-            failure = _failure("UsageError", error.format_message(), "", error.exit_code)
-            _print(_dump(failure, ctx.meta[_AS_LINES]))
-        raise
+            redirected = contextlib.nullcontext(sys.stdout) if is_text else _stdout_to_stderr()
+            with _wrong_usage_told(args), redirected as ctx.meta[STDOUT]:
+                output: Output = super().invoke(ctx)
+        except (errors.JobRunnerError, OSError, KeyboardInterrupt) as error:
+            output, is_error = _describe_error(error), True
+        if not is_text:
+            _print_json(output.data, output.exit_code, args)
+        if is_error or is_text:
+            _print(output.text, err=is_error)
+        sys.exit(output.exit_code)
 
 
 @click.group(
     "jobrunner",
-    cls=Commands,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -197,54 +144,70 @@ def main() -> None:
     """Run stateful jobs on Dask, epoch by epoch, and resume them."""
 
 
+main.command_class = Command
+
+
 def exit_code_of(error: BaseException | None) -> int:
     """The exit code for an error; 0 for None."""
     if error is None:
         return 0
     if isinstance(error, errors.RunStoppedError) and error.reason == "SIGINT":
-        return INTERRUPTED
+        return EXIT_CODES[KeyboardInterrupt]
     for kind in type(error).__mro__:
         if kind in EXIT_CODES:
             return EXIT_CODES[kind]
     return 1
 
 
-def _describe_error(error: errors.JobRunnerError | OSError) -> Output:
-    # A run that stopped as requested has not failed.
-    text = str(error) if isinstance(error, errors.RunStoppedError) else f"Error: {error}"
-    notes = [shorten(note.rstrip()) for note in getattr(error, "__notes__", ())]
-    details = {}
+def _describe_error(error: BaseException) -> Output:
+    kind, message = type(error).__name__, str(error)
+    text = f"Error: {message}"
+    if isinstance(error, errors.RunStoppedError):  # as requested: it has not failed
+        text = message
+    elif isinstance(error, KeyboardInterrupt):
+        kind = "Terminated" if isinstance(error, TerminatedError) else "Interrupted"
+        message = message or "Nothing was left incomplete."
+        text = f"{kind}. {message}"
+    told: dict[str, Any] = {"type": kind, "message": message}
     for name, value in vars(error).items():
         if not name.startswith("_") and isinstance(value, str | int | list | tuple):
-            details[name] = value
+            told[name] = value
+    notes = [shorten(note.rstrip()) for note in getattr(error, "__notes__", ())]
     if notes:
-        details["notes"] = notes
-    text = "\n\n".join([text, *notes])
-    return _failure(type(error).__name__, str(error), text, exit_code_of(error), details)
-
-
-def _describe_interrupt(interrupt: KeyboardInterrupt) -> Output:
-    message = str(interrupt) or "Nothing was left incomplete."
-    kind, exit_code = "Interrupted", INTERRUPTED
-    if isinstance(interrupt, TerminatedError):
-        kind, exit_code = "Terminated", TERMINATED
-    return _failure(kind, message, f"{kind}. {message}", exit_code)
-
-
-def _failure(
-    kind: str, message: str, text: str, exit_code: int, details: Mapping[str, Any] | None = None
-) -> Output:
-    error = {"type": kind, "message": message, **(details or {})}
-    data = {"error": error, "exit_code": exit_code}
+        told["notes"] = notes
+    exit_code = exit_code_of(error)
     # Messages of errors have lines of their own, and escape themselves what is a stranger's.
-    return Output(data, text.split("\n"), exit_code, is_error=True)
+    lines = "\n\n".join([text, *notes]).split("\n")
+    return Output({"error": told, "exit_code": exit_code}, lines, exit_code)
 
 
-def _dump(output: Output, as_lines: bool) -> str:
-    if not as_lines:
-        return json.dumps(to_json(output.data), indent=2, allow_nan=False)
-    event = {"event": "end", "exit_code": output.exit_code, **output.data}
-    return json.dumps(to_json(event), allow_nan=False)
+@contextlib.contextmanager
+def _wrong_usage_told(args: Sequence[str]) -> Iterator[None]:
+    """Print wrong usage as JSON, if that is asked for; click itself prints it on stderr."""
+    try:
+        yield
+    except click.UsageError as error:
+        error.message = printable(error.message, kept="")  # type: ignore[misc]  # click reads it
+        if _asks_for_json(args):
+            told = {"type": "UsageError", "message": error.format_message()}
+            _print_json({"error": told, "exit_code": error.exit_code}, error.exit_code, args)
+        raise
+
+
+def _asks_for_json(args: Sequence[str]) -> bool:
+    return "--json" in args or _asks_for_lines(args)
+
+
+def _asks_for_lines(args: Sequence[str]) -> bool:
+    return "--log-format json" in " ".join(args).replace("=", " ")
+
+
+def _print_json(data: Mapping[str, Any], exit_code: int, args: Sequence[str]) -> None:
+    if _asks_for_lines(args):
+        line = {"event": "end", "exit_code": exit_code, **data}
+        _print(json.dumps(to_json(line), allow_nan=False))
+    else:
+        _print(json.dumps(to_json(data), indent=2, allow_nan=False))
 
 
 def _print(text: str, *, err: bool = False) -> None:
@@ -258,17 +221,13 @@ def _print(text: str, *, err: bool = False) -> None:
 
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Iterator[TextIO]:
-    """Send all output to stderr, including that of worker processes and C libraries.
+    """Send all output to stderr, also that of worker processes and C libraries.
 
     Yields what was stdout.
     """
-    stdout = sys.stdout
-    try:
-        is_descriptor_1 = stdout.fileno() == 1
-    except (AttributeError, OSError):  # replaced by an object that is not a file
-        is_descriptor_1 = False
+    stdout: TextIO = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
-        if not is_descriptor_1:
+        if stdout is None or stdout is not sys.__stdout__:  # somebody has replaced it
             yield stdout
             return
         stdout.flush()

@@ -7,8 +7,6 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobrunner.texts import format_bytes
-
 if TYPE_CHECKING:
     from jobrunner.checkpoint import Directory
 
@@ -21,9 +19,6 @@ class DiskSpace(NamedTuple):
     taken: int
     freed: int
     """If they are deleted: files that others share stay."""
-
-    def __str__(self) -> str:
-        return format_bytes(self.taken)
 
 
 def measure(directory: Directory, stores: Iterable[str]) -> DiskSpace | None:

@@ -2,63 +2,84 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from jobrunner import errors
-from jobrunner.cli.command import Output
-from jobrunner.cli.parameter_types import DIRECTORY, EpochName, NamedEpoch
-from jobrunner.positions import Position
+from jobrunner.positions import BEST, Position, parse_position
 from jobrunner.texts import listed
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import Directory, MultiNodeCheckpointManager
     from jobrunner.cluster import Session
-    from jobrunner.compile import Plan
 
-Function = Callable[..., Output]
-Decorator = Callable[[Function], Function]
+Function = TypeVar("Function", bound=Callable[..., Any])
+NamedEpoch = Position | str
+"""An epoch as a command names it: a position, "latest" or "best:METRIC"."""
+
+PATH = click.Path(readable=False)  # whose completion is that of files
+COUNT = click.IntRange(min=1)
 
 
-directory_argument = click.argument("directory", metavar="DIR", type=DIRECTORY)
-epoch_argument = click.argument("epoch", metavar="EPOCH", type=EpochName())
+def read_epoch_name(text: str) -> NamedEpoch:
+    """Read the name of an epoch."""
+    if text == "latest" or BEST.fullmatch(text):
+        return text
+    position = parse_position(text)
+    if position is None:
+        raise click.BadParameter(
+            f"{text!r} is neither 'latest' nor 'best:METRIC' nor the number of an epoch, nor a "
+            f"position such as 4.s200."
+        )
+    return position
+
+
+def read_pairs(ctx: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
+    """Read an option that may be repeated, each time as ``NAME=VALUE`` with another name."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or name in pairs:
+            raise click.BadParameter(f"{text!r} is not {option.metavar}, with each name once.")
+        pairs[name] = value
+    return pairs
+
+
+directory_argument = click.argument("directory", metavar="DIR", type=PATH)
+epoch_argument = click.argument("epoch", metavar="EPOCH", type=read_epoch_name)
 take_over_option = click.option(
     "--take-over", is_flag=True, help="Take over the directory from a run that may still be alive."
 )
+param_option = click.option(
+    "--param",
+    "parameters",
+    multiple=True,
+    callback=read_pairs,
+    metavar="NAME=VALUE",
+    help="Give the function that makes the job, which has the decorator @job, an argument. "
+    "May be repeated.",
+)
 
 
-def allow_pickle_option(help: str) -> Decorator:
-    """Make the option ``--allow-pickle``; `help` says for what, and whom one must trust."""
-    return click.option("--allow-pickle", is_flag=True, help=help)
-
-
-def count_option(*names: str, help: str) -> Decorator:
-    """Make an option that takes an integer >= 1."""
-    return click.option(*names, type=click.IntRange(min=1), metavar="N", help=help)
-
-
-def grouped(name: str, group: Callable[..., Any], *options: Decorator) -> Decorator:
-    """Add options to a command, and pass it what `group` makes of their values, as `name`."""
-    names = list(inspect.signature(group).parameters)
-
-    def decorate(function: Function) -> Function:
-        @functools.wraps(function)
-        def call(**values: Any) -> Output:
-            own = {name: values.pop(name) for name in names}
-            return function(**{name: group(**own)}, **values)
-
-        decorated: Function = call
-        for option in reversed(options):
-            decorated = option(decorated)
-        return decorated
-
-    return decorate
+def cluster_options(function: Function) -> Function:
+    """Add the options of a `Cluster`."""
+    for option in (
+        click.option(
+            "--scheduler",
+            metavar="ADDR",
+            help="Run on the Dask cluster with the scheduler at ADDR.",
+        ),
+        click.option("--threads", type=COUNT, metavar="N", help="Threads per worker process."),
+        click.option(
+            "--workers", type=COUNT, metavar="N", help="Start N worker processes on this machine."
+        ),
+    ):
+        function = option(function)
+    return function
 
 
 @dataclass(frozen=True)
@@ -88,20 +109,6 @@ class Cluster:
         except errors.ExecutionError as error:  # for the exit code
             raise errors.PlacementError(str(error)) from error
 
-    def preview(self, plan: Plan) -> dict[str, list[str]]:
-        """The nodes of each worker, if they were placed now; starts no cluster."""
-        from jobrunner.cluster import preview_local
-
-        if self.scheduler is None:
-            placement = preview_local(plan.nodes, self.workers, self.threads)
-        else:
-            with self.open() as session:
-                placement = session.preview(plan.nodes)
-        nodes: dict[str, list[str]] = {}
-        for node, worker in placement.items():
-            nodes.setdefault(worker, []).append(node)
-        return nodes
-
 
 def _start_resource_tracker() -> None:
     """Start Python's process that frees the semaphores of processes, so that it does so in silence.
@@ -118,47 +125,10 @@ def _start_resource_tracker() -> None:
         sys.warnoptions.remove(quiet)
 
 
-cluster_options = grouped(
-    "cluster",
-    Cluster,
-    count_option("--workers", help="Start N worker processes on this machine."),
-    count_option("--threads", help="Threads per worker process."),
-    click.option(
-        "--scheduler", metavar="ADDR", help="Run on the Dask cluster with the scheduler at ADDR."
-    ),
-)
-
-
-def read_pairs(ctx: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
-    """Read an option that may be repeated, each time as ``NAME=VALUE`` with another name."""
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name or name in pairs:
-            raise click.BadParameter(
-                f"{text!r} is not {option.metavar}, with each name once.", ctx, option
-            )
-        pairs[name] = value
-    return pairs
-
-
-param_option = click.option(
-    "--param",
-    "parameters",
-    multiple=True,
-    callback=read_pairs,
-    metavar="NAME=VALUE",
-    help="Give the function that makes the job, which has the decorator @job, an argument. "
-    "May be repeated.",
-)
-
-
 def open_directory(path: str) -> Directory:
     """Open a directory that exists; a typo must not pass for an empty directory."""
     from jobrunner.checkpoint import Directory
 
-    if not path:
-        raise errors.DefinitionError("The name of the directory is empty. Is a variable not set?")
     directory = Directory(path)
     try:
         if directory.files.is_directory(directory.path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,50 +12,152 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobrunner import errors
-from jobrunner.cli.command import SAVES_FAILED, STDOUT, WORDS, Output, main
+from jobrunner.cli.command import ARGUMENTS, SAVES_FAILED, STDOUT, Output, main
 from jobrunner.cli.options import (
+    COUNT,
+    PATH,
     Cluster,
-    cluster_options,
-    count_option,
-    param_option,
-    read_pairs,
-)
-from jobrunner.cli.parameter_types import (
-    ANY_DIRECTORY,
-    INPUT,
-    OUTPUT,
-    TARGET,
-    EpochName,
+    Function,
     NamedEpoch,
+    cluster_options,
+    param_option,
+    read_epoch_name,
+    read_pairs,
+    take_over_option,
 )
-from jobrunner.cli.saving import ManagerOptions, manager_options
 from jobrunner.signals import handled, terminated_as_interrupt
-from jobrunner.texts import counted, printable, show
+from jobrunner.texts import counted, show
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import MultiNodeCheckpointManager
-    from jobrunner.cli.script import Script
+    from jobrunner.checkpoint import (
+        KeepAny,
+        KeepBest,
+        MultiNodeCheckpointManager,
+        SaveEvery,
+    )
     from jobrunner.define import Job
     from jobrunner.run import RunResult
 
-_NOT_REPEATED = {"resume_from_epoch", "take_over", "as_json"}
+_INTERVAL = re.compile(r"(?P<count>[1-9]\d{0,17})(?P<unit>steps|s|)")
+_BEST = re.compile(r"(?P<metric>(.+/)?[^:]+)(:(?P<mode>min|max))?(:(?P<count>[1-9]\d{0,17}))?")
 
 
-@main.command(
-    "run",
-    examples=[
-        "jobrunner run kmeans.py --checkpoint runs/kmeans --workers 2",
-        "jobrunner run kmeans.py --checkpoint runs/k8 --param k=8 --keep-last 3",
-        "jobrunner run kmeans.py --checkpoint /shared/k --scheduler tcp://host:8786",
-        "jobrunner run package.jobs:train --checkpoint s3://bucket/train --dry-run",
-    ],
-)
-@click.argument("target", metavar="FILE_OR_MODULE[:JOB]", type=TARGET)
+def read_save_every(text: str) -> SaveEvery:
+    """Read when to save."""
+    from jobrunner.checkpoint import SaveEvery
+
+    interval = _INTERVAL.fullmatch(text)
+    if interval is None:
+        raise click.BadParameter(
+            f"{text}: expected a number of epochs, steps or seconds, for example 5, 100steps or "
+            f"600s."
+        )
+    unit = {"": "epochs", "steps": "steps", "s": "seconds"}[interval["unit"]]
+    options: dict[str, Any] = {unit: int(interval["count"])}
+    return SaveEvery(**options)
+
+
+def read_keep_best(text: str) -> KeepBest:
+    """Read by which metric the best epochs are kept."""
+    from jobrunner.checkpoint import KeepBest
+
+    best = _BEST.fullmatch(text)
+    if best is None:
+        raise click.BadParameter(
+            f"{text}: expected METRIC[:min|max][:N], for example loss:min:3 or accuracy:max."
+        )
+    return KeepBest(
+        best["metric"], int(best["count"] or 1), "max" if best["mode"] == "max" else "min"
+    )
+
+
+def keep_options(function: Function) -> Function:
+    """Add the options of `keep_policy`."""
+    for option in (
+        click.option(
+            "--keep-best",
+            multiple=True,
+            type=read_keep_best,
+            metavar="METRIC[:min|max][:N]",
+            help="Keep the N epochs with the lowest value of a metric, or the highest. "
+            "[default: min, 1]",
+        ),
+        click.option(
+            "--keep-every", type=COUNT, metavar="N", help="Keep epochs that are multiples of N."
+        ),
+        click.option("--keep-last", type=COUNT, metavar="N", help="Keep the newest N epochs."),
+    ):
+        function = option(function)
+    return function
+
+
+def keep_policy(
+    keep_last: int | None, keep_every: int | None, keep_best: Sequence[KeepBest]
+) -> KeepAny | None:
+    """The policy that keeps an epoch if one of the options does; None without options."""
+    from jobrunner.checkpoint import KeepAny, KeepEvery, KeepLast
+
+    policies: list[Any] = [*keep_best]
+    if keep_last is not None:
+        policies.append(KeepLast(keep_last))
+    if keep_every is not None:
+        policies.append(KeepEvery(keep_every))
+    return KeepAny(tuple(policies)) if policies else None
+
+
+@main.command("run")
+@click.argument("target", metavar="FILE_OR_MODULE[:JOB]", type=PATH)
 @click.option(
     "--checkpoint",
+    metavar="DIR",
     required=True,
-    type=ANY_DIRECTORY,
+    type=PATH,
     help="The checkpoint directory, at the same path on all workers; or its URL, s3://...",
+)
+@param_option
+@cluster_options
+@click.option(
+    "--epochs",
+    "num_epochs",
+    type=COUNT,
+    metavar="N",
+    help="Stop after N epochs in all, counted across resumes.",
+)
+@click.option(
+    "--resume",
+    metavar="latest|none|best:METRIC|N|N.sSTEP",
+    default="latest",
+    show_default=True,
+    help="The epoch to resume from. 'latest': the last recorded one; if there is none, start. "
+    "'best:loss': that with the lowest loss; 'best:accuracy:max': that with the highest accuracy. "
+    "'none': start from the beginning and set recorded epochs aside.",
+    type=lambda text: None if text == "none" else read_epoch_name(text),
+)
+@click.option(
+    "--save-every",
+    type=read_save_every,
+    metavar="N|Nsteps|Ns",
+    help="Save every N epochs, N steps or N seconds. [default: 1]",
+)
+@keep_options
+@click.option(
+    "--sync",
+    "is_synchronous",
+    is_flag=True,
+    help="Wait until each save is recorded before the next epoch begins.",
+)
+@click.option(
+    "--allow-pickle",
+    is_flag=True,
+    help="Pickle blobs that cannot be saved otherwise, and unpickle them. Only if you trust "
+    "everyone who can write to DIR.",
+)
+@click.option(
+    "--manager",
+    "manager_name",
+    metavar="NAME",
+    help="A function of FILE_OR_MODULE that makes the manager of DIR, which it gets, with all "
+    "that can be set in Python. Of the options above, it gets those that are given, by name.",
 )
 @click.option(
     "--on-save-error",
@@ -64,18 +166,6 @@ _NOT_REPEATED = {"resume_from_epoch", "take_over", "as_json"}
     show_default=True,
     help="What to do when a save fails. 'warn': continue and try again at the next save. 'refuse': "
     "the same, but do not start if DIR is not writable. 'raise': end the run.",
-)
-@manager_options
-@click.option(
-    "--resume",
-    "resume_from_epoch",
-    type=EpochName("none"),
-    metavar="latest|none|best:METRIC|N|N.sSTEP",
-    default="latest",
-    show_default=True,
-    help="The epoch to resume from. 'latest': the last recorded one; if there is none, start. "
-    "'best:loss': that with the lowest loss; 'best:accuracy:max': that with the highest accuracy. "
-    "'none': start from the beginning and set recorded epochs aside.",
 )
 @click.option(
     "--rename",
@@ -99,13 +189,6 @@ _NOT_REPEATED = {"resume_from_epoch", "take_over", "as_json"}
     help="A function of FILE_OR_MODULE that makes blobs of the job from those of the checkpoint.",
 )
 @click.option(
-    "--log",
-    "logs",
-    multiple=True,
-    type=INPUT,
-    help="Write the metrics of each epoch to FILE.csv or FILE.jsonl. May be repeated.",
-)
-@click.option(
     "--callback",
     "callbacks",
     multiple=True,
@@ -114,19 +197,12 @@ _NOT_REPEATED = {"resume_from_epoch", "take_over", "as_json"}
     "repeated.",
 )
 @click.option(
-    "--report",
-    type=OUTPUT,
-    help="Write an HTML page of what the runs of DIR did at the end, also if the run fails.",
-)
-@count_option("--epochs", "num_epochs", help="Stop after N epochs in all, counted across resumes.")
-@param_option
-@cluster_options
-@click.option(
-    "--grace",
-    "grace_seconds",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="How long after SIGTERM the run may take to end and record its epoch. [default: no limit]",
+    "--log",
+    "logs",
+    metavar="FILE",
+    multiple=True,
+    type=PATH,
+    help="Write the metrics of each epoch to FILE.csv or FILE.jsonl. May be repeated.",
 )
 @click.option(
     "--log-format",
@@ -136,20 +212,36 @@ _NOT_REPEATED = {"resume_from_epoch", "take_over", "as_json"}
     "stdout.",
 )
 @click.option(
+    "--grace",
+    "grace_seconds",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long after SIGTERM the run may take to end and record its epoch. [default: no limit]",
+)
+@click.option(
     "--dry-run", is_flag=True, help="Show what would run, from which epoch and why; run nothing."
 )
+@take_over_option
 def run(
     *,
     target: str,
     checkpoint: str,
-    manager_options: ManagerOptions,
-    resume_from_epoch: NamedEpoch,
+    resume: NamedEpoch | None,
+    save_every: SaveEvery | None,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: Sequence[KeepBest],
+    is_synchronous: bool,
+    allow_pickle: bool,
+    manager_name: str | None,
+    take_over: bool,
     migrate: str | None,
     logs: Sequence[str],
     callbacks: Sequence[str],
-    report: str | None,
     parameters: Mapping[str, str],
-    cluster: Cluster,
+    workers: int | None,
+    threads: int | None,
+    scheduler: str | None,
     log_format: str,
     dry_run: bool,
     **options: Any,  # of `JobRunner`
@@ -159,136 +251,107 @@ def run(
     FILE_OR_MODULE is a Python file or an importable module. JOB names a variable of type Job, or a
     function that returns one. Omit JOB if there is only one such variable or function with the
     decorator @job.
+
+    For example:
+        jobrunner run kmeans.py --checkpoint runs/kmeans --workers 2
+        jobrunner run kmeans.py --checkpoint runs/k8 --param k=8 --keep-last 3
+        jobrunner run kmeans.py --checkpoint /shared/k --scheduler tcp://host:8786
+        jobrunner run package.jobs:train --checkpoint s3://bucket/train --dry-run
     """
+    from jobrunner.callbacks import EpochLog
+    from jobrunner.checkpoint import MultiNodeCheckpointManager
     from jobrunner.cli.script import Script
     from jobrunner.cluster import COMMAND
     from jobrunner.run import JobRunner
-    from jobrunner.story import placement_text, show_lines, show_on, told_if_slow
+    from jobrunner.story import show_lines, show_on, told_if_slow
 
+    cluster = Cluster(workers, threads, scheduler)
     with told_if_slow(f"importing {target}"):
         script = Script(target)
         job = script.job(parameters)
-    manager = manager_options.make(script, checkpoint)
-    data: dict[str, Any] = {"job": job.name, "checkpoint": manager.path}
-    options["resume_from_epoch"] = None if resume_from_epoch == "none" else resume_from_epoch
+    saving: dict[str, Any] = {
+        "save": save_every,
+        "keep": keep_policy(keep_last, keep_every, keep_best),
+        "asynchronous": False if is_synchronous else None,
+        "allow_pickle": allow_pickle or None,
+        "take_over": take_over or None,
+    }
+    saving = {name: value for name, value in saving.items() if value is not None}
+    if manager_name is not None:
+        manager = script.manager(manager_name, checkpoint, saving)
+    else:
+        manager = MultiNodeCheckpointManager(checkpoint, **saving)
+    options["resume_from_epoch"] = resume
     if migrate is not None:
         options["migrate"] = script.find(migrate, "--migrate")
-    callback_objects = _make_callbacks(script, logs, callbacks)
+    callback_objects = [EpochLog(path) for path in logs]
+    callback_objects += [script.callback(name) for name in callbacks]
+    data: dict[str, Any] = {"job": job.name, "checkpoint": manager.path}
     if dry_run:
         plan = JobRunner(job, manager, callbacks=callback_objects, **options).plan_resume()
-        try:
-            workers = cluster.preview(job.compile())
-            places = placement_text(workers)
-        except errors.PlacementError as error:
-            workers, places = {}, str(error)
-        data |= {"plan": plan.to_dict(), "workers": workers}
-        return Output(data, f"{plan}\n{places}".split("\n"))
-
-    command = _command_again(job)
-    COMMAND.set(command)
-    stdout = click.get_current_context().meta[STDOUT] or sys.stdout
+        return Output({**data, "plan": plan.to_dict()}, str(plan).split("\n"))
+    COMMAND.set(_command_again(job))
+    stdout = click.get_current_context().meta[STDOUT]
     view = show_lines(stdout) if log_format == "json" else show_on(sys.stdout)
-    with terminated_as_interrupt(), view as live:
+    with terminated_as_interrupt(), view as live, _advised(manager):
         runner = JobRunner(job, manager, callbacks=[live.state, *callback_objects], **options)
-        save_on_usr1 = handled("SIGUSR1", lambda number, frame: runner.save_now())
         result = runner.result_if_finished()  # reports mistakes before a cluster starts
-        try:
-            if result is None:
-                live.state.begin("starts or finds its workers")
-                with cluster.open() as session, _reported(manager, report), save_on_usr1:
-                    result = runner.run(session, progress=False)
-            else:
-                with _reported(manager, report):
-                    pass
-        except KeyboardInterrupt as interrupt:
-            raise type(interrupt)(_advise(manager, command)) from interrupt
-        except errors.ExecutionError as error:
-            error.args = (_explain_failure(error, manager, command),)
-            raise
-    lines = _summarize(job.name, result, manager)
+        if result is None:
+            live.state.begin("starts or finds its workers")
+            save_now = handled("SIGUSR1", lambda number, frame: runner.save_now())
+            with cluster.open() as session, save_now:
+                result = runner.run(session, progress=False)
     exit_code = SAVES_FAILED if result.failed_saves else 0
-    return Output({**data, **result.to_dict()}, lines, exit_code)
-
-
-@contextlib.contextmanager
-def _reported(manager: MultiNodeCheckpointManager, path: str | None) -> Iterator[None]:
-    """Write the report when the run has ended, or failed."""
-    from jobrunner.story import write_report
-
-    try:
-        yield
-    finally:
-        if path is not None:
-            try:
-                write_report(manager, path)
-            except Exception as error:  # the run's own end matters more
-                click.echo(printable(f"warning: no report in {path}: {error}"), err=True)
-
-
-def _make_callbacks(script: Script, logs: Sequence[str], names: Sequence[str]) -> list[object]:
-    """The callbacks of the job's file, and those that write logs."""
-    from jobrunner.callbacks import EpochLog
-
-    callbacks: list[tuple[str, object]] = []
-    callbacks += [(f"--log {path}", EpochLog(path)) for path in logs]
-    callbacks += [(f"--callback {name}", script.callback(name)) for name in names]
-    writers: dict[str, str] = {}
-    for option, callback in callbacks:
-        if not isinstance(callback, EpochLog):
-            continue
-        path = os.path.realpath(callback.path)
-        if path in writers:
-            raise click.UsageError(
-                f"{option}: {writers[path]} writes to the same file, {callback.path}. Give each log "
-                f"a file of its own."
-            )
-        writers[path] = option
-    return [callback for _, callback in callbacks]
+    return Output({**data, **result.to_dict()}, _summarize(job.name, result, manager), exit_code)
 
 
 def _command_again(job: Job) -> str:
     """The command that resumes this run, with the same options, but no secrets."""
+    from jobrunner.define import HIDDEN
+
     ctx = click.get_current_context()
+    secrets = [name for name, value in job.parameters.items() if HIDDEN in show(value)]
     words = ctx.command_path.split()
-    for param in ctx.command.params:
-        if param.name in _NOT_REPEATED or param.name not in ctx.meta[WORDS]:
-            continue
-        values = ctx.meta[WORDS][param.name]
-        for value in values if isinstance(values, list) else [values]:
-            if isinstance(param, click.Option):
-                words.append(param.opts[0])
-            if value is not True:
-                words.append(_hide(value, job) if param.name == "parameters" else str(value))
+    arguments = iter(ctx.meta[ARGUMENTS])
+    for word in arguments:
+        if word == "--resume":
+            next(arguments)
+        elif word not in ("--take-over", "--json") and not word.startswith("--resume="):
+            for name in secrets:
+                word = re.sub(rf"^(--param=)?{name}=.*", rf"\1{name}={HIDDEN}", word, flags=re.S)
+            words.append(word)
     return shlex.join(words)
 
 
-def _hide(pair: str, job: Job) -> str:
-    """``NAME=VALUE`` for a command, without the value if it is a secret."""
-    from jobrunner.define import HIDDEN
+@contextlib.contextmanager
+def _advised(manager: MultiNodeCheckpointManager) -> Iterator[None]:
+    """Add to an error of the run how to resume it."""
+    from jobrunner.cluster import COMMAND
 
-    name, _, _ = pair.partition("=")
-    return f"{name}={HIDDEN}" if HIDDEN in show(job.parameters.get(name)) else pair
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise type(interrupt)(_advise(manager)) from interrupt
+    except errors.RunStoppedError as error:  # it says where the same command resumes
+        error.args = (f"{error}\n    {COMMAND.get()}",)
+        raise
+    except errors.ExecutionError as error:
+        hint = "Fix the task. " if isinstance(error, errors.TaskFailedError) else ""
+        error.args = (f"{error.without_advice()}\n{hint}{_advise(manager)}",)
+        raise
 
 
-def _explain_failure(
-    error: errors.ExecutionError, manager: MultiNodeCheckpointManager, command: str
-) -> str:
-    """What has happened, and what to do."""
-    if isinstance(error, errors.RunStoppedError):  # it says where the same command resumes
-        return f"{error}\n    {command}"
-    hint = "Fix the task. " if isinstance(error, errors.TaskFailedError) else ""
-    return f"{error.without_advice()}\n{hint}{_advise(manager, command)}"
+def _advise(manager: MultiNodeCheckpointManager) -> str:
+    from jobrunner.cluster import COMMAND
 
-
-def _advise(manager: MultiNodeCheckpointManager, command: str) -> str:
     try:
         epoch = manager.latest()
         if epoch is None:
-            return f"No epoch is recorded yet. To start again: {command}"
+            return f"No epoch is recorded yet. To start again: {COMMAND.get()}"
         last = manager.record(epoch).name.removeprefix("epoch ")
     except (errors.JobRunnerError, OSError) as error:
         return f"Cannot read the recorded epochs: {error}"
-    return f"The last recorded epoch is {last}. To resume from it: {command}"
+    return f"The last recorded epoch is {last}. To resume from it: {COMMAND.get()}"
 
 
 def _summarize(job: str, result: RunResult, manager: MultiNodeCheckpointManager) -> list[str]:

@@ -28,7 +28,7 @@ from distributed.deploy.utils import nprocesses_nthreads
 from jobrunner.cluster.placement import WorkerInfo, place
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.compile import PlannedNode
-from jobrunner.config import get_choice, get_flag
+from jobrunner.config import get_choice
 from jobrunner.dask_internals import OwnClient, count_workers, nanny_class
 from jobrunner.errors import DefinitionError, ExecutionError, SchedulerLostError
 from jobrunner.texts import get_logger
@@ -306,7 +306,7 @@ class OwnCluster:
             settings["distributed.worker.preload"] = [*preload, "jobrunner.worker.preload"]
             resource_tracker.ensure_running()  # starting it later would unblock signals
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        if get_flag("dashboard"):
+        if get_choice("dashboard", True, False):
             preload = dask.config.get("distributed.scheduler.preload")
             settings["distributed.scheduler.preload"] = [*preload, "jobrunner.dashboard"]
         with dask.config.set(settings):

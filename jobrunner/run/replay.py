@@ -11,7 +11,7 @@ from jobrunner.checkpoint import REGISTERED_CODECS, Codec, Directory, EpochRecor
 from jobrunner.cluster import Binding, GroupResult, Session
 from jobrunner.compile import UpdateArgument, changes, describe
 from jobrunner.define import Job
-from jobrunner.json_output import with_json_positions
+from jobrunner.json_output import to_json
 from jobrunner.positions import Position, PublicPosition
 from jobrunner.run.decisions import each_step
 from jobrunner.run.diff import compare_values, count_equal, format_difference
@@ -88,7 +88,7 @@ class ReplayReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return {"is_equal": self.is_equal, **with_json_positions(self)}
+        return {"is_equal": self.is_equal, **to_json(self)}
 
     def __str__(self) -> str:
         began = "the init group" if self.from_epoch is None else f"epoch {self.from_epoch}"

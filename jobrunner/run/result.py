@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
-from jobrunner.json_output import with_json_positions
+from jobrunner.json_output import to_json
 from jobrunner.positions import PublicPosition, format_ranges
 from jobrunner.texts import (
     Html,
@@ -110,7 +110,7 @@ class RunResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        found: dict[str, Any] = with_json_positions(replace(self, earlier=list))
+        found: dict[str, Any] = to_json(replace(self, earlier=list))
         del found["earlier"]
         return found
 
@@ -203,7 +203,7 @@ class ResumePlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        found: dict[str, Any] = with_json_positions(self)
+        found: dict[str, Any] = to_json(self)
         return found
 
     @property

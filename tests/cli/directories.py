@@ -30,7 +30,7 @@ def ask(*args: object) -> Any:
 
 def begin(path: Path, **options: Any) -> MultiNodeCheckpointManager:
     manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False), **options)
-    manager.run.start(["a", "b"], {"plan": "p"})
+    manager.run.start(["a", "b"], {"plan": {"job": "p"}})
     return manager
 
 

@@ -17,7 +17,7 @@ COMMANDS = [
     ["ls", "DIR"],
     ["info", "DIR", 1],
     ["verify", "DIR", "--deep"],
-    ["diff", "DIR@1", "@2", "--deep"],
+    ["diff", "DIR@1", "@2"],
     ["fsck", "DIR"],
     ["copy", "DIR", 1, "OTHER"],
     ["pin", "DIR", 2],
@@ -96,7 +96,7 @@ def test_what_a_link_leads_to_is_not_touched(place: str, runs: Path, outside: Pa
 def test_prune_does_not_call_a_link_deleted(runs: Path, outside: Path) -> None:
     move_and_link(runs / "a.1", outside)
     result = invoke("prune", runs, "--keep-last", 1)
-    lines = ["retired, not deleted yet (the next run tries again): 1", "kept: 3"]
+    lines = ["not deleted yet (the next run tries again): 1", "kept: 3"]
     assert result.stdout.splitlines()[1:] == lines
     assert result.stdout.startswith("deleted: 0, 2 (")
 

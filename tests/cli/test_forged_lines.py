@@ -81,7 +81,6 @@ def check(seed: Seed, entries: dict[str, Any], path: Path, caplog: pytest.LogCap
         ("ls", path),
         ("ls", path / "more"),
         ("info", path, 1),
-        ("stats", path),
         ("report", path, "-o", f"{path}.html"),
         ("compare", path, f"{path}.whole"),
         ("compare", f"{path}.whole", path),

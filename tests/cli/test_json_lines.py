@@ -97,8 +97,6 @@ def test_an_error_and_wrong_usage_are_the_last_line(
     assert (end["error"]["type"], end["exit_code"]) == ("TaskFailedError", 3)
     [end] = lines(invoke(*run, "--nope").stdout)
     assert (end["event"], end["error"]["type"], end["exit_code"]) == ("end", "UsageError", 2)
-    [end] = lines(invoke(*run, "--json").stdout)
-    assert "either --json or --log-format json" in end["error"]["message"]
     [end] = lines(invoke(*run, "--dry-run").stdout)
     assert end["plan"]["reason"].startswith("it is the last epoch recorded")
 

@@ -108,7 +108,6 @@ def test_every_command_escapes_what_a_directory_contains(hostile: Path, tmp_path
         ("info", hostile, FILE),
         ("verify", hostile, "--deep"),
         ("diff", f"{hostile}@2", "@3"),
-        ("diff", f"{hostile}@1", "@2", "--deep"),
         ("pin", hostile, 2, "--label", "mine"),
         ("unpin", hostile, 2, "--label", FILE),
         ("unpin", hostile, 1),

@@ -288,7 +288,6 @@ def commands_for(root: Path, name: str) -> Iterator[tuple[str, ...]]:
     yield "diff", path, f"{root}/finished"
     yield "compare", path, f"{root}/finished"
     yield "fsck", path
-    yield "stats", path
     yield "prune", path, "--keep-last", "1", "--dry-run"
     yield "prune", path, "--keep-best", "loss", "--dry-run"
 
@@ -297,7 +296,6 @@ def commands_for_all(root: Path) -> Iterator[tuple[str, ...]]:
     """The commands that show all directories at once."""
     yield "ls", str(root)
     yield "ls", str(root), "--best", "loss"
-    yield "ls", str(root), "--state", "failed", "--state", "lost"
     yield "top", str(root), "--once"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
@@ -19,14 +18,14 @@ from jobrunner.checkpoint import (
     restore_epoch,
 )
 from jobrunner.checkpoint.log.heartbeat import Patience
-from jobrunner.cli import checkpoints, history, listing, maintenance
+from jobrunner.cli import checkpoints, maintenance, show
 from jobrunner.cli.command import Output
 from jobrunner.cli.options import open_directory
 from jobrunner.define import Job
 from jobrunner.errors import JobRunnerError
 from jobrunner.json_output import to_json
 from jobrunner.positions import Position
-from jobrunner.run import Replay, compare_checkpoints, compare_runs
+from jobrunner.run import Replay, compare_checkpoints
 from jobrunner.story import LiveRuns, best_of, read_story, summarize_run, to_page
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
@@ -98,11 +97,13 @@ class Case:
     # ---- commands
 
     def ls(self) -> None:
-        _print(listing.list_epochs(open_directory(self.path), 5))
+        _print(show.list_epochs(open_directory(self.path), 5))
 
     def ls_runs(self) -> None:
         manager = self.manager()
-        json.dumps(to_json(asdict(summarize_run(manager.directory, "x"))), allow_nan=False)
+        json.dumps(
+            to_json(show.describe_run(summarize_run(manager.directory, "x"))), allow_nan=False
+        )
         best_of(manager.directory, "loss", "min")
 
     def top(self) -> None:
@@ -111,14 +112,13 @@ class Case:
 
     def compare(self, one: str = "", other: str = "") -> None:
         one, other = one or self.path, other or self._whole
-        data, difference = compare_runs(self.manager(one), self.manager(other))
-        _print(Output(data, history.describe_comparison(one, other, data, difference)))
+        _print(show.compare(self.manager(one), self.manager(other)))
 
     def compare_from(self) -> None:
         self.compare(self._whole, self.path)
 
     def info(self) -> None:
-        self.each(lambda manager, epoch: _print(listing.describe_checkpoint(manager, epoch)))
+        self.each(lambda manager, epoch: _print(show.describe_checkpoint(manager, epoch)))
 
     def verify(self) -> None:
         manager = self.manager()
@@ -137,7 +137,7 @@ class Case:
             _print(Output(data, text.splitlines()))
 
     def fsck(self) -> None:
-        _print(maintenance.inspect(self.manager(), is_brief=False))
+        _print(maintenance.inspect(self.manager()))
 
     def fsck_repair(self) -> None:
         clock = Clock()
@@ -155,8 +155,7 @@ class Case:
     def prune_best(self) -> None:
         policy = KeepAny((KeepLast(2), KeepBest("loss")))
         manager = self.manager(keep=policy)
-        maintenance.check_records(manager, policy)
-        maintenance.read_records(manager, manager.retention.retirable())
+        maintenance.find_retirable(manager, policy)
 
     def pin(self) -> None:
         self.each(lambda manager, epoch: manager.pin(epoch, "x"))

@@ -23,7 +23,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.checkpoint import repair_log
-from jobrunner.cli.listing import describe_checkpoint
+from jobrunner.cli.show import describe_checkpoint
 
 
 def counter(limit, **options):

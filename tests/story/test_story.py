@@ -299,10 +299,8 @@ def test_a_log_of_which_nothing_can_be_read_has_no_story(kind: str, tmp_path: Pa
         read_story(tmp_path / "runs")
     with pytest.raises(CheckpointCorruptError, match="0000000000.json"):
         MultiNodeCheckpointManager(tmp_path / "runs").history()
-    for command in ("stats", "report"):
-        output = [] if command == "stats" else ["-o", tmp_path / "out"]
-        result = invoke(command, tmp_path / "runs", *output)
-        assert (result.exit_code, "0000000000.json" in result.output) == (7, True), result.output
+    result = invoke("report", tmp_path / "runs", "-o", tmp_path / "out")
+    assert (result.exit_code, "0000000000.json" in result.output) == (7, True), result.output
     assert not (tmp_path / "out").exists()
 
 

@@ -28,7 +28,7 @@ from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.storage import join_path
 from jobrunner.checkpoint.store import StoreReader
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
-from jobrunner.json_output import with_json_positions
+from jobrunner.json_output import to_json
 from jobrunner.names import LOG_DIRECTORY, ROOT_DOCUMENT, StoreName, parse_store_name
 from jobrunner.positions import Position
 from jobrunner.texts import clip
@@ -190,7 +190,7 @@ def _describe_entry(entry: LogEntry) -> str:
     for name in ("epoch", "epochs", "retires", "upto", "after", "only", "reason", "label"):
         value = getattr(entry, name, None)
         if value not in ("", None, []):
-            words.append(f"{name} {clip(json.dumps(with_json_positions(value)), _LONGEST)}")
+            words.append(f"{name} {clip(json.dumps(to_json(value)), _LONGEST)}")
     if isinstance(entry, CommitEntry):
         epochs = json.dumps([record.at.to_json() for record in entry.records])
         words.append(f"records {clip(epochs, _LONGEST)}")

@@ -49,7 +49,7 @@ from jobrunner.checkpoint.storage.object_files import ObjectFiles, open_store
 from jobrunner.checkpoint.storage.places import absolute_path
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli.command import main
-from jobrunner.cli.listing import describe_checkpoint, list_epochs
+from jobrunner.cli.show import describe_checkpoint, list_epochs
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyObjects, assert_identical
 from jobrunner.workspace.workspace import Workspace

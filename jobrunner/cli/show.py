@@ -1,0 +1,500 @@
+"""What shows checkpoints and runs: ``ls``, ``info``, ``top``, ``compare`` and ``report``."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from jobrunner.cli.command import DIFFERENT, Output, main
+from jobrunner.cli.disk import measure
+from jobrunner.cli.options import (
+    COUNT,
+    PATH,
+    NamedEpoch,
+    directory_argument,
+    epoch_argument,
+    nothing_recorded,
+    open_directory,
+    open_manager,
+    resolve,
+)
+from jobrunner.cli.tables import Column, draw_table
+from jobrunner.errors import CheckpointCorruptError, DefinitionError
+from jobrunner.json_output import to_json
+from jobrunner.outputs import check_output
+from jobrunner.positions import Position, describe_position, format_ranges
+from jobrunner.texts import (
+    clip,
+    counted,
+    format_bytes,
+    format_metrics,
+    format_seconds,
+    format_time,
+    format_value,
+    show,
+    whole_metrics,
+)
+
+if TYPE_CHECKING:
+    from jobrunner.checkpoint import (
+        Directory,
+        EpochRecord,
+        MultiNodeCheckpointManager,
+        NodeCheckpoint,
+    )
+    from jobrunner.story import RunSummary
+
+_LONGEST_VALUE = 48
+_MOST_MEASURED = 1000  # stores of which `ls` looks at every file
+_MOST_DIFFERENCES = 10
+_LOOK_SECONDS = 1.0
+_BEST = re.compile(r"(?P<metric>.+?)(?::(?P<mode>min|max))?", re.S)
+
+
+def name_metrics(metrics: Mapping[str, Any]) -> str:
+    """The first metrics, for a table."""
+    return " ".join(format_metrics(metrics))
+
+
+def name_parameters(parameters: Mapping[str, Any]) -> str:
+    """Parameters and the like, as ``name=value``, in one line."""
+    words = [f"{name}={clip(show(value), _LONGEST_VALUE)}" for name, value in parameters.items()]
+    return clip(" ".join(words), 1000)
+
+
+EPOCH_COLUMNS = (
+    Column("EPOCH", "epoch"),
+    Column("SAVED", "time", format_time),
+    Column("NODES", "nodes", lambda nodes: str(len(nodes))),
+    Column("SIZE", "nbytes", format_bytes),
+    Column("TIME", "seconds", format_seconds),
+    Column("PINNED", "pins", ", ".join),
+    Column("METRICS", "metrics", name_metrics),
+)
+BLOB_COLUMNS = (
+    Column("  BLOB", "name", "  {}".format),
+    Column("TYPE", "type"),
+    Column("DTYPE", "dtype"),
+    Column("SHAPE", "shape", lambda shape: " x ".join(map(str, shape))),
+    Column("SIZE", "nbytes", format_bytes),
+    Column("VALUE", "value", lambda value: clip(value, _LONGEST_VALUE)),
+)
+RUN_COLUMNS = (
+    Column("RUN", "name"),
+    Column("JOB", "job"),
+    Column("STATE", "state"),
+    Column("EPOCH", "epoch"),
+    Column("OF", "total_epochs"),
+    Column("PACE", "pace_seconds", format_seconds),
+    Column("LEFT", "eta_seconds", format_seconds),
+    Column("SEEN", "last_seen", format_time),
+    Column("BEST", "best", format_value),
+    Column("AT", "best_epoch"),
+    Column("METRICS", "metrics", name_metrics),
+    Column("PARAMETERS", "parameters", name_parameters),
+)
+METRIC_COLUMNS = (
+    Column("METRIC", "name"),
+    Column("A", "a", format_value),
+    Column("B", "b", format_value),
+)
+
+
+@main.command("ls")
+@directory_argument
+@click.option(
+    "--last", type=COUNT, metavar="N", help="List only the newest N epochs, or the first N runs."
+)
+@click.option(
+    "--best",
+    metavar="METRIC[:min|max]",
+    help="Of the runs below DIR, show the best value of a metric, and sort by it. [default: min]",
+)
+def ls_command(*, directory: str, last: int | None, best: str | None) -> Output:
+    """List the recorded epochs of DIR, or the runs below it.
+
+    For example:
+        jobrunner ls runs/kmeans --last 5
+        jobrunner ls runs
+        jobrunner ls runs --best accuracy:max
+    """
+    from jobrunner.story import find_runs
+
+    opened = open_directory(directory)
+    names, is_whole = find_runs(opened.files, opened.path)
+    if names not in ([], ["."]):
+        return list_runs(opened, names, best, last, is_whole=is_whole)
+    if best is not None:
+        raise DefinitionError(f"{opened.path} has no runs below it that --best could compare.")
+    return list_epochs(opened, last)
+
+
+def list_epochs(directory: Directory, last: int | None = None) -> Output:
+    """List the recorded epochs, or only the newest `last`."""
+    snapshot = directory.snapshot()
+    recorded = snapshot.epochs
+    listed = recorded if last is None else recorded[-last:]
+    rows: list[dict[str, Any]] = []
+    stores: list[str] = []
+    damaged: dict[str, str] = {}
+    parameters: dict[int | None, Mapping[str, Any]] = {}  # by run
+    for at, record in directory.records(listed, snapshot):
+        if isinstance(record, CheckpointCorruptError):
+            damaged[str(at)] = str(record)
+            continue
+        if record.run_number not in parameters:
+            parameters[record.run_number] = _parameters_of(directory, record)
+        row = _describe_epoch(record, parameters[record.run_number])
+        rows.append({**row, "pins": snapshot.pins.get(at, ())})
+        stores += [store.name for store in record.stores.values()]
+    unclaimed = [at.public for at in directory.unclaimed()]
+    space = measure(directory, stores) if len(stores) <= _MOST_MEASURED else None
+    data = {
+        "path": directory.path,
+        "is_done": snapshot.is_done,
+        "epochs": rows,
+        "damaged": damaged,
+        "unclaimed": unclaimed,
+        "disk_nbytes": space and space.taken,
+        "runs": [],  # below it
+    }
+    lines = draw_table(EPOCH_COLUMNS, [_without_nodes(row) for row in rows])
+    if len(listed) < len(recorded):
+        lines.append(f"The newest {len(listed)} of {len(recorded)} epochs.")
+    lines += [f"Epoch {epoch} is damaged: {reason}" for epoch, reason in damaged.items()]
+    if unclaimed:
+        lines.append(
+            f"The log does not mention stores of epochs {format_ranges(unclaimed)}. "
+            f"`jobrunner fsck {directory.path}` explains them."
+        )
+    if not rows:
+        return Output(data, [*lines, f"No epoch is recorded in {directory.path}."])
+    if rows[-1]["parameters"]:
+        lines.append(f"Parameters: {name_parameters(rows[-1]['parameters'])}")
+    if space is None:
+        lines.append("Sizes are logical: what epochs share counts in each of them.")
+    else:
+        taken = format_bytes(space.taken)
+        lines.append(f"On the disk: {taken}, with what epochs share counted once.")
+    state = "has finished" if snapshot.is_done else "has not finished"
+    return Output(data, [*lines, f"The job {state}."])
+
+
+def list_runs(
+    directory: Directory,
+    names: Sequence[str],
+    best: str | None,
+    last: int | None,
+    *,
+    is_whole: bool,
+) -> Output:
+    """List the runs of these names below a directory, or the first `last`.
+
+    `is_whole`: these are all that there are.
+    """
+    from jobrunner.story import best_of, open_run, summarize_run
+
+    path = directory.path
+    wanted = _BEST.fullmatch(best or "")
+    mode: Literal["min", "max"] = "max" if wanted and wanted["mode"] == "max" else "min"
+    rows = []
+    for name in names:
+        opened = open_run(directory.files, path, name)
+        row = describe_run(summarize_run(opened, name))
+        value = best_of(opened, wanted["metric"], mode) if wanted and "error" not in row else None
+        row["best"], row["best_epoch"] = value or (None, None)
+        rows.append(row)
+    rows.sort(key=lambda row: row["last_seen"] or "", reverse=True)
+    if wanted:
+        sign = 1 if mode == "min" else -1
+        rows.sort(key=lambda row: math.inf if row["best"] is None else sign * row["best"])
+    rows = rows[:last]
+    lines = draw_runs(rows)
+    if len(rows) < len(names):
+        lines.append(f"The first {len(rows)} of {counted(len(names), 'run')}.")
+    if not is_whole:
+        lines.append(f"{path} has too many directories: some were not looked into.")
+    lines += [f"{row['name']} is damaged: {row['error']}" for row in rows if "error" in row]
+    lines.append(f"To list the epochs of one: jobrunner ls {os.path.join(path, names[0])}")
+    data = {
+        "path": path,
+        "is_done": False,
+        "epochs": [],
+        "damaged": {},
+        "unclaimed": [],  # as of one run
+        "runs": rows,
+        "is_whole": is_whole,
+    }
+    return Output(data, lines)
+
+
+def describe_run(run: RunSummary) -> dict[str, Any]:
+    """A run, for ``--json``."""
+    row: dict[str, Any] = to_json(run)
+    num_epochs, error = row.pop("num_epochs"), row.pop("error")
+    row["epochs"] = None if error else num_epochs
+    row["is_done"] = None if error else run.state == "finished"
+    for name in ("saved", "last_seen"):
+        row[name] = _to_iso(row[name])
+    return {**row, "error": error} if error else row
+
+
+def _to_iso(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    try:
+        moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    except (ValueError, OverflowError):  # a stranger's
+        return None
+    return moment.isoformat(timespec="milliseconds")
+
+
+def draw_runs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table of runs, with the parameters in which they differ."""
+    values: dict[str, set[str]] = {}
+    for row in rows:
+        for name, value in row["parameters"].items():
+            values.setdefault(name, set()).add(show(value))
+    shown = []
+    for row in rows:
+        differing = {}
+        for name, value in row["parameters"].items():
+            if len(values[name]) > 1 or len(rows) == 1:
+                differing[name] = value
+        shown.append({**_without_nodes(row), "parameters": differing})
+    return draw_table(RUN_COLUMNS, shown)
+
+
+def _without_nodes(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without the metrics of single nodes."""
+    return {**row, "metrics": whole_metrics(row["metrics"], row["nodes"])}
+
+
+@main.command("top")
+@click.argument("root", metavar="[ROOT]", default=".", type=PATH)
+@click.option("--once", is_flag=True, help="Show them once. [default: if stdout is no terminal]")
+def top_command(*, root: str, once: bool) -> Output:
+    """Follow the runs below ROOT that are alive, until Ctrl-C.
+
+    A run is alive while its heartbeat changes. ROOT is a directory, the current one by default, or a URL.
+
+    For example:
+        jobrunner top runs
+        jobrunner top --once
+    """
+    from jobrunner.story import LiveRuns
+
+    directory = open_directory(root)
+    runs = LiveRuns(directory.files, directory.path)
+
+    def look() -> Output:
+        now = time.time()
+        rows = []
+        for run in runs.look():
+            times = {"eta_seconds": run.eta_seconds, "beat_seconds": now - (run.last_seen or now)}
+            rows.append({**describe_run(run), **times})
+        lines = draw_runs(rows) or [f"No run is alive below {directory.path}."]
+        return Output({"path": directory.path, "runs": rows}, lines)
+
+    output = look()
+    if once or not sys.stdout.isatty():
+        return output
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=console, screen=True, auto_refresh=False) as screen,
+    ):
+        while True:
+            screen.update(Text(output.text, no_wrap=True, overflow="crop"), refresh=True)
+            threading.Event().wait(_LOOK_SECONDS)
+            output = look()
+    return output
+
+
+@main.command("info")
+@directory_argument
+@epoch_argument
+def info_command(*, directory: str, epoch: NamedEpoch) -> Output:
+    """Show an epoch and the blobs of its nodes.
+
+    EPOCH is a number, a position such as 4.s200, 'latest', or 'best:METRIC' for the lowest value of a
+    metric, 'best:METRIC:max' for the highest.
+
+    For example:
+        jobrunner info runs/kmeans latest
+        jobrunner info runs/kmeans 4.s200
+    """
+    manager = open_manager(directory)
+    return describe_checkpoint(manager, resolve(epoch, manager.directory))
+
+
+def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) -> Output:
+    """Describe an epoch: its record, and the blobs of each node."""
+    with manager.directory.reading(epoch):
+        checkpoint = manager.open(epoch)
+        checkpoint.read_ahead(checkpoint.nodes)
+        record = checkpoint.record
+        nodes: dict[str, dict[str, Any]] = {}
+        for node, blobs in checkpoint.items():
+            store = record.stores[node]
+            nodes[node] = {
+                "store": store.name,
+                "nbytes": store.nbytes,
+                "blobs": {name: _describe_blob(blobs, name) for name in blobs},
+            }
+    row = _describe_epoch(record, _parameters_of(manager.directory, record))
+    data = {"path": manager.path, **row, "run": record.run, "nodes": nodes}
+    size, duration = format_bytes(record.nbytes), format_seconds(record.seconds)
+    lines = [
+        f"{record.name} of {manager.path}",
+        f"saved {format_time(record.time)}, {size} in {duration}",
+    ]
+    for name in ("parameters", "metrics", "metadata"):
+        if row[name]:
+            lines.append(f"{name} {name_parameters(row[name])}")
+    if row["stopped_by"]:
+        lines.append(f"stopped by {', '.join(row['stopped_by'])}")
+    for node, content in nodes.items():
+        lines += ["", f"{node}  ({content['store']}, {format_bytes(content['nbytes'])})"]
+        blobs_shown = [{"name": name, **blob} for name, blob in content["blobs"].items()]
+        lines += draw_table(BLOB_COLUMNS, blobs_shown)
+    return Output(data, lines)
+
+
+def _describe_epoch(record: EpochRecord, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    details = record.details
+    return {
+        **describe_position(record.at, details.steps_per_epoch),
+        "time": record.time,
+        "nodes": list(record.stores),
+        "nbytes": record.nbytes,
+        "seconds": record.seconds,
+        "metrics": details.metrics,
+        "metadata": details.metadata,
+        "stopped_by": details.stopped_by,
+        "parameters": parameters,
+    }
+
+
+def _parameters_of(directory: Directory, record: EpochRecord) -> Mapping[str, Any]:
+    """What the function that made the job of an epoch was called with."""
+    plan = directory.plan_of(record.run_number) or {}
+    parameters: Mapping[str, Any] = plan.get("parameters", {})
+    return parameters
+
+
+def _describe_blob(node: NodeCheckpoint, name: str) -> dict[str, Any]:
+    from jobrunner.checkpoint import ArrayOutline, Unmade
+
+    try:
+        outline = node.outline(name)
+    except DefinitionError as error:  # saved by a later version
+        return {"type": "unreadable", "value": str(error)}
+    if isinstance(outline, ArrayOutline):
+        array = {"type": "array", "shape": list(outline.shape), "dtype": outline.dtype}
+        return array if outline.shape else {**array, "value": show(node.load(name).item())}
+    if not isinstance(outline, Unmade):
+        return {"type": type(outline).__name__, "value": show(outline)}
+    parts = outline.parts
+    if outline.kind == "pickle":
+        return {"type": "pickle", **parts}
+    if outline.kind == "torch.Tensor" and isinstance(parts["data"], ArrayOutline):
+        return {"type": "tensor", "shape": list(parts["data"].shape), "dtype": parts["dtype"]}
+    return {"type": outline.kind, "value": show(parts)}
+
+
+@main.command("compare")
+@click.argument("a", metavar="A", type=PATH)
+@click.argument("b", metavar="B", type=PATH)
+def compare_command(*, a: str, b: str) -> Output:
+    """Tell where two runs part.
+
+    A and B are checkpoint directories. It shows how their jobs and metrics differ, and the first
+    epoch whose blobs differ. Epochs that only one of them has are not compared.
+
+    For example:
+        jobrunner compare runs/seed-0 runs/seed-1
+    """
+    return compare(open_manager(a), open_manager(b))
+
+
+def compare(one: MultiNodeCheckpointManager, other: MultiNodeCheckpointManager) -> Output:
+    """Say how two runs differ; see `compare_runs`."""
+    from jobrunner.run import compare_runs
+
+    data, difference = compare_runs(one, other)
+    count, epoch = data["num_compared"], data["differ_at"]
+    lines = [f"A: {one.path}", f"B: {other.path}"]
+    if data["changes"] is None:
+        lines.append("What their jobs were is not recorded.")
+    else:
+        lines += [f"From A to B, {change}" for change in data["changes"]]
+    for row in data["metrics"]:
+        if row["epoch"] == data["metrics_differ_at"]:
+            a, b = row["a"], row["b"]
+            lines.append(f"The metrics first differ at epoch {row['epoch']}:")
+            metrics = [{"name": name, "a": a.get(name), "b": b.get(name)} for name in {**a, **b}]
+            lines += draw_table(METRIC_COLUMNS, metrics)
+    if epoch is not None:
+        lines.append(f"The first blobs that differ are those of epoch {epoch}:")
+        *differences, summary = difference.splitlines()
+        lines += [*differences[:_MOST_DIFFERENCES], summary]
+        lines.append(f"All of them: jobrunner diff {one.path}@{epoch} {other.path}@{epoch}")
+    elif count:
+        lines.append(f"The blobs of {counted(count, 'common epoch')} are equal.")
+    else:
+        lines.append("No epoch is recorded in both now, so no blobs are compared.")
+    is_equal = bool(count) and epoch is None
+    data = {"a": one.path, "b": other.path, "is_equal": is_equal, **data}
+    return Output(data, lines, 0 if is_equal else DIFFERENT)
+
+
+@main.command("report")
+@directory_argument
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    default="report.html",
+    show_default=True,
+    type=PATH,
+    help="The file to write, outside of checkpoint directories; it is replaced.",
+)
+def report_command(*, directory: str, output: str) -> Output:
+    """Write what the runs of DIR did as one HTML page.
+
+    It shows how to resume, where time went, metrics, checkpoints, losses and runs. It is
+    made from the records alone, so also during a run and after a crash. The page needs no network.
+
+    For example:
+        jobrunner report runs/kmeans -o report.html
+    """
+    from jobrunner.story import read_story, write_report
+
+    check_output(output)
+    opened = open_directory(directory)
+    story = read_story(opened)
+    if not story.runs:
+        raise nothing_recorded(opened, "No run has begun")
+    write_report(story, output)
+    path = os.path.abspath(output)
+    ledger = {"wall": story.ledger.wall, **asdict(story.ledger)}
+    parts = [f"{name} {format_seconds(seconds)}" for name, seconds in ledger.items()]
+    ledger["goodput"] = story.ledger.goodput
+    lines = [f"Wrote {path}", f"goodput {ledger['goodput']:.1%}: {', '.join(parts)}"]
+    return Output({"path": story.path, "report": path, "ledger": ledger}, lines)

@@ -1,0 +1,456 @@
+"""Many runs: `ls` of a directory that has some below it, `top`, `compare` and `report`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dask
+import numpy as np
+import pytest
+
+from jobrunner import (
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    SaveEvery,
+    Session,
+    Task,
+    current_task,
+    epoch_limiter,
+)
+from jobrunner.checkpoint import Status
+from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
+from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.positions import Position
+from jobrunner.story import LiveRuns, RunSummary, find_runs, read_story, summarize_run
+from jobrunner.testing import FaultyFiles, FaultyObjects
+from jobrunner.workspace.workspace import Workspace
+from tests.cli.directories import ask, invoke
+from tests.saves import save_epoch
+
+if TYPE_CHECKING:
+    from object_servers import S3Server
+
+PLAN = {"job": "kmeans", "nodes": {}, "structure": {}, "code": {}}
+GOLDEN = Path(__file__).parents[1] / "golden" / "log_1"
+
+
+def record(
+    path: Path, losses: Sequence[float], total: int | None = None, **parameters: Any
+) -> MultiNodeCheckpointManager:
+    """A run that has recorded an epoch for each loss, and has not ended."""
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    plan = {**PLAN, "structure": {"epoch:a/fit": ""}, "parameters": parameters}
+    status = Status(len(losses) + 3, len(losses) + 4, {"loss": 0.125})
+    manager.run.start([], {"plan": plan, "total_epochs": total}, lambda: status)
+    for epoch, loss in enumerate(losses):
+        details = {"metrics": {"loss": loss, "a/loss": loss, "note": "text"}}
+        save_epoch(manager, Position.of(epoch), details=details)
+    return manager
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """Four runs, at several levels: one goes on, one is damaged."""
+    finished = record(tmp_path / "a" / "finished", [3.0, 1.0, 2.0], total=2, k=2, lr=0.1)
+    finished.run.finish(Position(2))
+    finished.run.end()
+    record(tmp_path / "stopped", [4.0, float("nan")], total=9, k=3, lr=0.1).run.end()
+    running = record(tmp_path / "b" / "c" / "d" / "running", [0.5], total=9, k=4, lr=0.1)
+    record(tmp_path / "damaged", [1.0]).run.end()
+    for entry in (tmp_path / "damaged" / "_log").iterdir():
+        entry.write_bytes(b"torn")
+    (tmp_path / "notes").mkdir()
+    yield tmp_path
+    running.run.end()
+
+
+# --- ls
+
+
+def test_ls_lists_the_runs_below_a_directory(root: Path) -> None:
+    told = ask("ls", root)
+    assert (told["epochs"], told["is_whole"]) == ([], True)
+    runs = {run.pop("name"): run for run in told["runs"]}
+    assert {name: run["state"] for name, run in runs.items()} == {
+        "a/finished": "finished",
+        "b/c/d/running": "running",
+        "damaged": "damaged",
+        "stopped": "stopped",
+    }
+    running = runs["b/c/d/running"]
+    assert (running["epoch"], running["latest"], running["total_epochs"]) == (4, 0, 9)
+    assert (running["metrics"], running["pid"]) == ({"loss": 0.125}, os.getpid())
+    done = runs["a/finished"]
+    assert (done["job"], done["parameters"]) == ("kmeans", {"k": 2, "lr": 0.1})
+    assert (done["epochs"], done["latest"], done["is_done"]) == (3, 2, True)
+    assert done["metrics"] == {"loss": 2.0, "a/loss": 2.0, "note": "text"}
+    assert "fsck" in runs["damaged"]["error"]
+    assert "error" not in done
+
+    head, *lines = invoke("ls", root).stdout.splitlines()
+    names = ["RUN", "JOB", "STATE", "EPOCH", "OF", "PACE", "SEEN", "METRICS", "PARAMETERS"]
+    assert head.split() == names
+    cells = {line.split()[0]: line.split() for line in lines[:4]}
+    assert cells["a/finished"][1:5] == ["kmeans", "finished", "2", "2"]
+    assert cells["a/finished"][-3:] == ["loss=2", "note='text'", "k=2"]  # all have one rate
+    assert lines[-1].startswith(f"To list the epochs of one: jobrunner ls {root}/")
+
+
+def test_runs_are_sorted_by_when_they_were_seen_or_their_best_value(root: Path) -> None:
+    def names(*args: object) -> list[str]:
+        return [run["name"].rpartition("/")[2] for run in ask("ls", *args)["runs"]]
+
+    assert names(root)[0] == "running"  # whose heartbeat came last
+    assert names(root, "--best", "loss") == ["running", "finished", "stopped", "damaged"]
+    assert names(root, "--best", "loss:max") == ["stopped", "finished", "running", "damaged"]
+    assert names(root, "--best", "loss", "--last", "2") == ["running", "finished"]
+    told = {run["name"]: run for run in ask("ls", root, "--best", "loss")["runs"]}
+    best = {name: (run["best"], run["best_epoch"]) for name, run in told.items()}
+    assert (best["a/finished"], best["damaged"]) == ((1.0, 1), (None, None))
+    assert best["stopped"] == (4.0, 0)  # the other is NaN
+    shown = invoke("ls", root, "--best", "loss", "--last", 2).stdout
+    assert "The first 2 of 4 runs." in shown
+    for alone in (root / "stopped", root / "notes"):
+        assert invoke("ls", alone, "--best", "loss").exit_code == 2
+
+
+def test_a_run_that_is_gone_is_lost(tmp_path: Path) -> None:
+    manager = record(tmp_path / "a", [1.0])
+    assert manager.commits.lock is not None
+    beat = tmp_path / "a" / "_runs" / manager.commits.lock.run / "heartbeat"
+    manager.commits.lock.leave()
+    assert ask("ls", tmp_path)["runs"][0]["state"] == "lost"
+    beat.parent.mkdir()
+    for age in (20, 0):  # its heartbeat's thread has ended
+        beat.write_bytes(b"%020d\n{}" % (time.time_ns() - age * 10**9))
+        assert ask("ls", tmp_path)["runs"][0]["state"] == "lost"
+
+
+@pytest.mark.parametrize("before", ["lost", "failed", "finished"])
+def test_commands_on_a_directory_do_not_change_how_its_run_ended(
+    tmp_path: Path, before: str
+) -> None:
+    def state(path: Path) -> str:
+        [run] = [run for run in ask("ls", path.parent)["runs"] if run["name"] == path.name]
+        return str(run["state"])
+
+    path = tmp_path / "a"
+    record(path, [1.0]).run.end({"outcome": "failed"})
+    manager = record(path, [1.0, 2.0, 3.0])
+    if before == "lost":
+        assert manager.commits.lock is not None
+        manager.commits.lock.leave()
+    else:
+        if before == "finished":
+            manager.run.finish(Position(2))
+        manager.run.end({"outcome": before})
+    assert state(path) == before
+    [told] = ask("ls", tmp_path)["runs"]
+    manager.pin(2)
+    for _ in range(3):
+        assert invoke("prune", path, "--keep-last", 2).exit_code == 0
+        assert state(path) == before
+    assert ask("ls", tmp_path)["runs"][0]["last_seen"] == told["last_seen"]
+    assert read_story(path).runs[-1].state == before
+    killed = MultiNodeCheckpointManager(path)
+    killed.run.start([], {"command": "prune"})
+    assert killed.commits.lock is not None
+    assert state(path) == before
+    assert ask("top", tmp_path)["runs"] == []
+    killed.commits.lock.leave()
+    assert invoke("copy", path, 2, tmp_path / "copy").exit_code == 0
+    assert state(tmp_path / "copy") == ("finished" if before == "finished" else "stopped")
+    assert state(path) == before
+
+
+def test_what_a_stranger_recorded_is_bounded_and_in_one_line(tmp_path: Path) -> None:
+    manager = record(tmp_path / "a", [1.0, 10**400], total=10**40, k=1)
+    manager.run.end()
+    entry = tmp_path / "a" / "_log" / "0000000000.json"
+    tree = dict(decode_entry(entry.read_bytes(), 0, str(entry)))
+    tree["info"]["plan"] |= {"job": "j" * 10**6, "parameters": {"p": "x" * 10**6}}
+    entry.write_bytes(encode_entry(tree))
+    [run] = ask("ls", tmp_path, "--best", "loss:max")["runs"]
+    assert (run["total_epochs"], len(run["job"]), run["best"]) == (None, 128, 1.0)
+    assert len(invoke("ls", tmp_path).stdout) < 1000
+    url = f"postgresql://admin:secret@{'host' * 20}"
+    named = {"plan": {"job": "j\nforged", "parameters": {"p\nforged": "x\nforged", "db": url}}}
+    entry.write_bytes(encode_entry({**tree, "info": named, "time": "0001-01-01T00:00:00+14:00"}))
+    last = max((tmp_path / "a" / "_log").iterdir())
+    tree_of_last = dict(decode_entry(last.read_bytes(), int(last.stem), str(last)))
+    last.write_bytes(encode_entry({**tree_of_last, "time": "9999-12-31T23:59:59-14:00"}))
+    record(tmp_path / "x", [1.0], **{"p\nforged": 2}).run.end()
+    (tmp_path / "y\nforged" / "_log").mkdir(parents=True)
+    assert {run["last_seen"] is None for run in ask("ls", tmp_path)["runs"]} == {True, False}
+    for text in (
+        invoke("ls", tmp_path).stdout,
+        invoke("compare", tmp_path / "a", tmp_path / "x").stdout,
+    ):
+        assert not [line for line in text.splitlines() if line.startswith("forged")]
+        assert r"p\nforged" in text
+        assert "secret" not in text
+
+
+def test_neither_links_nor_hidden_directories_nor_runs_are_searched(tmp_path: Path) -> None:
+    record(tmp_path / "outside" / "x", [1.0]).run.end()
+    root = tmp_path / "root"
+    record(root / "run", [1.0]).run.end()
+    record(root / "run" / "within", [1.0]).run.end()
+    record(root / ".hidden" / "x", [1.0]).run.end()
+    (root / "link").symlink_to(tmp_path / "outside")
+    files = MultiNodeCheckpointManager(root).directory.files
+    assert find_runs(files, str(root)) == (["run"], True)
+    assert find_runs(files, str(root / "run")) == (["."], True)
+    assert find_runs(files, str(root), most=1) == ([], False)
+
+
+def test_directories_of_other_users_are_skipped_but_failures_are_told(root: Path) -> None:
+    class Failing(PosixFiles):
+        number = errno.EACCES
+
+        def before(self, operation: str, path: str) -> None:
+            if path == str(root / "a"):
+                raise OSError(self.number, "not now", path)
+
+    files = Failing()
+    files.bind(str(root))
+    assert sorted(find_runs(files, str(root))[0]) == ["b/c/d/running", "damaged", "stopped"]
+    with pytest.raises(PermissionError):
+        find_runs(files, str(root / "a"))
+    files.number = errno.EIO
+    with pytest.raises(OSError, match="not now"):
+        find_runs(files, str(root))
+
+
+def test_runs_in_an_object_store_are_found_by_a_request_for_each_directory(root: Path) -> None:
+    files = FaultyObjects("s3://bucket/all", root)
+    manager = MultiNodeCheckpointManager(files.root, files=files)
+    names, is_whole = find_runs(files, manager.path)
+    assert sorted(names) == ["a/finished", "b/c/d/running", "damaged", "stopped"]
+    assert is_whole
+    assert {operation for operation, _ in files.trace} == {"list"}
+    assert len(files.trace) <= 10
+
+
+def test_runs_in_a_bucket_are_listed_and_followed(s3: S3Server) -> None:
+    for name in ("a/x", "b"):
+        manager = MultiNodeCheckpointManager(f"{s3.url}/runs/{name}")
+        manager.run.start([], {"plan": {"job": "j"}})
+        save_epoch(manager, Position(0), details={"metrics": {"loss": 1.0}})
+        if name == "b":
+            assert [run["name"] for run in ask("top", s3.url)["runs"]] == ["runs/b"]
+        manager.run.end()
+    told = ask("ls", f"{s3.url}/runs", "--best", "loss")
+    assert {run["name"] for run in told["runs"]} == {"a/x", "b"}
+    missing = invoke("ls", "s3://there-is-none/runs/x")
+    assert (missing.exit_code, "no bucket 'there-is-none'" in missing.output) == (8, True)
+
+
+# --- top
+
+
+@pytest.fixture
+def alive(tmp_path: Path) -> Iterator[MultiNodeCheckpointManager]:
+    """A run whose heartbeats the test writes, beside one that has ended."""
+    record(tmp_path / "ended", [1.0]).run.end()
+    with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 60}):
+        manager = record(tmp_path / "a" / "alive", [3.0, 2.0], total=100, k=1)
+    yield manager
+    manager.run.end()
+
+
+def beat(manager: MultiNodeCheckpointManager, at: float, epoch: int, ended: int) -> None:
+    assert manager.commits.lock is not None
+    path = Path(manager.path) / "_runs" / manager.commits.lock.run / "heartbeat"
+    status = {"epoch": epoch, "num_ended": ended, "metrics": {"loss": 1 / epoch}}
+    path.write_text(json.dumps({"time": at, "status": status}))
+
+
+def test_top_shows_the_runs_that_are_alive(
+    alive: MultiNodeCheckpointManager, tmp_path: Path
+) -> None:
+    titles, line = invoke("top", tmp_path).stdout.splitlines()
+    assert titles.split()[:7] == ["RUN", "JOB", "STATE", "EPOCH", "OF", "PACE", "LEFT"]
+    assert line.split()[:5] == ["a/alive", "kmeans", "running", "5", "100"]
+    assert "loss=0.125" in line
+    [run] = ask("top", tmp_path)["runs"]
+    assert (run["name"], run["epoch"], run["latest"]) == ("a/alive", 5, 1)
+    assert 0 <= run["beat_seconds"] < 60
+    assert run["eta_seconds"] == pytest.approx(95 * run["pace_seconds"])
+    assert "No run is alive below" in invoke("top", tmp_path / "ended", "--once").stdout
+    assert invoke("top", tmp_path / "nothing").exit_code == 6
+
+
+def test_a_run_says_its_epoch_and_metrics_between_saves(
+    tmp_path: Path, inproc_session: Session
+) -> None:
+    with Job("walk") as job:
+        Task(lambda: current_task().report(loss=0.5), node="a")
+    epoch_limiter(job, 4)
+    seen: list[RunSummary] = []
+
+    class Look:
+        def on_epoch(self, epoch: int, seconds: float, metrics: object) -> None:
+            deadline = time.monotonic() + 10
+            while epoch == 3 and not seen and time.monotonic() < deadline:
+                run = summarize_run(MultiNodeCheckpointManager(tmp_path).directory, "walk")
+                seen.extend([run] if run.epoch == 3 else [])
+
+    with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 0.01}):
+        manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(epochs=100))
+        JobRunner(job, manager, callbacks=[Look()]).run(inproc_session)
+    [run] = seen
+    assert (run.state, run.job, run.latest, run.total_epochs) == ("running", "walk", 0, 4)
+    assert run.metrics == {"loss": 0.5}
+    assert run.pace_seconds is not None
+    assert summarize_run(manager.directory, "walk").state == "finished"
+
+
+def test_runs_that_begin_or_end_are_noticed(
+    alive: MultiNodeCheckpointManager, tmp_path: Path
+) -> None:
+    clock = [100.0]
+    runs = LiveRuns(alive.directory.files, str(tmp_path), lambda: clock[0])
+    assert [run.name for run in runs.look()] == ["a/alive"]
+    second = record(tmp_path / "second", [1.0])
+    assert [run.name for run in runs.look()] == ["a/alive"]
+    clock[0] += 2
+    assert [run.name for run in runs.look()] == ["a/alive", "second"]
+    second.run.end()
+    assert [run.name for run in runs.look()] == ["a/alive"]
+
+
+@pytest.mark.nightly
+def test_top_follows_runs_on_a_terminal_until_it_is_interrupted(
+    alive: MultiNodeCheckpointManager, tmp_path: Path
+) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "jobrunner", "top", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs)
+    os.close(theirs)
+    seen = b""
+    while b"a/alive" not in seen or b" 7 " not in seen:
+        seen += os.read(ours, 10_000)
+        beat(alive, time.time(), 7, 7)
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while True:
+            seen += os.read(ours, 10_000)
+    assert process.wait() == 0
+    assert b"\x1b[?1049l" in seen  # the screen is as before
+    assert b"a/alive" in seen.rpartition(b"\x1b[?1049l")[2]
+    os.close(ours)
+
+
+# --- compare
+
+
+def walk(path: Path, values: Sequence[float], code: str = "1", first: int = 0, **how: Any) -> None:
+    """A run whose blob b/x has these values, epoch by epoch; a/x is always the same."""
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    plan = {
+        "job": "walk",
+        "seed": 0,
+        "python": "3.11",
+        "nodes": {"a": ["x"], "b": ["x"]},
+        "structure": {"epoch:a/t": "1"},
+        "code": {"epoch:a/t": code},
+        "parameters": how,
+    }
+    manager.run.start(["a", "b"], {"plan": plan})
+    for epoch, value in enumerate(values, first):
+        workspaces = {node: Workspace(node) for node in "ab"}
+        workspaces["a"].globals["x"] = np.arange(6.0)
+        workspaces["b"].globals["x"] = np.full(3, value)
+        metrics = {"loss": value, "nan": float("nan"), "note": "text"}
+        save_epoch(manager, Position.of(epoch), workspaces, {"metrics": metrics})
+    manager.run.end()
+
+
+def test_equal_runs_are_equal(tmp_path: Path) -> None:
+    for name in "ab":
+        walk(tmp_path / name, [1.0, 2.0, 3.0], k=1)
+    result = invoke("compare", tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 0
+    assert result.stdout.endswith("The blobs of 3 common epochs are equal.\n")
+    told = ask("compare", tmp_path / "a", tmp_path / "b")
+    assert (told["is_equal"], told["differ_at"], told["metrics_differ_at"]) == (True, None, None)
+    assert (told["num_compared"], told["changes"]) == (3, [])
+
+
+def test_runs_that_part_and_meet_again_differ_first_where_they_part(tmp_path: Path) -> None:
+    walk(tmp_path / "a", [1, 2, 3, 4, 5, 6], k=1, lr=0.1)
+    walk(tmp_path / "b", [1, 2, 9, 4, 5, 6], code="2", k=2, lr=0.1)
+    result = invoke("compare", tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 11
+    lines = result.stdout.splitlines()
+    assert "From A to B, parameter 'k' was 1 and is 2" in lines
+    assert "From A to B, task epoch:a/t has other code" in lines
+    assert "The metrics first differ at epoch 2:" in lines
+    assert ["loss", "3", "9"] in [line.split() for line in lines]
+    assert "The first blobs that differ are those of epoch 2:" in lines
+    assert "b/x: 3 of 3 elements differ, by at most 6 (relative 0.667)" in lines
+    told = ask("compare", tmp_path / "a", tmp_path / "b")
+    assert (told["differ_at"], told["metrics_differ_at"], told["num_compared"]) == (2, 2, 3)
+    assert told["metrics"][2]["b"] == {"loss": 9, "nan": None, "note": "text"}
+    assert [(it["node"], it["blob"]) for it in told["difference"]["differences"]] == [("b", "x")]
+
+
+def test_runs_without_a_common_epoch_are_not_equal(tmp_path: Path) -> None:
+    walk(tmp_path / "a", [1.0, 2.0])
+    walk(tmp_path / "b", [1.0], first=2)
+    result = invoke("compare", tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 11
+    assert "No epoch is recorded in both" in result.stdout
+    assert invoke("compare", tmp_path / "a", tmp_path / "c").exit_code == 6
+
+
+@pytest.mark.parametrize("field", ["code", "structure", "nodes", "python", "parameters"])
+def test_runs_are_compared_whatever_their_plans_lack(field: str, tmp_path: Path) -> None:
+    for name in "ab":
+        walk(tmp_path / name, [1.0])
+    forged = tmp_path / "b" / "_log" / "0000000000.json"
+    entry = dict(decode_entry(forged.read_bytes(), 0, str(forged)))
+    del entry["info"]["plan"][field]
+    entry["info"]["plan"]["fingerprint"] = "0" * 32
+    forged.write_bytes(encode_entry(entry))
+    for pair in (("a", "b"), ("b", "a")):
+        result = invoke("compare", *(tmp_path / name for name in pair))
+        assert result.exit_code == 0, (result.output, result.exception)
+
+
+# --- report
+
+
+def test_report_says_where_the_time_went(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    told = ask("report", GOLDEN, "-o", page)
+    ledger = told["ledger"]
+    parts = ("start", "compute", "save_wait", "redone", "recovery", "idle")
+    assert sum(ledger[part] for part in parts) == pytest.approx(ledger["wall"])
+    assert ledger["goodput"] == pytest.approx(ledger["compute"] / ledger["wall"])
+    shown = invoke("report", GOLDEN, "-o", page).stdout.splitlines()
+    assert shown[0] == f"Wrote {page}"
+    assert shown[1].startswith(f"goodput {ledger['goodput']:.1%}: wall ")
+    assert "<html" in page.read_text()
+
+
+def test_a_report_of_a_directory_without_runs_is_an_error_that_names_those_below_it(
+    runs: Path, tmp_path: Path
+) -> None:
+    result = invoke("report", runs.parent, "-o", tmp_path / "page.html")
+    assert result.exit_code == 6
+    assert "No run has begun in" in result.output
+    assert f"It contains checkpoint directories: {runs.name}" in result.output

@@ -1,0 +1,212 @@
+"""`ls` and `info` of a checkpoint directory: what they say, and what they read for it."""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobrunner import MultiNodeCheckpointManager, register_codec
+from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
+from jobrunner.cli.show import list_epochs
+from jobrunner.positions import Position
+from jobrunner.testing import FaultyFiles, FaultyObjects
+from tests.checkpoint.encoding.kinds_of_values import Unset
+from tests.cli.directories import ask, begin, invoke, save
+from tests.saves import save_epoch
+
+LARGE = 1 << 20
+RAN = "JOBRUNNER_TEST_RAN"
+
+
+# --- ls
+
+
+def test_ls_shows_each_epoch_and_whether_the_job_has_finished(runs: Path) -> None:
+    assert invoke("pin", runs, 1, "--label", "paper").exit_code == 0
+    result = invoke("ls", runs)
+    assert result.exit_code == 0
+    header, *rows, disk, end = result.stdout.splitlines()
+    assert header.split() == ["EPOCH", "SAVED", "NODES", "SIZE", "TIME", "PINNED", "METRICS"]
+    assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
+    assert rows[1].split()[-2:] == ["paper", "loss=1"]
+    assert disk.endswith("with what epochs share counted once.")
+    assert end == "The job has not finished."
+    again = begin(runs)
+    again.run.finish(Position(3))
+    again.run.end()
+    assert invoke("ls", runs).stdout.endswith("The job has finished.\n")
+
+
+def test_ls_json_has_the_same_in_strict_json(runs: Path) -> None:
+    told = ask("ls", runs)
+    assert (told["path"], told["is_done"], told["runs"]) == (str(runs), False, [])
+    assert [epoch["epoch"] for epoch in told["epochs"]] == [0, 1, 2, 3]
+    assert told["epochs"][2]["metrics"] == {"loss": None}
+    assert told["epochs"][0]["nodes"] == ["a", "b"]
+    assert told["epochs"][0]["nbytes"] > 48
+
+
+def test_ls_of_an_empty_directory_is_no_error_but_of_a_missing_one_is(tmp_path: Path) -> None:
+    empty = invoke("ls", tmp_path)
+    assert (empty.exit_code, empty.stdout) == (0, f"No epoch is recorded in {tmp_path}.\n")
+    none = invoke("ls", tmp_path / "tpyo")
+    assert (none.exit_code, none.stdout) == (6, "")
+    assert none.stderr.startswith("Error: There is no directory")
+    assert invoke("ls", "").exit_code == 2
+    (tmp_path / "file").write_text("")
+    file = invoke("ls", tmp_path / "file")
+    assert (file.exit_code, "but a file" in file.stderr) == (6, True)
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of many epochs of a job without nodes."""
+    path = tmp_path_factory.mktemp("runs")
+    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+    manager.run.start([], {})
+    for epoch in range(200):
+        save_epoch(manager, Position.of(epoch), details={"metrics": {"loss": 1 / (epoch + 1)}})
+    manager.run.end()
+    return path
+
+
+@pytest.mark.parametrize("in_objects", [False, True])
+def test_ls_reads_the_records_that_it_lists_once_and_the_end_of_the_log(
+    long: Path, in_objects: bool
+) -> None:
+    for last, listed in ((None, 200), (20, 20)):
+        files = FaultyObjects("s3://bucket/runs", long) if in_objects else FaultyFiles()
+        path = files.root if isinstance(files, FaultyObjects) else long
+        output = list_epochs(MultiNodeCheckpointManager(path, files=files).directory, last)
+        assert [row["epoch"] for row in output.data["epochs"]] == list(range(200 - listed, 200))
+        reads = [path for operation, path in files.trace if operation in ("open", "get", "head")]
+        # The entries since the last full state, and as many that an object store reads ahead.
+        assert len(reads) <= listed + 2 * STATE_INTERVAL
+        assert (output.data["disk_nbytes"] is None) == in_objects
+    assert "The newest 20 of 200 epochs." in output.text
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """Epochs 0 to 3, which share a large array on each of two nodes."""
+    manager = begin(tmp_path / "linked")
+    save(manager, 0, {"large": np.arange(LARGE / 8)})
+    for epoch in (1, 2, 3):
+        save(manager, epoch)
+        for node in "ab":
+            source = tmp_path / "linked" / f"{node}.0" / "large"
+            target = tmp_path / "linked" / f"{node}.{epoch}" / "large"
+            target.mkdir()
+            for chunk in source.iterdir():
+                os.link(chunk, target / chunk.name)
+    manager.run.end()
+    return tmp_path / "linked"
+
+
+def test_sizes_are_those_that_the_disk_takes_and_frees(linked: Path) -> None:
+    assert 2 * LARGE <= ask("ls", linked)["disk_nbytes"] < 3 * LARGE
+    dry = ask("prune", linked, "--keep-last", 1, "--dry-run")
+    assert dry["nbytes"] > 2 * LARGE
+    assert 0 < dry["freed_nbytes"] < LARGE  # the last epoch still has the large arrays
+    assert "\nfreed on the disk: " in invoke("prune", linked, "--keep-last", 1).stdout
+    assert ask("ls", linked)["disk_nbytes"] >= 2 * LARGE
+
+
+# --- info
+
+
+class Tells:
+    """Unpickling it leaves a trace."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        os.environ[RAN] = "1"
+        vars(self).update(state)
+
+
+def record(path: Path, *blobs: dict[str, Any]) -> None:
+    manager = begin(path, allow_pickle=True)
+    for epoch, values in enumerate(blobs):
+        save(manager, epoch, values)
+    manager.run.end()
+
+
+def test_info_shows_the_record_and_the_blobs_as_they_are(tmp_path: Path) -> None:
+    blobs = {
+        "scalar": np.array(3.5),
+        "big": np.zeros((2, 3), ">f8"),
+        "fields": np.zeros(4, [("a", ">i4"), ("b", "f4")]),
+        "nested": {"layers": [np.ones(5), np.zeros((2, 2), ">i2")], "n": 1},
+        "text": "x" * 100,
+    }
+    record(tmp_path, blobs)
+    text = invoke("info", tmp_path, "latest").stdout
+    for part in (
+        f"epoch 0 of {tmp_path}\n",
+        "metrics loss=3.0\n",
+        "a  (a.0, ",
+        "  scalar  array  float64                              3.5\n",
+        "  big     array  >f8                           2 x 3\n",
+        "  fields  array  [('a', '>i4'), ('b', '<f4')]  4\n",
+        "{'layers': [float64[5], >i2[2 x 2]], 'n': 1}\n",
+        "  text    str                                         'xxxx",
+    ):
+        assert part in text, text
+    assert max(map(len, text.splitlines())) < 110
+    told = ask("info", tmp_path, 0)
+    assert (told["epoch"], told["nodes"]["a"]["store"]) == (0, "a.0")
+    found = told["nodes"]["a"]["blobs"]
+    assert found["scalar"] == {"type": "array", "shape": [], "dtype": "float64", "value": "3.5"}
+    assert found["big"] == {"type": "array", "shape": [2, 3], "dtype": ">f8"}
+    assert found["step"] == {"type": "int", "value": "0"}
+    assert found["text"]["value"] == repr("x" * 100)
+
+
+def test_info_shows_values_of_classes_and_codecs_without_running_them(tmp_path: Path) -> None:
+    codec = register_codec(
+        Fraction, lambda f: [f.numerator, np.full(3, f.denominator)], lambda pair: 1 / 0
+    )
+    values = {"p": Tells(1), "f": Fraction(1, 2), "unset": Unset(), "long": 10**5000}
+    record(tmp_path, values, {**values, "p": Tells(2), "long": 10**5001})
+    blobs = ask("info", tmp_path, 0)["nodes"]["a"]["blobs"]
+    assert blobs["p"]["type"] == "pickle"
+    assert blobs["p"]["nbytes"] > 10
+    assert blobs["f"] == {"type": f"codec {codec.name}", "value": "[1, int64[3]]"}
+    assert blobs["unset"]["value"] == "{'y': 1}"  # what is set
+    assert blobs["long"]["type"] == "int"
+    result = invoke("diff", f"{tmp_path}@0", "@1")
+    assert "a/p: the pickles differ, but their values may be equal" in result.stdout
+    assert "a/long: " in result.stdout
+    assert RAN not in os.environ
+
+
+def test_info_shows_dtype_and_shape_of_tensors(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    record(tmp_path, {"t": torch.zeros(2, 3), "model": {"layers": [torch.zeros(5)]}})
+    blobs = ask("info", tmp_path, 0)["nodes"]["a"]["blobs"]
+    assert blobs["t"] == {"type": "tensor", "shape": [2, 3], "dtype": "float32"}
+    assert "'layers': [torch.Tensor({'data': float32[5]" in blobs["model"]["value"]
+
+
+def test_info_of_an_epoch_that_is_not_recorded_says_which_are(runs: Path, tmp_path: Path) -> None:
+    missing = invoke("info", runs, 7)
+    assert missing.exit_code == 6
+    assert "Epoch 7" in missing.stderr
+    assert "recorded epochs: 0, 1, 2, 3" in missing.stderr
+    assert invoke("info", runs, "last").exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "pin", "diff", "copy"])
+def test_a_directory_that_holds_others_names_them(command: str, runs: Path, tmp_path: Path) -> None:
+    more = {"diff": [runs], "copy": ["latest", tmp_path / "copy"]}
+    result = invoke(command, tmp_path, *more.get(command, ["latest"]))
+    assert result.exit_code == 6
+    assert "No epoch is recorded in" in result.output
+    assert "contains checkpoint directories: runs" in result.output
