@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from jobrunner.checkpoint import encode_blobs
+from jobrunner.checkpoint.store.layout import lay_out
 from jobrunner.checkpoint.store.store_reader import StoreReader
-from jobrunner.checkpoint.store.store_writer import StoreBatch
+from jobrunner.checkpoint.store.store_writer import StoreWriter, write_stores
 from jobrunner.testing import FaultyFiles
 
 
@@ -17,10 +18,10 @@ def write_store(directory: Path | str, encoded: Mapping[str, Any]) -> StoreReade
     """Write encoded blobs as the store of node "n" at epoch 0; return its reader."""
     files = FaultyFiles(sync=False)
     about = {"node": "n", "epoch": 0, "run": "r"}
-    batch = StoreBatch(files, str(directory), {"n.0": (about, encoded)})
-    batch.write()
-    (receipt,) = batch.finish()
-    return StoreReader(files, str(directory), "n.0", receipt.sha256)
+    with files.durable(str(directory), ["n.0"]) as opened:
+        writer = StoreWriter(files, opened, str(directory), "n.0", lay_out(encoded, about))
+        write_stores(files, [writer])
+    return StoreReader(files, str(directory), "n.0", writer.sha256)
 
 
 def written_and_read(value: Any) -> Any:

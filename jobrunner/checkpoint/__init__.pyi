@@ -118,7 +118,6 @@ from .storage import (
 from .store import (
     DAMAGE_ADVICE as DAMAGE_ADVICE,
     ArrayOutline as ArrayOutline,
-    Receipt as Receipt,
     StoredValue as StoredValue,
     StoreReader as StoreReader,
     digest_blob as digest_blob,
@@ -129,9 +128,11 @@ from .worker_load import (
 )
 from .worker_save import (
     Encoding as Encoding,
+    Receipt as Receipt,
     SaveOrder as SaveOrder,
     SaveQueue as SaveQueue,
     Written as Written,
+    reply_to as reply_to,
 )
 from .opened import (
     Checkpoint as Checkpoint,

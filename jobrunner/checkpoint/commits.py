@@ -26,8 +26,7 @@ from jobrunner.checkpoint.log import (
 )
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.storage import join_path
-from jobrunner.checkpoint.store import Receipt
-from jobrunner.checkpoint.worker_save import Encoding, SaveOrder, Written
+from jobrunner.checkpoint.worker_save import Encoding, Receipt, Reply, SaveOrder, Written
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT, parse_store_name
@@ -85,15 +84,12 @@ class Commits:
     """Whether the newest order was given up."""
     _written: Position | None = field(default=None, init=False)
     """The newest position that workers may have written in the current attempt."""
-    _newest: tuple[int, dict[str, tuple[str, str]]] | None = field(default=None, init=False)
-    """The newest commit entry: its number, and node -> store and digest of its document."""
     _contents: tuple[int, dict[str, NodeContents]] | None = field(default=None, init=False)
     """What the stores of this run have in them, and the number of the entry that says so."""
     _names: Sequence[str] = field(default=(), init=False)
     """Those in the directory when the run took it."""
     _must_look: bool = field(default=True, init=False)
     """Whether the client has not yet seen what the workers write, as they are placed now."""
-    _former_names: Mapping[str, str] = field(default_factory=dict, init=False)
 
     def refuse_classes(self, made: Mapping[tuple[str, str], type]) -> None:
         """Raise `DefinitionError` if no object of a class can be saved that a blob will be one of."""
@@ -119,7 +115,7 @@ class Commits:
             self.default_options,
             replicated or {},
             partitions or {},
-            self.held().nodes if busy is None else tuple(busy),
+            frozenset(self.held().nodes if busy is None else busy),
         )
 
     # ---- a group
@@ -173,7 +169,6 @@ class Commits:
             stores,
             copies,
             drops,
-            self._former(),
         )
         return self._open
 
@@ -280,8 +275,6 @@ class Commits:
         self.retention.note(entry.number, records)
         if number is None:
             self._contents = (entry.number, contents)
-        newest = {node: (store.name, store.sha256) for node, store in last.stores.items()}
-        self._newest, self._former_names = (entry.number, newest), {}
 
     def abandon(self, order: SaveOrder) -> None:
         """Delete what an order has written and the log does not record; its names stay claimed."""
@@ -400,31 +393,6 @@ class Commits:
             return None
         return self._written or attempt.last or attempt.after
 
-    def name_former(self, names: Mapping[str, str]) -> None:
-        """Say what nodes are called in the newest checkpoint, if not as now: its chunks are linked."""
-        self._former_names, self._newest = names, None
-
-    def _former(self) -> dict[str, tuple[str, str]]:
-        """Node -> its newest recorded store and digest; the next one may link unchanged chunks."""
-        state = self.directory.log.known()  # as of the claim: reading again could fail
-        latest = state.latest
-        if latest is None:
-            return {}
-        number = state.recorded[latest]
-        if self._newest is None or self._newest[0] != number:
-            try:
-                stores = self.directory.record(latest).stores
-            except CheckpointError as error:
-                logger.info("Nothing is linked to epoch %s: %s", latest, error)
-                stores = {}
-            newest = {}
-            for node in self.held().nodes:
-                store = stores.get(self._former_names.get(node, node))
-                if store is not None:
-                    newest[node] = (store.name, store.sha256)
-            self._newest = (number, newest)
-        return self._newest[1]
-
     def _look_for(self, order: SaveOrder, records: Sequence[Record]) -> None:
         """Raise CheckpointError unless the client sees what the workers have written.
 
@@ -470,13 +438,7 @@ def _shared(encoding: Encoding) -> dict[str, Any]:
 
 def _contents_of(receipts: Mapping[str, Receipt]) -> dict[str, NodeContents]:
     """What the log says of stores, so that a load can be planned without opening them."""
-    contents = {}
-    for node, receipt in receipts.items():
-        classes = {name: list(names) for name, names in receipt.blobs.items() if names}
-        contents[node] = NodeContents(
-            list(receipt.blobs), list(receipt.states), classes, dict(receipt.lengths)
-        )
-    return contents
+    return {node: receipt.contents or NodeContents() for node, receipt in receipts.items()}
 
 
 def _alike(records: Sequence[Record], written: Written) -> Iterator[list[Record]]:
@@ -522,6 +484,9 @@ def writing(path: str, what: str) -> Iterator[None]:
         ) from error
 
 
+_REPLIES = msgspec.json.Decoder(Reply)
+
+
 def read_receipts(
     replies: Mapping[str, Any], order: SaveOrder, placement: Mapping[str, str]
 ) -> Written:
@@ -531,18 +496,22 @@ def read_receipts(
     """
     receipts: dict[Position, dict[str, Receipt]] = {at: {} for at in order.stores}
     failures = []
-    for address, reply in replies.items():
+    for address, data in replies.items():
         try:
-            failures.append(msgspec.convert(reply.failure, str))
-            for at, by_node in reply.receipts.items():
+            reply = _REPLIES.decode(data)
+            failures.append(reply.failure)
+            if len(reply.receipts) > len(order.stores):
+                raise ValueError(f"they are of {len(reply.receipts)} epochs")
+            known: dict[str, NodeContents | None] = {}
+            for at, by_node in zip(order.stores, reply.receipts, strict=False):
                 for node, receipt in by_node.items():
-                    read = msgspec.convert(structs.asdict(receipt), Receipt)
                     if placement.get(node) != address:
                         raise ValueError(f"node {node!r:.80} is not on that worker")
-                    if at not in receipts or read.store != order.stores[at].get(node):
-                        raise ValueError(f"store {read.store!r:.80} is not that of {node!r}")
-                    receipts[at][node] = read
-        except (AttributeError, TypeError, ValueError) as error:
+                    if receipt.store != order.stores[at].get(node):
+                        raise ValueError(f"store {receipt.store!r:.80} is not that of {node!r}")
+                    receipt.contents = known[node] = receipt.contents or known.get(node)
+                    receipts[at][node] = receipt
+        except (TypeError, ValueError) as error:
             raise CheckpointWriteError(
                 f"Epoch {order.at} cannot be recorded: worker {address} returned receipts that "
                 f"do not fit: {error}. Check that the same version of jobrunner runs there, and "

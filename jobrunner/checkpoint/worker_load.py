@@ -141,7 +141,8 @@ class NodeLoad:
             values.update({names[old]: value for old, value in stored.items()})
             if reader.store == self.own:
                 arrays = {names[old]: document.described_array(old) for old in stored}
-                loaded = LoadedArrays(reader.identity, arrays)
+                files = document.files(reader.files.linked_bytes)
+                loaded = LoadedArrays(reader.identity, files, arrays)
         for name, part in self.parts.items():
             values[name] = part.load(self.classes)
         return _Verified(values, loaded)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Any
 
@@ -25,17 +25,17 @@ from jobrunner.checkpoint.encoding import (
     sent_as,
     with_options,
 )
-from jobrunner.checkpoint.storage import THREADS, Files, run_all, run_gently
+from jobrunner.checkpoint.log import NodeContents
+from jobrunner.checkpoint.storage import THREADS, Files, WrittenDirectory, join_path, run_all
 from jobrunner.checkpoint.store import (
-    LINKED_BYTES,
+    NO_STORE,
     Former,
     PlannedArray,
-    Receipt,
-    Rows,
-    StoreBatch,
-    StoreReader,
+    StoreWriter,
     digest_blob,
     encode_json,
+    lay_out,
+    write_stores,
 )
 from jobrunner.compile import gc_paused
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
@@ -49,7 +49,7 @@ logger = get_logger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Encoding:
     """How the global blobs of nodes are encoded, except transient ones; the same for a whole run."""
 
@@ -67,7 +67,7 @@ class Encoding:
     """Name of a blob -> the nodes that have it. The first one saves it."""
     partitions: Mapping[str, tuple[int, Sequence[str]]] = field(default_factory=dict)
     """Name of a blob -> its axis, and the nodes that have its parts."""
-    busy: Collection[str] = ()
+    busy: frozenset[str] = frozenset()
     """The nodes that have tasks in every epoch."""
 
     def encode(self, node: str, workspace: Workspace) -> dict[str, EncodedBlob]:
@@ -101,6 +101,7 @@ class Encoding:
             check_dimensions(node, encoded)
         return encoded
 
+    @cached_property
     def key(self) -> Any:
         """Equal for encoders that encode equal values alike."""
         return self.allow_pickle, tuple((codec.cls, codec.name) for codec in self.codecs)
@@ -110,7 +111,7 @@ class Encoding:
     ) -> dict[str, EncodedBlob]:
         """The blobs that nothing has changed since the last save, as they were encoded then."""
         stored = workspace.stored
-        if stored is None or stored.encoded_by != self.key():
+        if stored is None or stored.encoded_by != self.key:
             return {}
         encoded = {}
         for name in names:
@@ -130,27 +131,27 @@ class NodeCapture:
     versions: dict[str, int]
     at_rest: set[int]
     """The `id` of each array that lies in a blob: nothing changes it as long as this refers to it."""
+    contents: NodeContents
+    """What the log says of the store; also of a replica that another node saves."""
     parts: dict[str, str] = field(default_factory=dict)
-    lengths: dict[str, int] = field(default_factory=dict)
     replicas: dict[str, str] = field(default_factory=dict)
-    states: tuple[str, ...] = ()
-    classes: dict[str, Mapping[str, type]] = field(default_factory=dict)
-    """Blob -> the job's classes that its tree names; also of a replica that another node saves."""
+    classes: tuple[tuple[str, str], ...] = ()
+    """Of the job: name, and what it was `sent_as`."""
 
-    def complete(self, receipt: Receipt) -> Receipt:
-        """Add to a receipt what its store holds."""
-        classes = set()
-        for classes_of_blob in self.classes.values():
-            classes |= {(name, sent_as(cls)) for name, cls in classes_of_blob.items()}
-        return msgspec.structs.replace(
-            receipt,
-            replicas=self.replicas,
-            parts=self.parts,
-            lengths=self.lengths,
-            blobs={name: tuple(sorted(self.classes.get(name, ()))) for name in self.versions},
-            states=self.states,
-            classes=tuple(sorted(classes)),
-        )
+
+class Receipt(msgspec.Struct, array_like=True):
+    """What a worker returns once a node's store is durable."""
+
+    store: str
+    sha256: str  # of the root document
+    nbytes: int  # of all files
+    seconds: float = 0.0  # that the worker took for the store; a group shares what it costs
+    linked_bytes: int = 0  # how many of `nbytes` are in files shared with the epoch before
+    contents: NodeContents | None = None  # None: that of the node's store before, in a reply
+    replicas: dict[str, str] = {}  # replicated blobs: digests, which all nodes must share
+    # Partitioned blobs: dtype and shape, but for the length along the axis.
+    parts: dict[str, str] = {}
+    classes: tuple[tuple[str, str], ...] = ()  # as in `NodeCapture`
 
 
 @gc_paused()  # of thousands of blobs, none of what is made here is garbage
@@ -188,22 +189,27 @@ def capture_nodes(
                 check_part(node, name, value, captures[node].blobs[name], axis)
                 captures[node].parts[name] = _describe_part(value, axis)
                 if captures[node].blobs[name].tree == LONE_ARRAY:
-                    captures[node].lengths[name] = value.shape[axis]
+                    captures[node].contents.parts[name] = value.shape[axis]
     return captures
 
 
 def _capture_node(encoding: Encoding, node: str, workspace: Workspace) -> NodeCapture:
     blobs = encoding.encode(node, workspace)
-    capture = NodeCapture(blobs, {name: workspace.versions[name] for name in blobs}, set())
+    contents = NodeContents(list(blobs))
+    at_rest = set()
+    classes = set()
     for name, blob in blobs.items():
         is_provable = bool(blob.parts) and workspace.is_provable(name)
         for part in blob.parts:
             if is_provable or workspace.has_at_rest(name, part.data):
-                capture.at_rest.add(id(part.data))
+                at_rest.add(id(part.data))
         if blob.classes:
-            capture.classes[name] = blob.classes
-    capture.states = tuple(name for name, blob in blobs.items() if blob.has_state)
-    return capture
+            contents.classes[name] = sorted(blob.classes)
+            classes |= {(named, sent_as(cls)) for named, cls in blob.classes.items()}
+        if blob.has_state:
+            contents.states.append(name)
+    versions = {name: workspace.versions[name] for name in blobs}
+    return NodeCapture(blobs, versions, at_rest, contents, classes=tuple(sorted(classes)))
 
 
 def copy_what_may_change(captures: Iterable[NodeCapture]) -> None:
@@ -257,8 +263,6 @@ class SaveOrder:
     """Of the records. The first node's store has a copy, for repairs."""
     drops: Sequence[Position]
     """Positions that are passed over: the retention policy would retire them at once."""
-    former: Mapping[str, tuple[str, str]]
-    """Node -> its recorded store whose unchanged chunks are linked, and the SHA-256 of its document."""
 
     @property
     def at(self) -> Position:
@@ -273,14 +277,12 @@ class SaveOrder:
             "run": self.run,
             "attempt": self.label,
         }
-        if capture.states:
-            described["states"] = list(capture.states)
-        if capture.classes:
-            names = {blob: sorted(classes) for blob, classes in capture.classes.items()}
-            described["classes"] = names
-        nodes = list(self.stores[at])
-        if node == nodes[0]:
-            described["record"] = {"nodes": nodes, "details": dict(self.details[at])}
+        if capture.contents.states:
+            described["states"] = capture.contents.states
+        if capture.contents.classes:
+            described["classes"] = capture.contents.classes
+        if node == next(iter(self.stores[at])):
+            described["record"] = {"nodes": list(self.stores[at]), "details": self.details[at]}
         return described
 
 
@@ -293,13 +295,30 @@ class Written:
     """Why later positions of the order were not written."""
 
 
-@dataclass(frozen=True, slots=True)
-class _LastStore:
-    """The last store of a node that was written here."""
+class Reply(msgspec.Struct):
+    """How a worker tells what it has written: the same, for the first positions of the order."""
 
-    identity: tuple[str, str]  # its name, and the SHA-256 of its document
-    former: Former
-    order: SaveOrder
+    receipts: list[dict[str, Receipt]]
+    failure: str
+
+
+def reply_to(
+    write: Callable[..., Written],
+    queue: SaveQueue,
+    workspaces: Mapping[str, Workspace],
+    *,
+    order: SaveOrder,
+) -> bytes:
+    """Call a method of the queue that writes an order; `read_receipts` reads what this returns."""
+    written = write(queue, workspaces, order=order)
+    told: dict[str, NodeContents | None] = {}
+    for receipts in written.receipts.values():
+        for node, receipt in receipts.items():
+            if told.get(node) == receipt.contents:
+                receipt.contents = None
+            else:
+                told[node] = receipt.contents
+    return encode_json(Reply(list(map(dict, written.receipts.values())), written.failure))
 
 
 class SaveQueue:
@@ -314,7 +333,6 @@ class SaveQueue:
         self._captures: dict[Position, dict[str, NodeCapture]] = {}
         self._counted: dict[tuple[str, str], int] = {}  # versions in the newest capture
         self._newest_bytes = 0
-        self._last: dict[str, _LastStore] = {}
 
     def capture(self, at: Position, workspaces: Mapping[str, Workspace]) -> None:
         """Capture the state of the workspaces, which is that of a position; tasks may go on then.
@@ -352,14 +370,12 @@ class SaveQueue:
         return self._write(workspaces, order)
 
     def write(self, workspaces: Mapping[str, Workspace], *, order: SaveOrder) -> Written:
-        """Write what was captured, at low priority where threads have priorities.
+        """Write what was captured.
 
         Positions are written in their order; after one that fails, no later one is. Raises what made
         the first one fail, or CheckpointWriteError if nothing is known to be durable.
         """
-        written: list[Written] = []
-        run_gently(lambda: written.append(self._write(workspaces, order)))
-        return written[0]
+        return self._write(workspaces, order)
 
     def room(self) -> tuple[int, int]:
         """How much memory the newest capture keeps from being freed; the client knows the rest."""
@@ -368,7 +384,6 @@ class SaveQueue:
     def close(self) -> None:
         """Forget everything."""
         self._captures.clear()
-        self._last.clear()
 
     def _capture(
         self, at: Position, workspaces: Mapping[str, Workspace], budget_bytes: float
@@ -409,30 +424,35 @@ class SaveQueue:
         names: list[str] = []
         receipts: dict[Position, dict[str, Receipt]] = {}
         failure: Exception | None = None
+        is_durable = False
         started = perf_counter()
         try:
             # `durable` reads the names at its end: those of stores that are written whole by then.
-            with order.files.durable(order.path, names):
+            with order.files.durable(order.path, names) as directory:
                 for batch in batches:
                     try:
-                        written = self._write_batch(order, batch, workspaces)
+                        receipts |= self._write_batch(order, batch, workspaces, directory)
                     except (OSError, DefinitionError) as error:
                         failure = self._explain(order, batch[0], error)
                         break
-                    receipts |= written
-                    for of_position in written.values():
-                        names += [receipt.store for receipt in of_position.values()]
+                    for at in batch:
+                        names += [receipt.store for receipt in receipts[at].values()]
+            is_durable = failure is None
         except OSError as error:
             raise self._explain(order, order.at, error) from error
         finally:
             for at in order.stores:
                 self._captures.pop(at, None)
+            if not is_durable:
+                # The system may have lost what it was to flush. So nothing is linked to that.
+                for workspace in workspaces.values():
+                    workspace.stored = None
         if failure is not None and not receipts:
             raise failure
         seconds = (perf_counter() - started) / max(1, len(receipts))
         for of_position in receipts.values():
-            for node, receipt in of_position.items():
-                of_position[node] = msgspec.structs.replace(receipt, seconds=seconds)
+            for receipt in of_position.values():
+                receipt.seconds = seconds
         return Written(receipts, "" if failure is None else str(failure))
 
     def _write_batch(
@@ -440,92 +460,59 @@ class SaveQueue:
         order: SaveOrder,
         positions: Sequence[Position],
         workspaces: Mapping[str, Workspace],
+        directory: WrittenDirectory,
     ) -> dict[Position, dict[str, Receipt]]:
+        files, path = order.files, order.path
         captures: list[tuple[Position, str, NodeCapture]] = []
+        writers: list[StoreWriter] = []
+        stored: list[dict[str, StoredBlob]] = []
         for at in positions:
-            if at not in self._captures and not any(
-                node in self._encoding.busy for node in workspaces
-            ):
-                # Without tasks it takes no part in epochs, and nothing changes its values.
-                self._captures[at] = capture_nodes(self._encoding, workspaces)
-            if at not in self._captures:
-                raise CheckpointWriteError(
-                    f"Epoch {at} of {order.path} cannot be written: this worker has no copy of its "
-                    f"blobs. Save the epoch again."
-                )
-            captures += [(at, node, capture) for node, capture in self._captures.pop(at).items()]
-        newest = {node: capture for _, node, capture in captures}
-        each_former = order.files.each(lambda node: self._former(order, node, newest[node]), newest)
-        formers = dict(zip(newest, each_former, strict=True))
-        stores = {}
-        linked = {}
-        for at, node, capture in captures:
-            name = order.stores[at][node]
-            stores[name] = (order.describe(node, at, capture), capture.blobs)
-            linked[name] = formers[node]
-        batch = StoreBatch(order.files, order.path, stores, linked)
-        stores.clear()
-        arrays = batch.arrays()
-        stored = {}
-        for at, node, capture in captures:
-            name = order.stores[at][node]
-            self._mark_unchanged(order, node, workspaces[node].stored, capture, arrays[name])
-            stored[name] = _stored_blobs(arrays[name], capture)
-            capture.blobs = {}  # so that each array is released as soon as it is written
-        batch.write()
-        unfinished = batch.finish()
-        written_as = batch.as_former()
+            for node, capture in self._take(order, at, workspaces).items():
+                captures.append((at, node, capture))
+                layout = lay_out(capture.blobs, order.describe(node, at, capture))
+                former = NO_STORE
+                last = workspaces[node].stored
+                if last is not None and last.store[0] == path:
+                    former = Former(join_path(path, last.store[1]), last.files)
+                    _mark_unchanged(layout.arrays, last, capture)
+                name = order.stores[at][node]
+                writers.append(StoreWriter(files, directory, path, name, layout, former))
+                stored.append(_stored_blobs(layout.arrays, capture, files.linked_bytes))
+                capture.blobs = {}  # so that each array is released as soon as it is written
+        write_stores(files, writers)
         receipts: dict[Position, dict[str, Receipt]] = {at: {} for at in positions}
-        for (at, node, capture), receipt in zip(captures, unfinished, strict=True):
-            receipts[at][node] = capture.complete(receipt)
-            identity = (receipt.store, receipt.sha256)
-            self._last[node] = _LastStore(identity, written_as[receipt.store], order)
+        for (at, node, capture), writer, blobs in zip(captures, writers, stored, strict=True):
+            receipts[at][node] = Receipt(
+                writer.name,
+                writer.sha256,
+                writer.nbytes,
+                linked_bytes=sum(writer.linked),
+                contents=capture.contents,
+                replicas=capture.replicas,
+                parts=capture.parts,
+                classes=capture.classes,
+            )
             workspaces[node].stored = StoredAs(
-                (order.path, *identity), stored[receipt.store], self._encoding.key()
+                (path, writer.name, writer.sha256),
+                writer.long_files(),
+                blobs,
+                self._encoding.key,
             )
         return receipts
 
-    def _linked(self, order: SaveOrder, node: str) -> tuple[str, str] | None:
-        """The store that the node's next one may link to: recorded, or written for this order."""
-        last = self._last.get(node)
-        if last is not None and last.order is order:
-            return last.identity
-        return order.former.get(node)
-
-    def _former(self, order: SaveOrder, node: str, capture: NodeCapture) -> Former | None:
-        parts = [part for blob in capture.blobs.values() for part in blob.parts]
-        linked = self._linked(order, node)
-        if linked is None or all(part.data.nbytes < order.files.linked_bytes for part in parts):
-            return None
-        last = self._last.get(node)
-        if last is not None and last.identity == linked:
-            return last.former
-        reader = StoreReader(order.files, order.path, *linked)
-        try:
-            return Former.of(reader.root, reader.read_document())
-        except CheckpointError as error:
-            logger.info("Nothing is linked to %s, which cannot be read: %s", reader.root, error)
-            return None
-
-    def _mark_unchanged(
-        self,
-        order: SaveOrder,
-        node: str,
-        stored: StoredAs | None,
-        capture: NodeCapture,
-        arrays: Iterable[PlannedArray],
-    ) -> None:
-        """Mark the arrays that are those of the node's last store, whose blobs no task has updated."""
-        linked = self._linked(order, node)
-        if stored is None or linked is None or stored.store != (order.path, *linked):
-            return
-        for array in arrays:
-            blob = stored.blobs.get(array.blob)
-            if blob is None or isinstance(array.data, Rows) or array.path not in blob.arrays:
-                continue
-            is_same_version = blob.version == capture.versions[array.blob]
-            if is_same_version and id(array.data) in capture.at_rest:
-                array.is_unchanged = blob.arrays[array.path] == array.document
+    def _take(
+        self, order: SaveOrder, at: Position, workspaces: Mapping[str, Workspace]
+    ) -> dict[str, NodeCapture]:
+        captures = self._captures.pop(at, None)
+        if captures is None and self._encoding.busy.isdisjoint(workspaces):
+            # Without tasks it takes no part in epochs, and nothing changes its values.
+            captures = capture_nodes(self._encoding, workspaces)
+        if captures is None:
+            raise CheckpointWriteError(
+                f"Epoch {at} of {order.path} cannot be written: this worker has no copy of its "
+                f"blobs. Save the epoch again."
+            )
+        return captures
 
     def _explain(self, order: SaveOrder, at: Position, error: Exception) -> Exception:
         if not isinstance(error, OSError) or isinstance(error, CheckpointError):
@@ -545,11 +532,22 @@ class SaveQueue:
         return explained
 
 
-def _stored_blobs(arrays: Iterable[PlannedArray], capture: NodeCapture) -> dict[str, StoredBlob]:
+def _mark_unchanged(arrays: Sequence[PlannedArray], last: StoredAs, capture: NodeCapture) -> None:
+    """Mark the arrays that are those of the node's last store, whose blobs no task has updated."""
+    for array in arrays:
+        blob = last.blobs.get(array.blob)
+        if blob is not None and blob.version == capture.versions[array.blob]:
+            is_same = blob.arrays.get(array.path) == array.document
+            array.is_unchanged = is_same and id(array.data) in capture.at_rest
+
+
+def _stored_blobs(
+    arrays: Sequence[PlannedArray], capture: NodeCapture, linked_bytes: int
+) -> dict[str, StoredBlob]:
     """What the next save is told of the blobs of this one."""
     described: dict[str, dict[str, bytes]] = {}
     for array in arrays:
-        if not isinstance(array.data, Rows) and array.data.nbytes >= LINKED_BYTES:
+        if array.data.nbytes >= linked_bytes:
             described.setdefault(array.blob, {})[array.path] = array.document
     stored = {}
     for name, blob in capture.blobs.items():

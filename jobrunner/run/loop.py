@@ -294,7 +294,6 @@ class Run:
         self.callbacks.load_states(record.details.callbacks)
         self.lineage = self.runner.adaptation.lineage(record.details, self.streams)
         is_own = self.resume.is_own
-        manager.commits.name_former(begin.match.nodes if is_own else {})
         state.recorded = at if is_own else None
         if is_own:
             self.saver.set_aside(self.resume.damaged)

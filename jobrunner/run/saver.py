@@ -20,6 +20,7 @@ from jobrunner.checkpoint import (
     Status,
     epochs_until,
     read_receipts,
+    reply_to,
     stride_of,
 )
 from jobrunner.cluster import Binding, describe_environment
@@ -415,7 +416,7 @@ class Saver:
             )
             try:
                 what = f"the save of epoch {order.at}"
-                replies = self._call_queues(partial(write, order=order), what, "save")
+                replies = self._call_queues(partial(reply_to, write, order=order), what, "save")
                 written = read_receipts(replies, order, self._binding.placement)
                 committed = commits.commit(order, written)
             except CheckpointWriteError:

@@ -6,8 +6,7 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -97,17 +96,13 @@ class FaultyFiles(_Faults, PosixFiles):
         else:
             self.before("fsync", path)
 
-    @contextmanager
-    def durable(
-        self, path: str, names: Collection[str], changed: Collection[str] | None = None
-    ) -> Iterator[None]:
-        """Sync what the block writes, unless `sync` is False."""
-        if self.sync:
-            with super().durable(path, names, changed):
-                yield
-        else:
-            yield
-            self.before("syncfs", path)
+    @property
+    def has_syncfs(self) -> bool:
+        """Whether one call makes a whole file system durable; without `sync`, it does nothing."""
+        return super().has_syncfs or not self.sync
+
+    def _sync_file_system(self, descriptor: int) -> int:
+        return super()._sync_file_system(descriptor) if self.sync else 0
 
     def __reduce__(self) -> tuple[object, ...]:
         make = partial(FaultyFiles, self.at, self.how, number=self.number, sync=self.sync)

@@ -38,6 +38,7 @@ class StoredAs:
     """The last store that was written of a node, or loaded."""
 
     store: tuple[str, str, str]  # its directory, its name, the SHA-256 of its document
+    files: Mapping[str, tuple[int, str]]  # size and digest of long ones, by path within the store
     blobs: Mapping[str, StoredBlob]
     encoded_by: Any  # equal for saves that encode equal values alike
 
@@ -47,6 +48,7 @@ class LoadedArrays:
     """Blobs that are exactly the arrays of a store."""
 
     store: tuple[str, str, str]  # as in `StoredAs`
+    files: Mapping[str, tuple[int, str]]  # the same
     arrays: Mapping[str, Mapping[str, bytes]]  # blob -> as in `StoredBlob`
 
 
@@ -190,7 +192,7 @@ class Workspace:
         blobs: dict[str, StoredBlob] = {}
         for name, arrays in loaded.arrays.items():
             blobs[name] = StoredBlob(self.versions[name], None, arrays)
-        self.stored = StoredAs(loaded.store, blobs, None)
+        self.stored = StoredAs(loaded.store, loaded.files, blobs, None)
 
     def apply_waiting(self) -> None:
         """Apply the changes that waited for blobs of other tasks."""

@@ -318,13 +318,6 @@ def test_what_holds_an_object_is_encoded_each_time(tmp_path: Path) -> None:
     rig.manager.run.end()
 
 
-def test_a_former_store_that_cannot_be_read_only_costs_the_links(rig: Rig) -> None:
-    rig.save(0)
-    Path(rig.manager.get_ckpt_db_name("a", 0), "zarr.json").write_text("{}")
-    assert rig.save(1).linked_bytes == 0
-    rig.manager.verify(1)
-
-
 def test_a_file_system_without_links_only_costs_the_links(tmp_path: Path) -> None:
     class NoLinks(FaultyFiles):
         def link(self, source: str, target: str, nbytes: int) -> bool:
@@ -392,15 +385,6 @@ def test_fsck_during_a_run_calls_none_of_its_stores_stray(rig: Rig, folder: str)
     assert [finding for finding in found if finding.status in ("stray", "damaged")] == []
     assert "a.0" in [finding.path for finding in found]
     assert rig.manager.epochs() == [0, 1]
-
-
-def test_a_new_run_links_to_the_epoch_it_resumed_from(tmp_path: Path) -> None:
-    first = Rig(tmp_path / "k")
-    first.save(0)
-    first.manager.run.end()
-    second = Rig(tmp_path / "k")
-    assert second.save(1).linked_bytes == 8 * BIG
-    second.manager.run.end()
 
 
 def apply(rig: Rig, load: NodeLoad) -> None:

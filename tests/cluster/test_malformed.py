@@ -18,8 +18,8 @@ from jobrunner import (
     TaskGroup,
     WorkspaceType,
 )
-from jobrunner.checkpoint import Written, read_receipts
-from jobrunner.checkpoint.store.store_writer import Receipt
+from jobrunner.checkpoint import Receipt, Written, read_receipts
+from jobrunner.checkpoint.store.document import encode_json
 from jobrunner.cluster.binding import check_runs, read_value
 from jobrunner.cluster.exchange import read_reply
 from jobrunner.cluster.results import merge_runs
@@ -205,27 +205,33 @@ def test_an_answer_without_a_value_is_an_error(frames):
 
 
 AT = Position(1)
-RECEIPT = Receipt("a.1", "0" * 64, 1, 0.1)
+
+
+def told(receipts, failure=""):
+    return encode_json({"receipts": receipts, "failure": failure})
+
+
+RECEIPT = ["a.1", "0" * 64, 1, 0.1]
 
 
 @pytest.mark.parametrize(
     "reply",
     [
         None,
-        Written({AT: {"b": RECEIPT}}),
-        Written({AT: {"a": "a receipt"}}),
-        Written({AT: {"a": Receipt("b.1", "0" * 64, 1, 0.1)}}),
-        Written({AT: {"a": Receipt("a.1", "0" * 64, "many", 0.1)}}),
-        Written({Position(2): {"a": RECEIPT}}),
-        Written({"1": {"a": RECEIPT}}),
-        Written({AT: 7}),
-        Written({AT: {"a": RECEIPT}}, failure=7),
+        b"",
+        told([{"b": RECEIPT}]),
+        told([{"a": "a receipt"}]),
+        told([{"a": ["b.1", *RECEIPT[1:]]}]),
+        told([{"a": ["a.1", "0" * 64, "many", 0.1]}]),
+        told([{}, {"a": RECEIPT}]),
+        told({"1": {"a": RECEIPT}}),
+        told([{"a": RECEIPT}], failure=7),
     ],
 )
 def test_a_receipt_that_does_not_fit_is_not_recorded(reply):
     order = SimpleNamespace(at=AT, stores={AT: {"a": "a.1", "b": "b.1"}})
-    honest = Written({AT: {"a": RECEIPT}})
-    assert read_receipts({HERE: honest}, order, PLACEMENT) == honest
+    honest = read_receipts({HERE: told([{"a": RECEIPT}])}, order, PLACEMENT)
+    assert honest == Written({AT: {"a": Receipt(*RECEIPT)}})
     with pytest.raises(CheckpointWriteError, match=HERE):
         read_receipts({HERE: reply}, order, PLACEMENT)
 

@@ -62,8 +62,8 @@ class TracingFiles(PosixFiles):
         if operation in ("mkdir", "create", "fsync", "syncfs", "unlink", "rmdir"):
             self.trace.append(Operation(operation, path))
 
-    def _write(self, place: Place, buffers: Sequence[bytes | memoryview]) -> str:
-        digest = super()._write(place, buffers)
+    def write_at(self, place: Place, buffers: Sequence[bytes | memoryview]) -> str:
+        digest = super().write_at(place, buffers)
         self.trace.append(Operation("write", place.path, Path(place.path).read_bytes()))
         return digest
 

@@ -27,11 +27,8 @@ from jobrunner.checkpoint.storage import (
     outer_directories,
     run_all,
 )
-from jobrunner.checkpoint.store import (
-    Receipt,
-    StoreReader,
-)
-from jobrunner.checkpoint.worker_save import Written
+from jobrunner.checkpoint.store import StoreReader
+from jobrunner.checkpoint.worker_save import Receipt, Written
 from jobrunner.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -188,15 +185,8 @@ def _copy_stores(
     for node, store in record.stores.items():
         originals.append(StoreReader(source.files, source.path, store.name, store.sha256))
         copies.append(StoreReader(target.files, target.path, names[node], store.sha256))
-        blobs = {name: tuple(contents[node].classes.get(name, ())) for name in contents[node].blobs}
         receipts[node] = Receipt(
-            names[node],
-            store.sha256,
-            store.nbytes,
-            store.seconds,
-            lengths=contents[node].parts,
-            blobs=blobs,
-            states=tuple(contents[node].states),
+            names[node], store.sha256, store.nbytes, store.seconds, contents=contents[node]
         )
     pairs = list(zip(originals, copies, strict=True))
     with target.files.durable(target.path, list(names.values())):
@@ -236,7 +226,8 @@ def _begin_copy(source: StoreReader, target: StoreReader) -> tuple[list[Callable
     target.files.make_directory(target.root)
     for path, content in document.zarr_documents().items():
         directory = join_path(target.root, os.path.dirname(path))
-        target.files.make_directory(directory, {ROOT_DOCUMENT: [content]})
+        target.files.make_directory(directory)
+        target.files.write(join_path(directory, ROOT_DOCUMENT), [content])
     jobs: list[Callable[[], None]] = [partial(copy, path) for path in chunks]
     return jobs, sum(size for size, _ in chunks.values())
 

@@ -5,7 +5,6 @@ from .parallel import (
     REMOVALS as REMOVALS,
     THREADS as THREADS,
     run_all as run_all,
-    run_gently as run_gently,
 )
 from .places import (
     FILES as FILES,
@@ -23,9 +22,9 @@ from .posix import (
 )
 from .protocol import (
     DOCUMENT_BYTES as DOCUMENT_BYTES,
-    NO_CONTENT as NO_CONTENT,
     Buffers as Buffers,
     Content as Content,
     Files as Files,
     Result as Result,
+    WrittenDirectory as WrittenDirectory,
 )

@@ -20,7 +20,6 @@ import xxhash
 from jobrunner.checkpoint.storage.posix import BLOCK_BYTES
 from jobrunner.checkpoint.storage.protocol import (
     DOCUMENT_BYTES,
-    NO_CONTENT,
     Buffers,
     Content,
     Item,
@@ -173,21 +172,17 @@ class ObjectFiles:
 
     # --- writing
 
-    def make_directory(self, path: str, content: Content = NO_CONTENT) -> list[str]:
-        return [self.write(f"{path}/{name}", buffers) for name, buffers in content.items()]
+    def make_directory(self, path: str) -> None:
+        pass
 
     def make_directories(self, path: str) -> None:
         pass
 
     def write(self, path: str, buffers: Buffers) -> str:
         digest = xxhash.xxh3_128()
-        content: list[memoryview] = []
-        for buffer in buffers:
-            memory = memoryview(buffer)
-            if memory.nbytes:
-                memory = memory.cast("B")
-                content.append(memory)
-                digest.update(memory)
+        content = [buffer for buffer in buffers if len(buffer)]
+        for buffer in content:
+            digest.update(buffer)
         self._put(path, content)
         return digest.hexdigest()
 
@@ -278,8 +273,8 @@ class ObjectFiles:
     @contextlib.contextmanager
     def durable(
         self, path: str, names: Collection[str], changed: Collection[str] | None = None
-    ) -> Iterator[None]:
-        yield
+    ) -> Iterator[_Prefix]:
+        yield _Prefix(self, path)
 
     # --- reading
 
@@ -354,6 +349,24 @@ class ObjectFiles:
             return list(itertools.chain.from_iterable(store.list(prefix)))
 
         return self._ask("list", path, collect)
+
+
+class _Prefix:
+    """What begins with a path; see `WrittenDirectory`."""
+
+    def __init__(self, files: ObjectFiles, path: str) -> None:
+        self._files = files
+        self._path = path
+
+    @contextlib.contextmanager
+    def enter(self, name: str) -> Iterator[_Prefix]:
+        yield _Prefix(self._files, f"{self._path}/{name}")
+
+    def make(self, name: str, content: Content) -> list[str]:
+        return [self.write(f"{name}/{inner}", buffers) for inner, buffers in content.items()]
+
+    def write(self, name: str, buffers: Buffers) -> str:
+        return self._files.write(f"{self._path}/{name}", buffers)
 
 
 def _delete(keys: Sequence[str], store: ObjectStore) -> None:

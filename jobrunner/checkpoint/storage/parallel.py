@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -21,8 +18,6 @@ _WORTH_A_THREAD_BYTES = 1 << 20
 _TRIED_JOBS = 64
 _QUICK_SECONDS = 100e-6
 """Jobs shorter than this are not faster in two threads, because of the GIL."""
-
-_LOW_PRIORITY = 15
 
 
 def run_all(jobs: Iterable[Callable[[], object]], threads: int, nbytes: int) -> None:
@@ -67,24 +62,3 @@ def _try_alone(jobs: list[Callable[[], object]]) -> list[Callable[[], object]]:
         if i < _TRIED_JOBS and time.perf_counter() > deadline:
             return jobs[i + 1 :]
     return []
-
-
-def run_gently(write: Callable[[], None]) -> None:
-    """Call `write` in a thread of low priority, where the system supports that."""
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        # Linux has priorities per thread; a lowered one cannot be raised again.
-        with contextlib.suppress(AttributeError, OSError):
-            if sys.platform == "linux":
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
-        try:
-            write()
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=work, name="jobrunner-gentle-files", daemon=True)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]

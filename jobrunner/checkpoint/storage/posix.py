@@ -13,13 +13,12 @@ import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import xxhash
 
 from jobrunner.checkpoint.storage.protocol import (
     DOCUMENT_BYTES,
-    NO_CONTENT,
     Buffers,
     Content,
     Item,
@@ -33,6 +32,7 @@ from jobrunner.checkpoint.storage.unlinked import (
     Place,
     name_path,
     opened,
+    place_in,
     refuse,
     too_long,
 )
@@ -88,21 +88,10 @@ class PosixFiles:
 
     # --- writing
 
-    def make_directory(self, path: str, content: Content = NO_CONTENT) -> list[str]:
+    def make_directory(self, path: str) -> None:
         self.before("mkdir", path)
         with self.below.parent(path) as place:
             os.mkdir(place.name, dir_fd=place.directory)
-            if not content:
-                return []
-            descriptor = place.open(PASSAGE)
-        # Opened once for all of them: for short files, the way to each takes longer than its data.
-        try:
-            return [
-                self._write(Place(join_path(path, name), name, descriptor), buffers)
-                for name, buffers in content.items()
-            ]
-        finally:
-            os.close(descriptor)
 
     def make_directories(self, path: str) -> None:
         if self.is_directory(path):
@@ -116,9 +105,10 @@ class PosixFiles:
 
     def write(self, path: str, buffers: Buffers) -> str:
         with self.below.parent(path) as place:
-            return self._write(place, buffers)
+            return self.write_at(place, buffers)
 
-    def _write(self, place: Place, buffers: Buffers) -> str:
+    def write_at(self, place: Place, buffers: Buffers) -> str:
+        """Create a file; see `write`."""
         path = place.path
         self.before("create", path)
         digest = xxhash.xxh3_128()
@@ -126,14 +116,14 @@ class PosixFiles:
         descriptor = place.open(_NEW)
         try:
             for buffer in buffers:
-                memory = memoryview(buffer)
-                if not memory.nbytes:
-                    continue
-                memory = memory.cast("B")
-                for start in range(0, len(memory), BLOCK_BYTES):
-                    block = memory[start : start + BLOCK_BYTES]
+                for start in range(0, len(buffer), BLOCK_BYTES):
+                    block = buffer[start : start + BLOCK_BYTES]
                     digest.update(block)
-                    self._write_block(descriptor, path, block)
+                    self.before("write", path)
+                    written = os.write(descriptor, block)
+                    while written < len(block):
+                        self.before("write", path)
+                        written += os.write(descriptor, block[written:])
                     if len(block) >= _WRITTEN_BACK_BYTES:
                         # The disk writes while the next block is copied.
                         start_writing_back(descriptor, position, len(block), path)
@@ -141,14 +131,6 @@ class PosixFiles:
         finally:
             os.close(descriptor)  # some network file systems report a full disk only here
         return digest.hexdigest()
-
-    def _write_block(self, descriptor: int, path: str, block: memoryview) -> None:
-        while True:
-            self.before("write", path)
-            written = os.write(descriptor, block)
-            if written == len(block):
-                return
-            block = block[written:]
 
     def link(self, source: str, target: str, nbytes: int) -> bool:
         try:
@@ -265,10 +247,10 @@ class PosixFiles:
     @contextlib.contextmanager
     def durable(
         self, path: str, names: Collection[str], changed: Collection[str] | None = None
-    ) -> Iterator[None]:
+    ) -> Iterator[PosixDirectory]:
         # Opened first: syncfs reports all failures since then, also in the background.
         with opened(self.below.open(path, DIRECTORY), path) as descriptor:
-            yield
+            yield PosixDirectory(self, path, descriptor)
             if self.has_syncfs:
                 self.before("syncfs", path)
                 number = self._sync_file_system(descriptor)
@@ -395,11 +377,50 @@ class PosixFiles:
                 if member.is_directory:
                     self.before("list", member.path)
                     try:
-                        inner = Place(member.path, entry.name, descriptor).open(DIRECTORY)
+                        place = Place(member.path, entry.name, descriptor, is_own=False)
+                        inner = place.open(DIRECTORY)
                     except GONE:  # meanwhile
                         continue
                     yield from self._walk_opened(member.path, inner, level + 1)
                 yield member
+
+
+class PosixDirectory:
+    """A directory that is open; see `WrittenDirectory`.
+
+    For short files, the way to each of them would take longer than its data.
+    """
+
+    def __init__(self, files: PosixFiles, path: str, descriptor: int) -> None:
+        self._files = files
+        self._path = path
+        self._descriptor = descriptor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def _place(self, name: str) -> Place:
+        path = f"{self._path}/{name}"
+        if "/" in name:
+            return place_in(path, self._path, self._descriptor, is_own=False)
+        return Place(path, name, self._descriptor, is_own=False)
+
+    def enter(self, name: str) -> PosixDirectory:
+        with self._place(name) as place:
+            self._files.before("mkdir", place.path)
+            os.mkdir(place.name, dir_fd=place.directory)
+            return PosixDirectory(self._files, place.path, place.open(PASSAGE))
+
+    def make(self, name: str, content: Content) -> list[str]:
+        with self.enter(name) as directory:
+            return [directory.write(*item) for item in content.items()]
+
+    def write(self, name: str, buffers: Buffers) -> str:
+        with self._place(name) as place:
+            return self._files.write_at(place, buffers)
 
 
 def others_may_write(path: str) -> str:

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import MappingProxyType
 from typing import Protocol, TypeVar, runtime_checkable
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 Buffers = Sequence[bytes | memoryview]
-"""The content of a file, in parts that are contiguous in C order."""
+"""The content of a file, in parts; views are flat, of single bytes."""
 
 Content = Mapping[str, Buffers]
 """The files of a directory, by name."""
 
-NO_CONTENT: Content = MappingProxyType({})
-
 DOCUMENT_BYTES = 64 << 20
 """Longest log entry, heartbeat or Zarr document that is read."""
+
+
+class WrittenDirectory(Protocol):
+    """A directory in which others are made, and files; names may have several parts.
+
+    Its methods are called from several threads.
+    """
+
+    def enter(self, name: str) -> AbstractContextManager[WrittenDirectory]:
+        """Create a directory, which must not exist, and open it to write into it."""
+
+    def make(self, name: str, content: Content) -> list[str]:
+        """Create a directory, which must not exist, and files in it; returns what `write` does."""
+
+    def write(self, name: str, buffers: Buffers) -> str:
+        """Create a file; see `Files.write`."""
 
 
 @runtime_checkable
@@ -59,11 +72,8 @@ class Files(Protocol):
 
     # --- writing
 
-    def make_directory(self, path: str, content: Content = NO_CONTENT) -> list[str]:
-        """Create a directory, which must not exist, and files in it; its parent must exist.
-
-        Returns what `write` returns for each file, in the order of `content`.
-        """
+    def make_directory(self, path: str) -> None:
+        """Create a directory, which must not exist; its parent must exist."""
 
     def make_directories(self, path: str) -> None:
         """Create a directory and its parents durably, unless they exist."""
@@ -106,8 +116,8 @@ class Files(Protocol):
 
     def durable(
         self, path: str, names: Collection[str], changed: Collection[str] | None = None
-    ) -> AbstractContextManager[None]:
-        """On exit, make durable what the ``with`` block wrote below ``path/name``.
+    ) -> AbstractContextManager[WrittenDirectory]:
+        """Open a directory; on exit, make durable what the ``with`` block wrote below ``path/name``.
 
         `changed` are the directories in which names changed; by default `path`. Both are read on exit.
         """

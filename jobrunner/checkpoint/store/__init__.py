@@ -10,12 +10,12 @@ from jobrunner.checkpoint.store.document import (
     encode_json,
     is_sealed,
 )
-from jobrunner.checkpoint.store.layout import PlannedArray, Rows
+from jobrunner.checkpoint.store.layout import PlannedArray, lay_out
 from jobrunner.checkpoint.store.store_reader import ArrayOutline, StoredValue, StoreReader
 from jobrunner.checkpoint.store.store_writer import (
-    LINKED_BYTES,
+    NO_STORE,
     Former,
-    Receipt,
-    StoreBatch,
+    StoreWriter,
     digest_blob,
+    write_stores,
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -29,7 +28,6 @@ OWN_KEY = "/jobrunner"
 
 _KEY_ENCODING = {"name": "default", "configuration": {"separator": "."}}
 _MOST_BYTES = 1 << 62
-_MOST_DOCUMENTS_KEPT = 4096
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST_BYTES)]
 Length = Annotated[int, msgspec.Meta(ge=1, le=_MOST_BYTES)]
@@ -163,10 +161,6 @@ def _name_dimensions(shape: Sequence[int], dims: Sequence[str]) -> list[str | No
     return names
 
 
-describe_usual_array = lru_cache(maxsize=_MOST_DOCUMENTS_KEPT)(describe_array)
-"""`describe_array`, cached: the arrays of an epoch are often those of the one before."""
-
-
 # --- reading
 
 
@@ -188,8 +182,8 @@ class StoredArray:
 
     def chunk_files(self) -> Iterator[tuple[str, tuple[int, ...], File]]:
         """Yield path, grid coordinates and file of each chunk."""
-        for corner, file in zip(self.grid.corners(), self.files, strict=True):
-            yield f"{self.path}/{self.grid.key(corner)}", corner, file
+        for (corner, key), file in zip(self.grid.chunks, self.files, strict=True):
+            yield f"{self.path}/{key}", corner, file
 
 
 def read_zarr_document(data: bytes | msgspec.Raw) -> ArrayDocument | GroupDocument:

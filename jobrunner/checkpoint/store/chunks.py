@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,12 @@ MOST_RATIO = 1 << 16
 """How many times shorter zstd can make data: a block of 128 KiB takes 4 bytes at least."""
 
 _LEAST_ROWS = 8  # of fewer, one that is padding is too large a part
-_MOST_LAID_OUT = 4096
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER_BYTES = 18  # of the longest one
 _LENGTH = struct.Struct("<I")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Grid:
     """How an array is divided."""
 
@@ -45,11 +44,13 @@ class Grid:
         """How many chunks the array has."""
         return math.prod(map(_ceil_div, self.shape, self.chunk_shape))
 
-    def corners(self) -> Iterator[tuple[int, ...]]:
-        """Yield the grid coordinates of all chunks; none if the array has no items."""
+    @cached_property
+    def chunks(self) -> list[tuple[tuple[int, ...], str]]:
+        """Grid coordinates and file name of each chunk; none if the array has no items."""
         if 0 in self.shape:
-            return iter(())  # `product` would list the other axes first
-        return itertools.product(*map(range, map(_ceil_div, self.shape, self.chunk_shape)))
+            return []  # `product` would list the other axes first
+        counts = map(_ceil_div, self.shape, self.chunk_shape)
+        return [(corner, self.key(corner)) for corner in itertools.product(*map(range, counts))]
 
     def number_at(self, corner: Sequence[int]) -> int:
         """Return the number of the chunk at these grid coordinates."""
@@ -76,7 +77,6 @@ class Grid:
         return (*index, ...)
 
 
-@lru_cache(maxsize=_MOST_LAID_OUT)  # the arrays of an epoch are often those of the one before
 def plan_chunks(shape: tuple[int, ...], itemsize: int, limit: int = CHUNK_BYTES) -> tuple[int, ...]:
     """Return a chunk shape of at most `limit` bytes, of chunks contiguous in a C-ordered array."""
     for axis, length in enumerate(shape):
@@ -137,8 +137,8 @@ def encode_chunk(
     data: Array, grid: Grid, corner: Sequence[int], zstd: Zstd | None
 ) -> list[bytes | memoryview]:
     """Return the bytes of a chunk, in parts: the array's own memory where possible."""
-    part = data[grid.part(corner)]
     shape = grid.chunk_shape
+    part = data if data.shape == shape else data[grid.part(corner)]
     items = math.prod(shape)
     if is_text(part.dtype):
         return [encode_texts(_fill_up(part, shape), items)]

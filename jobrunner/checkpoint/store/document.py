@@ -257,11 +257,13 @@ class StoreDocument:
         stack, row = reference
         return self._arrays[self.entry.stacks[stack].path], row
 
-    def files(self) -> dict[str, File]:
-        """Return size and digest of all chunks, by path within the store."""
+    def files(self, least_bytes: int = 0) -> dict[str, File]:
+        """Return size and digest of all chunks that are so long, by path within the store."""
         files: dict[str, File] = {}
         for array in self._arrays.values():
-            files.update((path, file) for path, _, file in array.chunk_files())
+            for path, _, file in array.chunk_files():
+                if file[0] >= least_bytes:
+                    files[path] = file
         return files
 
     def zarr_documents(self, arrays: Collection[str] | None = None) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,6 @@ from jobrunner.checkpoint.store.array_document import (
     GROUP,
     File,
     describe_array,
-    describe_usual_array,
 )
 from jobrunner.checkpoint.store.chunks import Grid, Zstd, is_text, plan_chunks
 from jobrunner.checkpoint.store.document import (
@@ -39,7 +39,7 @@ from jobrunner.checkpoint.store.document import (
     StoreEntry,
     write_document,
 )
-from jobrunner.define import ArrayOptions
+from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.names import child_names
 
 LEAST_ALIKE = 64
@@ -49,6 +49,7 @@ STACKED_BYTES = (64 << 10) - 1
 """The longest array that is stacked; longer ones are linked if they have not changed."""
 
 _STACK_BYTES = 1 << 20
+_MOST_PLANNED = 4096
 _STACKED_KINDS = "biufcmMSU"
 
 
@@ -195,6 +196,10 @@ def _plan_stack(path: str, members: Sequence[_Member]) -> PlannedArray:
 
 def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) -> PlannedArray:
     data = part.data
+    path = "/".join((path, *part.trail)) if part.trail else path
+    if options is DEFAULT_ARRAY_OPTIONS and data.dtype.isbuiltin == 1:
+        grid, document = _plan_usual(data.dtype, data.shape, part.order, part.holds)
+        return PlannedArray(blob, path, data, grid, None, document)
     if options.chunks is not None:
         order = part.order or tuple(range(data.ndim))
         chunk_shape = tuple(options.chunks[axis] for axis in order)
@@ -208,13 +213,19 @@ def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) ->
     zstd = None
     if options.compressors and not is_text(data.dtype):  # a reader would not know a bomb from texts
         zstd = Zstd(**options.compressors[0]["configuration"])
-    spec = data.dtype.str if data.dtype.isbuiltin == 1 else dtype_to_spec(data.dtype)
-    if isinstance(spec, str) and options.dims is None:
-        document = describe_usual_array(spec, grid, part.holds, zstd)
-    else:
-        dims, coords = options.dims or (), options.coords or ()
-        document = describe_array(spec, grid, part.holds, zstd, dims=dims, coords=coords)
-    return PlannedArray(blob, "/".join((path, *part.trail)), data, grid, zstd, document)
+    spec = dtype_to_spec(data.dtype)
+    dims, coords = options.dims or (), options.coords or ()
+    document = describe_array(spec, grid, part.holds, zstd, dims=dims, coords=coords)
+    return PlannedArray(blob, path, data, grid, zstd, document)
+
+
+@lru_cache(maxsize=_MOST_PLANNED)
+def _plan_usual(
+    dtype: np.dtype[Any], shape: tuple[int, ...], order: tuple[int, ...] | None, holds: str
+) -> tuple[Grid, bytes]:
+    """The chunks and the document of an array; most are those of the epoch before."""
+    grid = Grid(shape, plan_chunks(shape, dtype.itemsize), order, _has_item_axis(dtype))
+    return grid, describe_array(dtype_to_spec(dtype), grid, holds)
 
 
 def _has_item_axis(dtype: np.dtype[Any]) -> bool:

@@ -126,9 +126,11 @@ def test_a_directory_is_made_once_with_its_files(place: Place) -> None:
     files.make_directories(root)
     for name in ("a", "a/b", "a/b/c"):
         files.make_directory(f"{root}/{name}")
-    digests = files.make_directory(f"{root}/e", {"x": [b"1", b"2"], "y": []})
+    with files.durable(root, ["e"]) as opened, opened.enter("e") as inner:
+        digests = inner.make("f", {"x": [b"1", b"2"], "y": []})
+        assert inner.write("f/z", [b"3"]) == xxh3_128_hexdigest(b"3")
     assert digests == [xxh3_128_hexdigest(b"12"), xxh3_128_hexdigest(b"")]
-    assert (files.read(f"{root}/e/x"), files.read(f"{root}/e/y")) == (b"12", b"")
+    assert [files.read(f"{root}/e/f/{name}") for name in "xyz"] == [b"12", b"", b"3"]
     files.make_directory(f"{root}/a/d")
     files.remove_tree(f"{root}/e")
     for name in ("a/b/c/x", "a/d/x"):

@@ -73,6 +73,7 @@ class Rig:
     def __init__(self, tmp_path: Path, **options: Any) -> None:
         self.objects = tmp_path / "objects"
         self.path = "s3://bucket/runs/k"
+        self.workspace = Workspace("a:0")
         self.manager = self.again(**options)
 
     def again(self, **options: Any) -> MultiNodeCheckpointManager:
@@ -80,11 +81,13 @@ class Rig:
         return MultiNodeCheckpointManager(self.path, **options)
 
     def save(self, epoch: int) -> Receipt:
-        return save(self.manager, epoch)
+        return save(self.manager, epoch, self.workspace)
 
 
-def save(manager: MultiNodeCheckpointManager, epoch: int) -> Receipt:
-    workspace = Workspace("a:0")
+def save(
+    manager: MultiNodeCheckpointManager, epoch: int, workspace: Workspace | None = None
+) -> Receipt:
+    workspace = workspace or Workspace("a:0")
     workspace.globals.update(VALUES, epoch=epoch)
     save = Save(manager, Position.of(epoch))
     save.send()
