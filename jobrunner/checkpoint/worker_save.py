@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -37,7 +37,6 @@ from jobrunner.checkpoint.store import (
     lay_out,
     write_stores,
 )
-from jobrunner.compile import gc_paused
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.positions import Position
@@ -49,7 +48,11 @@ logger = get_logger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-@dataclass(frozen=True)
+Constants = dict[tuple[str, str], tuple[int, EncodedBlob]]
+"""By node and blob: the version of one without arrays, and how it is encoded until a task sets it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Encoding:
     """How the global blobs of nodes are encoded, except transient ones; the same for a whole run."""
 
@@ -70,21 +73,30 @@ class Encoding:
     busy: frozenset[str] = frozenset()
     """The nodes that have tasks in every epoch."""
 
-    def encode(self, node: str, workspace: Workspace) -> dict[str, EncodedBlob]:
-        """Encode the blobs of a node."""
-        names = [name for name in workspace.globals if name not in workspace.transient]
-        done = self._encoded_before(workspace, names)
-        blobs = {name: None if name in done else workspace.value(name) for name in names}
+    def encode(
+        self, node: str, workspace: Workspace, constants: Constants
+    ) -> dict[str, EncodedBlob]:
+        """Encode the blobs of a node, but for constants, which are taken over and added to."""
+        done: dict[str, EncodedBlob] = {}
+        blobs: dict[str, Any] = {}
+        for name in workspace.globals:
+            if name in workspace.transient:
+                continue
+            blobs[name] = None
+            version, encoded_before = constants.get((node, name), (0, None))
+            if encoded_before is not None and version == workspace.versions[name]:
+                done[name] = encoded_before
+            else:
+                blobs[name] = workspace.value(name)
         options = self.options.get(node, {})
         encoded = encode_blobs(node, blobs, self.codecs, allow_pickle=self.allow_pickle, done=done)
-        for name in encoded.keys() - done.keys():
-            if type(blobs[name]) is np.ndarray:
+        for name, value in blobs.items():
+            if type(value) is np.ndarray or name in done:
                 continue
             if workspace.is_provable(name) and not workspace.holds_arrays(name):
-                # Until a task changes it, it need not be encoded again.
-                encoded[name] = replace(
-                    encoded[name], tree=msgspec.Raw(encode_json(encoded[name].tree))
-                )
+                tree = msgspec.Raw(encode_json(encoded[name].tree))
+                encoded[name] = replace(encoded[name], tree=tree)
+                constants[node, name] = workspace.versions[name], encoded[name]
         initial = None if self.initial is None else self.initial.get(node, ())
         for name, blob in encoded.items():
             if blob.has_state and initial is not None and name not in initial:
@@ -99,27 +111,6 @@ class Encoding:
             for name, blob in encoded.items():
                 encoded[name] = with_options(node, name, blob, options.get(name), self.default)
             check_dimensions(node, encoded)
-        return encoded
-
-    @cached_property
-    def key(self) -> Any:
-        """Equal for encoders that encode equal values alike."""
-        return self.allow_pickle, tuple((codec.cls, codec.name) for codec in self.codecs)
-
-    def _encoded_before(
-        self, workspace: Workspace, names: Collection[str]
-    ) -> dict[str, EncodedBlob]:
-        """The blobs that nothing has changed since the last save, as they were encoded then."""
-        stored = workspace.stored
-        if stored is None or stored.encoded_by != self.key:
-            return {}
-        encoded = {}
-        for name in names:
-            blob = stored.blobs.get(name)
-            if blob is None or blob.encoded is None:
-                continue
-            if blob.version == workspace.versions[name]:
-                encoded[name] = blob.encoded
         return encoded
 
 
@@ -154,9 +145,8 @@ class Receipt(msgspec.Struct, array_like=True):
     classes: tuple[tuple[str, str], ...] = ()  # as in `NodeCapture`
 
 
-@gc_paused()  # of thousands of blobs, none of what is made here is garbage
 def capture_nodes(
-    encoding: Encoding, workspaces: Mapping[str, Workspace]
+    encoding: Encoding, workspaces: Mapping[str, Workspace], constants: Constants
 ) -> dict[str, NodeCapture]:
     """Encode the blobs of a worker's nodes, by node.
 
@@ -169,7 +159,7 @@ def capture_nodes(
     for node in encoding.nodes:
         if node in workspaces:
             try:
-                captures[node] = _capture_node(encoding, node, workspaces[node])
+                captures[node] = _capture_node(encoding, node, workspaces[node], constants)
             except DefinitionError as error:
                 refusals.append(error)
     if refusals:
@@ -193,8 +183,10 @@ def capture_nodes(
     return captures
 
 
-def _capture_node(encoding: Encoding, node: str, workspace: Workspace) -> NodeCapture:
-    blobs = encoding.encode(node, workspace)
+def _capture_node(
+    encoding: Encoding, node: str, workspace: Workspace, constants: Constants
+) -> NodeCapture:
+    blobs = encoding.encode(node, workspace, constants)
     contents = NodeContents(list(blobs))
     at_rest = set()
     classes = set()
@@ -225,7 +217,8 @@ def copy_what_may_change(captures: Iterable[NodeCapture]) -> None:
                 if id(part.data) not in capture.at_rest:
                     copies.append(partial(_copy, part))
                     nbytes += part.data.nbytes
-    run_all(copies, THREADS, nbytes)
+    if copies:
+        run_all(copies, THREADS, nbytes)
 
 
 def _copy(part: Any) -> None:
@@ -331,6 +324,7 @@ class SaveQueue:
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
         self._captures: dict[Position, dict[str, NodeCapture]] = {}
+        self._constants: Constants = {}
         self._counted: dict[tuple[str, str], int] = {}  # versions in the newest capture
         self._newest_bytes = 0
 
@@ -366,7 +360,7 @@ class SaveQueue:
         No task may run meanwhile, so nothing is copied. Raises DefinitionError, before anything is
         written, if a blob cannot be encoded, and what `write` raises.
         """
-        self._captures = {order.at: capture_nodes(self._encoding, workspaces)}
+        self._captures = {order.at: capture_nodes(self._encoding, workspaces, self._constants)}
         return self._write(workspaces, order)
 
     def write(self, workspaces: Mapping[str, Workspace], *, order: SaveOrder) -> Written:
@@ -388,7 +382,7 @@ class SaveQueue:
     def _capture(
         self, at: Position, workspaces: Mapping[str, Workspace], budget_bytes: float
     ) -> None:
-        captures = capture_nodes(self._encoding, workspaces)
+        captures = capture_nodes(self._encoding, workspaces, self._constants)
         self._newest_bytes = self._count(captures)
         if self._newest_bytes <= budget_bytes:
             copy_what_may_change(captures.values())
@@ -496,7 +490,6 @@ class SaveQueue:
                 (path, writer.name, writer.sha256),
                 writer.long_files(),
                 blobs,
-                self._encoding.key,
             )
         return receipts
 
@@ -506,7 +499,7 @@ class SaveQueue:
         captures = self._captures.pop(at, None)
         if captures is None and self._encoding.busy.isdisjoint(workspaces):
             # Without tasks it takes no part in epochs, and nothing changes its values.
-            captures = capture_nodes(self._encoding, workspaces)
+            captures = capture_nodes(self._encoding, workspaces, self._constants)
         if captures is None:
             raise CheckpointWriteError(
                 f"Epoch {at} of {order.path} cannot be written: this worker has no copy of its "
@@ -545,13 +538,9 @@ def _stored_blobs(
     arrays: Sequence[PlannedArray], capture: NodeCapture, linked_bytes: int
 ) -> dict[str, StoredBlob]:
     """What the next save is told of the blobs of this one."""
-    described: dict[str, dict[str, bytes]] = {}
+    stored: dict[str, StoredBlob] = {}
     for array in arrays:
-        if array.data.nbytes >= linked_bytes:
-            described.setdefault(array.blob, {})[array.path] = array.document
-    stored = {}
-    for name, blob in capture.blobs.items():
-        kept = blob if isinstance(blob.tree, msgspec.Raw) else None
-        if kept is not None or name in described:
-            stored[name] = StoredBlob(capture.versions[name], kept, described.get(name, {}))
+        if array.data.nbytes >= linked_bytes and array.blob:
+            blob = stored.setdefault(array.blob, StoredBlob(capture.versions[array.blob], {}))
+            blob.arrays[array.path] = array.document
     return stored

@@ -12,7 +12,7 @@ from typing import Any
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave
 
-MOST_PENDING = 64
+MOST_PENDING = 256
 """Epochs that may be under way; above it the next epoch waits."""
 
 MOST_SECONDS = 1.0

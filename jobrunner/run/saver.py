@@ -364,7 +364,6 @@ class Saver:
             details["metadata"] = self._manager.metadata
         if at.step:
             details["steps_per_epoch"] = self._plan.steps_per_epoch
-        details["placement"] = dict(self._binding.placement)
         details["ended"] = round(time.time(), 3)
         return details
 

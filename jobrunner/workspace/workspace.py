@@ -29,8 +29,7 @@ class StoredBlob:
     """How a blob was written to a store."""
 
     version: int  # of the blob
-    encoded: Any  # the blob as it was encoded, if that needs none of its memory; else None
-    arrays: Mapping[str, bytes]  # path within the store -> how the array is described there
+    arrays: dict[str, bytes]  # path within the store -> how the array is described there
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,6 @@ class StoredAs:
     store: tuple[str, str, str]  # its directory, its name, the SHA-256 of its document
     files: Mapping[str, tuple[int, str]]  # size and digest of long ones, by path within the store
     blobs: Mapping[str, StoredBlob]
-    encoded_by: Any  # equal for saves that encode equal values alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +189,8 @@ class Workspace:
         """Let the next save link arrays to the store that they came from, until a task sets them."""
         blobs: dict[str, StoredBlob] = {}
         for name, arrays in loaded.arrays.items():
-            blobs[name] = StoredBlob(self.versions[name], None, arrays)
-        self.stored = StoredAs(loaded.store, loaded.files, blobs, None)
+            blobs[name] = StoredBlob(self.versions[name], dict(arrays))
+        self.stored = StoredAs(loaded.store, loaded.files, blobs)
 
     def apply_waiting(self) -> None:
         """Apply the changes that waited for blobs of other tasks."""

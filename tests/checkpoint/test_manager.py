@@ -468,7 +468,7 @@ def test_blobs_are_checked_without_storage(rig: Rig) -> None:
     encoder = pickle.loads(pickle.dumps(Save(rig.manager, Position(0)).encoding))
     rig.files.trace.clear()
     for node, workspace in rig.workspaces.items():
-        encoder.encode(node, workspace)
+        encoder.encode(node, workspace, {})
     rig.workspaces["trainer:0"].globals["bad"] = open
     with pytest.raises(DefinitionError, match="'trainer:0', blob 'bad'"):
         encoder.encode("trainer:0", rig.workspaces["trainer:0"])

@@ -26,10 +26,9 @@ import numpy as np
 import pytest
 
 from jobrunner import CheckpointError, CheckpointWriteError, KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint import CommitEntry, Pending, SaveQueue
+from jobrunner.checkpoint import CommitEntry, Pending, PosixFiles, SaveQueue
 from jobrunner.checkpoint.log.entries import RunEntry
 from jobrunner.checkpoint.store.layout import LEAST_ALIKE
-from jobrunner.checkpoint.store.store_writer import LINKED_BYTES
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, PowerCutError, assert_identical
 from jobrunner.workspace.values import settle
@@ -46,7 +45,7 @@ STEPS = (
     *("group 4 5", "group 6 9", "finish 9", "end"),
 )
 LAST = 9
-SAME = np.zeros(LINKED_BYTES // 8)
+SAME = np.zeros(PosixFiles.linked_bytes // 8)
 """Is linked to the epoch before, as it never changes."""
 
 ROWS = LEAST_ALIKE

@@ -87,14 +87,7 @@ class Life:
         for node, values in blobs.items():
             workspaces[node].globals.update(values)
         details = {"metrics": {"loss": 0.5 * epoch}, "stopped_by": [], **(details or {})}
-        placement = {"placement": dict.fromkeys(blobs, "tcp://127.0.0.1:1")}
-        save_epoch(
-            self.manager,
-            Position.of(epoch),
-            workspaces,
-            {**details, **placement},
-            **options,
-        )
+        save_epoch(self.manager, Position.of(epoch), workspaces, details, **options)
 
 
 def two_runs(path: Path) -> tuple[Mapping[str, list[str]], Mapping[str, Any]]:

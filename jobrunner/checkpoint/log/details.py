@@ -77,7 +77,6 @@ class Details(msgspec.Struct, omit_defaults=True):
     streams: dict[str, str] = {}  # node -> its first name, to which its random stream belongs
     renamed: dict[str, str] = {}
     migrated: list[str] = []
-    placement: dict[str, str] = {}  # node -> address of its worker
     timing: Timing | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -151,6 +150,8 @@ _LARGEST = 10**MOST_DIGITS
 def strict_json(value: Any) -> Any:
     """Encode NaN and infinities, which JSON does not have; raises ValueError for very long ints."""
     if isinstance(value, str):
+        if value.isascii():
+            return value
         # UTF-8 has no lone surrogates, which file names may have.
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, float) and not math.isfinite(value):

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from jobrunner.checkpoint.log.details import Seconds, Timing
 from jobrunner.errors import CheckpointCorruptError
-from jobrunner.names import parse_store_name
+from jobrunner.names import format_store_name, parse_store_name
 from jobrunner.positions import Position, position_from_json
 from jobrunner.texts import printable
 
@@ -87,6 +87,8 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     def __post_init__(self) -> None:
         for node, store in (self.stores or {}).items():
             # A store that is named otherwise would be a path to somewhere else.
+            if store.name == format_store_name(node, self.at):
+                continue
             name = parse_store_name(store.name)
             if name is None or (name.node, name.epoch) != (node, self.at):
                 raise ValueError(

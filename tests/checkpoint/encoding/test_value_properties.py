@@ -110,7 +110,7 @@ def test_any_blobs_come_back_when_alike_ones_are_stacked(
     with directory() as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "LEAST_ALIKE", least)
         patch.setattr(layout, "_STACK_BYTES", stack_bytes)
-        reader = write_store(path, Encoding().encode("n", workspace))
+        reader = write_store(path, Encoding().encode("n", workspace, {}))
         reader.verify()
         assert_identical(workspace.globals, reader.load())
         for name, value in workspace.globals.items():
