@@ -304,13 +304,13 @@ def reply_to(
 ) -> bytes:
     """Call a method of the queue that writes an order; `read_receipts` reads what this returns."""
     written = write(queue, workspaces, order=order)
-    told: dict[str, NodeContents | None] = {}
+    sent: dict[str, NodeContents | None] = {}
     for receipts in written.receipts.values():
         for node, receipt in receipts.items():
-            if told.get(node) == receipt.contents:
+            if sent.get(node) == receipt.contents:
                 receipt.contents = None
             else:
-                told[node] = receipt.contents
+                sent[node] = receipt.contents
     return encode_json(Reply(list(map(dict, written.receipts.values())), written.failure))
 
 

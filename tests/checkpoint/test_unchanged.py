@@ -20,7 +20,7 @@ from jobrunner import (
     KeepLast,
     MultiNodeCheckpointManager,
 )
-from jobrunner.checkpoint import Directory, Receipt, inspect_directory
+from jobrunner.checkpoint import Directory, Receipt, SaveQueue, inspect_directory
 from jobrunner.checkpoint.load_plan import store_readers
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store import store_writer
@@ -40,12 +40,14 @@ class Rig:
         options.setdefault("files", FaultyFiles(sync=False))
         self.manager = MultiNodeCheckpointManager(path, **options)
         self.workspace = Workspace("a")
+        self.queue: SaveQueue | None = None
         self.blobs = Blobs(self.workspace)
         self.blobs.update(fixed=np.arange(float(BIG)), small=np.arange(5), n=1)
         self.manager.run.start(["a"], {})
 
     def save(self, epoch: int) -> Receipt:
         save = Save(self.manager, Position.of(epoch))
+        save.queue = self.queue = self.queue or save.queue
         receipts = save.write({"a": self.workspace})
         save.commit(receipts)
         self.manager.retention.sweeper.drain()
