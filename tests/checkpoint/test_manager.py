@@ -135,7 +135,7 @@ def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
 def test_policies_keep_an_int_of_epochs_from_1_on(n: Any) -> None:
     with pytest.raises(DefinitionError, match="KeepLast: n must be an int >= 1; got "):
         KeepLast(n)
-    with pytest.raises(DefinitionError, match="KeepBest: n must be an int >= 1, or None; got "):
+    with pytest.raises(DefinitionError, match="KeepBest: n must be an int >= 1; got "):
         KeepBest("loss", n)
 
 
@@ -471,7 +471,7 @@ def test_blobs_are_checked_without_storage(rig: Rig) -> None:
         encoder.encode(node, workspace, {})
     rig.workspaces["trainer:0"].globals["bad"] = open
     with pytest.raises(DefinitionError, match="'trainer:0', blob 'bad'"):
-        encoder.encode("trainer:0", rig.workspaces["trainer:0"])
+        encoder.encode("trainer:0", rig.workspaces["trainer:0"], {})
     assert rig.files.trace == []
 
 
