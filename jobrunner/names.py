@@ -105,6 +105,11 @@ class StoreName(NamedTuple):
     epoch: Position
     retry: int = 0
 
+    @property
+    def key(self) -> tuple[Position, int]:
+        """What all stores of one save have in common."""
+        return self.epoch, self.retry
+
 
 def format_store_name(node: str, epoch: Position, retry: int = 0) -> str:
     """Name of the directory that contains `node` at `epoch`; `retry` counts repeated saves."""

@@ -16,6 +16,7 @@ from .encoding import (
 )
 from .directory import (
     Directory as Directory,
+    EpochRecord as EpochRecord,
 )
 from .history import (
     read_history as read_history,
@@ -43,7 +44,6 @@ from .load_plan import (
 from .log import (
     PARTITIONS as PARTITIONS,
     REPLICATED as REPLICATED,
-    EpochRecord as EpochRecord,
     STATE_INTERVAL as STATE_INTERVAL,
     Beat as Beat,
     BeginEntry as BeginEntry,
@@ -60,9 +60,7 @@ from .log import (
     Record as Record,
     RewindEntry as RewindEntry,
     RunEntry as RunEntry,
-    Snapshot as Snapshot,
     State as State,
-    StateCache as StateCache,
     Status as Status,
     Store as Store,
     LossRecord as LossRecord,

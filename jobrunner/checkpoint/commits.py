@@ -291,20 +291,11 @@ class Commits:
                 error,
             )
             return
-        for attempt in (state.attempt, *state.attempts):
-            if attempt is None or attempt.number != order.begin:
-                continue
-            # A commit that seemed to fail may have been recorded.
-            left: list[str] = []
-            for at, stores in order.stores.items():
-                if attempt.last is None or at > attempt.last:
-                    left += stores.values()
-            if left:
-                # A slow worker may still write. The end of this run sweeps the stores once more,
-                # and so does the next run.
-                self._abandoned.append(order)
-                self.retention.sweeper.add(None, left)
-        self.retention.sweep_new()
+        # A commit that seemed to fail may have been recorded. A slow worker may still write: the end
+        # of this run deletes the stores once more, and so does the next run.
+        names = [name for stores in order.stores.values() for name in stores.values()]
+        if self.retention.sweep(state, names):
+            self._abandoned.append(order)
 
     def abandon_all(self) -> None:
         """Abandon every order that was not committed, again if it was abandoned before."""
@@ -334,20 +325,7 @@ class Commits:
                 return attempt
         # Slow workers may still write what was abandoned, under names of the attempt before. The
         # new one has a label of its own, and what lies there is deleted once they are gone.
-        nodes = self.held().nodes
-        taken = set()
-        label = 0
-        for name in self._names:
-            store = parse_store_name(name)
-            if store is None or store.node not in nodes:
-                continue
-            # No entry has claimed these names, so the stores are not ours: they stay.
-            if store.retry > state.label:
-                label = max(label, store.retry)
-            elif not store.retry and (state.upto is None or store.epoch > state.upto):
-                taken.add(store.epoch)
-        swept = state.swept(self.retention.sweeper.deleted)
-        attempt = log.begin(first, occupied=taken, label=label, swept=swept)
+        attempt = log.begin(first, self._names)
         self._written = None
         return attempt
 

@@ -6,29 +6,34 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Literal
 
 from jobrunner.checkpoint.keep_policies import KeepBest, SavedEpoch, name_reported
 from jobrunner.checkpoint.log import (
-    EpochRecord,
+    CommitEntry,
+    Details,
     FileMetadataHandler,
     LogWriter,
+    LostEntry,
     MetadataHandler,
+    NodeContents,
     PinEntry,
-    Snapshot,
+    RunEntry,
     State,
+    Store,
     UnpinEntry,
     check_plan,
     is_known_dead,
-    read_info,
-    read_record,
+    loose_json,
+    read_details,
+    record_in,
 )
 from jobrunner.checkpoint.storage import Files, absolute_path, files_of, join_path
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT, format_store_name, parse_store_name
-from jobrunner.positions import BEST, EpochLike, Position
+from jobrunner.positions import BEST, EpochLike, Position, PublicPosition, name_step
 from jobrunner.texts import get_logger, printable
 
 logger = get_logger(__name__)
@@ -36,11 +41,71 @@ logger = get_logger(__name__)
 _MOST_NAMED = 12
 
 
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """A recorded epoch, or a position within one.
+
+    Attributes
+    ----------
+    at : Position
+        What it contains.
+    number : int
+        Of the log entry that recorded it.
+    time : str
+        When it was recorded, in ISO 8601, UTC.
+    run : str
+        The name of the run that recorded it.
+    run_number : int or None
+        Of the log entry with which that run began; None if it is unknown.
+    stores : mapping of str to Store
+        Node -> ``name``, ``sha256`` (of its document), ``nbytes`` and ``seconds``.
+    details : Details
+        What the run said of it: ``metrics``, ``metadata``, ``stopped_by`` and more.
+    """
+
+    at: Position
+    number: int
+    time: str
+    run: str
+    run_number: int | None
+    stores: Mapping[str, Store]
+    details: Details
+    contents_number: int
+    """Of the log entry that says what the stores have in them."""
+    contents: Mapping[str, NodeContents] | None = None
+    """That, by node, once it was read."""
+
+    @property
+    def epoch(self) -> PublicPosition:
+        """An int after a whole epoch, else a `Position`."""
+        return self.at.public
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all stores."""
+        return sum(store.nbytes for store in self.stores.values())
+
+    @property
+    def seconds(self) -> float:
+        """How long the save took. Nodes save at the same time, so the slowest one counts."""
+        return max((store.seconds for store in self.stores.values()), default=0.0)
+
+    @property
+    def name(self) -> str:
+        """The epoch, and the step if it was saved within one, for a message."""
+        at = self.at
+        if not at.step:
+            return f"epoch {at}"
+        noun = "epoch" if at.epoch == 1 else "epochs"
+        step = name_step(at.step, self.details.steps_per_epoch)
+        return f"epoch {at} ({at.epoch} whole {noun} and {step})"
+
+
 class Directory:
     """A directory as a manager sees it.
 
-    What its log says is a `Snapshot`, to be taken once and passed down. Methods that get none take
-    one themselves.
+    What its log says is a `State`, to be taken once and passed down. Methods that get none take one
+    themselves.
     """
 
     def __init__(
@@ -69,13 +134,13 @@ class Directory:
         self.loaded: Position | None = None  # by the current run, last; retention keeps it
         self.is_taken = False  # by a run of this manager
 
-    def snapshot(self) -> Snapshot:
-        """What the log says now; frozen."""
+    def snapshot(self) -> State:
+        """What the log says now; later entries do not change it."""
         return self.log.snapshot()
 
     # --- records
 
-    def resolve(self, epoch: EpochLike, snapshot: Snapshot | None = None) -> Position:
+    def resolve(self, epoch: EpochLike, snapshot: State | None = None) -> Position:
         """Look up what a caller names: an epoch, a position, "latest" or "best:METRIC".
 
         Raises CheckpointNotFoundError if "latest" or "best" names nothing recorded; the epochs that
@@ -93,7 +158,7 @@ class Directory:
         return self._find_best(best["metric"], mode, snapshot)
 
     def _find_best(
-        self, metric: str, mode: Literal["min", "max"], snapshot: Snapshot | None
+        self, metric: str, mode: Literal["min", "max"], snapshot: State | None
     ) -> Position:
         saved = []
         for at, record in self.records(snapshot=snapshot):
@@ -107,14 +172,14 @@ class Directory:
             )
         return best
 
-    def record(self, epoch: Position, snapshot: Snapshot | None = None) -> EpochRecord:
+    def record(self, epoch: Position, snapshot: State | None = None) -> EpochRecord:
         """The record of an epoch; raises CheckpointNotFoundError if there is none."""
         snapshot = snapshot or self.snapshot()
         self.check_recorded(epoch, snapshot)
         return self.read_record(epoch, snapshot.recorded[epoch])
 
     def records(
-        self, epochs: Iterable[Position] | None = None, snapshot: Snapshot | None = None
+        self, epochs: Iterable[Position] | None = None, snapshot: State | None = None
     ) -> Iterator[tuple[Position, EpochRecord | CheckpointCorruptError]]:
         """Each of these epochs, by default all, with its record, or why it cannot be read."""
         snapshot = snapshot or self.snapshot()
@@ -131,14 +196,43 @@ class Directory:
         return zip(positions, self.files.each(read, positions), strict=True)
 
     def read_record(self, epoch: Position, number: int) -> EpochRecord:
-        """Read the record of an epoch from entry `number` of the log."""
-        record = read_record(self.path, self.log.read_entry, epoch, number)
-        if self.only_node is None:
-            return record
-        stores = {node: record.stores[node] for node in record.stores if node == self.only_node}
-        return replace(record, stores=stores)
+        """Read the record of an epoch from entry `number` of the log; raises CheckpointCorruptError."""
+        commit = self.log.read_entry(number)
+        try:
+            record = record_in(commit, epoch)
+            assert isinstance(commit, CommitEntry)
+            details = read_details(record.details)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointCorruptError(
+                f"{self.path}: entry {number} of the log is not a valid record of epoch {epoch}: "
+                f"{error}. Restore the entry from a copy, or run `jobrunner fsck {self.path} "
+                f"--repair` to rebuild the record."
+            ) from error
+        stores = dict(record.stores or {})
+        if self.only_node is not None:
+            stores = {node: stores[node] for node in stores if node == self.only_node}
+        return EpochRecord(
+            epoch,
+            number,
+            commit.time,
+            commit.run,
+            commit.run_number,
+            stores,
+            details,
+            number if record.contents is None else record.contents,
+        )
 
-    def check_recorded(self, epoch: Position, facts: Snapshot | State) -> None:
+    def contents_of(self, record: EpochRecord) -> dict[str, NodeContents] | None:
+        """What the stores of a record have in them, by node; None if the entry that says so is lost."""
+        try:
+            source = self.log.read_entry(record.contents_number)
+        except CheckpointCorruptError:
+            return None
+        if not isinstance(source, CommitEntry):
+            return None
+        return {node: source.contents.get(node) or NodeContents() for node in record.stores}
+
+    def check_recorded(self, epoch: Position, facts: State) -> None:
         """Raise CheckpointNotFoundError, with what to do, unless the epoch is recorded."""
         if epoch in facts.recorded:
             return
@@ -167,7 +261,13 @@ class Directory:
 
     def info_of(self, run_number: int | None) -> Mapping[str, Any]:
         """What a run logged in its ``run`` entry, of that number; empty if the entry is lost."""
-        return read_info(self.path, self.log.read_entry, run_number)
+        try:
+            entry = None if run_number is None else self.log.read_entry(run_number)
+            info: Mapping[str, Any] = loose_json(entry.info) if isinstance(entry, RunEntry) else {}
+            return info
+        except (CheckpointCorruptError, ValueError, RecursionError) as error:
+            logger.warning("%s: the info of a run is lost: %s", self.path, error)
+            return {}
 
     def plan_of(self, run_number: int | None) -> Mapping[str, Any] | None:
         """The plan of a run, as it described it when it began; None if it is unknown."""
@@ -183,11 +283,12 @@ class Directory:
 
         Raises CheckpointCorruptError if an entry is missing, damaged or contradicts those before it.
         """
-        return self.log.verify()
+        entries = self.log.read_entries(is_strict=True)
+        return [entry.number for entry in entries if isinstance(entry, LostEntry)]
 
     # --- who uses it
 
-    def held_by(self, snapshot: Snapshot) -> str | None:
+    def held_by(self, snapshot: State) -> str | None:
         """The other run that holds the directory and may be alive, described for people."""
         holder = snapshot.holder
         if self.is_taken or holder is None or snapshot.is_ended:
@@ -255,12 +356,12 @@ class Directory:
             if node in record.stores:
                 return join_path(self.path, record.stores[node].name)
         attempt = snapshot.attempt
-        if attempt is not None and attempt.may_have_left(epoch, attempt.label_of(epoch)):
+        if attempt is not None and attempt.may_write(epoch):
             return join_path(self.path, attempt.store_name(node, epoch))
-        label = snapshot.label + 1 if snapshot.has_claimed(epoch, 0) else 0
+        label = snapshot.label + 1 if snapshot.has_claimed((epoch, 0)) else 0
         return join_path(self.path, format_store_name(node, epoch, label))
 
-    def unclaimed(self, snapshot: Snapshot | None = None) -> list[Position]:
+    def unclaimed(self, snapshot: State | None = None) -> list[Position]:
         """The epochs of stores that exist and that no entry of the log claims, in ascending order.
 
         Runs claim every store before they write it. So the log, or its newest entries, must be
@@ -282,12 +383,12 @@ class Directory:
         return list(compress(names, are_whole))
 
 
-def _unclaimed_among(names: Iterable[str], snapshot: Snapshot) -> dict[str, Position]:
+def _unclaimed_among(names: Iterable[str], snapshot: State) -> dict[str, Position]:
     """Those that name a store and that no entry of the log claims, each with its epoch."""
     unclaimed = {}
     for name in names:
         store = parse_store_name(name)
-        if store is not None and not snapshot.has_claimed(store.epoch, store.retry):
+        if store is not None and not snapshot.has_claimed(store.key):
             unclaimed[name] = store.epoch
     return unclaimed
 

@@ -125,7 +125,6 @@ class DirectoryRun:
                     self.directory.path,
                 )
             self.directory.log.check_held()  # an entry must not follow those of another directory
-            self.retention.sweeper.confirm()
             self.retention.append(EndEntry, upto=self.commits.give_back(), **outcome)
         except CheckpointError as error:
             logger.warning(
@@ -164,9 +163,9 @@ class DirectoryRun:
 
         `reason` is for people who read the log.
         """
-        state = self._check_held()
+        latest = self._check_held().latest
         self.directory.loaded = epoch
-        if state.after(epoch):
+        if latest is not None and (epoch is None or latest > epoch):
             self.retention.append(RewindEntry, after=epoch, reason=reason)
 
     def set_aside(self, epoch: Position, reason: str) -> None:

@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jobrunner.checkpoint.directory import Directory, name_some
+from jobrunner.checkpoint.directory import Directory, EpochRecord, name_some
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
-from jobrunner.checkpoint.log import EpochRecord, NodeContents, Partition, read_contents
+from jobrunner.checkpoint.log import NodeContents, Partition
 from jobrunner.checkpoint.opened import Checkpoint
 from jobrunner.checkpoint.store import StoreReader
 from jobrunner.checkpoint.worker_load import ArrayPart, NodeLoad, StatePart, cut_evenly
@@ -89,7 +89,7 @@ def open_pinned(directory: Directory, epoch: Position) -> Checkpoint:
 
 def with_contents(directory: Directory, record: EpochRecord) -> EpochRecord:
     """The record, with what its stores have in them; read from them if that entry is lost."""
-    contents = read_contents(directory.log.read_entry, record)
+    contents = directory.contents_of(record)
     if contents is None:
         readers = store_readers(directory, record)
 

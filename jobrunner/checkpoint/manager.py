@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jobrunner.checkpoint.commits import Commits
-from jobrunner.checkpoint.directory import Directory
+from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.directory_run import DirectoryRun
 from jobrunner.checkpoint.history import check_metadata, frame_of, read_history
 from jobrunner.checkpoint.keep_policies import RetentionPolicy
@@ -19,7 +19,7 @@ from jobrunner.checkpoint.load_plan import (
     verify_record,
     with_contents,
 )
-from jobrunner.checkpoint.log import EpochRecord, MetadataHandler, Patience
+from jobrunner.checkpoint.log import MetadataHandler, Patience
 from jobrunner.checkpoint.opened import Checkpoint
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.save_policies import SaveEvery, SavePolicy

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Self
 
-from jobrunner.checkpoint.log import EpochRecord
+from jobrunner.checkpoint.directory import EpochRecord
 from jobrunner.checkpoint.storage import Result
 from jobrunner.checkpoint.store import StoreDocument, StoredValue, StoreReader
 from jobrunner.define import checked

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import itertools
 import math
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,13 +23,10 @@ from jobrunner.checkpoint.keep_policies import (
     reads_records,
 )
 from jobrunner.checkpoint.log import (
-    Attempt,
-    GivenUp,
     HolderEntry,
     LogEntry,
     Record,
     RetireEntry,
-    RunEntry,
     State,
     read_details,
     record_in,
@@ -61,81 +57,51 @@ class Retention:
         self._has_warned = False  # in this run
 
     def start_run(self, names: Sequence[str]) -> None:
-        """Delete the stores that earlier runs should have; `names` are those in the directory."""
+        """Delete what earlier runs have left; `names` are those in the directory."""
         self._has_warned = False
-        self.sweeper.forget()
         # `check_held` raises if another run has just taken over: the leftovers are then its own.
-        state = self._directory.log.check_held()
-        leftovers = state.chores
-        # A repair does not know what a lost entry said of these.
-        if not leftovers or self._directory.log.repairs:
-            return
-        # Look for what exists: the log may name more stores than there are files in the world.
-        there: dict[Position, list[str]] = defaultdict(list)
+        self.sweep(self._directory.log.check_held(), names)
+
+    def sweep(self, state: State, names: Iterable[str]) -> list[str]:
+        """Delete, in the background, those of these stores that count for nothing; returns them."""
+        left: list[str] = []
+        if self._directory.log.repairs:
+            return left  # it does not know what a lost entry said of a store
         for name in names:
             store = parse_store_name(name)
-            if store is not None:
-                there[store.epoch].append(name)
-        for item in leftovers:
-            stores: list[str] | None = []
-            if isinstance(item, Attempt):
-                stores = self._find_left(item, there)
-            elif item.at in there:
-                stores = self._find_stores(item.at, item.commit)
-            if stores is not None:
-                self.sweeper.add(item, stores)
-
-    def _find_left(self, attempt: Attempt, there: Mapping[Position, list[str]]) -> list[str] | None:
-        """The stores that an attempt has left; None if nothing tells whose they are."""
-        try:
-            entry = self._directory.log.read_entry(attempt.run)
-        except CheckpointError as error:
-            logger.warning(
-                "%s: what attempt %d has left stays, because the entry of its run is lost: %s",
-                self._directory.path,
-                attempt.number,
-                error,
-            )
-            return None
-        nodes = entry.nodes if isinstance(entry, RunEntry) else []
-        left = []
-        for name in itertools.chain.from_iterable(there.values()):
-            store = parse_store_name(name)
-            assert store is not None
-            if store.node in nodes and attempt.may_have_left(store.epoch, store.retry):
+            if store is not None and state.is_left_over(store):
                 left.append(name)
+        if left:
+            self.sweeper.add(left)
         return left
 
-    def _find_stores(self, at: Position, commit: int) -> list[str] | None:
-        """The stores that entry `commit` names for an epoch; None if it does not."""
+    def append(self, kind: type[HolderEntry], **fields: Any) -> LogEntry:
+        """Append an entry of the run; then delete, in the background, what it has retired."""
+        log = self._directory.log
+        before = log.known().recorded
+        epochs = fields.get("retires", fields.get("epochs", ()))
+        commits = {at: before[at] for at in epochs if at in before}
+        entry = log.append(kind, **fields)
+        for at, commit in commits.items():
+            # It may have been pinned since the policy chose it: then it is recorded, and stays.
+            self.sweep(log.known(), self._find_stores(at, commit))
+        return entry
+
+    def _find_stores(self, at: Position, commit: int) -> list[str]:
+        """The stores that entry `commit` names for an epoch."""
         try:
             stores = record_in(self._directory.log.read_entry(commit), at).stores or {}
             return [store.name for store in stores.values()]
         except (CheckpointError, ValueError) as error:
             logger.warning(
-                "%s: stores of epoch %s stay, because entry %d of the log does not name them: %s",
+                "%s: the next run deletes the stores of epoch %s, because entry %d of the log does "
+                "not name them: %s",
                 self._directory.path,
                 at,
                 commit,
                 error,
             )
-            return None
-
-    def append(self, kind: type[HolderEntry], **fields: Any) -> LogEntry:
-        """Append an entry of the run; then delete, in the background, what was retired."""
-        swept = self._directory.log.known().swept(self.sweeper.deleted)
-        entry = self._directory.log.append(kind, swept=swept, **fields)
-        self.sweep_new()
-        return entry
-
-    def sweep_new(self) -> None:
-        """Delete the stores of epochs that were retired since the last call."""
-        log = self._directory.log
-        for item in () if log.repairs else log.known().given_up:
-            if item not in self.sweeper.scheduled:
-                stores = self._find_stores(item.at, item.commit)
-                if stores is not None:
-                    self.sweeper.add(item, stores)
+            return []
 
     def pass_over(self, state: State, records: Sequence[Record]) -> list[Position]:
         """Which of these positions need not be written: the policy would retire them at once.
@@ -264,96 +230,49 @@ def _row(record: Record) -> SavedEpoch:
     return SavedEpoch(record.at, details.ended or time.time(), details.metrics)
 
 
-Leftover = GivenUp | Attempt
-
-
 class Sweeper:
-    """Deletes stores in a thread, one leftover after another, after the log gave them up.
+    """Deletes stores in a thread, after the log gave them up.
 
-    A leftover is `deleted` once its stores are durably gone. Failures are logged, and the next run
-    tries again. The thread ends when it has nothing to do.
+    Failures are logged, and the next run tries again. The thread ends when it has nothing to do.
     """
 
     def __init__(self, files: Files, path: str) -> None:
         self._files = files
         self._path = path
-        self._waiting: deque[tuple[Leftover | None, Sequence[str]]] = deque()
-        self._removed: list[Leftover] = []  # not yet durably
+        self._waiting: deque[Sequence[str]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self.scheduled: set[Leftover] = set()
-        self.deleted: set[Leftover] = set()
 
-    def forget(self) -> None:
-        """Forget what earlier runs have deleted."""
+    def add(self, stores: Sequence[str]) -> None:
+        """Delete stores."""
         with self._changed:
-            self.scheduled, self.deleted, self._removed = set(), set(), []
-
-    def add(self, item: Leftover | None, stores: Sequence[str]) -> None:
-        """Delete stores, which is all that is left of `item`; None: slow workers may still write."""
-        with self._changed:
-            if item is not None:
-                self.scheduled.add(item)
-                if not stores:
-                    self._removed.append(item)
-                    return
-            self._waiting.append((item, stores))
+            self._waiting.append(stores)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="jobrunner-sweeper", daemon=True
                 )
                 self._thread.start()
 
-    def confirm(self) -> None:
-        """Make the last deletions durable; the sweep of each leftover does so for those before."""
+    def drain(self, timeout_seconds: float = _DRAIN_SECONDS) -> bool:
+        """Wait until nothing is left to do; False if it takes longer."""
         with self._changed:
-            removed = list(self._removed)
-        if removed:
-            try:
-                self._files.sync_path(self._path)
-            except OSError as error:
-                logger.warning(
-                    "%s: stores that were deleted may come back after a power loss: %s",
-                    self._path,
-                    error,
-                )
-                return
-            self._note_durable(removed)
-
-    def drain(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until nothing is left to do, half a minute by default; False if it takes longer."""
-        seconds = _DRAIN_SECONDS if timeout_seconds is None else timeout_seconds
-        deadline = time.monotonic() + seconds
-        with self._changed:
-            while self._thread is not None:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
-                    return self._thread is None
-        return True
+            return self._changed.wait_for(lambda: self._thread is None, timeout_seconds)
 
     def _work(self) -> None:
-        try:
-            while self._sweep_next():
-                pass
-        except BaseException:
+        while True:
             with self._changed:
-                self._thread = None
-                self._changed.notify_all()
-            raise
+                if not self._waiting:
+                    # Under the lock, so that `add` knows whether the thread runs.
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                stores = self._waiting.popleft()
+            self._delete(stores)
 
-    def _sweep_next(self) -> bool:
-        with self._changed:
-            if not self._waiting:
-                # Under the lock, so that `add` knows whether the thread runs.
-                self._thread = None
-                self._changed.notify_all()
-                return False
-            item, stores = self._waiting.popleft()
-            removed = list(self._removed)
+    def _delete(self, stores: Sequence[str]) -> None:
+        roots = [join_path(self._path, store) for store in stores]
         try:
-            self._remove_roots(stores, bool(removed))
-            self._note_durable(removed)
-            roots = [join_path(self._path, store) for store in stores]
+            self._delete_documents(roots)
             removals = [partial(self._files.remove_tree, root) for root in roots]
             run_all(removals, max(REMOVALS, self._files.lookups), 0)
         except OSError as error:
@@ -363,33 +282,20 @@ class Sweeper:
                 listed(stores, 3),
                 error,
             )
-        else:
-            if item is not None:
-                with self._changed:
-                    self._removed.append(item)
-        return True
 
-    def _note_durable(self, removed: Sequence[Leftover]) -> None:
-        with self._changed:
-            self._removed = [item for item in self._removed if item not in removed]
-            self.deleted.update(removed)
+    def _delete_documents(self, roots: Sequence[str]) -> None:
+        """Delete root documents durably, so that no store opens with chunks missing."""
+        changed = []
 
-    def _remove_roots(self, stores: Sequence[str], has_removed: bool) -> None:
-        """Remove root documents durably, so that no store opens with chunks missing.
-
-        Also makes earlier deletions durable.
-        """
-        changed = [self._path] if has_removed else []
-
-        def remove(root: str) -> None:
+        def delete(root: str) -> None:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 self._files.remove_file(join_path(root, ROOT_DOCUMENT))
-            # A process may have removed it and died before that was durable.
+            # A process may have deleted it and died before that was durable.
             if self._files.is_taken(root):
                 changed.append(root)
 
         with self._files.durable(self._path, (), changed):
-            list(self._files.each(remove, [join_path(self._path, store) for store in stores]))
+            list(self._files.each(delete, roots))
 
 
 def _seconds(time: str) -> float:

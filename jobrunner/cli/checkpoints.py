@@ -261,17 +261,8 @@ def _tell_pins(manager: MultiNodeCheckpointManager, at: Position, **outcome: boo
 @main.command("restore")
 @directory_argument
 @epoch_argument
-@click.option(
-    "--commit",
-    "number",
-    type=click.IntRange(min=0),
-    metavar="ENTRY",
-    help="The log entry that recorded the epoch, if it was set aside more than once.",
-)
 @take_over_option
-def restore_command(
-    *, directory: str, epoch: NamedEpoch, number: int | None, take_over: bool
-) -> Output:
+def restore_command(*, directory: str, epoch: NamedEpoch, take_over: bool) -> Output:
     """Record again an epoch that '--resume' or damage set aside.
 
     Verifies every byte first. `jobrunner fsck` lists the epochs that are set aside.
@@ -284,7 +275,7 @@ def restore_command(
     if isinstance(epoch, str):  # "latest" and "best" are recorded
         raise click.UsageError(f"{epoch!r} is neither the number of an epoch nor a position.")
     manager = open_manager(directory)
-    commit = restore_epoch(manager.directory, epoch, number, take_over=take_over)
+    commit = restore_epoch(manager.directory, epoch, take_over=take_over)
     stores = {node: store.name for node, store in manager.record(epoch).stores.items()}
     data = {"path": manager.path, "epoch": epoch.public, "commit": commit.number, "stores": stores}
     return Output(data, [f"Epoch {epoch} is recorded again, as saved at {commit.time}."])

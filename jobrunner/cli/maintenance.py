@@ -14,6 +14,7 @@ from jobrunner.cli.disk import measure
 from jobrunner.cli.options import directory_argument, open_manager, take_over_option
 from jobrunner.cli.run import keep_options, keep_policy
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
+from jobrunner.names import parse_store_name
 from jobrunner.positions import Position, format_ranges
 from jobrunner.texts import format_bytes, listed
 
@@ -76,8 +77,10 @@ def prune(manager: MultiNodeCheckpointManager, policy: KeepAny, *, is_dry: bool)
             retention.sweeper.drain(_DELETION_SECONDS)
         finally:
             manager.run.end()
-        undeleted = set(log.refresh().given_up) - retention.sweeper.deleted
-        left = sorted({item.at for item in undeleted}.intersection(retired))
+        state = log.refresh()
+        names = map(parse_store_name, manager.directory.files.list_names(manager.path))
+        undeleted = {name.epoch for name in names if name is not None and state.is_left_over(name)}
+        left = sorted(undeleted.intersection(retired))
     deleted = [at for at in retired if at not in left]
     kept = sorted(set(log.refresh().recorded).difference(retired))
     nbytes = sum(records[at].nbytes for at in deleted if at in records)

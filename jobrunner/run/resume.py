@@ -14,7 +14,7 @@ from jobrunner.checkpoint import (
     Directory,
     EpochRecord,
     MultiNodeCheckpointManager,
-    Snapshot,
+    State,
     stateful_blobs,
     with_contents,
 )
@@ -58,7 +58,7 @@ class Resume:
     plan: Plan
     adaptation: Adaptation
     reason: str
-    snapshot: Snapshot | None = None
+    snapshot: State | None = None
     """Of the log of the run's own directory; None: there is none."""
     origin: Directory | None = None
     """The directory to load from."""
@@ -158,7 +158,7 @@ def decide(
     plan: Plan,
     asked: ResumeFrom,
     manager: MultiNodeCheckpointManager | None,
-    snapshot: Snapshot | None,
+    snapshot: State | None,
     adaptation: Adaptation,
     damaged: Mapping[Position, str] | None = None,
 ) -> Resume:
@@ -212,7 +212,7 @@ def decide(
     else:
         begin = prepare(job, plan, origin, record, adaptation)
         check_steps(plan, record, origin.path)
-        later = tuple(epochs.after(record.at))
+        later = tuple(at for at in epochs.epochs if at > record.at)
         left = remainder(
             record.at,
             plan.epoch_limit,
@@ -239,7 +239,7 @@ def decide(
 
 
 def _find_newest(
-    origin: Directory, snapshot: Snapshot, damaged: dict[Position, str]
+    origin: Directory, snapshot: State, damaged: dict[Position, str]
 ) -> EpochRecord | None:
     """The newest record not known to be damaged; only its load shows if the epoch is whole.
 
@@ -332,7 +332,7 @@ def check_steps(plan: Plan, record: EpochRecord, path: str) -> None:
         )
 
 
-def _check_claimed(directory: Directory, snapshot: Snapshot) -> list[str]:
+def _check_claimed(directory: Directory, snapshot: State) -> list[str]:
     """Warn of stores that the log does not mention; raise if it records no epoch at all."""
     lost = directory.unclaimed(snapshot)
     if not lost:

@@ -16,7 +16,7 @@ from jobrunner.checkpoint import (
     EndEntry,
     Files,
     RunEntry,
-    Snapshot,
+    State,
     check_plan,
     is_url,
     may_live,
@@ -164,16 +164,16 @@ def summarize_run(directory: Directory, name: str) -> RunSummary:
         return RunSummary(name, "damaged", str(error))
 
 
-def _summarize(directory: Directory, name: str, snapshot: Snapshot) -> RunSummary:
+def _summarize(directory: Directory, name: str, snapshot: State) -> RunSummary:
     holder = snapshot.holder
     latest = snapshot.latest
     assert holder is not None
-    record = None if latest is None else snapshot.record(latest)
-    info = snapshot.info(holder.number)
+    record = None if latest is None else directory.record(latest, snapshot)
+    info = directory.info_of(holder.number)
     is_command = bool(info.get("command"))
     if "plan" not in info and record is not None:
         # A command such as `prune` holds the directory for a while, as a run without a plan.
-        info = snapshot.info(record.run_number)
+        info = directory.info_of(record.run_number)
     plan = _plan_of(info)
     total = info.get("total_epochs")
     summary = RunSummary(
@@ -186,13 +186,13 @@ def _summarize(directory: Directory, name: str, snapshot: Snapshot) -> RunSummar
         total_epochs=total if isinstance(total, int) and 0 <= total < _MOST_EPOCHS else None,
         metrics={} if record is None else record.details.metrics,
         saved=None if record is None else unix_time(record.time),
-        last_seen=unix_time(snapshot.entry(snapshot.number).time),
+        last_seen=unix_time(directory.log.read_entry(snapshot.number).time),
         host=holder.process.host or "",
         pid=holder.process.pid or None,
         nodes=described_nodes(plan),
     )
     if snapshot.is_ended or is_command:
-        state, last_seen = _end_of_last_run(snapshot)
+        state, last_seen = _end_of_last_run(directory, snapshot)
         return replace(summary, state=state, last_seen=last_seen or summary.last_seen)
     beat = read_beat(directory.files, directory.path, holder.run)
     summary = replace(summary, last_seen=max(summary.last_seen or 0.0, beat.time))
@@ -218,7 +218,7 @@ def _plan_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
 
 
-def _end_of_last_run(snapshot: Snapshot) -> tuple[StateName, float | None]:
+def _end_of_last_run(directory: Directory, snapshot: State) -> tuple[StateName, float | None]:
     """How the last run ended, and when it was last seen.
 
     A command such as `prune` is no run, but holds the directory for a while as one does. Entries
@@ -227,7 +227,7 @@ def _end_of_last_run(snapshot: Snapshot) -> tuple[StateName, float | None]:
     """
     commands = set()
     for number in range(snapshot.number, max(-1, snapshot.number - _MOST_AT_END), -1):
-        entry = snapshot.entry(number)
+        entry = directory.log.read_entry(number)
         if entry.kind == "lost":
             break  # entries before it may be lost
         if entry.kind in ("pin", "unpin"):
@@ -238,17 +238,17 @@ def _end_of_last_run(snapshot: Snapshot) -> tuple[StateName, float | None]:
             commands.add(entry.run)  # only a run of a job has an outcome
         elif isinstance(entry, RunEntry) and entry.info.get("command"):
             continue
-        elif entry.run not in commands and not _is_of_command(snapshot, entry.run):
+        elif entry.run not in commands and not _is_of_command(directory, snapshot, entry.run):
             return "lost", unix_time(entry.time)
     return ("finished" if snapshot.is_done else "stopped"), None
 
 
-def _is_of_command(snapshot: Snapshot, run: str) -> bool:
+def _is_of_command(directory: Directory, snapshot: State, run: str) -> bool:
     """Whether the present holder is this run, and a command."""
     holder = snapshot.holder
     if holder is None or holder.run != run:
         return False
-    return bool(snapshot.info(holder.number).get("command"))
+    return bool(directory.info_of(holder.number).get("command"))
 
 
 def best_of(

@@ -160,10 +160,10 @@ def test_errors_and_logs_are_escaped(
     told.append(str(pickle.loads(pickle.dumps(CheckpointCorruptError(HOSTILE)))))
     with MultiNodeCheckpointManager(hostile).open(3) as checkpoint:
         told += [repr(checkpoint), *map(repr, checkpoint.values())]
-    (hostile / "_log" / "state-0000000001.json").write_bytes(b"damaged")
+    (hostile / "_log" / "state.json").write_bytes(b"damaged")
     with caplog.at_level(logging.DEBUG, "jobrunner"):
         MultiNodeCheckpointManager(hostile).epochs()
-    assert "without a state" in caplog.text
+    assert "without its state" in caplog.text
     (hostile / "_log" / "0000000001.json").write_bytes(b"damaged")
     with pytest.raises(CheckpointCorruptError) as damage:
         MultiNodeCheckpointManager(hostile).epochs()

@@ -149,8 +149,8 @@ def test_a_resume_is_planned_from_one_look_at_the_log_and_opens_no_store(manager
     assert JobRunner(counter(5), again).plan_resume().epoch == 3
     opened = [path for operation, path in files.trace if operation == "open"]
     assert all("/_log/" in path for path in opened)
-    # All entries, a look for one more; then that of the record, of what stores have, of the run.
-    assert len(opened) == again.directory.snapshot().number + 1 + 1 + 3
+    # The state, all entries, a look for one more; then that of the record, of what stores have, of the run.
+    assert len(opened) == again.directory.snapshot().number + 2 + 1 + 3
 
 
 def test_a_run_with_no_whole_epoch_starts_afresh_and_says_so(inproc_session, manager):

@@ -32,6 +32,7 @@ from jobrunner.checkpoint.log.entries import (
     RewindEntry,
     RunEntry,
     Store,
+    StoreKey,
     UnpinEntry,
     entry_to_json,
     given_up_by,
@@ -40,10 +41,8 @@ from jobrunner.checkpoint.log.entries import (
     record_in,
 )
 from jobrunner.checkpoint.log.handler import (
-    EntryReplacer,
     FileMetadataHandler,
     MetadataHandler,
-    StateCache,
     parse_file_name,
 )
 from jobrunner.checkpoint.log.heartbeat import (
@@ -59,13 +58,11 @@ from jobrunner.checkpoint.log.heartbeat import (
     read_beat,
 )
 from jobrunner.checkpoint.log.lock import RunLock, refuse_if_alive
-from jobrunner.checkpoint.log.log_reader import each_entry, read_state
-from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL, LogWriter, make_entry
-from jobrunner.checkpoint.log.snapshot import (
-    EpochRecord,
-    Snapshot,
-    read_contents,
-    read_info,
-    read_record,
+from jobrunner.checkpoint.log.log_writer import (
+    STATE_INTERVAL,
+    LogWriter,
+    each_entry,
+    make_entry,
+    read_state,
 )
-from jobrunner.checkpoint.log.state import Attempt, GivenUp, State
+from jobrunner.checkpoint.log.state import Attempt, State

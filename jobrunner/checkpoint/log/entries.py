@@ -33,6 +33,9 @@ RunName = Annotated[
     str, Meta(pattern=r"^[^./\x00-\x1f\ud800-\udfff][^/\x00-\x1f\ud800-\udfff]{0,63}\Z")
 ]
 
+StoreKey = tuple[Position, Annotated[int, Meta(ge=0, lt=10**18)]]
+"""The position and the label in the name of a store, whatever its node; the label is 0 if it has none."""
+
 Entry = Mapping[str, Any]
 """An entry as JSON, as a `MetadataHandler` stores it."""
 
@@ -65,35 +68,30 @@ class NodeContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     parts: dict[str, Natural] = {}  # partitioned array -> length of its part along the axis
 
 
-class HistoryMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many rows of a blob's history count, and the digests by which they are known."""
-
-    directory: Natural  # number of the ``begin`` whose attempt wrote them
-    rows: Natural
-    last: Natural  # rows of the last put
-    chain: Short  # digest of the digests of all whole chunks
-    tail: Short  # of the counted rows of the last chunk
-
-
 class Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One epoch, or a position within one, in a ``commit``."""
 
     at: Position
-    stores: dict[NodeName, Store] | None  # None: passed over, so only histories have it
+    stores: dict[NodeName, Store] | None  # None: passed over, so only the history has it
     contents: Natural | None = None  # number of the ``commit`` that says what the stores have
     details: dict[str, Any] = {}  # `Details` as strict JSON
-    histories: dict[str, dict[str, HistoryMark]] = {}  # by node and blob
 
     def __post_init__(self) -> None:
+        label = self.label
         for node, store in (self.stores or {}).items():
             # A store that is named otherwise would be a path to somewhere else.
-            if store.name == format_store_name(node, self.at):
-                continue
-            name = parse_store_name(store.name)
-            if name is None or (name.node, name.epoch) != (node, self.at):
+            if store.name != format_store_name(node, self.at, label):
                 raise ValueError(
                     f"{store.name!r:.80} is not the name of a store of {node!r} at {self.at}"
                 )
+
+    @property
+    def label(self) -> int:
+        """The label in the names of all its stores; 0: they have none."""
+        for store in (self.stores or {}).values():
+            name = parse_store_name(store.name)
+            return 0 if name is None else name.retry
+        return 0
 
 
 class LogEntry(
@@ -114,13 +112,7 @@ class LogEntry(
 
 
 class HolderEntry(LogEntry, kw_only=True):
-    """What only the run that holds the directory appends.
-
-    `swept`: the stores that entries before this number gave up are deleted, durably; but for
-    attempts of the run itself, whose slow workers may still write.
-    """
-
-    swept: Natural = 0
+    """What only the run that holds the directory appends."""
 
 
 class RunEntry(LogEntry, tag="run"):
@@ -136,14 +128,15 @@ class RunEntry(LogEntry, tag="run"):
 class BeginEntry(HolderEntry, tag="begin"):
     """An attempt begins: it may write stores of all positions up to `upto`, and names them.
 
-    A store is called ``node.at`` if no entry before has claimed `at` and nothing had that name
-    (`occupied`), else ``node.at.r<label>``. No other attempt has the label, so names are never used
-    twice.
+    A store is called ``node.at`` if no entry before has claimed `at` and nothing had that name,
+    else ``node.at.r<label>``. No other attempt has the label, so names are never used twice.
+    `strangers` are the stores, by position and label, that were in the directory though no entry has
+    claimed their names. They are not ours and stay.
     """
 
     upto: Position
     label: Label
-    occupied: list[Position] = []
+    strangers: list[StoreKey] = []
 
 
 class CommitEntry(HolderEntry, tag="commit"):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -23,14 +24,12 @@ MOST_ENTRY_BYTES = 8 << 20
 """The size of an entry's file, at most."""
 MOST_VALUES = 1_000_000
 """The values of an entry, at most; a string counts as three."""
-MOST_STATE_BYTES = 1 << 30
+_MOST_STATE_BYTES = 1 << 30
 
 _NUMBER = "[0-9]{10}|[1-9][0-9]{10,}"
 _NAME = re.compile(
-    rf"\.?(?P<state>state-)?(?P<number>{_NUMBER})\.json"
-    r"(?P<damaged>\.damaged)?(?P<temporary>\.[0-9a-f]+\.tmp)?"
+    rf"\.?(?:state|(?P<number>{_NUMBER}))\.json(?P<damaged>\.damaged)?(?P<temporary>\.[0-9a-f]+\.tmp)?"
 )
-_KEPT_STATES = 2
 _MOST_MISSING = 2_000
 _MOST_DAMAGED_BYTES = 64 << 20
 
@@ -46,7 +45,6 @@ class MetadataHandler(Protocol):
     An entry is JSON (a dict) with, among others, the keys ``number`` (0, 1, 2, ...), ``kind`` and
     ``id``. The manager makes and interprets entries. A handler stores them for ever, in order, and
     never lets two share a number. A handler must pass the tests in `jobrunner.testing.contracts`.
-    It may have the methods of `StateCache` and `EntryReplacer`, too.
     """
 
     def set_params(self, path: str, node_names: Sequence[str]) -> None:
@@ -90,33 +88,11 @@ class MetadataHandler(Protocol):
         """
 
 
-@runtime_checkable
-class StateCache(Protocol):
-    """What a handler may do, too: keep states, so that opening a directory reads few entries."""
-
-    def states(self) -> Iterable[bytes]:
-        """The states that are kept, the newest first; without those that are damaged."""
-
-    def keep_state(self, number: int, state: bytes) -> None:
-        """Keep the state after entry `number`; older ones may go."""
-
-
-@runtime_checkable
-class EntryReplacer(Protocol):
-    """What a handler must do, too, so that ``fsck --repair`` can repair its log."""
-
-    def replace(self, entry: Entry) -> None:
-        """Put an entry, durably, in the place of one that is damaged or missing.
-
-        Keeps what was there, and forgets all states. No run uses the directory meanwhile.
-        """
-
-
 class LogFile(NamedTuple):
     """What the name of a file of the log says."""
 
     kind: Literal["entry", "state", "damaged", "temporary"]
-    number: int
+    number: int  # -1: it is not that of an entry
 
 
 def parse_file_name(name: str) -> LogFile | None:
@@ -124,12 +100,12 @@ def parse_file_name(name: str) -> LogFile | None:
     match = _NAME.fullmatch(name)
     if match is None or name.startswith(".") != bool(match["temporary"]):
         return None
-    number = int(match["number"])
+    number = int(match["number"] or -1)
     if match["temporary"]:
         return LogFile("temporary", number)
-    if match["state"]:
-        return None if match["damaged"] else LogFile("state", number)
-    return LogFile("damaged" if match["damaged"] else "entry", number)
+    if match["damaged"]:
+        return LogFile("damaged", number)
+    return LogFile("state" if number < 0 else "entry", number)
 
 
 class FileMetadataHandler:
@@ -161,12 +137,6 @@ class FileMetadataHandler:
         """Path of an entry's file."""
         return os.path.join(self._directory, f"{number:010d}.json")
 
-    def _numbers(self, prefix: str = "") -> list[int]:
-        """The numbers of all entries, or those in names with a prefix, in ascending order."""
-        pattern = re.compile(rf"{prefix}({_NUMBER})\.json")
-        names = self._files.list_names(self._directory)
-        return sorted(int(match[1]) for match in map(pattern.fullmatch, names) if match)
-
     # --- entries
 
     def append(self, entry: Entry) -> bool:
@@ -178,7 +148,8 @@ class FileMetadataHandler:
     def last_number(self) -> int:
         """See `MetadataHandler`."""
         path, files = self._directory, self._files
-        numbers = self._numbers()
+        names = [parse_file_name(name) for name in files.list_names(path)]
+        numbers = [file.number for file in names if file is not None and file.kind == "entry"]
         if not numbers and files.is_taken(path) and not files.is_directory(path):
             raise CheckpointCorruptError(f"{path} is a file; expected a directory.", path=path)
         last = max(numbers, default=-1)
@@ -242,12 +213,15 @@ class FileMetadataHandler:
             return CheckpointCorruptError(f"{path} is a directory.", path=path)
 
     def replace(self, entry: Entry) -> None:
-        """See `EntryReplacer`."""
-        for number in self._numbers("state-"):
-            self._files.remove_file(self._state_path(number))
+        """Put an entry, durably, in the place of one that is damaged or missing.
+
+        Keeps what was there, and forgets the state. No run uses the directory meanwhile.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            self._files.remove_file(self._state_path)
         path = self.path_of(entry["number"])
         try:
-            damaged = self._files.read(path, MOST_STATE_BYTES)
+            damaged = self._files.read(path, _MOST_STATE_BYTES)
         except IsADirectoryError as error:
             raise CheckpointWriteError(
                 f"{path} is a directory; expected an entry of the log. Move it away, then repair."
@@ -267,28 +241,26 @@ class FileMetadataHandler:
         except OSError as error:
             logger.warning("Cannot remove temporary files in %s: %s", self._directory, error)
 
-    # --- states
+    # --- the state
 
-    def states(self) -> Iterator[bytes]:
-        """See `StateCache`."""
-        for number in reversed(self._numbers("state-")):
-            path = self._state_path(number)
-            try:
-                data = self._files.read(path, MOST_STATE_BYTES)
-                if data is not None:
-                    yield unframe(data, path, f"{path}, a state of the log,")
-            except (CheckpointCorruptError, IsADirectoryError) as error:
-                # It only says what the entries say, too.
-                logger.warning("Reading the log without a state of it: %s", error)
+    def state(self) -> bytes | None:
+        """The state that was kept, so that opening a directory reads few entries."""
+        path = self._state_path
+        try:
+            data = self._files.read(path, _MOST_STATE_BYTES)
+            return None if data is None else unframe(data, path, f"{path}, a state of the log,")
+        except (CheckpointCorruptError, IsADirectoryError) as error:
+            # It only says what the entries say, too.
+            logger.warning("Reading the log without its state: %s", error)
+            return None
 
-    def keep_state(self, number: int, state: bytes) -> None:
-        """See `StateCache`."""
-        self._files.put(self._state_path(number), frame(state))
-        for older in self._numbers("state-")[:-_KEPT_STATES]:
-            self._files.remove_file(self._state_path(older))
+    def keep_state(self, state: bytes) -> None:
+        """Keep a state; one that is older, or of another log, does no harm."""
+        self._files.put(self._state_path, frame(state))
 
-    def _state_path(self, number: int) -> str:
-        return join_path(self._directory, f"state-{number:010d}.json")
+    @property
+    def _state_path(self) -> str:
+        return join_path(self._directory, "state.json")
 
 
 def frame(text: bytes) -> bytes:

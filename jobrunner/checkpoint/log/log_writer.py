@@ -5,9 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -16,22 +15,13 @@ from jobrunner.checkpoint.log.entries import (
     BeginEntry,
     LaterVersionError,
     LogEntry,
-    LostEntry,
     PinEntry,
     RunEntry,
     UnpinEntry,
     entry_to_json,
     parse_entry,
 )
-from jobrunner.checkpoint.log.handler import MetadataHandler, StateCache
-from jobrunner.checkpoint.log.log_reader import (
-    ReplacedError,
-    each_entry,
-    read_entry,
-    read_on,
-    read_state,
-)
-from jobrunner.checkpoint.log.snapshot import Snapshot
+from jobrunner.checkpoint.log.handler import FileMetadataHandler, MetadataHandler
 from jobrunner.checkpoint.log.state import Attempt, State
 from jobrunner.errors import (
     CheckpointCorruptError,
@@ -48,6 +38,10 @@ STATE_INTERVAL = 128
 """Entries after which a state is kept; with very many epochs, a 64th of their number."""
 
 Kind = TypeVar("Kind", bound=LogEntry)
+
+
+class ReplacedError(Exception):
+    """The entry that was read last is no longer there: the log is another one, or older."""
 
 
 class LogWriter:
@@ -107,12 +101,10 @@ class LogWriter:
                 f"same command again to continue from what is there."
             ) from None
 
-    def snapshot(self) -> Snapshot:
-        """What the log says now, for readers to pass down; frozen. Raises like `refresh`."""
+    def snapshot(self) -> State:
+        """What the log says now, to be passed down; later entries do not change it."""
         with self._lock:
-            state = self.refresh()
-            facts = {name: copy(getattr(state, name)) for name in state.__struct_fields__}
-            return Snapshot(path=self._path, entry=self.read_entry, **facts)
+            return self.refresh().copy()
 
     def known(self) -> State:
         """The state as last read or written; reads only if there is none."""
@@ -123,16 +115,19 @@ class LogWriter:
         with self._reading():
             return self._read(number)
 
-    def read_entries(self) -> Iterator[LogEntry]:
+    def read_entries(self, *, is_strict: bool = False) -> Iterator[LogEntry]:
         """Iterate over all entries that are not damaged, in order; warns of others.
 
-        Raises CheckpointCorruptError if all are damaged, or one contradicts those before it.
+        Raises CheckpointCorruptError if all are damaged, or one contradicts those before it; with
+        `is_strict` also if one is damaged or missing.
         """
         damage: CheckpointCorruptError | None = None
         state = State()
         with self._reading():
             for number, entry in each_entry(self.handler):
                 if isinstance(entry, CheckpointCorruptError):
+                    if is_strict:
+                        raise entry
                     damage = damage or entry
                     continue
                 if number > state.number + 1:
@@ -145,22 +140,6 @@ class LogWriter:
             logger.warning(
                 "%s: what damaged entries of the log said is missing: %s", self._path, damage
             )
-
-    def verify(self) -> list[int]:
-        """Check every entry of the log; returns the numbers of those that a repair has replaced.
-
-        Raises CheckpointCorruptError if an entry is missing, damaged or contradicts those before it.
-        """
-        state = State()
-        lost = []
-        with self._reading():
-            for number, entry in each_entry(self.handler):
-                if isinstance(entry, CheckpointCorruptError):
-                    raise entry
-                state.apply(entry)
-                if isinstance(entry, LostEntry):
-                    lost.append(number)
-        return lost
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -219,21 +198,19 @@ class LogWriter:
     def begin(
         self,
         upto: Position,
-        *,
-        occupied: Collection[Position] = (),
-        label: int = 0,
-        swept: int = 0,
+        names: Iterable[str],
     ) -> Attempt:
         """Append a ``begin``; the attempt may write stores up to `upto`.
 
-        `occupied` are later positions whose plain names other files have, `label` is the highest label
-        in the names that exist. Raises like `append`.
+        `names` are those in the directory when the run took it. Raises like `append`.
         """
         with self._lock:
-            label = max(label, self.known().label) + 1
-            entry = self.append(
-                BeginEntry, upto=upto, label=label, occupied=sorted(occupied), swept=swept
-            )
+            state = self.known()
+            strangers = state.strangers_among(names)
+            highest = max([state.label, *(label for _, label in strangers)])
+            if self.repairs:
+                highest = max(highest, state.number)  # each lost entry may have begun an attempt
+            entry = self.append(BeginEntry, upto=upto, label=highest + 1, strangers=strangers)
             attempt = self._held(self.known()).attempt
             # If the reply to the append was lost, the writer has read on, maybe to the `run` and
             # `begin` of another run: `attempt` would be that one's, and so would the names.
@@ -328,11 +305,13 @@ class LogWriter:
     def _keep_state(self, state: State) -> None:
         handler = self.handler
         interval = max(STATE_INTERVAL, len(state.recorded) // 64)
-        if not isinstance(handler, StateCache) or state.number - self._kept < interval:
+        if not isinstance(handler, FileMetadataHandler):
+            return
+        if state.number - self._kept < interval:
             return
         self._kept = state.number
         try:
-            handler.keep_state(state.number, state.to_bytes())
+            handler.keep_state(state.to_bytes())
         except Exception as error:
             # Reading takes longer without it, and nothing else.
             logger.warning("%s: the state of the log could not be kept: %s", self._path, error)
@@ -343,3 +322,82 @@ def make_entry(kind: type[Kind], number: int, run: str, **fields: Any) -> Kind:
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
     head: dict[str, Any] = {"number": number, "run": run, "id": uuid.uuid4().hex, "time": now}
     return kind(format=FORMAT, **head, **fields)
+
+
+def read_state(handler: MetadataHandler) -> State:
+    """The state that a handler's log gives.
+
+    Raises CheckpointCorruptError if an entry that is needed is damaged or missing.
+    """
+    last = handler.last_number()
+    kept = handler.state() if isinstance(handler, FileMetadataHandler) else None
+    if kept is not None:
+        try:
+            state = State.from_bytes(kept)
+            read_on(handler, state, last)
+            return state
+        except (ValueError, RecursionError) as error:
+            logger.warning("Reading the log without its state: %s", error)
+        except ReplacedError:
+            pass  # the state is of another log that was in this place, or of a part that is gone
+    state = State()
+    read_on(handler, state, last)
+    return state
+
+
+def read_on(handler: MetadataHandler, state: State, last: int = -1) -> set[str]:
+    """Apply the entries after `state`, at least up to `last`, and return their ids.
+
+    Raises ReplacedError if the entry that `state` has read last is no longer there. To look for it
+    costs nothing: without it, the first request would be for an entry that does not exist.
+    """
+    ids: set[str] = set()
+    trees = handler.entries(max(0, state.number))
+    if state.number >= 0:
+        found_id = next(trees, {}).get("id")
+        if found_id != state.last_id:
+            raise ReplacedError(found_id)
+    for number, tree in enumerate(trees, state.number + 1):
+        entry = parse_entry(tree, _name(handler, number))
+        state.apply(entry)
+        ids.add(entry.id)
+    if state.number < last:
+        raise CheckpointCorruptError(
+            f"{_name(handler, state.number + 1)} is missing, although entry {last} exists."
+        )
+    return ids
+
+
+def read_entry(handler: MetadataHandler, number: int) -> LogEntry:
+    """Read entry `number`; raises CheckpointCorruptError if it is missing or damaged."""
+    if isinstance(handler, FileMetadataHandler):
+        tree = handler.entry(number)
+    else:
+        tree = next(handler.entries(number), None)
+    if tree is None:
+        raise CheckpointCorruptError(f"{_name(handler, number)} is missing.")
+    return parse_entry(tree, _name(handler, number))
+
+
+def each_entry(
+    handler: MetadataHandler, number: int = 0
+) -> Iterator[tuple[int, LogEntry | CheckpointCorruptError]]:
+    """Iterate over the entries from `number` on with their numbers; yields errors for damaged ones."""
+    last = handler.last_number()
+    while number <= last:
+        try:
+            for tree in handler.entries(number):
+                yield number, parse_entry(tree, _name(handler, number))
+                number += 1
+            if number <= last:
+                yield number, CheckpointCorruptError(f"{_name(handler, number)} is missing.")
+        except CheckpointCorruptError as error:
+            yield number, error
+        number += 1
+
+
+def _name(handler: MetadataHandler, number: int) -> str:
+    name = f"Entry {number} of the log"
+    if isinstance(handler, FileMetadataHandler):
+        name += f", {handler.path_of(number)},"
+    return name

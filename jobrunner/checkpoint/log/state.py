@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from copy import copy
 from typing import Annotated, Any
 
 import msgspec
@@ -24,6 +25,7 @@ from jobrunner.checkpoint.log.entries import (
     RewindEntry,
     RunEntry,
     Short,
+    StoreKey,
     UnpinEntry,
     from_json,
     given_up_by,
@@ -31,7 +33,7 @@ from jobrunner.checkpoint.log.entries import (
     to_json,
 )
 from jobrunner.errors import CheckpointCorruptError
-from jobrunner.names import format_store_name, parse_store_name
+from jobrunner.names import StoreName, format_store_name, parse_store_name
 from jobrunner.positions import Position
 
 
@@ -39,11 +41,10 @@ class Attempt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What may be written after a ``begin``: stores of its run's nodes at positions up to `upto`."""
 
     number: Natural  # of the ``begin``
-    run: Natural  # number of the ``run`` entry, which has the nodes
     label: Natural
     after: Position | None  # the positions above it were never claimed before
     upto: Position
-    occupied: tuple[Position, ...]  # where other files have the plain names
+    occupied: tuple[Position, ...]  # where others have the plain names
     last: Position | None = None  # the newest that was committed
 
     def label_of(self, at: Position) -> int:
@@ -55,25 +56,12 @@ class Attempt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The name of a node's store at a position."""
         return format_store_name(node, at, self.label_of(at))
 
-    def may_have_left(self, at: Position, label: int) -> bool:
-        """Whether it may have written stores with such names that it did not commit."""
-        is_open = self.last is None or at > self.last
-        return is_open and at <= self.upto and label == self.label_of(at)
+    def may_write(self, at: Position) -> bool:
+        """Whether its stores at a position may still be written and committed."""
+        return at <= self.upto and (self.last is None or at > self.last)
 
 
-class GivenUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A retired epoch, whose stores are to be deleted."""
-
-    number: Natural  # of the entry that retired it
-    at: Position
-    commit: Natural  # number of the entry with its record
-
-
-Leftover = GivenUp | Attempt
-"""What a run is to delete the stores of."""
-
-
-class LogFacts(msgspec.Struct, forbid_unknown_fields=True):
+class State(msgspec.Struct, forbid_unknown_fields=True):
     """What the log says up to entry `number`; -1 for an empty log.
 
     Attributes
@@ -84,24 +72,26 @@ class LogFacts(msgspec.Struct, forbid_unknown_fields=True):
         The last run that took the directory.
     is_ended : bool
         Whether that run has released it.
+    nodes : set
+        The nodes that runs have saved.
     recorded : dict
         Epoch -> number of the ``commit`` with its record, in ascending order.
+    labels : dict
+        Recorded epoch -> the label in the names of its stores, if they have one.
     pins : dict
         Recorded epoch -> its labels.
+    aside : set
+        The stores that a rewind, a later record or a repair set aside. They stay.
+    strangers : set
+        The stores that were in the directory before any entry claimed their names. They stay.
     done : Position, optional
         The epoch after which the job ended.
     upto : Position, optional
         The highest position that an attempt has claimed.
-    occupied : set
-        Positions up to it where other files have the plain names.
     label : int
         The highest label of an attempt.
     attempt : Attempt, optional
         That of the holder, which may commit.
-    attempts : list
-        Earlier ones that may have left stores.
-    given_up : list
-        Retired epochs whose stores may exist.
     is_unsure : bool
         Entries are lost, and the repair has not ended.
     """
@@ -110,15 +100,16 @@ class LogFacts(msgspec.Struct, forbid_unknown_fields=True):
     last_id: Short = ""
     holder: Holder | None = None
     is_ended: bool = True
+    nodes: set[str] = set()
     recorded: dict[Position, int] = {}
+    labels: dict[Position, int] = {}
     pins: dict[Position, tuple[str, ...]] = {}
+    aside: set[StoreKey] = set()
+    strangers: set[StoreKey] = set()
     done: Position | None = None
     upto: Position | None = None
-    occupied: set[Position] = set()
     label: Natural = 0
     attempt: Attempt | None = None
-    attempts: list[Attempt] = []
-    given_up: list[GivenUp] = []
     is_unsure: bool = False
 
     @property
@@ -131,37 +122,51 @@ class LogFacts(msgspec.Struct, forbid_unknown_fields=True):
         """The newest recorded epoch."""
         return next(reversed(self.recorded), None)
 
-    def after(self, at: Position | None) -> list[Position]:
-        """The recorded epochs after `at`, in ascending order; None: all."""
-        return [epoch for epoch in self.recorded if at is None or epoch > at]
-
     @property
     def is_done(self) -> bool:
         """Whether the job ended, exit group included, after the newest recorded epoch."""
         return self.done is not None and self.done == self.latest
 
-    def has_claimed(self, at: Position, label: int) -> bool:
-        """Whether an attempt may have used the names of stores at `at` with this label, if any."""
+    # --- what becomes of a store
+
+    def has_claimed(self, key: StoreKey) -> bool:
+        """Whether an attempt may have used the names of such stores."""
+        at, label = key
+        if key in self.strangers:
+            return False
         if self.attempt is not None and label == self.attempt.label:
             return at <= self.attempt.upto
         if label:
             return label <= self.label
-        return self.upto is not None and at <= self.upto and at not in self.occupied
+        return self.upto is not None and at <= self.upto
 
-    @property
-    def chores(self) -> list[Leftover]:
-        """What the holder is to delete: all but its own attempts, which may still be written."""
-        holder = -1 if self.holder is None else self.holder.number
-        return [*self.given_up, *(item for item in self.attempts if item.run != holder)]
+    def is_recorded(self, key: StoreKey) -> bool:
+        """Whether such a store is that of a recorded epoch."""
+        at, label = key
+        return at in self.recorded and self.labels.get(at, 0) == label
 
-    def swept(self, deleted: Collection[Leftover]) -> int:
-        """What the holder may say of `swept` in its next entry, having deleted some chores."""
-        left = [item.number for item in self.chores if item not in deleted]
-        return min(left, default=self.number + 1)
+    def is_left_over(self, store: StoreName) -> bool:
+        """Whether a store counts for nothing, so that the next run deletes it.
 
+        An attempt has claimed its name, and then came to no commit, or its epoch was retired. The
+        names are never used again: whoever finds such a store may delete it at any time.
+        """
+        is_kept = self.is_recorded(store.key) or store.key in self.aside
+        return store.node in self.nodes and self.has_claimed(store.key) and not is_kept
 
-class State(LogFacts):
-    """The facts, as they change with each entry."""
+    def strangers_among(self, names: Iterable[str]) -> list[StoreKey]:
+        """The stores in a directory that no attempt may write and no run delete.
+
+        A repair does not know what lost entries said, so to it these are all but the recorded ones.
+        """
+        is_repair = self.holder is not None and self.holder.is_repair
+        keys = set()
+        for store in map(parse_store_name, names):
+            if store is None or self.is_recorded(store.key):
+                continue
+            if is_repair or not self.has_claimed(store.key):
+                keys.add(store.key)
+        return sorted(keys)
 
     # --- what can be the next entry
 
@@ -211,8 +216,6 @@ class State(LogFacts):
         unknown = [str(epoch) for epoch in sorted(epochs) if epoch not in self.recorded]
         if unknown:
             return f"epochs {', '.join(unknown[:10])} are not recorded"
-        if isinstance(entry, HolderEntry) and entry.swept > entry.number:
-            return f"entry {entry.swept} is a later one"
         return ""
 
     def _find_problem_of(self, entry: CommitEntry) -> str:
@@ -236,26 +239,26 @@ class State(LogFacts):
     def apply(self, entry: LogEntry) -> None:
         """Take in the next entry; raises CheckpointCorruptError if it cannot be that."""
         self.check(entry)
-        if isinstance(entry, HolderEntry):
-            if self.holder is None or entry.run != self.holder.run:
-                # Its ``run`` entry is lost. The repair will take the directory from it.
-                self.holder = Holder(entry.number, entry.run)
-            self._sweep(entry.swept, self.holder)
+        is_by_holder = self.holder is not None and entry.run == self.holder.run
+        if isinstance(entry, HolderEntry) and not is_by_holder:
+            # Its ``run`` entry is lost. The repair will take the directory from it.
+            self.holder = Holder(entry.number, entry.run)
         match entry:
             case RunEntry():
-                self._close_attempt()
+                self.attempt = None
                 self.holder = holder_of(entry)
+                self.nodes.update(entry.nodes)
                 self.is_ended = False
             case BeginEntry():
                 self._begin(entry)
             case CommitEntry():
                 self._commit(entry)
             case RetireEntry():
-                self._retire(entry, entry.epochs)
+                self._retire(entry.epochs)
             case RewindEntry():
-                self._close_attempt()
+                self.attempt = None
                 for epoch in given_up_by(entry, self.epochs):
-                    self._remove(epoch)
+                    self._set_aside(epoch)
             case PinEntry():
                 self._pin(entry)
             case UnpinEntry():
@@ -274,51 +277,38 @@ class State(LogFacts):
         self.number = number - 1
         self.is_unsure = True
 
-    def _sweep(self, swept: int, holder: Holder) -> None:
-        if not swept:
-            return
-        self.given_up = [epoch for epoch in self.given_up if epoch.number >= swept]
-        # A worker that was slow when its run abandoned an attempt may still write, and does not
-        # look into the log. So what this run has abandoned stays on the list until a later run,
-        # whose workers are others, has swept it.
-        self.attempts = [
-            attempt
-            for attempt in self.attempts
-            if attempt.number >= swept or attempt.run == holder.number
-        ]
-
     def _begin(self, entry: BeginEntry) -> None:
-        self._close_attempt()
-        assert self.holder is not None
         self.attempt = Attempt(
             number=entry.number,
-            run=self.holder.number,
             label=entry.label,
             after=self.upto,
             upto=entry.upto,
-            occupied=tuple(entry.occupied),
+            occupied=tuple(at for at, label in entry.strangers if not label),
         )
         self.label = max(self.label, entry.label)
-        self.occupied.update(entry.occupied)
+        is_repair = self.holder is not None and self.holder.is_repair
+        (self.aside if is_repair else self.strangers).update(entry.strangers)
         self.upto = _later(self.upto, entry.upto)
-
-    def _close_attempt(self) -> None:
-        attempt, self.attempt = self.attempt, None
-        if attempt is not None and (attempt.last is None or attempt.last < attempt.upto):
-            self.attempts.append(attempt)
 
     def _commit(self, entry: CommitEntry) -> None:
         newest = self.latest
         for record in entry.records:
             if record.stores is None:
                 continue
-            if record.at in self.recorded:
+            at, label = record.at, record.label
+            if at in self.recorded:
                 # The stores of the record that this one replaces stay, as after a rewind.
-                self._remove(record.at)
-            self.recorded[record.at] = entry.number
+                self._set_aside(at)
+            self.recorded[at] = entry.number
+            if label:
+                self.labels[at] = label
+            self.aside.discard((at, label))
             self.done = None
             if entry.begin is None or self.is_unsure:
-                self._claim(record.at, (store.name for store in record.stores.values()))
+                # These names are in use, whatever entry has claimed them.
+                self.upto = _later(self.upto, at)
+                self.label = max(self.label, label)
+                self.strangers.discard((at, label))
         if newest is not None and any(record.at <= newest for record in entry.records):
             # It was restored, or proven by a repair.
             self.recorded = dict(sorted(self.recorded.items()))
@@ -328,44 +318,32 @@ class State(LogFacts):
             upto = entry.upto or attempt.upto
             self.attempt = msgspec.structs.replace(attempt, last=last, upto=upto)
             self.upto = _later(self.upto, upto)
-        self._retire(entry, entry.retires)
+        self._retire(entry.retires)
 
-    def _claim(self, at: Position, names: Iterable[str]) -> None:
-        """Take in that these names are in use, whatever entry had claimed them."""
-        self.upto = _later(self.upto, at)
-        self.occupied.discard(at)
-        for name in names:
-            store = parse_store_name(name)
-            if store is not None:
-                self.label = max(self.label, store.retry)
-
-    def _retire(self, entry: LogEntry, epochs: Iterable[Position]) -> None:
+    def _retire(self, epochs: Iterable[Position]) -> None:
         for epoch in epochs:
             # It may have been pinned since the policy chose it.
             if epoch in self.recorded and epoch not in self.pins:
-                self.given_up.append(GivenUp(entry.number, epoch, self.recorded[epoch]))
                 self._remove(epoch)
+
+    def _set_aside(self, epoch: Position) -> None:
+        self.aside.add((epoch, self.labels.get(epoch, 0)))
+        self._remove(epoch)
 
     def _remove(self, epoch: Position) -> None:
         del self.recorded[epoch]
+        self.labels.pop(epoch, None)
         self.pins.pop(epoch, None)
         if self.done == epoch:
             self.done = None
 
     def _end(self, entry: EndEntry) -> None:
-        attempt = self.attempt
-        if attempt is not None and entry.upto is not None and entry.upto < attempt.upto:
-            if self.upto == attempt.upto:
-                self.upto = _later(attempt.after, entry.upto)
-            self.attempt = msgspec.structs.replace(attempt, upto=entry.upto)
-        self._close_attempt()
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None and entry.upto is not None and self.upto == attempt.upto:
+            self.upto = _later(attempt.after, min(entry.upto, attempt.upto))
         self.is_ended = True
         if self.holder is not None and self.holder.is_repair:
-            # What a lost entry said of these is not known: nothing is deleted that somebody may
-            # still want.
             self.is_unsure = False
-            self.attempts = []
-            self.given_up = []
 
     def _pin(self, entry: PinEntry) -> None:
         labels = self.pins.get(entry.epoch, ())
@@ -383,8 +361,10 @@ class State(LogFacts):
     def to_bytes(self) -> bytes:
         """The state as JSON."""
         tree = {"format": FORMAT, **msgspec.structs.asdict(self)}
-        tree["recorded"] = list(self.recorded.items())  # no key of an object is a position
-        tree["pins"] = list(self.pins.items())
+        for name in ("recorded", "labels", "pins"):
+            tree[name] = list(tree[name].items())  # no key of an object is a position
+        for name in ("nodes", "aside", "strangers"):
+            tree[name] = sorted(tree[name])
         return msgspec.json.encode(tree, enc_hook=to_json)
 
     @classmethod
@@ -394,13 +374,19 @@ class State(LogFacts):
         if tree.pop("format", None) != FORMAT:
             raise ValueError("it has another format")
         recorded = _pairs(tree.pop("recorded", None), Natural)
+        labels = _pairs(tree.pop("labels", None), Natural)
         pins = _pairs(tree.pop("pins", None), tuple[str, ...])
         state = msgspec.convert(tree, cls, dec_hook=from_json)
         state.recorded = dict(sorted(recorded))
-        state.pins = dict(pins)
+        state.labels, state.pins = dict(labels), dict(pins)
         if any(number > state.number for number in state.recorded.values()):
             raise ValueError("it records epochs by later entries")
         return state
+
+    def copy(self) -> State:
+        """A state that later entries do not change."""
+        facts = {name: copy(getattr(self, name)) for name in self.__struct_fields__}
+        return State(**facts)
 
 
 def _pairs(tree: object, kind: Any) -> Any:

@@ -14,9 +14,9 @@ from functools import partial
 import msgspec
 
 from jobrunner.checkpoint.commits import Pending
-from jobrunner.checkpoint.directory import Directory
+from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.load_plan import with_contents
-from jobrunner.checkpoint.log import CommitEntry, EpochRecord, Record
+from jobrunner.checkpoint.log import CommitEntry, Record, State
 from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage import (
@@ -39,41 +39,29 @@ from jobrunner.names import LOG_DIRECTORY, ROOT_DOCUMENT
 from jobrunner.positions import Position
 
 
-def restore_epoch(
-    directory: Directory,
-    epoch: Position,
-    number: int | None = None,
-    *,
-    take_over: bool = False,
-) -> CommitEntry:
-    """Record an epoch again that a run has set aside; return the ``commit`` that was restored.
+def restore_epoch(directory: Directory, epoch: Position, *, take_over: bool = False) -> CommitEntry:
+    """Record an epoch again that a run has set aside, last; return the ``commit`` that had it.
 
-    Its stores are verified, and recorded as they are. `number` is that of the ``commit``, if the
-    epoch was set aside more than once; by default the last. `take_over` takes the directory even
-    from a run that is alive.
+    Its stores are verified, and recorded as they are. `take_over` takes the directory even from a
+    run that is alive.
 
     Raises DefinitionError if the epoch is recorded, CheckpointNotFoundError if it was never set
     aside or its stores are gone, CheckpointCorruptError if they are damaged, and
     CommitConflictError if a run holds the directory and is alive.
     """
-    if epoch in directory.log.refresh().recorded:
+    state = directory.snapshot()
+    if epoch in state.recorded:
         raise DefinitionError(
             f"Epoch {epoch} of {directory.path} is recorded already. To replace it, first set it "
             f"aside: run the job with --resume and an earlier epoch."
         )
-    candidates = _find_set_aside(directory)
-    chosen = None
-    for commit, record in candidates:
-        if record.at == epoch and number in (None, commit.number):
-            chosen = commit, record
-    if chosen is None:
-        names = [f"{record.at} (commit {commit.number})" for commit, record in candidates]
-        by = "" if number is None else f", by commit {number}"
+    set_aside = _find_set_aside(directory, state)
+    if epoch not in set_aside:
         raise CheckpointNotFoundError(
-            f"No epoch {epoch} that can be restored is in {directory.path}{by}. Epochs set aside "
-            f"whose stores still exist: {', '.join(names) or 'none'}."
+            f"No epoch {epoch} that can be restored is in {directory.path}. Epochs set aside whose "
+            f"stores still exist: {', '.join(map(str, set_aside)) or 'none'}."
         )
-    commit, record = chosen
+    commit, record = set_aside[epoch]
     manager = MultiNodeCheckpointManager(directory.path, take_over=take_over, files=directory.files)
     manager.run.start([], {"command": "restore"})
     try:
@@ -94,22 +82,22 @@ def restore_epoch(
     return commit
 
 
-def _find_set_aside(directory: Directory) -> list[tuple[CommitEntry, Record]]:
+def _find_set_aside(
+    directory: Directory, state: State
+) -> dict[Position, tuple[CommitEntry, Record]]:
     """The epochs that are not recorded any more but whose stores all still exist."""
-    snapshot = directory.snapshot()
     with reading(directory):
         names = set(directory.files.list_names(directory.path))
-    doomed = {(item.commit, item.at) for item in snapshot.given_up}
-    set_aside = []
+    set_aside = {}
     for entry in directory.log.read_entries():
         if not isinstance(entry, CommitEntry):
             continue
         for record in entry.records:
-            is_given_up = record.stores is None or (entry.number, record.at) in doomed
-            if is_given_up or record.at in snapshot.recorded:
+            is_kept = record.stores is not None and (record.at, record.label) in state.aside
+            if not is_kept or record.at in state.recorded:
                 continue
             if names.issuperset(store.name for store in (record.stores or {}).values()):
-                set_aside.append((entry, record))
+                set_aside[record.at] = entry, record
     return set_aside
 
 

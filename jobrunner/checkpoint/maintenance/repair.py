@@ -21,7 +21,7 @@ from jobrunner.checkpoint.log import (
     RUNS_DIRECTORY,
     BeginEntry,
     CommitEntry,
-    EntryReplacer,
+    FileMetadataHandler,
     Holder,
     LaterVersionError,
     LogEntry,
@@ -36,6 +36,7 @@ from jobrunner.checkpoint.log import (
     RunEntry,
     State,
     Store,
+    StoreKey,
     each_entry,
     entry_to_json,
     given_up_by,
@@ -131,21 +132,21 @@ class _Planner:
     """Makes the plan for one directory."""
 
     def __init__(self, directory: Directory) -> None:
+        self._directory = directory
         self._files = directory.files
         self._path = directory.path
         # List before the log is read: a name is claimed before it is used.
-        self._names = self._files.list_names(self._path)
+        self.names = self._files.list_names(self._path)
         self._repair = Repair()
         self._state = State()
-        self._labels: dict[int, int] = {}
-        """Number of a ``begin`` -> label of its attempt."""
+        self._begins: dict[int, int] = {}
+        """Label of an attempt -> number of its ``begin``."""
         self._runs: dict[str, RunEntry] = {}
-        self._commits: dict[int, CommitEntry] = {}
-        self._rewinds: list[RewindEntry] = []
-        self._holes: list[int] = []
-        """Lost entries since the last repair."""
-        self._judged_label = 0
-        """The highest label at the end of the last repair, which judged these attempts."""
+        self._commits: dict[int, tuple[CommitEntry, int]] = {}
+        """Each with the label of the attempt that was the newest then."""
+        self._rewinds: list[tuple[RewindEntry, int]] = []
+        self._last_lost = -1
+        """The last entry that is lost and that no repair has made up for."""
         for number, entry in each_entry(directory.handler):
             self._take_in(number, entry)
 
@@ -162,126 +163,120 @@ class _Planner:
             case CheckpointCorruptError():
                 self._repair.lost[number] = str(entry)
                 state.skip_to(number + 1)
-                self._holes.append(number)
+                self._last_lost = number
             case LostEntry():
-                self._holes.append(number)
+                self._last_lost = number
             case RunEntry():
                 self._runs[entry.run] = entry
             case BeginEntry():
-                self._labels[number] = entry.label
+                self._begins[entry.label] = number
             case CommitEntry():
-                self._commits[number] = entry
+                self._commits[number] = entry, state.label
             case RewindEntry():
-                self._rewinds.append(entry)
-        if self._holes and not state.is_unsure:
-            self._holes = []
-            self._judged_label = state.label
+                self._rewinds.append((entry, state.label))
+        if not state.is_unsure:
+            self._last_lost = -1
 
     @property
-    def highest(self) -> tuple[Position | None, int]:
-        """The highest position that any store has, and a label that no attempt exceeds."""
-        stores = [store for store in map(parse_store_name, self._names) if store is not None]
-        position = max((store.epoch for store in stores), default=None)
-        # Each entry, also one that is lost, may have begun an attempt.
-        return position, max([self._state.number, *(store.retry for store in stores)])
+    def highest(self) -> Position | None:
+        """The highest position that any store has."""
+        stores = map(parse_store_name, self.names)
+        return max((store.epoch for store in stores if store is not None), default=None)
 
     def plan(self) -> Repair | None:
         """The repair; None if none is necessary."""
         repair, state = self._repair, self._state
         lost_sets = self._find_lost_sets()
-        if not self._holes:
-            repair.kept = state.epochs
+        if self._last_lost < 0:
             return None
         # An attempt writes positions in ascending order, and the next one begins after the newest
         # that is recorded. So what a later attempt wrote proves that a rewind, which may be lost,
         # has set aside whatever was recorded at that position and above. To each attempt, the
         # lowest position that it wrote:
-        lowest = {lost_set.attempt: lost_set.at for lost_set in lost_sets}  # the last is the lowest
-        for commit in self._commits.values():
+        written = {
+            lost_set.attempt: lost_set.at for lost_set in lost_sets
+        }  # the last is the lowest
+        for commit, _ in self._commits.values():
             if commit.begin is not None and commit.records:
-                attempt, at = self._attempt_of(commit), commit.records[0].at
-                lowest[attempt] = min(at, lowest.get(attempt, at))
+                attempt, at = self._attempt_of(commit.number), commit.records[0].at
+                written[attempt] = min(at, written.get(attempt, at))
 
-        for at in state.epochs:
-            reason = self._find_reason(at, lowest)
-            if reason:
-                repair.given_up[at] = reason
+        def is_superseded(at: Position, attempt: int) -> bool:
+            return any(later > attempt and lowest <= at for later, lowest in written.items())
+
+        for at, number in state.recorded.items():
+            if self._is_cut(at, number):
+                repair.given_up[at] = "stores of it are gone"
+            elif is_superseded(at, self._attempt_of(number)):
+                repair.given_up[at] = "a later attempt wrote it, or an epoch before it"
             else:
                 repair.kept.append(at)
         for lost_set in lost_sets:
-            if not self._is_set_aside(lost_set, lowest):
+            at, attempt = lost_set.at, lost_set.attempt
+            rewinds = [entry for entry, label in self._rewinds if attempt <= label]
+            is_set_aside = any(given_up_by(entry, [at]) for entry in rewinds)
+            is_older = at in repair.kept and attempt <= self._attempt_of(state.recorded[at])
+            # No entry is lost that could have recorded them: their save came to no `commit`.
+            is_abandoned = self._begins.get(attempt, -1) > self._last_lost
+            if not (is_superseded(at, attempt) or is_set_aside or is_older or is_abandoned):
                 self._rebuild(lost_set)
         repair.rebuilt = dict(sorted(repair.rebuilt.items()))
         return repair
 
-    # --- what is recorded
-
-    def _attempt_of(self, commit: CommitEntry) -> int:
+    def _attempt_of(self, number: int) -> int:
         """The label of the attempt that wrote what an entry records.
 
         Of an entry that records stores that were there, the last attempt before it.
         """
-        if commit.begin in self._labels:
-            return self._labels[commit.begin]
-        if commit.begin is not None:
-            for store in (commit.records[0].stores or {}).values():
-                with contextlib.suppress(CheckpointCorruptError):
-                    reader = StoreReader(self._files, self._path, store.name, store.sha256)
-                    return reader.read_document().entry.attempt
-        return self._label_before(commit.number)
+        commit, label = self._commits[number]
+        if commit.begin is None:
+            return label
+        for attempt, begin in self._begins.items():
+            if begin == commit.begin:
+                return attempt
+        for store in (commit.records[0].stores or {}).values():
+            with contextlib.suppress(CheckpointCorruptError):
+                reader = StoreReader(self._files, self._path, store.name, store.sha256)
+                return reader.read_document().entry.attempt
+        return label
 
-    def _label_before(self, number: int) -> int:
-        return max((label for n, label in self._labels.items() if n < number), default=0)
-
-    def _find_reason(self, at: Position, lowest: Mapping[int, Position]) -> str:
-        """Why a lost entry must have given a recorded epoch up; empty if nothing says so."""
-        commit = self._commits[self._state.recorded[at]]
-        stores = record_in(commit, at).stores or {}
-        # A store is deleted from its root document on.
-        roots = [
-            join_path(self._path, f"{store.name}/{ROOT_DOCUMENT}") for store in stores.values()
-        ]
-        gone = [root for root in roots if not self._files.is_taken(root)]
-        if gone:
-            return f"{gone[0]} is gone" if len(gone) < len(roots) else "its stores are gone"
-        attempt = self._attempt_of(commit)
-        for later, position in lowest.items():
-            if later > attempt and position < at and commit.number < self._holes[-1]:
-                return f"epoch {position} was written after it, so a lost entry set it aside"
-        return ""
+    def _is_cut(self, at: Position, number: int) -> bool:
+        """Whether a store of a recorded epoch is gone: it is deleted from its root document on."""
+        stores = record_in(self._commits[number][0], at).stores or {}
+        names = [store.name for store in stores.values()]
+        return len(self._directory.find_whole(names)) < len(names)
 
     # --- what is not recorded, though its stores are there
 
     def _find_lost_sets(self) -> list[_LostSet]:
         """Those that a lost entry may have recorded, the newest first."""
+        state = self._state
         recorded: set[str] = set()
-        for commit in self._commits.values():
+        for commit, _ in self._commits.values():
             for record in commit.records:
                 # What became of these, the entries say.
                 recorded.update(store.name for store in (record.stores or {}).values())
-        sets: dict[tuple[Position, int], dict[str, str]] = defaultdict(dict)
-        for name in self._names:
+        sets: dict[StoreKey, dict[str, str]] = defaultdict(dict)
+        for name in self.names:
             store = parse_store_name(name)
-            if store is not None and name not in recorded:
-                sets[store.epoch, store.retry][store.node] = name
+            if store is not None and name not in recorded and store.key not in state.aside:
+                sets[store.key][store.node] = name
         lost_sets = []
-        is_cut = False
-        for (at, label), names in sets.items():
-            is_claimed = self._state.has_claimed(at, label)
+        for key, names in sets.items():
+            is_claimed = state.has_claimed(key)
             try:
-                lost_set = self._read_set(at, names)
+                lost_set = self._read_set(key[0], names)
             except CheckpointCorruptError as error:
-                if self._holes or not is_claimed:
+                if self._last_lost >= 0 or not is_claimed:
                     self._repair.unproven |= dict.fromkeys(names.values(), str(error))
                 continue
-            if lost_set is not None and lost_set.attempt > self._judged_label:
-                lost_sets.append(lost_set)
-                has_begun = lost_set.attempt in self._labels.values()
-                is_cut = is_cut or not is_claimed or not has_begun
-        if is_cut:
-            # Only lost entries can have begun this attempt or claimed these names, although none
-            # that follows shows it.
-            self._holes.append(self._state.number + 1)
+            if lost_set is None:
+                continue
+            lost_sets.append(lost_set)
+            if not is_claimed or lost_set.attempt not in self._begins:
+                # Only lost entries can have begun this attempt or claimed these names, although
+                # none that follows shows it.
+                self._last_lost = state.number + 1
         return sorted(lost_sets, key=lambda item: (item.attempt, item.at), reverse=True)
 
     def _read_set(self, at: Position, names: Mapping[str, str]) -> _LostSet | None:
@@ -327,22 +322,6 @@ class _Planner:
         attempt, run = origins.pop()
         return _LostSet(at, attempt, run, {node: stores[node] for node in nodes}, record)
 
-    def _is_set_aside(self, lost_set: _LostSet, lowest: Mapping[int, Position]) -> bool:
-        """Whether an entry, perhaps a lost one, has set these stores aside."""
-        at, attempt = lost_set.at, lost_set.attempt
-        if any(later > attempt and position <= at for later, position in lowest.items()):
-            return True
-        number = self._state.recorded.get(at) if at in self._repair.kept else None
-        if number is not None and attempt <= self._attempt_of(self._commits[number]):
-            return True
-        for rewind in self._rewinds:
-            is_before = attempt <= self._label_before(rewind.number)
-            if is_before and given_up_by(rewind, [at]):
-                return True
-        # No entry is lost that could have recorded them: their save came to no `commit`.
-        numbers = [number for number, label in self._labels.items() if label == attempt]
-        return bool(numbers) and self._holes[-1] < numbers[0]
-
     def _rebuild(self, lost_set: _LostSet) -> None:
         """Plan to record a lost set, if every byte is what was written."""
         repair, at = self._repair, lost_set.at
@@ -366,8 +345,6 @@ class _Planner:
         if at in repair.kept:
             repair.kept.remove(at)
 
-    # --- who may use the directory
-
     def holders(self) -> list[Holder]:
         """The runs that may be alive: all that have a heartbeat, as any ``run`` entry may be lost."""
         holders = []
@@ -389,10 +366,10 @@ def repair_log(directory: Directory, patience: Patience | None = None) -> Repair
     CheckpointWriteError if the log cannot be written.
     """
     handler: MetadataHandler = directory.handler
-    if not isinstance(handler, EntryReplacer):
+    if not isinstance(handler, FileMetadataHandler):
         raise DefinitionError(
-            f"The log of {directory.path} is stored by {type(handler).__name__}, which cannot "
-            f"replace entries (it has no method `replace`). Repair it where it is stored."
+            f"The log of {directory.path} is stored by {type(handler).__name__}. Repair it where it "
+            f"is stored."
         )
     with reading(directory):
         planner = _Planner(directory)
@@ -410,8 +387,23 @@ def repair_log(directory: Directory, patience: Patience | None = None) -> Repair
     )
     manager.directory.log = LogWriter(handler, directory.path, repairs=True)
     manager.run.start([], {"command": "fsck"})
+    append = manager.retention.append
     try:
-        _reconcile(manager, repair, *planner.highest)
+        for at, reason in repair.given_up.items():
+            append(RewindEntry, only=at, reason=reason)
+        for rebuilt in repair.rebuilt.values():
+            append(
+                CommitEntry,
+                begin=None,
+                records=[rebuilt.record],
+                contents=rebuilt.contents,
+                run_number=rebuilt.run_number,
+            )
+        # Lost entries may have claimed any name that is there, and begun any attempt. This sets all
+        # stores aside that are not recorded. It is the last entry but one: that nobody claims a
+        # name may be all that shows the next repair, if this one dies, that the log had more.
+        if planner.highest is not None:
+            manager.directory.log.begin(planner.highest, planner.names)
     except BaseException:
         # Without an `end`, the log stays unsure, and the next repair begins anew.
         manager.run.leave()
@@ -420,25 +412,3 @@ def repair_log(directory: Directory, patience: Patience | None = None) -> Repair
     directory.log = LogWriter(handler, directory.path)  # forgets what was lost
     directory.log.refresh()  # proves that it can be read
     return repair
-
-
-def _reconcile(
-    manager: MultiNodeCheckpointManager, repair: Repair, position: Position | None, label: int
-) -> None:
-    """Append what the repair says; `position` and `label` are the highest that names have."""
-    append = manager.retention.append
-    for at, reason in repair.given_up.items():
-        append(RewindEntry, only=at, reason=reason)
-    for rebuilt in repair.rebuilt.values():
-        append(
-            CommitEntry,
-            begin=None,
-            records=[rebuilt.record],
-            contents=rebuilt.contents,
-            run_number=rebuilt.run_number,
-        )
-    if position is not None:
-        # Lost entries may have claimed any name that is there, and no label may come twice. This
-        # entry is the last but one: that nobody claims a name may be all that shows the next
-        # repair, if this one dies, that the log had more entries.
-        manager.directory.log.begin(position, label=label)

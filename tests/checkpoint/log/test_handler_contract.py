@@ -15,7 +15,6 @@ import pytest
 
 from jobrunner import FileMetadataHandler, JobRunnerError
 from jobrunner.checkpoint.log.entries import Entry
-from jobrunner.checkpoint.log.state import State
 from jobrunner.testing import FaultyObjects
 from jobrunner.testing.contracts import MetadataHandlerContract
 
@@ -116,19 +115,6 @@ class StartsAnew(SqliteMetadataHandler):
         super().__init__(database.with_name(f"{uuid.uuid4().hex}.sqlite"))
 
 
-class KeepsOldStates(SqliteMetadataHandler):
-    """It says that they are of the end of the log, whatever entry they are of."""
-
-    def states(self) -> list[bytes]:
-        state = State()
-        state.number = self.last_number()
-        state.last_id = list(self.entries())[-1]["id"] if state.number >= 0 else ""
-        return [state.to_bytes()]
-
-    def keep_state(self, number: int, state: bytes) -> None:
-        pass
-
-
 CASES = {
     "test_a_new_log_is_empty": Counts,
     "test_it_fits_the_protocol_and_making_it_touches_nothing": MakesTheDirectory,
@@ -136,7 +122,7 @@ CASES = {
     "test_a_number_is_appended_once": Overwrites,
     "test_one_of_several_threads_gets_each_number": LooksFirst,
     "test_one_of_several_processes_gets_each_number": LooksFirst,
-    "test_states_that_it_keeps_give_what_all_entries_give": KeepsOldStates,
+    "test_many_entries_give_one_state": Backwards,
     "test_a_manager_saves_and_another_loads": StartsAnew,
     "test_a_run_that_was_taken_over_cannot_commit": StartsAnew,
 }

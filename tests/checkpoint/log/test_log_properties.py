@@ -23,6 +23,7 @@ from jobrunner.checkpoint.log.entries import (
     RetireEntry,
     RewindEntry,
     RunEntry,
+    Store,
     UnpinEntry,
     entry_to_json,
     record_in,
@@ -30,6 +31,7 @@ from jobrunner.checkpoint.log.entries import (
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.checkpoint.log.log_writer import make_entry
 from jobrunner.checkpoint.log.state import State
+from jobrunner.names import parse_store_name
 from jobrunner.positions import Position
 
 POSITIONS = st.builds(Position, st.integers(0, 6), st.integers(0, 2))
@@ -51,7 +53,7 @@ class History:
         self.run = ""
         self.recorded: dict[Position, int] = {}
         self.pins: dict[Position, list[str]] = {}
-        self.retired: set[tuple[Position, int]] = set()
+        self.aside: set[tuple[Position, int]] = set()
         self.names: dict[str, int] = {}
         """Name of a store that an attempt may have written -> number of its ``begin``."""
         self.label = 0
@@ -65,7 +67,7 @@ class History:
         self.entries.append(make_entry(kind, len(self.entries), self.run, **body))
 
     def step(self, draw: Any) -> None:
-        choices = ["run", "begin", "rewind", "done", "end", "sweep"]
+        choices = ["run", "begin", "rewind", "done", "end"]
         if self.open is not None:
             choices += ["commit"] * 4
         if self.recorded:
@@ -113,8 +115,9 @@ class History:
         )
         for record in records:
             if record.stores is not None:
-                self._drop(record.at)
+                self._set_aside(record.at)
                 self.recorded[record.at] = self.entries[-1].number
+                self.aside.discard((record.at, 0))
                 self.done = None
         self.last = group[-1] if group else self.last
         self._give_up(retires)
@@ -130,20 +133,24 @@ class History:
     def _give_up(self, epochs: Iterable[Position]) -> None:
         for at in epochs:
             if at in self.recorded and at not in self.pins:
-                self.retired.add((at, self.recorded[at]))
                 self._drop(at)
+
+    def _set_aside(self, at: Position) -> None:
+        if at in self.recorded:
+            self.aside.add((at, 0))
+            self._drop(at)
 
     def _rewind(self, draw: Any) -> None:
         after = draw(st.none() | POSITIONS)
         self.open = None
         for at in [at for at in self.recorded if after is None or at > after]:
-            self._drop(at)
+            self._set_aside(at)
         self.append(RewindEntry, after=after)
 
     def _only(self, draw: Any) -> None:
         at = draw(st.sampled_from(sorted(self.recorded)))
         self.open = None
-        self._drop(at)
+        self._set_aside(at)
         self.append(RewindEntry, only=at)
 
     def _retire(self, draw: Any) -> None:
@@ -173,17 +180,6 @@ class History:
         self.open = None
         self.append(EndEntry)
 
-    def _sweep(self, draw: Any) -> None:
-        state = fold(self.entries)
-        swept = state.swept(state.chores)
-        self.retired = {
-            item
-            for item in self.retired
-            if any((given.at, given.commit) == item for given in state.given_up if swept == 0)
-        }
-        self.append(DoneEntry, epoch=Position(0), swept=swept)
-        self.done = Position(0)
-
 
 @st.composite
 def histories(draw: Any) -> History:
@@ -200,14 +196,11 @@ def test_a_state_matches_a_plain_model(history: History) -> None:
     assert state.epochs == sorted(history.recorded)
     assert state.latest == max(history.recorded, default=None)
     assert {at: list(labels) for at, labels in state.pins.items()} == history.pins
-    assert {(item.at, item.commit) for item in state.given_up} == history.retired
+    assert state.aside == history.aside
     assert state.done == history.done
     assert (state.upto, state.label) == (history.upto, history.label)
     for at, number in state.recorded.items():
         assert record_in(history.entries[number], at).at == at
-    for before in (None, Position(3), Position(3, 1), Position(99)):
-        expected = [at for at in state.epochs if before is None or at > before]
-        assert state.after(before) == expected
     assert state.holder is not None
     assert state.holder.run == history.run
 
@@ -276,7 +269,6 @@ FIRST: list[tuple[type[LogEntry], dict[str, Any]]] = [
         (RetireEntry, {"epochs": [Position(2)]}, "epochs 2 are not recorded"),
         (RewindEntry, {"only": Position(2)}, "epochs 2 are not recorded"),
         (PinEntry, {"epoch": Position(2), "label": "x"}, "epochs 2 are not recorded"),
-        (DoneEntry, {"epoch": Position(1), "swept": 9}, "entry 9 is a later one"),
         (EndEntry, {"upto": Position(0)}, "names up to 0 are not all that are in use"),
     ],
 )
@@ -323,19 +315,31 @@ def test_details_survive_with_nan_and_infinities(value: Any) -> None:
     assert repr(loose_json(strict_json(value))) == repr(value)
 
 
-def test_what_attempts_may_have_left_is_told_until_it_is_swept() -> None:
+def test_what_the_log_claims_and_keeps_no_record_of_is_left_over() -> None:
     state = fold(make_entry(of, i, "r", **fields) for i, (of, fields) in enumerate(FIRST))
-    state.apply(make_entry(BeginEntry, 3, "r", upto=Position(9), label=3, occupied=[Position(5)]))
-    assert state.has_claimed(Position(4), 0)
-    assert not state.has_claimed(Position(5), 0)
-    assert state.chores == []  # a slow worker may still write them
-    state.apply(make_entry(DoneEntry, 4, "r", epoch=Position(1), swept=4))
-    state.apply(make_entry(RunEntry, 5, "s", nodes=["a"], info={}))
-    first, second = state.chores
-    assert (first.number, second.number) == (1, 3)
-    assert not first.may_have_left(Position(1), 0)  # it is recorded
-    assert first.may_have_left(Position(2), 0)
-    assert state.swept([second]) == 1
-    assert state.swept([first]) == 3
-    state.apply(make_entry(RewindEntry, 6, "s", after=None, reason="afresh"))
-    assert state.epochs == state.given_up == []  # a rewind deletes nothing
+    others = [(Position(5), 0), (Position(2), 7)]
+    state.apply(make_entry(BeginEntry, 3, "r", upto=Position(9), label=8, strangers=others))
+
+    def left_over() -> list[str]:
+        names = ["a.1", "a.2", "a.2.r7", "a.2.r8", "a.5", "a.9", "a.9.r8", "a.10", "b.2"]
+        stores = [parse_store_name(name) for name in names]
+        assert None not in stores
+        return [str(name) for name, store in zip(names, stores, strict=True) if is_left(store)]
+
+    def is_left(store: Any) -> bool:
+        return state.is_left_over(store)
+
+    assert left_over() == ["a.2", "a.2.r8", "a.9", "a.9.r8"]
+    state.apply(make_entry(RewindEntry, 4, "r", after=None, reason="afresh"))
+    assert state.epochs == []
+    assert "a.1" not in left_over()  # a rewind deletes nothing
+    restored = Record(Position(1), {"a": Store("a.1", "0", 0)})
+    state.apply(make_entry(CommitEntry, 5, "r", begin=None, records=[restored]))
+    state.apply(make_entry(RetireEntry, 6, "r", epochs=[Position(1)]))
+    assert "a.1" in left_over()
+    state.apply(make_entry(EndEntry, 7, "r"))
+    repair = make_entry(RunEntry, 8, "s", nodes=[], info={}, is_repair=True)
+    state.apply(repair)
+    kept = state.strangers_among(["a.2", "a.9.r8", "notes"])
+    state.apply(make_entry(BeginEntry, 9, "s", upto=Position(9), label=9, strangers=kept))
+    assert left_over() == ["a.1", "a.2.r8", "a.9"]

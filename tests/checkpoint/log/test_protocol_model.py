@@ -10,8 +10,8 @@ All reachable states are visited (of the larger cases by ``pytest -m nightly``),
 - the log can be read, and every epoch that is recorded, or was set aside, is whole on disk;
 - no store is written by two attempts;
 - what was acknowledged (a commit, a pin) is in the log, and what was pinned is recorded;
-- every store that counts for nothing is known to the log as something to be deleted, but for those
-  that a run writes late, which had been taken over.
+- every store that counts for nothing is known to the log as something to be deleted, and what another
+  program made stays.
 
 Mutants of the protocol, each with one rule left out, must be found out by the same walk.
 """
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
@@ -33,7 +33,6 @@ from jobrunner.checkpoint.log.entries import (
     CommitEntry,
     EndEntry,
     Entry,
-    Holder,
     LogEntry,
     PinEntry,
     Record,
@@ -45,7 +44,7 @@ from jobrunner.checkpoint.log.entries import (
     record_in,
 )
 from jobrunner.checkpoint.log.log_writer import LogWriter, make_entry
-from jobrunner.checkpoint.log.state import Attempt, GivenUp, State
+from jobrunner.checkpoint.log.state import Attempt, State
 from jobrunner.names import parse_store_name
 from jobrunner.positions import Position
 from tests.sampling import sampled
@@ -61,8 +60,8 @@ Mutant = Literal[
     "deletes before the entry",
     "deletes after a lost answer",
     "deletes what was pinned",
-    "sweeps what is not deleted",
-    "sweeps its own attempts",
+    "deletes what was set aside",
+    "deletes what others made",
 ]
 Status = Literal["part", "whole"]
 Item = TypeVar("Item", bound=Hashable)
@@ -117,7 +116,6 @@ class Place:
     actor: int
     stage: Stage | None = None
     known: str = ""
-    deleted: frozenset[GivenUp | Attempt] = frozenset()
     late: tuple[str, ...] = ()
     """Stores of an abandoned attempt that a slow worker still writes."""
     ordered: int = -1
@@ -210,14 +208,6 @@ class ModelWriter(LogWriter):
         return entry
 
 
-class ForgetfulState(State):
-    """A mutant's: what a run has abandoned is not left for the next one."""
-
-    def _sweep(self, swept: int, holder: Holder) -> None:
-        super()._sweep(swept, holder)
-        self.attempts = [attempt for attempt in self.attempts if attempt.number >= swept]
-
-
 class HeedlessWriter(ModelWriter):
     """A mutant's: goes on after it was taken over."""
 
@@ -235,7 +225,6 @@ class Actor:
     def __init__(self, model: Model, place: Place) -> None:
         name = model.names[place.actor]
         self.storage = Storage(model, name, place.answers)
-        self.deleted = place.deleted
         self.late = place.late
         self.ordered = place.ordered
         self.promised = place.promised
@@ -279,36 +268,29 @@ class Actor:
     def clean_up(self, groups: tuple[int, ...], rewinds: bool) -> Stage:
         state = self._writer.check_held()
         after = Stage("rewind" if rewinds else "begin", (groups,))
-        return self._sweep_all(state, self.storage.names() if state.chores else (), after)
+        if self._mutant == "deletes what was set aside":
+            state.aside = set()
+        if self._mutant == "deletes what others made":
+            state.strangers, state.upto = set(), Position(9)
+        return self._sweep(state, self.storage.names(), after)
 
-    def _sweep_all(self, state: State, names: Sequence[str], after: Stage) -> Stage:
-        """Delete what attempts have left of these stores, and all that was retired."""
-        attempts = [item for item in state.chores if isinstance(item, Attempt)]
-        doomed = [self._name_in_log(epoch.commit, epoch.at) for epoch in state.given_up]
-        for name in names:
-            store = parse_store_name(name)
-            assert store is not None
-            if any(attempt.may_have_left(store.epoch, store.retry) for attempt in attempts):
-                doomed.append(name)
-        items = frozenset(state.chores if names else state.given_up)
-        if self._mutant == "sweeps what is not deleted":
-            self.deleted |= items
-        return Stage("sweep", (tuple(doomed), items, after))
+    def _sweep(self, state: State, names: Iterable[str], after: Stage) -> Stage:
+        """Delete those of these stores that count for nothing."""
+        stores = [(name, parse_store_name(name)) for name in names]
+        doomed = [name for name, store in stores if store is not None and state.is_left_over(store)]
+        return Stage("sweep", (tuple(doomed), after))
 
     def _name_in_log(self, commit: int, at: Position) -> str:
         return record_in(self._writer.read_entry(commit), at).stores["a"].name
 
-    def sweep(
-        self, names: tuple[str, ...], items: frozenset[GivenUp | Attempt], after: Stage
-    ) -> Stage:
+    def sweep(self, names: tuple[str, ...], after: Stage) -> Stage:
         if not names:
-            self.deleted |= items
             return after
         try:
             self.storage.delete(names[0])
         except OSError:
             return after  # it is left for the next run
-        return Stage("sweep", (names[1:], items, after))
+        return Stage("sweep", (names[1:], after))
 
     def rewind(self, groups: tuple[int, ...]) -> Stage:
         state = self._writer.check_held()
@@ -322,9 +304,7 @@ class Actor:
             return Stage("write_late", ())
         state = self._writer.check_held()
         first = _after(state.latest, 1).epoch
-        attempt = self._writer.begin(
-            _after(state.latest, groups[0]), swept=state.swept(self.deleted)
-        )
+        attempt = self._writer.begin(_after(state.latest, groups[0]), ["a.4"])
         return Stage("write", (attempt, first, groups))
 
     def write(self, attempt: Attempt, first: int, groups: tuple[int, ...]) -> Stage:
@@ -376,20 +356,20 @@ class Actor:
         if len(groups) > 1:
             after = Stage("write", (attempt, first + groups[0], groups[1:]))
         if self._mutant == "deletes what was pinned":
-            return Stage("sweep", (tuple(stores), frozenset(), after))
-        return self._sweep_all(self._writer.known(), (), after)
+            return Stage("sweep", (tuple(stores), after))
+        return self._sweep(self._writer.known(), stores, after)
 
     def abandon(self, attempt: Attempt, first: int, groups: tuple[int, ...]) -> Stage:
         epochs = [Position(first + i) for i in range(groups[0])]
         names = [self._store_name(attempt, epoch) for epoch in epochs]
-        current = self._writer.check_held().attempt
-        assert current is not None
-        is_careless = self._mutant == "deletes after a lost answer"
-        if is_careless or current.last is None or current.last < epochs[-1]:
+        after = Stage("begin", (groups[1:],))
+        state = self._writer.check_held()
+        if self._mutant == "deletes after a lost answer":
+            return Stage("sweep", (tuple(names), after))
+        if epochs[-1] not in state.recorded:
             # A slow worker may still write.
             self.late = (*names, str(attempt.number))
-            return Stage("sweep", (tuple(names), frozenset(), Stage("begin", (groups[1:],))))
-        return Stage("begin", (groups[1:],))
+        return self._sweep(state, names, after)
 
     def write_late(self) -> Stage:
         """What a slow worker does that was told of no abandoned attempt."""
@@ -409,8 +389,7 @@ class Actor:
         self._append(EndEntry, upto=upto)
 
     def _append(self, kind: type[Any], **fields: Any) -> LogEntry:
-        swept = self._writer.known().swept(self.deleted)
-        entry: LogEntry = self._writer.append(kind, swept=swept, **fields)
+        entry: LogEntry = self._writer.append(kind, **fields)
         if isinstance(entry, CommitEntry):
             self.promised |= {entry.id}
         return entry
@@ -494,7 +473,11 @@ class Model:
         for number, (kind, body) in enumerate(said):
             entry = make_entry(kind, number, "first", **body)
             self.entries[f"first {number}"] = entry_to_json(entry)
-        stores = {StoreThere("a.0", "whole", "first 1"), StoreThere("a.1", "part", "first 1")}
+        stores = [
+            StoreThere("a.0", "whole", "first 1"),
+            StoreThere("a.1", "part", "first 1"),
+            StoreThere("a.4", "whole", "another program"),
+        ]
         return World(tuple(self.entries), frozenset(stores))
 
     def walk(self) -> None:
@@ -585,7 +568,6 @@ class Model:
                     place.actor,
                     stage,
                     actor.known(),
-                    actor.deleted,
                     actor.late,
                     actor.ordered,
                     actor.promised,
@@ -605,21 +587,20 @@ class Model:
 
     def check(self, world: World, promised: frozenset[str]) -> None:
         """What must hold at every moment, whoever is killed next."""
-        forgets = self.mutant == "sweeps its own attempts"
-        state = ForgetfulState() if forgets else State()
-        kept: dict[str, str] = {}  # stores that are recorded or set aside -> who wrote them
+        state = State()
+        kept = {"a.4": "another program"}  # or recorded, or set aside -> who wrote them
         try:
             for key in world.log:
                 entry = parse_entry(self.entries[key], key)
+                before = dict(state.recorded)
                 state.apply(entry)
                 if isinstance(entry, CommitEntry):
                     names = [record.stores["a"].name for record in entry.records]
                     kept |= dict.fromkeys(names, f"{entry.run} {entry.begin}")
-                for epoch in state.given_up:
-                    if epoch.number != entry.number:
-                        continue
-                    commit = parse_entry(self.entries[world.log[epoch.commit]], "")
-                    del kept[record_in(commit, epoch.at).stores["a"].name]
+                    for at in entry.retires:
+                        if at in before and at not in state.recorded:
+                            commit = parse_entry(self.entries[world.log[before[at]]], "")
+                            del kept[record_in(commit, at).stores["a"].name]
         except CheckpointCorruptError as error:
             raise BrokenError(f"the log cannot be read: {error}") from error
         for name, by in kept.items():
@@ -635,29 +616,23 @@ class Model:
 
     def _check_rest(self, world: World, state: State, kept: Mapping[str, str]) -> None:
         """Every other store is known to the log as something to be deleted."""
-        known = set(kept)
-        for epoch in state.given_up:
-            commit = parse_entry(self.entries[world.log[epoch.commit]], "")
-            known.add(record_in(commit, epoch.at).stores["a"].name)
-        attempts = [*state.attempts, *([state.attempt] if state.attempt else [])]
-        holder = state.holder.run if state.holder else ""
         for store in world.stores:
             name = parse_store_name(store.name)
-            may_be_left = any(it.may_have_left(name.epoch, name.retry) for it in attempts)
-            is_spoken_of = store.name in known or may_be_left
-            if not is_spoken_of and store.by.rpartition(" ")[0] in ("first", holder):
+            assert name is not None
+            if store.name not in kept and not state.is_left_over(name):
                 raise BrokenError(f"nothing in the log speaks of {store.name}")
 
 
 RUN, READER = Stage("take", ((1,),)), Stage("pin")
 RUN_OF_TWO, REWINDING_RUN = Stage("take", ((1, 1),)), Stage("take", ((1,), True))
-RUN_OF_GROUPS = Stage("take", ((2, 1),))
+RUN_OF_GROUPS, RUN_OF_GROUP = Stage("take", ((2, 1),)), Stage("take", ((2,),))
 CASES = {
     "a run and a reader, one failure": ([RUN, READER], 1),
     "two runs, one failure": ([RUN, RUN], 1),
     "a run of two groups, one failure": ([RUN_OF_GROUPS], 1),
 }
 MORE_CASES = {
+    "a run of a group, one that rewinds, and a run": ([RUN_OF_GROUP, REWINDING_RUN, RUN], 0),
     "a run, one that rewinds, and a reader": ([RUN, REWINDING_RUN, READER], 0),
     "two runs and a reader": ([RUN, RUN, READER], 0),
     "two runs and a reader, one failure": ([RUN, RUN, READER], 1),

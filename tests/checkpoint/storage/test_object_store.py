@@ -472,7 +472,7 @@ def test_requests_for_all_nodes_run_at_once(gate: Gate) -> None:
     describe_checkpoint(manager, 1)
     assert gate.passed == 8
     assert {finding.status for finding in inspect_directory(manager.directory)} == {"live"}
-    assert gate.passed == 16
+    assert gate.passed == 8
     gate.expect("get", r"\.\d+/zarr.json", 4)
     manager.verify(1)
     assert gate.passed == 8

@@ -6,12 +6,10 @@ from functools import partial
 
 import pytest
 
-from jobrunner.checkpoint.log.state import GivenUp
 from jobrunner.checkpoint.retention import Sweeper
 from jobrunner.checkpoint.storage.object_files import ObjectFiles
 from jobrunner.checkpoint.storage.parallel import REMOVALS, THREADS, run_all
 from jobrunner.checkpoint.storage.posix import PosixFiles
-from jobrunner.positions import Position
 
 MANY = 200
 
@@ -69,7 +67,7 @@ def test_slow_deletions_run_in_several_threads(tmp_path):
     removed = []
     stores = ["first", *map(str, range(REMOVALS))]
     sweeper = Sweeper(Slow(), str(tmp_path))
-    sweeper.add(GivenUp(2, Position(0), 1), stores)
+    sweeper.add(stores)
     assert sweeper.drain(60)
     assert len(removed) == len(stores)
 
