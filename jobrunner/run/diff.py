@@ -19,7 +19,7 @@ from jobrunner.checkpoint import (
     EncodedBlob,
     EpochRecord,
     MultiNodeCheckpointManager,
-    Snapshot,
+    State,
     StoredValue,
     Tree,
     digest_blob,
@@ -357,7 +357,7 @@ def compare_runs(
     return data, ""
 
 
-def _last_plan(directory: Directory, snapshot: Snapshot) -> Mapping[str, Any]:
+def _last_plan(directory: Directory, snapshot: State) -> Mapping[str, Any]:
     if snapshot.latest is None:
         return {}
     record = directory.record(snapshot.latest, snapshot)
