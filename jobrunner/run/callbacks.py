@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +29,6 @@ class Callback:
     is_passive : bool
         It only observes: the workers may run short epochs in a batch, and the run calls
         `on_epoch_start` and `on_epoch` for each of them after the batch.
-    latest_only : bool
-        It is passive, and of a batch it is told of the last epoch only.
     is_essential : bool
         An exception in one of its methods ends the run. Otherwise it is a warning.
     ends_job : bool
@@ -44,7 +40,6 @@ class Callback:
     """
 
     is_passive: bool = False
-    latest_only: bool = False
     is_essential: bool = False
     ends_job: bool = False
     ends_by: str = ""
@@ -144,11 +139,9 @@ def check_callbacks(callbacks: Sequence[object], where: str) -> None:
                     and name not in EVENTS
                     and callable(getattr(callback, name))
                 ):
-                    meant = difflib.get_close_matches(name, EVENTS, 1)
                     raise DefinitionError(
-                        f"{where}: a run never calls {name} {of}."
-                        f"{f' Did you mean {meant[0]}?' if meant else ''} Names that begin with on_ "
-                        f"are for the methods of Callback."
+                        f"{where}: a run never calls {name} {of}. Names that begin with on_ are for "
+                        f"the methods of Callback: {', '.join(EVENTS)}."
                     )
 
 
@@ -162,19 +155,15 @@ class Callbacks:
     """The callbacks of one run."""
 
     def __init__(self, callbacks: Sequence[object]) -> None:
-        self.are_any = bool(callbacks)
         self._enders: list[Any] = [it for it in callbacks if getattr(it, "ends_by", "")]
         self._handlers = {name: _handlers(callbacks, name) for name in _METHODS}
-        self._failures: Counter[tuple[int, str, str]] = Counter()
+        self._failed: set[tuple[int, str]] = set()  # callbacks and methods
         of_steps = self._handlers["on_step_start"] + self._handlers["on_step"]
-        handlers = self._handlers["on_epoch_start"] + self._handlers["on_epoch"]
-        of_epochs = [callback for callback, _ in handlers]
+        of_epochs = self._handlers["on_epoch_start"] + self._handlers["on_epoch"]
         self.are_passive = not of_steps and all(
-            getattr(callback, "is_passive", False) for callback in of_epochs
+            getattr(callback, "is_passive", False) for callback, _ in of_epochs
         )
         """Whether none of them must be called between two epochs."""
-        self.hear_each = bool(self._enders) or not all(map(_is_latest_only, of_epochs))
-        """Whether any of them is told of each epoch of a batch."""
 
     def warn(self, message: str) -> None:
         """Report a problem to the callbacks and the log."""
@@ -182,15 +171,13 @@ class Callbacks:
         logger.warning(message)
         self.notify("on_warning", message)
 
-    def notify(self, event: str, *args: object, is_last: bool = True) -> None:
+    def notify(self, event: str, *args: object) -> None:
         """Call the method `event` of each callback that has it.
 
-        An exception is a warning, or passed on if the callback is essential. Of an epoch that is not
-        the last of its batch, some are not told.
+        An exception is a warning, or passed on if the callback is essential.
         """
         for callback, handle in self._handlers[event]:
-            if is_last or not _is_latest_only(callback):
-                self._call(callback, event, handle, *args)
+            self._call(callback, event, handle, *args)
 
     def ended_by(self) -> list[str]:
         """The names of the callbacks that end the job now."""
@@ -198,11 +185,12 @@ class Callbacks:
 
     def states(self) -> dict[str, dict[str, Plain]]:
         """What the callbacks have to be recorded, by name."""
-        found = {}
+        states = {}
         for name, callback, state_dict in self._named("state_dict"):
-            if state := self._call(callback, "state_dict", _plain, state_dict):
-                found[name] = state
-        return found
+            state = self._call(callback, "state_dict", _plain, state_dict)
+            if state:
+                states[name] = state
+        return states
 
     def load_states(self, states: Mapping[str, Mapping[str, Plain]]) -> None:
         """Give each callback its state from a record."""
@@ -211,11 +199,12 @@ class Callbacks:
 
     def _named(self, method: str) -> Iterator[tuple[str, object, Callable[..., Any]]]:
         """The callbacks with that method, each with a name: of its class, and which of these."""
-        count: Counter[str] = Counter()
+        names: list[str] = []
         for callback, handle in self._handlers[method]:
             name = type(callback).__name__
-            count[name] += 1
-            yield name if count[name] == 1 else f"{name} {count[name]}", callback, handle
+            names.append(name)
+            count = names.count(name)
+            yield name if count == 1 else f"{name} {count}", callback, handle
 
     def _call(self, callback: object, name: str, method: Callable[..., Any], *args: object) -> Any:
         try:
@@ -226,22 +215,15 @@ class Callbacks:
             self._report(callback, name, error)
             return None
 
-    def close(self) -> None:
-        """Warn of the failures that were only counted."""
-        for (_, name, event), count in self._failures.items():
-            if count > 1:
-                logger.warning("Callback %s: %s failed %d times in all.", name, event, count)
-
     def _report(self, failed: object, event: str, error: Exception) -> None:
-        name = type(failed).__name__
-        key = (id(failed), name, event)
-        self._failures[key] += 1
-        if self._failures[key] > 1:
+        """Warn of the first failure of a method."""
+        if (id(failed), event) in self._failed:
             return
+        self._failed.add((id(failed), event))
         message = printable(
-            f"Callback {name}: {event} raised {type(error).__name__}: {shorten(str(error)).rstrip('.')}. "
-            f"The run continues, and counts further failures of this method. To end the run instead, set "
-            f"is_essential = True on the callback."
+            f"Callback {type(failed).__name__}: {event} raised {type(error).__name__}: "
+            f"{shorten(str(error)).rstrip('.')}. The run continues, and tells of no further failure of "
+            f"this method. To end the run instead, set is_essential = True on the callback."
         )
         logger.warning(message, exc_info=error)
         for callback, handle in self._handlers["on_warning"]:
@@ -260,10 +242,6 @@ def _handlers(
         for callback, handle in found
         if handle is not None and getattr(handle, "__func__", None) is not empty
     ]
-
-
-def _is_latest_only(callback: object) -> bool:
-    return bool(getattr(callback, "latest_only", False))
 
 
 def _ends_job(callback: Any) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -13,19 +15,63 @@ from jobrunner.checkpoint import Status
 from jobrunner.cluster import GroupResult
 from jobrunner.compile import Plan
 from jobrunner.positions import Position, PublicPosition
-from jobrunner.run.losses import Losses
 from jobrunner.run.result import RunResult, SaveReport
 
 Step = Literal["run an epoch", "finish", "stop", "move"]
 Part = Literal["start", "compute", "save_wait", "redone", "recovery", "idle"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
-MOST_MARKS = 100
+MOST_MARKS = 200
 """Saves that a run may go back to without counting all its epochs as lost."""
 MOST_REPORTS = 1_000
 """Of saves, in the result of a run; the same of saves that failed."""
 MOST_LOSSES = 50
 """What one record says, at most."""
+
+LEAST_GAIN = 0.1
+"""A move promises to make epochs shorter by that share at least."""
+MUST_PAY = 2.0
+"""It saves that many times the seconds that it takes, over the epochs that are left."""
+MOST_EPOCHS = 1_000
+"""How many epochs a run is thought to have left, at most."""
+FIRST_MOVE_SECONDS = 0.1
+"""What a move is thought to take, besides twice the last save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """The losses of a run; "in a row" means with no epoch recorded in between."""
+
+    limit: int  # how many in a row a run recovers from
+    in_all: int = 0
+    in_a_row: tuple[tuple[str, ...], ...] = ()
+    """The tasks that ran at each loss on the lost worker, as ``node/task``, if known."""
+
+    def after_loss(self, running: Collection[str] = ()) -> Losses:
+        """Add a loss, at which these tasks ran on the lost worker."""
+        return Losses(self.limit, self.in_all + 1, (*self.in_a_row, tuple(running)))
+
+    def after_record(self) -> Losses:
+        """Begin a new row: an epoch was recorded."""
+        return Losses(self.limit, self.in_all)
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether the run must end."""
+        return len(self.in_a_row) > self.limit
+
+    def describe(self) -> str:
+        """Say how many losses came in a row, and which tasks ran at each of several."""
+        count = (
+            f"That was loss {len(self.in_a_row)} in a row with no epoch recorded in between; "
+            f"max_restarts is {self.limit}."
+        )
+        first, *others = self.in_a_row
+        suspects = [name for name in first if all(name in running for running in others)]
+        if not (suspects and others):
+            return count
+        verb = "was" if len(suspects) == 1 else "were"
+        return f"{count} {' and '.join(suspects)} {verb} running each time."
 
 
 @dataclass(slots=True)
@@ -35,39 +81,41 @@ class State:
     losses: Losses
     epoch: int = 0  # the last that ended; 0 is "after init"
     steps_done: int = 0  # of the next epoch, in the loaded checkpoint
-    recorded: Position | None = None  # what is in the workspaces, if it is recorded
+    recorded: Position | None = None  # what was recorded last, or was loaded
     fired: tuple[str, ...] = ()  # stop conditions that were true when `epoch` ended
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)  # by epoch
     saves: list[SaveReport] = field(default_factory=list)  # the newest
     failed_saves: list[SaveReport] = field(default_factory=list)
     num_saves: int = 0  # without those that failed
-    reported: dict[str, Any] = field(default_factory=dict)  # metrics, in the `steps_done`
-    epoch_seconds: float = float("inf")  # the last epoch's
-    num_steps: int = 0  # the last epoch's, if it was not run in a batch
-    under_way: range = range(0)  # the epochs that workers run now; empty: nodes are placed
+    reported: dict[str, Any] = field(default_factory=dict)  # in the last epoch, or its steps so far
+    epoch_seconds: float = math.inf  # the last epoch's
+    under_way_until: int = 0  # the epoch after those that workers run now
     wary_until: int = 0  # earlier epochs, which a loss interrupted, are saved one by one
-    is_announced: bool = False  # `on_start` was called
     resumed_from: PublicPosition | None = None  # by the first load; None: it began with init
-    is_finished: bool = False  # the loaded run had run its exit group
 
     @property
     def at(self) -> Position:
         """The last epoch that ended."""
         return Position(self.epoch)
 
-    def begin(self, epochs: range) -> None:
-        """Note the epochs that the workers run next."""
-        self.under_way = epochs
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the last epoch that ended is recorded."""
+        return self.recorded == self.at
 
     def end(self, epoch: int, result: GroupResult) -> None:
         """Note that an epoch has ended."""
-        self.epoch, self.fired = epoch, result.stopped
-        self.epoch_seconds = result.seconds
-        self.metrics[epoch] = dict(result.metrics)
+        self.epoch, self.fired, self.epoch_seconds = epoch, result.stopped, result.seconds
+        self.metrics[epoch] = self.reported = dict(result.metrics)
 
     def fire(self, names: Sequence[str]) -> None:
         """Count what ends the job here among the stop conditions that are true."""
         self.fired = tuple(dict.fromkeys((*self.fired, *names)))
+
+    def lose(self, running: Collection[str]) -> None:
+        """Note a loss, at which these tasks ran on the lost worker."""
+        self.losses = self.losses.after_loss(running)
+        self.wary_until = max(self.wary_until, self.under_way_until)
 
     def note_save(self, report: SaveReport) -> None:
         """Note a save."""
@@ -102,20 +150,13 @@ class State:
         shown = {name: float(value) for name, value in metrics if isinstance(value, Real)}
         return Status(self.epoch, len(self.metrics), shown)
 
-    def details(
-        self, metrics: Mapping[str, Any], step: int, callbacks: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """What a record says of the run; `callbacks` are their states."""
-        details: dict[str, Any] = {
-            "stopped_by": [] if step else list(self.fired),
-            "metrics": dict(metrics),
-        }
-        return {**details, "callbacks": callbacks} if callbacks else details
+    def details(self, at: Position) -> dict[str, Any]:
+        """What the record of a position says of the run."""
+        fired = [] if at.step else list(self.fired)
+        return {"stopped_by": fired, "metrics": dict(self.reported)}
 
-    def result(
-        self, limit: int | None, earlier: Callable[[], list[dict[str, Any]]] = list
-    ) -> RunResult:
-        """The result for the user; `earlier` returns what earlier runs recorded."""
+    def result(self, limit: int | None) -> RunResult:
+        """The result for the user."""
         return RunResult(
             epoch=self.epoch,
             resumed_from=self.resumed_from,
@@ -124,7 +165,6 @@ class State:
             metrics=[{**self.metrics[epoch], "epoch": epoch} for epoch in sorted(self.metrics)],
             saves=list(self.saves),
             failed_saves=list(self.failed_saves),
-            earlier=earlier,
             num_saves=self.num_saves,
         )
 
@@ -294,3 +334,31 @@ def remainder(
     if at.step or not (fired or is_reached):
         return "epochs"
     return "nothing" if is_done and not later else "last groups"
+
+
+def is_move_worthwhile(
+    now: Mapping[str, str],
+    after: Mapping[str, str],
+    threads: Mapping[str, int],
+    *,
+    epoch_seconds: float,  # an infinite one is longer than any move
+    epochs_left: int | None,
+    save_seconds: float,
+) -> bool:
+    """Whether to move nodes to workers that have joined, which have so many threads.
+
+    An epoch takes as long as its fullest worker, and all nodes count the same. So a move may promise
+    too much, but there is only one for each time that workers join.
+    """
+    gain = 1 - _fullest(after, threads) / _fullest(now, threads)
+    if gain < LEAST_GAIN:
+        return False
+    left = MOST_EPOCHS if epochs_left is None else min(epochs_left, MOST_EPOCHS)
+    move_seconds = FIRST_MOVE_SECONDS + 2 * save_seconds
+    return gain * epoch_seconds * left >= MUST_PAY * move_seconds
+
+
+def _fullest(placement: Mapping[str, str], threads: Mapping[str, int]) -> float:
+    """How many nodes each thread of the fullest worker has."""
+    counts = Counter(placement.values())
+    return max(count / threads.get(address, 1) for address, count in counts.items())

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from jobrunner.checkpoint import Details, MultiNodeCheckpointManager
+from jobrunner.checkpoint import Details
 from jobrunner.cluster import Binding, GroupResult, Session
 from jobrunner.config import get_number
+from jobrunner.define import Job
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -22,12 +24,18 @@ from jobrunner.errors import (
 )
 from jobrunner.positions import Position
 from jobrunner.run.callbacks import Callbacks
-from jobrunner.run.decisions import State, Step, Stopwatch, each_step, is_captured, next_step
+from jobrunner.run.decisions import (
+    Losses,
+    State,
+    Step,
+    Stopwatch,
+    each_step,
+    is_captured,
+    is_move_worthwhile,
+    next_step,
+)
 from jobrunner.run.load import finish_load, load
-from jobrunner.run.losses import Loss, Losses, is_transient
-from jobrunner.run.moves import is_worthwhile
 from jobrunner.run.null_saver import NullSaver
-from jobrunner.run.recovery import count_loss
 from jobrunner.run.result import RunResult, SaveReport
 from jobrunner.run.resume import (
     Begin,
@@ -39,22 +47,18 @@ from jobrunner.run.resume import (
 )
 from jobrunner.run.saver import Saver
 from jobrunner.signals import TerminatedError
-from jobrunner.texts import get_logger
+from jobrunner.texts import clip, get_logger, printable
 
 if TYPE_CHECKING:
     from jobrunner.run.runner import JobRunner
 
 logger = get_logger(__name__)
 
+Loss = NodeLostError | SchedulerLostError | TaskFailedError
+Captures = tuple[int, int] | None
+
 MAX_BATCH_EPOCHS = 10_000
 """Bounds the results that workers keep for the client."""
-
-
-def recorded_metrics(manager: MultiNodeCheckpointManager | None) -> list[dict[str, Any]]:
-    """The metrics of all recorded whole epochs, as in `RunResult.metrics`."""
-    rows = [] if manager is None else manager.history()
-    whole = [row for row in rows if row["epoch"] and not row["step"]]
-    return [{**row["metrics"], "epoch": row["epoch"]} for row in whole]
 
 
 def tell_finished(runner: JobRunner, resume: Resume) -> RunResult:
@@ -64,15 +68,11 @@ def tell_finished(runner: JobRunner, resume: Resume) -> RunResult:
     state = State(Losses(runner.max_restarts))
     state.epoch, state.resumed_from = begin.record.at.epoch, begin.record.epoch
     state.fired = recorded_stops(resume.plan, begin.record)
-    earlier = partial(recorded_metrics, runner.checkpoint_manager)
-    result = state.result(resume.plan.epoch_limit, earlier)
+    result = state.result(resume.plan.epoch_limit)
     callbacks = Callbacks(runner.callbacks)
-    try:
-        callbacks.notify("on_setup", runner)
-        callbacks.notify("on_start", resume.in_words(), resume.plan.epoch_limit)
-        callbacks.notify("on_finish", result)
-    finally:
-        callbacks.close()
+    callbacks.notify("on_setup", runner)
+    callbacks.notify("on_start", resume.in_words(), resume.plan.epoch_limit)
+    callbacks.notify("on_finish", result)
     return result
 
 
@@ -88,42 +88,41 @@ class Run:
         views: Sequence[object] = (),
     ) -> None:
         self.runner = runner
-        self.resume = resume  # where it begins; after a loss, where it goes on
-        self.has_begun = False
-        self.streams = resume.streams
-        self.plan = plan = with_streams(resume.plan, resume.streams)
         self.session = session
+        self.resume = resume  # where it begins; after a loss, where it goes on
+        self.has_begun = False  # there
+        self.streams = resume.streams
+        self.plan = with_streams(resume.plan, resume.streams)
         self.callbacks = Callbacks([*views, *runner.callbacks])
         self.state = State(Losses(runner.max_restarts))
         self.watch = Stopwatch(began)
-        self._must_move = False  # workers have joined, and a move there is worthwhile
+        self.lineage: Mapping[str, Any] = {}  # what each record says of `adaptation`
         self.batch_seconds = get_number("stint-seconds")
         self.binding: Binding
+        self._must_move = False  # workers have joined, and a move there is worthwhile
         self._handed_over: Position | None = None  # what the saver was given last
-        self._captures: tuple[int, int] | None = None  # what workers capture of the current epoch
-        self.lineage: Mapping[str, Any] = {}  # what each record says of `adaptation`
         self.saver: Saver | NullSaver = NullSaver()
-        if (manager := runner.checkpoint_manager) is not None:
+        manager = runner.checkpoint_manager
+        if manager is not None:
             warn, policy = self.callbacks.warn, runner.on_save_error
             asked, status = runner.save_asked, self.state.status
             since = round(time.time() - (time.monotonic() - began), 3)
-            self.saver = Saver(manager, plan, policy, warn, self._saved, asked, status, since)
+            self.saver = Saver(manager, self.plan, policy, warn, self._saved, asked, status, since)
 
     def run(self) -> RunResult:
         """See `JobRunner.run`."""
         try:
             self.callbacks.notify("on_setup", self.runner)
-            result = self._run()
+            self._bind()
+            self._run_in_binding()
+            result = self.state.result(self.plan.epoch_limit)
             self.callbacks.notify("on_finish", result)
         except BaseException as error:
             self.callbacks.notify("on_error", error)
             raise
-        finally:
-            self.callbacks.close()
         return result
 
-    def _run(self) -> RunResult:
-        self._bind()
+    def _run_in_binding(self) -> None:
         outcome = "failed"
         try:
             self._run_to_end()
@@ -134,17 +133,15 @@ class Run:
         except KeyboardInterrupt as interrupt:
             self.binding.abort()
             shown = f"{type(interrupt).__name__}: Job {self.plan.job!r} was interrupted at once."
-            lines = [shown, self.advice()]
+            lines = [shown, self._advice()]
             # IPython shows what is recorded instead of a traceback.
             interrupt._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
             outcome = "stopped"
             if isinstance(interrupt, TerminatedError) and self.runner.stop_reason:
-                raise self.stopped(None, "it had no more time for the epoch") from interrupt
+                raise self._stopped(None, "it had no more time for the epoch") from interrupt
             raise
         finally:
             self.saver.end(lambda: self.watch.end(outcome, self.state.recorded))
-        earlier = partial(recorded_metrics, self.runner.checkpoint_manager)
-        return self.state.result(self.plan.epoch_limit, earlier)
 
     def _run_to_end(self) -> None:
         """Init or resume, then epochs, then upload, download and exit; again after a loss."""
@@ -162,14 +159,37 @@ class Run:
                     self.callbacks.notify("on_recovery", state.epoch, state.steps_done, seconds)
                 self._run_epochs()
                 self.watch.enter("idle")
-                if not self.state.is_finished:
+                if self.resume.left != "nothing":
                     self._finish()
                 return
             except (NodeLostError, SchedulerLostError, TaskFailedError) as error:
-                if isinstance(error, TaskFailedError) and not is_transient(self.runner.job, error):
+                if isinstance(error, TaskFailedError) and not _is_transient(self.runner.job, error):
                     raise
                 loss = error
-                count_loss(self, error)
+                self._count_loss(error)
+
+    def _count_loss(self, error: Loss) -> None:
+        """Count a loss and wait for a lost scheduler; raise if the run cannot continue."""
+        state, runner = self.state, self.runner
+        self.watch.lose(clip(printable(error.without_advice(), kept=""), 500))
+        self.callbacks.notify("on_loss", error)
+        self.saver.wait_quietly(gives_up=not isinstance(error, TaskFailedError))
+        state.lose(error.running if isinstance(error, NodeLostError) else ())
+        if state.losses.are_too_many:
+            last = copy.copy(error)
+            last.args = (f"{error.without_advice()} {state.losses.describe()}",)
+            raise last.advise(self._advice()) from error
+        if runner.stop_reason:
+            raise self._stopped(None, "a loss ended its epoch") from error
+        if isinstance(error, SchedulerLostError) or not self.session.is_connected:
+            seconds = runner.scheduler_wait_seconds
+            self.callbacks.warn(
+                f"The scheduler is lost. Waiting up to {seconds:g} s for it to return at its address."
+            )
+            try:
+                self.session.reconnect(seconds)
+            except SchedulerLostError as lost:
+                raise SchedulerLostError(str(lost)).advise(self._advice()) from error
 
     # ---- init or resume
 
@@ -178,35 +198,39 @@ class Run:
         state = self.state
         self.saver.start(self.binding)
         self.resume = self._decide_in_lock()
-        if not state.is_announced:
-            state.is_announced = True
+        if not (self.has_begun or state.losses.in_all):
             planned = self.resume.in_words()
             self.callbacks.notify("on_start", planned, self.plan.epoch_limit)
             for warning in planned.warnings:
                 self.callbacks.warn(warning)
-        state.steps_done, self._handed_over = 0, None
+        self._handed_over = None
         started = time.monotonic()
         begin = self._load_newest()
         if begin is None:
-            if self.resume.is_own:
-                self.saver.set_aside(self.resume.damaged)
             self._start_afresh()
         else:
             self._go_on_from(begin, started)
         if not self.has_begun:
             self.has_begun = True
             state.resumed_from = None if begin is None else begin.record.epoch
-        state.is_finished = self.resume.left == "nothing"
-        if not state.is_finished:
+        if self.resume.left != "nothing":
             state.fire(self.callbacks.ended_by())
 
-    def _decide(self) -> Resume:
-        """Decide anew where to begin, or where the same command would."""
+    def _decide(self, damaged: Mapping[Position, str] | None = None) -> Resume:
+        """Decide anew where to begin, or where the same command would.
+
+        `damaged` are epochs that could not be loaded: then by the log as it was decided before.
+        """
         runner, manager = self.runner, self.runner.checkpoint_manager
         # What was asked is for the start only; after a loss, resume from this run's own epochs.
         asked = "latest" if self.has_begun else runner.resume_from_epoch
-        snapshot = None if manager is None else manager.directory.snapshot()
-        return decide(runner.job, self.plan, asked, manager, snapshot, runner.adaptation)
+        snapshot = None
+        if damaged:
+            snapshot = self.resume.snapshot
+        elif manager is not None:
+            snapshot = manager.directory.snapshot()
+        adaptation = runner.adaptation
+        return decide(runner.job, self.plan, asked, manager, snapshot, adaptation, damaged)
 
     def _decide_in_lock(self) -> Resume:
         """Decide again unless the log is still as it was, but for the entry of this run."""
@@ -222,7 +246,7 @@ class Run:
 
     def _load_newest(self) -> Begin | None:
         """Load what was decided; if it is damaged, decide without it, until an epoch is whole."""
-        runner, told = self.runner, set[Position]()
+        told = set[Position]()
         while True:
             resume, origin = self.resume, self.resume.origin
             if origin is None:
@@ -231,9 +255,9 @@ class Run:
             for at, damage in resume.damaged.items():
                 if at not in told:
                     told.add(at)
-                    where = f"Epoch {at} of {origin.path}"
                     self.callbacks.warn(
-                        f"{where} is damaged{aside}; trying an earlier one: {damage}"
+                        f"Epoch {at} of {origin.path} is damaged{aside}; trying an earlier one: "
+                        f"{damage}"
                     )
             if resume.begin is None:
                 if resume.damaged:
@@ -241,73 +265,61 @@ class Run:
                         f"No recorded epoch of {origin.path} is whole; starting afresh."
                     )
                 return None
+            record, adaptation = resume.begin.record, self.runner.adaptation
             try:
                 begin = load(
-                    self.session,
-                    self.binding,
-                    runner.job,
-                    origin,
-                    resume.begin,
-                    runner.adaptation,
+                    self.session, self.binding, self.runner.job, origin, resume.begin, adaptation
                 )
             except CheckpointCorruptError as error:
                 if resume.is_named:
                     raise
-                damaged = {**resume.damaged, resume.begin.record.at: describe_damage(error)}
-                self.resume = decide(
-                    runner.job,
-                    self.plan,
-                    "latest",
-                    runner.checkpoint_manager,
-                    resume.snapshot,
-                    runner.adaptation,
-                    damaged,
-                )
+                self.resume = self._decide({**resume.damaged, record.at: describe_damage(error)})
                 continue
-            if changed := begin.match.describe():
-                where = f"Epoch {begin.record.at} of {origin.path}"
+            changed = begin.match.describe()
+            if changed:
+                where = f"Epoch {record.at} of {origin.path}"
                 self.callbacks.warn(f"{where} has other nodes or blobs than the job: {changed}")
             return begin
 
     def _start_afresh(self) -> None:
-        state = self.state
+        state, runner = self.state, self.runner
+        if self.resume.is_own:
+            self.saver.set_aside(self.resume.damaged)
         self.watch.go_back(None)
-        self.lineage = self.runner.adaptation.lineage(Details(), self.streams)
-        self.saver.refuse_classes(self.runner.job)
-        self.run_group("init", 0)
+        self.lineage = runner.adaptation.lineage(Details(), self.streams)
+        self.saver.refuse_classes(runner.job)
+        self._run_group("init", 0)
         self.saver.rewind(None, "started afresh")
-        state.fired, state.epoch, state.recorded = (), 0, None
+        state.fired, state.reported, state.recorded = (), {}, None
+        state.epoch = state.steps_done = 0
         self.callbacks.load_states({})
         # What cannot be saved is named before epoch 1.
-        self.save(Position(0), {}, must_wait=True)
+        self._save(Position(0), must_wait=True)
 
     def _go_on_from(self, begin: Begin, started: float) -> None:
         """Go on from an epoch that was loaded; `started` is when its load began."""
         state, record, at = self.state, begin.record, begin.record.at
-        manager = self.runner.checkpoint_manager
+        manager, is_own = self.runner.checkpoint_manager, self.resume.is_own
         assert manager is not None
         self.watch.go_back(at)
-        finish_load(self.binding, begin, self.run_group)
+        finish_load(self.binding, begin, self._run_group)
         state.reported = dict(record.details.metrics)
         state.fired = recorded_stops(self.plan, record)
         state.epoch, state.steps_done = at.epoch, at.step
+        state.recorded = at if is_own else None
         self.callbacks.load_states(record.details.callbacks)
         self.lineage = self.runner.adaptation.lineage(record.details, self.streams)
-        is_own = self.resume.is_own
-        state.recorded = at if is_own else None
         if is_own:
             self.saver.set_aside(self.resume.damaged)
             self.saver.rewind(at, f"resumed from epoch {at}")
         self.callbacks.notify("on_load", at.epoch, at.step, time.monotonic() - started)
-        if not is_own:
-            # Then it can resume from its own directory alone.
-            self.save(at, state.reported, must_wait=True)
-        elif begin.match.is_reshaped and self.resume.left != "nothing":
-            # Record it in the shape that the job gave it. A crash before the commit leaves the
-            # record as it was. A new record has no pins.
-            labels = manager.pins().get(at.public, [])
-            self.save(at, state.reported, must_wait=True)
-            self.wait_for_save()
+        is_reshaped = begin.match.is_reshaped and self.resume.left != "nothing"
+        if not is_own or is_reshaped:
+            # From another directory: then it can resume from its own alone. Else it is recorded in
+            # the shape that the job gave it; a crash before the commit leaves the record as it was. A
+            # new record has no pins.
+            labels = manager.pins().get(at.public, []) if is_own else []
+            self._save(at, must_wait=True)
             for label in labels:
                 manager.pin(at, label)
 
@@ -320,41 +332,47 @@ class Run:
             return f"the last recorded epoch, which cannot be read now: {str(error).rstrip('.')}"
         return "the start" if at is None else f"epoch {at}"
 
-    def advice(self) -> str:
+    def _advice(self) -> str:
         """How to resume, as the end of a message."""
         return f"Run the same command again to resume from {self._describe_beginning()}."
 
-    def stopped(self, epoch: int | None, why: str) -> RunStoppedError:
+    def _stopped(self, epoch: int | None, why: str) -> RunStoppedError:
         """The error that ends a run on request."""
         reason = self.runner.stop_reason
-        return RunStoppedError(
-            f"Job {self.plan.job!r} stopped on request ({reason}): {why}.",
-            reason=reason,
-            epoch=epoch,
-        ).advise(self.advice())
+        text = f"Job {self.plan.job!r} stopped on request ({reason}): {why}."
+        return RunStoppedError(text, reason=reason, epoch=epoch).advise(self._advice())
 
     # ---- epochs
 
     def _run_epochs(self) -> None:
-        while (step := self._next_step()) not in ("finish", "stop"):
+        """Run epochs until the job ends; raises `RunStoppedError` if the run is to stop before."""
+        while True:
+            if self._next_step(is_recorded=True) != "run an epoch":
+                # The state must be recorded before the nodes leave their workspaces.
+                self._record_epoch()
+            step = self._next_step(is_recorded=self.state.is_recorded)
+            if step == "finish":
+                return
+            if step == "stop":
+                raise self._stopped(self.state.epoch, "its epoch has ended")
             with self.watch.spending("save_wait"):
                 self.saver.make_room(self.state.epoch + 1)
+            count = self._batch_size()
             if step == "move":
                 self._move()
-            elif (count := self._batch_size()) > 1:
-                first = self.state.epoch + 1
-                self._run_batch(first, count)
-                self._save_if_due()
+            elif count > 1:
+                self._run_batch(count)
             else:
                 self._run_epoch()
-        state = self.state
-        if step == "stop":
-            self.wait_for_save()
-            if not state.steps_done and state.recorded != state.at:
-                # A batch of epochs ended, in which nothing was saved.
-                self.save(state.at, state.metrics.get(state.epoch, {}))
-                self.wait_for_save()
-            raise self.stopped(state.epoch, "its epoch has ended")
+
+    def _next_step(self, *, is_recorded: bool) -> Step:
+        return next_step(
+            stopped_by=self.state.stopped_by(self.plan.epoch_limit),
+            stop_asked=self.runner.stop_reason,
+            is_recorded=is_recorded,
+            is_leaving=bool(self.binding.leaving),
+            has_room=self._has_room(),
+        )
 
     def _batch_size(self) -> int:
         """How many epochs the workers may run without the client."""
@@ -377,113 +395,141 @@ class Run:
         counts = (MAX_BATCH_EPOCHS, until_end, self.saver.epochs_until(epoch))
         return min(count for count in counts if count is not None)
 
-    def _run_batch(self, first: int, count: int) -> None:
-        self.state.begin(range(first, first + count))
-        self.watch.enter("compute")
+    def _run_batch(self, count: int) -> None:
+        first = self.state.epoch + 1
         captures = self.saver.captures(first)
-        ended = self.binding.run_epochs(first, count, self.batch_seconds, captures)
         captured: list[tuple[Position, Mapping[str, Any]]] = []
+        self.state.under_way_until = first + count
+        self.watch.enter("compute")
         try:
-            for epoch, result, is_last in ended:
-                self.state.end(epoch, result)
-                if is_last or self.callbacks.hear_each:
-                    self._notify("on_epoch_start", epoch, is_last=is_last)
-                    self._tell_end(result, is_last=is_last)
+            for epoch, result, _ in self.binding.run_epochs(
+                first, count, self.batch_seconds, captures
+            ):
+                self.callbacks.notify("on_epoch_start", epoch)
+                self._end_epoch(epoch, result)
                 if is_captured(epoch, captures):
-                    at = self.state.at
-                    captured.append((at, self._about(at, self.state.metrics[epoch])))
+                    captured.append((self.state.at, self._about(self.state.at)))
         finally:
             # Also if an epoch has failed: those before it have ended.
             self._save_captured(captured)
+        self.state.under_way_until = 0
         self.watch.enter("idle")
+        if not is_captured(self.state.epoch, captures):
+            self._save_if_due(self.plan.steps_per_epoch or 1)
 
     def _run_epoch(self) -> None:
         started, state = time.monotonic(), self.state
-        epoch = state.epoch + 1
-        state.begin(range(epoch, epoch + 1))
+        epoch, first_step = state.epoch + 1, state.steps_done
+        captures = None
+        if self.plan.steps_per_epoch and "epoch_end" not in self.plan.groups:
+            # Its last step is known before it runs.
+            captures = None if state.is_wary(epoch) else self.saver.captures(epoch)
+        state.under_way_until, state.steps_done = epoch + 1, 0
         self.watch.enter("compute")
-        first_step, state.steps_done = state.steps_done, 0
-        reported = state.reported
-        self._notify("on_epoch_start", epoch)
-
-        self._captures = None if state.is_wary(epoch) else self.saver.captures(epoch)
-        for done, outcome, has_ended in each_step(self.plan, epoch, first_step, self._run_step):
+        self.callbacks.notify("on_epoch_start", epoch)
+        run = partial(self._run_step, captures)
+        for done, result, has_ended in each_step(self.plan, epoch, first_step, run):
             if done == 1:
-                reported = state.reported = dict(outcome.metrics)
-            else:
-                reported.update(outcome.metrics)
+                state.reported = {}
+            state.reported.update(result.metrics)
             if not has_ended:
-                can_stop = self.saver.can_save or self.plan.steps_per_epoch is None
-                stops = bool(self.runner.stop_reason) and can_stop
-                at = Position(epoch - 1, done)
-                if stops or self.saver.is_due(epoch, done, reported):
-                    self.save(at, reported)
-                if stops:
-                    self.wait_for_save()
-                    why = f"step {done} of epoch {epoch} has ended"
-                    raise self.stopped(epoch - 1, why)
-        state.num_steps = done
+                self._end_step(epoch, done)
+        state.under_way_until = 0
         self.watch.enter("idle")
         seconds = time.monotonic() - started
-        outcome = replace(outcome, seconds=seconds, metrics=reported)
-        state.end(epoch, outcome)
-        self._tell_end(outcome)
-        if self._captures_step(done - 1) and is_captured(epoch, self._captures):
-            self._save_captured([(state.at, self._about(state.at, state.metrics[epoch]))])
-        self._save_if_due()
-
-    def _run_step(self, group: str, epoch: int, step: int) -> GroupResult:
-        """Run a step, or the epoch end group."""
-        is_step = group != "epoch_end"
-        if is_step:
-            self._notify("on_step_start", epoch, step + 1)
-        deadline = self.runner.epoch_deadline_seconds
-        captures = self._captures if self._captures_step(step) else None
-        outcome = self._run_on_workers(
-            group, epoch, captures=captures, step=step, deadline_seconds=deadline
-        )
-        if is_step:
-            self._notify("on_step", epoch, step + 1, outcome.seconds, outcome.metrics)
+        self._end_epoch(epoch, replace(result, seconds=seconds, metrics=state.reported))
+        if is_captured(epoch, captures):
+            self._save_captured([(state.at, self._about(state.at))])
         else:
-            self.callbacks.notify("on_group", group, epoch, outcome.seconds)
-        return outcome
+            self._save_if_due(done)
 
-    def _captures_step(self, step: int) -> bool:
-        """Whether workers can capture an epoch when that step, counted from 0, has ended."""
-        return step + 1 == self.plan.steps_per_epoch and "epoch_end" not in self.plan.groups
-
-    def _tell_end(self, result: GroupResult, *, is_last: bool = True) -> None:
-        if self.callbacks.are_any:
-            about = self.state.epoch, result.seconds, result.metrics
-            self.callbacks.notify("on_epoch", *about, is_last=is_last)
-            self.state.fire(self.callbacks.ended_by())
-
-    def _save_if_due(self) -> None:
-        """Save the epoch that ended if the policy or the next step asks for it."""
-        epoch = self.state.epoch
-        # The state must be recorded before the nodes leave their workspaces.
-        then = self._next_step(is_recorded=True)
-        steps = self.plan.steps_per_epoch or self.state.num_steps
-        is_asked = self.saver.is_asked
-        is_due = self.saver.is_due(epoch, steps, self.state.metrics[epoch], has_ended=True)
-        if self._handed_over == self.state.at:
-            pass
-        elif is_due or then != "run an epoch":
-            must_wait = self.state.is_wary(epoch)
-            self.save(self.state.at, self.state.metrics[epoch], must_wait=must_wait)
-        if then != "run an epoch" or is_asked:
-            self.wait_for_save()
-            if self.saver.must_retry:
-                self.save(self.state.at, self.state.metrics[epoch])
-
-    def _next_step(self, *, is_recorded: bool = False) -> Step:
-        return next_step(
-            stopped_by=self.state.stopped_by(self.plan.epoch_limit),
-            stop_asked=self.runner.stop_reason,
-            is_recorded=is_recorded or self.state.recorded == self.state.at,
-            is_leaving=bool(self.binding.leaving),
-            has_room=self._has_room(),
+    def _run_step(self, captures: Captures, group: str, epoch: int, step: int) -> GroupResult:
+        """Run a step, or the epoch end group; `captures` are for the last step."""
+        is_step = group != "epoch_end"
+        is_last = step + 1 == self.plan.steps_per_epoch
+        if is_step:
+            self.callbacks.notify("on_step_start", epoch, step + 1)
+        result = self.binding.run(
+            group,
+            epoch=epoch,
+            step=step,
+            deadline_seconds=self.runner.epoch_deadline_seconds,
+            task_deadline_seconds=self.runner.task_deadline_seconds,
+            captures=captures if is_last else None,
         )
+        if is_step:
+            self.callbacks.notify("on_step", epoch, step + 1, result.seconds, result.metrics)
+        else:
+            self.callbacks.notify("on_group", group, epoch, result.seconds)
+        return result
+
+    def _end_step(self, epoch: int, done: int) -> None:
+        """Save after a step that is not the last of its epoch, if it is due, and stop if asked."""
+        can_stop = self.saver.can_save or self.plan.steps_per_epoch is None
+        stops = bool(self.runner.stop_reason) and can_stop
+        if stops or self.saver.is_due(epoch, done, self.state.reported):
+            self._save(Position(epoch - 1, done), must_wait=stops)
+        if stops:
+            raise self._stopped(epoch - 1, f"step {done} of epoch {epoch} has ended")
+
+    def _end_epoch(self, epoch: int, result: GroupResult) -> None:
+        self.state.end(epoch, result)
+        self.callbacks.notify("on_epoch", epoch, result.seconds, result.metrics)
+        self.state.fire(self.callbacks.ended_by())
+
+    # ---- saves
+
+    def _save_if_due(self, num_steps: int) -> None:
+        """Save the epoch that ended, of so many steps, if the policy or the user asks for it."""
+        state, is_asked = self.state, self.saver.is_asked
+        if self.saver.is_due(state.epoch, num_steps, state.reported, has_ended=True):
+            self._save(state.at, must_wait=is_asked or state.is_wary(state.epoch))
+
+    def _record_epoch(self) -> None:
+        """Wait until the epoch that ended is recorded; save it if it was not due.
+
+        If it could not be saved in a group with others, it is tried once more, alone.
+        """
+        state = self.state
+        self._wait_for_saves()
+        is_tried = self._handed_over == state.at and not self.saver.must_retry
+        if not (state.is_recorded or state.steps_done or is_tried):
+            self._save(state.at, must_wait=True)
+
+    def _save(self, at: Position, *, must_wait: bool = False) -> None:
+        """Save the state of the workspaces, which is that of position `at`.
+
+        In the background, unless it `must_wait` until that is recorded.
+        """
+        if self.saver.can_save:
+            self._handed_over = at
+            self.callbacks.notify("on_save_start", at.epoch, at.step)
+            about = self._about(at)
+            with self.watch.spending("save_wait"):
+                self.saver.save(at, about, must_wait=must_wait)
+
+    def _save_captured(self, captured: Sequence[tuple[Position, Mapping[str, Any]]]) -> None:
+        """Save positions that the workers have captured, with what their records say."""
+        if captured:
+            self._handed_over, _ = captured[-1]
+            self.callbacks.notify("on_save_start", self._handed_over.epoch, 0)
+            self.saver.save_captured(captured)
+
+    def _wait_for_saves(self) -> None:
+        with self.watch.spending("save_wait"):
+            self.saver.wait()
+
+    def _about(self, at: Position) -> dict[str, Any]:
+        """What the record of a position says of the run."""
+        callbacks = self.callbacks.states()
+        about = {**self.state.details(at), **self.lineage, **self.watch.capture(at)}
+        return {**about, "callbacks": callbacks} if callbacks else about
+
+    def _saved(self, report: SaveReport) -> None:
+        self.state.note_save(report)
+        self.callbacks.notify("on_save", report)
+
+    # ---- moves
 
     def _has_room(self) -> bool:
         """Whether nodes are to move to workers that have joined; true until they have moved."""
@@ -492,7 +538,7 @@ class Run:
         spread = self.binding.spread()
         if spread is not None:
             limit, state = self.plan.epoch_limit, self.state
-            self._must_move = is_worthwhile(
+            self._must_move = is_move_worthwhile(
                 self.binding.placement,
                 spread.placement,
                 spread.threads,
@@ -514,88 +560,7 @@ class Run:
             self._bind_again(stays=not self._must_move)
             self._init_or_resume()
 
-    # ---- after the last epoch
-
-    def _finish(self) -> None:
-        """Run the upload, download and exit groups, and record that the job has ended."""
-        self.wait_for_save()
-        state, runner = self.state, self.runner
-        epoch = state.epoch
-        is_recorded = state.recorded == state.at
-        builder, manager = runner.upload_task_group_builder, runner.checkpoint_manager
-        if builder is not None and not is_recorded:
-            self.callbacks.warn(
-                f"The last epoch, {epoch}, could not be recorded, so nothing is uploaded. "
-                f"Repair the storage. {self.advice()}"
-            )
-        elif builder is not None and manager is not None:
-            started = time.monotonic()
-            self.session.run_group(builder.build(epoch, manager), epoch)
-            self.callbacks.notify("on_group", "upload", epoch, time.monotonic() - started)
-        for group in ("download", "exit"):
-            self.run_group(group, epoch)
-        if is_recorded:
-            self.saver.finish(state.at)
-
-    # ---- for all phases
-
-    def _notify(self, event: str, *args: object, is_last: bool = True) -> None:
-        if self.callbacks.are_any:
-            self.callbacks.notify(event, *args, is_last=is_last)
-
-    def run_group(self, group: str, epoch: int) -> None:
-        """Run a group that is not of epochs."""
-        self.state.begin(range(epoch, epoch + 1))
-        self.callbacks.notify("on_group", group, epoch, self._run_on_workers(group, epoch).seconds)
-
-    def _run_on_workers(
-        self, group: str, epoch: int, captures: tuple[int, int] | None = None, **options: Any
-    ) -> GroupResult:
-        return self.binding.run(
-            group,
-            epoch=epoch,
-            task_deadline_seconds=self.runner.task_deadline_seconds,
-            captures=captures,
-            **options,
-        )
-
-    def save(self, at: Position, metrics: Mapping[str, Any], *, must_wait: bool = False) -> None:
-        """Save the state of the workspaces, which is that of position `at`.
-
-        In the background, unless it `must_wait` until that is recorded.
-        """
-        if self.saver.can_save:
-            self._handed_over = at
-            self._notify("on_save_start", at.epoch, at.step)
-            about = self._about(at, metrics)
-            with self.watch.spending("save_wait"):
-                self.saver.save(at, about, must_wait=must_wait)
-
-    def _save_captured(self, captured: Sequence[tuple[Position, Mapping[str, Any]]]) -> None:
-        """Save positions that the workers have captured, with what their records say."""
-        if captured:
-            self._handed_over, _ = captured[-1]
-            self._notify("on_save_start", self._handed_over.epoch, 0)
-            self.saver.save_captured(captured)
-
-    def wait_for_save(self) -> None:
-        """Wait for all saves in the background."""
-        with self.watch.spending("save_wait"):
-            self.saver.wait()
-
-    def _about(self, at: Position, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        return {**self._details(metrics, at.step), **self.watch.capture(at)}
-
-    def _details(self, metrics: Mapping[str, Any], step: int) -> dict[str, Any]:
-        callbacks = self.callbacks.states() if self.callbacks.are_any else {}
-        return {**self.state.details(metrics, step, callbacks), **self.lineage}
-
-    def _saved(self, report: SaveReport) -> None:
-        self.state.note_save(report)
-        self._notify("on_save", report)
-
     def _bind(self, *, stays: bool = False) -> None:
-        self.state.begin(range(0))
         self._must_move = False
         self.binding = self.session.bind(
             self.plan,
@@ -610,8 +575,41 @@ class Run:
         self.callbacks.notify("on_placement", dict(self.binding.placement))
 
     def _bind_again(self, *, stays: bool) -> None:
-        """Place the nodes again; nodes that stay return to the states that their workers keep."""
+        """Place the nodes again; if it `stays`, on the same workers where possible."""
         try:
             self._bind(stays=stays)
         except PlacementError as error:
-            raise PlacementError(str(error)).advise(self.advice()) from error
+            raise PlacementError(str(error)).advise(self._advice()) from error
+
+    # ---- other groups
+
+    def _run_group(self, group: str, epoch: int) -> None:
+        """Run a group that is not of epochs."""
+        deadline_seconds = self.runner.task_deadline_seconds
+        result = self.binding.run(group, epoch=epoch, task_deadline_seconds=deadline_seconds)
+        self.callbacks.notify("on_group", group, epoch, result.seconds)
+
+    def _finish(self) -> None:
+        """Run the upload, download and exit groups, and record that the job has ended."""
+        state, epoch = self.state, self.state.epoch
+        builder, manager = self.runner.upload_task_group_builder, self.runner.checkpoint_manager
+        if builder is not None and not state.is_recorded:
+            self.callbacks.warn(
+                f"The last epoch, {epoch}, could not be recorded, so nothing is uploaded. "
+                f"Repair the storage. {self._advice()}"
+            )
+        elif builder is not None and manager is not None:
+            started = time.monotonic()
+            self.session.run_group(builder.build(epoch, manager), epoch)
+            self.callbacks.notify("on_group", "upload", epoch, time.monotonic() - started)
+        for group in ("download", "exit"):
+            self._run_group(group, epoch)
+        if state.is_recorded:
+            self.saver.finish(state.at)
+
+
+def _is_transient(job: Job, error: TaskFailedError) -> bool:
+    """Whether the failed task declares its error as transient."""
+    group = job.groups.get(error.group)
+    task = group.find(error.node, error.task) if group is not None else None
+    return task is not None and isinstance(error.__cause__, task.transient_errors)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from jobrunner.json_output import to_json
@@ -80,8 +79,6 @@ class RunResult:
     metrics : list of dict
         What tasks reported: one dict for each epoch that this run finished, with the epoch itself
         under ``"epoch"``.
-    earlier : callable
-        Returns the same of earlier runs; see `history`.
     saves, failed_saves : list of SaveReport
         The newest ones, at most 1,000 of each.
     num_saves : int
@@ -95,24 +92,12 @@ class RunResult:
     metrics: list[dict[str, Any]]
     saves: list[SaveReport]
     failed_saves: list[SaveReport]
-    earlier: Callable[[], list[dict[str, Any]]] = field(default=list, repr=False, compare=False)
     num_saves: int = field(default=0, repr=False)
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """The metrics of all epochs up to the last: those that earlier runs recorded, and `metrics`.
-
-        What earlier runs recorded is read from the log, each time; an epoch that they did not save
-        is not there. Raises CheckpointError if the log cannot be read.
-        """
-        first = min((row["epoch"] for row in self.metrics), default=self.epoch + 1)
-        return [row for row in self.earlier() if row["epoch"] < first] + self.metrics
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        found: dict[str, Any] = to_json(replace(self, earlier=list))
-        del found["earlier"]
-        return found
+        data: dict[str, Any] = to_json(self)
+        return data
 
     def __repr__(self) -> str:
         about = ", ".join(f"{name} {value}" for name, value in self._about().items())
@@ -143,12 +128,6 @@ class RunResult:
             "failed saves": len(self.failed_saves),
         }
         return {name: value for name, value in about.items() if value or name == "epoch"}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A copy in another process cannot read the log.
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values["earlier"] = partial(list, self.earlier())
-        return RunResult, tuple(values.values())
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -122,7 +122,7 @@ class RunState:
     thread.
     """
 
-    is_passive = latest_only = True
+    is_passive = True
 
     def __init__(
         self, tell: Tell = lambda event, facts: None, clock: Callable[[], float] = time.monotonic

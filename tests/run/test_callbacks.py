@@ -1,9 +1,7 @@
 """Which methods of a callback a run calls, in which order, and what their failures do."""
 
-import contextlib
 import logging
 
-import dask
 import pytest
 
 from jobrunner import (
@@ -163,9 +161,8 @@ def test_a_failing_callback_is_a_warning_for_the_others(session, caplog):
     for part in ("Fails", "on_epoch", "ZeroDivisionError: epoch 1. The", "is_essential = True"):
         assert part in warning[1]
     told = [record.getMessage() for record in caplog.records]
-    assert told[0] == warning[1]
+    assert told == [warning[1]]
     assert "Traceback" in caplog.text
-    assert told[1:] == ["Callback Fails: on_epoch failed 3 times in all."]
 
 
 def test_callbacks_that_fail_at_each_others_failures_end_nothing(session):
@@ -219,27 +216,6 @@ def test_the_workers_run_batches_unless_a_callback_must_be_asked(session):
     steps.is_passive = True
     assert not run_in_batches(steps)
     assert steps.heard == [("step", n, 1) for n in range(1, 201)]
-
-
-def fail_at_150(n):
-    if n == 149:
-        raise ValueError("by hand")
-    return n + 1
-
-
-@pytest.mark.parametrize(("fn", "last"), [(count, 200), (fail_at_150, 149)])
-def test_a_callback_may_hear_of_the_last_epoch_of_each_batch_only(session, fn, last):
-    each, latest = Hears("on_epoch"), Hears("on_epoch_start", "on_epoch", "on_error")
-    each.is_passive = latest.is_passive = latest.latest_only = True
-    latest.is_essential = True
-    runner = JobRunner(counter(200, fn), callbacks=[latest, each])
-    ends = contextlib.nullcontext() if last == 200 else pytest.raises(TaskFailedError)
-    # The first epoch runs alone, then all others in a batch.
-    with dask.config.set({"jobrunner.stint-seconds": 60}), ends:
-        runner.run(session)
-    assert each.heard == [("epoch", n) for n in range(1, last + 1)]
-    pairs = [(event, n) for n in (1, last) for event in ("epoch_start", "epoch")]
-    assert latest.heard == pairs + [("error",)] * (last < 200)
 
 
 class Adds(Callback):
@@ -338,7 +314,7 @@ class Wider(Callback):
 @pytest.mark.parametrize(
     ("callback", "says"),
     [
-        (Typo(), r"a run never calls on_epochs of Typo. Did you mean on_epoch\?"),
+        (Typo(), r"a run never calls on_epochs of Typo\..*on_epoch,"),
         (Unlike(), r"a run never calls on_zzz of Unlike\. Names that begin"),
         (TooFew(), r"on_epoch of TooFew: on_epoch\(epoch\) cannot be called with 3 arguments"),
     ],

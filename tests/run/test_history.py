@@ -54,23 +54,19 @@ def brief(rows):
 
 
 def test_the_history_has_the_epochs_of_all_runs_also_removed_ones(run):
-    _, first = run(2, keep=KeepLast(1))
+    run(2, keep=KeepLast(1))
     manager, last = run(4, keep=KeepLast(1))
     assert manager.epochs() == [2, 4]
     assert brief(manager.history()) == [(0, None), (1, 1), (2, 2), (3, 3), (4, 4)]
     assert len({row["run"] for row in manager.history()}) == 2
     assert [row["n"] for row in last.metrics] == [3, 4]
-    assert [(row["epoch"], row["n"]) for row in last.history] == [(1, 1), (2, 2), (3, 3), (4, 4)]
-    assert first.history == first.metrics
-    again = run(4)[1]  # a finished job runs nothing
-    assert (again.metrics, [row["n"] for row in again.history]) == ([], [1, 2, 3, 4])
+    assert run(4)[1].metrics == []  # a finished job runs nothing
 
 
 def test_epochs_that_were_run_again_count_once(run):
     run(3)
-    manager, result = run(4, resume=1)
+    manager, _ = run(4, resume=1)
     assert brief(manager.history()) == [(0, None), (1, 1), (2, 2), (3, 3), (4, 4)]
-    assert [row["epoch"] for row in result.history] == [1, 2, 3, 4]
     manager, _ = run(1, resume=None)
     assert brief(manager.history()) == [(0, None), (1, 1)]
 
@@ -90,10 +86,9 @@ def test_a_checkpoint_of_some_steps_is_told_from_a_whole_epoch(run, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "k")
     at = Position(1, 1)
     assert [(row["epoch"], row["step"]) for row in manager.history()] == [(0, 0), (1, 0), (at, 1)]
-    manager, result = run(2, job=job, save=SaveEvery(epochs=100))
+    manager, _ = run(2, job=job, save=SaveEvery(epochs=100))
     steps = [(row["epoch"], row["step"]) for row in manager.history()]
     assert steps == [(0, 0), (1, 0), (at, 1), (2, 0)]
-    assert [row["epoch"] for row in result.history] == [1, 2]
 
 
 def test_metrics_are_a_table_with_a_row_for_each_epoch(run):
@@ -124,11 +119,9 @@ def test_a_directory_without_records_has_an_empty_history(tmp_path):
     assert manager.history() == []
 
 
-def test_a_copy_of_a_result_has_the_history_too(run):
-    run(2)
+def test_a_result_can_be_copied_and_written_as_json(run):
     _, result = run(3)
     for other in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
-        assert [row["n"] for row in other.history] == [1, 2, 3]
         assert repr(other) == repr(result)
     assert json.loads(json.dumps(result.to_dict()))["epoch"] == 3
 

@@ -2,7 +2,7 @@
 
 import math
 
-from jobrunner.run.moves import MOST_EPOCHS, is_worthwhile
+from jobrunner.run.decisions import MOST_EPOCHS, is_move_worthwhile
 
 THREADS = {"w1": 1, "w2": 1, "w3": 2}
 
@@ -10,7 +10,7 @@ THREADS = {"w1": 1, "w2": 1, "w3": 2}
 def pays(now, after, **facts):
     facts = {"epoch_seconds": 1.0, "epochs_left": 100, "save_seconds": 0.01, **facts}
     placements = ({f"n{i}": worker for i, worker in enumerate(it.split())} for it in (now, after))
-    return is_worthwhile(*placements, THREADS, **facts)
+    return is_move_worthwhile(*placements, THREADS, **facts)
 
 
 def test_a_worker_that_halves_the_fullest_one_is_worth_a_move():

@@ -45,8 +45,7 @@ from jobrunner.cluster.exchange import (
 from jobrunner.cluster.placement import WorkerInfo, within_reach
 from jobrunner.errors import NodeLostError
 from jobrunner.positions import Position
-from jobrunner.run.decisions import next_step
-from jobrunner.run.losses import Losses
+from jobrunner.run.decisions import Losses, next_step
 
 NODES = ("a", "b", "c")
 EPOCHS = 6

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobrunner.run.decisions import next_step
-from jobrunner.run.losses import Losses
+from jobrunner.run.decisions import Losses, next_step
 from tests.sampling import sampled
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -63,10 +62,8 @@ def test_what_comes_after_an_epoch():
     assert next_step(has_room=True, is_recorded=True) == "move"
 
 
-def test_a_task_that_ran_at_every_loss_is_a_suspect():
-    losses = Losses(limit=2).after_loss(["a/x", "b/y"])
-    assert losses.suspects == []  # once is chance
-    losses = losses.after_loss(["a/x"])
-    assert (losses.suspects, losses.are_too_many) == (["a/x"], False)
-    assert losses.after_loss(["a/x"]).are_too_many
+def test_losses_in_a_row_are_too_many_after_the_last_restart():
+    losses = Losses(limit=2).after_loss().after_loss()
+    assert not losses.are_too_many
+    assert losses.after_loss().are_too_many
     assert losses.after_record() == Losses(limit=2, in_all=2)

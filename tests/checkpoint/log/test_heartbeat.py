@@ -34,8 +34,7 @@ from jobrunner.checkpoint.log.heartbeat import (
 )
 from jobrunner.checkpoint.log.lock import refuse_if_alive
 from jobrunner.checkpoint.storage.posix import PosixFiles
-from jobrunner.run.decisions import State
-from jobrunner.run.losses import Losses
+from jobrunner.run.decisions import Losses, State
 
 RUN = "0123"
 
