@@ -491,10 +491,11 @@ class Run:
         If it could not be saved in a group with others, it is tried once more, alone.
         """
         state = self.state
-        self._wait_for_saves()
-        is_tried = self._handed_over == state.at and not self.saver.must_retry
-        if not (state.is_recorded or state.steps_done or is_tried):
-            self._save(state.at, must_wait=True)
+        if self._handed_over == state.at or state.is_recorded or state.steps_done:
+            self._wait_for_saves()
+            if not self.saver.must_retry:
+                return
+        self._save(state.at, must_wait=True)
 
     def _save(self, at: Position, *, must_wait: bool = False) -> None:
         """Save the state of the workspaces, which is that of position `at`.
