@@ -1,29 +1,25 @@
-"""HTML and SVG, for notebooks and reports: every text that is not `Html` is made safe to show."""
+"""HTML for notebooks and dashboards: every text that is not `Html` is made safe to show."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from markupsafe import Markup
 
 from jobrunner.texts.plain import clip, printable
 
 LONGEST_TEXT = 2000
 """Characters of a text that are shown: names and values may come from a stranger's files."""
 
-_VOID = {"img", "meta"}  # these have no end tag
-
-
-class Html(str):
-    """Text that is HTML already."""
-
-    __slots__ = ()
+Html = Markup
+"""Text that is HTML already."""
 
 
 def escape(text: object) -> Html:
     """Make a text safe to show in HTML, also as an attribute."""
     if isinstance(text, Html):
         return text
-    return Html(html.escape(printable(clip(str(text), LONGEST_TEXT))))
+    return Html.escape(printable(clip(str(text), LONGEST_TEXT)))
 
 
 def join(parts: Iterable[object]) -> Html:
@@ -41,9 +37,7 @@ def tag(name: str, /, *content: object, **attributes: object) -> Html:
         for key, value in attributes.items()
         if value is not None
     )
-    return Html(
-        f"<{name}{written}/>" if name in _VOID else f"<{name}{written}>{join(content)}</{name}>"
-    )
+    return Html(f"<{name}{written}>{join(content)}</{name}>")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: Collection[int]) -> Html:
@@ -51,10 +45,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: Collectio
     alignments = ["left" if i in left else "right" for i in range(len(head))]
 
     def row(name: str, cells: Sequence[object], **attributes: str) -> Html:
-        aligned = (
-            tag(name, cell, **attributes, class_=alignment, style=f"text-align: {alignment}")
-            for cell, alignment in zip(cells, alignments, strict=True)
-        )
+        aligned = []
+        for cell, alignment in zip(cells, alignments, strict=True):
+            style = f"text-align: {alignment}"
+            aligned.append(tag(name, cell, **attributes, class_=alignment, style=style))
         return tag("tr", *aligned)
 
     body = join(row("td", cells) for cells in rows)
@@ -64,16 +58,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: Collectio
 def pairs(values: Mapping[str, object]) -> Html:
     """A table of names and values."""
     left = "text-align: left"
-    return tag(
-        "table",
-        tag(
-            "tbody",
-            *(
-                tag("tr", tag("th", name, scope="row", style=left), tag("td", value, style=left))
-                for name, value in values.items()
-            ),
-        ),
-    )
+    rows = []
+    for name, value in values.items():
+        head = tag("th", name, scope="row", style=left)
+        rows.append(tag("tr", head, tag("td", value, style=left)))
+    return tag("table", tag("tbody", *rows))
 
 
 def folded(summary: object, *content: object) -> Html:
