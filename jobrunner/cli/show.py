@@ -142,6 +142,8 @@ def ls_command(*, directory: str, last: int | None, best: str | None) -> Output:
 
 def list_epochs(directory: Directory, last: int | None = None) -> Output:
     """List the recorded epochs, or only the newest `last`."""
+    from jobrunner.story import OUTCOMES, summarize_run
+
     snapshot = directory.snapshot()
     recorded = snapshot.epochs
     listed = recorded if last is None else recorded[-last:]
@@ -188,7 +190,11 @@ def list_epochs(directory: Directory, last: int | None = None) -> Output:
         taken = format_bytes(space.taken)
         lines.append(f"On the disk: {taken}, with what epochs share counted once.")
     state = "has finished" if snapshot.is_done else "has not finished"
-    return Output(data, [*lines, f"The job {state}."])
+    lines.append(f"The job {state}.")
+    run = summarize_run(directory, ".")
+    if run.state in OUTCOMES and run.state != "finished":
+        lines.append(f"The last run {OUTCOMES[run.state]}.")
+    return Output(data, lines)
 
 
 def list_runs(

@@ -16,6 +16,7 @@ from .log import (
     read_story as read_story,
 )
 from .model import (
+    OUTCOMES as OUTCOMES,
     EpochStory as EpochStory,
     Ledger as Ledger,
     LossStory as LossStory,

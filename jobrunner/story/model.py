@@ -10,6 +10,15 @@ from jobrunner.positions import PublicPosition
 
 StateName = Literal["running", "finished", "stopped", "failed", "lost"]
 
+OUTCOMES = {
+    "running": "is running, or was a moment before",
+    "finished": "has finished",
+    "stopped": "was stopped",
+    "failed": "failed",
+    "lost": "ended without a word, as after a crash",
+}
+"""What people read of each state."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ledger:

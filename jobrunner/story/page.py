@@ -18,7 +18,7 @@ from jobrunner.names import described_nodes
 from jobrunner.outputs import check_output, write_output
 from jobrunner.story.charts import metric_charts
 from jobrunner.story.log import SOURCE, Source, read_story
-from jobrunner.story.model import RunStory, Story
+from jobrunner.story.model import OUTCOMES, RunStory, Story
 from jobrunner.texts import (
     clip,
     format_bytes,
@@ -43,14 +43,6 @@ PARTS = {
     "idle": ("Idle", "all else: callbacks, and the upload, download and exit groups"),
 }
 """What the page calls the parts of a ledger, and what they mean."""
-
-_OUTCOMES = {
-    "running": "is running, or was a moment before this page was written",
-    "finished": "has finished",
-    "stopped": "was stopped",
-    "failed": "failed",
-    "lost": "ended without a word, as after a crash",
-}
 
 _TOLD = Rule(
     "a checkpoint directory, its manager or its Story",
@@ -117,7 +109,7 @@ def to_page(story: Story) -> str:
 def _advise(last: RunStory) -> str:
     """What to do next, before the command that does it."""
     command, directory = (last.environment.get(key) for key in ("command", "directory"))
-    outcome = _OUTCOMES[last.state]
+    outcome = OUTCOMES[last.state]
     if last.state == "finished":
         limits = {"epoch_limiter", "num_epochs", "the limit of epochs"}
         then = "To continue, raise the limit of epochs, and run the same command again"

@@ -30,12 +30,12 @@ def test_ls_shows_each_epoch_and_whether_the_job_has_finished(runs: Path) -> Non
     assert invoke("pin", runs, 1, "--label", "paper").exit_code == 0
     result = invoke("ls", runs)
     assert result.exit_code == 0
-    header, *rows, disk, end = result.stdout.splitlines()
+    header, *rows, disk, end, last = result.stdout.splitlines()
     assert header.split() == ["EPOCH", "SAVED", "NODES", "SIZE", "TIME", "PINNED", "METRICS"]
     assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
     assert rows[1].split()[-2:] == ["paper", "loss=1"]
     assert disk.endswith("with what epochs share counted once.")
-    assert end == "The job has not finished."
+    assert (end, last) == ("The job has not finished.", "The last run was stopped.")
     again = begin(runs)
     again.run.finish(Position(3))
     again.run.end()
