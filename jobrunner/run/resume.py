@@ -240,14 +240,13 @@ def decide(
     )
 
 
-def _broke_off(directory: Directory, snapshot: Snapshot) -> bool:
+def _broke_off(directory: Directory, snapshot: State) -> bool:
     """Whether the run before did not end."""
     if snapshot.holder is None:
         return False
-    if (
-        directory.is_taken
-    ):  # by this run, whose entry has the last heartbeat of a run that did not end
-        return bool(snapshot.info(snapshot.holder.number).get("seen"))
+    if directory.is_taken:
+        # By this run, whose entry has the last heartbeat of one that did not end.
+        return bool(directory.info_of(snapshot.holder.number).get("seen"))
     return not snapshot.is_ended and directory.held_by(snapshot) is None
 
 

@@ -21,19 +21,15 @@ from typing import Any
 import numpy as np
 
 from jobrunner.checkpoint import (
-    STATE_INTERVAL,
     Entry,
     MetadataHandler,
     MultiNodeCheckpointManager,
     Pending,
     RunEntry,
     SaveQueue,
-    State,
     Written,
     entry_to_json,
     make_entry,
-    parse_entry,
-    read_state,
 )
 from jobrunner.errors import CommitConflictError
 from jobrunner.positions import Position
@@ -112,20 +108,6 @@ class MetadataHandlerContract:
         _same(_RIVALS * _ENTRIES_A_RIVAL, len(won), "entries that were acknowledged")
         entries = [dict(entry) for entry in self._open(tmp_path).entries()]
         _same(won, entries, "entries() after the race")
-
-    def test_many_entries_give_one_state(self, tmp_path: Path) -> None:
-        """Whatever a manager appends."""
-        manager = self._manager(tmp_path)
-        manager.run.start([], {})
-        for epoch in range(STATE_INTERVAL + 10):
-            order = manager.commits.order([Pending(Position(epoch))])
-            manager.commits.commit(order, Written({Position(epoch): {}}))
-        manager.run.end()
-        handler = self._open(tmp_path)
-        whole = State()
-        for entry in handler.entries():
-            whole.apply(parse_entry(entry, "An entry"))
-        _same(whole.to_bytes(), read_state(handler).to_bytes(), "read_state")
 
     def test_a_manager_saves_and_another_loads(self, tmp_path: Path) -> None:
         """Managers work with the handler as with the default one."""
