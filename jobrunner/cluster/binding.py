@@ -137,7 +137,6 @@ class Binding:
         step: int = 0,
         captures: tuple[int, int] | None = None,
         deadline_seconds: float | None = None,
-        task_deadline_seconds: float | None = None,
     ) -> GroupResult:
         """Run a shipped group, given its key, and wait for its end.
 
@@ -145,11 +144,7 @@ class Binding:
         `CheckpointError` or `DefinitionError` is raised itself. An `ExecutionError` tells of a
         missing blob, a lost worker, or a passed deadline. Changes by tasks that ran remain.
         """
-        request = Request(
-            "run",
-            deadline_seconds=deadline_seconds,
-            task_deadline_seconds=task_deadline_seconds,
-        )
+        request = Request("run", deadline_seconds=deadline_seconds)
         started = time.perf_counter()
         order = RunOrder(group, epoch, step, captures=captures)
         results, failure = self._run(request, order)

@@ -8,7 +8,6 @@ import math
 import multiprocessing
 import os
 import signal
-import ssl
 import sys
 import threading
 import time
@@ -38,8 +37,6 @@ logger = get_logger(__name__)
 _ASYNCIO_LOG = logging.getLogger("asyncio")
 _T = TypeVar("_T")
 
-WARN_AFTER_SECONDS = 1.5
-"""How long to wait for a scheduler before a warning."""
 RECONNECT_POLL_SECONDS = 0.1
 START_SECONDS = 300.0
 """How long workers may take to start; they import the script and its modules."""
@@ -94,29 +91,16 @@ class Connection:
                 f"{address!r} is not the address of a Dask scheduler: {error}. Pass one like "
                 f"tcp://host:8786."
             ) from error
-        waiting = threading.Timer(
-            WARN_AFTER_SECONDS, logger.warning, ("Waiting for the scheduler at %s.", address)
-        )
-        waiting.daemon = True
-        waiting.start()
         connect = partial(OwnClient, address, **{"set_as_default": False, **client_kwargs})
         try:
             return cls(connect(), connect=connect)
-        except (OSError, TypeError, RuntimeError) as error:
-            if _is_about_tls(error, address):
-                raise ExecutionError(
-                    f"Cannot connect to {address} with the TLS configured here: {error}. Check "
-                    f"require-encryption, tls.ca-file and tls.client.cert below distributed.comm in "
-                    f"Dask's configuration, or pass security=."
-                ) from error
-            if not isinstance(error, OSError):
-                raise
+        except (OSError, TypeError, RuntimeError) as error:  # Dask has no class of its own for TLS
             raise ExecutionError(
-                f"No Dask scheduler answers at {address}: {error}. Check the address, and that "
-                f"the scheduler is running and reachable from here."
+                f"No Dask scheduler answers at {address}: {error}. Check the address, and that the "
+                f"scheduler is running and reachable from here; with TLS also require-encryption, "
+                f"tls.ca-file and tls.client.cert below distributed.comm in Dask's configuration, or "
+                f"security=."
             ) from error
-        finally:
-            waiting.cancel()
 
     @property
     def most_workers(self) -> float:
@@ -184,14 +168,6 @@ class Connection:
         self.client.close()
         if self._cluster is not None:
             self._cluster.close()
-
-
-def _is_about_tls(error: Exception, address: str) -> bool:
-    """Whether a connection failed because of certificates; Dask has no class of errors for it."""
-    if isinstance(error, RuntimeError):
-        return "encryption" in str(error)
-    its_files = ssl.SSLError | FileNotFoundError | PermissionError | TypeError
-    return address.startswith("tls:") and isinstance(error, its_files)
 
 
 class _LoopbackCluster(LocalCluster):

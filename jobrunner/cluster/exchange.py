@@ -128,7 +128,6 @@ class Request:
     channel: str = ""  # calls on different channels may run at the same time
     number: int = 0  # the same number counts once
     deadline_seconds: float | None = None  # for the whole operation
-    task_deadline_seconds: float | None = None  # for each task
     group: str = ""  # for errors
     what: str = ""  # for errors, if it does not run a group
     epoch: int | None = None  # for errors
@@ -170,14 +169,6 @@ class Request:
             f"{_at(self.epoch)}. Still waiting for {listed(map(repr, nodes))} (running: "
             f"{listed(running) if running else 'nothing'}). Check what blocks them, or allow more "
             f"time."
-        )
-
-    def overlong(self, task: str, worker: str | None) -> ExecutionError:
-        """The error for a task that passed its deadline."""
-        return ExecutionError(
-            f"Task {task} of the {self.group} group did not end within "
-            f"{self.task_deadline_seconds:g} s{_at(self.epoch)}, on worker {worker}. Check what "
-            f"blocks it, or allow more time."
         )
 
     def _failed(self, reply: Reply, job: str) -> BaseException:
@@ -316,7 +307,6 @@ def exchange(
     """
     is_run, is_aborted = request.call == "run", False
     started, warn_seconds, wait_seconds = now, WARN_SECONDS, FIRST_WAIT_SECONDS
-    since: dict[tuple[str, str], float] = {}  # task -> when a worker first reported it
     asked: Sequence[str] = list(addresses)
     unstarted = set(addresses)  # they may not have got the first message
     replies: dict[str, Reply] = {}
@@ -370,14 +360,6 @@ def exchange(
             if left <= 0:
                 raise request.late(members.nodes_on(pending), members.running_on(pending))
             wait_seconds = min(wait_seconds, left)
-        if request.task_deadline_seconds is not None:
-            running = [task for a in pending for task in members.running.get(a, ())]
-            since = {task: since.get(task, now) for task in running}
-            left = min(since.values(), default=now) + request.task_deadline_seconds - now
-            if left <= 0:
-                node, name = min(since, key=since.__getitem__)
-                raise request.overlong(f"{node}/{name}", members.placement.get(node))
-            wait_seconds = min(wait_seconds, max(left, 0.01))
 
 
 def read_reply(address: str, answer: object, placement: Mapping[str, str]) -> Reply:

@@ -12,14 +12,13 @@ from distributed import Client
 
 from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
 from jobrunner.cluster.connection import Connection
-from jobrunner.cluster.drawing import draw_session
 from jobrunner.cluster.leases import Demand
 from jobrunner.cluster.placement import WorkerInfo, place
 from jobrunner.cluster.shipping import nodes_of
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
 from jobrunner.define import Blob, Count, Task, TaskGroup, TaskOutput, checked
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
-from jobrunner.texts import Html, counted, listed, printable
+from jobrunner.texts import counted, listed, printable
 
 DEFAULT_WAIT_SECONDS = 60.0
 HURRIED_RELEASE_SECONDS = 0.3
@@ -244,14 +243,6 @@ class Session:
             return printable(f"<closed Session of {self._address}>")
         nodes = len(self._binding.placement) if self._binding is not None else 0
         return printable(f"<Session of {self._address}: {counted(nodes, 'node')}>")
-
-    def _repr_html_(self) -> Html:
-        placement = {}
-        if self._binding is not None:
-            names = self._binding.worker_names
-            placement = {n: names.get(a, a) for n, a in self._binding.placement.items()}
-        dashboard = self.client.dashboard_link
-        return draw_session(self._address, None if self._is_closed else placement, dashboard)
 
     # ---- for runners
 

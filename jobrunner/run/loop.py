@@ -384,7 +384,6 @@ class Run:
             or runner.stop_reason
             or self.binding.leaving
             or runner.epoch_deadline_seconds is not None
-            or runner.task_deadline_seconds is not None
             or 4 * state.epoch_seconds > self.batch_seconds
             or (state.is_wary(epoch) and self.saver.can_save)
             or not self.callbacks.are_passive
@@ -454,7 +453,6 @@ class Run:
             epoch=epoch,
             step=step,
             deadline_seconds=self.runner.epoch_deadline_seconds,
-            task_deadline_seconds=self.runner.task_deadline_seconds,
             captures=captures if is_last else None,
         )
         if is_step:
@@ -586,8 +584,6 @@ class Run:
 
     def _run_group(self, group: str, epoch: int) -> None:
         """Run a group that is not of epochs."""
-        deadline_seconds = self.runner.task_deadline_seconds
-        result = self.binding.run(group, epoch=epoch, task_deadline_seconds=deadline_seconds)
         self.callbacks.notify("on_group", group, epoch, result.seconds)
 
     def _finish(self) -> None:

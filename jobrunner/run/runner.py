@@ -81,9 +81,7 @@ class JobRunner:
     scheduler_wait_seconds : float
         How long to wait until a lost scheduler is back at its address.
     epoch_deadline_seconds : float, optional
-        Longest time one run of the epoch group may take.
-    task_deadline_seconds : float, optional
-        Longest time one task of any group may run.
+        Longest time one run of the epoch group may take. The error names the tasks that run.
     grace_seconds : float, optional
         How long the run may take after SIGTERM to end and record its epoch. None: no limit.
     num_epochs : int, optional
@@ -119,7 +117,6 @@ class JobRunner:
     wanted_workers: Natural = 0
     scheduler_wait_seconds: Seconds = 60
     epoch_deadline_seconds: Seconds | None = None
-    task_deadline_seconds: Seconds | None = None
     grace_seconds: Seconds | None = None
     num_epochs: Count | None = None
     callbacks: Annotated[Sequence[object], "a list of callbacks"] = ()
@@ -326,7 +323,6 @@ class JobRunner:
             adaptation=self.adaptation,
             wait_seconds=self.worker_wait_seconds,
             deadline_seconds=self.epoch_deadline_seconds,
-            task_deadline_seconds=self.task_deadline_seconds,
         )
         replay.check()
         return replay.run(session)

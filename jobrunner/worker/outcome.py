@@ -84,7 +84,6 @@ def describe_failure(
         lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
     is_ours = isinstance(error, CheckpointError | DefinitionError) and not is_users
     summary = "".join(traceback.format_exception_only(error)).strip()
-    _shorten_texts(error)
     return Failure(
         node=node,
         task=task,
@@ -124,37 +123,21 @@ def is_true(name: str, value: Any) -> bool:
         ) from error
 
 
-def _shorten_texts(error: BaseException) -> None:
-    """Shorten long messages of an exception and of its causes: whoever prints it prints them all."""
-    errors: list[BaseException] = []
-    left: list[BaseException | None] = [error]
-    while left:
-        cause = left.pop()
-        if cause is None or cause in errors:
-            continue
-        errors.append(cause)
-        left += [cause.__cause__, cause.__context__]
-        with suppress(Exception):  # a class may forbid it
-            cause.args = tuple(shorten(arg) if isinstance(arg, str) else arg for arg in cause.args)
-            if notes := getattr(cause, "__notes__", None):
-                cause.__notes__ = [shorten(note) for note in notes]
-
-
 def _pickled(error: BaseException) -> bytes | None:
-    """Pickle an exception so that it can be unpickled, if need be without its causes."""
-    for is_whole in (True, False):
-        if not is_whole:
-            # Dask's exception reducer also pickles causes, contexts and tracebacks.
-            error.__cause__ = error.__context__ = error.__traceback__ = None
-        for dumps in (pickle.dumps, cloudpickle.dumps):
-            try:
-                data = bytes(dumps(error))
-                pickle.loads(data)
-            except Exception:
-                logger.debug("%s cannot pickle %r", dumps.__module__, type(error), exc_info=True)
-            else:
-                return data
-    return None
+    """Pickle an exception so that it can be unpickled: without its causes, which the traceback has."""
+    with suppress(Exception):  # a class may forbid it
+        error.args = tuple(shorten(arg) if isinstance(arg, str) else arg for arg in error.args)
+        if notes := getattr(error, "__notes__", None):
+            error.__notes__ = [shorten(note) for note in notes]
+    # Dask's exception reducer also pickles these.
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    try:
+        data = bytes(cloudpickle.dumps(error))
+        pickle.loads(data)
+    except Exception:
+        logger.debug("Cannot pickle %r", type(error), exc_info=True)
+        return None
+    return data
 
 
 def _is_own_frame(trace: TracebackType) -> bool:

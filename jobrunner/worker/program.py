@@ -28,7 +28,6 @@ from jobrunner.compile import (
     is_due,
 )
 from jobrunner.errors import BlobNotFoundError
-from jobrunner.texts import listed
 from jobrunner.worker.task_context import seed_calls, seeded
 from jobrunner.workspace import IMMUTABLE, Workspace, settle, view
 
@@ -232,17 +231,6 @@ class Program:
             versions = workspace.versions
         versions.setdefault(name, 0)
         return Place(self.blobs(node, name), name, versions, is_updated)
-
-    def name_crossings(self, crossings: Collection[int]) -> str:
-        """Name the values of crossings, for the end of a message; ids below 0 are notes."""
-        names: dict[str, None] = {}
-        for crossing in (self._crossings[c] for c in crossings if c >= 0):
-            name = f"blob {crossing.source}/{crossing.blob}"
-            for task in self._slices[crossing.source].tasks if crossing.blob is None else ():
-                if task.index == crossing.source_task:
-                    name = f"the return value of {crossing.source}/{task.name}"
-            names[name] = None
-        return f" (sending: {listed(names, 3)})" if names else ""
 
     def _connect(self, step: Step, task: PlannedTask) -> None:
         sources = {self._positions[index] for index in task.waits_for}

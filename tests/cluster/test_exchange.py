@@ -172,16 +172,6 @@ def test_a_deadline_shortens_the_last_wait_and_then_names_the_late_nodes():
         play.hear({A: DONE, B: running(("b", "slow"))}, after=1.5)
 
 
-def test_a_task_deadline_counts_from_when_the_task_was_first_heard_of():
-    play = run(task_deadline_seconds=3.0)
-    play.hear({A: running(("a", "one")), B: running()}, after=10.0)
-    assert polls(play.hear({A: running(("a", "one")), B: running()}, after=2.0))[1] == 1.0
-    play.hear({A: running(("a", "two")), B: running()}, after=2.0)
-    play.hear({A: running(("a", "two")), B: running()}, after=2.0)
-    with pytest.raises(ExecutionError, match=rf"Task a/two .* within 3 s, on worker {A}"):
-        play.hear({A: running(("a", "two")), B: running()}, after=1.0)
-
-
 def test_late_workers_are_reported_at_growing_intervals():
     play = Play(Request("apply", number=1, what="the save of epoch 2"))
     answers, warnings = {A: DONE, B: running()}, []

@@ -529,7 +529,7 @@ def test_certificates_that_are_missing_or_wrong_are_named(address, config):
     config = {f"distributed.comm.{name}": value for name, value in config.items()}
     with (
         dask.config.set(config),
-        pytest.raises(ExecutionError, match=r"TLS configured here.*distributed\.comm"),
+        pytest.raises(ExecutionError, match=r"with TLS also.*distributed\.comm"),
     ):
         Session.connect(address, timeout=0.2)
 

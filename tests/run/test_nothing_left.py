@@ -176,8 +176,8 @@ def stop(session, manager, flag):
 
 
 def miss_a_deadline(session, manager, flag):
-    with pytest.raises(ExecutionError, match=r"a/step.* within 0\.2 s"):
-        JobRunner(build("wait", flag), manager, task_deadline_seconds=0.2).run(session)
+    with pytest.raises(ExecutionError, match=r"within 0\.2 s.*a/step"):
+        JobRunner(build("wait", flag), manager, epoch_deadline_seconds=0.2).run(session)
 
 
 @pytest.mark.parametrize("end", [end_well, fail, stop, miss_a_deadline])
