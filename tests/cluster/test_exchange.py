@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pytest
 
 from jobrunner import BlobNotFoundError, ExecutionError, NodeLostError, TaskFailedError
@@ -130,11 +129,6 @@ def test_the_first_failure_of_a_run_aborts_the_others_and_waits_for_them():
     assert play.end({B: {"status": "aborted"}})[A] == FAILED
 
 
-def test_a_failure_of_another_operation_aborts_nothing():
-    play = Play(Request("apply", number=1))
-    assert isinstance(play.hear({A: FAILED, B: running()}), Ask)
-
-
 def test_an_error_that_a_worker_reports_is_raised():
     request = Request("run", group="epoch", epoch=3)
     failure = describe_failure("a", "t", ValueError("by hand"))
@@ -213,12 +207,6 @@ def test_a_loss_found_by_the_messenger_outweighs_the_workers_answer():
     assert "it has not answered for 30 s" in str(error)
 
 
-def test_after_no_answers_all_workers_are_asked_again():
-    play = run()
-    assert polls(play.hear({A: running(), B: running()})) == ([A, B], POLL_SECONDS)
-    assert polls(play.hear({})) == ([A, B], POLL_SECONDS)
-
-
 @pytest.mark.parametrize("answer", [{"status": "unknown"}, None, "?"])
 def test_a_successor_at_the_same_address_is_a_loss(answer):
     assert "restarted and lost this session's state" in str(lose(run(), {A: DONE, B: answer}))
@@ -274,8 +262,3 @@ def test_the_schedulers_news_of_a_loss_outweigh_another_workers():
     play.members.lost[A] = "the scheduler removed it"
     assert lose(play).worker == A
     assert play.members.cut == set()
-
-
-def test_a_deadline_of_numpy_is_sent_as_a_float():
-    request = Request("run", number=1, deadline_seconds=np.float64(1))
-    assert type(request.poll(np.float64(0.5))["wait_seconds"]) is float

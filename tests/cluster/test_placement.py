@@ -39,11 +39,6 @@ def test_nodes_spread_by_threads_and_every_node_has_a_worker(count, threads):
         assert abs(held - count * info.nthreads / sum(threads)) < len(workers)
 
 
-def test_neighbours_share_a_worker():
-    placed = place(nodes(4), [worker("a"), worker("b")])
-    assert [address[6] for address in placed.values()] == ["a", "a", "b", "b"]
-
-
 @given(
     st.lists(st.sampled_from("tsvl"), max_size=40),
     st.lists(st.integers(1, 4), min_size=1, max_size=6),
@@ -112,24 +107,11 @@ def test_nodes_stay_where_they_are():
     assert {name for name in moved if moved[name] == "tcp://b:1"} >= {"n2", "n3"}
 
 
-def test_a_cluster_without_workers_is_an_error():
-    with pytest.raises(PlacementError, match="no workers"):
-        place(nodes(1), [])
-
-
 def test_a_node_that_no_worker_suits_is_an_error_with_the_choices():
     with pytest.raises(PlacementError) as caught:
         place(nodes(1, workers=("nope",)), [worker("a", GPU=1)])
     assert "nope" in str(caught.value)
     assert "tcp://a:1" in str(caught.value)
-
-
-def test_nodes_that_fit_their_workers_pass():
-    placement = {"a": "tcp://w", "b": "tcp://w", "c": "tcp://v"}
-    sizes = {"a": 40, "b": 50, "c": 10**9}
-    check_fit(sizes, placement, {"tcp://w": 100, "tcp://v": 0}, 0.9, "It")
-    check_fit(sizes, placement, {"tcp://w": 10, "tcp://v": 10}, 0, "It")
-    check_fit({}, placement, {"tcp://w": 1}, 0.9, "It")
 
 
 def test_nodes_that_do_not_fit_are_named_with_sizes_and_limit():

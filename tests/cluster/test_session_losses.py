@@ -28,10 +28,9 @@ from jobrunner import (
     TaskGroup,
     WorkspaceType,
 )
-from jobrunner.cluster.exchange import Members
-from jobrunner.cluster.scheduler import SILENT, SchedulerLink, describe_unfit
+from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.dask_internals import EVERY_WORKER
-from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME, PROTOCOL_VERSION, lease_key, run_lease
+from jobrunner.worker.plugin import PLUGIN_NAME, lease_key, run_lease
 from tests.processes import await_file, fork_dask
 
 SECOND = 1.0
@@ -143,19 +142,6 @@ def test_a_killed_worker_ends_the_run_within_a_second_and_the_others_stop(
     again = session.bind(binding.plan)
     assert again.attempt == 1
     assert again.run("init", epoch=0).stopped == ()
-
-
-def test_a_worker_killed_between_runs_is_never_sent_a_message(session, client):
-    binding, pids = bind(session)
-    os.kill(pids["b"], signal.SIGKILL)
-    started = time.monotonic()
-    with pytest.raises(NodeLostError, match="'b'"):
-        run_until_it_fails(binding)
-    assert time.monotonic() - started < SECOND
-    with pytest.raises(NodeLostError):
-        binding.apply(len)
-    with pytest.raises(NodeLostError):
-        session.fetch(Node("a")["pid"])
 
 
 @pytest.mark.nightly
@@ -367,20 +353,6 @@ def test_a_run_past_its_deadline_is_aborted_and_late_tasks_are_named(session, tm
 # ---- the plugin
 
 
-def test_a_second_session_leaves_the_first_ones_workspaces(session, client):
-    with TaskGroup(workspace_type=WorkspaceType.GLOBAL) as group:
-        Task(lambda: 5, outputs="n", node="a")
-    session.run(group)
-    with Client(client.scheduler.address, set_as_default=False) as other, Session(other) as second:
-        second.run(group)
-    assert session.fetch(Node("a")["n"]) == 5
-
-
-def test_the_protocols_version_is_in_the_plugins_and_the_operations_name():
-    assert f"jobrunner-{PROTOCOL_VERSION}" == PLUGIN_NAME
-    assert OPERATION.endswith(f"_{PROTOCOL_VERSION}")
-
-
 def change_version():
     from jobrunner.worker import plugin
 
@@ -494,18 +466,6 @@ def test_a_users_handler_of_the_clusters_events_is_called_as_before(client):
     ]
 
 
-def test_workers_that_are_lost_together_are_all_named_with_their_nodes():
-    placement = {"a": "tcp://h:1", "b": "tcp://h:2", "c": "tcp://h:2"}
-    members = Members(placement)
-    members.lost.update({"tcp://h:1": "the scheduler removed it", "tcp://h:2": "it is silent"})
-    error = members.error(epoch=3)
-    assert error.nodes == ("a", "b", "c")
-    assert str(error) == (
-        "Lost at epoch 3: 2 workers: tcp://h:1, which had 'a' (the scheduler removed it); "
-        "tcp://h:2, which had 'b', 'c' (it is silent). The workspaces of their nodes are gone."
-    )
-
-
 def test_the_private_attributes_of_dask_clients_that_we_use_exist(client):
     """`cluster.scheduler` reads handlers by topic, and ends the loop of a client that failed."""
 
@@ -516,12 +476,3 @@ def test_the_private_attributes_of_dask_clients_that_we_use_exist(client):
     assert client._event_handlers["a topic"] is handler
     client.unsubscribe_topic("a topic")
     assert callable(client._loop_runner.stop)
-
-
-def test_advice_fits_the_reason_why_workers_are_left_out():
-    silent, other = {"tcp://h:1": SILENT}, {"tcp://h:2": "jobrunner is not installed there"}
-    assert "what blocks" in describe_unfit(silent)
-    assert "install" not in describe_unfit(silent)
-    assert "what blocks" not in describe_unfit(other)
-    assert "install jobrunner" in describe_unfit(other)
-    assert "what blocks" in describe_unfit({**silent, **other})

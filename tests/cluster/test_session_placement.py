@@ -5,7 +5,7 @@ import time
 import pytest
 from distributed import Client, LocalCluster, get_worker
 
-from jobrunner import Job, Node, PlacementError, Session, Task, TaskGroup
+from jobrunner import Job, Node, PlacementError, Session, Task
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +38,6 @@ def job_of(*nodes):
     return job
 
 
-def test_nodes_spread_over_the_workers(session):
-    with TaskGroup() as group:
-        outputs = [Task(name_of_worker, node=f"n{i}").output() for i in range(6)]
-    session.run(group)
-    names = [output.fetch() for output in outputs]
-    assert sorted(names) == ["gpu"] * 3 + ["plain"] * 3
-
-
-@pytest.mark.parametrize("name", ["plain", "gpu"])
-def test_a_node_goes_to_the_worker_it_names(session, name):
-    assert where(session, Node("n", workers=name)) == name
-
-
 def test_a_node_goes_where_its_resources_are(session):
     assert where(session, Node("n", resources={"GPU": 1})) == "gpu"
 
@@ -61,12 +48,6 @@ def test_a_missing_worker_is_awaited_and_then_an_error_lists_the_others(session)
     with pytest.raises(PlacementError, match=r"'n'.*\['other'\].*'gpu'.*'plain'|'plain'.*'gpu'"):
         session.bind(plan, wait_seconds=0.3)
     assert 0.3 <= time.monotonic() - started < 3
-
-
-def test_more_resources_than_the_cluster_has_are_an_error(session):
-    nodes = [Node(f"n{i}", resources={"GPU": 1}) for i in range(3)]
-    with pytest.raises(PlacementError, match="GPU"):
-        session.bind(job_of(*nodes).compile(), wait_seconds=0)
 
 
 def test_resources_of_another_session_are_awaited_and_then_named(client, session):

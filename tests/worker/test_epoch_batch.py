@@ -1,8 +1,5 @@
 """Workers that run several epochs per message all end after the same one."""
 
-import itertools
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,27 +50,6 @@ def test_after_the_time_limit_the_granted_epochs_still_run():
     assert batch.action() == "end"
     assert len(batch.ended) == 1 + LEAST_AHEAD_RUNS
     assert sum(ended["seconds"] for ended in batch.ended) == 2.0
-
-
-@pytest.mark.parametrize(
-    ("run_seconds", "most"),
-    [
-        (0.0, MOST_AHEAD_RUNS),
-        (AHEAD_SECONDS / 1000, MOST_AHEAD_RUNS),
-        (AHEAD_SECONDS / 16.5, 16),
-        (AHEAD_SECONDS, LEAST_AHEAD_RUNS),
-    ],
-)
-def test_more_short_runs_than_long_ones_are_granted_ahead(run_seconds, most):
-    now = [0.0]
-    batch = EpochBatch(1, RunOrder(epochs=1000, seconds=60), clock=lambda: now[0])
-    grants = [batch.extend()]
-    while len(batch.ended) < 200:
-        now[0] += run_seconds
-        run(batch)
-        grants.append(batch.extend())
-    granted = [grant.runs for grant in grants if grant is not None]
-    assert {b - a for a, b in itertools.pairwise(granted[1:])} == {most}
 
 
 def test_a_follower_waits_for_grants_and_reports_progress():

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from jobrunner.checkpoint.storage import PosixFiles
-from jobrunner.checkpoint.store.damage import VerifiedFiles
 from jobrunner.compile.job import compile_group
 from jobrunner.compile.plan import (
     BlobArgument,
@@ -29,12 +27,12 @@ from jobrunner.define.group import TaskGroup
 from jobrunner.define.metrics import merge_reports
 from jobrunner.define.node import Node, WorkspaceType
 from jobrunner.define.task import Task
-from jobrunner.errors import BlobNotFoundError, CheckpointCorruptError, DefinitionError
+from jobrunner.errors import BlobNotFoundError, DefinitionError
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import CurrentTask, current_task
 from jobrunner.worker.threads import ThreadPool
-from jobrunner.workspace import BlobUpdate, Workspace, adopt
+from jobrunner.workspace import Workspace, adopt
 
 
 def task(index, fn, reads=(), outputs=(), *, after=(), updates=(), private=(), **more):
@@ -262,13 +260,6 @@ def test_a_task_known_to_be_long_starts_another_thread_at_once(bench):
     one.end()
 
 
-def test_a_task_that_was_long_and_becomes_short_is_no_longer_long(bench):
-    one = bench(group({"a": [task(0, lambda: None)]}))
-    one.program.steps[0].is_long = True
-    one.run()
-    assert not one.program.steps[0].is_long
-
-
 def test_all_instances_run_at_once_on_any_number_of_threads_and_return_a_list(bench):
     barrier = threading.Barrier(5)
 
@@ -279,13 +270,6 @@ def test_all_instances_run_at_once_on_any_number_of_threads_and_return_a_list(be
     one = bench(group({"a": [task(0, instance, outputs=["all"], num_instances=5)]}), nthreads=1)
     assert one.run().status == "done"
     assert one.workspaces["a"].globals["all"] == [0, 10, 20, 30, 40]
-
-
-def test_instances_end_beside_other_work_on_their_worker(bench):
-    others = {"b": [task(i, lambda: None) for i in range(1, 6)]}
-    plan = group({"a": [task(0, lambda: None, num_instances=4)], **others})
-    for _ in range(20):
-        assert bench(plan, nthreads=1).run().status == "done"
 
 
 def test_instances_share_what_they_update_and_see_inputs_read_only(bench):
@@ -324,27 +308,7 @@ def test_a_blob_read_and_updated_in_turns_is_never_copied(bench):
     assert x.__array_interface__["data"][0] == address
 
 
-def test_an_instance_that_fails_fails_the_run_once(bench):
-    barrier = threading.Barrier(3)
-
-    def instance():
-        barrier.wait(10)
-        raise RuntimeError("bad instance")
-
-    outcome = bench(group({"a": [task(0, instance, num_instances=3)]})).run()
-    assert outcome.status == "failed"
-    assert "bad instance" in outcome.failure.summary
-
-
 # ---- values
-
-
-def test_an_undeclared_change_of_an_input_is_an_error(bench):
-    def spoil(w):
-        w += 1
-
-    outcome = bench(group({"a": [task(0, spoil, ["w"])]}), blobs={"a": {"w": np.zeros(2)}}).run()
-    assert "read-only" in outcome.failure.summary
 
 
 def test_an_array_in_kwargs_is_read_only_and_copied_for_a_blob(bench):
@@ -372,26 +336,6 @@ def test_private_blobs_last_for_one_run(bench):
     one.run()
     assert one.workspaces["a"].private == {}
     assert one.workspaces["a"].lookup("seen") == {"seen": {}, "n": 1}
-
-
-def test_readers_of_a_return_value_do_not_see_later_changes_of_the_blob(bench):
-    def grow(w):
-        w += 1
-
-    capture = Capture(part=0, retain=True)
-    plan = group(
-        {
-            "a": [
-                task(0, lambda: np.zeros(2), outputs=["w"], captures=[capture]),
-                task(1, grow, updates=["w"], after=[0]),
-                task(2, list, [ResultArgument(0, 0)], ["seen"], after=[0, 1]),
-            ]
-        }
-    )
-    one = bench(plan)
-    one.run()
-    assert one.workspaces["a"].globals["seen"] == [0, 0]
-    assert list(one.workspaces["a"].result(["epoch"], "t0", 0)) == [0, 0]
 
 
 def test_an_output_that_cannot_be_copied_fails_the_task_only_if_another_reads_it(bench):
@@ -424,22 +368,6 @@ def test_several_outputs_need_a_sequence_of_that_length(bench, returned):
     assert one.workspaces["a"].globals == {}
 
 
-@pytest.mark.parametrize("returned", [(1, 2), [1, 2], np.array([1, 2])], ids=repr)
-def test_several_outputs_take_any_sequence(bench, returned):
-    one = bench(group({"a": [task(0, lambda: returned, outputs=["x", "y"])]}))
-    one.run()
-    assert one.workspaces["a"].globals == {"x": 1, "y": 2}
-
-
-def test_a_blob_update_sets_blobs_under_any_names_and_may_replace_all(bench):
-    values = np.zeros(2)
-    update = BlobUpdate({"new": values}, replace=True)
-    one = bench(group({"a": [task(0, lambda: update)]}), blobs={"a": {"old": 1}})
-    one.run()
-    assert list(one.workspaces["a"].globals) == ["new"]
-    assert one.workspaces["a"].globals["new"] is values
-
-
 def test_a_missing_input_is_an_error_that_names_blob_and_task(bench):
     outcome = bench(group({"a": [task(0, abs, ["gone"])]}), blobs={"a": {"there": 1}}).run()
     error = outcome.failure.exception()
@@ -456,29 +384,6 @@ def crossing(id, source, targets, *, task=None, blob=None, part=None):
     return Crossing(id, source, task, blob, part, tuple(targets))
 
 
-def test_a_crossing_between_nodes_of_one_worker_shares_no_mutable_object(bench):
-    def spoil(seen):
-        seen["k"].append(1)
-        return seen
-
-    plan = group(
-        {
-            "a": [task(0, lambda: {"k": []}, outputs=["x"], hands_over=[0])],
-            "b": [
-                task(1, spoil, [CrossingArgument(0)], ["y"], crossings=[0]),
-                task(2, spoil, [CrossingArgument(0)], ["z"], crossings=[0]),
-            ],
-        },
-        [crossing(0, "a", ["b"], task=0, blob="x")],
-    )
-    one = bench(plan)
-    one.run()
-    assert one.workspaces["a"].lookup("x") == {"k": []}
-    assert one.workspaces["b"].lookup("y") == {"k": [1]}
-    assert one.workspaces["b"].lookup("z") == {"k": [1]}
-    assert one.sent == {}
-
-
 def test_a_value_that_cannot_be_sent_leaves_its_blob_unchanged(bench):
     plan = group(
         {
@@ -492,22 +397,6 @@ def test_a_value_that_cannot_be_sent_leaves_its_blob_unchanged(bench):
     assert "cannot be pickled" in failure.summary
     assert failure.traceback == ""  # of frames of ours alone
     assert one.workspaces["a"].globals["x"] == "old"
-
-
-def test_a_blob_from_before_the_group_is_passed_on_unchanged(bench):
-    def grow(w):
-        w += 1
-
-    plan = group(
-        {
-            "a": [task(0, grow, updates=["w"])],
-            "b": [task(1, list, [CrossingArgument(0)], ["seen"], crossings=[0])],
-        },
-        [crossing(0, "a", ["b"], blob="w")],
-    )
-    one = bench(plan, blobs={"a": {"w": np.zeros(2)}})
-    one.run()
-    assert one.workspaces["b"].globals["seen"] == [0, 0]
 
 
 def test_a_missing_blob_of_another_node_is_an_error_that_names_that_node(bench):
@@ -575,15 +464,6 @@ def test_a_value_that_arrives_twice_counts_once(bench):
 # ---- failures
 
 
-def test_an_error_of_ours_is_told_without_frames_though_a_library_has_one(bench, tmp_path):
-    read = VerifiedFiles(PosixFiles(), str(tmp_path)).read
-    failure = bench(group({"a": [task(0, lambda: read("c.0", [1, 0]))]})).run().failure
-    assert "read_document" in failure.traceback  # what a user's function does is shown
-    failure = bench(group({"a": [task(0, partial(read, "c.0", [1, 0]))]})).run().failure
-    assert isinstance(failure.exception(), CheckpointCorruptError)
-    assert failure.traceback == ""  # `contextlib` has a frame
-
-
 def test_after_a_failed_task_nothing_more_starts(bench):
     def fail():
         raise ValueError("bad value")
@@ -618,19 +498,6 @@ def test_a_failure_is_reported_while_other_functions_still_run(bench):
     one.end()
     assert one.workspaces["a"].globals == {}  # what came after the end is dropped
     assert ran == []
-
-
-def test_an_exception_that_cannot_be_pickled_is_described(bench):
-    class OddError(Exception):
-        def __reduce__(self):
-            raise TypeError("no")
-
-    def fail():
-        raise OddError("strange")
-
-    failure = bench(group({"a": [task(0, fail)]})).run().failure
-    assert failure.error is None
-    assert "OddError: strange" in str(failure.exception())
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
@@ -669,17 +536,6 @@ def test_a_run_without_a_thread_is_drained_as_soon_as_it_is_aborted(bench):
     assert idle.wait(10)
     run.abort("told to")
     assert one.end().status == "aborted"
-
-
-def test_progress_counts_steps_left_and_names_running_ones(bench):
-    gate = Gate()
-    one = bench(group({"a": [task(0, gate, name="slow"), task(1, abs, after=[0])]}))
-    run = one.start()
-    assert gate.begun.wait(10)
-    assert (run._remaining, run.running_tasks()) == (2, [("a", "slow")])
-    run.abort("enough")
-    gate.opened.set()
-    one.end()
 
 
 # ---- reports, metrics, stop conditions
@@ -803,17 +659,6 @@ def test_the_metric_of_the_task_defined_last_counts(bench):
     }
 
 
-def test_the_metric_of_the_last_instance_counts(bench):
-    barrier = threading.Barrier(3)
-
-    def report():
-        current_task().report(n=current_task().instance)
-        barrier.wait(10)
-
-    outcome = bench(group({"a": [task(0, report, num_instances=3)]})).run()
-    assert merge_reports(outcome.metrics) == {"n": 2}
-
-
 def conditions_of(value, capture=True):
     condition = (
         Condition("a/t0", "a", None, 0, 0) if capture else Condition("a/x", "a", "x", None, None)
@@ -841,55 +686,7 @@ def test_a_stop_condition_of_several_elements_is_an_error_that_names_it(bench, v
     assert "'a/t0' is an array of shape" in failure.summary
 
 
-def test_a_condition_is_read_only_on_its_nodes_worker(bench):
-    plan = group(
-        {"a": [task(0, lambda: 1)], "b": []}, conditions=[Condition("b/x", "b", "x", None, None)]
-    )
-    assert bench(plan, nodes=["a"]).run().status == "done"
-
-
 # ---- what a task knows
-
-
-def test_a_task_knows_where_it_is(bench):
-    def where():
-        task = current_task()
-        return task.job, task.node, task.group, task.name, task.epoch, task.instance
-
-    one = bench(group({"a": [task(0, where, outputs=["w"])]}))
-    one.run(epoch=4)
-    assert one.workspaces["a"].globals["w"] == ("job", "a", "epoch", "t0", 4, 0)
-
-
-def test_random_numbers_depend_on_the_epoch_and_not_on_the_thread(bench):
-    one = bench(group({"a": [task(0, lambda: current_task().rng.random(), outputs=["r"])]}))
-    drawn = []
-    for epoch in (1, 2, 1):
-        one.run(epoch=epoch)
-        drawn.append(one.workspaces["a"].globals["r"])
-    assert drawn[0] == drawn[2] != drawn[1]
-
-
-def test_a_thread_pool_survives_a_call_that_raises(caplog):
-    gone, failed = threading.Event(), []
-    threads = ThreadPool("threads", contextvars.copy_context(), gone.set, failed.append)
-    threads.submit(lambda: 1 / 0)
-    ran = threading.Event()
-    threads.submit(ran.set)
-    assert ran.wait(10)
-    threads.close()
-    threads.close()
-    assert gone.wait(10)
-    threads.submit(ran.clear)
-    assert ran.is_set()
-    assert "A call in thread pool threads failed" in caplog.text
-    assert [type(error) for error in failed] == [ZeroDivisionError]
-
-
-def test_a_thread_pool_without_threads_ends_when_it_is_closed():
-    gone = threading.Event()
-    ThreadPool("threads", contextvars.copy_context(), gone.set, print).close()
-    assert gone.is_set()
 
 
 # ---- with as many threads as can be

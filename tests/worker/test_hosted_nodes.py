@@ -22,7 +22,7 @@ from jobrunner.compile.plan import (
 )
 from jobrunner.errors import ExecutionError
 from jobrunner.worker.epoch_batch import RunOrder
-from jobrunner.worker.hosted_nodes import BindingContext, HostedNodes, blob_names
+from jobrunner.worker.hosted_nodes import BindingContext, HostedNodes
 from jobrunner.worker.memory import MemoryLimit
 from jobrunner.worker.outbox import Outbox
 from jobrunner.worker.outcome import Failure
@@ -200,13 +200,6 @@ async def test_an_applied_function_gets_the_workspaces_and_its_value_is_returned
 
 
 @in_a_loop
-async def test_transient_blobs_are_marked_and_blob_names_are_listed():
-    async with Host(count(), blobs={"x": 5, "t": 1}) as hosted:
-        assert hosted.workspaces["a"].transient == {"t"}
-        assert blob_names(hosted.workspaces) == {"a": {"t", "x"}}
-
-
-@in_a_loop
 async def test_tasks_that_cannot_be_unpickled_are_named_with_their_node():
     async with Host(count()) as hosted:
         groups = Parcel({"epoch": count()}).groups
@@ -331,21 +324,6 @@ async def test_an_abort_that_arrives_before_its_run_ends_it_at_once():
 
 
 # ---- values for other workers
-
-
-@in_a_loop
-async def test_values_are_sent_to_the_workers_that_need_them():
-    peers = Peers()
-    async with Host(sender(lambda: np.arange(3)), peers) as hosted:
-        reply = await hosted.run(3, 5, ORDER)
-        assert reply["status"] == "done"
-        while not peers.messages:
-            await asyncio.sleep(0)
-    [(address, message)] = peers.messages
-    assert (address, message["call"]) == (THERE, "push")
-    [[number, [[crossing, parts]]]] = message["values"]
-    assert (number, crossing) == (3, 0)
-    assert from_frames(parts).tolist() == [0, 1, 2]
 
 
 @in_a_loop

@@ -5,9 +5,7 @@ import pytest
 
 from jobrunner.errors import ExecutionError
 from jobrunner.worker.memory import (
-    FASTEST_LOOK_SECONDS,
     KNOWN_BYTES,
-    SLOWEST_LOOK_SECONDS,
     MemoryLimit,
 )
 from jobrunner.workspace import BEFORE_COPY, Workspace, capture, settle
@@ -65,25 +63,6 @@ def test_the_error_names_the_largest_nodes_the_limit_and_what_to_do():
     assert "more workers" in text
 
 
-@pytest.mark.parametrize(("limit_mib", "share"), [(0, 0.9), (100, 0.0)])
-def test_without_a_limit_or_a_share_everything_fits(limit_mib, share):
-    limit = Process(1000, limit_mib, share).limit
-    assert not limit.is_limited
-    limit.require(1 << 40, "it")
-
-
-def test_the_faster_memory_grows_the_sooner_is_the_next_look():
-    process = Process(0)
-    assert process.grow(10, 1.0) == SLOWEST_LOOK_SECONDS  # 890 left, at 10 a second
-    assert process.grow(500, 0.1) == pytest.approx(400 / 4900 / 2)
-    assert process.grow(899, 0.1) == FASTEST_LOOK_SECONDS
-    assert not process.limit.is_over
-    process.grow(901, 0.1)
-    assert process.limit.is_over
-    assert process.grow(300, 0.1) == SLOWEST_LOOK_SECONDS
-    assert not process.limit.is_over
-
-
 def test_a_copy_that_does_not_fit_is_refused_before_it_is_made():
     array = np.zeros(KNOWN_BYTES // 8)
     limit = Process(880, sizes=lambda: {"a": 32 * MIB}).limit
@@ -98,15 +77,3 @@ def test_a_copy_that_does_not_fit_is_refused_before_it_is_made():
     finally:
         BEFORE_COPY.reset(token)
     assert settle([array]) is not array  # where nobody looks
-
-
-def test_a_copy_that_fits_is_made_in_the_same_order():
-    array = np.asfortranarray(np.arange(2 * KNOWN_BYTES // 16.0).reshape(2, -1))
-    token = BEFORE_COPY.set(Process(100).limit.require)
-    try:
-        copy = settle([array])
-    finally:
-        BEFORE_COPY.reset(token)
-    assert copy is not array
-    assert copy.flags.f_contiguous
-    assert np.array_equal(copy, array)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jobrunner.errors import BlobNotFoundError, ExecutionError
-from jobrunner.workspace import BlobUpdate, Workspace, WorkspaceView, capture, settle, view
+from jobrunner.workspace import BlobUpdate, Workspace, WorkspaceView, settle
 
 
 @pytest.fixture
@@ -13,11 +13,6 @@ def workspace():
     workspace.globals.update(w=1, conn="socket")
     workspace.private["batch"] = [1, 2]
     return workspace
-
-
-def test_a_private_blob_hides_no_global_one_and_both_are_found(workspace):
-    assert workspace.lookup("w") == 1
-    assert workspace.lookup("batch") == [1, 2]
 
 
 def test_a_missing_blob_is_an_error_that_says_node_blob_and_what_there_is(workspace):
@@ -44,13 +39,6 @@ def test_a_replacing_update_drops_all_other_global_blobs(workspace):
     assert workspace.globals is blobs  # programs refer to it
 
 
-def test_a_run_begins_without_private_blobs_and_without_the_groups_last_results(workspace):
-    workspace.retained = {"epoch": {("t", 0): 1}, "init": {("t", 0): 2}}
-    workspace.start_run("epoch")
-    assert workspace.private == {}
-    assert workspace.retained == {"init": {("t", 0): 2}}
-
-
 def test_a_change_gets_the_blob_opened_and_sets_what_it_returns(workspace):
     workspace.put("box", settle([[np.zeros(2), [1]]]))
 
@@ -65,14 +53,6 @@ def test_a_change_gets_the_blob_opened_and_sets_what_it_returns(workspace):
     assert workspace.lookup("new") is None
 
 
-def test_a_result_outlives_updates_by_other_groups(workspace):
-    workspace.put("w", settle([np.zeros(3)]))
-    workspace.retained["init"] = {("t", 0): capture(workspace.globals["w"])}
-    workspace.take("w")[...] += 1
-    assert list(view(workspace.result(["init"], "t", 0))) == [0, 0, 0]
-    assert list(workspace.lookup("w")) == [1, 1, 1]
-
-
 def test_a_result_is_searched_in_several_groups_and_a_missing_one_is_an_error(workspace):
     workspace.retained["resume"] = {("t", 0): 5}
     assert workspace.result(["init", "resume"], "t", 0) == 5
@@ -81,13 +61,6 @@ def test_a_result_is_searched_in_several_groups_and_a_missing_one_is_an_error(wo
     workspace.retained["init"] = {("t", 0): TypeError("no copy")}
     with pytest.raises(TypeError, match="no copy"):
         workspace.result(["init"], "t", 0)
-
-
-def test_forgetting_a_group_drops_its_results(workspace):
-    workspace.retained["g#1"] = {("t", 0): 5}
-    workspace.forget("g#1")
-    workspace.forget("never there")
-    assert workspace.retained == {}
 
 
 def test_tasks_see_the_blobs_through_a_read_only_mapping(workspace):
