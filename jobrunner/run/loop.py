@@ -584,6 +584,7 @@ class Run:
 
     def _run_group(self, group: str, epoch: int) -> None:
         """Run a group that is not of epochs."""
+        result = self.binding.run(group, epoch=epoch)
         self.callbacks.notify("on_group", group, epoch, result.seconds)
 
     def _finish(self) -> None:
