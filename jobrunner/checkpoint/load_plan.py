@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from jobrunner.checkpoint.directory import Directory, EpochRecord, name_some
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
@@ -148,7 +147,6 @@ def plan_load(
     sources: Sources,
     *,
     partitions: Mapping[str, Sequence[str]] | None = None,
-    values: Mapping[str, Mapping[str, Any]] | None = None,
     waiting: Mapping[str, Collection[str]] | None = None,
     homes: Mapping[str, str] | None = None,
 ) -> dict[str, NodeLoad]:
@@ -161,8 +159,6 @@ def plan_load(
     sources : Sources
     partitions : mapping of str to sequence of str
         Partitioned blob -> the nodes that get its parts now, in order.
-    values : mapping of str to mapping
-        Node -> values of other blobs, to set together with those loaded.
     waiting : mapping of str to collection of str
         Node -> blobs whose objects are made only after the load; `load_waiting_states` then loads
         their states. By default a state is loaded into the object that is there.
@@ -188,13 +184,12 @@ def plan_load(
     where = f"Epoch {record.at} of {directory.path}"
     classes = find_classes(sorted(plan.classes), where)
     loads = {}
-    for node in dict.fromkeys([*(node for node, _ in sources), *(values or {})]):
+    for node in dict.fromkeys(node for node, _ in sources):
         home = record.stores.get((homes or {}).get(node, node))
         loads[node] = NodeLoad(
             own=None if home is None else home.name,
             stores=[(plan.readers[owner], names) for owner, names in reads[node].items()],
             parts=parted[node],
-            values=(values or {}).get(node, {}),
             waiting=frozenset((waiting or {}).get(node, ())),
             classes=classes,
         )

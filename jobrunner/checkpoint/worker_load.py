@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from jobrunner.checkpoint.encoding import StatefulBlob, given_state, join_states
+from jobrunner.checkpoint.encoding import StatefulBlob, join_states
 from jobrunner.checkpoint.store import StoreReader
 from jobrunner.define import Task, TaskGroup, WorkspaceType
 from jobrunner.errors import DefinitionError
-from jobrunner.workspace import BlobUpdate, LoadedArrays, Workspace, settle
+from jobrunner.workspace import BlobUpdate, LoadedArrays, Workspace
 
 _VERIFIED = "verified checkpoint"
 
@@ -123,8 +123,6 @@ class NodeLoad:
     """Stores, and what is read of each: blobs there -> their names now."""
     parts: Mapping[str, ArrayPart | StatePart] = field(default_factory=dict)
     """Partitioned blobs whose parts differ from those that were saved."""
-    values: Mapping[str, Any] = field(default_factory=dict)
-    """Values of other blobs; of those in `waiting`, their states."""
     waiting: frozenset[str] = frozenset()
     """Blobs whose objects are made only after the load."""
     classes: Mapping[str, type] = field(default_factory=dict)
@@ -162,11 +160,6 @@ class NodeLoad:
                 waiting[name] = value.load_into
             else:
                 changes[name] = value.load_into
-        for name, value in self.values.items():
-            if name in self.waiting:
-                waiting[name] = given_state(value, f"Blob {name!r}, from migrate").load_into
-            else:
-                values[name] = settle([value])  # two of them may share an array
         return BlobUpdate(
             values,
             replace=replaces,

@@ -184,11 +184,6 @@ def keep_policy(
     "that make them.",
 )
 @click.option(
-    "--migrate",
-    metavar="NAME",
-    help="A function of FILE_OR_MODULE that makes blobs of the job from those of the checkpoint.",
-)
-@click.option(
     "--callback",
     "callbacks",
     multiple=True,
@@ -235,7 +230,6 @@ def run(
     allow_pickle: bool,
     manager_name: str | None,
     take_over: bool,
-    migrate: str | None,
     logs: Sequence[str],
     callbacks: Sequence[str],
     parameters: Mapping[str, str],
@@ -282,8 +276,6 @@ def run(
     else:
         manager = MultiNodeCheckpointManager(checkpoint, **saving)
     options["resume_from_epoch"] = resume
-    if migrate is not None:
-        options["migrate"] = script.find(migrate, "--migrate")
     callback_objects = [EpochLog(path) for path in logs]
     callback_objects += [script.callback(name) for name in callbacks]
     data: dict[str, Any] = {"job": job.name, "checkpoint": manager.path}

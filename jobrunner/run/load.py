@@ -3,53 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from jobrunner.checkpoint import (
     Directory,
-    EpochRecord,
     load_group,
     load_waiting_states,
-    open_record,
     plan_load,
     stateful_blobs,
     with_contents,
 )
 from jobrunner.cluster import Binding, Session
-from jobrunner.compile import Plan, compile_resume
+from jobrunner.compile import compile_resume
 from jobrunner.config import get_number
 from jobrunner.define import Blob, Job
-from jobrunner.errors import BlobNotFoundError, CheckpointError, PlanMismatchError
+from jobrunner.errors import BlobNotFoundError
 from jobrunner.positions import Position
-from jobrunner.run.matching import Adaptation, Blobs, Key, name_now
-from jobrunner.run.resume import Begin, prepare
+from jobrunner.run.matching import Blobs, Key, name_now
+from jobrunner.run.resume import Begin
 
 
-def load(
-    session: Session,
-    binding: Binding,
-    job: Job,
-    origin: Directory,
-    begin: Begin,
-    adaptation: Adaptation,
-) -> Begin:
-    """Load an epoch into workspaces; returns how it becomes the beginning.
+def load(session: Session, binding: Binding, origin: Directory, begin: Begin) -> None:
+    """Load an epoch into workspaces.
 
     Objects that are saved by their state have it only after `finish_load`. Raises
     `CheckpointCorruptError` if the epoch is damaged, and then no workspace has changed.
     """
     record = begin.record
-    if adaptation.migrates(record):
-        given = _migrate(adaptation, binding.plan, origin, record)
-        begin = prepare(job, binding.plan, origin, record, adaptation, given)
-    where = f"Epoch {record.at} of {origin.path}"
-    binding.check_fit(_whole_stores(begin), where)
+    binding.check_fit(_whole_stores(begin), f"Epoch {record.at} of {origin.path}")
     loads = plan_load(
         origin,
         record,
         begin.match.sources,
         partitions={name: nodes for name, (_, nodes) in binding.plan.partitions.items()},
-        values=begin.given,
         waiting=begin.waiting,
         homes=begin.match.nodes,
     )
@@ -57,7 +42,6 @@ def load(
     with origin.reading(record.at):
         session.run_group(load_group(loads), record.at.epoch, deadline_seconds)
     origin.loaded = record.at
-    return begin
 
 
 def _whole_stores(begin: Begin) -> dict[str, int]:
@@ -87,45 +71,6 @@ def finish_load(binding: Binding, begin: Begin, run: Callable[[str, int], object
         run("resume", 0)  # as epoch 0: init tasks draw the same random numbers
     if begin.waiting:
         binding.apply(load_waiting_states)
-
-
-def _migrate(
-    adaptation: Adaptation, plan: Plan, origin: Directory, record: EpochRecord
-) -> dict[str, dict[str, Any]]:
-    """What the user's function makes of a checkpoint: node -> blob -> value.
-
-    Raises `PlanMismatchError` if it raises, or returns anything but saved blobs of the job.
-    """
-    where = f"migrate={adaptation.migration}, for epoch {record.at} of {origin.path}"
-    assert adaptation.migrate is not None
-    try:
-        made = adaptation.migrate(open_record(origin, record))
-    except CheckpointError:  # of reading, which says what to do
-        raise
-    except Exception as error:
-        raise PlanMismatchError(
-            f"{where}: it raised {type(error).__name__}: {error}. Nothing was loaded or written. "
-            f"Correct it, and run again."
-        ) from error
-    expected = f"{where}: expected a mapping of nodes to mappings of blobs to values, found"
-    if not isinstance(made, Mapping):
-        raise PlanMismatchError(f"{expected} {type(made).__name__}.")
-    saved = plan.saved_blobs(record.at)
-    values: dict[str, dict[str, Any]] = {}
-    for node, blobs in made.items():
-        if not isinstance(blobs, Mapping):
-            raise PlanMismatchError(f"{expected} {type(blobs).__name__} for node {node!r}.")
-        for name, value in blobs.items():
-            if name not in saved.get(node, ()):
-                names = ", ".join(map(repr, sorted(saved.get(node, saved))))
-                raise PlanMismatchError(
-                    f"{where}: it returned blob {name!r} of node {node!r}, which job {plan.job!r} "
-                    f"does not save. Expected {'blobs' if node in saved else 'nodes'} among {names}."
-                )
-            # An array of the checkpoint, which is read only now.
-            is_lazy = any(cls.__module__.startswith("zarr.") for cls in type(value).__mro__)
-            values.setdefault(node, {})[name] = value[...] if is_lazy else value
-    return values
 
 
 # ---- some blobs alone

@@ -265,11 +265,9 @@ class Run:
                         f"No recorded epoch of {origin.path} is whole; starting afresh."
                     )
                 return None
-            record, adaptation = resume.begin.record, self.runner.adaptation
+            begin, record = resume.begin, resume.begin.record
             try:
-                begin = load(
-                    self.session, self.binding, self.runner.job, origin, resume.begin, adaptation
-                )
+                load(self.session, self.binding, origin, begin)
             except CheckpointCorruptError as error:
                 if resume.is_named:
                     raise

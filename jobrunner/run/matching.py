@@ -1,19 +1,19 @@
 """Find the nodes and blobs of a job in a checkpoint that may have others. Reads nothing.
 
 What the user says of a job that has changed is an `Adaptation`. The records of a run name the
-renames and the migration that it was given, or that were given before: in those checkpoints they are
-done, and mean nothing more.
+renames that it was given, or that were given before: in those checkpoints they are done, and mean
+nothing more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jobrunner.checkpoint import Checkpoint, Details, EpochRecord, blobs_of
+from jobrunner.checkpoint import Details, EpochRecord, blobs_of
 from jobrunner.compile import Plan
-from jobrunner.define import Job, check_call, without_partials
+from jobrunner.define import Job
 from jobrunner.errors import DefinitionError, PlanMismatchError
 from jobrunner.names import check_name
 from jobrunner.positions import Position
@@ -27,8 +27,6 @@ Blobs = Mapping[str, Collection[str]]
 
 Missing = Literal["error", "init"]
 
-Migration = Callable[[Checkpoint], Mapping[str, Mapping[str, Any]]]
-
 START_AFRESH = "start afresh (resume_from_epoch=None, --resume none)"
 
 _EVERY = "*"  # in place of a node
@@ -41,7 +39,6 @@ class Adaptation:
 
     rename: Mapping[str, str] = field(default_factory=dict)
     missing: Missing = "error"
-    migrate: Migration | None = None
 
     def lineage(self, details: Details, streams: Mapping[str, str]) -> dict[str, Any]:
         """What later records say of changes; `details` are those of the record that is loaded."""
@@ -49,10 +46,7 @@ class Adaptation:
         # A rename back undoes an earlier one.
         renamed = {old: new for old, new in before if self.rename.get(new) != old}
         renamed.update(self.rename)
-        migrated = list(details.migrated)
-        if self.migration and self.migration not in migrated:
-            migrated.append(self.migration)
-        lineage = {"streams": dict(streams), "renamed": renamed, "migrated": migrated}
+        lineage = {"streams": dict(streams), "renamed": renamed}
         return {name: value for name, value in lineage.items() if value}
 
     def check_start(self, plan: Plan) -> None:
@@ -60,27 +54,10 @@ class Adaptation:
         last = {old: new for old, new in self.rename.items() if new not in self.rename}
         _check_new_names(plan, last, plan.saved_blobs(Position(1)))
 
-    @property
-    def migration(self) -> str:
-        """The name of `migrate`, as records have it; empty if there is none."""
-        if self.migrate is None:
-            return ""
-        fn = without_partials(self.migrate)
-        return str(getattr(fn, "__qualname__", type(fn).__qualname__))
 
-    def migrates(self, record: EpochRecord) -> bool:
-        """Whether `migrate` is to be called for a checkpoint."""
-        return bool(self.migration) and self.migration not in record.details.migrated
-
-
-def adapt(
-    rename: Mapping[str, str] | None, missing: Missing, migrate: Migration | None, job: Job
-) -> Adaptation:
+def adapt(rename: Mapping[str, str] | None, missing: Missing, job: Job) -> Adaptation:
     """Check these arguments of a `JobRunner`; raises `DefinitionError`."""
-    where = f"JobRunner of job {job.name!r}"
-    if migrate is not None:
-        check_call(migrate, 1, (), f"{where}: migrate")
-    return Adaptation(_read_rename(rename or {}, where), missing, migrate)
+    return Adaptation(_read_rename(rename or {}, f"JobRunner of job {job.name!r}"), missing)
 
 
 def _read_rename(rename: Mapping[str, str], where: str) -> dict[str, str]:
@@ -173,8 +150,6 @@ class Match:
     """Node -> the recorded node that it was."""
     sources: Mapping[Key, Key]
     """Node and blob to load -> the recorded ones; of a shared blob, the node that the node was."""
-    replaced: Mapping[Key, Key]
-    """What `migrate` returned and the checkpoint has, too: node and blob -> the recorded ones."""
     missing: frozenset[Key]
     """What the checkpoint lacks."""
     made: frozenset[Key]
@@ -186,7 +161,7 @@ class Match:
     streams: Mapping[str, str]
     """Node -> its first name, if it has another one now: its random stream belongs to that."""
     is_reshaped: bool
-    """`rename`, `missing` or `migrate` has an effect."""
+    """`rename` or `missing` has an effect."""
 
     def describe(self) -> str:
         """What the user should know of it; empty if the checkpoint has all that the job has."""
@@ -195,50 +170,17 @@ class Match:
         parts += [f"{name} is not loaded" for name in self.dropped]
         return listed(parts, _MOST_NAMES, "; ") if parts else ""
 
-    def describe_made(self, migrates: bool = False) -> list[str]:
+    def describe_made(self) -> list[str]:
         """The blobs that the checkpoint lacks, in words, with what else than an init task makes them."""
-        maker = "migrate" if migrates else "the next epoch"
         made = [_name_blob(*key) for key in sorted(self.made)]
-        return made + [f"{_name_blob(*key)} by {maker}" for key in sorted(self.missing - self.made)]
-
-    def rename(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-        """The description of the plan that wrote the checkpoint, with the names of `now`."""
-        new_names = {old: node for node, old in self.nodes.items() if node != old}
-        # A recorded node whose name another one has now is not there any more.
-        replaced = {node for node in new_names.values() if node not in new_names}
-        blobs = {source: key[1] for key, source in self.sources.items()}
-        nodes = {}
-        for node, names in before.get("nodes", {}).items():
-            if node not in replaced:
-                nodes[new_names.get(node, node)] = [blobs.get((node, name), name) for name in names]
-        renamed = {**before, "nodes": nodes}
-        for part in ("structure", "code"):
-            digests = {}
-            for task, digest in before.get(part, {}).items():
-                group, _, rest = task.partition(":")
-                node, _, name = rest.partition("/")
-                if node in replaced:
-                    continue
-                task = f"{group}:{new_names.get(node, node)}/{name}"
-                if part == "structure" and node in new_names:
-                    # The digest contains the node's name.
-                    digest = now["structure"].get(task, digest)
-                digests[task] = digest
-            renamed[part] = digests
-        return renamed
+        others = sorted(self.missing - self.made)
+        return made + [f"{_name_blob(*key)} by the next epoch" for key in others]
 
 
-def match(
-    plan: Plan,
-    record: EpochRecord,
-    path: str,
-    adaptation: Adaptation,
-    given: Blobs | None = None,
-) -> Match:
-    """Find the blobs that `plan` needs in a checkpoint; `given` are those that `migrate` returned.
+def match(plan: Plan, record: EpochRecord, path: str, adaptation: Adaptation) -> Match:
+    """Find the blobs that `plan` needs in a checkpoint.
 
-    With `given` None, `migrate` may return all that is missing. Raises `PlanMismatchError` if blobs
-    are missing that nothing makes, or if a rename does not fit.
+    Raises `PlanMismatchError` if blobs are missing that nothing makes, or if a rename does not fit.
     """
     needed = plan.saved_blobs(record.at)
     recorded = blobs_of(record)
@@ -246,28 +188,20 @@ def match(
     _check_new_names(plan, names.renamed, needed)
     shared = _name_shared(plan, record, names)
     sources: dict[Key, Key] = {}
-    replaced: dict[Key, Key] = {}
-    used: set[Key] = set()
     missing: set[Key] = set()
-    for old_name in shared.values():
-        used.update((node, old_name) for node in recorded)
     for node, blobs in needed.items():
         for name in sorted(blobs):
             source = names.sources.get((node, name))
             if name in shared:
                 source = (names.nodes.get(node, node), shared[name])
-            is_given = given is not None and name in given.get(node, ())
-            if source is not None:
-                used.add(source)
-                loaded = replaced if is_given else sources
-                loaded[node, name] = source
-            elif not is_given:
+            if source is None:
                 missing.add((node, name))
-    migrates = adaptation.migrates(record)
-    if adaptation.missing == "error" and not (migrates and given is None):
-        _refuse_missing(plan, record, path, names, needed, missing)
+            else:
+                sources[node, name] = source
     made = set()
-    if adaptation.missing == "init":
+    if adaptation.missing == "error":
+        _refuse_missing(plan, record, path, names, needed, missing)
+    else:
         made = {(node, name) for node, name in missing if name in plan.initial.get(node, ())}
     streams = {}
     for node in needed:
@@ -275,16 +209,19 @@ def match(
         first_name = record.details.streams.get(old, old)
         if first_name != node:
             streams[node] = first_name
+    used = set(sources.values())
+    for old_name in shared.values():
+        used.update((node, old_name) for node in recorded)
+    kept_nodes = {names.nodes.get(node) for node in needed}
     return Match(
         names.nodes,
         sources,
-        replaced,
         frozenset(missing),
         frozenset(made),
-        tuple(_describe_dropped(recorded, used, {names.nodes.get(node) for node in needed})),
+        tuple(_describe_dropped(recorded, used, kept_nodes)),
         tuple(_describe_renamed(names, sources)),
         streams,
-        bool(names.renamed or made or migrates),
+        bool(names.renamed or made),
     )
 
 
@@ -332,7 +269,7 @@ def _refuse_missing(
         f"Job {plan.job!r} cannot resume from epoch {record.at} of {path}, which lacks "
         f"{listed(lacks, _MOST_NAMES)}; its nodes are {listed(map(repr, recorded))}.{taken} Say under "
         f"which names it has them (rename=..., --rename OLD=NEW), let init tasks make them "
-        f"(missing='init', --missing init) or a function (migrate=..., --migrate NAME), run the job "
+        f"(missing='init', --missing init), run the job "
         f"that wrote it, or {START_AFRESH}."
     )
 

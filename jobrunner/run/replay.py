@@ -190,20 +190,17 @@ class Replay:
         logger.info("Replay: %s group, epoch %d, step %d", group, epoch, step)
         return self._binding.run(group, epoch=epoch, step=step, **self._deadlines)
 
-    def _load(self, session: Session, begin: Begin) -> Begin:
-        loaded = load(session, self._binding, self._job, self._directory, begin, self._adaptation)
-        finish_load(self._binding, loaded, self._run)
-        return loaded
+    def _load(self, session: Session, begin: Begin) -> None:
+        load(session, self._binding, self._directory, begin)
+        finish_load(self._binding, begin, self._run)
 
     def _compare(self, session: Session) -> Differences:
         at = self._target.record.at
         self._binding.apply(partial(_set_aside, self._plan.saved_blobs(at)))
-        loaded = self._load(session, self._target)
+        self._load(session, self._target)
         blobs: dict[str, set[str]] = {}
-        for node, name in loaded.match.sources:
+        for node, name in self._target.match.sources:
             blobs.setdefault(node, set()).add(name)
-        for node, values in loaded.given.items():
-            blobs.setdefault(node, set()).update(values)
         differences: Differences = {}
         compare = partial(_compare, blobs, tuple(REGISTERED_CODECS.values()))
         for by_blob in self._binding.apply(compare).values():

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from jobrunner.json_output import to_json
 from jobrunner.positions import PublicPosition, format_ranges
 from jobrunner.texts import (
-    Html,
-    card,
-    counted,
-    folded,
-    metric_texts,
-    pairs,
     printable,
-    table,
-    tag,
 )
-
-_MOST_METRICS = 8
-"""Columns of the table of a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +89,7 @@ class RunResult:
         return data
 
     def __repr__(self) -> str:
-        about = ", ".join(f"{name} {value}" for name, value in self._about().items())
-        return printable(f"<RunResult: {about}>", kept="")
-
-    def _repr_html_(self) -> Html:
-        last = self.metrics[-10:]
-        texts = [dict(metric_texts(row)) for row in last]
-        names = list(dict.fromkeys(name for row in texts for name in row))
-        head, more = names[:_MOST_METRICS], len(names) - _MOST_METRICS
-        rows = [
-            [row["epoch"], *(text.get(name, "") for name in head)]
-            for row, text in zip(last, texts, strict=True)
-        ]
-        title = f"Metrics of the last {counted(len(last), 'epoch')}"
-        rest = tag("div", f"and {counted(more, 'more metric')}") if more > 0 else ""
-        shown = folded(title, table(("epoch", *head), rows, left=()), rest) if names else ""
-        return card("RunResult", "", pairs(self._about()), shown)
-
-    def _about(self) -> dict[str, object]:
-        about: dict[str, object] = {
+        facts = {
             "epoch": self.epoch,
             "stopped by": self.stopped_by,
             "resumed from": self.resumed_from,
@@ -127,7 +98,8 @@ class RunResult:
             "saves": max(self.num_saves, len(self.saves)),
             "failed saves": len(self.failed_saves),
         }
-        return {name: value for name, value in about.items() if value or name == "epoch"}
+        shown = [f"{name} {value}" for name, value in facts.items() if value or name == "epoch"]
+        return printable(f"<RunResult: {', '.join(shown)}>", kept="")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -151,8 +123,6 @@ class ResumePlan:
         Blobs that the checkpoint lacks: what would make them, if not an init task.
     drops : tuple of str
         Recorded nodes and blobs that the job would not load.
-    migrates : str
-        The name of the function ``migrate`` if it would be called; what it returns is not known.
     sets_aside : tuple of int or Position
         Recorded epochs that the run would set aside.
     changes : tuple of str
@@ -172,7 +142,6 @@ class ResumePlan:
     renames: tuple[str, ...] = ()
     makes: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
-    migrates: str = ""
     sets_aside: tuple[PublicPosition, ...] = ()
     changes: tuple[str, ...] = ()
     is_finished: bool = False
@@ -195,40 +164,22 @@ class ResumePlan:
         start = "from the start" if self.epoch is None else f"from {self.name}"
         return f"{start}: {self.reason}"
 
-    @property
-    def _problems(self) -> list[str]:
-        damaged = [f"epoch {epoch} is damaged: {why}" for epoch, why in self.damaged.items()]
-        return [*(f"warning: {warning}" for warning in self.warnings), *damaged]
-
-    @property
-    def _lists(self) -> dict[str, tuple[str, ...]]:
-        """What it would do, by title; only what there is."""
+    def __str__(self) -> str:
+        lines = [self._start, *(f"warning: {warning}" for warning in self.warnings)]
+        lines += [f"epoch {epoch} is damaged: {damage}" for epoch, damage in self.damaged.items()]
         lists = {
             "runs": self.steps,
             "loads under another name": self.renames,
-            "migrates with": (self.migrates,) if self.migrates else (),
             "makes, as it is not recorded": self.makes,
             "does not load": self.drops,
             "runs again after the load": self.rebuilds,
             "sets aside epochs": (format_ranges(self.sets_aside),) if self.sets_aside else (),
             "changed since it was recorded": self.changes,
         }
-        return {title: items for title, items in lists.items() if items}
-
-    def __str__(self) -> str:
-        lines = [self._start, *self._problems]
-        for title, items in self._lists.items():
-            lines += [f"{title}:", *(f"  {item}" for item in items)]
+        for title, items in lists.items():
+            if items:
+                lines += [f"{title}:", *(f"  {item}" for item in items)]
         return printable("\n".join(lines))
 
     def __repr__(self) -> str:
         return printable(f"<ResumePlan {self._start}>", kept="")
-
-    def _repr_html_(self) -> Html:
-        def items(texts: Sequence[str]) -> Html:
-            return tag("ul", *(tag("li", text) for text in texts[:100]))
-
-        folds = [
-            folded(f"{title} ({len(texts)})", items(texts)) for title, texts in self._lists.items()
-        ]
-        return card("ResumePlan", self._start, items(self._problems), *folds)

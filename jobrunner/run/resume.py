@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import structs
 
@@ -46,17 +46,13 @@ class Begin:
     """Init tasks to run again after the load; they also make the objects of `waiting`."""
     waiting: Mapping[str, frozenset[str]]
     """Node -> blobs with objects whose states wait for them."""
-    given: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What `migrate` returned: node -> values of blobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
     """Where a run begins: decided once, and handed on."""
 
-    job: Job
     plan: Plan
-    adaptation: Adaptation
     reason: str
     snapshot: State | None = None
     """Of the log of the run's own directory; None: there is none."""
@@ -114,7 +110,9 @@ class Resume:
         )
         if self.begin is None:
             return afresh
+        assert self.origin is not None
         record, matched = self.begin.record, self.begin.match
+        before = self.origin.plan_of(record.run_number)
         at, is_finished = record.at, self.left == "nothing"
         steps = [f"load {record.name}"]
         if matched.is_reshaped and not is_finished:
@@ -126,7 +124,6 @@ class Resume:
             steps.append(_name_epochs(plan, at.epoch + bool(at.step) + 1))
         if not is_finished:
             steps += _last_groups(plan)
-        migrates = self.adaptation.migrates(record)
         return replace(
             afresh,
             epoch=at.public,
@@ -138,19 +135,12 @@ class Resume:
                 for task in part.tasks
             ),
             renames=matched.renamed,
-            makes=tuple(matched.describe_made(migrates)),
+            makes=tuple(matched.describe_made()),
             drops=matched.dropped,
-            migrates=self.adaptation.migration if migrates else "",
-            changes=self._changes(record, matched),
+            changes=tuple(changes(before, describe(plan))) if before else (),
             is_finished=is_finished,
             step=at.step,
         )
-
-    def _changes(self, record: EpochRecord, matched: Match) -> tuple[str, ...]:
-        assert self.origin is not None
-        before = self.origin.plan_of(record.run_number)
-        now = describe(self.plan)
-        return tuple(changes(matched.rename(before, now), now)) if before else ()
 
 
 def decide(
@@ -168,7 +158,7 @@ def decide(
     `JobRunner.plan_resume` does.
     """
     if manager is None or snapshot is None:
-        return Resume(job, plan, adaptation, "there is no checkpoint manager")
+        return Resume(plan, "there is no checkpoint manager")
     own = manager.directory
     in_use = ""
     holder = own.held_by(snapshot)
@@ -223,9 +213,7 @@ def decide(
             is_done=epochs.is_done,
         )
     return Resume(
-        job,
         plan,
-        adaptation,
         reason,
         snapshot,
         origin,
@@ -278,14 +266,13 @@ def prepare(
     origin: Directory,
     record: EpochRecord,
     adaptation: Adaptation,
-    given: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Begin:
-    """Say how a recorded epoch is loaded into a job; `given` is what `migrate` made of it.
+    """Say how a recorded epoch is loaded into a job.
 
     Raises `PlanMismatchError` if the job lacks what it takes.
     """
     record = with_contents(origin, record)
-    matched = match(plan, record, origin.path, adaptation, given)
+    matched = match(plan, record, origin.path, adaptation)
     waiting = _find_waiting(plan, record, origin.path, matched)
     made: dict[str, set[str]] = {}
     for node, name in matched.made:
@@ -295,7 +282,7 @@ def prepare(
         reloads = compile_resume(
             job, plan, waiting, missing={node: frozenset(names) for node, names in made.items()}
         )
-    return Begin(record, matched, reloads, waiting, given or {})
+    return Begin(record, matched, reloads, waiting)
 
 
 def _find_waiting(
@@ -306,8 +293,7 @@ def _find_waiting(
     shared = {**record.details.replicated, **record.details.partitions}
     anywhere = {name for _, name in stateful if name in shared}
     waiting: dict[str, set[str]] = {}
-    # A value in place of a recorded state is a state, too.
-    for (node, name), source in {**matched.sources, **matched.replaced}.items():
+    for (node, name), source in matched.sources.items():
         if source not in stateful and source[1] not in anywhere:
             continue
         if name not in plan.initial.get(node, ()):

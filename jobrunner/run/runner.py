@@ -20,7 +20,7 @@ from jobrunner.positions import EpochLike
 from jobrunner.run.callbacks import check_callbacks, enders
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run, tell_finished
-from jobrunner.run.matching import Migration, Missing, adapt
+from jobrunner.run.matching import Missing, adapt
 from jobrunner.run.replay import Replay, ReplayReport
 from jobrunner.run.result import ResumePlan, RunResult
 from jobrunner.run.resume import RESUME_FROM, Resume, ResumeFrom, decide
@@ -96,9 +96,6 @@ class JobRunner:
     missing : "error" or "init"
         What to do about nodes and blobs that the checkpoint lacks. ``"init"``: run the init tasks
         that make them, and what these need.
-    migrate : callable, optional
-        ``migrate(checkpoint) -> {node: {blob: value}}`` makes blobs of this job from a `Checkpoint`;
-        other blobs are loaded as usual. Runs on the client, once: records name it.
 
     Raises
     ------
@@ -122,12 +119,11 @@ class JobRunner:
     callbacks: Annotated[Sequence[object], "a list of callbacks"] = ()
     rename: Annotated[Mapping[str, str], "a mapping of old names to new ones (str)"] | None = None
     missing: Missing = "error"
-    migrate: Migration | None = None
 
     def __post_init__(self) -> None:
         self._check_options()
         self.callbacks = tuple(self.callbacks)
-        self.adaptation = adapt(self.rename, self.missing, self.migrate, self.job)
+        self.adaptation = adapt(self.rename, self.missing, self.job)
         self.stop_reason = ""  # why to stop after the epoch; empty: not asked
         self.save_asked = threading.Event()  # to save after the current step
         self._run: Run | None = None
@@ -386,7 +382,6 @@ class JobRunner:
                 ("upload_task_group_builder", builder is not None),
                 ("rename", bool(self.rename)),
                 ("missing='init'", self.missing == "init"),
-                ("migrate", self.migrate is not None),
             ):
                 if is_given:
                     raise DefinitionError(f"{where}: {name} requires a checkpoint_manager.")

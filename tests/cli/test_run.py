@@ -414,7 +414,7 @@ def test_a_finished_job_needs_no_cluster(process_cluster: LocalCluster, script: 
     assert sorted(runs.rglob("*")) == before
 
 
-def test_callbacks_logs_and_a_migration_are_named_as_options(
+def test_callbacks_and_logs_are_named_as_options(
     process_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     path = tmp_path / "made.py"
@@ -433,17 +433,6 @@ def test_callbacks_logs_and_a_migration_are_named_as_options(
     assert manager.epochs() == [4, 5]
     again = _run(process_cluster, path, *options, "--dry-run", "--json")
     assert _json(again)["plan"]["is_finished"]
-    copy = tmp_path / "copy"
-    assert _invoke("copy", manager.path, "5", copy).exit_code == 0
-    failed = _invoke(
-        *("run", path, "--checkpoint", copy, "--migrate", "halve", "--param", "fail_at=7"),
-        *options[:6],
-        *("--scheduler", process_cluster.scheduler_address),
-    )
-    assert failed.exit_code == 3
-    assert "--migrate halve" in failed.stderr
-    copied = MultiNodeCheckpointManager(copy)
-    assert copied.open(5)["a"].load("w") == manager.open(5)["a"].load("w") / 2
 
 
 @pytest.mark.parametrize(
@@ -459,8 +448,6 @@ def test_callbacks_logs_and_a_migration_are_named_as_options(
         (["--callback", "settings"], "a callback must have a method of Callback, such as on_epoch"),
         (["--callback", "EarlyStopping"], "--callback EarlyStopping failed"),
         (["--callback", "fail"], "made.py, line 15): ValueError: no callback"),
-        (["--migrate", "half"], "made.py has no 'half'"),
-        (["--migrate", "settings"], "migrate must be callable; got {'lr': 1}"),
         (["--keep-best", "loss:low"], "expected METRIC[:min|max][:N]"),
         (["--save-every", "often"], "'--save-every': often: expected a number of epochs"),
         (["--save-every", "0"], "'--save-every': 0: expected"),

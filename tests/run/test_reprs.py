@@ -16,7 +16,6 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
-    ResumePlan,
     RunResult,
     Session,
     Task,
@@ -56,8 +55,6 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 KINDS = {
     "Job": ("<Job 'a <b>&job'", "repeated"),
     "Plan": ("<Plan of 'a <b>&job': 1 node, tasks init 1, epoch 1", "download0none0exit0none0"),
-    "ResumePlan": ("<ResumePlan from epoch 3: it is the last epoch", "runs (1)"),
-    "RunResult": ("<RunResult: epoch 3, stopped by epoch_limiter, epochs run 3, saves 4>", "saves"),
     "JobRunner": ("<JobRunner of job 'a <b>&job' with <MultiNode", "resumes fromlatest"),
     "MultiNodeCheckpointManager": ("<MultiNodeCheckpointManager of /", "3, the newest of 4"),
 }
@@ -108,18 +105,9 @@ def test_a_checkpoint_of_many_nodes_stays_one_line(shown: dict[str, Any]) -> Non
     assert len(repr(node)) < 500
 
 
-def test_long_results_and_plans_stay_short_on_the_screen() -> None:
+def test_a_long_result_stays_one_line() -> None:
     metrics = [{"epoch": epoch, "loss": 1 / epoch} for epoch in range(1, 10_000)]
     result = RunResult(9999, None, "epoch_limiter", 2, metrics, [], [])
     assert repr(result) == (
         "<RunResult: epoch 9999, stopped by epoch_limiter, restarts 2, epochs run 9999>"
     )
-    assert len(result._repr_html_()) < 10_000
-    wide = [{"epoch": 1, "loss": 1 / 3, "mode": "x"} | {f"n{i}/loss": 0.1 for i in range(500)}]
-    page = RunResult(1, None, "epoch_limiter", 0, wide, [], [])._repr_html_()
-    assert ">0.3333<" in page
-    assert ">1<" in page
-    assert "and 494 more metrics" in page
-    assert len(page) < 10_000
-    plan = ResumePlan(None, "x" * 5000, steps=("run",) * 10_000)
-    assert len(plan._repr_html_()) < 10_000

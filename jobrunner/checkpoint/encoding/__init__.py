@@ -35,5 +35,5 @@ from jobrunner.checkpoint.encoding.job_classes import (
     find_classes,
     sent_as,
 )
-from jobrunner.checkpoint.encoding.stateful import StatefulBlob, given_state, join_states
+from jobrunner.checkpoint.encoding.stateful import StatefulBlob, join_states
 from jobrunner.checkpoint.encoding.unmade import Unmade, show_outline

@@ -59,11 +59,6 @@ class StatefulBlob:
         return _Merge(self.where).merge(self.value, current, "")
 
 
-def given_state(state: object, where: str) -> StatefulBlob:
-    """A blob that is an object whose state was not saved but made by hand."""
-    return StatefulBlob(SavedState("", state), where)
-
-
 def join_states(parts: Sequence[object], new_parts: int, where: str) -> StatefulBlob:
     """Join the parts of a partitioned blob of objects, as they were read, for `new_parts` nodes.
 
