@@ -191,7 +191,7 @@ def describe_position(at: Position, steps_per_epoch: int | None) -> dict[str, An
 
 
 def name_step(step: int, steps_per_epoch: int | None) -> str:
-    """Name a step, for a message; epochs may have no fixed number of them."""
+    """Name a step, for a message; how many there are may not be recorded."""
     return f"step {step}" if steps_per_epoch is None else f"step {step} of {steps_per_epoch}"
 
 

@@ -23,14 +23,11 @@ class Moment:
         The epoch that is running, or has just ended.
     step : int
         The number of steps of this epoch that have ended, at least 1.
-    steps_per_epoch : int or None
-        None if it is not known; see `Job.end_epoch_when`.
+    steps_per_epoch : int
     seconds_since_save : float
         Time since the last save began, or since the run began.
     is_saving : bool
         Whether so much is still being written in the background that epochs would wait.
-    has_ended : bool
-        Whether this step was the last of an epoch whose number of steps was not known.
     seconds_to_record : float or None
         The longest that one of the last few saves took until it was recorded; None before the first.
     seconds_to_next : float or None
@@ -44,10 +41,9 @@ class Moment:
 
     epoch: int
     step: int
-    steps_per_epoch: int | None
+    steps_per_epoch: int
     seconds_since_save: float = 0.0
     is_saving: bool = False
-    has_ended: bool = False
     seconds_to_record: float | None = None
     seconds_to_next: float | None = None
     time: float = 0.0
@@ -56,15 +52,12 @@ class Moment:
     @property
     def is_boundary(self) -> bool:
         """Whether the epoch has ended."""
-        return self.has_ended or self.step == self.steps_per_epoch
+        return self.step == self.steps_per_epoch
 
     @property
     def total_steps(self) -> int:
-        """The number of steps since epoch 0, including those before a resume.
-
-        If `steps_per_epoch` is None, the number of steps of this epoch.
-        """
-        return (self.epoch - 1) * (self.steps_per_epoch or 0) + self.step
+        """The number of steps since epoch 0, including those before a resume."""
+        return (self.epoch - 1) * self.steps_per_epoch + self.step
 
 
 class Pace:
@@ -254,7 +247,7 @@ class SaveEvery(_JoinsSaves):
         if not moment.is_boundary:
             return total % steps == 0
         # At the end of an epoch: whether a multiple of `steps` lies within it.
-        return moment.has_ended or total // steps > (total - moment.step) // steps
+        return total // steps > (total - moment.step) // steps
 
 
 _UNIX_SECONDS = number("Unix seconds", lambda seconds: 0 <= seconds < 1e12)

@@ -166,7 +166,6 @@ class Binding:
         plan, addresses = self._groups["epoch"]
         judges = {self.placement[condition.node] for condition in plan.conditions}
         width = self.plan.steps_per_epoch
-        assert width is not None  # or else the client ends each epoch
         order = RunOrder(
             "epoch",
             first,

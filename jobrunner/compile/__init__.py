@@ -19,5 +19,4 @@ from jobrunner.compile.plan import (
     Slice,
     UpdateArgument,
     gc_paused,
-    is_due,
 )

@@ -13,7 +13,6 @@ from graphlib import CycleError, TopologicalSorter
 
 from jobrunner.compile.global_blobs import Key
 from jobrunner.compile.plan import (
-    ENDS_EPOCH,
     Argument,
     BlobArgument,
     Capture,
@@ -47,14 +46,6 @@ class _Draft:
     read_parts: set[int] = field(default_factory=set)
 
 
-@dataclass(slots=True)
-class _Readers:
-    """Who reads a crossing."""
-
-    nodes: dict[str, None] = field(default_factory=dict)  # in order of first use
-    intervals: set[int] = field(default_factory=set)  # the `every` of the tasks
-
-
 @dataclass
 class GroupCompiler:
     """Compiles tasks of one group."""
@@ -73,19 +64,14 @@ class GroupCompiler:
         self._drafts = [_Draft() for _ in self.tasks]
         self._writer: dict[Key, int] = {}  # the last one
         self._readers: dict[Key, list[int]] = {}  # since then
-        # Blobs that only tasks make that do not run in every step -> the `every` of these.
-        self._occasional: dict[Key, set[int]] = {}
-        self._crossings: dict[CrossingKey, tuple[int, _Readers]] = {}  # with their ids
+        # With their ids, and the nodes that read them, in order of first use.
+        self._crossings: dict[CrossingKey, tuple[int, dict[str, None]]] = {}
         # Many nodes have blobs of the same names.
         self._arguments: dict[str, BlobArgument] = {}
         self._outputs: dict[tuple[str, bool, bool], Output] = {}
 
-    def compile(
-        self,
-        conditions: Sequence[TaskOutput | Blob] = (),
-        ends: Sequence[TaskOutput | Blob] = (),
-    ) -> GroupPlan:
-        """Compile the group, the stop conditions read after it, and the `ends` of its epoch."""
+    def compile(self, conditions: Sequence[TaskOutput | Blob] = ()) -> GroupPlan:
+        """Compile the group, and the stop conditions read after it."""
         for i, task in enumerate(self.tasks):
             self._add(i, task)
         for i, task in enumerate(self.tasks):
@@ -93,7 +79,6 @@ class GroupCompiler:
                 self._add_after(i, task, earlier)
         self._check_cycles()
         compiled = [self._condition(condition) for condition in conditions]
-        compiled += [self._condition(end, ENDS_EPOCH) for end in ends]
         return GroupPlan(
             name=self.group.name,
             slices=self._slices(),
@@ -162,11 +147,6 @@ class GroupCompiler:
     def _write(self, i: int, key: Key) -> None:
         waits_for = self._drafts[i].waits_for
         writer = self._writer.get(key)
-        every = self.tasks[i].every
-        if every == 1:
-            self._occasional.pop(key, None)
-        elif writer is None or key in self._occasional:
-            self._occasional.setdefault(key, set()).add(every)
         if writer is not None and writer != i:
             waits_for.add(writer)
         waits_for.update(reader for reader in self._readers.pop(key, ()) if reader != i)
@@ -174,10 +154,7 @@ class GroupCompiler:
 
     def _check_exists(self, blob: Blob, task: Task | None = None) -> None:
         """Refuse a blob that `task`, or else a stop condition, reads before it exists."""
-        if self.available is None or blob.key in self.available:
-            return
-        if blob.key in self._writer:
-            self._check_is_made(blob, task)
+        if self.available is None or blob.key in self.available or blob.key in self._writer:
             return
         node = blob.key[0]
         reader = "A stop condition reads"
@@ -199,32 +176,16 @@ class GroupCompiler:
             f"lasts longer than its group's run only with workspace_type=WorkspaceType.GLOBAL."
         )
 
-    def _check_is_made(self, blob: Blob, task: Task | None) -> None:
-        """Refuse a blob that exists only in some of the steps in which it is read."""
-        writers = self._occasional.get(blob.key, ())
-        every = 1 if task is None else task.every
-        if not writers or any(every % interval == 0 for interval in writers):
-            return
-        reader = "a stop condition" if task is None else f"task {task.full_name!r}"
-        intervals = " and ".join(f"every={interval}" for interval in sorted(writers))
-        raise DefinitionError(
-            f"Blob {blob.name!r} of node {blob.key[0]!r} does not exist in all steps in which {reader} "
-            f"of the {self.group.name} group reads it: only tasks with {intervals} make it. Make it "
-            f"in the init group, or give the tasks that read it that every=."
-        )
-
     # ---- edges between nodes
 
     def _cross(self, key: CrossingKey, reader: int) -> int:
         if key not in self._crossings:
-            self._crossings[key] = (len(self._crossings), _Readers())
+            self._crossings[key] = (len(self._crossings), {})
             source_task = key[1]
             if source_task is not None:
                 self._drafts[source_task].hands_over.append(self._crossings[key][0])
-        number, readers = self._crossings[key]
-        task = self.tasks[reader]
-        readers.nodes[task.node.name] = None
-        readers.intervals.add(task.every)
+        number, nodes = self._crossings[key]
+        nodes[self.tasks[reader].node.name] = None
         self._drafts[reader].crossings[number] = None
         return number
 
@@ -277,14 +238,13 @@ class GroupCompiler:
 
     # ---- the compiled group
 
-    def _condition(self, condition: TaskOutput | Blob, suffix: str = "") -> Condition:
+    def _condition(self, condition: TaskOutput | Blob) -> Condition:
         if isinstance(condition, TaskOutput):
             task, part = condition.task, condition.part
             source = self._index.get(task)
             if source is not None:
                 self._drafts[source].read_parts.add(part)
-                name = task.full_name + suffix
-                return Condition(name, task.node.name, task=source, part=part, every=task.every)
+                return Condition(task.full_name, task.node.name, task=source, part=part)
             if condition.blob is None or task.group is None:
                 raise DefinitionError(
                     f"The stop condition {condition} has no value after an epoch: it is not the "
@@ -292,19 +252,18 @@ class GroupCompiler:
                 )
             condition = condition.blob
         self._check_exists(condition)
-        return Condition("/".join(condition.key) + suffix, *condition.key)
+        return Condition("/".join(condition.key), *condition.key)
 
     def _crossing(self, key: CrossingKey) -> Crossing:
         source, source_task, blob, part = key
-        number, readers = self._crossings[key]
+        number, nodes = self._crossings[key]
         return Crossing(
             id=number,
             source=source,
             source_task=source_task,
             blob=blob,
             part=part,
-            targets=tuple(readers.nodes),
-            intervals=() if 1 in readers.intervals else tuple(sorted(readers.intervals)),
+            targets=tuple(nodes),
         )
 
     def _slices(self) -> dict[str, Slice]:
@@ -336,7 +295,6 @@ class GroupCompiler:
             waits_for=tuple(sorted(draft.waits_for)),
             crossings=tuple(draft.crossings),
             hands_over=tuple(draft.hands_over),
-            every=task.every,
             num_instances=task.num_instances,
             is_seeded=self.is_seeded,
             places=task.places,
@@ -350,8 +308,4 @@ class GroupCompiler:
             for n, (node, fn, interval_ms) in enumerate(self.group.reports, start=1):
                 report = Report(f"report#{n}", fn, interval_ms)
                 reports.setdefault(node.name, []).append(report)
-        for i, task in enumerate(self.tasks):
-            for n, (fn, interval_ms) in enumerate(task.reports, start=1):
-                report = Report(f"{task.name}/report#{n}", fn, interval_ms, i)
-                reports.setdefault(task.node.name, []).append(report)
         return reports

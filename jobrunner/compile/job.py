@@ -21,7 +21,6 @@ from jobrunner.compile.global_blobs import (
 )
 from jobrunner.compile.group_compiler import GroupCompiler
 from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode, gc_paused
-from jobrunner.compile.steps import check_no_intervals, check_steps, split_stops
 from jobrunner.define import (
     Blob,
     Job,
@@ -47,10 +46,8 @@ def compile_job(job: Job) -> Plan:
     checkpointed = checkpointed_nodes(job)
     configured = find_configured(job, checkpointed, global_blobs)
     replicated, partitions = find_shared(job, configured)
-    check_steps(job)
     groups, lasting_blobs = _compile_groups(job, global_blobs)
     code = dict(_codes(job))
-    every_step = [task for task in job.epoch_group.tasks() if task.every == 1]
     plan = Plan(
         job=job.name,
         seed=job.seed,
@@ -62,7 +59,7 @@ def compile_job(job: Job) -> Plan:
         checkpointed=checkpointed,
         globals=by_node(global_blobs),
         initial=by_node(lasting_blobs["init"]),
-        early=by_node(lasting_blobs["init"] | _made_by(every_step, global_blobs)),
+        early=by_node(lasting_blobs["init"] | lasting_blobs["epoch"]),
         lasting=by_node(
             lasting_blobs["init"].union(lasting_blobs["epoch"], lasting_blobs.get("epoch_end", ()))
         ),
@@ -73,7 +70,7 @@ def compile_job(job: Job) -> Plan:
         parameters=job.parameters,
         structure=dict(_structures(job, global_blobs)),
         code=code,
-        can_batch=job.steps_per_epoch is not None and "epoch_end" not in groups,
+        can_batch="epoch_end" not in groups,
     )
     groups["resume"] = compile_resume(job, plan)
     for group in (*job.groups.values(), job.epoch_end_group):
@@ -93,9 +90,8 @@ def _compile_groups(
     job: Job, global_blobs: Collection[Key]
 ) -> tuple[dict[str, GroupPlan], dict[str, set[Key]]]:
     """The groups by name, and the global blobs that each is sure to have made when it has run."""
-    after_step, after_epoch = split_stops(job, global_blobs)
+    after_step, after_epoch = _split_stops(job, global_blobs)
     stops = {"epoch": after_step, "epoch_end": after_epoch}
-    ends = {"epoch": job.epoch_end_conditions}
     groups: dict[str, GroupPlan] = {}
     lasting_blobs: dict[str, set[Key]] = {}
     for name, group in job.groups.items():
@@ -108,12 +104,28 @@ def _compile_groups(
             groups=job.groups.values(),
             is_seeded=job.seed_global_rng,
         )
-        groups[name] = compiler.compile(stops.get(name, ()), ends.get(name, ()))
-        if name == "epoch" and job.steps_per_epoch is None:
-            # An epoch may end before the others have run.
-            lasting = [task for task in lasting if task.every == 1]
+        groups[name] = compiler.compile(stops.get(name, ()))
         lasting_blobs[name] = _made_by(lasting, global_blobs)
     return groups, lasting_blobs
+
+
+def _split_stops(
+    job: Job, global_blobs: Collection[Key]
+) -> tuple[list[TaskOutput | Blob], list[TaskOutput | Blob]]:
+    """The stop conditions that are read after a step, and after the epoch end group."""
+    if "epoch_end" not in job.groups:
+        return job.stop_conditions, []
+    private = {blob.key for task in job.epoch_group.tasks() for blob in task.output_blobs}
+    private.difference_update(global_blobs)
+    after_step: list[TaskOutput | Blob] = []
+    after_epoch: list[TaskOutput | Blob] = []
+    for condition in job.stop_conditions:
+        if isinstance(condition, Blob):
+            is_of_step = condition.key in private
+        else:
+            is_of_step = condition.task.group is job.epoch_group
+        (after_step if is_of_step else after_epoch).append(condition)
+    return after_step, after_epoch
 
 
 def _made_by(tasks: Iterable[Task], global_blobs: Collection[Key]) -> set[Key]:
@@ -158,7 +170,6 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
 
     Whether the other blobs that the group reads exist is checked when it runs.
     """
-    check_no_intervals(group)
     tasks = group.tasks()
     known_globals = keys_of(global_blobs).union(find_globals(tasks))
     plan = GroupCompiler(group, tasks, known_globals, available=None).compile()

@@ -9,7 +9,7 @@ gives the same result as the tasks run one after another in order of definition.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -19,14 +19,6 @@ from msgspec import Struct
 from jobrunner.define import ArrayOptions
 from jobrunner.positions import Position
 from jobrunner.texts import Html, card, counted, counted_names, printable, table, tag
-
-ENDS_EPOCH = " (ends the epoch)"
-"""Ends the names of conditions that end an epoch, not the job."""
-
-
-def is_due(every: int, step: int) -> bool:
-    """Whether a task that runs every so many steps runs in a step, counted from 0."""
-    return (step + 1) % every == 0
 
 
 class BlobArgument(Struct, frozen=True):
@@ -104,7 +96,6 @@ class PlannedTask(Struct, frozen=True):
     waits_for: tuple[int, ...]  # indices of tasks of the same node
     crossings: tuple[int, ...]  # that must arrive first: those in `arguments`, and bare signals
     hands_over: tuple[int, ...]  # crossings that are ready when this task ends
-    every: int = 1  # it is called only in steps in which it is due
     num_instances: int = 1
     setup: Mapping[str, Callable[[], Any]] = {}  # makes keyword arguments, once for all instances
     instance_setup: Mapping[str, Callable[[], Any]] = {}
@@ -129,24 +120,14 @@ class Crossing(Struct, frozen=True):
     blob: str | None
     part: int | None
     targets: tuple[str, ...]
-    intervals: tuple[int, ...] = ()
-    """The `every` of the tasks that read it; (): one of them runs in every step."""
-
-    def is_read(self, step: int) -> bool:
-        """Whether a task reads the value in a step, counted from 0."""
-        return not self.intervals or any(is_due(every, step) for every in self.intervals)
 
 
 class Report(Struct, frozen=True):
-    """`fn()` runs on the node every `interval_ms`, and once more after the node's last task.
-
-    With `task`, the index of a task of the node: while it runs, and once more after it.
-    """
+    """`fn()` runs on the node every `interval_ms`, and once more after the node's last task."""
 
     name: str
     fn: Callable[[], Any]
     interval_ms: int
-    task: int | None = None
 
 
 class Condition(Struct, frozen=True):
@@ -160,7 +141,6 @@ class Condition(Struct, frozen=True):
     blob: str | None = None
     task: int | None = None
     part: int | None = None
-    every: int = 1  # it is read only in steps in which its task is due
 
 
 class Slice(Struct, frozen=True):
@@ -196,7 +176,7 @@ class Plan(Struct, frozen=True):
 
     job: str
     seed: int
-    steps_per_epoch: int | None
+    steps_per_epoch: int
     epoch_limit: int | None
     nodes: tuple[PlannedNode, ...]
     groups: Mapping[str, GroupPlan]
@@ -232,11 +212,7 @@ class Plan(Struct, frozen=True):
         """The names of the stop conditions."""
         plans = [plan for plan in self.groups.values() if plan.name in ("epoch", "epoch_end")]
         names = (condition.name for plan in plans for condition in plan.conditions)
-        return tuple(dict.fromkeys(name for name in names if not name.endswith(ENDS_EPOCH)))
-
-    def ends_epoch(self, conditions: Collection[str]) -> bool:
-        """Whether an epoch of no fixed length ends after a step, with these conditions true."""
-        return any(name.endswith(ENDS_EPOCH) for name in conditions)
+        return tuple(dict.fromkeys(names))
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{key} {_count(group)}" for key, group in self.groups.items())

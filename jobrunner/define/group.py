@@ -46,7 +46,6 @@ class TaskGroup(Active):
         self.job_name = ""  # of the job that it belongs to
         self.reports: list[tuple[Node, Callable[[], Any], int]] = []
         self.is_compiled = False
-        self._merged_into: TaskGroup | None = None
         self._tasks: dict[tuple[str, str], Task] = {}
         self._name_counts: dict[tuple[str, str], int] = {}
 
@@ -63,26 +62,18 @@ class TaskGroup(Active):
             )
         return group
 
-    def add(self, task: Task | TaskGroup) -> None:
-        """Add a task that has no group yet, as `Task` does, or the tasks of another group.
+    def add(self, task: Task) -> None:
+        """Add a task that has no group yet, as `Task` does.
 
         Parameters
         ----------
-        task : Task or TaskGroup
-            A group gives all its tasks and report steps to this one, in order, and accepts no more.
-            Its workspace type stays that of its tasks. It must belong to no job.
+        task : Task
 
         Raises
         ------
         DefinitionError
-            The task or group has another place already, or two tasks of a node have the same name.
+            The task has another group already, or two tasks of a node have the same name.
         """
-        if isinstance(task, TaskGroup):
-            return self._merge(task)
-        if not hasattr(task, "full_name"):
-            raise DefinitionError(
-                f"TaskGroup.add: expected a Task or a TaskGroup; got {task!r:.200}."
-            )
         self.check_open(f"task {task.full_name!r}")
         if task.group is not None:
             raise DefinitionError(
@@ -176,34 +167,12 @@ class TaskGroup(Active):
         self.reports.append((node, fn, interval_ms))
 
     def check_open(self, addition: str) -> None:
-        """Refuse to add `what` to a group that is compiled or part of another one."""
-        if self._merged_into is not None:
-            raise DefinitionError(
-                f"Cannot add {addition}: its group has been added to the {self._merged_into.name} "
-                f"group. Add to that group, or define all tasks before you add the group."
-            )
+        """Refuse to add something to a group that is compiled."""
         if self.is_compiled:
             raise DefinitionError(
                 f"Cannot add {addition}: the {self.name} group is already compiled. Define all tasks "
                 f"before compile() or run()."
             )
-
-    def _merge(self, group: TaskGroup) -> None:
-        self.check_open(f"another group ({group!r})")
-        group.check_open(f"{group!r} to another group")
-        if group.job_name or group is self:
-            raise DefinitionError(
-                f"Cannot add {group!r} to the {self.name} group: it is the {group.name} group of job "
-                f"{group.job_name!r}. Add only groups that belong to no job."
-                if group.job_name
-                else f"Cannot add {group!r} to itself."
-            )
-        for task in group.tasks():
-            task.group = None
-            task.workspace_type = task.workspace_type or group.workspace_type
-            self.add(task)
-        self.reports += group.reports
-        group._merged_into = self
 
     def __repr__(self) -> str:
         return f"<TaskGroup {self.name!r}: {len(self._tasks)} tasks>"

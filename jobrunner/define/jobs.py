@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from jobrunner.define.checks import COUNT, NATURAL, Count, Rule, checked
+from jobrunner.define.checks import NATURAL, Count, Rule, checked
 from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
 from jobrunner.define.task import Task, TaskOutput
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from jobrunner.compile import Plan
 
 _LIST = Rule("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, str))
-_STEPS = Rule("an int >= 1 or None", COUNT.fits, COUNT.read)
 _SEED = Rule("an int >= 0 and < 2**64", lambda seed: NATURAL.fits(seed) and seed < 1 << 64, int)
 
 
@@ -40,9 +38,8 @@ class Job(Active):
     nodes_to_checkpoint : sequence of Node or str, optional
         By default the nodes of the init group, and those on which the epoch group makes global
         blobs.
-    steps_per_epoch : int or None
-        How many steps an epoch has: how often the epoch group runs. None: as many as it takes until
-        a condition that you gave to `end_epoch_when` is true.
+    steps_per_epoch : int
+        How many steps an epoch has: how often the epoch group runs.
     seed : int
         The seed of every ``current_task().rng``: from 0 to 2**64 - 1.
     seed_global_rng : bool
@@ -80,7 +77,7 @@ class Job(Active):
         exit_group: TaskGroup | None = None,
         stop_conditions: Annotated[Sequence[TaskOutput | Blob], _LIST] | None = None,
         nodes_to_checkpoint: Annotated[Sequence[Node | str], _LIST] | None = None,
-        steps_per_epoch: Annotated[int, _STEPS] | None = 1,
+        steps_per_epoch: Count = 1,
         seed: Annotated[int, _SEED] = 0,
         seed_global_rng: bool = False,
     ) -> None:
@@ -98,7 +95,6 @@ class Job(Active):
         self.epoch_limit: int | None = None
         self.parameters: dict[str, Any] = {}
         self.stop_conditions: list[TaskOutput | Blob] = []
-        self.epoch_end_conditions: list[TaskOutput | Blob] = []
         for condition in stop_conditions or ():
             self.add_stop_condition(condition)
         self._nodes_to_checkpoint: list[Node] | None = None
@@ -159,25 +155,7 @@ class Job(Active):
             A task stands for its first output. A blob must name its node. An array must have one
             element.
         """
-        self.stop_conditions.append(self._condition(condition, "stop condition"))
-
-    @checked
-    def end_epoch_when(self, condition: TaskOutput | Blob | Task) -> None:
-        """End an epoch after the first of its steps that ends with ``bool(condition)`` true.
-
-        For ``Job(steps_per_epoch=None)``. With several conditions, any of them ends the epoch.
-
-        Parameters
-        ----------
-        condition : TaskOutput, Blob or Task
-            As for `add_stop_condition`. It must have a value after every step.
-        """
-        if self.steps_per_epoch is not None:
-            raise DefinitionError(
-                f"Job {self.name!r}: each epoch has steps_per_epoch={self.steps_per_epoch}, so no "
-                f"condition can end it. Write Job(steps_per_epoch=None)."
-            )
-        self.epoch_end_conditions.append(self._condition(condition, "condition that ends an epoch"))
+        self.stop_conditions.append(self._condition(condition))
 
     def nodes_to_checkpoint(self) -> list[Node]:
         """The nodes whose workspaces are saved: those given to `Job`, or its default."""
@@ -207,30 +185,6 @@ class Job(Active):
 
         return compile_job(self)
 
-    @checked
-    def visualize(self, path: str | os.PathLike[str]) -> None:
-        """Write the job as a graph for Graphviz: its groups and tasks, and which task waits for which.
-
-        Parameters
-        ----------
-        path : str or os.PathLike
-            A name that ends in ``.dot``. ``dot -Tsvg job.dot -o job.svg`` makes an image of it.
-
-        Raises
-        ------
-        DefinitionError
-            `path` has another suffix.
-        OSError
-            The file cannot be written.
-
-        Notes
-        -----
-        Runs on the client. Does not compile the job, so tasks may still be added.
-        """
-        from jobrunner.define.drawing import draw
-
-        draw(self, path)
-
     def _repr_html_(self) -> Html:
         from jobrunner.define.drawing import to_html
 
@@ -248,18 +202,18 @@ class Job(Active):
         sizes = ", ".join(f"{name} {len(group.tasks())}" for name, group in self.groups.items())
         return f"<Job {self.name!r}: tasks {sizes}>"
 
-    def _condition(self, condition: object, role: str) -> TaskOutput | Blob:
-        self.epoch_group.check_open(f"a {role}")
+    def _condition(self, condition: object) -> TaskOutput | Blob:
+        self.epoch_group.check_open("a stop condition")
         if isinstance(condition, Task):
             condition = condition.output()
         if not isinstance(condition, TaskOutput | Blob):
             raise DefinitionError(
-                f"Job {self.name!r}: a {role} must be a TaskOutput or a Blob; got "
+                f"Job {self.name!r}: a stop condition must be a TaskOutput or a Blob; got "
                 f"{type(condition).__name__}."
             )
         if isinstance(condition, Blob) and condition.node is None:
             raise DefinitionError(
-                f"Job {self.name!r}: the {role} {condition!r} names no node; write "
+                f"Job {self.name!r}: the stop condition {condition!r} names no node; write "
                 f"node[{condition.name!r}]."
             )
         return condition

@@ -7,7 +7,6 @@ that node. This lets library code add tasks to the active group and node.
 from __future__ import annotations
 
 import functools
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from typing import Annotated, Any, Union
 from jobrunner.define.checks import (
     Count,
     Natural,
-    check_call,
     check_runs,
     checked,
     constants_of,
@@ -114,7 +112,7 @@ class Task:
         By default `Node.current()`.
     group : TaskGroup, optional
         By default the active one of this thread, if any. Only `Session.run` runs a task without a
-        group: a job made before it and compiled later warns about it, or is refused if it is gone.
+        group.
     workspace_type : WorkspaceType, "global" or "private", optional
         Overrides the group's.
     num_instances : int
@@ -127,10 +125,6 @@ class Task:
         ended, also by an error.
     instance_setup : mapping of str to callable, optional
         The same for each instance, in its thread, after `setup`.
-    every : int
-        For a task of the epoch group: run it only in each step of an epoch whose number, counted
-        from 1, is a multiple of this. The other steps run as if it was not there, so what reads
-        its `TaskOutput` must be a task of the same interval, or of a multiple of it.
     transient_errors : type or tuple of types
         Exceptions after which a `JobRunner` resumes from the last recorded epoch, as after a lost
         worker, up to `max_restarts` times. Other exceptions end the run.
@@ -160,7 +154,6 @@ class Task:
         num_instances: Count = 1,
         setup: Mapping[str, Callable[[], Any]] | None = None,
         instance_setup: Mapping[str, Callable[[], Any]] | None = None,
-        every: Count = 1,
         transient_errors: type[BaseException] | tuple[type[BaseException], ...] = (),
         after: After = (),
     ) -> None:
@@ -173,7 +166,6 @@ class Task:
         self.session: Any = None
         self.plan: Any = None
         self.fetched_parts: set[int] = set()
-        self.reports: list[tuple[Callable[[], Any], int]] = []
         self.is_final = False  # runs after all others: see `TaskGroup.final_output`
 
         self.kwargs = self._check_call(kwargs or {})
@@ -194,7 +186,6 @@ class Task:
         self.output_blobs = self._own_blobs(outputs, "outputs")
         self.workspace_type = as_workspace_type(workspace_type, f"Task {self.full_name!r}")
         self.num_instances = num_instances
-        self.every = every
         self.transient_errors = sequence(transient_errors)
         self.after: tuple[Task | str, ...] = sequence(after)
         self._check()
@@ -202,21 +193,20 @@ class Task:
             raise DefinitionError(f"{where}: {arguments.misfit}")
 
         group = TaskGroup._innermost() if group is None else group
-        if group is None:
-            self._made_at = _find_caller()
-        else:
+        if group is not None:
             group.add(self)
+        self._is_whole = True
 
-    _made_at: tuple[str, int] | None = None  # file and line; of a task that no group has at first
+    _is_whole = False
 
-    def __del__(self, _warn: Callable[..., None] = warnings.warn_explicit) -> None:
-        if self._made_at is not None and self.group is None:
+    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
+        if self._is_whole and self.group is None:
             _warn(
                 f"Task {self.full_name!r} is in no group, so it never ran. Make tasks inside the `with` "
                 f"block of their job or of one of its groups, in the same thread; in another thread, "
                 f"pass the group, as in group=job.epoch_group.",
                 RuntimeWarning,
-                *self._made_at,
+                stacklevel=2,
             )
 
     @classmethod
@@ -272,22 +262,6 @@ class Task:
 
         return [cls(fn, node=node, **of(i), **options) for i, node in enumerate(nodes)]
 
-    @checked
-    def report_step(self, fn: Callable[[], Any], interval_ms: Count = 1000) -> None:
-        """Call `fn()` on the task's node periodically while the task runs, and once after it.
-
-        Parameters
-        ----------
-        fn : callable
-            As for `TaskGroup.report_step`.
-        interval_ms : int
-            Milliseconds between the starts of two calls.
-        """
-        if self.group is not None:
-            self.group.check_open("a report step")
-        check_call(fn, 0, (), f"Task {self.full_name!r}: report_step: fn")
-        self.reports.append((fn, interval_ms))
-
     @property
     def full_name(self) -> str:
         """``node/name``."""
@@ -316,7 +290,7 @@ class Task:
 
     def __getstate__(self) -> dict[str, Any]:
         # What ran it stays in this process, and only there somebody may forget it.
-        return {**vars(self), "session": None, "plan": None, "_made_at": None}
+        return {**vars(self), "session": None, "plan": None, "_is_whole": False}
 
     def _input(self, value: object) -> Blob | TaskOutput:
         if isinstance(value, TaskOutput):
@@ -400,11 +374,3 @@ def _name_of(fn: object) -> str:
         fn = fn.func
     name = getattr(fn, "__name__", None) or type(fn).__name__
     return check_name(name.strip("<>"), "task")
-
-
-def _find_caller() -> tuple[str, int]:
-    """File and line of the code of a user that is running."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("jobrunner."):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -299,10 +299,7 @@ def each_step(
     while not has_ended:
         result = run("epoch", epoch, step)
         step += 1
-        if plan.steps_per_epoch is None:
-            has_ended = plan.ends_epoch(result.stopped)
-        else:
-            has_ended = step >= plan.steps_per_epoch
+        has_ended = step >= plan.steps_per_epoch
         if has_ended and "epoch_end" in plan.groups:
             last = run("epoch_end", epoch, step)
             stopped = (*result.stopped, *last.stopped)
@@ -311,9 +308,6 @@ def each_step(
                 stopped=tuple(name for name in plan.stops if name in stopped),
                 metrics={**result.metrics, **last.metrics},
             )
-        elif has_ended and plan.steps_per_epoch is None:
-            stopped = tuple(name for name in plan.stops if name in result.stopped)
-            result = replace(result, stopped=stopped)
         yield step, result, has_ended
 
 

@@ -412,13 +412,13 @@ class Run:
         self.state.under_way_until = 0
         self.watch.enter("idle")
         if not is_captured(self.state.epoch, captures):
-            self._save_if_due(self.plan.steps_per_epoch or 1)
+            self._save_if_due()
 
     def _run_epoch(self) -> None:
         started, state = time.monotonic(), self.state
         epoch, first_step = state.epoch + 1, state.steps_done
         captures = None
-        if self.plan.steps_per_epoch and "epoch_end" not in self.plan.groups:
+        if "epoch_end" not in self.plan.groups:
             # Its last step is known before it runs.
             captures = None if state.is_wary(epoch) else self.saver.captures(epoch)
         state.under_way_until, state.steps_done = epoch + 1, 0
@@ -438,7 +438,7 @@ class Run:
         if is_captured(epoch, captures):
             self._save_captured([(state.at, self._about(state.at))])
         else:
-            self._save_if_due(done)
+            self._save_if_due()
 
     def _run_step(self, captures: Captures, group: str, epoch: int, step: int) -> GroupResult:
         """Run a step, or the epoch end group; `captures` are for the last step."""
@@ -461,8 +461,7 @@ class Run:
 
     def _end_step(self, epoch: int, done: int) -> None:
         """Save after a step that is not the last of its epoch, if it is due, and stop if asked."""
-        can_stop = self.saver.can_save or self.plan.steps_per_epoch is None
-        stops = bool(self.runner.stop_reason) and can_stop
+        stops = bool(self.runner.stop_reason) and self.saver.can_save
         if stops or self.saver.is_due(epoch, done, self.state.reported):
             self._save(Position(epoch - 1, done), must_wait=stops)
         if stops:
@@ -475,10 +474,10 @@ class Run:
 
     # ---- saves
 
-    def _save_if_due(self, num_steps: int) -> None:
-        """Save the epoch that ended, of so many steps, if the policy or the user asks for it."""
+    def _save_if_due(self) -> None:
+        """Save the epoch that ended if the policy or the user asks for it."""
         state, is_asked = self.state, self.saver.is_asked
-        if self.saver.is_due(state.epoch, num_steps, state.reported, has_ended=True):
+        if self.saver.is_due(state.epoch, self.plan.steps_per_epoch, state.reported):
             self._save(state.at, must_wait=is_asked or state.is_wary(state.epoch))
 
     def _record_epoch(self) -> None:

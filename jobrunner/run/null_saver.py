@@ -24,8 +24,6 @@ class NullSaver:
     def captures(self, epoch: int) -> tuple[int, int] | None:
         """No epoch is captured."""
 
-    def is_due(
-        self, epoch: int, step: int, metrics: Mapping[str, Any], *, has_ended: bool = False
-    ) -> bool:
+    def is_due(self, epoch: int, step: int, metrics: Mapping[str, Any]) -> bool:
         """No save is ever due."""
         return False

@@ -118,8 +118,7 @@ class Resume:
         if matched.is_reshaped and not is_finished:
             steps.append(f"save epoch {at} with the nodes and blobs of this job")
         if at.step:
-            last = "the last" if plan.steps_per_epoch is None else plan.steps_per_epoch
-            steps.append(f"steps {at.step + 1} to {last} of epoch {at.epoch + 1}")
+            steps.append(f"steps {at.step + 1} to {plan.steps_per_epoch} of epoch {at.epoch + 1}")
         if self.left == "epochs":
             steps.append(_name_epochs(plan, at.epoch + bool(at.step) + 1))
         if not is_finished:
@@ -321,7 +320,7 @@ def recorded_stops(plan: Plan, record: EpochRecord) -> tuple[str, ...]:
 def check_steps(plan: Plan, record: EpochRecord, path: str) -> None:
     """Raise `PlanMismatchError` if a checkpoint contains more steps than the job's epochs have."""
     done = record.at.step
-    if plan.steps_per_epoch is not None and 0 < plan.steps_per_epoch <= done:
+    if 0 < plan.steps_per_epoch <= done:
         raise PlanMismatchError(
             f"The checkpoint of {record.name} in {path} was saved after step {done}, but "
             f"the epochs of job {plan.job!r} have steps_per_epoch={plan.steps_per_epoch}, so the "

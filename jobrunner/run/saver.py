@@ -193,7 +193,7 @@ class Saver:
             first, stride = captures
             # Half of what may be under way: the rest is written meanwhile.
             return first - epoch + stride * min(self._room(), MOST_PENDING // 2)
-        steps = self._plan.steps_per_epoch or 1
+        steps = self._plan.steps_per_epoch
         return epochs_until(self._manager.save_policy, epoch, steps)
 
     def captures(self, epoch: int) -> tuple[int, int] | None:
@@ -205,20 +205,18 @@ class Saver:
         is_possible = self._manager.asynchronous and self._is_shared
         if not is_possible or self.must_retry:
             return None
-        stride = stride_of(self._manager.save_policy, self._plan.steps_per_epoch or 1)
+        stride = stride_of(self._manager.save_policy, self._plan.steps_per_epoch)
         if stride is None or self._capture_bytes is None:
             return None
         if self._capture_bytes > self._budget_bytes():
             return None
         return -(-epoch // stride) * stride, stride
 
-    def is_due(
-        self, epoch: int, step: int, metrics: Mapping[str, Any], *, has_ended: bool = False
-    ) -> bool:
+    def is_due(self, epoch: int, step: int, metrics: Mapping[str, Any]) -> bool:
         """Whether the policy or the user asks to save after step `step` of `epoch`, from 1 on.
 
-        `metrics` is what the epoch has reported so far. `has_ended`: the step was its last. Also
-        reports saves that have ended.
+        `metrics` is what the epoch has reported so far. Also reports saves that
+        have ended.
         """
         self.poll()
         width = self._plan.steps_per_epoch
@@ -227,7 +225,6 @@ class Saver:
             step,
             width,
             is_saving=not self._has_room(),
-            has_ended=has_ended and width is None,
             time=time.time(),
             metrics=metrics,
         )

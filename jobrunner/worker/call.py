@@ -126,26 +126,22 @@ def _settle_updates(step: Step) -> None:  # `describe_failure` looks for this na
 
 
 def hand_over(program: Program, handover: Handover, send: Send) -> None:
-    """Pass on a blob as it is: before the group runs, or in place of a task that is not due.
+    """Pass on a blob as it is before the group runs.
 
-    If no task reads it in this step, pass on None. Raises `InputMissing` if there is no such blob.
+    Raises `InputMissing` if there is no such blob.
     """
     crossing, captured = handover.crossing, None
-    if crossing.is_read(program.number):
-        if crossing.blob is not None and crossing.blob not in handover.blobs:
+    if crossing.blob is not None:
+        if crossing.blob not in handover.blobs:
             missing = program.workspaces[crossing.source].not_found(crossing.blob)
             raise InputMissing(crossing.source, missing)
-        captured = (
-            None if crossing.blob is None else capture(stored_in(handover.blobs, crossing.blob))
-        )
+        captured = capture(stored_in(handover.blobs, crossing.blob))
     _pass_on(program, handover, captured, send)
 
 
 def _crossing_value(program: Program, step: Step, parts: Sequence[Any], handover: Handover) -> Any:
     """Capture what a task hands over: a part of its value, or a blob as the task leaves it."""
     crossing = handover.crossing
-    if not crossing.is_read(program.number):
-        return None
     if crossing.blob is None:
         return None if crossing.part is None else capture(parts[crossing.part])
     if parts and crossing.blob in step.output_names:

@@ -18,7 +18,6 @@ from threading import get_ident
 from time import perf_counter
 from typing import Any
 
-from jobrunner.compile import is_due
 from jobrunner.texts import get_logger
 from jobrunner.worker.call import Send, finish, gather, hand_over, set_up
 from jobrunner.worker.outcome import Outcome, describe_failure, is_true
@@ -143,12 +142,7 @@ class GroupRun:
                 # Once its node's tasks have ended, its last run is ready.
                 if self._is_over or self._counts[position] == 0:
                     return
-                running = [task.position for task in list(self._running.values())]
-                is_free = (
-                    self._is_open
-                    and not self._report_locks[position].locked()
-                    and (step.watched is None or step.watched in running)
-                )
+                is_free = self._is_open and not self._report_locks[position].locked()
                 self._threads += is_free
             if is_free:
                 self.submit(partial(self._run_beside, step, partial(self._report, step)))
@@ -161,9 +155,8 @@ class GroupRun:
     def _open(self) -> None:
         program = self.program
         try:
-            skipped = program.skipped()
-            for node, workspace in program.workspaces.items():
-                workspace.start_run(program.key, skipped.get(node, ()))
+            for workspace in program.workspaces.values():
+                workspace.start_run(program.key)
             for handover in program.openings:
                 hand_over(program, handover, self.send)
         except BaseException as error:
@@ -195,9 +188,6 @@ class GroupRun:
                     else:
                         finish(program, step, box, arguments, send)
                     del arguments, box  # they would count as references to their items
-                elif not is_due(step.every, self.step):
-                    for handover in step.handovers:
-                        hand_over(program, handover, send)
                 elif step.report is not None:
                     self._report(step)
                 else:
@@ -348,8 +338,6 @@ class GroupRun:
         program = self.program
         outcome = Outcome("done")
         for condition in program.conditions:
-            if not is_due(condition.every, self.step):
-                continue
             try:
                 if is_true(condition.name, program.read(condition)):
                     outcome.stopped.append(condition.name)

@@ -25,7 +25,6 @@ from jobrunner.compile import (
     Report,
     ResultArgument,
     UpdateArgument,
-    is_due,
 )
 from jobrunner.errors import BlobNotFoundError
 from jobrunner.worker.task_context import seed_calls, seeded
@@ -92,13 +91,11 @@ class Step:
     sole: Place | None = None  # set if the return value goes into one blob and nowhere else
     captures: tuple[CapturedPart, ...] = ()
     handovers: tuple[Handover, ...] = ()
-    every: int = 1  # it runs only in steps of an epoch in which it is due
     num_instances: int = 1
     setup: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     instance_setup: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     is_plain: bool = False  # a task that always runs: one call, and nothing to set up
     report: Report | None = None
-    watched: int | None = None  # position of the one task that the report accompanies
     needs: int = 0  # how many steps and arrivals it waits for
     successors: list[int] = field(default_factory=list)  # positions of the steps that wait for it
     is_long: bool = False  # its function took long, in this or an earlier run
@@ -126,7 +123,6 @@ class Program:
         self.workspaces = {node: workspaces[node] for node in slices}
         self.arrived: dict[int, Any] = {}
         self.results: dict[tuple[int | None, int | None], Any] = {}
-        self.number = 0  # of the current step of an epoch
         self.steps: list[Step] = []
         self.waiters: dict[int, list[int]] = {}
         self.conditions = [c for c in plan.conditions if c.node in slices]
@@ -150,7 +146,6 @@ class Program:
         for task, workspace in planned:
             self._add_task(task, workspace)
         self._add_reports()
-        self._occasional = [step for step in self.steps if step.every > 1]
         self.openings = [
             self._handover(c) for c in crossings if c.source in slices and c.source_task is None
         ]
@@ -159,17 +154,8 @@ class Program:
 
     def begin_run(self, number: int) -> None:
         """Prepare a run, as step `number` of an epoch."""
-        self.number = number
         self.arrived.clear()
         self.results.clear()
-
-    def skipped(self) -> dict[str, set[str]]:
-        """The tasks that do not run in this step, by node."""
-        tasks: dict[str, set[str]] = {}
-        for step in self._occasional:
-            if not is_due(step.every, self.number):
-                tasks.setdefault(step.workspace.node, set()).add(step.name)
-        return tasks
 
     def blobs(self, node: str, name: str) -> dict[str, Any]:
         """The dictionary of a blob: its node's private or global blobs."""
@@ -209,13 +195,12 @@ class Program:
             output_names=tuple(o.name for o in task.outputs),
             captures=tuple(self._captured(task, capture) for capture in task.captures),
             handovers=tuple(self._handover(self._crossings[c]) for c in task.hands_over),
-            every=task.every,
             num_instances=task.num_instances,
             setup=task.setup,
             instance_setup=task.instance_setup,
         )
         has_instances = step.num_instances > 1 or step.setup or step.instance_setup
-        step.is_plain = step.every == 1 and not has_instances
+        step.is_plain = not has_instances
         step.updates = tuple(place for place in step.arguments if place.is_updated)
         if len(step.outputs) == 1 and not (step.captures or step.handovers or step.updates):
             step.sole = step.outputs[0]
@@ -248,7 +233,7 @@ class Program:
             self.steps[source].successors.append(step.position)
 
     def _add_reports(self) -> None:
-        """Add each report's last run: after its task, its node's tasks, or all if there are none."""
+        """Add each report's last run: after its node's tasks, or all if there are none."""
         num_tasks = len(self.steps)
         for node, part in self._slices.items():
             own = [self._positions[task.index] for task in part.tasks]
@@ -257,12 +242,7 @@ class Program:
                 step = Step(position, REPORT_INDEX + position, workspace, report.name, report.fn)
                 step.report = report
                 self.steps.append(step)
-                if report.task is not None:
-                    step.watched = self._positions[report.task]
-                    step.every = self.steps[step.watched].every
-                    self._wait_for(step, [step.watched])
-                else:
-                    self._wait_for(step, own or range(num_tasks))
+                self._wait_for(step, own or range(num_tasks))
 
     def _source(self, node: str, argument: Argument) -> Place:
         match argument:

@@ -197,13 +197,10 @@ class Workspace:
         waiting, self._waiting = self._waiting, {}
         self.apply(BlobUpdate({}, changes=waiting))
 
-    def start_run(self, group: str, kept: Collection[str] = ()) -> None:
-        """Drop private blobs and what the group's last run retained, but not of the `kept` tasks."""
+    def start_run(self, group: str) -> None:
+        """Drop private blobs and what the group's last run retained."""
         self.private.clear()
-        retained = self.retained.pop(group, {})
-        values = {key: value for key, value in retained.items() if key[0] in kept}
-        if values:
-            self.retained[group] = values
+        self.forget(group)
 
     def forget(self, group: str) -> None:
         """Drop a group's retained values."""

@@ -9,15 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jobrunner import DefinitionError, Job, Node, Task, write_report
+from jobrunner import DefinitionError, write_report
 from jobrunner.callbacks import EpochLog
 from tests.cli.directories import invoke
-
-
-def _draw(runs: Path, path: Path) -> None:
-    with Job("j") as job:
-        Task(int, node=Node("n"))
-    job.visualize(path)
 
 
 def _log(runs: Path, path: Path) -> None:
@@ -28,7 +22,6 @@ def _log(runs: Path, path: Path) -> None:
 
 WRITERS: Mapping[str, Callable[[Path, Path], object]] = {
     "report.html": write_report,
-    "job.dot": _draw,
     "log.csv": _log,
 }
 

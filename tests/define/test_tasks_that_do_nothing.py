@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import gc
-import linecache
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -134,11 +133,9 @@ def test_an_iterator_or_coroutine_that_a_task_returns_is_refused(inproc_session:
 # ---- tasks outside any group
 
 
-def test_a_task_that_is_dropped_outside_any_group_warns_with_its_place() -> None:
-    with pytest.warns(RuntimeWarning, match="'a/lost' is in no group, so it never ran") as caught:
+def test_a_task_that_is_dropped_outside_any_group_warns() -> None:
+    with pytest.warns(RuntimeWarning, match="'a/lost' is in no group, so it never ran"):
         Task(print, name="lost", node="a")
-    assert caught[0].filename == __file__
-    assert 'name="lost"' in linecache.getline(__file__, caught[0].lineno)
 
 
 def test_tasks_that_joined_a_group_or_were_refused_or_copied_do_not_warn(

@@ -50,7 +50,6 @@ class Call:
     instances: int = 1
     is_fetched: bool = False
     has_objects: bool = False  # its values may have arrays of Python objects
-    is_rare: bool = False  # it runs in the last step of an epoch only
     stops: str = ""  # "output" or "blob": this is a stop condition
 
     @property

@@ -142,7 +142,7 @@ class Trial:
         self.calls = self.calls if change is None else change.after
         workers = {node: self.addresses[i] for node, i in zip(NODES, placed, strict=True)}
         workers = {n: workers.get(n, self.addresses[0]) for n in names_of(self.calls)} | workers
-        job, tasks = build(self.calls, way.steps, workers, recovers=recovers, is_open=way.is_open)
+        job, tasks = build(self.calls, way.steps, workers, recovers=recovers)
         options = {} if change is None else {"rename": change.rename(), "missing": "init"}
         manager = None
         if way.manager:

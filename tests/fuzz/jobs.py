@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jobrunner import Blob, Job, Node, Task, WorkspaceType, current_task
+from jobrunner import Blob, Job, Node, Task, WorkspaceType
 from tests.fuzz.calls import Call, CrashError, Function, Read, constant_of
 
 NODES = ("a", "b", "c")
@@ -48,11 +48,7 @@ class Draft:
     def reads(self, group: str, most: int) -> tuple[Read, ...]:
         """What a task may read."""
         there: list[Read] = [*sorted(self.lasting | self.made)] * 2
-        there += [
-            call.number
-            for call in self.calls
-            if call.group == group and not (call.stops or call.is_rare)
-        ]
+        there += [call.number for call in self.calls if call.group == group and not call.stops]
         there += [
             call.number
             for call in self.calls
@@ -156,10 +152,6 @@ class Draft:
             is_global=is_global,
             instances=instances,
             is_fetched=chance.random() < 0.3 and group != "init",
-            # What others may read exists in all steps.
-            is_rare=group == "epoch"
-            and all((node, name) in self.lasting for name in outputs)
-            and chance.random() < 0.2,
         )
 
     def stop_condition(self) -> None:
@@ -229,26 +221,18 @@ def _whole(calls: Sequence[Call]) -> list[Call]:
     return kept
 
 
-def _is_last(steps: int) -> bool:
-    return current_task().step == steps - 1
-
-
 def build(
     calls: Sequence[Call],
     steps: int,
     workers: Mapping[str, str],
     *,
     recovers: bool,
-    is_open: bool = False,
 ) -> tuple[Job, dict[int, Task]]:
     """The job, on the workers given for its nodes; whether it recovers from errors by itself."""
     nodes = {name: Node(name, workers=worker) for name, worker in workers.items()}
     tasks: dict[int, Task] = {}
-    with Job("random", steps_per_epoch=None if is_open else steps) as job:
+    with Job("random", steps_per_epoch=steps) as job:
         groups = {**job.groups, "epoch_end": job.epoch_end_group}
-        if is_open:
-            is_last = Task(_is_last, kwargs={"steps": steps}, node=nodes[calls[0].node])
-            job.end_epoch_when(is_last)
         for call in calls:
             kinds = {True: WorkspaceType.GLOBAL, False: WorkspaceType.PRIVATE, None: None}
             kwargs = {"constant": constant_of(call)} if call.does == "constant" else {}
@@ -264,7 +248,6 @@ def build(
                 name=call.name,
                 node=nodes[call.node],
                 group=groups[call.group],
-                every=steps if call.is_rare else 1,
                 workspace_type=kinds[call.is_global],
                 num_instances=call.instances,
                 transient_errors=CrashError if recovers else (),

@@ -117,8 +117,7 @@ class Rules:
         """Run a group's tasks in the order of their definition."""
         self.private: State = {}
         for call in self.calls:
-            is_due = not call.is_rare or done[1] == self.steps - 1
-            if call.group == group and is_due and (only is None or call.number in only):
+            if call.group == group and (only is None or call.number in only):
                 self.call(call, done[0] + 1, done[1])
         self.private = {}
 

@@ -27,7 +27,6 @@ class Way:
     story: str = "straight"  # or "extend", "fail", "recover"
     at: int = 1  # where: the epoch, and the step
     at_step: int = 0
-    is_open: bool = False  # a condition ends each epoch
     changes: bool = False  # the job has other nodes and blobs when it resumes
     watches: bool = False  # the client looks at all blobs after each epoch
     batch_seconds: float = 0.05
@@ -56,7 +55,6 @@ def draw_way(seed: int) -> Way:
         watches=chance.random() < 0.4,
         batch_seconds=chance.choice([0.0, 0.05]),
         changes=bool(manager) and chance.random() < 0.5,
-        is_open=chance.random() < 0.3,
     )
 
 
@@ -103,7 +101,6 @@ def smallest(
         {"workers": (0, 0, 0)},
         {"steps": 1, "at_step": 0},
         {"watches": False},
-        {"is_open": False},
         {"changes": False},
         {"batch_seconds": 0.0},
         {"manager": "sync", "saves": "epochs=1"} if way.manager else {},

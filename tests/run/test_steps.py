@@ -1,4 +1,4 @@
-"""Tasks that run every k steps, once an epoch, and epochs that a condition ends."""
+"""Tasks that run in each step, and once an epoch."""
 
 from __future__ import annotations
 
@@ -52,14 +52,13 @@ def calls(name: str) -> list[tuple[int | None, int]]:
 
 
 def train(path: Path, epochs: int = 2, **options: Any) -> tuple[Job, JobRunner]:
-    """Four steps an epoch on node a; a report every two; validation on node b once an epoch."""
+    """Four steps an epoch on nodes a and b; validation on node b once an epoch."""
     with Job("j", steps_per_epoch=4) as job:
         with job.init_group:
             Task(list, outputs="w", node="a")
             Task(list, outputs="loss", node="b")
-        Task(note, "w", "w", name="train", node="a")
-        rare = Task(note, "w", name="rare", node="a", every=2)
-        Task(note, rare.output(), "seen", name="reader", node="b", every=2, workspace_type="global")
+        train = Task(note, "w", "w", name="train", node="a").output()
+        Task(note, train, "seen", name="reader", node="b", workspace_type="global")
         with job.epoch_end_group:
             Task(note, [job_blob("a", "w"), "seen"], "loss", name="validate", node="b")
     epoch_limiter(job, epochs)
@@ -73,22 +72,17 @@ def job_blob(node: str, name: str) -> Any:
     return Node(node)[name]
 
 
-def test_tasks_run_every_k_steps_and_once_an_epoch(session: Session, tmp_path: Path) -> None:
-    job, runner = train(tmp_path)
-    rare = job.epoch_group.find("a", "rare")
-    assert rare is not None
+def test_tasks_run_in_each_step_and_once_an_epoch(session: Session, tmp_path: Path) -> None:
+    _, runner = train(tmp_path)
     result = runner.run(session)
     assert result.epoch == 2
-    assert calls("train") == [(e, s) for e in (1, 2) for s in range(4)]
-    assert calls("rare") == calls("reader") == [(1, 1), (1, 3), (2, 1), (2, 3)]
+    assert calls("train") == calls("reader") == [(e, s) for e in (1, 2) for s in range(4)]
     assert calls("validate") == [(1, 4), (2, 4)]
     assert [set(row) for row in result.metrics[-2:]] == [
-        {"epoch", "train", "rare", "reader", "validate"}
+        {"epoch", "train", "reader", "validate"}
     ] * 2
     # The end group read what the last step had written, and its result is in the checkpoint.
     assert MultiNodeCheckpointManager(tmp_path).open(2)["b"]["loss"][4][:3] == ["train", 2, 3]
-    # The last value stays, whichever steps came after.
-    assert rare.output().fetch()[1:3] == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -121,42 +115,6 @@ def test_a_run_interrupted_at_any_step_gives_the_same_bits(
     assert again.replay(session, 2).is_equal
 
 
-def read(at: list[int], counts: list[int]) -> bool:
-    task = current_task()
-    assert task.epoch is not None
-    CALLS.append((task.name, task.epoch, task.step))
-    at[0] += 1
-    if at[0] == counts[task.epoch - 1]:
-        at[0] = 0
-    return at[0] == 0
-
-
-def read_all(counts: list[int], *, limit: int = 3) -> Job:
-    """Epochs of `counts` steps, which a condition ends."""
-    with Job("j", steps_per_epoch=None) as job:
-        with job.init_group:
-            Task(lambda: [0], outputs="at", node="a")
-        job.end_epoch_when(Task(read, updates="at", kwargs={"counts": counts}, node="a"))
-        Task(note, name="rare", node="b", every=2)
-        with job.epoch_end_group:
-            Task(note, name="validate", node="b")
-    epoch_limiter(job, limit)
-    return job
-
-
-def test_a_condition_ends_an_epoch(session: Session, tmp_path: Path) -> None:
-    steps = [(1, 0), (1, 1), (2, 0), (3, 0), (3, 1), (3, 2)]
-    JobRunner(read_all([2, 1, 3])).run(session)
-    assert calls("read") == steps
-    assert calls("rare") == [(1, 1), (3, 1)]
-    assert calls("validate") == [(1, 2), (2, 1), (3, 3)]
-    manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(steps=2))
-    JobRunner(read_all([2, 1, 3]), manager).run(session)
-    assert list(filter(lambda e: int(e) == e, manager.epochs())) == [0, 1, 2, 3]
-    report = JobRunner(read_all([2, 1, 3]), manager).replay(session, 3)
-    assert report.is_equal
-
-
 def test_a_stop_condition_may_be_of_the_epoch_end_group(session: Session) -> None:
     with Job("j", steps_per_epoch=3) as job:
         with job.init_group:
@@ -172,70 +130,9 @@ def test_a_stop_condition_may_be_of_the_epoch_end_group(session: Session) -> Non
     assert any("until a/met" in step for step in JobRunner(job).plan_resume().steps)
 
 
-def fails(define: Any, **options: Any) -> str:
-    with Job("j", **options) as job:
-        with job.init_group:
-            Task(int, outputs="n", node="a")
-        define(job)
-    epoch_limiter(job, 1)
-    with pytest.raises(DefinitionError) as caught:
-        job.compile()
-    return str(caught.value)
-
-
-def test_what_cannot_run_is_refused_by_name() -> None:
-    def reads_rare(job: Job) -> None:
-        rare = Task(int, name="rare", node="a", every=2)
-        Task(note, rare.output(), name="often", node="b", every=3)
-
-    assert "'b/often' reads the output of 'a/rare'" in fails(reads_rare, steps_per_epoch=6)
-
-    def reads_private(job: Job) -> None:
-        Task(int, outputs="p", node="a", every=2)
-        Task(note, "p", name="often", node="a")
-
-    found = fails(reads_private, steps_per_epoch=6)
-    assert found.startswith(
-        "Blob 'p' of node 'a' does not exist in all steps in which task 'a/often'"
-    )
-    assert "only tasks with every=2 make it" in found
-
-    def too_rare(job: Job) -> None:
-        Task(int, name="rare", node="a", every=2)
-
-    assert "'a/rare' would never run: it runs every 2 steps, and an epoch has 1" in fails(too_rare)
-
-    def in_exit(job: Job) -> None:
-        with job.exit_group:
-            Task(int, name="rare", node="a", every=2)
-
-    assert "the exit group has no steps" in fails(in_exit)
-    endless = fails(lambda job: None, steps_per_epoch=None)
-    assert "no condition that ends an epoch" in endless
-
-    def ends_rarely(job: Job) -> None:
-        job.end_epoch_when(Task(bool, name="rare", node="a", every=2))
-
-    assert "does not run in every step" in fails(ends_rarely, steps_per_epoch=None)
-
-    def stops_rarely(job: Job) -> None:
-        job.add_stop_condition(Task(bool, name="rare", node="a", every=2))
-
-    assert "has no value at the end of an epoch" in fails(stops_rarely, steps_per_epoch=3)
-    with pytest.raises(DefinitionError, match="no condition can end it"):
-        Job("j").end_epoch_when(job_blob("a", "n"))
-    with pytest.raises(DefinitionError, match="steps_per_epoch must be an int >= 1 or None"):
+def test_an_epoch_has_at_least_one_step() -> None:
+    with pytest.raises(DefinitionError, match="steps_per_epoch must be an int >= 1"):
         Job("j", steps_per_epoch=0)
-
-
-def test_a_stop_condition_may_be_of_a_task_that_runs_in_the_last_step(session: Session) -> None:
-    with Job("j", steps_per_epoch=4) as job:
-        with job.init_group:
-            Task(int, outputs="n", node="a")
-        Task(lambda n: n + 1, "n", "n", node="a")
-        met = Task(lambda n: n >= 6, "n", name="met", node="a", every=2)
-    job.add_stop_condition(met)
-    assert JobRunner(job).run(session).epoch == 2
 
 
 def test_a_failure_in_the_end_group_repeats_only_what_was_not_saved(
@@ -266,7 +163,6 @@ class Drawn(NamedTuple):
     """A task of a random job: which blobs and earlier tasks it reads, and what it writes."""
 
     node: str
-    every: int
     reads: Sequence[tuple[str, str]]
     of_tasks: Sequence[int]  # how far up, among the tasks whose output it may read
     output: str
@@ -276,7 +172,6 @@ class Drawn(NamedTuple):
 drawn_tasks = st.builds(
     Drawn,
     st.sampled_from("ab"),
-    st.integers(1, 4),
     st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyp")), max_size=2),
     st.lists(st.integers(1, 3), max_size=1),
     st.sampled_from(["", "x", "y", "p"]),
@@ -301,32 +196,23 @@ def computed(number: int, at: tuple[int | None, int], values: Sequence[list[int]
 
 
 class Sequential:
-    """What the steps of an epoch must do: its tasks that are due, one after another."""
+    """What the steps of an epoch must do: its tasks, one after another."""
 
     def __init__(self, drawn: Sequence[Drawn], steps: int) -> None:
         self.steps = steps
         self.blobs = {(node, name): [0] for node in "ab" for name in "xy"}
         self.results: dict[int, list[int]] = {}
         self.calls: list[tuple[str, int | None, int]] = []
-        made: dict[tuple[str, str], set[int]] = {}  # private blobs: how often they are made
+        made: set[tuple[str, str]] = set()  # private blobs
         self.tasks: list[tuple[Drawn, list[tuple[str, str]], list[int]]] = []
         for task in drawn:
-            task = task._replace(every=min(task.every, steps))
             if task.updates == task.output or (task.node, task.updates) in task.reads:
                 task = task._replace(updates="")
-            read = [
-                key
-                for key in task.reads
-                if key[1] != "p" or any(task.every % every == 0 for every in made.get(key, ()))
-            ]
-            sources = [
-                len(self.tasks) - up
-                for up in task.of_tasks
-                if up <= len(self.tasks) and task.every % self.tasks[-up][0].every == 0
-            ]
+            read = [key for key in task.reads if key[1] != "p" or key in made]
+            sources = [len(self.tasks) - up for up in task.of_tasks if up <= len(self.tasks)]
             self.tasks.append((task, read, sources))
             if task.output == "p":
-                made.setdefault((task.node, "p"), set()).add(task.every)
+                made.add((task.node, "p"))
 
     def build(self) -> tuple[Job, list[Task]]:
         """The job with these tasks."""
@@ -344,7 +230,6 @@ class Sequential:
                         task.output or (),
                         updates=task.updates or (),
                         node=task.node,
-                        every=task.every,
                         name=f"t{number}",
                     )
                 )
@@ -355,8 +240,6 @@ class Sequential:
     def run(self, epoch: int, step: int) -> None:
         """Run one step."""
         for number, (task, read, sources) in enumerate(self.tasks):
-            if (step + 1) % task.every:
-                continue
             self.calls.append((f"t{number}", epoch, step))
             values = [self.blobs[key] for key in read]
             values += [self.results[source] for source in sources]
@@ -395,31 +278,6 @@ def test_steps_are_as_if_their_tasks_ran_one_after_another(
             assert task.output().fetch() == model.results[number]
 
 
-class Model:
-    """Notes in which step it is pickled."""
-
-    def __reduce__(self) -> Any:
-        task = current_task()
-        CALLS.append(("sent", task.epoch, task.step))
-        return list, ()
-
-
-def test_a_value_is_not_sent_in_steps_in_which_nobody_reads_it(session: Session) -> None:
-    with Job("j", steps_per_epoch=4) as job:
-        Task(Model, outputs="model", name="train", node="a")
-        Task(note, job_blob("a", "model"), name="validate", node="b", every=4)
-    epoch_limiter(job, 1)
-    JobRunner(job).run(session)
-    assert calls("sent") == [(1, 3)]
-
-
-def test_drawings_show_steps() -> None:
-    job = read_all([1])
-    html = job._repr_html_()
-    assert "epoch (repeated, many times an epoch; some tasks every 2 steps)" in html
-    assert "epoch_end (once an epoch)" in html
-
-
 def test_a_task_that_fails_is_told_with_its_step(session: Session) -> None:
     def fail():
         task = current_task()
@@ -428,7 +286,6 @@ def test_a_task_that_fails_is_told_with_its_step(session: Session) -> None:
 
     with Job("failing", steps_per_epoch=3) as job, Node("a"):
         Task(fail)
-        Task(lambda: None, name="rarely", every=3)
     epoch_limiter(job, 3)
     with pytest.raises(TaskFailedError, match=r"failed at epoch 2, step 2: ValueError: by hand"):
         JobRunner(job).run(session)

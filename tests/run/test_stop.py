@@ -136,23 +136,6 @@ def test_a_job_of_several_steps_stops_between_two_of_them(inproc_session, manage
     assert inproc_session.fetch(Node("a")["n"]) == 12
 
 
-def test_an_epoch_without_an_end_stops_after_a_step_though_nothing_is_saved(inproc_session):
-    class Stops:
-        def on_step(self, epoch, step, seconds, metrics):
-            if step == 3:
-                runner.stop()
-            assert step < 9, "it goes on"
-
-        is_essential = True
-
-    with Job("endless", steps_per_epoch=None) as job, Node("a"):
-        job.end_epoch_when(Task(lambda: False, name="never").output())
-    epoch_limiter(job, 2)
-    runner = JobRunner(job, callbacks=[Stops()])
-    with pytest.raises(RunStoppedError, match="step 3 of epoch 1 has ended"):
-        runner.run(inproc_session)
-
-
 def test_a_job_at_its_end_finishes_even_if_it_is_stopped(inproc_session, manager):
     runner = JobRunner(counter(3), manager, callbacks=[At(3, lambda: runner.stop())])
     assert runner.run(inproc_session).epoch == 3

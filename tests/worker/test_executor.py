@@ -565,46 +565,6 @@ def test_a_report_runs_at_its_interval_and_once_after_the_nodes_last_task(bench)
     assert one.timer.waiting == []
 
 
-def test_a_report_of_one_task_runs_while_that_task_does_and_once_after_it(bench):
-    first, second, seen = Gate(value=3), Gate(), []
-    fired = threading.Event()
-
-    def look():
-        seen.append(current_task().workspace.get("x"))
-        fired.set()
-
-    tasks = [task(0, first, outputs=["x"]), task(1, second, after=[0])]
-    plan = group({"a": tasks}, reports={"a": [Report("r", look, 500, task=0)]})
-    one = bench(plan)
-    one.start()
-    assert first.begun.wait(10)
-    one.timer.fire()
-    assert fired.wait(10)
-    fired.clear()
-    first.opened.set()
-    assert second.begun.wait(10)
-    one.timer.fire()
-    one.timer.fire()  # the second time, the task that runs counts as long
-    assert fired.wait(10)  # after its task, while the other still runs
-    one.timer.fire()
-    second.opened.set()
-    one.end()
-    assert seen == [None, 3]
-
-
-def test_a_report_of_a_task_that_has_not_begun_waits(bench):
-    gate, seen = Gate(), []
-    tasks = [task(0, gate), task(1, lambda: None, after=[0])]
-    look = lambda: seen.append(current_task().node)  # noqa: E731
-    one = bench(group({"a": tasks}, reports={"a": [Report("r", look, 500, task=1)]}))
-    one.start()
-    assert gate.begun.wait(10)
-    one.timer.fire()
-    gate.opened.set()
-    one.end()
-    assert seen == ["a"]
-
-
 def test_a_report_that_is_still_running_is_not_started_again(bench):
     gate, report = Gate(), Gate()
     plan = group({"a": [task(0, gate)]}, reports={"a": [Report("r", report, 500)]})
