@@ -6,7 +6,7 @@ import collections.abc
 import functools
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from numbers import Real
@@ -58,11 +58,17 @@ def number(expected: str, is_within: Callable[[Any], bool]) -> Rule:
     return Rule(expected, fits)
 
 
+def instance(expected: str, cls: Any) -> Rule:
+    """An object of a class."""
+    return Rule(expected, lambda value: isinstance(value, cls))
+
+
 _MOST_SECONDS = 1e9  # threads cannot wait for much longer
 
 
-def _duration(expected: str, is_within: Callable[[Any], bool]) -> Rule:
+def _duration(bound: str, is_within: Callable[[Any], bool]) -> Rule:
     """A number of seconds, or a text with a unit."""
+    seconds = number("", is_within)
 
     def read(value: Any) -> Any:
         if not isinstance(value, str):
@@ -71,37 +77,29 @@ def _duration(expected: str, is_within: Callable[[Any], bool]) -> Rule:
 
         return read_seconds(value)
 
-    seconds = number("", is_within)
-
     def fits(value: Any) -> bool:
         try:
             return seconds.fits(read(value))
         except ValueError:
             return False
 
-    return Rule(f"a number of seconds {expected}, or a duration such as '10min'", fits, read)
+    expected = (
+        f"a number of seconds {bound} 0 and <= {_MOST_SECONDS:g}, or a duration such as '10min'"
+    )
+    return Rule(expected, fits, read)
 
 
 def _is_path(value: object) -> bool:
     if not isinstance(value, str | os.PathLike):
         return False
-    text = os.fspath(value)
-    if not isinstance(text, str) or text == "":
-        return False
     try:
-        return b"\0" not in os.fsencode(text)
+        return b"\0" not in os.fsencode(value) != b""
     except UnicodeEncodeError:
         return False
 
 
-FLAG = Rule("True or False", lambda value: isinstance(value, bool))
 COUNT = whole(1)
 NATURAL = whole(0)
-SECONDS = _duration(f">= 0 and <= {_MOST_SECONDS:g}", lambda seconds: 0 <= seconds <= _MOST_SECONDS)
-INTERVAL = _duration(f"> 0 and <= {_MOST_SECONDS:g}", lambda seconds: 0 < seconds <= _MOST_SECONDS)
-LABEL = Rule(
-    "printable text", lambda value: isinstance(value, str) and value != "" and value.isprintable()
-)
 PATH = Rule("a path (str or os.PathLike)", _is_path)
 EPOCH = Rule(
     "an int >= 0 or a Position such as (4, 200) or '4.s200', 'latest' or 'best:METRIC'",
@@ -111,25 +109,26 @@ EPOCH = Rule(
 
 Count = Annotated[int, COUNT]
 Natural = Annotated[int, NATURAL]
-Seconds = Annotated[float, SECONDS]
-Interval = Annotated[float, INTERVAL]
-Label = Annotated[str, LABEL]
+Seconds = Annotated[float, _duration(">=", lambda seconds: 0 <= seconds <= _MOST_SECONDS)]
+Interval = Annotated[float, _duration(">", lambda seconds: 0 < seconds <= _MOST_SECONDS)]
+Label = Annotated[
+    str,
+    Rule(
+        "printable text", lambda text: isinstance(text, str) and text != "" and text.isprintable()
+    ),
+]
 
 _BY_TYPE = {
-    bool: FLAG,
+    bool: instance("True or False", bool),
     int: Rule("an int", lambda value: isinstance(value, int) and not isinstance(value, bool)),
     float: number("a number", lambda value: True),
-    str: Rule("a str", lambda value: isinstance(value, str)),
+    str: instance("a str", str),
 }
 _BY_UNION = {
     frozenset(get_args(str | os.PathLike[str])): PATH,
     frozenset(get_args(EpochLike)): EPOCH,
 }
-_LISTS = {
-    collections.abc.Sequence: "a list",
-    collections.abc.Collection: "a collection",
-    collections.abc.Iterable: "a list",
-}
+_LISTS = (collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable)
 
 
 def rule_of(kind: Any) -> Rule | None:
@@ -142,14 +141,15 @@ def rule_of(kind: Any) -> Rule | None:
         rule = rule_of(parts[0])
         return None if rule is None else replace(rule, expected=note)
     if origin is Literal:
-        return one_of(*parts)
+        expected = " or ".join(map(repr, parts))
+        return Rule(expected, lambda value: isinstance(value, str) and value in parts)
     if origin in (Union, UnionType):
         rule = _rule_of_union(frozenset(parts) - {NoneType})
-        return or_none(rule) if rule is not None and NoneType in parts else rule
+        return _or_none(rule) if rule is not None and NoneType in parts else rule
     if origin in _LISTS:
-        return _list_of(origin, parts[0])
+        return _list_of(origin, rule_of(parts[0]))
     if origin is collections.abc.Mapping:
-        return _mapping_of(*parts)
+        return instance("a mapping", Mapping)
     if isinstance(kind, type) and kind not in (Any, object):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         return _BY_TYPE.get(kind) or instance(f"{article} {kind.__name__}", kind)
@@ -165,72 +165,27 @@ def _rule_of_union(kinds: frozenset[Any]) -> Rule | None:
         return None  # lists of many kinds and the like: what reads them has better messages
     rules = [rule for rule in map(rule_of, kinds) if rule is not None]
     expected = " or ".join(sorted(rule.expected for rule in rules))
-    if kinds.isdisjoint([bool, int, float]) and all(isinstance(kind, type) for kind in kinds):
-        return instance(expected, tuple(kinds))  # faster, for what many tasks are made of
     return Rule(expected, lambda value: any(rule.fits(value) for rule in rules))
 
 
-def instance(expected: str, cls: Any) -> Rule:
-    """An object of a class."""
-    return Rule(expected, lambda value: isinstance(value, cls))
+def _or_none(rule: Rule) -> Rule:
+    def read(value: Any) -> Any:
+        return value if value is None or rule.read is None else rule.read(value)
+
+    return Rule(rule.expected, lambda value: value is None or rule.fits(value), read)
 
 
-def one_of(*values: str) -> Rule:
-    """One of some names."""
-    expected = " or ".join(map(repr, values))
-    return Rule(expected, lambda value: isinstance(value, str) and value in values)
-
-
-def or_none(rule: Rule) -> Rule:
-    """The same, or None."""
-    fits, read = rule.fits, rule.read
-    read_or_none = None
-    if read is not None:
-
-        def read_or_none(value: Any) -> Any:
-            return None if value is None else read(value)
-
-    return Rule(rule.expected, lambda value: value is None or fits(value), read_or_none)
-
-
-def _list_of(cls: Any, kind: Any) -> Rule:
-    rule = rule_of(kind)
-    expected = _LISTS[cls] if rule is None else f"{_LISTS[cls]} of {_names(kind)}"
-
+def _list_of(cls: Any, rule: Rule | None) -> Rule:
     def fits(values: Any) -> bool:
         if not isinstance(values, cls) or isinstance(values, str | bytes):
             return False
         return rule is None or all(map(rule.fits, values))
 
-    read = None if rule is None else rule.read
-    if read is None:
-        return Rule(expected, fits)
-    return Rule(expected, fits, lambda values: [*map(read, values)])
-
-
-def _mapping_of(key: Any, value: Any) -> Rule:
-    rules = rule_of(key), rule_of(value)
-    texts = [_names(kind) for kind in (key, value)]
-
-    def fits(mapping: Any) -> bool:
-        if not isinstance(mapping, Mapping):
-            return False
-        for rule, items in zip(rules, (mapping, mapping.values()), strict=True):
-            if rule is not None and not all(map(rule.fits, items)):
-                return False
-        return True
-
-    return Rule(f"a mapping of {texts[0]} to {texts[1]}", fits)
-
-
-def _names(kind: Any) -> str:
-    """A type as text, such as ``str or Blob``."""
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join(map(_names, get_args(kind)))
-    rule = rule_of(kind)
-    if isinstance(kind, type):
-        return "values" if kind in (Any, object) else kind.__name__
-    return "values" if rule is None else rule.expected
+    if rule is None:
+        return Rule("a list", fits)
+    read_item = rule.read
+    read = None if read_item is None else lambda values: [*map(read_item, values)]
+    return Rule(f"a list, and each item {rule.expected}", fits, read)
 
 
 # ---- calls
@@ -246,102 +201,83 @@ def checked(target: _Callee) -> _Callee:
     if isinstance(target, type):
         target.__init__ = checked(target.__init__)  # type: ignore[misc]
         return target
-    arguments = _Arguments(target)
+    rules: dict[str, Rule | None] = {}
+    where = target.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs.keys() <= arguments.rules.keys():
-            arguments.check_names(args, kwargs)
-        read = list(args)
-        for i, (name, rule) in enumerate(arguments.in_order[: len(args)]):
-            if rule is not None:
-                read[i] = arguments.read(name, rule, args[i], args, kwargs)
-        for name, value in kwargs.items():
-            rule = arguments.rules.get(name)
-            if rule is not None:
-                kwargs[name] = arguments.read(name, rule, value, args, kwargs)
-        return target(*read, **kwargs)
+        if not rules:  # at the first call, when all names in the annotations exist
+            rules.update(_rules_of(target))
+        arguments = {**dict(zip(rules, args, strict=False)), **kwargs}
+        if not (arguments.keys() <= rules.keys() or _VARIOUS in rules):
+            raise DefinitionError(
+                f"{_name_call(where, arguments)} {_find_misspelt(arguments, rules)}"
+            )
+        for name, value in arguments.items():
+            rule = rules.get(name)
+            if rule is None:
+                continue
+            if not rule.fits(value):
+                owner = where if name == "name" else _name_call(where, arguments)
+                raise DefinitionError(
+                    f"{owner}: {name} must be {rule.expected}; got {clip(show(value), 200)}."
+                )
+            if rule.read is not None:
+                arguments[name] = rule.read(value)
+        read = [arguments[name] for name in list(rules)[: len(args)]]
+        return target(*read, *args[len(read) :], **{name: arguments[name] for name in kwargs})
 
     return call  # type: ignore[return-value]
 
 
-class _Arguments:
-    """The parameters of a function, and the rules for them, which are found at its first call.
+_VARIOUS = "**"
+"""Stands for keywords of any name among the rules of a function."""
 
-    Then all names in its annotations exist, also those that its module defines later.
-    """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._where = function.__qualname__.removesuffix(".__init__")
-
-    @functools.cached_property
-    def _parameters(self) -> Mapping[str, inspect.Parameter]:
-        return inspect.signature(self._function).parameters
-
-    @functools.cached_property
-    def rules(self) -> dict[str, Rule | None]:
-        """By parameter, in order; None if anything fits."""
-        scope = getattr(self._function, "__globals__", {})
-        rules: dict[str, Rule | None] = {}
-        for name, parameter in self._parameters.items():
+def _rules_of(function: Callable[..., Any]) -> dict[str, Rule | None]:
+    """The rules by parameter, in order; None if anything fits."""
+    scope = getattr(function, "__globals__", {})
+    rules: dict[str, Rule | None] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            rules[_VARIOUS] = None
+        elif parameter.annotation is parameter.empty:
             rules[name] = None
-            if parameter.annotation is parameter.empty or parameter.kind is parameter.VAR_KEYWORD:
-                continue
+        else:
             # One by one: what other annotations name may be imported for type checkers only.
             annotated = SimpleNamespace(__annotations__={name: parameter.annotation})
-            hints = get_type_hints(annotated, scope, include_extras=True)
-            rules[name] = rule_of(hints[name])
-        return rules
+            rules[name] = rule_of(get_type_hints(annotated, scope, include_extras=True)[name])
+    return rules
 
-    @functools.cached_property
-    def in_order(self) -> list[tuple[str, Rule | None]]:
-        """The parameters that may be given without their names, and their rules."""
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return [
-            (name, self.rules[name])
-            for name, parameter in self._parameters.items()
-            if parameter.kind in kinds
-        ]
 
-    def read(
-        self, name: str, rule: Rule, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Check one argument of a call; returns what the function gets for it."""
-        if rule.fits(value):
-            return value if rule.read is None else rule.read(value)
-        where = self._where if name == "name" else self._name_call(args, kwargs)
-        raise DefinitionError(
-            f"{where}: {name} must be {rule.expected}; got {clip(show(value), 200)}."
-        )
+def _find_misspelt(arguments: Collection[str], rules: Collection[str]) -> str:
+    wrong = next(name for name in arguments if name not in rules)
+    names = [name for name in rules if name != "self"]
+    close = get_close_matches(wrong, names, n=1)
+    advice = f"did you mean {close[0]}?" if close else f"its arguments are {', '.join(names)}."
+    return f"has no argument {wrong!r}; {advice}"
 
-    def check_names(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuse a keyword that is no parameter."""
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters.values()):
-            return
-        wrong = next(name for name in kwargs if name not in self._parameters)
-        names = [name for name in self._parameters if name != "self"]
-        close = get_close_matches(wrong, names, n=1)
-        advice = f"did you mean {close[0]}?" if close else f"its arguments are {', '.join(names)}."
-        raise DefinitionError(
-            f"{self._name_call(args, kwargs)} has no argument {wrong!r}; {advice}"
-        )
 
-    def _name_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """What is called; with what the caller has called it, which tells it from other such calls."""
-        arguments = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
-        named = [
-            arguments.get("name"),
-            getattr(arguments.get("job"), "name", None),
-            getattr(arguments.get("fn"), "__name__", None),
-        ]
-        for name in named:
-            if isinstance(name, str):
-                return f"{self._where} {name!r}"
-        return self._where
+def _name_call(where: str, arguments: Mapping[str, Any]) -> str:
+    """What is called; with what the caller has called it, which tells it from other such calls."""
+    named = [
+        arguments.get("name"),
+        getattr(arguments.get("job"), "name", None),
+        getattr(arguments.get("fn"), "__name__", None),
+    ]
+    for name in named:
+        if isinstance(name, str):
+            return f"{where} {name!r}"
+    return where
 
 
 # ---- functions of tasks
+
+_LAZY: dict[str, Callable[[Any], bool]] = {
+    "a coroutine function": inspect.iscoroutinefunction,
+    "an async generator function": inspect.isasyncgenfunction,
+    "a generator function": inspect.isgeneratorfunction,
+}
 
 
 def dask_hint(value: object) -> str | None:
@@ -358,30 +294,28 @@ def dask_hint(value: object) -> str | None:
     return None
 
 
-def constants_of(fn: object, kwargs: Mapping[str, object]) -> Iterator[object]:
-    """The constant arguments of a task's function, and their items."""
-    values = list(kwargs.values())
+def constants_of(fn: object, kwargs: Mapping[str, object]) -> list[object]:
+    """The constant arguments of a task's function, and the items of lists among them."""
+    values = [*kwargs.values()]
     while isinstance(fn, functools.partial):
         values += [*fn.args, *fn.keywords.values()]
         fn = fn.func
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from value
-        elif type(value) is dict:
-            yield from value.values()
-        else:
-            yield value
+    items = [item for value in values if isinstance(value, list | tuple) for item in value]
+    return values + items
 
 
 def check_runs(fn: object, where: str) -> None:
     """Raise `DefinitionError` if a call of `fn` only makes a coroutine or a generator."""
     fn = without_partials(fn)
-    lazy_kind = _lazy_kind(fn)
-    if lazy_kind is None and callable(fn) and not inspect.isroutine(fn):
-        lazy_kind = _lazy_kind(without_partials(type(fn).__call__))
-    if lazy_kind is not None:
-        kind, remedy = lazy_kind
-        raise DefinitionError(f"{where} is {kind}, so calling it runs nothing. {remedy}")
+    functions = [fn]
+    if callable(fn) and not inspect.isroutine(fn):
+        functions.append(without_partials(type(fn).__call__))
+    for kind, is_lazy in _LAZY.items():
+        if any(is_lazy(function) for function in functions):
+            raise DefinitionError(
+                f"{where} is {kind}, so calling it runs nothing. Pass a plain function, which may "
+                f"call asyncio.run(...), and returns a list instead of yielding."
+            )
 
 
 def check_call(
@@ -414,35 +348,13 @@ def check_call(
         ) from None
 
 
-def value_at(value: Any, i: int, where: str) -> Any:
-    """What a function returns for an index, or what is given for all."""
-    if not callable(value):
-        return value
-    try:
-        return value(i)
-    except Exception as error:
-        raise DefinitionError(
-            f"{where}: {getattr(value, '__name__', type(value).__name__)}({i}) raised "
-            f"{type(error).__name__}: {error}. Such a function gets the index of a node, and returns "
-            f"what its task gets."
-        ) from error
-
-
-def read_setup(functions: object, where: str) -> Mapping[str, Callable[[], Any]]:
+def read_setup(functions: Mapping[str, Callable[[], Any]] | None, where: str) -> dict[str, Any]:
     """Check functions that make arguments, by parameter; they may be generator functions."""
-    if functions is None:
-        return {}
-    if not (
-        isinstance(functions, Mapping)
-        and all(isinstance(key, str) and callable(fn) for key, fn in functions.items())
-    ):
-        raise DefinitionError(
-            f"{where} must map names of parameters to functions; got {functions!r}."
-        )
-    for key, fn in functions.items():
+    read = dict(functions or {})
+    for key, fn in read.items():
         is_generator = inspect.isgeneratorfunction(without_partials(fn))
         check_call(fn, 0, (), f"{where}: {key!r}", is_lazy=is_generator)
-    return dict(functions)
+    return read
 
 
 def without_partials(fn: object) -> object:
@@ -450,13 +362,3 @@ def without_partials(fn: object) -> object:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return fn
-
-
-def _lazy_kind(fn: Any) -> tuple[str, str] | None:
-    if inspect.iscoroutinefunction(fn):
-        return "a coroutine function", "Pass a plain function; it may call asyncio.run(...)."
-    if inspect.isasyncgenfunction(fn):
-        return "an async generator function", "Pass a plain function that returns a list."
-    if inspect.isgeneratorfunction(fn):
-        return "a generator function", "Return a list or a tuple instead of yielding."
-    return None

@@ -20,7 +20,6 @@ from jobrunner.define.checks import (
     constants_of,
     dask_hint,
     read_setup,
-    value_at,
 )
 from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import (
@@ -254,9 +253,8 @@ class Task:
         by_argument |= {"kwargs": kwargs, "after": after}
 
         def of(i: int) -> dict[str, Any]:
-            at = f"{where}, node {i} ({getattr(nodes[i], 'name', nodes[i])!r})"
             return {
-                argument: value_at(value, i, f"{at}: {argument}")
+                argument: value(i) if callable(value) else value
                 for argument, value in by_argument.items()
             }
 

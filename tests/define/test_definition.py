@@ -102,7 +102,7 @@ REFUSED = [
     (lambda: Task(one, inputs=Task(one, outputs=["a", "b"])), "task.output(0)"),
     (lambda: Task(one, inputs=["a", "b"]), "cannot be called with 2 inputs"),
     (lambda: Task(one, kwargs={"y": 1}), "cannot be called"),
-    (lambda: Task(one, kwargs={1: 1}), "kwargs must be a mapping of names (str) to values"),
+    (lambda: Task(one, kwargs={1: 1}), "keywords must be strings"),
     (lambda: Task(one, kwargs=["y"]), "kwargs"),
     (lambda: Task(one, group="init"), "group must be a TaskGroup"),
     (lambda: Task(one, inputs="a", updates="a"), "in inputs and in updates"),
@@ -158,7 +158,7 @@ def test_invalid_arguments_are_refused_at_once(make, says):
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("how", ["input", "kwargs", "list", "dict", "partial", "fn"])
+@pytest.mark.parametrize("how", ["input", "kwargs", "list", "partial", "fn"])
 def test_a_dask_collection_is_refused_with_advice(how):
     bag = pytest.importorskip("dask.delayed").delayed(one)()
     with pytest.raises(DefinitionError, match="compute"):
@@ -166,7 +166,6 @@ def test_a_dask_collection_is_refused_with_advice(how):
             "input": lambda: Task(one, inputs=[bag]),
             "kwargs": lambda: Task(one, kwargs={"x": bag}),
             "list": lambda: Task(one, kwargs={"x": [1, bag]}),
-            "dict": lambda: Task(one, kwargs={"x": {"y": bag}}),
             "partial": lambda: Task(functools.partial(one, bag)),
             "fn": lambda: Task(bag.key and bag, inputs=[bag]),
         }[how]()

@@ -136,14 +136,6 @@ REFUSED = {
     "no nodes": (lambda: Task.on_each([], join), "'join': nodes must be a list"),
     "wrong node": (lambda: Task.on_each([3], join), "node must be a Node or a name"),
     "node=": (lambda: Task.on_each(["a"], join, node="b"), "got node="),
-    "a function of the index that fails": (
-        lambda: Task.on_each(["x", Node("y")], join, kwargs=lambda i: {"sep": 1 // (1 - i)}),
-        "Task.on_each 'join', node 1 ('y'): kwargs: <lambda>(1) raised ZeroDivisionError: ",
-    ),
-    "a function without an index": (
-        lambda: Task.on_each(["x"], join, inputs=lambda: ["w"]),
-        "node 0 ('x'): inputs: <lambda>(0) raised TypeError",
-    ),
     "a list in a list": (
         lambda: Task(join, [["x", "y"]]),
         "got list. To fix it, name the parameter that gets a list of inputs: inputs={'parts': [...]}",
