@@ -40,7 +40,6 @@ from jobrunner.checkpoint.storage.unlinked import (
 BLOCK_BYTES = 1 << 20
 """Size of a block that is digested and written together, while it is in a core's cache."""
 
-_WRITTEN_BACK_BYTES = 128 << 10  # for less, the call costs more than it saves
 _MOST_LEVELS = 100
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _WITHOUT_SYNCFS = (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
@@ -124,7 +123,7 @@ class PosixFiles:
                     while written < len(block):
                         self.before("write", path)
                         written += os.write(descriptor, block[written:])
-                    if len(block) >= _WRITTEN_BACK_BYTES:
+                    if len(block) == BLOCK_BYTES:
                         # The disk writes while the next block is copied.
                         start_writing_back(descriptor, position, len(block), path)
                     position += len(block)
