@@ -123,7 +123,7 @@ class Run:
         return result
 
     def _run_in_binding(self) -> None:
-        outcome = "failed"
+        outcome, at_once = "failed", False
         try:
             self._run_to_end()
             outcome = "finished"
@@ -131,6 +131,7 @@ class Run:
             outcome = "stopped"
             raise
         except KeyboardInterrupt as interrupt:
+            at_once = True
             self.binding.abort()
             shown = f"{type(interrupt).__name__}: Job {self.plan.job!r} was interrupted at once."
             lines = [shown, self._advice()]
@@ -141,7 +142,7 @@ class Run:
                 raise self._stopped(None, "it had no more time for the epoch") from interrupt
             raise
         finally:
-            self.saver.end(lambda: self.watch.end(outcome, self.state.recorded))
+            self.saver.end(lambda: self.watch.end(outcome, self.state.recorded), at_once=at_once)
 
     def _run_to_end(self) -> None:
         """Init or resume, then epochs, then upload, download and exit; again after a loss."""

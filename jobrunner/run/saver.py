@@ -43,6 +43,12 @@ BUDGET_SHARE = 8
 DEFAULT_BUDGET_BYTES = 256 << 20
 """The same where workers have no limit."""
 
+LEAST_FAILED, FAILING_SECONDS = 3, 600.0
+"""After so many failed saves in a row, over so long a time, the run ends."""
+
+PATIENCE_SECONDS = 5.0
+"""How long a run that is interrupted at once waits for a save under way."""
+
 _NUMBERS = re.compile(r"[0-9a-f]{32}|[0-9]+(\.s[0-9]+)?")
 """Parts that differ between messages of the same failure: epochs and random names."""
 
@@ -108,6 +114,8 @@ class Saver:
         self._plan = plan
         self._on_save_error = on_save_error
         self._failures = _Failures(warn)
+        self._warn = warn
+        self._num_failed, self._failing_since = 0, 0.0  # saves in a row
         self._saved = saved
         self._save_now = save_now
         self._status, self._began = status, began
@@ -157,8 +165,27 @@ class Saver:
             {(node, name): cls for (node, name), cls in made if name in saved.get(node, ())}
         )
 
-    def end(self, about: Callable[[], Mapping[str, Any]]) -> None:
-        """Unlock the directory, so that another run can lock it; `about` says how this one ended."""
+    def end(self, about: Callable[[], Mapping[str, Any]], *, at_once: bool = False) -> None:
+        """Unlock the directory, so that another run can lock it; `about` says how this one ended.
+
+        Wait for all that is under way; `at_once`, for some seconds at most.
+        """
+        if not at_once:
+            self._end(about)
+            return
+        ending = threading.Thread(
+            target=self._end, args=(about,), name="jobrunner-end", daemon=True
+        )
+        ending.start()
+        ending.join(PATIENCE_SECONDS)
+        if ending.is_alive():
+            self._warn(
+                f"A save is still under way after {PATIENCE_SECONDS:g} s. If this process ends "
+                f"before it, the next run deletes what it has left, and resumes from the epoch "
+                f"before."
+            )
+
+    def _end(self, about: Callable[[], Mapping[str, Any]]) -> None:
         self.wait_quietly()
         self._failures.close()
         if self._has_lock:
@@ -385,6 +412,23 @@ class Saver:
         else:
             self._failures.add(save.at, error)
         self._saved(report)
+        self._count_failures(error)
+
+    def _count_failures(self, error: BaseException | None) -> None:
+        """Raise CheckpointWriteError if saves have failed for long: the run computes in vain."""
+        now = time.monotonic()
+        if error is None:
+            self._num_failed = 0
+            return
+        if not self._num_failed:
+            self._failing_since = now
+        self._num_failed += 1
+        seconds = now - self._failing_since
+        if self._num_failed >= LEAST_FAILED and seconds >= FAILING_SECONDS:
+            raise CheckpointWriteError(
+                f"The last {self._num_failed} saves have failed, for {seconds:.0f} s, so the run "
+                f"ends instead of computing in vain: {error}"
+            ) from error
 
     def _capture(self, save: Save) -> bool:
         """Let the workers capture a position; False: epochs must wait until it is recorded."""

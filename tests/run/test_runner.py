@@ -631,6 +631,14 @@ def test_a_start_that_fails_sets_nothing_aside(session, manager, resume_from):
 
 
 @pytest.mark.processes
+def test_a_run_whose_saves_fail_for_long_ends(session, tmp_path, monkeypatch):
+    monkeypatch.setattr("jobrunner.run.saver.FAILING_SECONDS", 0.0)
+    files = FullDisk("ckpt/a.")
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=files, asynchronous=False)
+    with pytest.raises(CheckpointWriteError, match="The last 3 saves have failed.*No space left"):
+        JobRunner(counter(9), manager).run(session)
+
+
 def test_a_worker_that_cannot_write_is_a_warning_while_nothing_is_recorded(session, tmp_path):
     files = FullDisk("ckpt/a.")
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=files)

@@ -90,13 +90,17 @@ def hang(n):
     return n + 1
 
 
-def test_the_second_ctrl_c_does_not_wait_for_the_epoch(inproc_session, manager, hung):
-    class Again:
-        def on_stop_asked(self, reason, at_once):
-            assert at_once == "Ctrl-C again"
-            main = threading.main_thread().ident
-            threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
+class Again:
+    def on_epoch(self, epoch, seconds, metrics):
+        """Epochs run one by one."""
 
+    def on_stop_asked(self, reason, at_once):
+        assert at_once == "Ctrl-C again"
+        main = threading.main_thread().ident
+        threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+
+def test_the_second_ctrl_c_does_not_wait_for_the_epoch(inproc_session, manager, hung):
     with pytest.raises(KeyboardInterrupt):
         JobRunner(counter(fn=hang), manager, callbacks=[Again()]).run(inproc_session)
     assert manager.latest() == 2
@@ -212,3 +216,22 @@ def test_a_stopped_run_says_so_even_if_storage_is_gone(inproc_session, tmp_path)
     finally:
         Unplugged.is_gone = False
     assert JobRunner(counter(), manager).run(inproc_session).resumed_from == 2
+
+
+class Stuck(PosixFiles):
+    """Storage that does not answer for the store of an epoch."""
+
+    def before(self, operation, path):
+        if "a.2" in path and operation == "mkdir":
+            let_go.wait(60)
+
+
+def test_the_second_ctrl_c_leaves_a_save_that_hangs_to_the_next_run(
+    inproc_session, tmp_path, monkeypatch, caplog, hung
+):
+    monkeypatch.setattr("jobrunner.run.saver.PATIENCE_SECONDS", 0.2)
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=Stuck())
+    with pytest.raises(KeyboardInterrupt):
+        JobRunner(counter(fn=hang), manager, callbacks=[Again()]).run(inproc_session)
+    assert "A save is still under way after 0.2 s" in caplog.text
+    assert manager.latest() == 1
