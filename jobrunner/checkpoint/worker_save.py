@@ -37,6 +37,7 @@ from jobrunner.checkpoint.store import (
     lay_out,
     write_stores,
 )
+from jobrunner.compile import gc_paused
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.positions import Position
@@ -145,6 +146,7 @@ class Receipt(msgspec.Struct, array_like=True):
     classes: tuple[tuple[str, str], ...] = ()  # as in `NodeCapture`
 
 
+@gc_paused()  # of thousands of blobs, none of what is made here is garbage
 def capture_nodes(
     encoding: Encoding, workspaces: Mapping[str, Workspace], constants: Constants
 ) -> dict[str, NodeCapture]:
