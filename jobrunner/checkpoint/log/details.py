@@ -153,10 +153,12 @@ def strict_json(value: Any) -> Any:
             return value
         # UTF-8 has no lone surrogates, which file names may have.
         return value.encode(errors="backslashreplace").decode()
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": repr(value)}
-    if isinstance(value, int) and abs(value) >= _LARGEST:
-        raise ValueError(f"an int has more than {MOST_DIGITS:,} digits")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, int):
+        if abs(value) >= _LARGEST:
+            raise ValueError(f"an int has more than {MOST_DIGITS:,} digits")
+        return value
     if isinstance(value, list | tuple):
         return [strict_json(item) for item in value]
     if not isinstance(value, Mapping):

@@ -14,13 +14,14 @@ from msgspec import Meta
 
 from jobrunner.checkpoint.log.details import Seconds, Timing
 from jobrunner.errors import CheckpointCorruptError
-from jobrunner.names import format_store_name, parse_store_name
+from jobrunner.names import format_store_name
 from jobrunner.positions import Position, position_from_json
 from jobrunner.texts import printable
 
 FORMAT = 1
 """Of entries and states; readers refuse later ones."""
 
+_LABEL_DIGITS = 18
 _MOST = 1 << 62  # no number of an honest log comes near it
 
 Natural = Annotated[int, Meta(ge=0, le=_MOST)]
@@ -89,8 +90,9 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     def label(self) -> int:
         """The label in the names of all its stores; 0: they have none."""
         for store in (self.stores or {}).values():
-            name = parse_store_name(store.name)
-            return 0 if name is None else name.retry
+            _, _, label = store.name.rpartition(".r")
+            # Of another name, whatever this returns, `__post_init__` refuses the record.
+            return int(label) if label.isdecimal() and len(label) <= _LABEL_DIGITS else 0
         return 0
 
 
