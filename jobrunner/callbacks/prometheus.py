@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 from jobrunner.callbacks.trackers import require
-from jobrunner.define import Label, checked, number
 from jobrunner.positions import Position
 from jobrunner.run import Callback, JobRunner, SaveReport
-
-_PORT = number("a port from 1 to 65535", lambda port: port in range(1, 65_536))
 
 GAUGES = {
     "epoch": "The last epoch that has ended",
@@ -25,22 +22,19 @@ COUNTERS = {
 }
 
 
-@checked
 class Prometheus(Callback):
     """Let Prometheus scrape how far the job is, its metrics, its saves and its losses.
 
     Parameters
     ----------
-    port : int, optional
-        The run serves ``http://address:port/metrics`` until it ends. Without it, serve `registry`
-        yourself, or write it to a file for the textfile collector of node_exporter.
-    address : str
-        By default only this machine can connect.
+    registry : prometheus_client.CollectorRegistry, optional
+        By default one of its own. Serve it, or write it to a file for the textfile collector of
+        node_exporter.
 
     Attributes
     ----------
     registry : prometheus_client.CollectorRegistry
-        Has the gauges ``jobrunner_epoch``, ``jobrunner_epoch_seconds``, ``jobrunner_metric`` with
+        Gets the gauges ``jobrunner_epoch``, ``jobrunner_epoch_seconds``, ``jobrunner_metric`` with
         the label ``name``, ``jobrunner_saved_epoch``, ``jobrunner_saved_bytes``,
         ``jobrunner_running``, and the counters ``jobrunner_losses_total`` and
         ``jobrunner_failed_saves_total``. All have the label ``job``.
@@ -52,20 +46,16 @@ class Prometheus(Callback):
 
     Examples
     --------
-    >>> runner = JobRunner(job, manager, callbacks=[Prometheus(port=9300)])
+    >>> gauges = Prometheus()
+    >>> runner = JobRunner(job, manager, callbacks=[gauges])
     """
 
     is_passive = True
 
-    def __init__(
-        self, port: Annotated[int, _PORT] | None = None, *, address: Label = "127.0.0.1"
-    ) -> None:
+    def __init__(self, registry: Any = None) -> None:
         library = require("prometheus_client", "prometheus", "Prometheus")
-        self._serve = library.start_http_server
-        self._port, self._address = port, address
-        self.registry = library.CollectorRegistry()
+        self.registry = library.CollectorRegistry() if registry is None else registry
         self._job = ""
-        self._server: Any = None
         self._series: dict[str, Any] = {}
         for kind, series in ((library.Gauge, GAUGES), (library.Counter, COUNTERS)):
             for name, text in series.items():
@@ -78,13 +68,11 @@ class Prometheus(Callback):
         return self._series[name].labels(self._job)
 
     def on_setup(self, runner: JobRunner) -> None:
-        """Begin to serve."""
+        """Note whose series they are."""
         self._job = runner.job.name
         self._of("running").set(1)
         for name in COUNTERS:
             self._of(name)  # 0 until something happens
-        if self._port is not None:
-            self._server = self._serve(self._port, self._address, self.registry)
 
     def on_load(self, epoch: int, step: int, seconds: float) -> None:
         """Note from where the run goes on."""
@@ -112,15 +100,9 @@ class Prometheus(Callback):
         self._of("losses").inc()
 
     def on_finish(self, result: object) -> None:
-        """Stop serving."""
+        """The job does not run any more."""
         self._of("running").set(0)
-        if self._server is not None:
-            server, thread = self._server
-            self._server = None
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
     def on_error(self, error: BaseException) -> None:
-        """Stop serving."""
+        """The job does not run any more."""
         self.on_finish(None)

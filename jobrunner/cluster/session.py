@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Self
 
@@ -74,7 +74,6 @@ class Session:
         self._last_binding: Binding | None = None  # even if it failed or is released
         self._num_bindings = 0
         self._is_closed = False
-        self.at_close: list[Callable[[], object]] = []  # these return at once and raise nothing
         self._release_seconds = RELEASE_SECONDS
 
     @classmethod
@@ -217,8 +216,6 @@ class Session:
         if self._is_closed:
             return
         self._is_closed = True
-        for call in self.at_close:
-            call()
         try:
             if self._binding is not None:
                 self._binding.release(self._release_seconds)

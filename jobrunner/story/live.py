@@ -10,7 +10,6 @@ from msgspec import Meta, Struct, field, structs
 
 from jobrunner.errors import RunStoppedError
 from jobrunner.positions import Position
-from jobrunner.texts import printable
 
 if TYPE_CHECKING:
     from jobrunner.cluster import Binding, UnderWay
@@ -262,7 +261,7 @@ class RunState:
             self._run,
             seconds=now - self._began,
             eta_seconds=self._eta_seconds(now),
-            metrics=plain_metrics(self._metrics),
+            metrics=dict(self._metrics),
         )
         group = None if self._runner is None else self._runner.under_way()
         running: dict[str, str] = {}
@@ -295,21 +294,6 @@ class RunState:
         pace = (self._epoch_ended - since) / (run.epoch - first)
         left = max(0, run.total_epochs - run.epoch)
         return max(0.0, pace * left - (now - self._epoch_ended))
-
-
-def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """The metrics that are one number, flag or string."""
-    plain: dict[str, bool | int | float | str] = {}
-    for name, value in metrics.items():
-        if name == "epoch":
-            continue
-        if hasattr(value, "item") and getattr(value, "size", 0) == 1:  # of NumPy or alike
-            value = value.item()
-        if isinstance(value, str):
-            plain[name] = printable(value)
-        elif isinstance(value, bool | int | float):
-            plain[name] = value
-    return plain
 
 
 def _average(average: float, value: float) -> float:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 RUNS, IS_SHOWN = "jobrunner", "jobrunner-dashboard"
-"""Keys of the scheduler's metadata: client -> run -> what is told of it; whether it shows runs."""
+"""Keys of the scheduler's metadata: client -> job -> what is told of its run; whether it shows runs."""
 TELL_SECONDS = 5.0
 """How long a scheduler may take to be told of a run."""
 TOLD_NODES = 1000  # to a scheduler
@@ -275,9 +275,8 @@ class Dashboard(View):
     repeat_seconds = 1.0
     shows_lines = False
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._keys = [RUNS, client.id, name]
 
     def draw(self, run: RunNow) -> None:
         """Send a state."""
@@ -287,18 +286,10 @@ class Dashboard(View):
             if not isinstance(value, int) or abs(value) <= MOST_INT:
                 metrics[printable(name)] = value
         sent = structs.replace(run, nodes=run.nodes[:TOLD_NODES], metrics=metrics)
-        self._send(to_builtins(ToldRun(time.time(), sent)))
-
-    def forget(self) -> None:
-        """Let the scheduler forget the run; until then the last state stays."""
-        self._send(None)
-
-    def _send(self, message: Mapping[str, Any] | None) -> None:
+        keys = [RUNS, self._client.id, printable(run.job)]
+        told = to_builtins(ToldRun(time.time(), sent))
         with contextlib.suppress(Exception):  # the run notices itself that it is alone
             scheduler: Any = self._client.scheduler
             self._client.sync(
-                scheduler.set_metadata,
-                keys=self._keys,
-                value=message,
-                callback_timeout=TELL_SECONDS,
+                scheduler.set_metadata, keys=keys, value=told, callback_timeout=TELL_SECONDS
             )

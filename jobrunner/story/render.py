@@ -123,14 +123,6 @@ def troubles(run: RunNow) -> list[str]:
     return texts
 
 
-def placement(run: RunNow) -> list[str]:
-    """How many nodes are on how many workers."""
-    if not run.nodes:
-        return []
-    workers = {node.worker for node in run.nodes}
-    return [f"{counted(len(run.nodes), 'node')} on {counted(len(workers), 'worker')}"]
-
-
 def metrics(run: RunNow, most: int) -> list[str]:
     """The first metrics that are not of single nodes, and how many more there are."""
     whole = whole_metrics(run.metrics, {node.node for node in run.nodes})
@@ -175,7 +167,6 @@ def draw_lines(run: RunNow, width: int, height: int) -> Group:
         head.append(Text(printable(phase(run), kept=""), "bold"))
     state = [Text(printable(text, kept="")) for text in activity(run)]
     state += [Text(text, "bold red") for text in troubles(run)]
-    state += map(Text, placement(run))
     lines = [*flow(head, width), *flow(state, width)]
     room = max(1, height // 2 - len(lines))
     most = len(run.metrics)
@@ -213,7 +204,7 @@ def draw_html(run: RunNow) -> Html:
         style = "width: 100%"
         parts.append(tag("progress", aria_label="epochs", max="1", value=value, style=style))
     elapsed = f"{format_seconds(run.seconds)} elapsed"
-    facts = [position(run), elapsed, *times(run), *activity(run), *placement(run)]
+    facts = [position(run), elapsed, *times(run), *activity(run)]
     parts.append(tag("div", *_spaced(facts)))
     wrong = troubles(run)
     wrong += [text for text in (run.save_error, run.error) if text]

@@ -7,7 +7,6 @@ import contextvars
 import logging
 import os
 import queue
-import secrets
 import sys
 import threading
 import time
@@ -36,8 +35,6 @@ LOOK_SECONDS = 0.5
 """How often to see whether it is time to draw, at least."""
 DRAWING_SHARE = 400
 """Drawing may take one of so many seconds."""
-MOST_RUNS = 20
-"""Of a session, on a dashboard."""
 
 
 class Live:
@@ -142,11 +139,7 @@ def show_run(progress: bool | None, session: Session) -> Iterator[Sequence[objec
             live = Live(Notebook()) if _is_notebook() else show_on(sys.stderr)
             shown.append(views.enter_context(live))
         if has_dashboard(session.client):
-            view = Dashboard(session.client, secrets.token_hex(4))
-            if len(session.at_close) >= MOST_RUNS:
-                session.at_close.pop(0)()
-            session.at_close.append(view.forget)
-            shown.append(views.enter_context(Live(view)))
+            shown.append(views.enter_context(Live(Dashboard(session.client))))
         yield [live.state for live in shown]
 
 

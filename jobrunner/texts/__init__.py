@@ -3,7 +3,6 @@
 from jobrunner.texts.markup import Html, card, escape, folded, join, pairs, table, tag
 from jobrunner.texts.plain import (
     SCRIPT_PREFIX,
-    abbreviate,
     clip,
     counted,
     counted_names,

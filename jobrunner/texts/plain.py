@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -95,16 +95,6 @@ def clip(text: str, length: int) -> str:
     """Leave out the end of a text that is longer than `length`, and credentials; for one line."""
     text = without_credentials(text)  # now: without the "@" after them, nobody would find them
     return text if len(text) <= length else f"{text[: length - 3]}..."
-
-
-def abbreviate(name: str, most: int, size: Callable[[str], int] = len) -> str:
-    """Leave out the middle of a name of more than `most` characters: alike ones differ at their ends."""
-    if size(name) <= most:
-        return name
-    start, end = name[: len(name) // 2], name[len(name) // 2 :]
-    while size(start) + size(end) >= max(2, most):
-        start, end = (start[:-1], end) if size(start) >= size(end) else (start, end[1:])
-    return f"{start}…{end}"
 
 
 def listed(items: Iterable[str], most: int = 20, separator: str = ", ") -> str:

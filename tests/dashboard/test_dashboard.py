@@ -17,7 +17,7 @@ from jobrunner import Job, JobRunner, Node, Session, Task, current_task, epoch_l
 from jobrunner.dashboard.runs_page import MOST_METRICS, told_runs
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, SaveReport
-from jobrunner.story import RUNS, RunNow, RunState, ToldRun, draw_html, show
+from jobrunner.story import RUNS, RunNow, RunState, ToldRun, draw_html
 from jobrunner.story.live import NodeNow
 from jobrunner.story.places import Dashboard, has_dashboard
 from tests.processes import await_true
@@ -53,31 +53,16 @@ def known_of(cluster: LocalCluster) -> list[object]:
     return [known for of_client in runs.values() for known in of_client.values()]
 
 
-def test_a_run_is_told_until_its_session_closes(cluster: LocalCluster) -> None:
+def test_the_last_run_of_each_job_is_told_until_its_client_is_gone(cluster: LocalCluster) -> None:
     with Client(cluster, set_as_default=False) as client:
         with Session(client) as session:
-            JobRunner(make_job()).run(session)
-            await_true(
-                lambda: [it["run"]["phase"] for it in known_of(cluster)] == ["finished"], "the end"
-            )
-            (known,) = known_of(cluster)
-            known = known["run"]
-            assert (known["job"], known["epoch"], known["metrics"]) == ("walk", 3, {"loss": 0.5})
-        await_true(lambda: known_of(cluster) == [None], "the session to be forgotten")
+            for name in ("walk", "talk", "walk"):
+                JobRunner(make_job(name)).run(session)
+        runs = list(told_runs(cluster.scheduler))  # type: ignore[arg-type]
+        found = [(it.run.job, it.run.phase, it.run.epoch, it.run.metrics) for it in runs]
+        ended = ("finished", 3, {"loss": 0.5})
+        assert found == [("walk", *ended), ("talk", *ended)]
     await_true(lambda: known_of(cluster) == [], "the client to be forgotten")
-
-
-def test_of_many_runs_of_a_session_the_newest_are_shown(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(show, "MOST_RUNS", 2)
-    with Client(cluster, set_as_default=False) as client, Session(client) as session:
-        for name in "abcd":
-            JobRunner(make_job(name)).run(session)
-        await_true(
-            lambda: [it and it["run"]["job"] for it in known_of(cluster)] == [None, None, "c", "d"],
-            "all but two to be forgotten",
-        )
 
 
 FORGED: list[dict[str, Any]] = [
@@ -110,23 +95,13 @@ def test_what_a_client_makes_up_is_left_out(cluster: LocalCluster) -> None:
     scheduler.set_metadata([RUNS], {})
 
 
-def test_a_client_that_dies_is_forgotten(cluster: LocalCluster) -> None:
-    client = Client(cluster, set_as_default=False)
-    JobRunner(make_job()).run(Session(client))
-    await_true(lambda: known_of(cluster), "the run")
-    client.close()  # and not its session
-    await_true(lambda: known_of(cluster) == [], "the client to be forgotten")
-
-
 def test_metrics_that_dask_cannot_send_are_left_out(cluster: LocalCluster) -> None:
     with Client(cluster, set_as_default=False) as client:
-        view, state = Dashboard(client, "r"), RunState()
+        view, state = Dashboard(client), RunState()
         state.on_epoch(1, 0.1, {"loss": 0.5, "big": 2**64, "\ud800": 1})
         view.draw(state.now())
         [told] = told_runs(cluster.scheduler)  # type: ignore[arg-type]
         assert told.run.metrics == {"loss": 0.5, r"\ud800": 1}
-        view.forget()
-        assert known_of(cluster) == [None]
 
 
 def test_what_a_scheduler_keeps_of_a_state_is_all_that_is_drawn() -> None:

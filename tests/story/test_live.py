@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgpack
-import numpy as np
 import pytest
 from msgspec import to_builtins
 
@@ -144,7 +143,7 @@ def test_a_line_has_epoch_pace_time_left_metrics_and_saves() -> None:
     state.on_start(START, 10)
     state.on_group("init", 0, 0.1)
     clock.now = 1.4
-    state.on_epoch(4, 0.25, {"epoch": 4, "loss": np.float32(0.5)})
+    state.on_epoch(4, 0.25, {"loss": 0.5})
     state.on_save(save(4))
     state.on_save_start(5, 0)
     clock.now = 1.9
