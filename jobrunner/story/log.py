@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Annotated, Any, Protocol
 
 from jobrunner.checkpoint import (
@@ -36,8 +35,6 @@ from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
 
-KEPT_METRICS = 4096
-"""Of an epoch, which are kept: the first. `MultiNodeCheckpointManager.history` has all."""
 _END = Position(10**18)  # no epoch comes after it
 
 
@@ -113,6 +110,8 @@ class _Run:
     resumed_from: Position | None = None
     first: Position | None = None  # the earliest that it went on from; None: the start, or unknown
     stopped_by: tuple[str, ...] = ()
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
     epochs: list[_Epoch] = field(default_factory=list)
     spent: Timing = field(default_factory=Timing)  # at its last entry that says so
     # By time: a record that seemed to fail may tell of the same losses as the next.
@@ -143,7 +142,6 @@ class _Reader:
         self._state = State()
         self._runs: dict[str, _Run] = {}
         self._newest: _Run | None = None
-        self._metric_names: dict[str, str] = {}  # those of all epochs share them
         self._recorded: dict[Position, _Epoch] = {}
 
     def read(self) -> Story:
@@ -191,10 +189,13 @@ class _Reader:
         run.entry = entry
         try:
             info = check_info(loose_json(entry.info))
+            run.plan = check_plan(info["plan"]) if info.get("plan") else {}
         except (ValueError, RecursionError) as error:
             logger.warning("The begin of run %s cannot be read: %s", run.name, error)
             return
         run.is_command = bool(info.get("command"))
+        if isinstance(info.get("environment"), dict):
+            run.environment = info["environment"]
         run.began = min(info.get("began") or time, time)
         for name, seen in info.get("seen", {}).items():
             if name in self._runs and seen <= time:
@@ -222,19 +223,15 @@ class _Reader:
             self._set_aside([record.at])
         run.spend(details.timing)
         run.stopped_by = tuple(details.stopped_by)
-        metrics = {}
-        for name, value in islice(details.metrics.items(), KEPT_METRICS):
-            metrics[self._metric_names.setdefault(name, name)] = value
         stores = (record.stores or {}).values()
         seconds = max((store.seconds for store in stores), default=0.0)
         nbytes = sum(store.nbytes for store in stores)
-        epoch = _Epoch(record.at, time, seconds, nbytes, metrics, run.spent.compute)
+        epoch = _Epoch(record.at, time, seconds, nbytes, details.metrics, run.spent.compute)
         self._recorded[record.at] = epoch
         run.epochs.append(epoch)
 
     def _tell(self, number: int, run: _Run, kept: Position | None) -> RunStory:
         """A run, of which later ones have left the epochs up to `kept`; None: none."""
-        plan, environment = _read_plan(run)
         state, last_seen = self._end_of(run)
         if not run.has_loaded and not run.is_taken_over:
             run.resumed_from = self._state.latest
@@ -258,8 +255,8 @@ class _Reader:
             name=run.name,
             host="" if process is None else process.host or "",
             pid=None if process is None else process.pid,
-            plan=plan,
-            environment=environment,
+            plan=run.plan,
+            environment=run.environment,
             began=run.began,
             last_seen=last_seen,
             state=state,
@@ -282,20 +279,6 @@ class _Reader:
             beat.seconds_ago, run.entry.process, run.name, run.entry.heartbeat_seconds
         )
         return "running" if is_alive else "lost", last_seen
-
-
-def _read_plan(run: _Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The plan of a run, and what it ran on."""
-    if run.entry is None:
-        return {}, {}
-    try:
-        info = loose_json(run.entry.info)
-        plan = check_plan(info["plan"]) if info.get("plan") else {}
-    except (ValueError, RecursionError) as error:
-        logger.warning("The plan of run %s cannot be read: %s", run.name, error)
-        return {}, {}
-    environment = info.get("environment")
-    return plan, environment if isinstance(environment, dict) else {}
 
 
 def _loss(run: _Run, loss: LossRecord) -> LossStory:

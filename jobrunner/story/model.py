@@ -93,7 +93,7 @@ class EpochStory:
     recorded: float
     save_seconds: float  # until the slowest node's store was durable
     nbytes: int
-    metrics: Mapping[str, Any]  # the first 4,096
+    metrics: Mapping[str, Any]
     is_kept: bool  # its checkpoint can be loaded
     is_set_aside: bool  # it was run again, or not continued
 

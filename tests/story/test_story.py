@@ -43,7 +43,6 @@ from jobrunner.positions import Position
 from jobrunner.run.decisions import Stopwatch
 from jobrunner.run.result import ResumePlan
 from jobrunner.story import Story, read_story
-from jobrunner.story.log import KEPT_METRICS
 from tests.cli.directories import begin, invoke, save
 
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
@@ -123,13 +122,6 @@ def test_the_runs_of_a_directory_are_told_with_their_epochs_and_saves(inproc_ses
     for ledger in (first.ledger, second.ledger, story.ledger):
         assert ledger.wall > 0
         assert min(astuple(ledger)) >= 0
-
-
-def test_of_very_many_metrics_the_first_are_kept(log):
-    log.run("one", 0)
-    log.save("one", 1, 10, 1, metrics={f"m{i}": i for i in range(KEPT_METRICS + 1)})
-    (epoch,) = log.tell().runs[0].epochs
-    assert [*epoch.metrics] == [f"m{i}" for i in range(KEPT_METRICS)]
 
 
 def test_time_before_a_resume_from_an_earlier_epoch_was_spent_in_vain(log):
