@@ -11,7 +11,7 @@ import msgspec
 from msgspec import structs
 
 from jobrunner.checkpoint.directory import Directory
-from jobrunner.checkpoint.encoding import REGISTERED_CODECS, check_classes, refuse_classes
+from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes, refuse_classes
 from jobrunner.checkpoint.history import as_json
 from jobrunner.checkpoint.log import (
     PARTITIONS,
@@ -247,10 +247,9 @@ class Commits:
             )
         _check_replicas(self._encoding, at, receipts)
         _check_parts(self._encoding, at, receipts, order.path)
-        for node, receipt in receipts.items():
-            if receipt.classes:
-                where = f"Epoch {at} of {order.path} is not recorded. Node {node!r}"
-                check_classes(receipt.classes, where)
+        for node, contents in _contents_of(receipts).items():
+            for names in contents.classes.values():
+                find_classes(names, f"Epoch {at} of {order.path} is not recorded. Node {node!r}")
 
     def _append(self, order: SaveOrder, records: Sequence[Record], written: Written) -> None:
         state = self.directory.log.known()

@@ -22,7 +22,6 @@ from jobrunner.checkpoint.encoding import (
     check_part,
     encode_blobs,
     join_lines,
-    sent_as,
     with_options,
 )
 from jobrunner.checkpoint.log import NodeContents
@@ -127,8 +126,6 @@ class NodeCapture:
     """What the log says of the store; also of a replica that another node saves."""
     parts: dict[str, str] = field(default_factory=dict)
     replicas: dict[str, str] = field(default_factory=dict)
-    classes: tuple[tuple[str, str], ...] = ()
-    """Of the job: name, and what it was `sent_as`."""
 
 
 class Receipt(msgspec.Struct, array_like=True):
@@ -143,7 +140,6 @@ class Receipt(msgspec.Struct, array_like=True):
     replicas: dict[str, str] = {}  # replicated blobs: digests, which all nodes must share
     # Partitioned blobs: dtype and shape, but for the length along the axis.
     parts: dict[str, str] = {}
-    classes: tuple[tuple[str, str], ...] = ()  # as in `NodeCapture`
 
 
 @gc_paused()  # of thousands of blobs, none of what is made here is garbage
@@ -191,7 +187,6 @@ def _capture_node(
     blobs = encoding.encode(node, workspace, constants)
     contents = NodeContents(list(blobs))
     at_rest = set()
-    classes = set()
     for name, blob in blobs.items():
         is_provable = bool(blob.parts) and workspace.is_provable(name)
         for part in blob.parts:
@@ -199,11 +194,10 @@ def _capture_node(
                 at_rest.add(id(part.data))
         if blob.classes:
             contents.classes[name] = sorted(blob.classes)
-            classes |= {(named, sent_as(cls)) for named, cls in blob.classes.items()}
         if blob.has_state:
             contents.states.append(name)
     versions = {name: workspace.versions[name] for name in blobs}
-    return NodeCapture(blobs, versions, at_rest, contents, classes=tuple(sorted(classes)))
+    return NodeCapture(blobs, versions, at_rest, contents)
 
 
 def copy_what_may_change(captures: Iterable[NodeCapture]) -> None:
@@ -486,7 +480,6 @@ class SaveQueue:
                 contents=capture.contents,
                 replicas=capture.replicas,
                 parts=capture.parts,
-                classes=capture.classes,
             )
             workspaces[node].stored = StoredAs(
                 (path, writer.name, writer.sha256),

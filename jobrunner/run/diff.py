@@ -34,7 +34,7 @@ from jobrunner.texts import printable, show
 Difference = dict[str, Any]
 Differences = Iterator[Difference]
 
-_CLASSES = ("state", "namedtuple", "dataclass", "codec")
+_CLASSES = ("state", "instance", "codec")
 _SCALARS = ("NoneType", "bool", "int", "float", "str", "bytes")
 _LONGEST = 40  # characters of a value that is shown
 
@@ -245,8 +245,8 @@ def _show_key(tree: Tree, value: StoredValue) -> str:
 
 
 def _pickle(tree: Tree, value: StoredValue) -> list[object]:
-    data, buffers, classes = tree["of"]
-    return [*(value.arrays[i].tobytes() for i in (data, *buffers)), classes]
+    i, classes = tree["of"]
+    return [value.arrays[i].tobytes(), classes]
 
 
 def _scalar(tree: Tree, value: StoredValue) -> Any:

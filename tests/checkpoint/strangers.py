@@ -540,29 +540,6 @@ value(
     y=(b"\xff\xff\xff\x0f", {"dtype": "<i4", "shape": [1]}),
     z=(struct.pack("<2i", 0, 1), {"dtype": "<i4", "shape": [2]}),
 )
-value(
-    "arrow: data that are addresses",
-    "expected an array",
-    lambda: _arrow(ADDRESSES),
-    x=(struct.pack("<2i", 0, 8), {"dtype": "|u1", "shape": [8]}),
-)
-value(
-    "arrow: offsets beyond the data",
-    "cannot make",
-    lambda: _arrow(SECOND),
-    x=(struct.pack("<2i", 0, 1 << 30), {"dtype": "|u1", "shape": [8]}),
-    y=(b"abc", {}),
-)
-
-
-def _arrow(data: Any) -> dict[str, Any]:
-    import pyarrow as pa
-
-    schema = bytes(pa.schema([("array", pa.string())]).serialize()).hex()
-    array = {"length": 1, "buffers": [None, ARRAY, data], "children": []}
-    parts = {"schema": _node("bytes", schema), "columns": [[array]]}
-    return _node("pyarrow.Array", parts)
-
 
 # --- running them
 

@@ -47,21 +47,6 @@ def scipy_values() -> list[Any]:
     return [*made, sparse.csc_matrix(dense), made[0]]
 
 
-def pyarrow_values() -> list[Any]:
-    """A table, a batch and arrays."""
-    import pyarrow as pa
-
-    nested = pa.array([[1, 2], None], pa.list_(pa.int16()))
-    table = pa.table({"word": pa.array(["a", None]), "list": nested}, metadata={"k": "v"})
-    return [
-        table,
-        pa.record_batch({"x": pa.array([0.5, 1.5, None])}),
-        pa.array(["x", "y", "x"]).dictionary_encode(),
-        pa.array([{"a": 1}, None]),
-        pa.chunked_array([[1], [2, 3]], pa.uint8()),
-    ]
-
-
 def xarray_values() -> list[Any]:
     """A dataset, an array and a variable."""
     import pandas as pd
@@ -82,6 +67,5 @@ def xarray_values() -> list[Any]:
 VALUES = {
     "pandas": pandas_values,
     "scipy.sparse": scipy_values,
-    "pyarrow": pyarrow_values,
     "xarray": xarray_values,
 }

@@ -27,7 +27,7 @@ _TEXTS = (
 _KINDS = (
     *("array", "same", "list", "tuple", "dict", "odict", "set", "frozenset", "deque", "int", "str"),
     *("float", "complex", "bytes", "bytearray", "pickle", "codec", "state"),
-    *("objects", "dataclass", "namedtuple", "json", "numbers", "unknown", "torch.Tensor"),
+    *("objects", "instance", "json", "numbers", "unknown", "torch.Tensor"),
     *("np.Generator", "datetime", "decimal", "range", "PosixPath", "scalar"),
 )  # fmt: skip
 

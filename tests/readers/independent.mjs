@@ -335,7 +335,7 @@ const CODECS = new Set([
   ...["scalar", "objects", "np.str_", "np.bytes_", "np.Generator", "np.BitGenerator"],
   ...["np.SeedSequence", "np.RandomState"],
 ]);
-const LIBRARY = /^(torch|scipy|pandas|pyarrow|xarray|jax)\./;
+const LIBRARY = /^(torch|scipy|pandas|xarray|jax)\./;
 
 // Returns the value of a tree; `array` gives an array by its index.
 function grow(whole, array) {
@@ -377,10 +377,8 @@ function grow(whole, array) {
     if (kind === "float") return Float.ofBits(BigInt(`0x${of}`));
     if (kind === "str") return wtf8(Buffer.from(of, "hex"));
     if (kind === "bytes") return new Value(kind, bytesOf(of).toString("hex"));
-    if (kind === "pickle") return new Value(kind, of[2]);
-    if (kind === "namedtuple" || kind === "dataclass") {
-      return new Value(kind, [of[0], of[1], value(of[2])]);
-    }
+    if (kind === "pickle") return new Value(kind, of[1]);
+    if (kind === "instance") return new Value(kind, [of[0], of[1], value(of[2])]);
     if (kind === "state" || kind === "codec") return new Value(kind, [of[0], value(of[1])]);
     need(
       kind === "tuple" || CODECS.has(kind) || LIBRARY.test(kind),

@@ -287,19 +287,19 @@ class Plain:
                 return "complex", [value.real, value.imag]
             case Point():
                 state = value._asdict()
-                return self._instance("namedtuple", value, list(state), state, at)
+                return self._instance(value, list(state), state, at)
             case tuple():
                 return "tuple", self._list(value, at)
             case Layer():
                 names = [field.name for field in fields(value)]
-                return self._instance("dataclass", value, names, dict(vars(value)), at)
+                return self._instance(value, names, dict(vars(value)), at)
         raise TypeError(type(value))
 
     def _instance(
-        self, kind: str, value: object, names: list[str], state: dict[str, Any], at: str
+        self, value: object, names: list[str], state: dict[str, Any], at: str
     ) -> tuple[str, Any]:
         name = f"{type(value).__module__}:{type(value).__qualname__}"
-        return kind, [name, names, self(state, f"{at}/2")]
+        return "instance", [name, names, self(state, f"{at}/2")]
 
 
 def _float(value: float) -> Any:

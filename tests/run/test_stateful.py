@@ -289,16 +289,6 @@ def test_another_number_of_nodes_merges_the_states_of_all_parts(inproc_session, 
     JobRunner(parted("ab", 4), manager).run(inproc_session)
 
 
-def test_parts_that_hold_several_objects_are_merged_place_by_place(inproc_session, manager):
-    def make(index, count):
-        return {"train": Reader(index, count), "valid": Reader(index, count)}
-
-    JobRunner(parted("ab", 2, make), manager).run(inproc_session)
-    JobRunner(parted("c", 2, make), manager).run(inproc_session)
-    task = Task(lambda r: (r["train"].read, r["valid"].read), inputs="reader", node="c")
-    assert inproc_session.run(task) == ([0, 1, 2, 3], [0, 1, 2, 3])
-
-
 def test_states_that_their_objects_cannot_merge_are_refused(inproc_session, manager):
     JobRunner(parted("ab", 2, LoneReader), manager).run(inproc_session)
     with pytest.raises(PlanMismatchError, match=r"parts .* was 2 .*LoneReader.*merge_state_dicts"):

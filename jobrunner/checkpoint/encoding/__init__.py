@@ -30,10 +30,8 @@ from jobrunner.checkpoint.encoding.encoded_blobs import (
     with_options,
 )
 from jobrunner.checkpoint.encoding.job_classes import (
-    check_classes,
     find_class,
     find_classes,
-    sent_as,
 )
 from jobrunner.checkpoint.encoding.stateful import StatefulBlob, join_states
 from jobrunner.checkpoint.encoding.unmade import Unmade, show_outline

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -54,6 +55,7 @@ def whole_tree(tree: Tree, array: Callable[[int], Array]) -> Tree:
         raise InvalidTreeError(f"an array that is no tree: {error}") from None
 
 
+@dataclass
 class Decoder:
     """Decodes one blob, which messages call `where`.
 
@@ -77,32 +79,23 @@ class Decoder:
         process, with `Unmade` in place of values of others.
     """
 
-    def __init__(
-        self,
-        array: Callable[[int], Array],
-        codecs: Sequence[Codec] = (),
-        *,
-        allow_pickle: bool = False,
-        leaf: Callable[[int], object] | None = None,
-        where: str = "",
-        keeps_states: bool = False,
-        classes: Mapping[str, type] | None = None,
-    ) -> None:
-        self.has_states = False  # whether the decoded value contains a `SavedState`
-        self._array = array
-        self._leaf = leaf or array
-        self._codecs = {codec.name: codec for codec in codecs}
-        self._allow_pickle = allow_pickle
-        self._where = where
-        self._keeps_states = keeps_states
-        self._is_lazy = leaf is not None
-        self._classes = classes
-        self._tree: Tree = None
-        self._containers: list[Tree] = []  # of the tree, if it has a node `same`
-        self._values: dict[int, Any] = {}  # by the `id` of the container that stands for it
-        self._used: set[int] = set()  # arrays
-        self._depth = 0
-        self._num_codecs = 0  # around the present value; inside of one, arrays are whole
+    array: Callable[[int], Array]
+    codecs: Sequence[Codec] = ()
+    _: KW_ONLY
+    allow_pickle: bool = False
+    leaf: Callable[[int], object] | None = None
+    where: str = ""
+    keeps_states: bool = False
+    classes: Mapping[str, type] | None = None
+    has_states: bool = field(default=False, init=False)  # whether it decoded a `SavedState`
+    _tree: Tree = field(default=None, init=False)
+    _containers: list[Tree] = field(default_factory=list, init=False)  # if it has a node `same`
+    # By the `id` of the container that stands for it.
+    _values: dict[int, Any] = field(default_factory=dict, init=False)
+    _used: set[int] = field(default_factory=set, init=False)  # arrays
+    _depth: int = field(default=0, init=False)
+    # Around the present value; inside of one, arrays are whole.
+    _num_codecs: int = field(default=0, init=False)
 
     def decode(self, tree: Tree) -> Any:
         """Decode the tree of a blob; raises `InvalidTreeError` if no encoder produces it.
@@ -111,7 +104,7 @@ class Decoder:
         not allowed; `CheckpointError` if a codec or the class of a pickled object raised, or this
         platform lacks a dtype.
         """
-        self._tree = whole_tree(tree, self._array)
+        self._tree = whole_tree(tree, self.array)
         try:
             return self._value(self._tree)
         except RecursionError:
@@ -155,7 +148,7 @@ class Decoder:
 
     def _undecodable(self, error: Exception) -> CheckpointError:
         return CheckpointError(
-            f"{self._where} is whole, but cannot be decoded: {type(error).__name__}: {error}. Fix "
+            f"{self.where} is whole, but cannot be decoded: {type(error).__name__}: {error}. Fix "
             f"its codec's decode function or the class that it unpickles, or read it on a platform "
             f"that has its dtype."
         )
@@ -174,14 +167,16 @@ class Decoder:
 
     def _flat(self, i: object, *dtypes: np.dtype[Any]) -> Array:
         """Return an array that must be flat and of one of these dtypes: others may hold addresses."""
-        array = self._take(i, self._array)
+        array = self._take(i, self.array)
         if array.dtype not in dtypes or array.ndim != 1:
             shape = list(array.shape)
             raise TypeError(f"array {i} is {array.dtype}{shape}, expected {dtypes[0]}")
         return array
 
     def _lone_array(self, i: Tree) -> Any:
-        return self._take(i, self._array if self._num_codecs else self._leaf)
+        if self.leaf is None or self._num_codecs:
+            return self._take(i, self.array)
+        return self._take(i, self.leaf)
 
     # --- plain values
 
@@ -239,7 +234,7 @@ class Decoder:
         codec = OWN_CODECS.named(kind)
         if codec is None:
             raise DefinitionError(
-                f"{self._where} contains a value of kind {kind!r:.80}, which this version of "
+                f"{self.where} contains a value of kind {kind!r:.80}, which this version of "
                 f"jobrunner cannot read. Read it with the version that wrote it, or a later one."
             )
         return codec.decode(self._parts(tree))
@@ -248,30 +243,30 @@ class Decoder:
         try:
             return kind.decode(parts)
         except Exception as error:
-            if self._is_lazy:  # it, or a value that it contains, may need what is missing
+            if self.leaf is not None:  # it, or a value that it contains, may need what is missing
                 return Unmade(kind.name, parts)
             if isinstance(error, ImportError):
                 missing = (error.name or kind.library).partition(".")[0]
                 raise DefinitionError(
-                    f"{self._where} contains {kind.name}, but {missing} cannot be imported "
+                    f"{self.where} contains {kind.name}, but {missing} cannot be imported "
                     f"({error}). Install it (pip install {missing}). Its arrays can be read "
                     f"without it: manager.open(epoch)[node][blob].parts."
                 ) from error
             raise CheckpointError(
-                f"{self._where} is whole, but {kind.library} cannot make {kind.name} of it: "
+                f"{self.where} is whole, but {kind.library} cannot make {kind.name} of it: "
                 f"{type(error).__name__}: {error}. Read it with the version of {kind.library} that "
                 f"saved it, or a later one."
             ) from error
 
     def _by_users_codec(self, tree: Tree) -> Any:
         name, content = fields_of(tree, str, object)
-        codec = self._codecs.get(name)
-        if codec is None:
-            raise DefinitionError(
-                f"{self._where} was saved by the codec {name!r}, which is not registered. "
-                f"Register it first: register_codec(..., name={name!r})."
-            )
-        return self._call(partial(codec.decode, self._parts(content)))
+        for codec in self.codecs:
+            if codec.name == name:
+                return self._call(partial(codec.decode, self._parts(content)))
+        raise DefinitionError(
+            f"{self.where} was saved by the codec {name!r}, which is not registered. Register it "
+            f"first: register_codec(..., name={name!r})."
+        )
 
     def _call(self, make: Callable[[], Any]) -> Any:
         """Call code of a user."""
@@ -287,40 +282,39 @@ class Decoder:
     def _state(self, tree: Tree) -> Any:
         cls, content = fields_of(tree, str, object)
         state = self._value(content)
-        if not self._keeps_states:
+        if not self.keeps_states:
             return state
         self.has_states = True
         return SavedState(cls, state)
 
-    def _instance(self, tree: Tree, kind: str) -> Any:
+    def _instance(self, tree: Tree) -> Any:
         name, names, content = fields_of(tree, str, list, dict)
-        for field in names:
-            expect(str, field)
+        for field_name in names:
+            expect(str, field_name)
         state = expect(dict, self._value(content))
         cls = self._find_class(name)
         if cls is None:
             return Unmade(name, state)
-        return make_instance(kind, cls, names, state, self._where)
+        return make_instance(cls, names, state, self.where)
 
     def _find_class(self, name: str) -> type | None:
         """Find a class of the job; None if `Unmade` can stand for its values."""
-        if self._classes is None:
+        if self.classes is None:
             return find_class(name)
-        if name not in self._classes:
-            find_classes([name], self._where)  # raises, unless imported since
-        return self._classes.get(name) or find_class(name)
+        if name not in self.classes:
+            find_classes([name], self.where)  # raises, unless imported since
+        return self.classes.get(name) or find_class(name)
 
     def _pickle(self, tree: Tree) -> Any:
-        i, buffers, _ = fields_of(tree, int, list, list)
-        if not self._allow_pickle:
+        i, _ = fields_of(tree, int, list)
+        if not self.allow_pickle:
             raise DefinitionError(
-                f"{self._where} contains a pickle, and unpickling runs code from the checkpoint. "
+                f"{self.where} contains a pickle, and unpickling runs code from the checkpoint. "
                 f"If you trust its author, pass allow_pickle=True to the checkpoint manager "
                 f"(--allow-pickle)."
             )
         data = self._flat(i, _BYTE).tobytes()
-        memory = [self._flat(place, _BYTE) for place in buffers]
-        return self._call(partial(unpickle, data, memory, self._find_class))
+        return self._call(partial(unpickle, data, self._find_class))
 
 
 _KINDS: Mapping[str, Callable[[Decoder, Any], Any]] = {
@@ -334,8 +328,7 @@ _KINDS: Mapping[str, Callable[[Decoder, Any], Any]] = {
     "tuple": Decoder._tuple,
     "dict": Decoder._dict,
     "state": Decoder._state,
-    "namedtuple": partial(Decoder._instance, kind="namedtuple"),
-    "dataclass": partial(Decoder._instance, kind="dataclass"),
+    "instance": Decoder._instance,
     "codec": Decoder._by_users_codec,
     "pickle": Decoder._pickle,
 }

@@ -6,7 +6,6 @@ subarrays are read: NumPy itself would take addresses, Python code and lists wit
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,9 +43,6 @@ MOST_FIELDS = 1 << 14
 MOST_ITEM_BYTES = 1 << 30
 """Size of an item: a few fields of a forged record may claim more than any memory."""
 
-MOST_BYTES = 1 << 62
-"""What an array could take if none of its axes were empty: sizes in a store are 64-bit integers."""
-
 NUMBERS = [
     "bool",
     *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
@@ -62,8 +58,8 @@ _ML_DTYPES = re.compile(r"b?complex32|bfloat16|float[468]_e\dm\d\w*|u?int[124]")
 _PLAIN = re.compile(r"[<>|][biufcSUV]\d{1,10}|[<>|][mM]8(\[\d{0,9}[a-zA-Z]+\])?")
 """What `dtype.str` is for all others without fields."""
 
-_TEXTS = {"string": np.dtypes.StringDType(), "strict string": np.dtypes.StringDType(coerce=False)}
-"""Strings of variable width; those of the second dtype take nothing but strings."""
+STRING = np.dtypes.StringDType()
+"""Strings of variable width."""
 
 _CF_UNITS = {
     "D": "days",
@@ -86,28 +82,23 @@ class UnsupportedDtypeError(UnmakeableError):
 
 def dtype_to_spec(dtype: np.dtype[Any]) -> Spec:
     """Describe a dtype so that `dtype_from_spec` makes an equal one, byte order included."""
+    if dtype == STRING:
+        return "string"
     if isinstance(dtype, np.dtypes.StringDType):
-        if hasattr(dtype, "na_object"):
-            raise UnsuitableError(
-                "its strings may be missing; save an array of str objects and None instead"
-            )
-        return "string" if dtype.coerce else "strict string"
+        raise UnsuitableError(
+            "its strings may be missing, or are not coerced; save array.astype(StringDType()), or "
+            "an array of str objects and None"
+        )
     if dtype.hasobject:
         raise UnsuitableError(f"the dtype {dtype!r} holds Python objects")
-    if _has_metadata(dtype):
-        raise UnsuitableError(f"the dtype {dtype!r} has metadata, which would be lost")
+    if not dtype.itemsize:
+        raise UnsuitableError(f"items of the dtype {dtype!r} have no bytes; save its shape instead")
+    spec: Spec = dtype.str
     if dtype.isbuiltin == 1:
-        return dtype.str
-    spec: Spec
+        return spec
     if _is_of_ml_dtypes(dtype):
         spec = dtype.name
-    elif dtype.names is None:
-        spec = dtype.str
-    elif len(dtype.names) > MOST_FIELDS:
-        raise UnsuitableError(
-            f"a record has {len(dtype.names)} fields, and at most {MOST_FIELDS} can be saved"
-        )
-    else:
+    elif dtype.names is not None:
         spec = _as_lists(np.lib.format.dtype_to_descr(dtype))
     # A dtype that another package registered may look like one of NumPy's own.
     try:
@@ -117,14 +108,6 @@ def dtype_to_spec(dtype: np.dtype[Any]) -> Spec:
     if not is_own:
         raise UnsuitableError(f"the dtype {dtype!r} is not one of NumPy's own")
     return spec
-
-
-def _has_metadata(dtype: np.dtype[Any]) -> bool:
-    if dtype.metadata:
-        return True
-    if dtype.subdtype is not None:
-        return _has_metadata(dtype.subdtype[0])
-    return any(_has_metadata(dtype[name]) for name in dtype.names or ())
 
 
 def _as_lists(descr: Any) -> Any:
@@ -142,9 +125,9 @@ def dtype_from_spec(spec: object) -> np.dtype[Any]:
     if isinstance(spec, str):
         return _plain(spec)
     try:
-        descr = _descr_of(spec)
-        _check_count(_count_fields(descr))
-        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(descr)
+        if _count_fields(spec) > MOST_FIELDS:
+            raise ValueError(f"a record has more than {MOST_FIELDS} fields")
+        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(_descr_of(spec))
     except RecursionError:
         raise ValueError("a dtype is nested too deep") from None
     except (TypeError, ValueError) as error:
@@ -164,7 +147,6 @@ def _descr_of(spec: object) -> Any:
         return dtype.str
     if not isinstance(spec, list):
         raise ValueError(f"expected a text or a list of fields, found {type(spec).__name__}")
-    _check_count(len(spec))
     fields = []
     for name, inner, *shape in spec:
         key = tuple(name) if isinstance(name, list) else name  # a title and a name
@@ -172,21 +154,16 @@ def _descr_of(spec: object) -> Any:
     return fields
 
 
-def _check_count(num_fields: int) -> None:
-    if num_fields > MOST_FIELDS:
-        raise ValueError(f"a record has more than {MOST_FIELDS} fields")
-
-
-def _count_fields(descr: Any) -> int:
-    if isinstance(descr, str):
+def _count_fields(spec: Any) -> int:
+    if not isinstance(spec, list):
         return 0
-    return len(descr) + sum(_count_fields(field[1]) for field in descr)
+    return len(spec) + sum(_count_fields(field[1]) for field in spec)
 
 
 @lru_cache(maxsize=256)
 def _plain(spec: str) -> np.dtype[Any]:
-    if spec in _TEXTS:
-        return _TEXTS[spec]
+    if spec == "string":
+        return STRING
     if _ML_DTYPES.fullmatch(spec):
         small: np.dtype[Any] = np.dtype(_type_of_ml_dtypes(spec))
         return small
@@ -214,26 +191,6 @@ def _type_of_ml_dtypes(name: str) -> Any:
         raise UnsupportedDtypeError(
             f"{name} needs the package ml_dtypes (pip install ml_dtypes): {error}"
         ) from None
-
-
-def check_shape(array: Array) -> None:
-    """Refuse an array that no store could describe.
-
-    An array of the shape (10**9, 0, 10**9) has no items, yet the offsets of its chunks, were there
-    any, do not fit into 64 bits: it could be written, and never be read.
-    """
-    if not array.itemsize:
-        raise UnsuitableError(
-            f"items of the dtype {array.dtype!r} have no bytes; save its shape instead"
-        )
-    if array.size:
-        return
-    nbytes = array.itemsize * math.prod(max(1, length) for length in array.shape)
-    if nbytes > MOST_BYTES:
-        raise UnsuitableError(
-            f"its shape {array.shape} would not fit into memory if no axis were empty; save an "
-            f"array with shorter axes, such as np.zeros(0)"
-        )
 
 
 class CoreType(NamedTuple):

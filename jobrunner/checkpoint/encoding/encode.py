@@ -14,9 +14,9 @@ keys. Everything else is ``{"$": kind, "of": tree}``. The kinds of this module:
 ``str``       hexadecimal digits of the UTF-8 of one with lone surrogates
 ``bytes``     hexadecimal digits, or a part
 ``state``     the class of an object, and what its ``state_dict()`` returned
-``namedtuple``, ``dataclass``   the class, the names of its fields, and the fields
+``instance``  the class of a named tuple or dataclass, the names of its fields, and the fields
 ``codec``     the name of a user's codec, and what it returned
-``pickle``    a part, parts for the memory of its arrays, and the classes that it names
+``pickle``    a part, and the classes that it names
 ``json``      alone: a part that is the JSON of the whole tree, if that is long
 ============  =====================================================================================
 
@@ -46,14 +46,13 @@ from jobrunner.checkpoint.encoding.dtypes import (
     ArrayPart,
     Trail,
     Tree,
-    check_shape,
     dtype_to_spec,
     memory_order,
 )
 from jobrunner.checkpoint.encoding.job_classes import (
     PicklerByName,
     field_names,
-    kind_of,
+    has_fields,
     name_of,
     state_of,
 )
@@ -149,12 +148,8 @@ class Encoder:
         """Encode a whole blob as a pickle."""
         pickler = PicklerByName(self._name_class)
         pickled = self._call(partial(pickler.pickle, value), value, "pickling it")
-        data = self._part(np.frombuffer(pickled, np.uint8), "pickle", "pickle")
-        buffers = []
-        for i, buffer in enumerate(pickler.buffers):
-            memory = np.frombuffer(buffer.raw(), np.uint8)
-            buffers.append(self._part(memory, "pickled memory", f"buffer{i}"))
-        return _node("pickle", [data, buffers, list(pickler.names)])
+        data = self._part(np.frombuffer(pickled, np.uint8), "pickle")
+        return _node("pickle", [data, list(pickler.names)])
 
     def _encode(self, value: Any) -> Tree:
         return value if _is_json(value) else self._special(value)
@@ -181,7 +176,6 @@ class Encoder:
         """Choose how values of a class are encoded: the user's way comes first."""
         codec = self._codecs.get(cls) if self._codecs else None
         own_codec = OWN_CODECS.get(cls) or type_of(cls)
-        kind = kind_of(cls)
         if codec is not None:
             # One of an unknown class counts as constant if it has a hash of its own.
             own_hash: Any = cls.__hash__
@@ -193,8 +187,8 @@ class Encoder:
             rule = _Rule(encode, own_codec.is_mutable)
         elif has_state(cls):
             rule = _Rule(Encoder._state, True)
-        elif kind is not None:
-            rule = _Rule(partial(Encoder._instance, kind=kind), kind == "dataclass")
+        elif has_fields(cls):
+            rule = _Rule(Encoder._instance, not issubclass(cls, tuple))
         else:
             rule = _Rule(Encoder._unknown, False)
         self._rules[cls] = rule
@@ -310,7 +304,6 @@ class Encoder:
         if dtype.hasobject and not isinstance(dtype, np.dtypes.StringDType):
             return self._once(value, partial(Encoder._by_codec, codec=numpy_types.OBJECTS))
         spec = dtype_to_spec(dtype)
-        check_shape(value)
         key: object = id(value)
         if value.size:
             # Equal views of the same memory count as one array.
@@ -326,12 +319,11 @@ class Encoder:
         tree = self._trees[key] = _node("array", self._part(value, holds))
         return tree
 
-    def _part(self, array: Array, holds: str, name: str = "") -> int:
+    def _part(self, array: Array, holds: str) -> int:
         """Add an array to the blob's; return its index."""
         order = memory_order(array)
         data = array if order is None else array.transpose(order)
-        trail = (*self._trail, name) if name else tuple(self._trail)
-        self.parts.append(ArrayPart(data, order, trail, holds))
+        self.parts.append(ArrayPart(data, order, tuple(self._trail), holds))
         return len(self.parts) - 1
 
     # --- by codecs and classes
@@ -376,11 +368,10 @@ class Encoder:
         self.has_state = True
         return _node("state", [name_class(value), self._within(state, _STATE)])
 
-    def _instance(self, value: Any, kind: str) -> Tree:
+    def _instance(self, value: Any) -> Tree:
         cls: Any = type(value)
-        state = state_of(kind, value)
-        name = self._name_class(cls)
-        return _node(kind, [name, list(field_names(cls)), self._within(state, cls.__name__)])
+        state = self._within(state_of(value), cls.__name__)
+        return _node("instance", [self._name_class(cls), list(field_names(cls)), state])
 
 
 _RULES: Mapping[type, _Rule] = {

@@ -18,7 +18,7 @@ from jobrunner.checkpoint.encoding.codecs import (
 from jobrunner.checkpoint.encoding.decode import LONE_ARRAY
 from jobrunner.checkpoint.encoding.dtypes import Array, ArrayPart, Trail, Tree
 from jobrunner.checkpoint.encoding.encode import OWN_CODECS, Encoder
-from jobrunner.checkpoint.encoding.job_classes import kind_of
+from jobrunner.checkpoint.encoding.job_classes import has_fields
 from jobrunner.checkpoint.encoding.libraries import type_of
 from jobrunner.checkpoint.encoding.stateful import has_state, name_class
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
@@ -156,7 +156,7 @@ def refuse_classes(planned: Mapping[tuple[str, str], type], codecs: Sequence[Cod
     refused = {}
     for (node, name), cls in planned.items():
         by_codec = table.get(cls) or OWN_CODECS.get(cls)
-        if not (by_codec or type_of(cls) or has_state(cls) or kind_of(cls)):
+        if not (by_codec or type_of(cls) or has_state(cls) or has_fields(cls)):
             error = RefusedValueError((), cls, "there is no codec for its type")
             refused[node, name] = error
     if refused:
@@ -187,34 +187,27 @@ def check_part(node: str, name: str, value: object, blob: EncodedBlob, axis: int
 def with_options(
     node: str, name: str, blob: EncodedBlob, options: ArrayOptions | None, default: ArrayOptions
 ) -> EncodedBlob:
-    """Add the storage options of its arrays to a blob."""
+    """Add the storage options of its arrays to a blob, of which some are for one array alone."""
     options = options or default
     if options.compressors is None:
         options = replace(options, compressors=default.compressors)
-    if blob.parts:
-        _check_axes(node, name, blob, "chunks", options.chunks)
-    _check_axes(node, name, blob, "dims", options.dims)
-    return replace(blob, options=options)
-
-
-def _check_axes(
-    node: str, name: str, blob: EncodedBlob, option: str, axes: Sequence[object] | None
-) -> None:
-    """Check that a blob is one array with as many axes as its option is for."""
-    if axes is None:
-        return
-    actual = f"{len(blob.parts)} arrays"
+    shape = f"{len(blob.parts)} arrays"
+    num_axes = -1
     if len(blob.parts) == 1:
         (part,) = blob.parts
-        if not part.trail and part.data.ndim == len(axes):
-            return
-        inside = " inside a container" if part.trail else ""
-        actual = f"an array of {part.data.ndim} axes{inside}"
-    raise DefinitionError(
-        f"Node {node!r}, blob {name!r}: {option}={axes} expect an array of {len(axes)} axes, but "
-        f"the blob is made of {actual}. Give one for each axis of a blob that is one array, or "
-        f"remove {option}."
-    )
+        shape = f"an array of {part.data.ndim} axes"
+        if part.trail:
+            shape += " inside a container"
+        else:
+            num_axes = part.data.ndim
+    for option, axes in (("chunks", options.chunks), ("dims", options.dims)):
+        if axes is not None and len(axes) != num_axes:
+            raise DefinitionError(
+                f"Node {node!r}, blob {name!r}: {option}={axes} expect an array of {len(axes)} "
+                f"axes, but the blob is made of {shape}. Give one for each axis of a blob that is "
+                f"one array, or remove {option}."
+            )
+    return replace(blob, options=options)
 
 
 def check_dimensions(node: str, blobs: Mapping[str, EncodedBlob]) -> None:

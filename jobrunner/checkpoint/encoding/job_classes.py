@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import io
 import pickle
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
-from types import MemberDescriptorType, ModuleType, SimpleNamespace
+from types import MemberDescriptorType, ModuleType
 from typing import Any
 
 import cloudpickle
 
 from jobrunner.checkpoint.encoding.codecs import UnsuitableError
-from jobrunner.errors import CheckpointError, DefinitionError, PlanMismatchError
+from jobrunner.errors import CheckpointError, PlanMismatchError
 from jobrunner.texts import SCRIPT_PREFIX
 
 _IS_HEAP_TYPE = 1 << 9  # of `__flags__`: the class was made by a class statement
-_CLOUDPICKLE = vars(cloudpickle.cloudpickle)  # for what it does not document, and may lose
 
 # --- names of classes
 
@@ -69,23 +69,6 @@ def find_classes(names: Iterable[str], where: str) -> dict[str, type]:
     return {name: cls for name, cls in located.items() if cls is not None}
 
 
-def sent_as(cls: type) -> str:
-    """The id that a class has in all processes to which it was sent by value; empty for others."""
-    return str(_CLOUDPICKLE.get("_DYNAMIC_CLASS_TRACKER_BY_CLASS", {}).get(cls, ""))
-
-
-def check_classes(saved: Collection[tuple[str, str]], where: str) -> None:
-    """Raise if the program finds no class, or another, by a name; each comes with its `sent_as`."""
-    by_name = find_classes({name for name, _ in saved}, where)
-    sent = _CLOUDPICKLE.get("_DYNAMIC_CLASS_TRACKER_BY_ID", {})
-    for name, key in saved:
-        if sent.get(key, by_name[name]) is not by_name[name]:
-            raise DefinitionError(
-                f"{where} contains values of a class {name}, but the program has another class "
-                f"of that name, which a resume would find. Give each class its own name."
-            )
-
-
 def _modules(name: str) -> Iterator[ModuleType | None]:
     yield sys.modules.get(name)
     main = sys.modules.get("__main__")
@@ -117,35 +100,30 @@ def _look_up(module: ModuleType | None, qualified: str) -> object:
 # --- named tuples and dataclasses
 
 
-def kind_of(cls: type) -> str | None:
-    """Say as what values of a class are saved: namedtuple, dataclass; None: as neither."""
-    if issubclass(cls, tuple) and field_names(cls):
-        return "namedtuple"
-    return "dataclass" if dataclasses.is_dataclass(cls) else None
+def has_fields(cls: type) -> bool:
+    """Whether a class is a named tuple or a dataclass."""
+    return hasattr(cls, "_fields") if issubclass(cls, tuple) else dataclasses.is_dataclass(cls)
 
 
-@lru_cache(maxsize=256)
 def field_names(cls: Any) -> tuple[str, ...]:
-    """The names of the fields of a named tuple or dataclass; none of another tuple."""
-    if not issubclass(cls, tuple):
-        return tuple(field.name for field in dataclasses.fields(cls))
-    names = getattr(cls, "_fields", None)
-    if type(names) is not tuple or not all(type(name) is str for name in names):
-        return ()
-    return names
+    """The names of the fields of a named tuple or dataclass."""
+    if issubclass(cls, tuple):
+        names: tuple[str, ...] = cls._fields
+        return names
+    return tuple(field.name for field in dataclasses.fields(cls))
 
 
-def state_of(kind: str, value: Any) -> dict[str, Any]:
+def state_of(value: Any) -> dict[str, Any]:
     """Return the fields of a value and what else it holds, by name; raises `UnsuitableError`.
 
     A dataclass may hold less than its fields, or attributes of its own.
     """
-    cls: Any = type(value)
-    if kind == "namedtuple":
-        if getattr(value, "__dict__", None) or len(value) != len(field_names(cls)):
+    if isinstance(value, tuple):
+        names = field_names(type(value))
+        if getattr(value, "__dict__", None) or len(value) != len(names):
             raise UnsuitableError("it has more than its fields")
-        return dict(zip(field_names(cls), value, strict=True))
-    if reason := _unlike_dataclass(cls):
+        return dict(zip(names, value, strict=True))
+    if reason := _unlike_dataclass(type(value)):
         raise UnsuitableError(reason)
     state = object.__getstate__(value)
     attributes, slots = state if isinstance(state, tuple) else (state, None)
@@ -165,24 +143,27 @@ def _unlike_dataclass(cls: Any) -> str:
     return ""
 
 
-def make_instance(
-    kind: str, cls: Any, names: Sequence[str], state: dict[str, Any], where: str
-) -> Any:
+def make_instance(cls: Any, names: Sequence[str], state: dict[str, Any], where: str) -> Any:
     """Make a value of a class again, without its code, from the names of its fields and its state.
 
     Raises `CheckpointError` if the class has changed since.
     """
-    change = _change_of(kind, cls, names)
+    is_tuple = issubclass(cls, tuple)
+    present = field_names(cls) if has_fields(cls) else ()
+    change = "" if is_tuple else _unlike_dataclass(cls)
+    if not has_fields(cls):
+        change = "it is no named tuple or dataclass any more"
+    elif sorted(present) != sorted(names):
+        fields = ", ".join(sorted(names))
+        change = f"it was saved with the fields {fields}, but now has {', '.join(sorted(present))}"
     if change:
         raise CheckpointError(
             f"{where} is whole, but the class {cls.__module__}:{cls.__qualname__} has changed: "
             f"{change}. Change the class back, or start afresh (resume_from_epoch=None, "
             f"--resume none)."
         )
-    if kind == "namedtuple":
-        if list(state) != list(names):
-            raise ValueError("the fields of a named tuple are not those of its class")
-        return tuple.__new__(cls, state.values())
+    if is_tuple:
+        return tuple.__new__(cls, [state[name] for name in present])
     instance: Any = object.__new__(cls)
     for name, value in state.items():
         slot = inspect.getattr_static(cls, name, None)
@@ -191,20 +172,6 @@ def make_instance(
         else:
             vars(instance)[name] = value
     return instance
-
-
-def _change_of(kind: str, cls: Any, names: Sequence[str]) -> str:
-    """What has changed of a class so that a value of it cannot be made; empty: nothing."""
-    if kind_of(cls) != kind or (kind == "dataclass" and _unlike_dataclass(cls)):
-        return f"it was {_IN_WORDS[kind]}, and no longer is"
-    in_order = list if kind == "namedtuple" else sorted
-    saved, present = in_order(names), in_order(field_names(cls))
-    if saved != present:
-        return f"it was saved with the fields {', '.join(saved)}, but now has {', '.join(present)}"
-    return ""
-
-
-_IN_WORDS = {"namedtuple": "a named tuple", "dataclass": "a dataclass"}
 
 
 # --- pickles
@@ -223,21 +190,19 @@ def class_of_job(name: str) -> type:
 class PicklerByName(cloudpickle.Pickler):  # type: ignore[misc]  # no types
     """Pickles by name what cloudpickle would pickle by value: classes of the job's own file.
 
-    `buffers` is the memory of arrays, which is no part of the pickle; `names` are those of classes.
+    `names` are those of classes.
     """
 
     def __init__(self, name_class: Callable[[type], str]) -> None:
-        self.buffers: list[pickle.PickleBuffer] = []
         self.names: dict[str, None] = {}
         self._name_class = name_class
-        self._data = bytearray()
-        file = SimpleNamespace(write=self._data.extend)
-        super().__init__(file, protocol=5, buffer_callback=self.buffers.append)
+        self._file = io.BytesIO()
+        super().__init__(self._file, protocol=5)
 
     def pickle(self, value: object) -> bytes:
         """Pickle a value."""
         self.dump(value)
-        return bytes(self._data)
+        return self._file.getvalue()
 
     def reducer_override(self, obj: Any) -> Any:
         """Called for all but the simplest objects."""
@@ -251,10 +216,10 @@ class PicklerByName(cloudpickle.Pickler):  # type: ignore[misc]  # no types
         return reduced
 
 
-def unpickle(data: bytes, buffers: Sequence[Any], find: Callable[[str], type | None]) -> Any:
+def unpickle(data: bytes, find: Callable[[str], type | None]) -> Any:
     """Unpickle with the classes that `find` returns."""
     token = _finding.set(find)
     try:
-        return pickle.loads(data, buffers=buffers)
+        return pickle.loads(data)
     finally:
         _finding.reset(token)

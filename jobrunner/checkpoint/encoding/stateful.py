@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from jobrunner.errors import CheckpointError, PlanMismatchError
@@ -56,77 +56,51 @@ class StatefulBlob:
         state, or one of another class; `CheckpointError` if a ``load_state_dict`` raised: then do
         not use the blob's objects any more.
         """
-        return _Merge(self.where).merge(self.value, current, "")
+        return _merge(self.value, current, self.where, {})
 
 
 def join_states(parts: Sequence[object], new_parts: int, where: str) -> StatefulBlob:
     """Join the parts of a partitioned blob of objects, as they were read, for `new_parts` nodes.
 
-    Raises `PlanMismatchError` if a part contains anything but objects, in lists, tuples and dicts, or
-    if the parts do not contain them at the same places.
+    Raises `PlanMismatchError` if the parts are anything but objects of one class.
     """
-    values = [part.value if isinstance(part, StatefulBlob) else part for part in parts]
-    return StatefulBlob(_join(values, new_parts, where, ""), where)
+    states = []
+    classes: dict[str, None] = {}  # in their order
+    for part in parts:
+        saved = part.value if isinstance(part, StatefulBlob) else part
+        if isinstance(saved, SavedState):
+            states.append(saved.state)
+            classes[saved.cls] = None
+        else:
+            classes[name_class(saved)] = None
+    if len(states) < len(parts) or len(classes) > 1:
+        raise PlanMismatchError(
+            f"{where}: another number of nodes saved this partitioned blob; expected in all parts "
+            f"an object with a state, of one class, found {', '.join(classes)}. Resume on as many "
+            f"nodes as saved the parts."
+        )
+    return StatefulBlob(SavedState("".join(classes), JoinedStates(states, new_parts)), where)
 
 
-def _join(parts: Sequence[Any], new_parts: int, where: str, place: str) -> Any:
-    first = parts[0]
-    kind = type(first)
-    if all(type(part) is kind for part in parts):
-        if kind is SavedState and all(part.cls == first.cls for part in parts):
-            return SavedState(first.cls, JoinedStates([part.state for part in parts], new_parts))
-        if kind in (list, tuple) and all(len(part) == len(first) for part in parts):
-            joined = []
-            for i, items in enumerate(zip(*parts, strict=True)):
-                joined.append(_join(items, new_parts, where, f"{place}[{i}]"))
-            return kind(joined)
-        if kind is dict and all(part.keys() == first.keys() for part in parts):
-            fields = {}
-            for key in first:
-                values = [part[key] for part in parts]
-                fields[key] = _join(values, new_parts, where, f"{place}[{key!r}]")
-            return fields
-    kinds = ", ".join(dict.fromkeys(map(_name_part, parts)))
-    raise PlanMismatchError(
-        f"{_at(where, place)}: another number of nodes saved this partitioned blob; expected in all "
-        f"parts objects of one class with a state, or lists, tuples or dicts of them alike, found "
-        f"{kinds}. Resume on as many nodes as saved the parts."
-    )
-
-
-def _name_part(part: object) -> str:
-    return f"the state of a {part.cls}" if isinstance(part, SavedState) else name_class(part)
-
-
-def _at(where: str, place: str) -> str:
-    return f"{where}, item {place}" if place else where
-
-
-@dataclass(slots=True)
-class _Merge:
-    """Puts the objects of a blob in the places of their states."""
-
-    where: str
-    merged: dict[int, Any] = field(default_factory=dict)  # by `id` of what was saved
-
-    def merge(self, saved: Any, current: Any, place: str) -> Any:
-        cls = type(saved)
-        if cls is tuple:
-            items = []
-            for i, item in enumerate(saved):
-                items.append(self.merge(item, _item(current, i), f"{place}[{i}]"))
-            return tuple(items)
-        if id(saved) in self.merged:
-            return self.merged[id(saved)]
-        if cls is SavedState:
-            _load(saved, current, _at(self.where, place))
-            self.merged[id(saved)] = current
-            return current
-        if cls is list or isinstance(saved, dict):
-            self.merged[id(saved)] = saved
-            for key, item in enumerate(saved) if cls is list else list(saved.items()):
-                saved[key] = self.merge(item, _item(current, key), f"{place}[{key!r}]")
-        return saved
+def _merge(saved: Any, current: Any, where: str, merged: dict[int, Any]) -> Any:
+    """Put the objects of a blob in the places of their states; `merged` has those that are, by `id`."""
+    cls = type(saved)
+    if cls is tuple:
+        items = []
+        for i, item in enumerate(saved):
+            items.append(_merge(item, _item(current, i), f"{where}[{i}]", merged))
+        return tuple(items)
+    if id(saved) in merged:
+        return merged[id(saved)]
+    if cls is SavedState:
+        _load(saved, current, where)
+        merged[id(saved)] = current
+        return current
+    if cls is list or isinstance(saved, dict):
+        merged[id(saved)] = saved
+        for key, item in enumerate(saved) if cls is list else list(saved.items()):
+            saved[key] = _merge(item, _item(current, key), f"{where}[{key!r}]", merged)
+    return saved
 
 
 def _item(current: Any, key: Any) -> Any:
@@ -148,11 +122,8 @@ def _load(saved: SavedState, current: Any, where: str) -> None:
             f"job: manager.open(epoch)[node][blob]."
         )
     name = name_class(current)
-    # Our readers check their states, whatever an earlier version called their classes.
-    are_readers = saved.cls.startswith(_READERS) and name.startswith(_READERS)
     # A script's module has another name if another program imports it.
-    is_same = are_readers or saved.cls.endswith(f".{type(current).__qualname__}")
-    if saved.cls and not is_same:
+    if saved.cls and not saved.cls.endswith(f".{type(current).__qualname__}"):
         raise PlanMismatchError(
             f"{where}: expected an object of class {saved.cls}, whose state was saved, found a "
             f"{name}. Make the same class in the init task, or start afresh "
@@ -168,7 +139,7 @@ def _load(saved: SavedState, current: Any, where: str) -> None:
         where,
     ):
         current.load_state_dict(state)
-    if are_readers and joined is not None:
+    if name.startswith("jobrunner.data.") and joined is not None:
         # Else two nodes read the same records, or none reads some.
         _, num_shards = current.state_dict()["shard"]
         if num_shards != joined.new_parts:
@@ -208,6 +179,3 @@ def _calling(subject: str, remedy: str, where: str) -> Iterator[None]:
         raise CheckpointError(
             f"{subject} raised {type(error).__name__}: {error}. {remedy}"
         ) from error
-
-
-_READERS = "jobrunner.data."

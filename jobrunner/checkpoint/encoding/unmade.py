@@ -62,7 +62,7 @@ def _outline(tree: Tree, array: Callable[[int], Any]) -> Any:
             return Unmade(kind, {"nbytes": array(content[0]).shape[0]})
         case "state":
             return _outline(content[1], array)
-        case "namedtuple" | "dataclass":
+        case "instance":
             return Unmade(content[0], _outline(content[-1], array))
         case "codec":
             return Unmade(f"codec {content[0]}", _outline(content[1], array))

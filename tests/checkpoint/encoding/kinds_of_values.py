@@ -297,9 +297,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     ),
     "array of records with attributes": lambda: RECORDS.copy().view(np.recarray),
     "record": lambda: RECORDS[1],
-    "array with a dtype's metadata in a field": lambda: np.zeros(
-        2, [("a", np.dtype("i4", metadata={"x": 1}))]
-    ),
     "memoryview": lambda: memoryview(bytearray(b"abc")),
     "zone of a file": lambda: type("Zone", (dt.tzinfo,), {})(),
     "local named tuple": lambda: typing.NamedTuple("Nowhere", [("a", int)])(1),

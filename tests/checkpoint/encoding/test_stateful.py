@@ -28,7 +28,6 @@ from jobrunner.checkpoint import (
     stateful_blobs,
     with_contents,
 )
-from jobrunner.checkpoint.encoding.stateful import SavedState, StatefulBlob
 from jobrunner.checkpoint.load_plan import choose_sources
 from jobrunner.data import from_records
 from jobrunner.positions import Position
@@ -268,15 +267,6 @@ def test_a_reader_says_itself_why_its_state_does_not_fit(rig: Rig) -> None:
     assert re.match(r"Blob 'opt' in .*: the state, field 'shard': expected", str(caught.value))
     assert str(caught.value).endswith("merge_state_dicts.")
     assert caught.value.__cause__ is None
-
-
-def test_a_reader_saved_under_the_former_name_of_its_class_is_loaded(rig: Rig) -> None:
-    reader = from_records([1, 2, 3]).batched(2)
-    reader.read()
-    saved = SavedState("jobrunner.data.indexed.IndexedReader", reader.state_dict())
-    made = from_records([1, 2, 3]).batched(2)
-    assert StatefulBlob(saved, "the blob").load_into(made) is made
-    assert made.read() == [3]
 
 
 def test_nothing_is_replaced_if_a_state_finds_no_object(rig: Rig) -> None:

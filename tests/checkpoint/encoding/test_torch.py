@@ -79,7 +79,7 @@ def test_a_state_dict_comes_back_with_tied_weights_still_tied(tmp_path: Path) ->
     [
         (lambda: torch.ones(2, requires_grad=True) * 2, "autograd graph"),
         (lambda: torch.ones(2).to_sparse(), "layout"),
-        (lambda: torch.ones(2, device="meta"), "device meta"),
+        (lambda: torch.ones(2, device="meta"), "meta tensor"),
     ],
     ids=["graph", "sparse", "meta"],
 )
@@ -93,7 +93,5 @@ def test_a_tensor_that_cannot_be_saved_exactly_is_an_error(make: object, why: st
 def test_a_nested_tensor_is_refused_by_the_blobs_name(layout: str) -> None:
     parts = [torch.ones(2), torch.ones(3)]
     nested = torch.nested.nested_tensor(parts, layout=getattr(torch, layout))
-    with pytest.raises(
-        DefinitionError, match="Node 'n', blob 'x', item w: .*cannot be saved: it is"
-    ):
+    with pytest.raises(DefinitionError, match="Node 'n', blob 'x', item w: .*cannot be saved: "):
         encode_blobs("n", {"x": {"w": nested}})

@@ -1,4 +1,4 @@
-"""Which types of other libraries are saved: PyTorch, SciPy, pandas, pyarrow, xarray, JAX.
+"""Which types of other libraries are saved: PyTorch, SciPy, pandas, xarray, JAX.
 
 Imports none of them until a value is decoded. A checkpoint names a type; the name is looked up here,
 so that it can choose only among these. Another thread may just be importing a library: then its
@@ -72,7 +72,6 @@ LIBRARY_TYPES = (
     *_constant("pandas", "pandas", "Index Timestamp Timedelta"),
     *_constant("pandas", "pandas.api.typing", "NAType NaTType"),
     *_types("pandas", "pandas.api.extensions", "ExtensionArray"),
-    *_constant("arrow", "pyarrow", "Table RecordBatch Array ChunkedArray"),
     *_types("xarray", "xarray", "Dataset DataArray Variable"),
     *_constant("jax", "jax", "Array"),
 )

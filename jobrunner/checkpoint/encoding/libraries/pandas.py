@@ -178,8 +178,6 @@ def _pack_array(values: Any) -> Any:
     if isinstance(values, pd.Categorical):
         own = {"categories": values.categories, "ordered": bool(values.ordered)}
         return {"kind": "categorical", "values": values.codes, **own}
-    if isinstance(values, arrays.ArrowExtensionArray):
-        return {"kind": "arrow", "values": values.__arrow_array__()}
     if kind in _MASKED:
         missing = values._mask
         # What is below is of no value, and may differ from time to time.
@@ -192,8 +190,6 @@ def _pack_array(values: Any) -> Any:
 
 def _make_array(parts: Any) -> Any:
     pd, kind = sys.modules["pandas"], parts["kind"]
-    if kind == "arrow":
-        return pd.arrays.ArrowExtensionArray(parts["values"])
     values = expect(np.ndarray, parts["values"])
     if kind == "time":
         if values.dtype.kind not in "mM":

@@ -36,17 +36,10 @@ def encode(name: str, value: Any) -> dict[str, Any]:
 
 
 def _refuse_unlike_arrays(torch: Any, value: Any) -> None:
-    # A nested tensor calls itself strided, and some of its methods end in an internal error of torch.
-    if value.is_nested:
-        raise UnsuitableError("it is nested; save value.unbind(), a list of tensors")
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         raise UnsuitableError(f"{type(value).__name__} would load as a plain tensor")
     if value.is_quantized:
         raise UnsuitableError("it is quantized; save tensor.dequantize(), or its parts")
-    if value.layout != torch.strided:
-        raise UnsuitableError(f"its layout is {value.layout}; save tensor.to_dense()")
-    if value.device.type == "meta":
-        raise UnsuitableError("it is on the device meta, so it has no data")
     if not value.is_leaf:
         raise UnsuitableError("it is part of an autograd graph; save tensor.detach()")
 
