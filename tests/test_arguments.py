@@ -268,8 +268,6 @@ def test_the_name_of_a_codec_is_clean_and_its_own() -> None:
         jobrunner.register_codec(type("C\x1b", (), {}), str, str)
     with pytest.raises(DefinitionError, match="all values are an object"):
         jobrunner.register_codec(object, str, str, subclasses=True)
-    with pytest.raises(DefinitionError, match="encode must be a function of one argument"):
-        jobrunner.register_codec(Made, lambda: 1, str)
     jobrunner.register_codec(type("First", (), {}), str, str)
     again = jobrunner.register_codec(type("First", (), {}), str, int)
     assert [it for it in REGISTERED_CODECS.values() if it.name == again.name] == [again]

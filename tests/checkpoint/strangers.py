@@ -517,7 +517,7 @@ value(
     "too long",
     lambda: _node(
         "pandas.Index",
-        {"levels": [_endless()], "codes": [ARRAY], "names": ["a"], "sortorder": None},
+        {"levels": [_endless()], "codes": [ARRAY], "names": ["a"]},
     ),
     x=(b"\0", {"dtype": "|i1"}),
 )
@@ -531,7 +531,7 @@ value(
 )
 value(
     "sparse: indices beyond the shape",
-    "do not fit",
+    "cannot make",
     _node(
         "scipy.sparse.sparray",
         {"format": "csr", "shape": [1, 1], "data": ARRAY, "indices": SECOND, "indptr": THIRD},

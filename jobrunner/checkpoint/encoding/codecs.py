@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
@@ -45,19 +44,7 @@ class RefusedValueError(Exception):
         self.remedy = remedy
 
 
-def _takes_one_argument(function: object) -> bool:
-    try:
-        inspect.signature(function).bind(None)  # type: ignore[arg-type]
-    except ValueError:  # a function written in C
-        pass
-    except TypeError:
-        return False
-    return callable(function)
-
-
-_Function = Annotated[
-    Callable[[Any], object], Rule("a function of one argument", _takes_one_argument)
-]
+_Function = Annotated[Callable[[Any], object], Rule("a function of one argument", callable)]
 
 
 @checked

@@ -27,7 +27,7 @@ from jobrunner.checkpoint.encoding.job_classes import (
     make_instance,
     unpickle,
 )
-from jobrunner.checkpoint.encoding.libraries import LibraryType, type_named
+from jobrunner.checkpoint.encoding.libraries import BY_NAME, LibraryType
 from jobrunner.checkpoint.encoding.stateful import SavedState
 from jobrunner.checkpoint.encoding.unmade import Unmade
 from jobrunner.errors import CheckpointError, DefinitionError, JobRunnerError
@@ -228,7 +228,7 @@ class Decoder:
         return parts
 
     def _by_codec(self, kind: str, tree: Tree) -> Any:
-        library_type = type_named(kind)
+        library_type = BY_NAME.get(kind)
         if library_type is not None:
             return self._by_library(library_type, self._parts(tree))
         codec = OWN_CODECS.named(kind)

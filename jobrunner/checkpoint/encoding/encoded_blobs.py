@@ -49,49 +49,6 @@ class _View(NamedTuple):
     array: Array
 
 
-class _Node:
-    """The blobs of a node that are encoded, and what they hold."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.encoded: dict[str, EncodedBlob] = {}
-        self.refused: dict[str, RefusedValueError] = {}
-        self.memory: list[_View] = []
-        self.shared: dict[tuple[str, str], str] = {}
-        self._owners: dict[int, str] = {}  # of objects, by `id`
-        self._kept: list[object] = []  # no `id` is used twice
-
-    def add(
-        self, name: str, value: object, codecs: CodecTable[Codec] | None, allow_pickle: bool
-    ) -> None:
-        if type(value) is np.ndarray and _is_plain(value):
-            # Most blobs of large nodes are such arrays, by the thousand: all else takes as long.
-            self.encoded[name] = EncodedBlob(LONE_ARRAY, (ArrayPart(value, None, (), "ndarray"),))
-            self.memory.append(_View(name, (), value))
-            return
-        try:
-            encoder, tree = _encode(value, codecs, allow_pickle)
-        except RefusedValueError as error:
-            self.refused[name] = error
-            return
-        parts = encoder.parts
-        text = _JSON.encode(tree)
-        if len(text) > TREE_BYTES:
-            tree = {"$": "json", "of": len(parts)}
-            parts.append(ArrayPart(np.frombuffer(text, np.uint8), None, ("_tree",), "JSON"))
-        self.encoded[name] = EncodedBlob(tree, parts, encoder.has_state, classes=encoder.classes)
-        self.memory += [_View(name, trail, array) for trail, array in encoder.memory]
-        for identity, value_inside in encoder.objects.items():
-            owner = self._owners.setdefault(identity, name)
-            if owner != name:
-                self.shared[owner, name] = (
-                    f"Node {self.name!r}: the blobs {owner!r} and {name!r} contain the same "
-                    f"{type(value_inside).__name__} object, and would contain two after a resume. "
-                    f"Copy one of them, or put both in one blob (a dict or a list)."
-                )
-        self._kept.append(encoder.objects)
-
-
 def encode_blobs(
     node: str,
     blobs: Mapping[str, object],
@@ -107,18 +64,45 @@ def encode_blobs(
     object or memory, and would load as two.
     """
     table = CodecTable(codecs) if codecs else None
-    encoded = _Node(node)
+    encoded: dict[str, EncodedBlob] = {}
+    refused: dict[tuple[str, str], RefusedValueError] = {}
+    shared: dict[tuple[str, str], str] = {}
+    memory: list[_View] = []
+    owners: dict[int, tuple[str, object]] = {}  # of objects, by `id`, which are kept alive
     for name, value in blobs.items():
         if done and name in done:
-            encoded.encoded[name] = done[name]
-        else:
-            encoded.add(name, value, table, allow_pickle)
-    lines = [*_explain({(node, name): error for name, error in encoded.refused.items()})]
-    lines += encoded.shared.values() or _find_shared_memory(node, encoded.memory)
+            encoded[name] = done[name]
+            continue
+        if type(value) is np.ndarray and _is_plain(value):
+            # Most blobs of large nodes are such arrays, by the thousand: all else takes as long.
+            encoded[name] = EncodedBlob(LONE_ARRAY, (ArrayPart(value, None, (), "ndarray"),))
+            memory.append(_View(name, (), value))
+            continue
+        try:
+            encoder, tree = _encode(value, table, allow_pickle)
+        except RefusedValueError as error:
+            refused[node, name] = error
+            continue
+        text = _JSON.encode(tree)
+        if len(text) > TREE_BYTES:
+            tree = {"$": "json", "of": len(encoder.parts)}
+            part = ArrayPart(np.frombuffer(text, np.uint8), None, ("_tree",), "JSON")
+            encoder.parts.append(part)
+        encoded[name] = EncodedBlob(tree, encoder.parts, encoder.has_state, classes=encoder.classes)
+        memory += [_View(name, trail, array) for trail, array in encoder.memory]
+        for identity, item in encoder.objects.items():
+            owner, _ = owners.setdefault(identity, (name, item))
+            if owner != name:
+                shared[owner, name] = (
+                    f"Node {node!r}: the blobs {owner!r} and {name!r} contain the same "
+                    f"{type(item).__name__} object, and would contain two after a resume. Copy "
+                    f"one of them, or put both in one blob (a dict or a list)."
+                )
+    lines = [*_explain(refused), *(shared.values() or _find_shared_memory(node, memory))]
     if lines:
-        causes = [error.__cause__ for error in encoded.refused.values()]
+        causes = [error.__cause__ for error in refused.values()]
         raise join_lines(lines) from next(filter(None, causes), None)
-    return encoded.encoded
+    return encoded
 
 
 def _is_plain(array: Array) -> bool:

@@ -47,26 +47,16 @@ def fields_of(parts: object, *classes: type) -> list[Any]:
     return items
 
 
-# --- sets: two equal ones must be encoded alike, whatever the process's hash seed
+# --- containers
 
 
 def _sort_members(members: Collection[Any]) -> list[Any]:
-    """Sort the members of a set in an order that does not depend on the process."""
-    if set(map(type, members)) in ({str}, {int}):
-        return sorted(members)
-    return sorted(members, key=lambda item: (type(item).__qualname__, _text_of(item)))
+    """Sort the members of a set: two equal ones must be encoded alike, whatever the hash seed."""
 
+    def text_of(item: object) -> str:
+        return repr(sorted(map(text_of, item)) if isinstance(item, frozenset) else item)
 
-def _text_of(item: object) -> str:
-    if isinstance(item, frozenset):
-        return repr(sorted(map(_text_of, item)))
-    try:
-        return repr(item)
-    except Exception:  # any class of the user's
-        return ""
-
-
-# --- containers
+    return sorted(members, key=lambda item: (type(item).__qualname__, text_of(item)))
 
 
 def _decode_deque(parts: object) -> deque[Any]:

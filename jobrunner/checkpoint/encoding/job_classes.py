@@ -15,7 +15,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from functools import lru_cache
 from types import MemberDescriptorType, ModuleType
 from typing import Any
 
@@ -130,7 +129,6 @@ def state_of(value: Any) -> dict[str, Any]:
     return {**(attributes or {}), **(slots or {})}
 
 
-@lru_cache(maxsize=256)
 def _unlike_dataclass(cls: Any) -> str:
     """Why fields and attributes are not all that an instance is; empty if they are."""
     for base in cls.__mro__[:-1]:

@@ -19,8 +19,8 @@ from jobrunner.checkpoint.encoding.libraries.torch import check_device as check_
 class LibraryType:
     """A public class of a library, and the private subclasses that stand for it."""
 
-    module: str
-    attribute: str
+    name: str
+    """Its module and name, and so its name in checkpoints."""
     codec: str
     """The module of this package that encodes and decodes it."""
     is_mutable: bool = True
@@ -30,14 +30,9 @@ class LibraryType:
     keeps_states: ClassVar[bool] = False
 
     @property
-    def name(self) -> str:
-        """Its name in checkpoints."""
-        return f"{self.module}.{self.attribute}"
-
-    @property
     def library(self) -> str:
         """What to import and to install."""
-        return self.module.partition(".")[0]
+        return self.name.partition(".")[0]
 
     def encode(self, value: Any) -> Any:
         """Return what a value is made of; raises what the library raises."""
@@ -45,7 +40,7 @@ class LibraryType:
 
     def decode(self, parts: Any) -> Any:
         """Make the value again; raises ImportError, or what the library raises for wrong parts."""
-        importlib.import_module(self.module)
+        importlib.import_module(self.name.rpartition(".")[0])
         return self._import_codec().decode(self.name, parts)
 
     def _import_codec(self) -> Any:
@@ -53,43 +48,40 @@ class LibraryType:
 
     def has_subclass(self, cls: type) -> bool:
         """Whether it is the base of a class."""
-        base = getattr(sys.modules.get(self.module), self.attribute, None)
+        module, _, attribute = self.name.rpartition(".")
+        base = getattr(sys.modules.get(module), attribute, None)
         return isinstance(base, type) and issubclass(cls, base)
 
 
-def _types(codec: str, module: str, names: str, **options: bool) -> list[LibraryType]:
-    return [LibraryType(module, name, codec, **options) for name in names.split()]
-
-
-def _constant(codec: str, module: str, names: str) -> list[LibraryType]:
-    return _types(codec, module, names, is_mutable=False, hides_memory=True)
+def _constant(name: str, codec: str) -> LibraryType:
+    return LibraryType(name, codec, is_mutable=False, hides_memory=True)
 
 
 LIBRARY_TYPES = (
-    *_types("torch", "torch", "Tensor"),
-    *_types("sparse", "scipy.sparse", "sparray spmatrix"),
-    *_types("pandas", "pandas", "DataFrame Series", hides_memory=True),  # it copies on write
-    *_constant("pandas", "pandas", "Index Timestamp Timedelta"),
-    *_constant("pandas", "pandas.api.typing", "NAType NaTType"),
-    *_types("pandas", "pandas.api.extensions", "ExtensionArray"),
-    *_types("xarray", "xarray", "Dataset DataArray Variable"),
-    *_constant("jax", "jax", "Array"),
+    LibraryType("torch.Tensor", "torch"),
+    LibraryType("scipy.sparse.sparray", "sparse"),
+    LibraryType("scipy.sparse.spmatrix", "sparse"),
+    # They copy on write.
+    LibraryType("pandas.DataFrame", "pandas", hides_memory=True),
+    LibraryType("pandas.Series", "pandas", hides_memory=True),
+    _constant("pandas.Index", "pandas"),
+    _constant("pandas.Timestamp", "pandas"),
+    _constant("pandas.Timedelta", "pandas"),
+    _constant("pandas.api.typing.NAType", "pandas"),
+    _constant("pandas.api.typing.NaTType", "pandas"),
+    LibraryType("pandas.api.extensions.ExtensionArray", "pandas"),
+    LibraryType("xarray.Dataset", "xarray"),
+    LibraryType("xarray.DataArray", "xarray"),
+    LibraryType("xarray.Variable", "xarray"),
+    _constant("jax.Array", "jax"),
 )
-_BY_NAME = {kind.name: kind for kind in LIBRARY_TYPES}
-_DEFINING = {"jaxlib": "jax"}
-"""Packages that define the classes of another library's values."""
+BY_NAME = {kind.name: kind for kind in LIBRARY_TYPES}
 
 
 def type_of(cls: type) -> LibraryType | None:
     """Find the type of values of a class that the library itself defines; not of users' subclasses."""
-    package = str(cls.__module__).partition(".")[0]
-    library = _DEFINING.get(package, package)
+    library = str(cls.__module__).partition(".")[0].removesuffix("lib")  # jaxlib defines JAX's
     for kind in LIBRARY_TYPES:
         if kind.library == library and kind.has_subclass(cls):
             return kind
     return None
-
-
-def type_named(name: str) -> LibraryType | None:
-    """Return the type that a checkpoint names."""
-    return _BY_NAME.get(name)

@@ -120,8 +120,7 @@ def _pack_index(index: Any) -> dict[str, Any]:
         return {"range": [index.start, index.stop, index.step], "name": index.name}
     if isinstance(index, pd.MultiIndex):
         levels, codes = list(index.levels), list(index.codes)
-        names = list(index.names)
-        return {"levels": levels, "codes": codes, "names": names, "sortorder": index.sortorder}
+        return {"levels": levels, "codes": codes, "names": list(index.names)}
     has_freq = isinstance(index, pd.DatetimeIndex | pd.TimedeltaIndex)
     freq = _pack_freq(index.freq) if has_freq else None
     return {"values": index._values, "name": index.name, "freq": freq}
@@ -133,8 +132,7 @@ def _make_index(parts: Any) -> Any:
         return pd.RangeIndex(*parts["range"], name=parts["name"])
     if "levels" in parts:
         levels = list(map(_expect_finite, parts["levels"]))
-        names, order = parts["names"], parts["sortorder"]
-        return pd.MultiIndex(levels, parts["codes"], sortorder=order, names=names)
+        return pd.MultiIndex(levels, parts["codes"], names=parts["names"])
     values = parts["values"]
     index = pd.Index(values, dtype=values.dtype, name=parts["name"], copy=False)
     if parts["freq"] is not None:
