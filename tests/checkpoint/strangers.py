@@ -525,8 +525,8 @@ value(
     "endless: a variable",
     "expected an array",
     _node(
-        "xarray.Variable",
-        {"dims": ["x"], "data": {"kind": "value", "value": ENDLESS}, "attrs": {}},
+        "xarray.DataArray",
+        {"name": "x", "data": {"dims": ["x"], "data": ENDLESS, "attrs": {}}, "coords": {}},
     ),
 )
 value(

@@ -200,14 +200,18 @@ class Twice:
 class Lost:
     x: int
 
+def make_lost(cls=Lost):
+    return cls(1)
+
 Lost.__module__ = "nowhere"
+del Lost
 """
 
 
 @pytest.mark.parametrize(
     ("value", "why", "error"),
     [
-        ("Lost(1)", "Node 'a' contains values of nowhere:Lost", PlanMismatchError),
+        ("make_lost()", "Node 'a' contains values of nowhere:Lost", PlanMismatchError),
         ("[make_first(), Twice(2)]", "two classes with the name __main__:Twice", DefinitionError),
     ],
 )

@@ -48,7 +48,7 @@ def scipy_values() -> list[Any]:
 
 
 def xarray_values() -> list[Any]:
-    """A dataset, an array and a variable."""
+    """A dataset and an array."""
     import pandas as pd
     import xarray as xr
 
@@ -61,7 +61,7 @@ def xarray_values() -> list[Any]:
         attrs={"unit": "K"},
     )
     data = heat.copy().to_dataset().assign(count=("x", np.arange(3, dtype="i2")))
-    return [data, heat, xr.Variable(["x"], [1, 2], {"note": [1]}, {"scale_factor": 2.0})]
+    return [data, heat]
 
 
 VALUES = {

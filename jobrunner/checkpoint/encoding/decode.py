@@ -299,11 +299,10 @@ class Decoder:
 
     def _find_class(self, name: str) -> type | None:
         """Find a class of the job; None if `Unmade` can stand for its values."""
-        if self.classes is None:
-            return find_class(name)
-        if name not in self.classes:
-            find_classes([name], self.where)  # raises, unless imported since
-        return self.classes.get(name) or find_class(name)
+        located = (self.classes or {}).get(name) or find_class(name)
+        if located is None and self.classes is not None:
+            find_classes([name], self.where)  # raises
+        return located
 
     def _pickle(self, tree: Tree) -> Any:
         i, _ = fields_of(tree, int, list)

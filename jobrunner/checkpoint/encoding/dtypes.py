@@ -72,8 +72,8 @@ _CF_UNITS = {
 }
 _NOT_A_TIME = -1 << 63
 
-_X87_MANTISSA_BITS, _X87_BYTES = 63, 10
-"""A long double on x86; it takes 12 or 16 bytes in memory."""
+_X87_BITS, _X87_BYTES = 63, 10
+"""Of the fraction of a long double on x86, and of all of it."""
 
 
 class UnsupportedDtypeError(UnmakeableError):
@@ -255,23 +255,16 @@ def _cf_attributes(dtype: np.dtype[Any]) -> dict[str, Any]:
 
 def without_padding(array: Array) -> Array:
     """Return the array with the padding of its items zeroed; a copy if its dtype has padding."""
-    if array.dtype.names is None and array.dtype.char not in "gG":
+    dtype = array.dtype
+    if dtype.names is None and (dtype.char not in "gG" or np.finfo(dtype).nmant != _X87_BITS):
         return array
-    clean = np.zeros(array.shape, array.dtype)
-    _fill(clean, array)
-    return clean
-
-
-def _fill(clean: Array, array: Array) -> None:
-    if array.dtype.names is not None:
-        for name in array.dtype.names:
-            _fill(clean[name], array[name])
-        return
-    if array.dtype.char in "gG" and np.finfo(array.dtype).nmant == _X87_MANTISSA_BITS:
-        array = np.array(array, order="C")
+    clean = np.array(array, order="C") if dtype.names is None else np.zeros(array.shape, dtype)
+    for name in dtype.names or ():
+        clean[name] = without_padding(array[name])
+    if dtype.names is None:  # the last six of sixteen bytes, or two of twelve
         width = np.dtype(np.longdouble).itemsize
-        array.reshape(-1).view(np.uint8).reshape(-1, width)[:, _X87_BYTES:] = 0
-    clean[...] = array
+        clean.reshape(-1).view(np.uint8).reshape(-1, width)[:, _X87_BYTES:] = 0
+    return clean
 
 
 def memory_order(array: Array) -> tuple[int, ...] | None:

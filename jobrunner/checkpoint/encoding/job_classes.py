@@ -11,7 +11,6 @@ import dataclasses
 import inspect
 import io
 import pickle
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -70,20 +69,11 @@ def find_classes(names: Iterable[str], where: str) -> dict[str, type]:
 
 def _modules(name: str) -> Iterator[ModuleType | None]:
     yield sys.modules.get(name)
-    main = sys.modules.get("__main__")
-    is_script = name == "__main__" or name.startswith(SCRIPT_PREFIX)
-    if is_script:
-        for loaded_name in reversed(list(sys.modules)):
-            if loaded_name.startswith(SCRIPT_PREFIX):
-                yield sys.modules.get(loaded_name)
-        yield main
-        yield sys.modules.get(name.removeprefix(SCRIPT_PREFIX))
-    else:
-        stem = re.sub(r"\W", "_", name)
-        yield sys.modules.get(SCRIPT_PREFIX + stem)
-        file = getattr(main, "__file__", None) or ""
-        if file.replace("\\", "/").endswith(f"/{name}.py") or file == f"{name}.py":
-            yield main
+    for loaded_name in reversed(list(sys.modules)):
+        if loaded_name.startswith(SCRIPT_PREFIX):
+            yield sys.modules.get(loaded_name)
+    yield sys.modules.get("__main__")
+    yield sys.modules.get(name.removeprefix(SCRIPT_PREFIX))
 
 
 def _look_up(module: ModuleType | None, qualified: str) -> object:

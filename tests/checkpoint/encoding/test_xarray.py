@@ -38,7 +38,8 @@ def assert_same(expected: Any, found: Any) -> None:
         for name in expected.variables:
             assert_same_variable(expected.variables[name], found.variables[name])
     else:
-        assert_same_variable(expected.variable, found.variable)
+        one, other = (array.variable.to_base_variable() for array in (expected, found))
+        assert_same_variable(one, other)
     assert set(found.xindexes) == set(expected.xindexes)
     for name, index in expected.xindexes.items():
         other = found.xindexes[name]
@@ -57,7 +58,7 @@ COORDS: list[Any] = [
 DATA: list[Any] = [
     lambda n: np.ones(n), lambda n: np.arange(n, dtype=">i2"), lambda n: np.array(["a", "é"] * n)[:n],
     lambda n: np.array(["a", None] * n, object)[:n], lambda n: np.array(["NaT"] * n, "M8[us]"),
-    lambda n: pd.Categorical(list("abab"[:n])), lambda n: np.zeros((n, 2)).view("c16")[:, 0],
+    lambda n: np.zeros((n, 2)).view("c16")[:, 0],
 ]  # fmt: skip
 ATTRS = st.dictionaries(
     st.text(max_size=3), st.integers() | st.text(max_size=3) | st.just([1.5, "x"]), max_size=2
@@ -98,11 +99,6 @@ def test_any_dataset_and_its_arrays_come_back_as_they_were(dataset: Any) -> None
         assert_same(dataset[array], written_and_read(dataset[array]))
 
 
-def test_a_variable_comes_back_as_it_was() -> None:
-    variable = xr.Variable(("x", "y"), np.ones((2, 3), "f4", order="F"), {"u": "m"})
-    assert_same_variable(variable, written_and_read(variable))
-
-
 def test_other_readers_see_the_variables(tmp_path: Path) -> None:
     dataset = xr.Dataset({"t": ("x", [1.0, 2])}, {"x": [10, 20], "lat": ("x", [5, 6])})
     write_store(tmp_path, encode_blobs("n", {"ds": dataset}))
@@ -117,7 +113,7 @@ def test_derived_datasets_share_indexes_but_not_memory(tmp_path: Path) -> None:
     found = write_store(tmp_path, encode_blobs("n", blobs)).load()
     for name, value in blobs.items():
         assert_same(value, found[name])
-    with pytest.raises(DefinitionError, match="share memory|contain the same Variable"):
+    with pytest.raises(DefinitionError, match="share memory"):
         encode_blobs("n", {"a": dataset, "b": dataset["t"]})
 
 
@@ -130,7 +126,6 @@ NOT_EXACT = [
     (lambda: xr.Dataset({"t": ("x", [1.0])}).chunk(), "a Dask array, not yet computed"),
     (lambda: xr.Dataset({"t": ("x", np.array([Zlib()]))}), "no codec for its type"),
     (lambda: xr.Dataset(attrs={"f": Zlib()}), "item attrs/f"),
-    (lambda: xr.IndexVariable("x", [1]), r"save variable.to_base_variable\(\)"),
     (lambda: SQUARE.stack(z=("x", "y")), r"index of 'z' .*reset_index\('z'\)"),
 ]
 
@@ -143,7 +138,7 @@ def test_what_is_not_exact_is_refused_by_name(make: Any, why: str) -> None:
 
 NONE: dict[str, Any] = {"attrs": {}}
 FORGED = [
-    ("Variable", {"dims": ["x", "y"], "data": np.ones(2), **NONE}),
+    ("DataArray", {"name": "x", "data": {"dims": ["x"], "data": 1}, "coords": {}}),
     ("Dataset", {"variables": {}, "coords": {"order": ["x"]}, **NONE}),
     ("DataArray", {"name": "x", "data": None, "coords": {}}),
 ]

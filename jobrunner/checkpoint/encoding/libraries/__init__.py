@@ -72,7 +72,6 @@ LIBRARY_TYPES = (
     LibraryType("pandas.api.extensions.ExtensionArray", "pandas"),
     LibraryType("xarray.Dataset", "xarray"),
     LibraryType("xarray.DataArray", "xarray"),
-    LibraryType("xarray.Variable", "xarray"),
     _constant("jax.Array", "jax"),
 )
 BY_NAME = {kind.name: kind for kind in LIBRARY_TYPES}

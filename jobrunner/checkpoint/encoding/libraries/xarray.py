@@ -1,4 +1,4 @@
-"""xarray: variables, data arrays and datasets. Their `encoding`, of files, is not saved."""
+"""xarray: data arrays and datasets. Their `encoding`, of files, is not saved."""
 
 from __future__ import annotations
 
@@ -13,36 +13,20 @@ from jobrunner.checkpoint.encoding.dtypes import dtype_from_spec, dtype_to_spec
 
 def encode(name: str, value: Any) -> dict[str, Any]:
     """Return its variables, coordinates and attributes."""
-    match name.rpartition(".")[2]:
-        case "Variable":
-            return _pack_variable(value)
-        case "DataArray":
-            coord = value.coords.get(value.name)
-            is_coord = coord is not None and coord.variable is value.variable
-            data = None if is_coord else _pack_variable(value.variable)
-            return {"name": value.name, "data": data, "coords": _pack_coords(value)}
-    return {
-        "variables": {
-            name: _pack_variable(array.variable) for name, array in value.data_vars.items()
-        },
-        "coords": _pack_coords(value),
-        "attrs": dict(value.attrs),
-    }
+    coords = _pack_coords(value)
+    if name == "xarray.DataArray":
+        return {"name": value.name, "data": _pack_variable(value), "coords": coords}
+    variables = {name: _pack_variable(array) for name, array in value.data_vars.items()}
+    return {"variables": variables, "coords": coords, "attrs": dict(value.attrs)}
 
 
 def decode(name: str, parts: Any) -> Any:
     """Make it again."""
-    xr = sys.modules["xarray"]
-    match name.rpartition(".")[2]:
-        case "Variable":
-            return _make_variable(parts)
-        case "DataArray":
-            coords = _make_coords(parts["coords"])
-            if parts["data"] is None:
-                return coords[parts["name"]]
-            return xr.DataArray(_make_variable(parts["data"]), coords, name=parts["name"])
+    xr, coords = sys.modules["xarray"], _make_coords(parts["coords"])
+    if name == "xarray.DataArray":
+        return xr.DataArray(_make_variable(parts["data"]), coords, name=parts["name"])
     variables = {name: _make_variable(part) for name, part in parts["variables"].items()}
-    return xr.Dataset(variables, _make_coords(parts["coords"]), parts["attrs"])
+    return xr.Dataset(variables, coords, parts["attrs"])
 
 
 def _pack_coords(value: Any) -> dict[Any, Any]:
@@ -52,7 +36,7 @@ def _pack_coords(value: Any) -> dict[Any, Any]:
     for name, coord in value.coords.items():
         index = value.xindexes.get(name)
         if index is None:
-            packed[name] = _pack_variable(coord.variable)
+            packed[name] = _pack_variable(coord)
             continue
         if type(index) is not indexes.PandasIndex:
             raise UnsuitableError(
@@ -79,17 +63,12 @@ def _make_coords(parts: Any) -> Any:
     return xr.Coordinates(variables, indexes)
 
 
-def _pack_variable(value: Any) -> dict[str, Any]:
-    if isinstance(value, sys.modules["xarray"].IndexVariable):
-        raise UnsuitableError("it is an IndexVariable; save variable.to_base_variable()")
-    if value.chunks is not None:
+def _pack_variable(array: Any) -> dict[str, Any]:
+    if array.chunks is not None:
         raise UnsuitableError(
             "its data is a Dask array, not yet computed; save what .load() returns"
         )
-    data = value.data
-    if type(data).__name__ == "PandasExtensionArray":  # as some versions wrap them
-        data = data.array
-    return {"dims": list(value.dims), "data": data, "attrs": dict(value.attrs)}
+    return {"dims": list(array.dims), "data": array.data, "attrs": dict(array.attrs)}
 
 
 def _make_variable(parts: Any) -> Any:
