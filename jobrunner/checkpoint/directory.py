@@ -33,12 +33,10 @@ from jobrunner.checkpoint.log import (
 from jobrunner.checkpoint.storage import Files, absolute_path, files_of, join_path
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT, format_store_name, parse_store_name
-from jobrunner.positions import BEST, EpochLike, Position, PublicPosition, name_step
-from jobrunner.texts import get_logger, printable
+from jobrunner.positions import BEST, EpochLike, Position, PublicPosition, format_ranges, name_step
+from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
-
-_MOST_NAMED = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +242,7 @@ class Directory:
             )
         raise CheckpointNotFoundError(
             f"Epoch {epoch} of {self.path} is not recorded; recorded epochs: "
-            f"{name_some(facts.epochs)}. {remedy}"
+            f"{format_ranges([at.public for at in facts.epochs]) or 'none'}. {remedy}"
         )
 
     @contextmanager
@@ -391,11 +389,3 @@ def _unclaimed_among(names: Iterable[str], snapshot: State) -> dict[str, Positio
         if store is not None and not snapshot.has_claimed(store.key):
             unclaimed[name] = store.epoch
     return unclaimed
-
-
-def name_some(items: Iterable[Any]) -> str:
-    """The items, for a message; of many, the first and the last few."""
-    names = [*map(str, items)]
-    if len(names) > _MOST_NAMED:
-        names[_MOST_NAMED // 2 : -_MOST_NAMED // 2] = ["…"]
-    return printable(", ".join(names), kept="") or "none"

@@ -150,13 +150,23 @@ class DirectoryRun:
         """
         with writing(self.directory.path, "the probe for the workers could not be written"):
             probe = self.commits.held().probe
-            probe.ask()
+            self.directory.files.put(probe.path, probe.token)
             self.commits.note_placement()
             return probe
 
     def check_probe(self, answers: Mapping[str, Any]) -> None:
-        """Check the answers to `probe`, by address of the worker; raises what its `check` does."""
-        self.commits.held().probe.check(self.directory.path, answers)
+        """Check the answers to `probe`, by address of the worker.
+
+        Raises CheckpointError if a worker sees another directory under that path, and
+        CheckpointWriteError if it cannot read there.
+        """
+        self.commits.held()
+        for worker, problem in answers.items():
+            if problem is not None:
+                raise type(problem)(
+                    f"Worker {worker} cannot use the checkpoint directory {self.directory.path}: "
+                    f"{problem}"
+                )
 
     def rewind(self, epoch: Position | None, reason: str) -> None:
         """Set aside every epoch after `epoch`, or all if None; their stores stay.

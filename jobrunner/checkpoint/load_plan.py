@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from jobrunner.checkpoint.directory import Directory, EpochRecord, name_some
+from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
 from jobrunner.checkpoint.log import NodeContents, Partition
 from jobrunner.checkpoint.opened import Checkpoint
@@ -27,6 +27,7 @@ from jobrunner.errors import (
     DefinitionError,
 )
 from jobrunner.positions import Position
+from jobrunner.texts import listed
 
 Key = tuple[str, str]
 """Node and blob."""
@@ -132,7 +133,7 @@ def choose_sources(
         if node not in recorded:
             raise BlobNotFoundError(
                 f"Epoch {record.at} of {directory.path} has no node {node!r}. It has "
-                f"{name_some(recorded)}."
+                f"{listed(recorded)}."
             )
     sources = {}
     for node, names in (recorded if blobs is None else blobs).items():
@@ -226,7 +227,7 @@ class _LoadPlan:
         if blob not in contents.blobs:
             raise BlobNotFoundError(
                 f"Node {owner!r} has no blob {blob!r} at epoch {self._record.at} of {path}. It has "
-                f"{name_some(contents.blobs)}."
+                f"{listed(contents.blobs)}."
             )
         self.classes.update(contents.classes.get(blob, ()))
         return owner

@@ -11,7 +11,7 @@ from jobrunner.checkpoint.directory import EpochRecord
 from jobrunner.checkpoint.storage import Result
 from jobrunner.checkpoint.store import StoreDocument, StoredValue, StoreReader
 from jobrunner.define import checked
-from jobrunner.errors import BlobNotFoundError, CheckpointError, CheckpointNotFoundError
+from jobrunner.errors import BlobNotFoundError, CheckpointNotFoundError
 from jobrunner.texts import listed, printable
 
 _MOST_NAMED = 12
@@ -176,8 +176,6 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         ------
         BlobNotFoundError
             No such blob was declared.
-        CheckpointError
-            The parts do not fit together.
         """
         import dask.array  # slow to import, and seldom needed
 
@@ -189,12 +187,6 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
             )
         axis, nodes = partitions[blob].axis, partitions[blob].nodes
         parts = list(self._each(lambda node: self[node][blob], nodes))
-        if len({_describe_but(part, axis) for part in parts}) != 1:
-            raise CheckpointError(
-                f"{self[nodes[0]].path}: The parts of {blob!r} do not fit together along axis "
-                f"{axis}: {', '.join(map(_describe, parts))}. Parts must be arrays with that axis, "
-                f"and differ only in their length along it."
-            )
         arrays = []
         for node, part in zip(nodes, parts, strict=True):
             # Without a name, Dask would pickle the array to make one.
@@ -214,16 +206,3 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
     def __repr__(self) -> str:
         nodes = listed(self._readers, _MOST_NAMED)
         return printable(f"<Checkpoint of {self.record.name}: {nodes}>", kept="")
-
-
-def _describe_but(part: Any, axis: int) -> object:
-    """Return dtype and shape without an axis; something unique if there is no such axis."""
-    shape = getattr(part, "shape", ())
-    if axis >= len(shape):
-        return object()
-    return part.dtype, *shape[:axis], *shape[axis + 1 :]
-
-
-def _describe(part: Any) -> str:
-    is_array = hasattr(part, "shape") and hasattr(part, "dtype")
-    return f"{part.dtype}{list(part.shape)}" if is_array else type(part).__name__

@@ -12,7 +12,6 @@ import numpy as np
 from jobrunner.checkpoint.encoding import StatefulBlob, join_states
 from jobrunner.checkpoint.store import StoreReader
 from jobrunner.define import Task, TaskGroup, WorkspaceType
-from jobrunner.errors import DefinitionError
 from jobrunner.workspace import BlobUpdate, LoadedArrays, Workspace
 
 _VERIFIED = "verified checkpoint"
@@ -41,23 +40,12 @@ class ArrayPart:
         ]
         if len(arrays) == 1:
             return arrays[0]
-        dtype = _common_dtype(arrays)
-        length = sum(array.shape[self.axis] for array in arrays)
-        shapes = {
-            (*array.shape[: self.axis], length, *array.shape[self.axis + 1 :]) for array in arrays
-        }
-        if len(shapes) > 1 or dtype is None:
-            arrays_named = ", ".join(
-                f"{array.dtype}{list(array.shape)} in {reader.root}"
-                for array, (reader, _, _) in zip(arrays, self.pieces, strict=True)
-            )
-            raise DefinitionError(
-                f"The parts of {self.blob!r} do not fit together along axis {self.axis}: {arrays_named}. They "
-                f"must have the same dtype and differ only in their length along it. Resume on as "
-                f"many nodes as saved them, and let their tasks make them alike."
-            )
+        # A save refuses parts that do not fit together; only the widths of strings may differ.
+        dtype = max((array.dtype for array in arrays), key=lambda dtype: dtype.itemsize)
+        shape = list(arrays[0].shape)
+        shape[self.axis] = sum(array.shape[self.axis] for array in arrays)
         # Without `out`, NumPy joins in native byte order, and closes the gaps of records.
-        whole = np.empty_like(arrays[0], dtype, shape=shapes.pop())
+        whole = np.empty_like(arrays[0], dtype, shape=shape)
         return np.concatenate(arrays, self.axis, out=whole)
 
 
@@ -81,13 +69,6 @@ class StatePart:
             return parts[0]
         where = f"Blob {self.blob!r} in {', '.join(s.root for s in self.stores)}"
         return join_states(parts, self.new_parts, where)
-
-
-def _common_dtype(arrays: Sequence[np.ndarray[Any, Any]]) -> np.dtype[Any] | None:
-    """Return the dtype of all; the widest of fixed-width strings or bytes; None if they differ."""
-    widest = max((array.dtype for array in arrays), key=lambda dtype: dtype.itemsize)
-    kinds = {array.dtype.str[:2] if widest.kind in "SU" else array.dtype for array in arrays}
-    return widest if len(kinds) == 1 else None
 
 
 def cut_evenly(lengths: Sequence[int], count: int) -> list[list[tuple[int, int, int]]]:

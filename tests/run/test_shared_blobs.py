@@ -16,9 +16,6 @@ from jobrunner import (
     Task,
     epoch_limiter,
 )
-from jobrunner.checkpoint import encode_blobs
-from jobrunner.checkpoint.worker_load import ArrayPart
-from tests.stores import write_store
 
 
 @pytest.fixture(params=[False, True], ids=["at once", "in the background"])
@@ -246,13 +243,3 @@ def test_parts_of_many_small_blobs_are_compared_too(inproc_session, manager):
     job = cut(2, 1, lambda i: [np.zeros(2, "f8" if k < 99 or i else "f4") for k in range(100)], 100)
     with pytest.raises(DefinitionError, match="blob 'u99' do not fit"):
         JobRunner(job, manager).run(inproc_session)
-
-
-def test_parts_of_different_dtypes_are_not_joined(tmp_path):
-    stores = []
-    for dtype in ("f4", "i4"):
-        (tmp_path / dtype).mkdir()
-        blobs = encode_blobs("n", {"u0": np.arange(4, dtype=dtype)})
-        stores.append(write_store(tmp_path / dtype, blobs))
-    with pytest.raises(DefinitionError, match=r"'u0' do not fit.*float32\[4\] in .*f4.*int32\[4\]"):
-        ArrayPart("u0", 0, [(store, 0, 4) for store in stores]).load({})

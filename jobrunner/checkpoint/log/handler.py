@@ -273,15 +273,11 @@ def unframe(data: bytes, path: str, subject: str) -> bytes:
     text = data[_HEAD_BYTES : -len(_TAIL)]
     if data == frame(text):
         return text
-    if not data:
-        damage = "is empty"
-    elif not data.endswith(_TAIL):
-        damage = f"is cut or overwritten: its {len(data)} bytes do not end as an entry does"
-    else:
-        named = data[11:75].decode("ascii", "replace")
-        digest = hashlib.sha256(text).hexdigest()
-        damage = f"has changed since it was written: expected SHA-256 {named!r}, found {digest}"
-    raise CheckpointCorruptError(f"{subject} {damage}.", path=path)
+    digest = hashlib.sha256(text).hexdigest()
+    raise CheckpointCorruptError(
+        f"{subject} is empty, cut or changed: expected SHA-256 {data[11:75]!r}, found {digest}.",
+        path=path,
+    )
 
 
 def encode_entry(entry: Entry) -> bytes:

@@ -183,52 +183,27 @@ def refuse_if_alive(
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeAnswer:
-    """What a worker found where the client's file is."""
-
-    content: bytes | None = None
-    error: str | None = None  # why it could not look
-
-
-@dataclass(frozen=True, slots=True)
 class Probe:
-    """Checks that workers read the directory of the client: called once on each, in a thread.
+    """Checks that a worker reads the directory of the client: called on each, in a thread.
 
-    Picklable. Returns failures instead of raising. That the client reads what workers write is
-    checked by the first commit.
+    Picklable. That the client reads what workers write is checked by the first commit.
     """
 
     files: Files
     path: str  # of the client's file
     token: bytes  # its content, which no other run has
 
-    def ask(self) -> None:
-        """Write the client's file; called on the client."""
-        self.files.put(self.path, self.token)
-
-    def __call__(self, workspaces: Mapping[str, Any]) -> ProbeAnswer:
-        """Read the client's file."""
+    def __call__(self, workspaces: Mapping[str, Any]) -> CheckpointError | None:
+        """Read the client's file; returns what is wrong with the directory."""
         try:
-            return ProbeAnswer(self.files.read(self.path))
+            content = self.files.read(self.path)
         except OSError as error:
-            return ProbeAnswer(error=f"{type(error).__name__}: {error}")
-
-    def check(self, directory: str, answers: Mapping[str, Any]) -> None:
-        """Check the answers, by the workers' addresses; called on the client.
-
-        Raises CheckpointError if a worker sees another directory under that path, and
-        CheckpointWriteError if it cannot read there.
-        """
-        for worker, answer in answers.items():
-            if answer.error is not None:
-                raise CheckpointWriteError(
-                    f"Worker {worker} cannot use the checkpoint directory {directory}: "
-                    f"{answer.error}. Its user needs permission to read and write there."
-                )
-            if answer.content != self.token:
-                content = "nothing" if answer.content is None else "something else"
-                raise CheckpointError(
-                    f"{directory} is not shared: expected worker {worker} to find the client's "
-                    f"file there, but it found {content}. Use a directory that the client and all "
-                    f"workers share."
-                )
+            return CheckpointWriteError(
+                f"{type(error).__name__}: {error}. Its user needs permission to read and write there."
+            )
+        if content == self.token:
+            return None
+        return CheckpointError(
+            "it is not shared: expected to find the client's file there. Use a directory that the "
+            "client and all workers share."
+        )

@@ -13,8 +13,9 @@ from functools import partial
 
 import msgspec
 
-from jobrunner.checkpoint.commits import Pending
+from jobrunner.checkpoint.commits import Pending, writing
 from jobrunner.checkpoint.directory import Directory, EpochRecord
+from jobrunner.checkpoint.history import as_json
 from jobrunner.checkpoint.load_plan import with_contents
 from jobrunner.checkpoint.log import CommitEntry, Record, State
 from jobrunner.checkpoint.maintenance.repair import reading
@@ -28,11 +29,8 @@ from jobrunner.checkpoint.storage import (
     run_all,
 )
 from jobrunner.checkpoint.store import StoreReader
-from jobrunner.checkpoint.worker_save import Receipt, Written
 from jobrunner.errors import (
-    CheckpointError,
     CheckpointNotFoundError,
-    CheckpointWriteError,
     DefinitionError,
 )
 from jobrunner.names import LOG_DIRECTORY, ROOT_DOCUMENT
@@ -132,18 +130,19 @@ def copy_epoch(
         manager.run.start(list(record.stores), info)
         try:
             order = manager.commits.order([Pending(epoch, details)])
-            try:
-                receipts = _copy_stores(directory, record, copy, order.stores[epoch])
-            except BaseException as error:
-                manager.commits.abandon(order)
-                if isinstance(error, OSError) and not isinstance(error, CheckpointError):
-                    raise CheckpointWriteError(
-                        f"Epoch {epoch} of {directory.path} could not be copied to {copy.path}: "
-                        f"{type(error).__name__}: {error}. Nothing is recorded there. Repair the "
-                        f"storage and try again."
-                    ) from error
-                raise
-            manager.commits.commit(order, Written({epoch: receipts}))
+            names = order.stores[epoch]
+            with writing(copy.path, f"epoch {epoch} of {directory.path} could not be copied"):
+                _copy_stores(directory, record, copy, names)
+            stores = {}
+            for node, store in record.stores.items():
+                stores[node] = msgspec.structs.replace(store, name=names[node])
+            manager.retention.append(
+                CommitEntry,
+                begin=order.begin,
+                records=[Record(epoch, stores, details=as_json(details, "details"))],
+                run_number=manager.commits.held().number,
+                contents=with_contents(directory, record).contents or {},
+            )
             if is_done:
                 manager.run.finish(epoch)
         finally:
@@ -166,22 +165,17 @@ def _refuse_within_another(path: str, files: Files) -> None:
 
 def _copy_stores(
     source: Directory, record: EpochRecord, target: Directory, names: Mapping[str, str]
-) -> dict[str, Receipt]:
+) -> None:
     """Copy all stores of an epoch to `names`, by node, and make them durable."""
-    originals, copies, receipts = [], [], {}
-    contents = with_contents(source, record).contents or {}
+    pairs = []
     for node, store in record.stores.items():
-        originals.append(StoreReader(source.files, source.path, store.name, store.sha256))
-        copies.append(StoreReader(target.files, target.path, names[node], store.sha256))
-        receipts[node] = Receipt(
-            names[node], store.sha256, store.nbytes, store.seconds, contents=contents[node]
-        )
-    pairs = list(zip(originals, copies, strict=True))
+        original = StoreReader(source.files, source.path, store.name, store.sha256)
+        copy = StoreReader(target.files, target.path, names[node], store.sha256)
+        pairs.append((original, copy))
     with target.files.durable(target.path, list(names.values())):
         copy_files(pairs)
         farther = max(source.files, target.files, key=lambda files: files.lookups)
         list(farther.each(lambda pair: copy_root(*pair), pairs))
-    return receipts
 
 
 def copy_files(pairs: Sequence[tuple[StoreReader, StoreReader]]) -> None:
