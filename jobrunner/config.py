@@ -6,7 +6,6 @@ any means of `dask.config`: a YAML file, ``DASK_JOBRUNNER__CHECKPOINT__...``, ``
 
 from __future__ import annotations
 
-import heapq
 import math
 import re
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ import dask.utils
 import yaml
 
 from jobrunner.errors import DefinitionError
-from jobrunner.texts import format_bytes
+from jobrunner.texts import format_bytes, listed
 
 Choice = TypeVar("Choice", bool, str)
 
@@ -61,12 +60,10 @@ def get_choice(key: str, *choices: Choice) -> Choice:
     )
 
 
-def largest(sizes: Mapping[str, int], count: int = 10) -> str:
+def largest(sizes: Mapping[str, int], most: int = 10) -> str:
     """List the largest nodes and their sizes, for a message."""
-    names = heapq.nlargest(count, sizes, key=sizes.__getitem__)
-    shown = ", ".join(f"{name!r} {format_bytes(sizes[name])}" for name in names)
-    more = f" and {len(sizes) - count} more" if len(sizes) > count else ""
-    return f"{shown or 'none'}{more}"
+    names = sorted(sizes, key=sizes.__getitem__, reverse=True)
+    return listed([f"{name!r} {format_bytes(sizes[name])}" for name in names], most)
 
 
 _DEFAULTS = yaml.safe_load(files("jobrunner").joinpath("jobrunner.yaml").read_text("utf-8"))

@@ -11,13 +11,13 @@ import click
 from jobrunner.cli.command import DIFFERENT, Output, exit_code_of, main
 from jobrunner.cli.options import (
     PATH,
-    Cluster,
     NamedEpoch,
     cluster_options,
     directory_argument,
     epoch_argument,
     nothing_recorded,
     open_manager,
+    open_session,
     param_option,
     read_epoch_name,
     resolve,
@@ -100,12 +100,11 @@ def verify_command(
     from jobrunner.cli.script import Script
     from jobrunner.run import Replay
 
-    workers = Cluster(**cluster)
     job = Script(target).job(parameters)
     manager = open_manager(directory, allow_pickle=allow_pickle)
     again = Replay(job, manager.directory, resolve(replay, manager.directory))
     again.check()  # before a cluster starts
-    with terminated_as_interrupt(), workers.open() as session:
+    with terminated_as_interrupt(), open_session(**cluster) as session:
         report = again.run(session)
     data = {"job": job.name, "path": manager.path, **report.to_dict()}
     return Output(data, str(report).split("\n"), 0 if report.is_equal else DIFFERENT)
@@ -272,13 +271,12 @@ def restore_command(*, directory: str, epoch: NamedEpoch, take_over: bool) -> Ou
     """
     from jobrunner.checkpoint import restore_epoch
 
-    if isinstance(epoch, str):  # "latest" and "best" are recorded
-        raise click.UsageError(f"{epoch!r} is neither the number of an epoch nor a position.")
+    at = Position.of(epoch)  # not "latest" nor "best", which are recorded
     manager = open_manager(directory)
-    commit = restore_epoch(manager.directory, epoch, take_over=take_over)
-    stores = {node: store.name for node, store in manager.record(epoch).stores.items()}
-    data = {"path": manager.path, "epoch": epoch.public, "commit": commit.number, "stores": stores}
-    return Output(data, [f"Epoch {epoch} is recorded again, as saved at {commit.time}."])
+    commit = restore_epoch(manager.directory, at, take_over=take_over)
+    stores = {node: store.name for node, store in manager.record(at).stores.items()}
+    data = {"path": manager.path, "epoch": at.public, "commit": commit.number, "stores": stores}
+    return Output(data, [f"Epoch {at} is recorded again, as saved at {commit.time}."])
 
 
 @main.command("copy")

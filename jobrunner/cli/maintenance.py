@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from jobrunner.checkpoint import (
         EpochRecord,
         KeepAny,
-        KeepBest,
         MultiNodeCheckpointManager,
         Repair,
     )
@@ -36,15 +35,7 @@ _DELETION_SECONDS = 3600.0  # that prune waits; the next run deletes the rest
 @keep_options
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted; change nothing.")
 @take_over_option
-def prune_command(
-    *,
-    directory: str,
-    keep_last: int | None,
-    keep_every: int | None,
-    keep_best: Sequence[KeepBest],
-    dry_run: bool,
-    take_over: bool,
-) -> Output:
+def prune_command(*, directory: str, dry_run: bool, take_over: bool, **keep: Any) -> Output:
     """Delete the epochs of DIR that no option keeps.
 
     Always keeps the newest epoch and pinned epochs.
@@ -53,7 +44,7 @@ def prune_command(
         jobrunner prune runs/kmeans --keep-last 3 --dry-run
         jobrunner prune runs/kmeans --keep-every 10 --keep-best loss
     """
-    policy = keep_policy(keep_last, keep_every, keep_best)
+    policy = keep_policy(**keep)
     if policy is None:
         raise DefinitionError(
             "Give at least one of --keep-last N, --keep-every N and --keep-best METRIC. An epoch "
@@ -185,7 +176,7 @@ def inspect(manager: MultiNodeCheckpointManager) -> Output:
         "path": manager.path,
         "counts": dict(counts),
         "objects": [asdict(finding) for finding in findings],
-        "repair": plan and _describe_repair(plan),
+        "repair": _repair_to_json(plan),
     }
     damaged = CheckpointCorruptError(manager.path) if counts["damaged"] else None
     return Output(data, lines, exit_code_of(damaged))
@@ -196,21 +187,14 @@ def repair(manager: MultiNodeCheckpointManager) -> Output:
     from jobrunner.checkpoint import repair_log
 
     done = repair_log(manager.directory)
-    if done is None:
-        data = {"path": manager.path, "repair": None}
-        return Output(data, [f"{manager.path}: nothing to repair."])
-    lines = [f"The log of {manager.path} can be read again.", *_tell_repair(done)]
-    return Output({"path": manager.path, "repair": _describe_repair(done)}, lines)
+    lines = [f"{manager.path}: nothing to repair."]
+    if done is not None:
+        lines = [f"The log of {manager.path} can be read again.", *_tell_repair(done)]
+    return Output({"path": manager.path, "repair": _repair_to_json(done)}, lines)
 
 
-def _describe_repair(plan: Repair) -> dict[str, Any]:
-    return {
-        "lost": plan.lost,
-        "kept": plan.kept,
-        "rebuilt": sorted(plan.rebuilt),
-        "given_up": plan.given_up,
-        "unproven": plan.unproven,
-    }
+def _repair_to_json(plan: Repair | None) -> dict[str, Any] | None:
+    return None if plan is None else {**asdict(plan), "rebuilt": sorted(plan.rebuilt)}
 
 
 def _tell_repair(plan: Repair) -> list[str]:

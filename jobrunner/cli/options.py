@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -66,7 +65,7 @@ param_option = click.option(
 
 
 def cluster_options(function: Function) -> Function:
-    """Add the options of a `Cluster`."""
+    """Add the options of `open_session`."""
     for option in (
         click.option(
             "--scheduler",
@@ -82,32 +81,22 @@ def cluster_options(function: Function) -> Function:
     return function
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """The cluster that a command uses."""
+def open_session(workers: int | None, threads: int | None, scheduler: str | None) -> Session:
+    """Start workers on this machine, or connect to the scheduler."""
+    from jobrunner.cluster import Session
 
-    workers: int | None
-    threads: int | None
-    scheduler: str | None
-
-    def __post_init__(self) -> None:
-        if self.scheduler is not None and (self.workers is not None or self.threads is not None):
-            raise click.UsageError(
-                "--workers and --threads start workers on this machine, but --scheduler uses the "
-                "workers of that cluster. Give one or the other."
-            )
-
-    def open(self) -> Session:
-        """Start workers on this machine, or connect to the scheduler."""
-        from jobrunner.cluster import Session
-
-        if self.scheduler is None:
-            _start_resource_tracker()
-            return Session.local(workers=self.workers, threads_per_worker=self.threads)
-        try:
-            return Session.connect(self.scheduler)
-        except errors.ExecutionError as error:  # for the exit code
-            raise errors.PlacementError(str(error)) from error
+    if scheduler is None:
+        _start_resource_tracker()
+        return Session.local(workers=workers, threads_per_worker=threads)
+    if workers is not None or threads is not None:
+        raise click.UsageError(
+            "--workers and --threads start workers on this machine, but --scheduler uses the "
+            "workers of that cluster. Give one or the other."
+        )
+    try:
+        return Session.connect(scheduler)
+    except errors.ExecutionError as error:  # for the exit code
+        raise errors.PlacementError(str(error)) from error
 
 
 def _start_resource_tracker() -> None:

@@ -16,10 +16,9 @@ from jobrunner.cli.command import ARGUMENTS, SAVES_FAILED, STDOUT, Output, main
 from jobrunner.cli.options import (
     COUNT,
     PATH,
-    Cluster,
     Function,
-    NamedEpoch,
     cluster_options,
+    open_session,
     param_option,
     read_epoch_name,
     read_pairs,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from jobrunner.define import Job
     from jobrunner.run import RunResult
 
+_MANAGER_OPTIONS = ("save", "asynchronous", "allow_pickle")
 _INTERVAL = re.compile(r"(?P<count>[1-9]\d{0,17})(?P<unit>steps|s|)")
 _BEST = re.compile(r"(?P<metric>(.+/)?[^:]+)(:(?P<mode>min|max))?(:(?P<count>[1-9]\d{0,17}))?")
 
@@ -125,6 +125,7 @@ def keep_policy(
 )
 @click.option(
     "--resume",
+    "resume_from_epoch",
     metavar="latest|none|best:METRIC|N|N.sSTEP",
     default="latest",
     show_default=True,
@@ -135,6 +136,7 @@ def keep_policy(
 )
 @click.option(
     "--save-every",
+    "save",
     type=read_save_every,
     metavar="N|Nsteps|Ns",
     help="Save every N epochs, N steps or N seconds. [default: 1]",
@@ -142,13 +144,15 @@ def keep_policy(
 @keep_options
 @click.option(
     "--sync",
-    "is_synchronous",
-    is_flag=True,
+    "asynchronous",
+    flag_value=False,
+    default=None,
     help="Wait until each save is recorded before the next epoch begins.",
 )
 @click.option(
     "--allow-pickle",
     is_flag=True,
+    default=None,
     help="Pickle blobs that cannot be saved otherwise, and unpickle them. Only if you trust "
     "everyone who can write to DIR.",
 )
@@ -221,13 +225,9 @@ def run(
     *,
     target: str,
     checkpoint: str,
-    resume: NamedEpoch | None,
-    save_every: SaveEvery | None,
     keep_last: int | None,
     keep_every: int | None,
     keep_best: Sequence[KeepBest],
-    is_synchronous: bool,
-    allow_pickle: bool,
     manager_name: str | None,
     take_over: bool,
     logs: Sequence[str],
@@ -259,23 +259,18 @@ def run(
     from jobrunner.run import JobRunner
     from jobrunner.story import show_lines, show_on, told_if_slow
 
-    cluster = Cluster(workers, threads, scheduler)
     with told_if_slow(f"importing {target}"):
         script = Script(target)
         job = script.job(parameters)
-    saving: dict[str, Any] = {
-        "save": save_every,
-        "keep": keep_policy(keep_last, keep_every, keep_best),
-        "asynchronous": False if is_synchronous else None,
-        "allow_pickle": allow_pickle or None,
-        "take_over": take_over or None,
-    }
+    saving = {name: options.pop(name) for name in _MANAGER_OPTIONS}
+    saving["keep"] = keep_policy(keep_last, keep_every, keep_best)
     saving = {name: value for name, value in saving.items() if value is not None}
+    if take_over:
+        saving["take_over"] = True
     if manager_name is not None:
         manager = script.manager(manager_name, checkpoint, saving)
     else:
         manager = MultiNodeCheckpointManager(checkpoint, **saving)
-    options["resume_from_epoch"] = resume
     callback_objects = [EpochLog(path) for path in logs]
     callback_objects += [script.callback(name) for name in callbacks]
     data: dict[str, Any] = {"job": job.name, "checkpoint": manager.path}
@@ -291,7 +286,7 @@ def run(
         if result is None:
             live.state.begin("starts or finds its workers")
             save_now = handled("SIGUSR1", lambda number, frame: runner.save_now())
-            with cluster.open() as session, save_now:
+            with open_session(workers, threads, scheduler) as session, save_now:
                 result = runner.run(session, progress=False)
     exit_code = SAVES_FAILED if result.failed_saves else 0
     return Output({**data, **result.to_dict()}, _summarize(job.name, result, manager), exit_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -42,22 +43,41 @@ class Script:
 
     def job(self, parameters: Mapping[str, str] | None = None) -> Job:
         """The job that was named, or the only one, made with `parameters`."""
-        name, value = self._find_job()
+        jobs = {}
+        for name, value in vars(self._module).items():
+            if isinstance(value, Job) or is_job_function(value):
+                jobs[name] = value
+        hint = (
+            f" No variable of {self._source} is a Job, and no function has the decorator @job. "
+            f"If a function returns the job, name it: {self._source}:FUNCTION."
+        )
+        if jobs:
+            targets = [f"{self._source}:{name}" for name in sorted(jobs)]
+            hint = f" Name one of its jobs: {', '.join(targets)}."
+        name = self._name
+        if not name:
+            if len({id(job) for job in jobs.values()}) != 1:
+                raise DefinitionError(
+                    f"{self._source} defines {len(jobs) or 'no'} jobs; expected one.{hint}"
+                )
+            name = next(iter(jobs))
+        elif not hasattr(self._module, name):
+            raise DefinitionError(f"{self._source} has no {name!r}.{hint}")
+        job = getattr(self._module, name)
         arguments = {}
-        if is_job_function(value):
-            arguments = read_parameters(value, parameters or {})
+        if is_job_function(job):
+            arguments = read_parameters(job, parameters or {})
         elif parameters:
             raise DefinitionError(
                 f"{self._source}:{name} takes no --param {next(iter(parameters))}: parameters need "
                 f"a function that has the decorator @jobrunner.job and returns a Job."
             )
-        job = value
-        if callable(value) and not isinstance(value, type):
-            job = self._call(f"{name}()", lambda: value(**arguments))
+        if inspect.isroutine(job):
+            job = self._call(f"{name}()", functools.partial(job, **arguments))
         if not isinstance(job, Job):
             raise DefinitionError(
                 f"{self._source}:{name} is {job!r:.80}; expected a Job, or a function that returns "
-                f"one.{self._name_jobs()}"
+                f"one.{hint}"
             )
         return job
 
@@ -96,36 +116,6 @@ class Script:
     def _call(self, what: str, function: Callable[[], Any]) -> Any:
         with _explained(f"{self._source}: {what} failed", self._module.__file__):
             return function()
-
-    def _find_job(self) -> tuple[str, Any]:
-        """The name of a job, and the job or a function that makes it."""
-        if self._name:
-            if not hasattr(self._module, self._name):
-                raise DefinitionError(f"{self._source} has no {self._name!r}.{self._name_jobs()}")
-            return self._name, getattr(self._module, self._name)
-        jobs = self._jobs()
-        if len({id(job) for job in jobs.values()}) == 1:
-            return next(iter(jobs.items()))
-        raise DefinitionError(
-            f"{self._source} defines {len(jobs) or 'no'} jobs; expected one.{self._name_jobs()}"
-        )
-
-    def _jobs(self) -> dict[str, Any]:
-        jobs = {}
-        for name, value in vars(self._module).items():
-            if isinstance(value, Job) or is_job_function(value):
-                jobs[name] = value
-        return jobs
-
-    def _name_jobs(self) -> str:
-        """What could have been named."""
-        targets = [f"{self._source}:{name}" for name in sorted(self._jobs())]
-        if targets:
-            return f" Name one of its jobs: {', '.join(targets)}."
-        return (
-            f" No variable of {self._source} is a Job, and no function has the decorator @job. "
-            f"If a function returns the job, name it: {self._source}:FUNCTION."
-        )
 
 
 def _import_file(source: str) -> ModuleType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
 from jobrunner.cli.command import Output, main
 from jobrunner.cli.options import PATH
@@ -18,19 +19,13 @@ from jobrunner.outputs import refuse_within_checkpoint
 def completion_command(*, shell: str) -> Output:
     """Print a script that completes what you type in a shell.
 
-    It completes commands, options and files. As `dask jobrunner completion SHELL`, the script completes all commands of dask.
-
     For example:
         eval "$(jobrunner completion bash)"  # in ~/.bashrc; zsh likewise
         jobrunner completion fish > ~/.config/fish/completions/jobrunner.fish
     """
-    from click.shell_completion import get_completion_class
-
-    root = click.get_current_context().find_root()
-    name = "jobrunner" if root.command is main else str(root.info_name)
     kind = get_completion_class(shell)
     assert kind is not None
-    script = kind(root.command, {}, name, f"_{name.upper()}_COMPLETE").source()
+    script = kind(main, {}, "jobrunner", "_JOBRUNNER_COMPLETE").source()
     return Output({"shell": shell, "script": script}, script.strip("\n").split("\n"))
 
 

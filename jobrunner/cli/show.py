@@ -8,7 +8,6 @@ import math
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -314,21 +313,13 @@ def top_command(*, root: str, once: bool) -> Output:
         return Output({"path": directory.path, "runs": rows}, lines)
 
     output = look()
-    if once or not sys.stdout.isatty():
-        return output
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    console = Console(markup=False, emoji=False, highlight=False)
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Live(console=console, screen=True, auto_refresh=False) as screen,
-    ):
-        while True:
-            screen.update(Text(output.text, no_wrap=True, overflow="crop"), refresh=True)
-            threading.Event().wait(_LOOK_SECONDS)
+    with contextlib.suppress(KeyboardInterrupt):
+        while sys.stdout.isatty() and not once:
+            click.clear()
+            click.echo(output.text)
+            time.sleep(_LOOK_SECONDS)
             output = look()
+    click.clear()  # does nothing where it is no terminal
     return output
 
 
