@@ -120,16 +120,6 @@ def run_here(
         JobRunner(job, manager).run(session)
 
 
-def test_a_job_loaded_again_has_its_own_classes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path, "[Model()]", "type(extra[0]) is Model and type(extra[0].point) is Point")
-    for epochs in (1, 2):
-        run_here(tmp_path, epochs, monkeypatch)
-        checkpoint = MultiNodeCheckpointManager(tmp_path / "runs").open(epochs)
-        assert [checkpoint[node]["wrong"] for node in "ab"] == [[], []]
-
-
 def test_a_job_in_a_file_of_another_name_finds_its_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,14 +204,6 @@ def test_a_failing_task_shows_the_workers_traceback_and_no_other(
     assert (error["epoch"], "ZeroDivisionError" in error["remote_traceback"]) == (3, True)
 
 
-def test_a_wrong_job_exits_with_2_and_no_traceback(tmp_path: Path) -> None:
-    script = _write(tmp_path, limit=0)
-    result = _invoke("run", script, "--checkpoint", tmp_path / "runs")
-    assert result.exit_code == 2
-    assert "num_epochs must be an int >= 1; got 0" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 def test_a_checkpoint_that_lacks_a_blob_of_the_job_exits_with_10(
     process_cluster: LocalCluster, script: Path
 ) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import logging
 import os
 import pickle
 import unicodedata
-import warnings
 from pathlib import Path
 
 import pytest
@@ -191,14 +189,3 @@ def test_progress_shows_markup_and_control_characters_as_text() -> None:
             assert_safe(told)
         assert not set(told) & {"\x07", "\x9b", "\u202e", "\u200b", "\x08"}
         assert "\x1b]" not in told
-
-
-def test_a_warning_is_escaped() -> None:
-    space = {"Task": Task, "Node": Node}
-    exec(compile("kept = Task(print, node=Node('n'))", f"job{FILE}.py", "exec"), space)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        space.clear()
-        gc.collect()
-    assert "in no group" in str(caught[0].message) or "no group" in str(caught[0].message)
-    assert_safe(str(caught[0].message))
