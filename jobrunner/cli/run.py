@@ -323,8 +323,7 @@ def _advised(manager: MultiNodeCheckpointManager) -> Iterator[None]:
         error.args = (f"{error}\n    {COMMAND.get()}",)
         raise
     except errors.ExecutionError as error:
-        hint = "Fix the task. " if isinstance(error, errors.TaskFailedError) else ""
-        error.args = (f"{error.without_advice()}\n{hint}{_advise(manager)}",)
+        error.args = (f"{error.without_advice()}\n{_advise(manager)}",)
         raise
 
 

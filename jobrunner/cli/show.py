@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,7 @@ from jobrunner.cli.tables import Column, draw_table
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 from jobrunner.json_output import to_json
 from jobrunner.outputs import check_output
-from jobrunner.positions import Position, describe_position, format_ranges
+from jobrunner.positions import BEST, Position, describe_position, format_ranges
 from jobrunner.texts import (
     clip,
     counted,
@@ -58,7 +57,6 @@ _LONGEST_VALUE = 48
 _MOST_MEASURED = 1000  # stores of which `ls` looks at every file
 _MOST_DIFFERENCES = 10
 _LOOK_SECONDS = 1.0
-_BEST = re.compile(r"(?P<metric>.+?)(?::(?P<mode>min|max))?", re.S)
 
 
 def name_metrics(metrics: Mapping[str, Any]) -> str:
@@ -211,7 +209,7 @@ def list_runs(
     from jobrunner.story import best_of, open_run, summarize_run
 
     path = directory.path
-    wanted = _BEST.fullmatch(best or "")
+    wanted = None if best is None else BEST.fullmatch(f"best:{best}")
     mode: Literal["min", "max"] = "max" if wanted and wanted["mode"] == "max" else "min"
     rows = []
     for name in names:
