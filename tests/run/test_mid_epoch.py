@@ -95,7 +95,9 @@ def test_commands_show_whole_epochs_and_the_step(runs: Path) -> None:
     text, _ = invoke("pin", runs, "3.s1")
     assert "Epoch 3.s1 is pinned: kept." in text
     assert invoke("ls", runs)[1]["epochs"][-1]["pins"] == ["kept"]
-    assert '"3.s1"]' in "".join(it["explanation"] for it in invoke("fsck", runs)[1]["objects"])
+    assert "Epoch 3.s1 of node 'a'." in "".join(
+        it["explanation"] for it in invoke("fsck", runs)[1]["objects"]
+    )
     assert MultiNodeCheckpointManager(runs).open(Position(3, 1)).step == 1
     assert MultiNodeCheckpointManager(runs).open(3).step == 0
     assert "3.s1" in repr(MultiNodeCheckpointManager(runs).open(Position(3, 1)))
