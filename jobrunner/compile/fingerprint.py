@@ -16,21 +16,23 @@ from types import CodeType
 from typing import Any
 
 from jobrunner.compile.plan import Plan
-from jobrunner.define import HIDDEN, Task, TaskOutput, without_secrets
-from jobrunner.names import described_nodes
+from jobrunner.define import Task, TaskOutput, without_secrets
 from jobrunner.positions import Position
 from jobrunner.texts import clip, printable, show
 
-DESCRIPTION_VERSION = 1
-
 _to_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+_SETTINGS = {
+    "job": "the job's name",
+    "seed": "the seed",
+    "steps_per_epoch": "steps_per_epoch",
+    "seed_global_rng": "seed_global_rng",
+}
 
 
 def describe(plan: Plan) -> dict[str, Any]:
     """Describe a plan as JSON, for `changes`; ``nodes`` are the checkpointed ones."""
     return {
-        "version": DESCRIPTION_VERSION,
-        "fingerprint": fingerprint(plan),
         "job": plan.job,
         "seed": plan.seed,
         "steps_per_epoch": plan.steps_per_epoch,
@@ -44,12 +46,6 @@ def describe(plan: Plan) -> dict[str, Any]:
     }
 
 
-def fingerprint(plan: Plan) -> str:
-    """Digest of a plan's structure: 32 hexadecimal digits."""
-    nodes = {node: sorted(plan.globals.get(node, ())) for node in plan.checkpointed}
-    return _digest([plan.steps_per_epoch, nodes, list(plan.structure.items())], 16)
-
-
 # ---- what has changed
 
 
@@ -58,84 +54,50 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
     Both may be recorded, and lack fields.
     """
-    lines = [
-        *_changed_settings(before, now),
-        *_changed_parameters(before.get("parameters", {}), now.get("parameters", {})),
-        *_changed_nodes(before, now),
-        *_changed_blobs(before, now),
-    ]
-    lines = [*sorted(lines), *_changed_tasks(before, now)]
-    return [printable(line, kept="") for line in lines]
-
-
-def _changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    names = {"job": "the job's name", "seed": "the seed", "steps_per_epoch": "steps_per_epoch"}
-    for key, name in names.items():
+    lines = []
+    for key, name in _SETTINGS.items():
         if before.get(key) != now.get(key):
-            yield f"{name} was {before.get(key)!r} and is {now.get(key)!r}"
-    is_seeded = now.get("seed_global_rng", False)
-    if before.get("seed_global_rng", False) != is_seeded:
-        yield f"seed_global_rng is now {is_seeded}"
-
-
-def _changed_parameters(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+            lines.append(f"{name} was {before.get(key)!r} and is {now.get(key)!r}")
     # A stranger's record may have secrets.
-    before = {name: without_secrets(name, value) for name, value in before.items()}
-    for name in dict.fromkeys((*now, *before)):
-        is_hidden = HIDDEN in (before.get(name), now.get(name))
-        if name in before and name in now and (is_hidden or before[name] == now[name]):
+    old, new = (
+        {name: without_secrets(name, value) for name, value in part.get("parameters", {}).items()}
+        for part in (before, now)
+    )
+    for name in dict.fromkeys((*new, *old)):
+        if name not in old or name not in new or old[name] != new[name]:
+            lines.append(
+                f"parameter {name!r} was {_text_of(old, name)} and is {_text_of(new, name)}"
+            )
+    old, new = before.get("nodes", {}), now.get("nodes", {})
+    lines += [f"node {node!r} is no longer saved" for node in old if node not in new]
+    for node, blobs in new.items():
+        if node not in old:
+            lines.append(f"node {node!r} is newly saved")
             continue
-        old, new = _text_of(before, name), _text_of(now, name)
-        yield f"parameter {name!r} was {old} and is {new}"
+        for blob in sorted({*old[node]} ^ {*blobs}):
+            change = "new" if blob in blobs else "no longer saved"
+            lines.append(f"blob {blob!r} of node {node!r} is {change}")
+    lines += _changed_tasks(before, now)
+    return [printable(line, kept="") for line in lines]
 
 
 def _text_of(parameters: Mapping[str, Any], name: str) -> str:
     return clip(show(parameters[name]), 100) if name in parameters else "not given"
 
 
-def _changed_nodes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    old_nodes, new_nodes = before.get("nodes", {}), now.get("nodes", {})
-    for name in old_nodes.keys() - new_nodes:
-        if name in described_nodes(now):
-            yield f"node {name!r} is no longer checkpointed"
-        else:
-            yield f"node {name!r} is gone; its recorded blobs are not loaded"
-    for name in new_nodes.keys() - old_nodes:
-        if name in described_nodes(before):
-            yield f"node {name!r} is newly checkpointed"
-        else:
-            yield f"node {name!r} is new"
-
-
-def _changed_blobs(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    old_nodes, new_nodes = before.get("nodes", {}), now.get("nodes", {})
-    for node in old_nodes.keys() & new_nodes:
-        old_blobs, new_blobs = set(old_nodes[node]), set(new_nodes[node])
-        for blob in old_blobs - new_blobs:
-            yield f"blob {blob!r} of node {node!r} is no longer saved"
-        for blob in new_blobs - old_blobs:
-            yield f"blob {blob!r} of node {node!r} is new"
-
-
 def _changed_tasks(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     old, new = before.get("structure", {}), now.get("structure", {})
-    for name in old:
-        if name not in new:
-            yield f"task {name} is gone"
-    for name in new:
-        if name not in old:
-            yield f"task {name} is new"
+    yield from (f"task {name} is gone" for name in old if name not in new)
+    yield from (f"task {name} is new" for name in new if name not in old)
     shared = [name for name in new if name in old]
+    if [name for name in old if name in new] != shared:
+        yield "the tasks are defined in another order"
+    is_comparable = before.get("python") == now.get("python")
     for name in shared:
         if old[name] != new[name]:
             yield f"task {name} has other inputs, outputs or edges"
-    if [name for name in old if name in new] != shared:
-        yield "the tasks are defined in another order"
-    if before.get("python") == now.get("python"):
-        old_code, new_code = before.get("code", {}), now.get("code", {})
-        for name in shared:
-            if old_code.get(name) != new_code.get(name):
-                yield f"task {name} has other code"
+        if is_comparable and before.get("code", {}).get(name) != now.get("code", {}).get(name):
+            yield f"task {name} has other code"
 
 
 # ---- digests

@@ -29,12 +29,6 @@ _SECRET = re.compile(
     re.I,
 )
 _PLAIN = (bool, int, float, str)
-_INFOS = (
-    *(msgspec.inspect.BoolType, msgspec.inspect.IntType, msgspec.inspect.FloatType),
-    *(msgspec.inspect.StrType, msgspec.inspect.NoneType, msgspec.inspect.LiteralType),
-    *(msgspec.inspect.EnumType, msgspec.inspect.UnionType, msgspec.inspect.ListType),
-    *(msgspec.inspect.VarTupleType, msgspec.inspect.TupleType, msgspec.inspect.DictType),
-)
 
 
 @checked
@@ -157,24 +151,16 @@ def _type_of(function: Callable[..., Any], parameter: Parameter) -> Any:
             f"{where} needs a type: annotate it, as in `{parameter.name}: float`."
         )
     try:
-        is_known = _is_known(msgspec.inspect.type_info(kind))
+        msgspec.json.schema(kind)  # only of what JSON can hold
     except (TypeError, NameError):
-        is_known = False
-    if not is_known:
         raise DefinitionError(
             f"{where} has the type {getattr(kind, '__name__', kind)}, which cannot be recorded. "
             f"Use bool, int, float, str, an Enum, a Literal, or a list, tuple or dict of these."
-        )
+        ) from None
     default = parameter.default
     if default is not parameter.empty:
         _fit(where, default, kind)
     return kind
-
-
-def _is_known(info: Any) -> bool:
-    inner = [getattr(info, name, None) for name in ("item_type", "key_type", "value_type")]
-    inner += [*getattr(info, "item_types", ()), *getattr(info, "types", ())]
-    return isinstance(info, _INFOS) and all(map(_is_known, filter(None, inner)))
 
 
 def _fit(where: str, value: Any, kind: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from jobrunner.define.checks import without_partials
 from jobrunner.errors import DefinitionError
 
 Place = tuple[str, int | None]
@@ -27,48 +28,92 @@ class Arguments(NamedTuple):
     """Where the inputs, and then the updates, go; if there are none, they are passed in order."""
     implied: frozenset[str] = frozenset()
     """Parameters that get the blobs of their names, because nothing else was given for them."""
-    misfit: str = ""
-    """Why `fn` cannot be called with them."""
 
 
 def read_arguments(
     fn: Callable[..., Any],
     inputs: object,
     updates: object,
-    kwargs: Mapping[str, Any],
+    keywords: Collection[str],
     where: str,
 ) -> Arguments:
-    """Read a task's `inputs` and `updates`.
+    """Read a task's `inputs` and `updates`, given the names of its other arguments.
 
     Raises `DefinitionError`, which names the function and the parameter, if a name is wrong.
     """
     signature = _signature_of(fn)
-    named = isinstance(inputs, Mapping) or isinstance(updates, Mapping)
-    if named and not (isinstance(inputs, Mapping) or inputs is None):
-        raise DefinitionError(
-            f"{where}: updates maps parameters to blobs, so inputs must do so too; got {inputs!r}."
-        )
-    if not named:
+    called = f"{where}: {_name(fn)}{signature or ''}"
+    if not isinstance(inputs, Mapping) and not isinstance(updates, Mapping):
         in_order = Arguments(sequence(() if inputs is None else inputs), sequence(updates))
         if signature is None:
             return in_order
         try:
-            signature.bind(*in_order.inputs, *in_order.updates, **kwargs)
+            signature.bind(*in_order.inputs, *in_order.updates, **dict.fromkeys(keywords))
         except TypeError as error:
             if inputs is not None:
-                return in_order._replace(
-                    misfit=f"{_name(fn)}{signature} cannot be called with {len(in_order.inputs)} "
-                    f"inputs, {len(in_order.updates)} updates and the keywords {sorted(kwargs)}: "
-                    f"{error}."
-                )
+                raise DefinitionError(
+                    f"{called} cannot be called with {len(in_order.inputs)} inputs, "
+                    f"{len(in_order.updates)} updates and the keywords {sorted(keywords)}: {error}."
+                ) from None
         else:
             return in_order
+    elif not isinstance(inputs, Mapping) and inputs is not None:
+        raise DefinitionError(
+            f"{where}: updates maps parameters to blobs, so inputs must do so too; got {inputs!r}."
+        )
     if signature is None:
         raise DefinitionError(
-            f"{where}: {_name(fn)} does not say what its parameters are called. Give inputs and "
-            f"updates as lists."
+            f"{called} does not say what its parameters are called. Give inputs and updates as lists."
         )
-    return _Named(f"{where}: ", f"{_name(fn)}{signature}", signature, kwargs).read(inputs, updates)
+    by_name = dict(inputs) if isinstance(inputs, Mapping) else {}
+    updated = dict(updates) if isinstance(updates, Mapping) else {}
+    if not isinstance(updates, Mapping):
+        updated = {getattr(blob, "name", blob): blob for blob in sequence(updates)}
+    names = [*by_name, *updated, *keywords]
+    for name in names:
+        if not isinstance(name, str):
+            raise DefinitionError(
+                f"{called}: inputs and updates must map names of parameters; got {name!r}."
+            )
+        if names.count(name) > 1:
+            raise DefinitionError(f"{called}: it gets parameter {name!r} twice.")
+    implied = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+        and name not in names
+    ]
+    try:
+        signature.bind(**dict.fromkeys([*names, *implied]))
+    except TypeError as error:
+        raise DefinitionError(
+            f"{called}: it cannot be called by name with {sorted([*names, *implied])}: {error}. Each "
+            f"input and update goes to the parameter of its name; write {{parameter: blob}} for "
+            f"another, or give inputs and updates as lists."
+        ) from None
+    by_name.update((name, name) for name in implied)
+    order = {name: i for i, name in enumerate(signature.parameters)}
+    places: list[Place] = []
+    values: list[Any] = []
+    for name in sorted(by_name, key=lambda name: order.get(name, len(order))):
+        value = by_name[name]
+        places.append((name, len(value) if isinstance(value, list | tuple) else None))
+        values += sequence(value)
+    places += [(name, None) for name in updated]
+    return Arguments(
+        tuple(values),
+        tuple(updated.values()),
+        () if _are_in_order(signature, places) else tuple(places),
+        frozenset(implied),
+    )
+
+
+def _are_in_order(signature: inspect.Signature, places: Sequence[Place]) -> bool:
+    first = list(signature.parameters.values())[: len(places)]
+    return [(parameter.name, None) for parameter in first] == list(places) and all(
+        parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in first
+    )
 
 
 _signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
@@ -89,99 +134,12 @@ def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
     return signature
 
 
-class _Named(NamedTuple):
-    """Reads arguments that are given by name."""
-
-    where: str
-    called: str
-    signature: inspect.Signature
-    kwargs: Mapping[str, Any]
-
-    def read(self, inputs: object, updates: object) -> Arguments:
-        parameters = self.signature.parameters
-        inputs_by_name = dict(inputs) if isinstance(inputs, Mapping) else {}
-        updated = dict(self._updates(updates))
-        for argument, names in (("inputs", inputs_by_name), ("updates", updated)):
-            for name in names:
-                self._check(argument, name)
-        if both := sorted(inputs_by_name.keys() & updated.keys()):
-            raise self._error(f"inputs and updates both name parameter {both[0]!r}")
-        implied = [
-            name
-            for name, parameter in parameters.items()
-            if parameter.default is parameter.empty
-            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            and not (name in inputs_by_name or name in updated or name in self.kwargs)
-        ]
-        for name in implied:
-            self._check("inputs", name)
-        inputs_by_name.update((name, name) for name in implied)
-        order = {name: i for i, name in enumerate(parameters)}
-        by_place = sorted(inputs_by_name, key=lambda name: order.get(name, len(order)))
-        places = [
-            (
-                name,
-                len(inputs_by_name[name])
-                if isinstance(inputs_by_name[name], list | tuple)
-                else None,
-            )
-            for name in by_place
-        ] + [(name, None) for name in updated]
-        try:
-            self.signature.bind(**dict.fromkeys((*inputs_by_name, *updated)), **self.kwargs)
-        except TypeError as error:
-            raise self._error(f"it cannot be called with what the task gives it: {error}") from None
-        return Arguments(
-            tuple(value for name in by_place for value in sequence(inputs_by_name[name])),
-            tuple(updated.values()),
-            () if self._is_in_order(places) else tuple(places),
-            frozenset(implied),
-        )
-
-    def _updates(self, updates: object) -> Iterator[tuple[str, Any]]:
-        if isinstance(updates, Mapping):
-            yield from updates.items()
-            return
-        for blob in sequence(updates):
-            yield getattr(blob, "name", blob), blob
-
-    def _is_in_order(self, places: Sequence[Place]) -> bool:
-        first = list(self.signature.parameters.values())[: len(places)]
-        return [(parameter.name, None) for parameter in first] == list(places) and all(
-            parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in first
-        )
-
-    def _check(self, argument: str, name: object) -> None:
-        if not isinstance(name, str):
-            raise self._error(f"the keys of {argument} must be names of parameters; got {name!r}")
-        parameter = self.signature.parameters.get(name)
-        if parameter is None or parameter.kind is Parameter.VAR_KEYWORD:
-            if any(
-                other_parameter.kind is other_parameter.VAR_KEYWORD
-                for other_parameter in self.signature.parameters.values()
-            ):
-                return
-            advice = f"; write {argument}={{parameter: {name!r}}}" if argument == "updates" else ""
-            raise self._error(f"{argument} name {name!r}, which is no parameter of it{advice}")
-        if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL):
-            star = "*" if parameter.kind is Parameter.VAR_POSITIONAL else ""
-            raise self._error(
-                f"parameter {star}{name} takes no argument by name. Remove the "
-                f"{star or '/'} from the function, or give inputs and updates as lists"
-            )
-        if name in self.kwargs:
-            raise self._error(f"{argument} and kwargs both name parameter {name!r}")
-
-    def _error(self, problem: str) -> DefinitionError:
-        return DefinitionError(f"{self.where}{self.called}: {problem}.")
-
-
 def sequence(value: object) -> tuple[Any, ...]:
     """The items of a list or tuple; of another value, itself."""
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def _name(fn: Any) -> str:
-    while hasattr(fn, "func"):
-        fn = fn.func
-    return str(getattr(fn, "__name__", None) or type(fn).__name__)
+def _name(fn: object) -> str:
+    fn = without_partials(fn)
+    name = getattr(fn, "__name__", None)
+    return name if isinstance(name, str) else type(fn).__name__

@@ -178,7 +178,7 @@ class Task:
             raise DefinitionError(
                 f"{where}: kwargs, setup and instance_setup name a parameter twice: {keywords}."
             )
-        arguments = read_arguments(fn, inputs, updates, dict.fromkeys(keywords), where)
+        arguments = read_arguments(fn, inputs, updates, keywords, where)
         self.inputs = tuple(self._input(value) for value in arguments.inputs)
         self.updates = self._own_blobs(arguments.updates, "updates")
         self.places, self.implied = arguments.places, arguments.implied
@@ -188,8 +188,6 @@ class Task:
         self.transient_errors = sequence(transient_errors)
         self.after: tuple[Task | str, ...] = sequence(after)
         self._check()
-        if arguments.misfit:
-            raise DefinitionError(f"{where}: {arguments.misfit}")
 
         group = TaskGroup._innermost() if group is None else group
         if group is not None:

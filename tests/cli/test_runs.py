@@ -424,7 +424,6 @@ def test_runs_are_compared_whatever_their_plans_lack(field: str, tmp_path: Path)
     forged = tmp_path / "b" / "_log" / "0000000000.json"
     entry = dict(decode_entry(forged.read_bytes(), 0, str(forged)))
     del entry["info"]["plan"][field]
-    entry["info"]["plan"]["fingerprint"] = "0" * 32
     forged.write_bytes(encode_entry(entry))
     for pair in (("a", "b"), ("b", "a")):
         result = invoke("compare", *(tmp_path / name for name in pair))

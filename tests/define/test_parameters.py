@@ -107,23 +107,26 @@ def test_instances_and_methods_are_called_by_name_too(run):
 
 
 REFUSED = {
-    "unknown": (lambda: Task(join, {"frist": "x"}), "inputs name 'frist', which is no parameter"),
-    "not a name": (lambda: Task(join, {1: "x"}), "keys of inputs must be names of parameters"),
+    "unknown": (lambda: Task(join, {"frist": "x"}), "unexpected keyword argument 'frist'"),
+    "not a name": (lambda: Task(join, {1: "x"}), "must map names of parameters; got 1"),
     "both": (
         lambda: Task(join, {"first": "x"}, kwargs={"first": 1}),
-        "inputs and kwargs both name parameter 'first'",
+        "gets parameter 'first' twice",
     ),
     "twice": (
         lambda: Task(grow, {"field": "x"}, updates="field"),
-        "inputs and updates both name parameter 'field'",
+        "gets parameter 'field' twice",
     ),
     "update": (
         lambda: Task(grow, {"amount": "x"}, updates="state"),
-        "updates name 'state', which is no parameter of it; write updates={parameter: 'state'}",
+        "unexpected keyword argument 'state'. Each input and update goes to the parameter of its name; write {parameter: blob}",
     ),
     "star": (lambda: Task(max, {"key": "x"}), "does not say what its parameters are called"),
-    "many": (lambda: Task(lambda *parts: 0, {"parts": ["x"]}), "parameter *parts takes no"),
-    "positional": (lambda: Task(lambda x, /: 0), "parameter x takes no argument by name"),
+    "many": (
+        lambda: Task(lambda *parts: 0, {"parts": ["x"]}),
+        "unexpected keyword argument 'parts'",
+    ),
+    "positional": (lambda: Task(lambda x, /: 0), "missing a required"),
     "keyword": (lambda: Task(join, kwargs={"step": 1}), "unexpected keyword argument 'step'"),
     "mixed": (lambda: Task(grow, ["x"], updates={"field": "x"}), "so inputs must do so too"),
     "none": (lambda: Task(join, ()), "cannot be called with 0 inputs"),
@@ -137,7 +140,7 @@ REFUSED = {
     "wrong node": (lambda: Task.on_each([3], join), "node must be a Node or a name"),
     "node=": (lambda: Task.on_each(["a"], join, node="b"), "got node="),
     "a list in a list": (
-        lambda: Task(join, [["x", "y"]]),
+        lambda: Task(join, [["x", "y"], "z"]),
         "got list. To fix it, name the parameter that gets a list of inputs: inputs={'parts': [...]}",
     ),
 }

@@ -177,6 +177,6 @@ def test_a_resume_says_that_other_numbers_are_drawn(tmp_path, inproc_session):
     one(False, same).run(inproc_session)
     assert one(False, same).plan_resume().changes == ()
     assert one(True, step).plan_resume().changes == (
-        "seed_global_rng is now True",
+        "seed_global_rng was False and is True",
         "task epoch:a/step has other code",
     )
