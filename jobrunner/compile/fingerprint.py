@@ -63,7 +63,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         {name: without_secrets(name, value) for name, value in part.get("parameters", {}).items()}
         for part in (before, now)
     )
-    for name in dict.fromkeys((*new, *old)):
+    for name in sorted({*new, *old}):
         if name not in old or name not in new or old[name] != new[name]:
             lines.append(
                 f"parameter {name!r} was {_text_of(old, name)} and is {_text_of(new, name)}"
