@@ -66,11 +66,6 @@ from .positions import (
     Position as Position,
 )
 from .story import (
-    EpochStory as EpochStory,
-    Ledger as Ledger,
-    LossStory as LossStory,
-    RunStory as RunStory,
-    Story as Story,
     read_story as read_story,
     write_report as write_report,
 )

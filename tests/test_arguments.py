@@ -32,7 +32,6 @@ _MADE = {
         "ResumePlan",
         "RunResult",
     ),
-    *("EpochStory", "Ledger", "LossStory", "RunStory", "Story"),
     *("SavedEpoch", "SaveReport", "TaskOutput", "WorkspaceType", "__version__", "current_task"),
     *("MetadataHandler", "RetentionPolicy", "SavePolicy", "UploadTaskGroupBuilder"),
 }

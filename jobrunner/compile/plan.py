@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from jobrunner.define import ArrayOptions
 from jobrunner.positions import Position
-from jobrunner.texts import Html, card, counted, counted_names, printable, table, tag
+from jobrunner.texts import counted, printable
 
 
 class BlobArgument(Struct, frozen=True):
@@ -219,15 +219,6 @@ class Plan(Struct, frozen=True):
         return printable(
             f"<Plan of {self.job!r}: {counted(len(self.nodes), 'node')}, tasks {sizes}>"
         )
-
-    def _repr_html_(self) -> Html:
-        rows = [
-            (key, _count(group), counted_names(group.slices), len(group.crossings))
-            for key, group in self.groups.items()
-        ]
-        saved = f"saved nodes: {counted_names(self.checkpointed)}"
-        head = ("group", "tasks", "nodes", "values that cross nodes")
-        return card("Plan", self.job, table(head, rows, left=(0, 2)), tag("div", saved))
 
     def saved_blobs(self, at: Position) -> dict[str, frozenset[str]]:
         """The blobs of each checkpointed node that a checkpoint contains."""

@@ -48,13 +48,12 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         runner = JobRunner(job, manager)
         result = runner.run(session)
     checkpoint = manager.open(3)
-    made = [job, runner, manager, runner.plan_resume(), job.compile(), result]
+    made = [job, runner, manager, runner.plan_resume(), result]
     return {type(it).__name__: it for it in made} | {"Checkpoint": checkpoint}
 
 
 KINDS = {
-    "Job": ("<Job 'a <b>&job'", "repeated"),
-    "Plan": ("<Plan of 'a <b>&job': 1 node, tasks init 1, epoch 1", "download0none0exit0none0"),
+    "Job": ("<Job 'a <b>&job'", "saved nodes"),
     "JobRunner": ("<JobRunner of job 'a <b>&job' with <MultiNode", "resumes fromlatest"),
     "MultiNodeCheckpointManager": ("<MultiNodeCheckpointManager of /", "3, the newest of 4"),
 }

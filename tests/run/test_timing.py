@@ -10,11 +10,11 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
-    RunStory,
     SaveEvery,
     Task,
     read_story,
 )
+from jobrunner.story import RunStory
 
 
 def nap(seconds: float) -> float:
