@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import io
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from types import MemberDescriptorType, ModuleType
+from types import MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -184,13 +183,13 @@ class PicklerByName(cloudpickle.Pickler):  # type: ignore[misc]  # no types
     def __init__(self, name_class: Callable[[type], str]) -> None:
         self.names: dict[str, None] = {}
         self._name_class = name_class
-        self._file = io.BytesIO()
-        super().__init__(self._file, protocol=5)
+        self._data = bytearray()
+        super().__init__(SimpleNamespace(write=self._data.extend), protocol=5)
 
     def pickle(self, value: object) -> bytes:
         """Pickle a value."""
         self.dump(value)
-        return self._file.getvalue()
+        return bytes(self._data)
 
     def reducer_override(self, obj: Any) -> Any:
         """Called for all but the simplest objects."""

@@ -20,23 +20,20 @@ from jobrunner import (
     register_codec,
 )
 from jobrunner.checkpoint import (
-    copy_epoch,
     load_group,
     load_waiting_states,
     plan_load,
-    repair_log,
     stateful_blobs,
     with_contents,
 )
 from jobrunner.checkpoint.load_plan import choose_sources
 from jobrunner.data import from_records
 from jobrunner.positions import Position
-from jobrunner.run.diff import compare_checkpoints
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.blobs import Blobs
 from tests.checkpoint.test_manager import run_group
-from tests.saves import Save, save_epoch
+from tests.saves import Save
 
 
 class Momentum:
@@ -152,23 +149,6 @@ def test_a_checkpoint_returns_the_state_without_the_class(rig: Rig) -> None:
     assert stateful_of(rig.manager) == {("a", "opt")}
 
 
-def test_diff_names_the_changed_items_of_a_state(rig: Rig) -> None:
-    rig.workspace.globals["opt"] = opt = Momentum()
-    rig.save(0)
-    opt.steps = 5
-    rig.save(1)
-    data, text, is_equal = compare_checkpoints(rig.manager.open(0), rig.manager.open(1))
-    assert (is_equal, [d["where"] for d in data["differences"]]) == (False, ["['steps']"])
-    assert "a/opt['steps']" in text
-
-
-def test_a_copied_epoch_still_says_which_blobs_have_a_state(rig: Rig, tmp_path: Path) -> None:
-    rig.workspace.globals["opt"] = Momentum()
-    rig.save(0)
-    copy_epoch(rig.manager.directory, Position(0), str(tmp_path / "copy"))
-    assert stateful_of(MultiNodeCheckpointManager(tmp_path / "copy")) == {("a", "opt")}
-
-
 def test_a_save_in_the_background_writes_the_state_at_its_epoch(tmp_path: Path) -> None:
     rig = Rig(tmp_path, asynchronous=True)
     rig.workspace.globals["opt"] = opt = Momentum()
@@ -277,33 +257,3 @@ def test_nothing_is_replaced_if_a_state_finds_no_object(rig: Rig) -> None:
     with pytest.raises(PlanMismatchError):
         run_group(rig.manager.load(0), {"a": workspace})
     assert workspace.globals == {"w": 2}
-
-
-def test_a_replicated_object_is_saved_once_and_loaded_by_all(tmp_path: Path) -> None:
-    manager = MultiNodeCheckpointManager(tmp_path / "runs")
-    manager.run.start(["a", "b"], {})
-    workspaces = {node: Workspace(node) for node in "ab"}
-    for workspace in workspaces.values():
-        workspace.globals["opt"] = opt = Momentum()
-        opt.step()
-    save_epoch(manager, Position(0), workspaces, replicated={"opt": ["a", "b"]})
-    manager.run.end()
-    assert stateful_of(manager) == {("a", "opt"), ("b", "opt")}
-    again = {node: Workspace(node) for node in "ab"}
-    run_group(load_waiting(manager, 0, {"a": ["opt"], "b": ["opt"]}), again)
-    for workspace in again.values():
-        workspace.globals["opt"] = Momentum()
-    load_waiting_states(again)
-    assert [workspace.globals["opt"].steps for workspace in again.values()] == [1, 1]
-
-
-def test_a_repaired_record_says_which_blobs_have_a_state(rig: Rig) -> None:
-    rig.workspace.globals["opt"] = Momentum()
-    rig.save(0)
-    rig.save(1)
-    rig.manager.run.end()
-    number = rig.manager.directory.log.refresh().recorded[Position(0)]
-    Path(rig.manager.path, "_log", f"{number:010d}.json").unlink()
-    again = MultiNodeCheckpointManager(rig.manager.path)
-    assert repair_log(again.directory) is not None
-    assert stateful_of(again) == {("a", "opt")}

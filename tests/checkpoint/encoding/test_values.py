@@ -38,38 +38,9 @@ def round_trip(directory: Path, value: Any, **options: Any) -> Any:
 
 
 PLAIN_DTYPES = [
-    "?",
-    "b",
-    "B",
-    "<i2",
-    ">i2",
-    "<u4",
-    ">u4",
-    "<i8",
-    ">u8",
-    "<f2",
-    ">f2",
-    "<f4",
-    ">f4",
-    "<f8",
-    ">f8",
-    "<c8",
-    ">c8",
-    "<c16",
-    ">c16",
-    "S1",
-    "S7",
-    "<U1",
-    "<U9",
-    ">U9",
-    "V5",
-    "<M8[ns]",
-    ">M8[D]",
-    "M8[25s]",
-    "M8",
-    "<m8[us]",
-    ">m8[3h]",
-]
+    *("?", "b", "B", "<i2", ">i2", "<u4", ">u8", "<f2", ">f4", "<f8", ">c8", "<c16", "S7", "<U9", ">U9"),
+    *("V5", "<M8[ns]", ">M8[D]", "M8[25s]", "M8", "<m8[us]", ">m8[3h]"),
+]  # fmt: skip
 # What Zarr has no type for is there as raw bytes of the same size.
 RAW_DTYPES = [
     np.dtype(np.longdouble), np.dtype(np.clongdouble),
@@ -82,7 +53,7 @@ STRUCTURED = [
     np.dtype([("a", "<f4"), ("b", "<i8"), ("c", "<U4"), ("d", "S3"), ("e", "<M8[ns]")]),
 ]
 HOLLOW = [np.dtype("V0"), np.dtype([]), np.dtype([("a", "f4", (0,))])]
-SHAPES = [(), (1,), (7,), (0,), (3, 0, 2), (2, 3, 4)]
+SHAPES = [(), (7,), (3, 0, 2), (2, 3, 4)]
 
 
 def filled(dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -121,19 +92,6 @@ def test_an_array_comes_back_as_it_was_and_plain_zarr_reads_it(
 def test_items_of_no_bytes_are_refused(dtype: np.dtype[Any]) -> None:
     with pytest.raises(DefinitionError, match="'x'.*have no bytes; save its shape"):
         encode_blobs("n", {"x": np.zeros((2, 3), dtype)})
-
-
-def test_an_empty_array_with_long_axes_comes_back(tmp_path: Path) -> None:
-    array = np.empty((10**9, 0, 10))
-    assert_identical(array, round_trip(tmp_path, array))
-
-
-def test_an_aligned_record_comes_back_as_an_equal_one(tmp_path: Path) -> None:
-    array = np.zeros(3, np.dtype([("a", "i1"), ("b", "f8")], align=True))
-    array["b"] = 0.5
-    loaded = round_trip(tmp_path, array)
-    assert loaded.dtype == array.dtype
-    assert loaded.tobytes() == array.tobytes()
 
 
 def read_with_zarr(directory: Path, path: str) -> np.ndarray[Any, Any]:
@@ -242,15 +200,6 @@ def test_nested_containers_are_groups_that_plain_zarr_walks(tmp_path: Path) -> N
     assert group["params/layer/1"][...].tolist() == [1, 1, 1]
 
 
-def test_objects_shared_within_a_blob_are_shared_after_loading(tmp_path: Path) -> None:
-    array, names = np.arange(3), ["a"]
-    value = {"x": array, "same": array, "view": array[:], "names": names, "again": [names, names]}
-    loaded = round_trip(tmp_path, value)
-    assert loaded["x"] is loaded["same"] is loaded["view"]
-    assert loaded["names"] is loaded["again"][0] is loaded["again"][1]
-    assert len(list((tmp_path / "n.0").glob("**/c.*"))) == 1
-
-
 def test_blobs_that_share_memory_are_refused_by_name() -> None:
     base = np.arange(10)
     with pytest.raises(DefinitionError, match=r"Node 'n'.*'head' and 'tail' share memory"):
@@ -275,12 +224,6 @@ def test_all_blobs_are_named_at_once_whatever_is_wrong_with_them() -> None:
     assert lines[50] == "52 more blobs cannot be saved."
     with pytest.raises(DefinitionError, match=r"'b0'.*\n.*'one' and 'two' share memory"):
         encode_blobs("n", {"b0": blobs["b0"], "one": base, "two": base[1:]})
-
-
-def test_different_views_of_one_memory_within_a_blob_are_refused() -> None:
-    base = np.arange(10)
-    with pytest.raises(DefinitionError, match=r"'x/0' and 'x/1' share memory"):
-        encode_blobs("n", {"x": [base, base[1:]]})
 
 
 class Custom:
@@ -330,14 +273,6 @@ def test_a_container_that_contains_itself_is_refused() -> None:
         encode_blobs("n", {"x": loop})
 
 
-def test_endless_nesting_is_refused() -> None:
-    deep: list[Any] = []
-    for _ in range(5_000):
-        deep = [deep]
-    with pytest.raises(DefinitionError, match="nested more than"):
-        encode_blobs("n", {"x": deep})
-
-
 FRACTIONS = Codec(Fraction, lambda f: f.as_integer_ratio(), lambda t: Fraction(*t), "fraction")
 CUSTOM = Codec(Custom, lambda c: {"value": c.value}, lambda d: Custom(d["value"]), "custom")
 
@@ -381,19 +316,6 @@ def test_a_dtype_that_the_platform_lacks_is_not_reported_as_damage(
     with pytest.raises(CheckpointError, match="not understood") as caught:
         reader.load()
     assert type(caught.value) is CheckpointError
-
-
-def test_an_error_in_a_codecs_encode_names_node_blob_and_codec() -> None:
-    error = AttributeError("missing")
-
-    def fail(value: object) -> object:
-        raise error
-
-    broken = Codec(Fraction, fail, FRACTIONS.decode, "fraction")
-    expected = r"Node 'n', blob 'x', item 1: .*codec 'fraction' raised AttributeError: missing"
-    with pytest.raises(DefinitionError, match=expected) as caught:
-        encode_blobs("n", {"x": [0, Fraction(1, 3)]}, [broken])
-    assert caught.value.__cause__ is error
 
 
 def test_a_later_format_is_not_reported_as_damage(
