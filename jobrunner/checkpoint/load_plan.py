@@ -212,13 +212,6 @@ class _LoadPlan:
         path = self._directory.path
         owner = self._record.details.replicated.get(blob, [node])[0]
         if owner not in self._contents:
-            only_node = self._directory.only_node
-            if only_node is not None:
-                raise BlobNotFoundError(
-                    f"Blob {blob!r} is in the store of node {owner!r} in {path}; this manager reads "
-                    f"only stores of node {only_node!r}. Use a MultiNodeCheckpointManager, or omit "
-                    f"the blob from `blobs`."
-                )
             raise BlobNotFoundError(
                 f"Epoch {self._record.at} of {path} has no node {owner!r}, so blob {blob!r} cannot "
                 f"be loaded there."

@@ -26,7 +26,6 @@ from jobrunner import (
     CommitConflictError,
     DefinitionError,
     Job,
-    KeepBest,
     KeepLast,
     MultiNodeCheckpointManager,
     Task,
@@ -124,20 +123,6 @@ def test_a_path_that_names_no_directory_is_refused(path: Any) -> None:
         MultiNodeCheckpointManager(path)
 
 
-@pytest.mark.parametrize("options", [{"keep": 3}, {"metadata_handler": object()}, {"keep": "all"}])
-def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(DefinitionError):
-        MultiNodeCheckpointManager(tmp_path, **options)
-
-
-@pytest.mark.parametrize("n", [0, -1, 1.5, True, "3"])
-def test_policies_keep_an_int_of_epochs_from_1_on(n: Any) -> None:
-    with pytest.raises(DefinitionError, match="KeepLast: n must be an int >= 1; got "):
-        KeepLast(n)
-    with pytest.raises(DefinitionError, match="KeepBest: n must be an int >= 1; got "):
-        KeepBest("loss", n)
-
-
 def test_what_stores_contain_is_said_once_and_read_from_them_if_that_entry_is_lost(
     rig: Rig,
 ) -> None:
@@ -183,15 +168,6 @@ def test_a_saved_epoch_is_recorded_verified_and_opened(rig: Rig) -> None:
     assert (list(node), len(node), "w" in node, "socket" in node) == (["name", "w"], 2, True, False)
     with pytest.raises(BlobNotFoundError, match="no blob 'x'.*'name', 'w'"):
         node["x"]
-
-
-def test_another_manager_without_a_run_reads_the_same(rig: Rig, tmp_path: Path) -> None:
-    rig.save(0)
-    reader = MultiNodeCheckpointManager(tmp_path / "runs" / "k")
-    assert reader.epochs() == [0]
-    rig.save(1)
-    assert reader.epochs() == [0, 1]
-    reader.verify(1)
 
 
 def test_a_checkpoint_directory_can_be_moved(rig: Rig, tmp_path: Path) -> None:
@@ -719,21 +695,3 @@ def test_a_single_node_manager_reads_only_its_node(rig: Rig) -> None:
     assert manager.open(0).nodes == ("server",)
     assert [task.node.name for task in manager.load(0).tasks()] == ["server"] * 3
     assert set(manager.record(0).stores) == {"server"}
-
-
-def test_a_single_node_manager_names_the_node_whose_store_has_a_blob(rig: Rig) -> None:
-    for workspace in rig.workspaces.values():
-        workspace.globals.update(shared=1, part=np.arange(3))
-    shared = {"replicated": {"shared": NODES}, "partitions": {"part": (0, NODES)}}
-    save_epoch(rig.manager, Position(0), rig.workspaces, **shared)
-    manager = CheckpointManager(rig.manager.path, "trainer:0")
-    node = {"trainer:0": workspaces()["trainer:0"]}
-    run_group(manager.load(0, blobs={"trainer:0": ["part"]}), node)
-    assert node["trainer:0"].globals["part"].tolist() == [0, 1, 2]
-    for ask in (
-        lambda: manager.load(0),
-        lambda: manager.load(0, blobs={"trainer:0": ["shared"]}),
-        lambda: manager.load(0, blobs={"trainer:0": ["part"]}, partitions={"part": ["trainer:0"]}),
-    ):
-        with pytest.raises(BlobNotFoundError, match=r"in the store of node 'server'.*MultiNode"):
-            ask()

@@ -16,7 +16,6 @@ from jobrunner import (
     Position,
     SavedEpoch,
 )
-from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.saves import save_epoch
@@ -73,20 +72,6 @@ def test_a_pin_that_comes_before_the_retirement_wins(tmp_path: Path) -> None:
         save(run, epoch)
     assert reader.epochs() == [0, 1, 2]
     reader.verify(0)
-    run.run.end()
-
-
-def test_pins_survive_kept_states_and_may_be_made_during_a_run(tmp_path: Path) -> None:
-    run = begin(tmp_path, keep=KeepLast(1))
-    save(run, 0)
-    reader = MultiNodeCheckpointManager(tmp_path, files=FaultyFiles(sync=False))
-    reader.pin(0)
-    for _ in range(STATE_INTERVAL):
-        reader.pin(0, "again")
-        reader.unpin(0, "again")
-    save(run, 1)
-    assert MultiNodeCheckpointManager(tmp_path).pins() == {0: ["kept"]}
-    assert run.epochs() == [0, 1]
     run.run.end()
 
 

@@ -53,11 +53,6 @@ def test_steps_count_across_epochs() -> None:
     assert due(SaveEvery(steps=3), 7) == [(3, 1), (6, 1)]
 
 
-def test_joined_policies_save_when_either_does() -> None:
-    assert due(SaveEvery(epochs=2) | SaveEvery(epochs=3), 6) == [(2, 1), (3, 1), (4, 1), (6, 1)]
-    assert due(SaveEvery(epochs=2) | SaveEvery(epochs=3) | SaveEvery(epochs=5), 5)[-1] == (5, 1)
-
-
 def test_seconds_count_from_the_last_save() -> None:
     policy = SaveEvery(seconds=10)
     assert not policy.is_due(Moment(1, 1, 4, seconds_since_save=9.9))
@@ -220,25 +215,6 @@ def test_epochs_until_is_none_for_policies_by_time_and_1_if_undefined() -> None:
     assert epochs_until(SaveEvery(seconds=5) | Mine(), 3, 1) == 1
 
 
-def test_of_equal_values_the_newest_epoch_is_the_best() -> None:
-    saved = [SavedEpoch(epoch, metrics={"loss": 1.0}) for epoch in (1, 2)]
-    assert KeepBest("loss").choose(saved) == Position(2)
-
-
-def test_the_mode_is_not_guessed_from_the_name() -> None:
-    accuracy = {1: {"accuracy": 0.9}, 2: {"accuracy": 0.5}}
-    assert kept(KeepBest("accuracy"), accuracy) == [2]
-    assert kept(KeepBest("accuracy", mode="max"), accuracy) == [1]
-    with pytest.raises(DefinitionError, match="mode"):
-        KeepBest("accuracy", mode="auto")  # type: ignore[arg-type]
-
-
-def test_epochs_steps_and_seconds_may_be_combined() -> None:
-    policy = SaveEvery(epochs=2, steps=3, seconds=60)
-    assert due(policy, 6) == [(2, 1), (3, 1), (4, 1), (6, 1)]
-    assert policy.is_due(Moment(1, 1, 1, seconds_since_save=60))
-
-
 @pytest.mark.parametrize(
     "policy",
     [
@@ -249,30 +225,3 @@ def test_epochs_steps_and_seconds_may_be_combined() -> None:
 )
 def test_policies_can_be_pickled(policy: Any) -> None:
     assert pickle.loads(pickle.dumps(policy)) == policy
-
-
-def test_chosen_epochs_are_saved_by_a_policy_of_four_lines() -> None:
-    class SaveAt:
-        def is_due(self, moment: Moment) -> bool:
-            return moment.epoch in (1, 3, 5)
-
-    policy = SaveEvery(epochs=10_000) | SaveAt()
-    assert [epoch for epoch, _ in due(policy, 6)] == [1, 3, 5]
-
-
-def test_chosen_epochs_are_kept_by_a_policy_of_four_lines() -> None:
-    class KeepThese:
-        def retires(self, saved: Any) -> Any:
-            return [row.at for row in saved if row.epoch not in (0, 2, 3)]
-
-    assert kept(KeepThese()) == [0, 2, 3]
-    assert kept(KeepLast(1) | KeepThese()) == [0, 2, 3, 4]
-
-
-def test_the_epochs_of_the_last_hours_are_kept_by_a_policy_of_four_lines() -> None:
-    class KeepRecent:
-        def retires(self, saved: Any) -> Any:
-            return [row.at for row in saved if row.time < -24.0]
-
-    saved = [SavedEpoch(epoch, time) for epoch, time in enumerate((-30.0, -25.0, -23.0, -10.0))]
-    assert [Position.of(at) for at in KeepRecent().retires(saved)] == [Position(0), Position(1)]

@@ -226,19 +226,6 @@ def test_what_a_later_version_wrote_is_not_lost(
     assert contents(path) == before
 
 
-def test_an_entry_with_one_wrong_bit_is_damaged(copies: Iterator[Path]) -> None:
-    path = next(copies)
-    for k, file in enumerate(log_of(path)):
-        content = file.read_bytes()
-        for bit in (7, 8 * 20 + k % 8, 8 * (100 + k), 8 * len(content) - 12):
-            flipped = bytearray(content)
-            flipped[bit // 8] ^= 1 << bit % 8
-            file.write_bytes(flipped)
-            with pytest.raises(CheckpointCorruptError, match=file.name):
-                recorded(path)
-        file.write_bytes(content)
-
-
 def at(*epochs: int) -> list[Position]:
     return [Position(epoch) for epoch in epochs]
 
@@ -468,16 +455,6 @@ def test_a_run_that_was_repaired_beneath_is_over(tmp_path: Path) -> None:
         save(run, 1)
     run.run.end()
     assert recorded(tmp_path / "k") == (0,)
-
-
-def test_numbers_of_lost_entries_are_not_given_again(copies: Iterator[Path]) -> None:
-    path = next(copies)
-    gone = log_of(path)[4]
-    gone.unlink()
-    repair_log(directory(path).directory)
-    assert gone.exists()
-    handler = directory(path).directory.handler
-    assert not handler.append({"number": 4, "id": "late", "kind": "commit"})
 
 
 def remove_last_attempt(file: Path) -> None:

@@ -13,6 +13,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from jobrunner.checkpoint.commits import writing
 from jobrunner.checkpoint.directory import Directory
@@ -28,7 +29,6 @@ from jobrunner.checkpoint.log import (
     LogWriter,
     LostEntry,
     MetadataHandler,
-    NodeContents,
     Partition,
     Patience,
     Record,
@@ -66,15 +66,6 @@ from jobrunner.names import ROOT_DOCUMENT, parse_store_name
 from jobrunner.positions import Position
 
 
-@dataclass(frozen=True, slots=True)
-class Rebuilt:
-    """The record of an epoch that its stores prove."""
-
-    record: Record
-    contents: dict[str, NodeContents]
-    run_number: int | None
-
-
 @dataclass(slots=True)
 class Repair:
     """What a repair would do, and why."""
@@ -83,8 +74,8 @@ class Repair:
     """Number of an entry that is missing or cannot be read -> why."""
     kept: list[Position] = field(default_factory=list)
     """Epochs that stay recorded."""
-    rebuilt: dict[Position, Rebuilt] = field(default_factory=dict)
-    """Epochs that are recorded anew."""
+    rebuilt: dict[Position, dict[str, Any]] = field(default_factory=dict)
+    """Epochs that their stores prove, to be recorded anew -> what the ``commit`` says of each."""
     given_up: dict[Position, str] = field(default_factory=dict)
     """Epochs that are no longer recorded -> why."""
     unproven: dict[str, str] = field(default_factory=dict)
@@ -340,7 +331,8 @@ class _Planner:
             return
         run = self._runs.get(lost_set.run)
         record = Record(at, lost_set.stores, details=lost_set.record.details)
-        repair.rebuilt[at] = Rebuilt(record, contents, None if run is None else run.number)
+        number = None if run is None else run.number
+        repair.rebuilt[at] = {"records": [record], "contents": contents, "run_number": number}
         repair.given_up.pop(at, None)
         if at in repair.kept:
             repair.kept.remove(at)
@@ -391,14 +383,8 @@ def repair_log(directory: Directory, patience: Patience | None = None) -> Repair
     try:
         for at, reason in repair.given_up.items():
             append(RewindEntry, only=at, reason=reason)
-        for rebuilt in repair.rebuilt.values():
-            append(
-                CommitEntry,
-                begin=None,
-                records=[rebuilt.record],
-                contents=rebuilt.contents,
-                run_number=rebuilt.run_number,
-            )
+        for commit in repair.rebuilt.values():
+            append(CommitEntry, begin=None, **commit)
         # Lost entries may have claimed any name that is there, and begun any attempt. This sets all
         # stores aside that are not recorded. It is the last entry but one: that nobody claims a
         # name may be all that shows the next repair, if this one dies, that the log had more.

@@ -311,36 +311,6 @@ def test_traces_of_earlier_runs_elsewhere_are_removed(
     other.run.end()
 
 
-def test_a_removed_heartbeat_is_no_sign_of_life(
-    holder: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert holder.commits.lock is not None
-    holder.commits.lock._heartbeat.stop()
-    monkeypatch.setattr("jobrunner.checkpoint.log.lock.is_known_dead", lambda *args: False)
-
-    def follow(now: float) -> None:
-        if now < 100.5:
-            between = MultiNodeCheckpointManager(holder.path, take_over=True)
-            between.run.start(["a"], {})
-            between.run.end()
-
-    time = Time(follow)
-    late = MultiNodeCheckpointManager(holder.path, patience=time.patience())
-    late.run.start(["a"], {})
-    assert time.now < 101
-    late.run.probe()
-    late.run.end()
-
-
-def test_a_heartbeat_removed_by_hand_is_silence(tmp_path: Path) -> None:
-    heartbeat = tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT
-    heartbeat.parent.mkdir(parents=True)
-    heartbeat.write_text("0")
-    time = Time(lambda now: heartbeat.unlink(missing_ok=True))
-    refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience())
-    assert time.now >= 115
-
-
 def test_heartbeats_continue_after_failures(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -413,23 +383,3 @@ def test_a_forged_heartbeat_says_nothing(tmp_path: Path, content: bytes) -> None
     beat = read_beat(PosixFiles(), str(tmp_path), RUN)
     assert beat.status is None
     assert not may_live(beat.seconds_ago, Process(), RUN, 2.0)
-
-
-def test_a_heartbeat_that_cannot_say_how_far_the_run_is_does_not_end(tmp_path: Path) -> None:
-    said = threading.Event()
-
-    def status() -> Status:
-        if said.is_set():
-            return Status(1, 1)
-        said.set()
-        raise ZeroDivisionError
-
-    first = [Status(0, 0)]
-    heartbeat = Heartbeat(
-        PosixFiles(), str(tmp_path), RUN, 0.001, lambda: first.pop() if first else status()
-    )
-    heartbeat.start()
-    deadline = time.monotonic() + 10
-    while read_beat(PosixFiles(), str(tmp_path), RUN).status != Status(1, 1):
-        assert time.monotonic() < deadline
-    heartbeat.stop()
