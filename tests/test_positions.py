@@ -13,7 +13,6 @@ from jobrunner import DefinitionError, Position
 from jobrunner.json_output import to_json
 from jobrunner.names import format_store_name, parse_store_name
 from jobrunner.positions import parse_position, position_from_json, read_position
-from jobrunner.run.saver import _Failures
 
 AT = Position(4, 200)
 
@@ -68,13 +67,3 @@ def test_it_is_read_from_texts_and_pairs() -> None:
         Position(4, -1)
     with pytest.raises(DefinitionError, match=r"Expected an epoch .*; got 'x'"):
         Position.of("x")
-
-
-def test_saves_that_fail_for_the_same_reason_are_counted_wherever_they_are() -> None:
-    warnings: list[str] = []
-    failures = _Failures(warnings.append)
-    for epoch in (Position(3), Position(3, 1), Position(3, 2), Position(4)):
-        failures.add(epoch, OSError(f"the save of epoch {epoch} could not be begun"))
-    failures.close()
-    assert len(warnings) == 2
-    assert warnings[1].startswith("3 epochs, 3.s1 to 4, were not saved either")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,7 @@ from jobrunner.errors import CheckpointWriteError, CommitConflictError
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, SaveReport
 from jobrunner.run.save_groups import MOST_PENDING, MOST_SECONDS, Save, SaveGroups
-from jobrunner.texts import get_logger
+from jobrunner.texts import counted, get_logger
 
 logger = get_logger(__name__)
 
@@ -49,39 +48,40 @@ LEAST_FAILED, FAILING_SECONDS = 3, 600.0
 PATIENCE_SECONDS = 5.0
 """How long a run that is interrupted at once waits for a save under way."""
 
-_NUMBERS = re.compile(r"[0-9a-f]{32}|[0-9]+(\.s[0-9]+)?")
-"""Parts that differ between messages of the same failure: epochs and random names."""
-
 
 class _Failures:
-    """Warns of the first failed save, then of how many more failed for the same reason."""
+    """Saves that have failed in a row: warns of the first, and at the end of how many more."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
-        self._kind = ""
-        self._epochs: list[Position] = []
+        self._epochs: list[Position | None] = []
+        self._since = 0.0
 
     def add(self, epoch: Position | None, error: BaseException, then: str = "") -> None:
-        """Add a failure; `epoch` None: the directory could not be locked."""
-        # The nodes that fail first, and their files, may differ from epoch to epoch.
-        kind = _NUMBERS.sub("#", str(error).rpartition(": ")[2])
-        if kind == self._kind:
-            self._epochs += [] if epoch is None else [epoch]
-            return
-        self.close()
-        self._kind = kind
-        what = str(error) if epoch is None else f"Epoch {epoch} was not saved: {error}"
-        self._warn(f"{what} {then}".rstrip())
+        """Add a failure; `epoch` None: the directory could not be locked.
+
+        Raises CheckpointWriteError if saves have failed for long: the run computes in vain.
+        """
+        now = time.monotonic()
+        if not self._epochs:
+            self._since = now
+            what = str(error) if epoch is None else f"Epoch {epoch} was not saved: {error}"
+            self._warn(f"{what} {then}".rstrip())
+        self._epochs.append(epoch)
+        count, seconds = len(self._epochs), now - self._since
+        if count >= LEAST_FAILED and seconds >= FAILING_SECONDS:
+            raise CheckpointWriteError(
+                f"The last {count} saves have failed, for {seconds:.0f} s, so the run ends instead "
+                f"of computing in vain: {error}"
+            ) from error
 
     def close(self) -> None:
-        """Warn of the failures that were only counted."""
-        epochs, self._epochs, self._kind = self._epochs, [], ""
-        if len(epochs) == 1:
-            self._warn(f"Epoch {epochs[0]} was not saved either, for the same reason.")
-        elif epochs:
+        """A save has succeeded, or the run ends."""
+        _, *more = self._epochs or [None]
+        self._epochs = []
+        if more:
             self._warn(
-                f"{len(epochs)} epochs, {epochs[0]} to {epochs[-1]}, were not saved either, for "
-                f"the same reason."
+                f"{counted(len(more), 'more save')} failed, the last that of epoch {more[-1]}."
             )
 
 
@@ -115,7 +115,6 @@ class Saver:
         self._on_save_error = on_save_error
         self._failures = _Failures(warn)
         self._warn = warn
-        self._num_failed, self._failing_since = 0, 0.0  # saves in a row
         self._saved = saved
         self._save_now = save_now
         self._status, self._began = status, began
@@ -412,23 +411,6 @@ class Saver:
         else:
             self._failures.add(save.at, error)
         self._saved(report)
-        self._count_failures(error)
-
-    def _count_failures(self, error: BaseException | None) -> None:
-        """Raise CheckpointWriteError if saves have failed for long: the run computes in vain."""
-        now = time.monotonic()
-        if error is None:
-            self._num_failed = 0
-            return
-        if not self._num_failed:
-            self._failing_since = now
-        self._num_failed += 1
-        seconds = now - self._failing_since
-        if self._num_failed >= LEAST_FAILED and seconds >= FAILING_SECONDS:
-            raise CheckpointWriteError(
-                f"The last {self._num_failed} saves have failed, for {seconds:.0f} s, so the run "
-                f"ends instead of computing in vain: {error}"
-            ) from error
 
     def _capture(self, save: Save) -> bool:
         """Let the workers capture a position; False: epochs must wait until it is recorded."""

@@ -427,18 +427,17 @@ def test_storage_that_hangs_during_a_load_ends_the_run(inproc_client, tmp_path, 
         JobRunner(two_nodes(3), manager).run(session)
 
 
-def test_saves_that_fail_for_one_reason_on_other_nodes_are_warned_of_once():
+def test_of_saves_that_fail_in_a_row_the_first_is_named_and_the_others_are_counted():
     warnings = []
     failures = _Failures(warnings.append)
     for epoch in range(6):
-        which = ("a", "b")[epoch % 2]
-        failures.add(
-            Position(epoch), CheckpointWriteError(f"{which}.{epoch}: OSError: No space left.")
-        )
-    failures.add(Position(6), CheckpointWriteError("a.6: OSError: Input/output error."))
+        failures.add(Position(epoch), CheckpointWriteError("a: OSError: No space left."))
+    failures.close()
+    failures.close()
+    failures.add(Position(7), CheckpointWriteError("b: OSError: Input/output error."))
     failures.close()
     assert warnings == [
-        "Epoch 0 was not saved: a.0: OSError: No space left.",
-        "5 epochs, 1 to 5, were not saved either, for the same reason.",
-        "Epoch 6 was not saved: a.6: OSError: Input/output error.",
+        "Epoch 0 was not saved: a: OSError: No space left.",
+        "5 more saves failed, the last that of epoch 5.",
+        "Epoch 7 was not saved: b: OSError: Input/output error.",
     ]

@@ -170,7 +170,7 @@ def test_8_a_path_that_cannot_be_written_is_reported_and_every_epoch_runs(sessio
     # The failure is reported once, however long the job is.
     first, last = warnings
     assert "The run starts anyway" in first
-    assert last == "5 epochs, 0 to 4, were not saved either, for the same reason."
+    assert last == "5 more saves failed, the last that of epoch 4."
 
 
 def test_9_download_runs_once_after_the_last_epoch_and_before_exit(session, tmp_path, nodes):

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import stat
-import time
 from collections.abc import Iterator
 from typing import Self
 
@@ -23,7 +21,6 @@ PASSAGE = DIRECTORY | getattr(os, "O_PATH", 0)
 
 GONE = (FileNotFoundError, NotADirectoryError)
 
-_LEASE_SECONDS = 60.0
 _NEW_FILE_RIGHTS = 0o666  # less the umask
 
 _KINDS = {
@@ -152,16 +149,7 @@ class Below:
     def open_file(self, path: str) -> tuple[int, int]:
         """Open a regular file, and return its size, too; raises `ForeignFileError` for others."""
         # Without waiting: a pipe whose other end nobody opens would hold the reader for ever.
-        deadline = math.inf
-        while True:
-            try:
-                descriptor = self.open(path, os.O_RDONLY | os.O_NONBLOCK)
-                break
-            except BlockingIOError:  # until a file server returns its lease on the file
-                deadline = min(deadline, time.monotonic() + _LEASE_SECONDS)
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
+        descriptor = self.open(path, os.O_RDONLY | os.O_NONBLOCK)
         attributes = os.fstat(descriptor)
         if stat.S_ISREG(attributes.st_mode):
             return descriptor, attributes.st_size
