@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
@@ -19,14 +19,10 @@ from multiprocessing import resource_tracker
 from typing import Any, Self, TypeVar
 
 import dask
-from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster, Nanny, Security
 from distributed.comm.addressing import get_address_host
-from distributed.deploy.utils import nprocesses_nthreads
 
-from jobrunner.cluster.placement import WorkerInfo, place
 from jobrunner.cluster.scheduler import SchedulerLink
-from jobrunner.compile import PlannedNode
 from jobrunner.config import get_choice
 from jobrunner.dask_internals import OwnClient, count_workers, nanny_class
 from jobrunner.errors import DefinitionError, ExecutionError, SchedulerLostError
@@ -287,18 +283,6 @@ class OwnCluster:
             settings["distributed.scheduler.preload"] = [*preload, "jobrunner.dashboard"]
         with dask.config.set(settings):
             return _LoopbackCluster(**options)  # type: ignore[no-untyped-call]
-
-
-def preview_local(
-    nodes: Sequence[PlannedNode], workers: int | None, threads_per_worker: int | None
-) -> dict[str, str]:
-    """Where nodes would be placed on a cluster of this machine, which has yet to start: on its names."""
-    if workers is None and threads_per_worker is None:
-        workers, threads_per_worker = nprocesses_nthreads()
-    workers = workers or max(1, CPU_COUNT // (threads_per_worker or 1))
-    threads = threads_per_worker or math.ceil(CPU_COUNT / workers)
-    names = [f"worker {number}" for number in range(workers)]
-    return place(nodes, [WorkerInfo(name, name, "", threads) for name in names])
 
 
 def run_in_thread(fn: Callable[[], _T], name: str) -> Future[_T]:

@@ -13,7 +13,6 @@ from distributed import Client
 from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
 from jobrunner.cluster.connection import Connection
 from jobrunner.cluster.leases import Demand
-from jobrunner.cluster.placement import WorkerInfo, place
 from jobrunner.cluster.shipping import nodes_of
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
 from jobrunner.define import Blob, Count, Task, TaskGroup, TaskOutput, checked
@@ -279,11 +278,6 @@ class Session:
                 raise
             self._binding = binding
             return binding
-
-    def preview(self, nodes: Sequence[PlannedNode]) -> dict[str, str]:
-        """Where nodes would be placed if they were placed now; reserves nothing."""
-        workers: list[WorkerInfo] = self.client.sync(self._connection.scheduler.workers)
-        return place(nodes, workers)
 
     def run_group(
         self, group: TaskGroup, epoch: int | None = None, deadline_seconds: float | None = None
