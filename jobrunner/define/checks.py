@@ -128,6 +128,10 @@ _BY_UNION = {
     frozenset(get_args(str | os.PathLike[str])): PATH,
     frozenset(get_args(EpochLike)): EPOCH,
 }
+_MAPPING = Rule(
+    "a mapping of str",
+    lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
+)
 _LISTS = (collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable)
 
 
@@ -149,7 +153,7 @@ def rule_of(kind: Any) -> Rule | None:
     if origin in _LISTS:
         return _list_of(origin, rule_of(parts[0]))
     if origin is collections.abc.Mapping:
-        return instance("a mapping", Mapping)
+        return _MAPPING
     if isinstance(kind, type) and kind not in (Any, object):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         return _BY_TYPE.get(kind) or instance(f"{article} {kind.__name__}", kind)

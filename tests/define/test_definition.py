@@ -102,7 +102,7 @@ REFUSED = [
     (lambda: Task(one, inputs=Task(one, outputs=["a", "b"])), "task.output(0)"),
     (lambda: Task(one, inputs=["a", "b"]), "cannot be called with 2 inputs"),
     (lambda: Task(one, kwargs={"y": 1}), "cannot be called"),
-    (lambda: Task(one, kwargs={1: 1}), "must map names of parameters; got 1"),
+    (lambda: Task(one, kwargs={1: 1}), "kwargs must be a mapping of names (str) to values"),
     (lambda: Task(one, kwargs=["y"]), "kwargs"),
     (lambda: Task(one, group="init"), "group must be a TaskGroup"),
     (lambda: Task(max, inputs="a", updates="a"), "in inputs and in updates"),

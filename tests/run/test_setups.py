@@ -206,7 +206,7 @@ def test_what_a_set_up_draws_differs_from_what_instances_draw(inproc_session: Se
     ("arguments", "message"),
     [
         ({"setup": [shared]}, "setup must be a mapping of str"),
-        ({"setup": {"x": 3}}, "must map names of parameters to functions"),
+        ({"setup": {"x": 3}}, "must be callable; got 3"),
         ({"instance_setup": {"x": lambda y: y}}, "cannot be called with 0 arguments"),
         ({"setup": {"y": shared}}, "cannot be called"),
         ({"setup": {"x": shared}, "kwargs": {"x": 1}}, "name a parameter twice"),
