@@ -7,10 +7,11 @@ import datetime as dt
 import math
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from jobrunner.checkpoint.directory import Directory
@@ -28,6 +29,7 @@ from jobrunner.checkpoint.log import (
     Record,
     RetireEntry,
     State,
+    StoreKey,
     read_details,
     record_in,
 )
@@ -64,16 +66,16 @@ class Retention:
 
     def sweep(self, state: State, names: Iterable[str]) -> list[str]:
         """Delete, in the background, those of these stores that count for nothing; returns them."""
-        left: list[str] = []
         if self._directory.log.repairs:
-            return left  # it does not know what a lost entry said of a store
+            return []  # it does not know what a lost entry said of a store
+        left: dict[StoreKey, list[str]] = defaultdict(list)
         for name in names:
             store = parse_store_name(name)
             if store is not None and state.is_left_over(store):
-                left.append(name)
-        if left:
-            self.sweeper.add(left)
-        return left
+                left[store.key].append(name)
+        for stores in left.values():  # one after another: some may not be deletable
+            self.sweeper.add(stores)
+        return list(chain.from_iterable(left.values()))
 
     def append(self, kind: type[HolderEntry], **fields: Any) -> LogEntry:
         """Append an entry of the run; then delete, in the background, what it has retired."""

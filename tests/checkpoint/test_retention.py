@@ -92,3 +92,26 @@ def test_a_policy_that_derives_from_keep_all_is_asked(tmp_path: Path) -> None:
         save_epoch(manager, Position.of(epoch), {"a": Workspace("a")})
     manager.run.end()
     assert manager.epochs() == [1, 3]
+
+
+def test_a_leftover_that_cannot_be_deleted_hinders_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stubborn(PosixFiles):
+        def remove_file(self, path: str) -> None:
+            if "/a.1/" in path:
+                raise PermissionError(path)
+            super().remove_file(path)
+
+    dead = MultiNodeCheckpointManager(tmp_path)
+    dead.run.start(["a"], {})
+    dead.directory.log.begin(Position(2), [])
+    for name in ("a.1", "a.2", "b.2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "zarr.json").touch()
+    dead.run.leave()
+    manager = MultiNodeCheckpointManager(tmp_path, files=Stubborn(), take_over=True)
+    manager.run.start(["a"], {})
+    manager.run.end()
+    assert sorted(path.name for path in tmp_path.glob("?.*")) == ["a.1", "b.2"]
+    assert "a.1 could not be deleted; the next run tries again" in caplog.text
