@@ -93,7 +93,7 @@ def take_pictures(page: Path) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for name, width, height, colours in (
-            ("report", 1180, 1760, "light"),
+            ("report", 1180, 1500, "light"),
             ("report-phone", 390, 1500, "dark"),
         ):
             screen = {"width": width, "height": height}
