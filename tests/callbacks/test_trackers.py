@@ -184,17 +184,6 @@ def test_tensorboard_shows_each_epoch_once(inproc_session, manager, tmp_path):
     assert {step for _, step in read_events(logdir)} == {1, 2}
 
 
-def test_tensorboard_itself_reads_it_so(inproc_session, manager, tmp_path):
-    pytest.importorskip("tensorboardX")
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    logdir = tmp_path / "logs"
-    run_twice(inproc_session, manager, lambda: Track(TensorBoard(logdir)))
-    events = accumulator.EventAccumulator(str(logdir))
-    events.Reload()
-    assert {it.step: it.value for it in events.Scalars("loss")} == pytest.approx(WHOLE)
-    assert len(events.Scalars("loss")) == len(WHOLE)
-
-
 # ---- MLflow
 
 

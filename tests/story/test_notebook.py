@@ -174,36 +174,3 @@ def test_a_cell_that_runs_a_job_shows_it(tmp_path: Path) -> None:
     assert "0.3333" in html
     assert html.count("jobrunner-run") == 1
     assert not html_of(silent)
-
-
-@pytest.mark.nightly
-def test_an_interrupted_cell_says_in_three_lines_how_to_resume(tmp_path: Path) -> None:
-    outputs = execute(
-        tmp_path,
-        """
-import os, signal
-
-class Interrupt:
-    def __init__(self, times):
-        self.times = times
-    def on_epoch(self, epoch, seconds, metrics):
-        for _ in range(self.times):
-            os.kill(os.getpid(), signal.SIGINT)
-
-def run(times):
-    manager = MultiNodeCheckpointManager(f"runs/{times}")
-    JobRunner(make(9), manager, callbacks=[Interrupt(times)]).run(session)
-""",
-        "run(1)",
-        "run(2)",
-        allow_errors=True,
-    )
-    for cell, name, epoch in (
-        (outputs[1], "RunStoppedError", 1),
-        (outputs[2], "KeyboardInterrupt", 0),
-    ):
-        [error] = [out for out in cell if out["output_type"] == "error"]
-        lines = "\n".join(error["traceback"]).splitlines()
-        assert len(lines) <= 3
-        assert lines[0].startswith(f"{name}: Job '<count>' ")
-        assert f"epoch {epoch}" in lines[1]

@@ -18,12 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
 
 from jobrunner.cluster import UnderWay
 from jobrunner.run.result import NodeSave, ResumePlan, SaveReport
 from jobrunner.story import RunState, render
-from jobrunner.story.render import draw_lines, flow
+from jobrunner.story.render import draw_lines
 from tests.sampling import examples
 from tests.story.test_live import Clock, Runner
 
@@ -86,13 +85,6 @@ def test_no_metric_and_no_save_is_cut_at_any_width(
     ):
         for text in texts:
             assert text.replace(" ", "") in shown
-
-
-def test_only_what_went_wrong_is_red() -> None:
-    lines = flow([Text("saved epoch 3", "green"), Text("1 loss", "red"), Text("2 nodes")], 80)
-    spans = {line.plain[it.start : it.end]: it.style for line in lines for it in line.spans}
-    assert spans == {"saved epoch 3": "green", "1 loss": "red"}
-    assert [line.style for line in lines] == [""]
 
 
 def test_words_have_no_colour_that_is_too_light_on_white() -> None:
