@@ -8,6 +8,7 @@ Neighbours in the order of definition share a worker, because they exchange most
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -49,8 +50,17 @@ def place(
             f"The cluster has no workers for {counted(len(nodes), 'node')}. Start some, or wait longer "
             f"for them."
         )
-    placing = _Placing(nodes, workers, previous or {})
-    placing.keep(previous or {})
+    previous = previous or {}
+    by_address = {worker.address: worker for worker in workers}
+    placing = _Placing(nodes, workers)
+    names = {node.name for node in nodes}
+    for name, address in previous.items():
+        if name not in names and address in by_address:
+            placing.count("", address)
+    for node in nodes:
+        worker = by_address.get(previous.get(node.name, ""))
+        if worker is not None and _suits(node, worker, placing.free[worker.address]):
+            placing.put(node, worker)
     placing.place_demanding()
     kinds: dict[str, list[PlannedNode]] = {}
     for node in nodes:
@@ -63,30 +73,13 @@ def place(
 class _Placing:
     """What is placed so far, and what the workers have left."""
 
-    def __init__(
-        self,
-        nodes: Sequence[PlannedNode],
-        workers: Sequence[WorkerInfo],
-        previous: Mapping[str, str],
-    ) -> None:
+    def __init__(self, nodes: Sequence[PlannedNode], workers: Sequence[WorkerInfo]) -> None:
         self._nodes = nodes
         self._workers = workers
-        self._free = {worker.address: dict(worker.resources) for worker in workers}
-        self._load = {worker.address: 0 for worker in workers}  # nodes
-        self._load_by_kind: dict[str, dict[str, int]] = {}
+        self.free = {worker.address: dict(worker.resources) for worker in workers}
+        self._load = Counter[str]()  # nodes, by worker
+        self._load_by_kind: dict[str, Counter[str]] = {}
         self.placed: dict[str, str] = {}
-        names = {node.name for node in nodes}
-        for name, address in previous.items():
-            if name not in names and address in self._load:
-                self._count("", address)
-
-    def keep(self, previous: Mapping[str, str]) -> None:
-        """Leave nodes where they were, if they still suit."""
-        workers = {worker.address: worker for worker in self._workers}
-        for node in self._nodes:
-            worker = workers.get(previous.get(node.name, ""))
-            if worker is not None and _suits(node, worker, self._free[worker.address]):
-                self._put(node, worker)
 
     def place_demanding(self) -> None:
         """Place nodes that require workers or resources: first those with the fewest choices."""
@@ -101,51 +94,47 @@ class _Placing:
             return len(choices[node.name]), -sum((node.resources or {}).values())
 
         for node in sorted(demanding, key=urgency):
-            suiting = [w for w in choices[node.name] if _suits(node, w, self._free[w.address])]
+            suiting = [w for w in choices[node.name] if _suits(node, w, self.free[w.address])]
             if not suiting:
-                raise PlacementError(_explain(node, self._workers, self._free))
-            self._put(node, min(suiting, key=lambda w: self._load[w.address] / w.nthreads))
+                raise PlacementError(_explain(node, self._workers, self.free))
+            self.put(node, min(suiting, key=lambda w: self._load[w.address] / w.nthreads))
 
     def share_out(self, kind: str, members: Sequence[PlannedNode]) -> None:
-        """Give each worker its share of the nodes of a kind, in blocks of neighbours."""
-        rest = [node for node in members if node.name not in self.placed]
-        present = self._load_by_kind.get(kind, {})
-        shares = self._shares(kind, len(rest) + sum(present.values()))
-        for worker in self._workers:
-            missing = max(0, shares[worker.address] - present.get(worker.address, 0))
-            block, rest = rest[:missing], rest[missing:]
-            for node in block:
-                self._put(node, worker)
-
-    def _shares(self, kind: str, count: int) -> dict[str, int]:
-        """How many of `count` nodes of a kind each worker should have, so that those per thread are even.
+        """Give each worker its share of the nodes of a kind, in blocks of neighbours.
 
         What cannot be divided goes to the workers that have the fewest nodes of other kinds.
         """
-        present = self._load_by_kind.get(kind, {})
+        rest = [node for node in members if node.name not in self.placed]
+        present = self._load_by_kind.get(kind, Counter())
+        count = len(rest) + present.total()
         threads = sum(worker.nthreads for worker in self._workers)
         shares = {w.address: count * w.nthreads // threads for w in self._workers}
 
         def fullness(worker: WorkerInfo) -> float:
             address = worker.address
-            others = self._load[address] - present.get(address, 0)
+            others = self._load[address] - present[address]
             return (others + shares[address]) / worker.nthreads
 
         emptiest = sorted(self._workers, key=fullness)
         for worker in emptiest[: count - sum(shares.values())]:
             shares[worker.address] += 1
-        return shares
+        for worker in self._workers:
+            missing = max(0, shares[worker.address] - present[worker.address])
+            block, rest = rest[:missing], rest[missing:]
+            for node in block:
+                self.put(node, worker)
 
-    def _put(self, node: PlannedNode, worker: WorkerInfo) -> None:
+    def put(self, node: PlannedNode, worker: WorkerInfo) -> None:
+        """Place a node."""
         self.placed[node.name] = worker.address
-        self._count(node.kind, worker.address)
+        self.count(node.kind, worker.address)
         for resource, amount in (node.resources or {}).items():
-            self._free[worker.address][resource] -= amount
+            self.free[worker.address][resource] -= amount
 
-    def _count(self, kind: str, address: str) -> None:
+    def count(self, kind: str, address: str) -> None:
+        """Count a node of a kind as load of a worker."""
         self._load[address] += 1
-        by_worker = self._load_by_kind.setdefault(kind, {})
-        by_worker[address] = by_worker.get(address, 0) + 1
+        self._load_by_kind.setdefault(kind, Counter())[address] += 1
 
 
 def _suits(node: PlannedNode, worker: WorkerInfo, free: Mapping[str, float]) -> bool:

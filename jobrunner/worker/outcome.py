@@ -76,7 +76,13 @@ def describe_failure(
     while trace is not None and _is_own_frame(trace):
         trace = trace.tb_next  # frames of this package do not help the user
     if trace is None and isinstance(error, RecursionError):
-        error = _endless(node, task, error.__traceback__)
+        subject = (
+            f"A value that task {node}/{task} reads, returns or updates" if task else "A value"
+        )
+        error = DefinitionError(
+            f"{subject} is nested too deeply to be copied, sent or saved. Use a flat list or dict in "
+            f"which items name each other by index or key."
+        )
     # The message of an error that this package raised says everything without a traceback.
     is_plain = not is_users and isinstance(error, JobRunnerError | NotPicklableError)
     lines: list[str] = []
@@ -91,19 +97,6 @@ def describe_failure(
         traceback=shorten("".join(lines)),
         error=_pickled(error),
         is_own=is_own or is_ours,
-    )
-
-
-def _endless(node: str, task: str, trace: TracebackType | None) -> DefinitionError:
-    """The error for a value that could not be walked to its end."""
-    functions = {frame.f_code.co_name for frame, _ in traceback.walk_tb(trace)}
-    verb = "returned" if "finish" in functions else "reads or updates"
-    if "_settle_updates" in functions:
-        verb = "updated"
-    subject = f"Task {node}/{task} {verb} a value that" if task else "A value"
-    return DefinitionError(
-        f"{subject} is nested too deeply to be copied, sent or saved. Use a flat list or dict in which "
-        f"items name each other by index or key."
     )
 
 
