@@ -12,7 +12,7 @@ from asyncio import TimerHandle
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from itertools import chain
 from threading import get_ident
 from time import perf_counter
@@ -44,7 +44,7 @@ class GroupRun:
     program: Program
     current_task: Callable[..., CurrentTask]  # gets only what differs between tasks of the run
     nthreads: int  # besides those of instances and of reports
-    submit: Callable[[Callable[[], None]], None]  # runs a call in a thread at once
+    submit: Callable[[Callable[[], None]], bool]  # runs a call in a thread at once, or says no
     timer: Callable[[float, Callable[[], None]], TimerHandle]  # like `loop.call_later`
     send: Send
     finished: Callable[[Outcome], None]
@@ -56,11 +56,8 @@ class GroupRun:
         program = self.program
         self._lock = threading.Lock()
         self._counts = program.needs.copy()
-        # A heap of positions, so that tasks run in order of definition as far as possible. Of the
-        # steps that wait for nothing it has only the next one, so that it stays small.
-        self._first = iter(program.first)
-        self._next_first = next(self._first, -1)
-        self._ready = [self._next_first] if program.first else []
+        # A heap of positions, so that tasks run in order of definition as far as possible.
+        self._ready = program.first.copy()
         self._steps = program.steps
         self._remaining = len(program.steps)
         self._is_open = False  # steps may start: `_open` has frozen the blobs for other nodes
@@ -145,7 +142,7 @@ class GroupRun:
                 is_free = self._is_open and not self._report_locks[position].locked()
                 self._threads += is_free
             if is_free:
-                self.submit(partial(self._run_beside, step, partial(self._report, step)))
+                self.submit(partial(self._report_beside, step))
             self._schedule_report(position)
 
         self._handles[position] = self.timer(step.report.interval_ms / 1000, fire)
@@ -200,87 +197,63 @@ class GroupRun:
         FRAME.set(None)
         self._end_thread()
 
-    def _call(
-        self,
-        step: Step,
-        arguments: list[Any],
-        instance: int,
-        shared_arguments: Mapping[str, Any] | None = None,
-    ) -> Any:
-        FRAME.set([self._make_current, step, instance, None])
-        if shared_arguments is None:
-            return step.fn(*arguments)
-        with set_up(step.instance_setup) as own:
-            return step.fn(*arguments, **shared_arguments, **own)
-
     def _run_instances(self, step: Step) -> bool:
-        """Run all instances of a task at once; returns whether this thread's ended last."""
-        count = left = step.num_instances
-        failures: list[int] = []
+        """Run all instances of a task at once, the first in this thread, which waits for the others.
+
+        Returns whether none has failed. A failure ends the run at once, also if others never return.
+        """
+        count, has_failed = step.num_instances, False
         arguments = [gather(step, instance) for instance in range(count)]
         results: list[Any] = [None] * count
-        FRAME.set([self._make_current, step, -1, None])
-        shared = set_up(step.setup)
-        shared_arguments = shared.__enter__()
+        ended = threading.Semaphore(0)
 
-        def run(instance: int) -> bool:
-            nonlocal left
-            is_last = has_failed = False
+        def call(instance: int) -> None:
+            nonlocal has_failed
+            FRAME.set([self._make_current, step, instance, None])
             try:
-                results[instance] = self._call(
-                    step, arguments[instance], instance, shared_arguments
-                )
-            except BaseException:
+                with set_up(step.instance_setup) as own:
+                    results[instance] = step.fn(*arguments[instance], **shared, **own)
+            except BaseException as error:
                 has_failed = True
-                raise
-            finally:
-                with self._lock:
-                    left -= 1
-                    failures.extend([instance] * has_failed)
-                    is_last = left == 0
-                if is_last:
-                    FRAME.set([self._make_current, step, -1, None])
-                    shared.__exit__(None, None, None)
-            if failures or not is_last:
-                return False
+                self._fail(step.workspace.node, step.name, error)
+            FRAME.set(None)
+            ended.release()
+
+        FRAME.set([self._make_current, step, -1, None])
+        with set_up(step.setup) as shared:
+            others = [partial(call, instance) for instance in range(1, count)]
+            refused = [other for other in others if not self.submit(other)]
+            for work in (
+                partial(call, 0),
+                *refused,
+            ):  # refused: by a pool that has closed meanwhile
+                work()
+            for _ in range(count):
+                ended.acquire()
+            FRAME.set([self._make_current, step, -1, None])
+        if not has_failed and not self._is_over:
             inputs, box = list(chain(*arguments)), [results.copy() if count > 1 else results[0]]
             arguments.clear()  # they would count as references to their items
             results.clear()
-            if not self._is_over:
-                finish(self.program, step, box, inputs, self.send)
-            return True
+            finish(self.program, step, box, inputs, self.send)
+        return not has_failed
 
-        with self._lock:
-            self._threads += count - 1
-        for instance in range(1, count):
-            self.submit(partial(self._run_beside, step, partial(run, instance)))
-        return run(0)
-
-    def _report(self, step: Step) -> bool:
+    def _report(self, step: Step) -> None:
+        assert step.report is not None
         with self._report_locks[step.position]:
-            self._call(step, [], 0)
-        return False
+            FRAME.set([self._make_current, step, 0, None])
+            step.fn()
 
-    def _run_beside(self, step: Step, work: Callable[[], bool]) -> None:
-        """Run an instance or a report in its own thread; `work` returns whether it ends the step."""
+    def _report_beside(self, step: Step) -> None:
+        """Run a report in its own thread."""
         self._running[get_ident()] = step
-        ends_step = False
         try:
-            ends_step = work()
+            self._report(step)
         except BaseException as error:
             self._fail(step.workspace.node, step.name, error)
         FRAME.set(None)
-        with self._lock:
-            del self._running[get_ident()]
-            if ends_step:
-                self._remaining -= 1
-                self._wake(step.successors)
-            stays = bool(self._ready) and not self._pullers and not self._is_over
-            self._pullers += stays
-        if stays:
-            self._pull()
-        else:
-            self._end_thread()
+        del self._running[get_ident()]
+        self._end_thread()
 
     # ---- the state that threads share
 
@@ -296,13 +269,7 @@ class GroupRun:
                 self._running.pop(thread, None)
                 self._pullers -= 1
                 return None
-            position = ready[0]
-            if position == self._next_first and (following := next(self._first, -1)) >= 0:
-                self._next_first = following
-                heapreplace(ready, following)
-            else:
-                heappop(ready)
-            self._running[thread] = step = self._steps[position]
+            self._running[thread] = step = self._steps[heappop(ready)]
             if not (step.is_long and ready and self._claim_puller()):
                 return step
         self.submit(self._pull)

@@ -42,11 +42,11 @@ class ThreadPool:
         self._alive = 0
         self._is_closed = False
 
-    def submit(self, call: Callable[[], object]) -> None:
-        """Run `call()` in a thread; after `close`, do nothing."""
+    def submit(self, call: Callable[[], object]) -> bool:
+        """Run `call()` in a thread; after `close`, do nothing and return False."""
         with self._lock:
             if self._is_closed:
-                return
+                return False
             if self._idle:
                 self._idle -= 1
             else:
@@ -59,6 +59,7 @@ class ThreadPool:
                 self._started += 1
                 self._alive += 1
             self._calls.put(call)
+        return True
 
     def close(self) -> None:
         """Let every thread end once it is idle. Does not wait."""

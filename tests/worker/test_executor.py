@@ -122,7 +122,7 @@ class Bench:
 
         def submit(call):
             self.submitted.append(call)
-            self._submit(call)
+            return self._submit(call)
 
         def finished(outcome):
             self.outcomes.append(outcome)
