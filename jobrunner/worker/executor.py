@@ -221,13 +221,12 @@ class GroupRun:
 
         FRAME.set([self._make_current, step, -1, None])
         with set_up(step.setup) as shared:
-            others = [partial(call, instance) for instance in range(1, count)]
-            refused = [other for other in others if not self.submit(other)]
-            for work in (
-                partial(call, 0),
-                *refused,
-            ):  # refused: by a pool that has closed meanwhile
-                work()
+            own_part = [0]  # of this thread, and what a pool refuses that has closed meanwhile
+            for instance in range(1, count):
+                if not self.submit(partial(call, instance)):
+                    own_part.append(instance)
+            for instance in own_part:
+                call(instance)
             for _ in range(count):
                 ended.acquire()
             FRAME.set([self._make_current, step, -1, None])
