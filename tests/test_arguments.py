@@ -37,7 +37,7 @@ _MADE = {
 }
 _CALLED_BY_JOBRUNNER = re.compile(
     r"FileMetadataHandler\.|CopyTo\.|.*\.(retires|is_due|epochs_until)$|"
-    r"Session\.(bind|run_group|run_compiled|exclusive|reconnect|blob_names)$|"
+    r"Session\.(bind|run_group|exclusive|reconnect)$|"
     r"TaskGroup\.(add|find|find_named|check_open)$|Task\.|Blob\.on$|"
     r"KeepBest\.(choose|value)$"
 )

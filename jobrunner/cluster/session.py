@@ -13,8 +13,7 @@ from distributed import Client
 from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
 from jobrunner.cluster.connection import Connection
 from jobrunner.cluster.leases import Demand
-from jobrunner.cluster.shipping import nodes_of
-from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
+from jobrunner.compile import Plan, PlannedNode, planned_nodes
 from jobrunner.define import Blob, Count, Task, TaskGroup, TaskOutput, checked
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
 from jobrunner.texts import counted, listed, printable
@@ -288,23 +287,6 @@ class Session:
             binding.run_alone(group, epoch, deadline_seconds)
             for task in group.tasks():
                 task.session, task.plan = self, binding.plan
-
-    def blob_names(self) -> dict[str, frozenset[str]]:
-        """The names of the global blobs, by node."""
-        return {} if self._binding is None else self._binding.blob_names()
-
-    def run_compiled(self, key: str, plan: GroupPlan, nodes: Sequence[PlannedNode]) -> Binding:
-        """Run a group that was compiled for a job on the current workspaces.
-
-        `key` must be unique among the session's groups. New nodes that the group uses, out of
-        `nodes`, are placed first. Returns the binding that it ran on.
-        """
-        with self._operation(f"run of the {plan.name} group"):
-            used = nodes_of(plan)
-            binding = self._extend([node for node in nodes if node.name in used])
-            binding.ship({key: plan})
-            binding.run(key, epoch=0)
-            return binding
 
     @property
     def is_connected(self) -> bool:

@@ -9,16 +9,14 @@ from jobrunner.checkpoint import (
     load_group,
     load_waiting_states,
     plan_load,
-    stateful_blobs,
     with_contents,
 )
 from jobrunner.cluster import Binding, Session
-from jobrunner.compile import compile_resume
 from jobrunner.config import get_number
-from jobrunner.define import Blob, Job
+from jobrunner.define import Blob
 from jobrunner.errors import BlobNotFoundError
 from jobrunner.positions import Position
-from jobrunner.run.matching import Blobs, Key, name_now
+from jobrunner.run.matching import Key, name_now
 from jobrunner.run.resume import Begin
 
 
@@ -77,7 +75,6 @@ def finish_load(binding: Binding, begin: Begin, run: Callable[[str, int], object
 
 
 def load_blobs(
-    job: Job,
     directory: Directory,
     epoch: Position,
     asked: Sequence[str | Blob],
@@ -90,20 +87,9 @@ def load_blobs(
     where = f"Epoch {epoch} of {directory.path}"
     sources = {key: names.sources[key] for key in _find_blobs(names.sources, where, asked)}
     with session.exclusive(f"The load of epoch {epoch} of {directory.path}"):
-        recorded = stateful_blobs(record)
-        stateful = [key for key, source in sources.items() if source in recorded]
-        present: Blobs = session.blob_names() if stateful else {}
-        waiting: dict[str, frozenset[str]] = {}
-        for node, name in stateful:
-            if name not in present.get(node, ()):
-                waiting[node] = waiting.get(node, frozenset()) | {name}
-        loads = plan_load(directory, record, sources, waiting=waiting, homes=names.nodes)
+        loads = plan_load(directory, record, sources, homes=names.nodes)
         with directory.reading(epoch):
             session.run(load_group(loads))
-        if waiting:
-            plan = job.compile()
-            reloads = compile_resume(job, plan, waiting, session.blob_names())
-            session.run_compiled("made anew", reloads, plan.nodes).apply(load_waiting_states)
 
 
 def _find_blobs(

@@ -258,16 +258,9 @@ def _refuse_missing(
     if not lacks:
         return
     recorded = blobs_of(record)
-    taken = ""
-    for old, new in names.renamed.items():
-        if new not in names.renamed and _is_named(new, recorded):
-            taken += (
-                f" rename={{{old!r}: {new!r}}} is no help: the checkpoint also has a {new!r} of its "
-                f"own."
-            )
     raise PlanMismatchError(
         f"Job {plan.job!r} cannot resume from epoch {record.at} of {path}, which lacks "
-        f"{listed(lacks, _MOST_NAMES)}; its nodes are {listed(map(repr, recorded))}.{taken} Say under "
+        f"{listed(lacks, _MOST_NAMES)}; its nodes are {listed(map(repr, recorded))}. Say under "
         f"which names it has them (rename=..., --rename OLD=NEW), let init tasks make them "
         f"(missing='init', --missing init), run the job "
         f"that wrote it, or {START_AFRESH}."

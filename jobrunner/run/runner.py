@@ -337,8 +337,7 @@ class JobRunner:
         ----------
         blob_names : sequence of str or Blob
             A name stands for that blob of every checkpointed node that has it, a `Blob` for the
-            blob of its node. The state of an object is loaded into the object in the workspace;
-            if there is none, the job's init tasks make it and what they need for it.
+            blob of its node. The state of an object is loaded into the object in the workspace.
         epoch : EpochLike
         session : Session
 
@@ -361,7 +360,7 @@ class JobRunner:
         at = directory.resolve(epoch, snapshot)
         if at not in snapshot.recorded:
             return False
-        load_blobs(self.job, directory, at, blob_names, session, self.adaptation.rename)
+        load_blobs(directory, at, blob_names, session, self.adaptation.rename)
         return True
 
     def _manager(self, method: str) -> MultiNodeCheckpointManager:

@@ -161,14 +161,6 @@ def test_a_fresh_run_refuses_a_rename_to_what_the_job_lacks(manager, resume):
     JobRunner(job_of(A10, 1), manager, resume, rename=chain).plan_resume()
 
 
-def test_a_rename_to_a_name_that_is_taken_is_told(session, manager):
-    JobRunner(job_of({"a": {"w": 0}, "b": {"w": 0}}, 1), manager).run(session)
-    same = job_of({"a": {"w": 0}, "b": {"w": 0}}, 2)
-    expected = r"lacks node 'a'; .*rename=\{'a': 'b'\} is no help: .* also has a 'b' of its own"
-    with pytest.raises(PlanMismatchError, match=expected):
-        JobRunner(same, manager, rename={"a": "b"}).plan_resume()
-
-
 def test_a_fresh_run_notes_the_renames_it_was_given(session, manager):
     for epochs in (1, 2):
         JobRunner(job_of(A20_B30, epochs), manager, rename={"a": "b"}).run(session)
@@ -253,19 +245,6 @@ def test_an_init_task_that_would_repeat_an_update_is_refused(session, manager):
     assert blobs_in(session, manager, 1) == {"a": {"w": 11}}
 
 
-def test_what_has_not_changed_is_linked_under_the_nodes_new_name(session, manager):
-    def job(node, epochs):
-        job = job_of({node: {"w": 1}}, epochs)
-        with job.init_group:
-            Task(lambda: np.arange(100_000.0), outputs="data", node=node)
-        return job
-
-    JobRunner(job("a", 1), manager).run(session)
-    result = JobRunner(job("b", 2), manager, rename={"a": "b"}).run(session)
-    assert max(report.nbytes for report in result.saves) < 50_000
-    assert np.array_equal(manager.open(2)["b"].load("data"), np.arange(100_000.0))
-
-
 def test_a_renamed_node_draws_the_random_numbers_of_its_first_name(session, tmp_path):
     def run(name, epochs, path, **options):
         with Job("drawing", seed=3) as job:
@@ -333,13 +312,6 @@ def test_from_another_directory_and_from_an_older_epoch(session, manager, tmp_pa
     JobRunner(job_of({"b": {"w": 0}}, 5), other, **options).run(session)
     JobRunner(job_of({"b": {"w": 0}}, 5), other, 3, **options).run(session)
     assert blobs_in(session, other, 5) == {"b": {"w": 15}}
-
-
-def test_a_finished_job_is_not_recorded_again(session, manager):
-    JobRunner(job_of(A10, 1), manager).run(session)
-    result = JobRunner(job_of({"b": {"w": 0}}, 1), manager, rename={"a": "b"}).run(session)
-    assert result.saves == []
-    assert blobs_in(session, manager, 1) == {"a": {"w": 11}}
 
 
 def test_replay_and_partial_loads_know_the_names(session, manager):

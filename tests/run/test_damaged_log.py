@@ -86,16 +86,6 @@ def test_a_lost_log_does_not_start_the_job_afresh(inproc_session, manager):
     assert (result.resumed_from, inproc_session.fetch(Node("a")["n"])) == (3, 5)
 
 
-def test_a_fresh_start_without_the_log_overwrites_nothing(inproc_session, manager):
-    shutil.rmtree(Path(manager.path, "_log"))
-    before = {p: p.read_bytes() for p in Path(manager.path).rglob("*") if p.is_file()}
-    again = MultiNodeCheckpointManager(manager.path)
-    JobRunner(counter(1), again, resume_from_epoch=None).run(inproc_session)
-    assert again.epochs() == [0, 1]
-    assert {p: p.read_bytes() for p in before} == before
-    assert Path(again.get_ckpt_db_name("a", 1)).name == "a.1.r1"
-
-
 def test_lost_newest_entries_are_reported(inproc_session, manager):
     for entry in sorted(Path(manager.path, "_log").iterdir())[4:]:
         entry.unlink()

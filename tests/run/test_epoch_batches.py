@@ -1,7 +1,5 @@
 """Epochs that workers run in batches give the same results, reported epoch by epoch."""
 
-import _thread
-
 import dask
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from jobrunner import (
     MultiNodeCheckpointManager,
     Node,
     NodeLostError,
-    RunStoppedError,
     SaveEvery,
     Session,
     Task,
@@ -185,23 +182,6 @@ def test_a_callback_that_is_not_passive_is_called_after_each_epoch(session):
     with pytest.raises(RuntimeError, match="enough"):
         JobRunner(job, num_epochs=40, callbacks=[Asks()]).run(session)
     assert seen == list(range(1, 13))
-
-
-def test_ctrl_c_ends_a_batch(inproc_client):
-    def press(n):
-        if n == 20:
-            _thread.interrupt_main()
-        return n + 1
-
-    with Job("pressed") as job, Node("n0"):
-        with job.init_group:
-            Task(lambda: 0, outputs="n")
-        Task(press, inputs="n", outputs="n")
-    with Session(inproc_client) as session:
-        with dask.config.set({"jobrunner.stint-seconds": 0.2}), pytest.raises(RunStoppedError):
-            JobRunner(job, num_epochs=10**7).run(session)
-        assert session.fetch(Node("n0")["n"]) < 10**6
-        assert run(session, build(), epochs=3, batch_seconds=60)[0].epoch == 3
 
 
 def die_at(n, epoch, flag):

@@ -72,12 +72,6 @@ def test_a_metric_that_nobody_reported_is_named(manager):
         manager.open("best:")
 
 
-def test_nothing_is_the_latest_of_an_empty_directory(tmp_path):
-    (tmp_path / "k").mkdir()
-    with pytest.raises(CheckpointNotFoundError, match=r"No epoch is recorded in .*k\."):
-        MultiNodeCheckpointManager(tmp_path / "k").open("latest")
-
-
 def test_an_epoch_that_was_restored_is_not_newer_than_later_ones(manager):
     manager.run.start(["a"], {})
     manager.run.rewind(Position(2), "by hand")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from jobrunner import (
-    DefinitionError,
     ExecutionError,
     Job,
     JobRunner,
@@ -51,15 +50,6 @@ def test_report_steps_run_in_a_group_without_tasks(inproc_session: Session, tmp_
     assert run(2) == ["report#1"] * 3  # the init group has run
 
 
-def test_the_current_group_is_the_innermost() -> None:
-    with pytest.raises(DefinitionError, match="No task group is active"):
-        TaskGroup.current()
-    with Job() as job:
-        assert TaskGroup.current() is job.epoch_group
-        with job.init_group, TaskGroup() as inner:
-            assert TaskGroup.current() is inner
-
-
 def bump(x: Any) -> None:
     x += 1
 
@@ -89,13 +79,3 @@ def test_a_final_output_of_a_job_is_that_of_its_last_epoch(inproc_session: Sessi
         total.fetch()
     JobRunner(job).run(inproc_session)
     assert total.fetch() == 12
-
-
-def test_a_final_output_of_a_missing_blob_is_refused() -> None:
-    with Job("j") as job:
-        Task(one, node="n")
-        job.epoch_group.final_output("y", "n")
-    with pytest.raises(DefinitionError, match=r"'n/final_output' .*uses blob 'y'"):
-        job.compile()
-    with pytest.raises(DefinitionError, match="blob must be a Blob or a str"):
-        TaskGroup().final_output(3)  # type: ignore[arg-type]

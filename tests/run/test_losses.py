@@ -12,7 +12,6 @@ import pytest
 from distributed import Client, LocalCluster
 
 from jobrunner import (
-    DefinitionError,
     Job,
     JobRunner,
     MultiNodeCheckpointManager,
@@ -167,12 +166,6 @@ def test_after_a_transient_error_the_epoch_runs_again_from_recorded_state(
         assert session.fetch(Node("a")["x"]).tolist() == [10, 10, 10]
 
 
-def test_any_other_error_ends_the_run(inproc_client, tmp_path):
-    job = flaky_job(tmp_path / "flag", ValueError, (OSError, KeyError))
-    with Session(inproc_client) as session, pytest.raises(TaskFailedError, match="for once"):
-        JobRunner(job, MultiNodeCheckpointManager(tmp_path / "ckpt")).run(session)
-
-
 def test_a_repeated_transient_error_ends_the_run(inproc_client, tmp_path):
     def fails():
         raise OSError("again and again")
@@ -184,11 +177,6 @@ def test_a_repeated_transient_error_ends_the_run(inproc_client, tmp_path):
     epoch_limiter(job, 5)
     with Session(inproc_client) as session, pytest.raises(TaskFailedError, match="max_restarts"):
         JobRunner(job, max_restarts=2).run(session)
-
-
-def test_transient_errors_are_exceptions():
-    with pytest.raises(DefinitionError, match="transient_errors"):
-        Task(lambda: 0, node="a", transient_errors="OSError")
 
 
 def test_a_struck_worker_dies_once_and_the_epoch_runs_again(cluster, tmp_path):

@@ -64,15 +64,6 @@ def test_values_are_combined_over_the_tasks_of_all_nodes(inproc_session):
     assert type(found["sum"]) is type(found["least"]) is int
 
 
-def test_every_call_and_every_instance_counts(inproc_session):
-    def report(node, task, epoch, step):
-        for x in (1, 2):
-            current_task().report(n=Sum(x), mean=Mean(x + current_task().instance))
-
-    found = metrics_of(inproc_session, report, nodes="a", instances=4)
-    assert found == {"epoch": 1, "n": 12, "mean": 3.0}
-
-
 @pytest.mark.parametrize("kind", [Min, Max, Mean, Sum])
 def test_nan_is_not_hidden(inproc_session, kind):
     def report(node, task, epoch, step):
@@ -173,13 +164,3 @@ def test_a_name_that_is_reported_in_two_ways_is_refused(inproc_session):
 def test_invalid_values_are_refused(make):
     with pytest.raises(DefinitionError):
         make()
-
-
-def test_an_array_is_no_metric(inproc_session):
-    def report(*_):
-        current_task().report(big=np.zeros(2))
-
-    with pytest.raises(
-        TaskFailedError, match="reports 'big' as ndarray; a metric must be a number"
-    ):
-        metrics_of(inproc_session, report, nodes="a")

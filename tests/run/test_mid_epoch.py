@@ -111,15 +111,6 @@ def test_commands_show_whole_epochs_and_the_step(runs: Path) -> None:
     assert "Epoch 3.s2" in data["error"]["message"]
 
 
-def test_a_directory_of_whole_epochs_looks_as_before(
-    tmp_path: Path, inproc_session: Session
-) -> None:
-    train(inproc_session, tmp_path, every=2, last=4)
-    text, _ = invoke("ls", tmp_path)
-    assert text.split()[:2] == ["EPOCH", "SAVED"]
-    assert "whole" not in text
-
-
 def test_a_run_says_at_which_step_it_saved_and_resumes(
     tmp_path: Path, inproc_session: Session
 ) -> None:

@@ -105,29 +105,6 @@ def test_all_objects_that_init_tasks_make_by_their_class_are_named_at_once(
     assert ["register_codec" in line for line in lines] == [True, False, False]
 
 
-class Hidden:
-    """Nothing shows before the run that a blob will be of this class."""
-
-
-def make_hidden() -> list[Hidden]:
-    return [Hidden()]
-
-
-def test_blobs_of_many_nodes_are_named_up_to_a_limit(tmp_path: Path) -> None:
-    made = [(make_hidden, f"n{i}", blob) for i in range(40) for blob in ("m", "o")]
-    with (
-        Session.local(workers=1, processes=False) as session,
-        pytest.raises(DefinitionError) as caught,
-    ):
-        run(job_of(*made), session, tmp_path)
-    text = str(caught.value)
-    assert "register_codec" in text
-    *lines, last = (line.partition(":")[0] for line in text.splitlines())
-    expected = [f"Node {node!r}, blob {blob!r}, item 0" for _, node, blob in made]
-    assert set(lines) < set(expected)
-    assert (len(lines), last) == (50, "30 more blobs cannot be saved.")
-
-
 def test_what_could_be_saved_is_not_refused(inproc_session: Session, tmp_path: Path) -> None:
     register_codec(Base, lambda it: it.size, Coded, subclasses=True, name="tests.Base")
     job = job_of(

@@ -213,19 +213,3 @@ def test_a_scheduler_that_does_not_answer_leaves_no_thread_behind():
     with pytest.raises(ExecutionError, match="No Dask scheduler answers"):
         Session.connect("tcp://127.0.0.1:1", timeout=0.2)
     await_threads(before)
-
-
-def test_other_subscribers_of_a_worker_keep_their_subscription(inproc_client):
-    address = min(inproc_client.scheduler_info(n_workers=-1)["workers"])
-    heard = threading.Event()
-    inproc_client.subscribe_topic(address, lambda event: heard.set())
-    for _ in range(2):  # within a session, then after it
-        with Session(inproc_client) as session:
-            session.run(Task(lambda: 0, node=Node("a")))
-            session.run(Task(lambda: 0, node=Node("b")))
-            heard.clear()
-            inproc_client.log_event(address, "as asked for")
-            assert heard.wait(10)
-        heard.clear()
-        inproc_client.log_event(address, "as asked for")
-        assert heard.wait(10)

@@ -18,10 +18,8 @@ from jobrunner import (
     ExecutionError,
     Job,
     JobRunner,
-    KeepLast,
     MultiNodeCheckpointManager,
     Node,
-    PlanMismatchError,
     Position,
     SaveEvery,
     Session,
@@ -80,18 +78,6 @@ def test_a_failing_task_is_named_and_the_job_resumes_from_the_last_epoch(session
     assert (result.resumed_from, result.epoch, session.fetch(Node("a")["n"])) == (2, 5, 5)
 
 
-def test_metrics_are_in_the_result_and_in_the_record(session, manager):
-    result = JobRunner(counter(3), manager).run(session)
-    assert result.metrics == [{"n": e, "epoch_seen": e, "epoch": e} for e in (1, 2, 3)]
-    assert manager.record(2).details.metrics == {"n": 2, "epoch_seen": 2}
-
-
-def test_raising_the_limit_extends_a_finished_job(session, manager):
-    assert JobRunner(counter(2), manager).run(session).stopped_by == "epoch_limiter"
-    result = JobRunner(counter(4), manager).run(session)
-    assert (result.resumed_from, result.epoch, len(result.metrics)) == (2, 4, 2)
-
-
 def test_an_epoch_that_is_not_recorded_is_an_error_before_anything_runs(session, manager):
     JobRunner(counter(2), manager).run(session)
     before = sorted(Path(manager.path).rglob("*"))
@@ -119,29 +105,6 @@ def test_a_resume_from_an_older_epoch_sets_later_ones_aside(session, manager):
     result = JobRunner(counter(3), manager, 1).run(session)
     assert (result.resumed_from, result.epoch) == (1, 3)
     assert manager.epochs() == [0, 1, 2, 3]
-
-
-def test_a_checkpoint_that_lacks_blobs_is_refused_before_anything_runs(session, manager):
-    JobRunner(counter(2), manager).run(session)
-    wider = counter()
-    with wider.init_group:
-        Task(lambda: 1, outputs="more", node="a")
-        Task(lambda: 1, outputs="n", node="b")
-    epoch_limiter(wider, 4)
-    with pytest.raises(PlanMismatchError) as caught:
-        JobRunner(wider, manager).run(session)
-    assert "blob 'more' of node 'a'" in str(caught.value)
-    assert "node 'b'" in str(caught.value)
-    assert manager.epochs() == [0, 1, 2]
-
-
-def test_other_changes_are_reported_and_accepted(session, manager):
-    JobRunner(counter(2), manager).run(session)
-    runner = JobRunner(counter(4, name="tally", seed=3), manager)
-    changes = runner.plan_resume().changes
-    assert "the seed was 0 and is 3" in changes
-    assert "task epoch:a/count is gone" in changes
-    assert runner.run(session).epoch == 4
 
 
 def test_a_blob_that_cannot_be_saved_is_named_before_epoch_1(session, manager):
@@ -195,22 +158,6 @@ def test_nodes_that_are_not_checkpointed_run_their_init_again(client, manager):
         assert session.fetch(Node("a")["n"]) == 2
 
 
-def test_steps_are_runs_of_the_epoch_group_within_an_epoch(session, manager):
-    steps = []
-
-    def step(n):
-        return [*n, (current_task().epoch, current_task().step)]
-
-    with Job(steps_per_epoch=3) as job, Node("a"):
-        with job.init_group:
-            Task(list, outputs="n")
-        Task(step, inputs="n", outputs="n")
-    JobRunner(job, manager, num_epochs=2).run(session)
-    steps = session.fetch(Node("a")["n"])
-    assert steps == [(e, s) for e in (1, 2) for s in (0, 1, 2)]
-    assert manager.epochs() == [0, 1, 2]
-
-
 def test_a_job_that_would_never_end_is_refused_and_can_be_fixed(session):
     job = counter()
     with pytest.raises(DefinitionError, match=r"never end.*num_epochs=n\) or --epochs n\.$"):
@@ -226,24 +173,6 @@ def test_a_stop_condition_that_is_an_array_of_several_is_an_error(session):
         JobRunner(job).run(session)
     assert str(caught.value).startswith(f"Job {job.name!r}, group 'epoch' at epoch 1: ")
     assert not hasattr(caught.value, "__notes__")  # a traceback of ours alone says nothing
-
-
-def test_a_stop_condition_may_be_a_blob(session):
-    job = counter()
-    Task(
-        lambda n: np.array([n >= 3]), inputs="n", outputs="enough", node="a", group=job.epoch_group
-    )
-    job.add_stop_condition(Node("a")["enough"])
-    result = JobRunner(job).run(session)
-    assert (result.epoch, result.stopped_by) == (3, "a/enough")
-
-
-def test_keep_last_keeps_the_newest(session, tmp_path):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", keep=KeepLast(2))
-    JobRunner(counter(6), manager).run(session)
-    assert manager.epochs() == [5, 6]
-    stores = sorted(path.name for path in Path(manager.path).glob("a.*"))
-    assert stores == ["a.5", "a.6"]
 
 
 def test_on_save_error_raise_ends_the_run_with_what_failed(session, tmp_path):
@@ -349,24 +278,6 @@ def test_ctrl_c_stops_the_slices_and_leaves_the_last_epoch_recorded(inproc_clien
         assert JobRunner(counter(5), manager).run(session).resumed_from == latest
 
 
-def test_two_jobs_of_two_clients_at_once_do_not_disturb_each_other(cluster, tmp_path):
-    from distributed import Client
-
-    def run(start):
-        with Client(cluster, set_as_default=False) as client, Session(client) as session:
-            manager = MultiNodeCheckpointManager(tmp_path / f"ckpt-{start}")
-            JobRunner(counter(30, start=start), manager).run(session)
-            found[start] = session.fetch(Node("a")["n"])
-
-    found = {}
-    threads = [threading.Thread(target=run, args=(start,)) for start in (0, 1000)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == {0: 30, 1000: 1030}
-
-
 def test_one_runner_at_a_time_in_a_session(inproc_client, held):
     with Session(inproc_client) as session:
         runner = JobRunner(counter(1, fn=wait_for_release))
@@ -380,13 +291,6 @@ def test_one_runner_at_a_time_in_a_session(inproc_client, held):
             held["release"].set()
             thread.join(30)
         assert session.fetch(Node("a")["n"]) == 1
-
-
-def test_outputs_are_fetched_until_the_group_runs_again(session):
-    job = counter(3)
-    out = job.epoch_group.tasks()[0].output()
-    JobRunner(job).run(session)
-    assert out.fetch() == 3
 
 
 def test_callbacks_are_called_for_everything_in_order(session, manager):
@@ -416,15 +320,6 @@ def test_callbacks_are_called_for_everything_in_order(session, manager):
         ("save", 2),
         ("finish", 2),
     ]
-
-
-@pytest.mark.processes
-def test_saves_are_reported_for_each_node(session, manager):
-    result = JobRunner(counter(2), manager).run(session)
-    for report in result.saves:
-        assert report.seconds >= report.stall_seconds >= 0
-        assert report.nbytes == sum(node.nbytes for node in report.nodes.values()) > 0
-        assert list(report.nodes) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -509,28 +404,6 @@ def test_blobs_made_after_the_epochs_do_not_prevent_a_resume(session, manager):
     JobRunner(build(2), manager).run(session)
     result = JobRunner(build(4), manager).run(session)
     assert (result.resumed_from, session.fetch(Node("a")["collected"])) == (2, [4])
-
-
-def test_a_node_whose_global_blobs_come_from_epochs_is_saved_too(client, manager, tmp_path):
-    flag = tmp_path / "flag"
-
-    def leave(g):
-        if not flag.exists():
-            flag.write_text("")
-            raise RuntimeError("not yet")
-
-    def build():
-        job = counter(2)
-        make = {"node": "c", "workspace_type": WorkspaceType.GLOBAL, "group": job.epoch_group}
-        Task(lambda n: n, inputs=Node("a")["n"], outputs="g", **make)
-        Task(leave, inputs="g", node="c", group=job.exit_group)
-        return job
-
-    with Session(client) as session, pytest.raises(TaskFailedError):
-        JobRunner(build(), manager).run(session)
-    assert manager.open(2)["c"]["g"] == 2
-    with Session(client) as session:
-        assert JobRunner(build(), manager).run(session).epoch == 2
 
 
 def test_a_finished_job_whose_last_epoch_is_damaged_finishes_again(session, manager):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from jobrunner import (
-    CheckpointError,
     CheckpointNotFoundError,
     CheckpointWriteError,
     DefinitionError,
@@ -33,7 +32,6 @@ from jobrunner import (
     TaskFailedError,
     current_task,
     epoch_limiter,
-    register_codec,
 )
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.run.saver import _Failures
@@ -70,16 +68,6 @@ def test_epochs_are_saved_by_policy_and_the_last_one_always(inproc_session, tmp_
     assert JobRunner(counter(7), manager).plan_resume().is_finished
 
 
-def test_the_best_the_latest_and_every_nth_are_kept_together(inproc_session, tmp_path, caplog):
-    manager = manager_of(tmp_path, keep=KeepBest("n") | KeepLast(2) | KeepEvery(5))
-    JobRunner(counter(9), manager).run(inproc_session)
-    assert manager.epochs() == [0, 1, 5, 8, 9]
-    assert "KeepBest" not in caplog.text
-    manager = manager_of(tmp_path, keep=KeepBest("nothing"))
-    JobRunner(counter(12), manager).run(inproc_session)
-    assert "no recorded epoch has reported 'nothing'" in caplog.text
-
-
 def test_policies_get_what_was_measured(inproc_session, tmp_path):
     class Told:
         def __init__(self):
@@ -109,26 +97,6 @@ def test_policies_get_what_was_measured(inproc_session, tmp_path):
     assert began < told.moments[0].time < told.moments[-1].time <= time.time()
 
 
-def test_a_run_resumes_in_mid_epoch(inproc_session, tmp_path):
-    manager = manager_of(tmp_path, save=SaveEvery(steps=3))
-    with pytest.raises(TaskFailedError):
-        JobRunner(counter(3, steps_per_epoch=5, fails_at=9), manager).run(inproc_session)
-    # 6 steps are 5 of epoch 1 and the first of epoch 2.
-    at = Position(1, 1)
-    assert manager.positions() == [Position(0), Position(1), at]
-    assert manager.record(at).at.step == 1
-    runner = JobRunner(counter(3, steps_per_epoch=5), manager)
-    plan = runner.plan_resume()
-    assert (plan.epoch, plan.step) == (at, 1)
-    assert "steps 2 to 5 of epoch 2" in str(plan)
-    result = runner.run(inproc_session)
-    assert (result.resumed_from, result.epoch) == (at, 3)
-    assert result.to_dict()["resumed_from"] == "1.s1"
-    assert inproc_session.fetch(Node("a")["n"]) == 15
-    assert not manager.record(3).at.step
-    assert [line["epoch"] for line in result.metrics] == [2, 3]
-
-
 @pytest.mark.parametrize("asked", [Position(1, 1), (1, 1), "1.s1"])
 def test_a_run_resumes_from_the_position_asked_for(asked, inproc_session, tmp_path):
     manager = manager_of(tmp_path, save=SaveEvery(steps=1), keep=KeepAll(partial=True))
@@ -141,44 +109,6 @@ def test_a_run_resumes_from_the_position_asked_for(asked, inproc_session, tmp_pa
     missing = JobRunner(counter(3, steps_per_epoch=3), manager, resume_from_epoch=(1, 7))
     with pytest.raises(CheckpointNotFoundError, match=r"Epoch 1\.s7 of .* 1\.s1, 1\.s2"):
         missing.run(inproc_session)
-
-
-def test_every_call_takes_an_epoch_or_a_position_in_any_form(inproc_session, tmp_path):
-    manager = manager_of(tmp_path, save=SaveEvery(steps=1), keep=KeepAll(partial=True))
-    runner = JobRunner(counter(2, steps_per_epoch=2), manager, resume_from_epoch=None)
-    runner.run(inproc_session)
-    for at, forms in (
-        (Position(1, 1), [(1, 1), (np.int64(1), 1), "1.s1"]),
-        (1, [np.int64(1), (1, 0)]),
-    ):
-        for form in (at, *forms):
-            assert manager.open(form)["a"]["n"] == manager.open(at)["a"]["n"]
-            assert manager.record(form).epoch == at
-            assert manager.get_ckpt_db_name("a", form).endswith(f"/a.{at}")
-            manager.verify(form)
-            manager.pin(form)
-            assert list(manager.pins()) == [at]
-            assert manager.unpin(form)
-            assert [epoch for epoch, _ in manager.records([form, 2])] == [at, 2]
-            assert Position.of(next(manager.watch(form))) > Position.of(at)
-            inproc_session.run(manager.load(epoch=form))
-            assert runner.load_blobs_from_checkpoints(["n"], form, inproc_session)
-            assert runner.replay(inproc_session, form).is_equal
-            assert JobRunner(runner.job, manager, form).resume_from_epoch == Position.of(at)
-    with pytest.raises(DefinitionError, match="epochs must be a collection of epochs"):
-        manager.records(b"\1")
-    for wrong in ("1", "newest", "best:", (1,), (1, -1), 1.0, True, np.True_, "1.s01", None):
-        with pytest.raises(DefinitionError, match=r"epoch must be an int >= 0 or a Position such"):
-            manager.open(wrong)
-
-
-def test_a_whole_epoch_replaces_its_save_in_mid_epoch(inproc_session, tmp_path):
-    manager = manager_of(tmp_path, save=SaveEvery(steps=1))
-    JobRunner(counter(1, steps_per_epoch=3), manager).run(inproc_session)
-    assert manager.epochs() == [0, 1]
-    assert manager.open(1)["a"]["n"] == 3
-    left = {path.name for path in Path(manager.path).iterdir() if path.name.startswith("a.")}
-    assert left == {"a.0", "a.1"}
 
 
 def test_an_epoch_that_has_begun_is_finished_even_if_the_limit_is_lower_now(
@@ -212,13 +142,6 @@ def test_save_now_saves_after_the_step(inproc_session, tmp_path):
     assert manager.epochs() == [0, 4, 6]
 
 
-def test_the_best_epochs_by_a_reported_metric_are_kept(inproc_session, tmp_path):
-    manager = manager_of(tmp_path, keep=KeepBest("loss", n=2))
-    JobRunner(counter(6), manager).run(inproc_session)
-    # The loss is 0 at epoch 3 and 1 at 2 and 4; of these the newer counts. 6 is the newest.
-    assert manager.epochs() == [3, 4, 6]
-
-
 @pytest.mark.parametrize("keep", [KeepBest("los"), KeepLast(2) | (KeepEvery(4) | KeepBest("los"))])
 def test_a_metric_that_no_task_reports_is_warned_about_once_a_run(
     inproc_session, tmp_path, caplog, keep
@@ -244,17 +167,6 @@ def test_a_run_that_succeeds_deletes_its_checkpoints_if_told_to(inproc_session, 
     assert JobRunner(counter(4), manager).run(inproc_session).resumed_from == 2
     assert manager.epochs() == []
     assert not [path for path in Path(manager.path).iterdir() if path.name.startswith("a.")]
-
-
-def test_a_job_that_has_deleted_its_checkpoints_begins_again(inproc_session, tmp_path):
-    """As with Keras: a backup is for the run that was interrupted, not for the next one."""
-    manager = manager_of(tmp_path, delete_on_success=True)
-    JobRunner(counter(2), manager).run(inproc_session)
-    again = manager_of(tmp_path, delete_on_success=True)
-    plan = JobRunner(counter(2), again).plan_resume()
-    assert (plan.epoch, plan.is_finished, plan.warnings) == (None, False, ())
-    result = JobRunner(counter(2), again).run(inproc_session)
-    assert (result.resumed_from, len(result.metrics), again.epochs()) == (None, 2, [])
 
 
 class LostOnce(PosixFiles):
@@ -339,29 +251,6 @@ def test_another_directory_without_epochs_is_an_error(inproc_session, tmp_path):
 def test_a_directory_cannot_be_its_own_origin(tmp_path):
     with pytest.raises(DefinitionError, match="load_path"):
         manager_of(tmp_path, load_path=tmp_path / "ckpt")
-
-
-def test_a_codec_that_cannot_decode_sets_nothing_aside(inproc_session, tmp_path):
-    def runner(field, epochs):
-        register_codec(Thing, lambda thing: {"v": thing.v}, lambda saved: Thing(saved[field]))
-        with Job("things") as job, Node("a"):
-            with job.init_group:
-                Task(lambda: Thing(1), outputs="x", name="one")
-            Task(lambda x: Thing(x.v + 1), inputs="x", outputs="x", name="inc")
-            epoch_limiter(job, epochs)
-        return JobRunner(job, manager)
-
-    manager = manager_of(tmp_path)
-    runner("v", 1).run(inproc_session)
-    with pytest.raises(CheckpointError, match="whole, but cannot be decoded"):
-        runner("value", 2).run(inproc_session)
-    assert manager.epochs() == [0, 1]
-    assert runner("v", 2).run(inproc_session).resumed_from == 1
-
-
-class Thing:
-    def __init__(self, v):
-        self.v = v
 
 
 class HangingFiles(PosixFiles):

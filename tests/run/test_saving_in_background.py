@@ -12,7 +12,6 @@ import pytest
 
 from jobrunner import (
     CheckpointWriteError,
-    DefinitionError,
     Job,
     JobRunner,
     KeepLast,
@@ -151,13 +150,6 @@ def test_many_short_epochs_are_recorded_in_groups_each_with_its_own_state(sessio
     assert (again.resumed_from, session.fetch(Node("b")["n"])) == (150, 160)
 
 
-def test_every_nth_of_many_short_epochs_is_recorded(session, tmp_path):
-    manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(epochs=20))
-    JobRunner(tiny(150), manager).run(session)
-    assert manager.epochs() == [*range(0, 150, 20), 150]
-    assert [manager.open(epoch)["a"]["n"] for epoch in manager.epochs()] == manager.epochs()
-
-
 def test_epochs_that_the_policy_passes_over_have_their_metrics_in_the_history(session, tmp_path):
     manager, heard = MultiNodeCheckpointManager(tmp_path, keep=KeepLast(1)), Heard()
     JobRunner(tiny(150), manager, callbacks=[heard]).run(session)
@@ -166,15 +158,6 @@ def test_epochs_that_the_policy_passes_over_have_their_metrics_in_the_history(se
     assert heard.saved == sorted(heard.saved)
     assert heard.saved[-1] == 150
     assert len(heard.saved) < 150
-
-
-@pytest.mark.processes
-def test_what_ended_before_a_task_failed_is_recorded(session, tmp_path):
-    manager = MultiNodeCheckpointManager(tmp_path)
-    with pytest.raises(TaskFailedError, match="by hand"):
-        JobRunner(tiny(150, fails_at=90, nodes="a"), manager).run(session)
-    assert manager.epochs() == list(range(90))
-    assert manager.open(89)["a"]["n"] == 89
 
 
 def test_a_callback_that_waits_for_saves_reads_what_has_ended(session, tmp_path):
@@ -289,16 +272,6 @@ def test_a_failure_in_the_background_is_raised_at_the_next_boundary(inproc_sessi
     assert watch.epochs[-1] < 9
 
 
-def test_a_failure_in_the_background_of_the_last_save_is_raised_at_the_end(
-    inproc_session, tmp_path
-):
-    manager = manager_of(tmp_path)
-    watch = FailsAfterEpoch2(manager)
-    with pytest.raises(CheckpointWriteError, match="No space left"):
-        JobRunner(growing(2), manager, callbacks=[watch], on_save_error="raise").run(inproc_session)
-    assert not manager.directory.snapshot().is_done
-
-
 class NoMemory(PosixFiles):
     """Storage that fails with an unexpected error, from epoch 1 on."""
 
@@ -318,13 +291,6 @@ def test_a_failed_task_is_reported_even_if_a_save_fails_too(inproc_session, tmp_
 def fail_at_epoch_2():
     if current_task().epoch == 2:
         raise ZeroDivisionError("by hand")
-
-
-def test_a_budget_without_copies_is_refused(tmp_path):
-    with pytest.raises(DefinitionError, match="asynchronous"):
-        MultiNodeCheckpointManager(tmp_path, budget_bytes=5, asynchronous=False)
-    with pytest.raises(DefinitionError, match="budget_bytes"):
-        manager_of(tmp_path, budget_bytes=-1)
 
 
 class Snapshot:
@@ -390,12 +356,6 @@ def test_an_array_in_an_object_is_copied_at_once(tmp_path):
     snapshot = Snapshot(tmp_path, {"x": [model]})
     model.array += 1
     assert snapshot.write().load("x")[0]["array"].max() == 0
-
-
-def test_an_array_beside_an_object_is_not_copied_at_once(tmp_path):
-    snapshot = Snapshot(tmp_path, {"x": [np.zeros(LARGE), Model(3)]})
-    assert snapshot.is_copied_by_an_update("x")
-    assert snapshot.write().load("x")[0].max() == 0
 
 
 @pytest.mark.parametrize("budget_bytes", [8 * LARGE, 8 * LARGE - 1])

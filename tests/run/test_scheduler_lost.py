@@ -23,7 +23,6 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
-from jobrunner.cluster.connection import RECONNECT_POLL_SECONDS
 from tests.processes import await_file, fork_dask
 
 EPOCHS = 8
@@ -126,22 +125,6 @@ def test_the_run_continues_when_the_scheduler_is_back(dask_processes, tmp_path, 
         assert (result.epoch, result.restarts) == (EPOCHS, 1)
         assert session.fetch(Node("a")["x"]).tobytes() == undisturbed
     assert any("Beginning again from epoch 3" in warning for warning in warnings), warnings
-
-
-def test_a_scheduler_that_refuses_at_once_is_asked_at_intervals(inproc_cluster):
-    asked = []
-
-    def refuse(timeout):
-        asked.append(timeout)
-        raise OSError("not any more")
-
-    client = Client(inproc_cluster, set_as_default=False)
-    session = Session(client)
-    client.close()
-    session._connection._connect = refuse
-    with pytest.raises(SchedulerLostError, match=r"within 0\.5 s"):
-        session.reconnect(0.5)
-    assert 1 <= len(asked) <= 0.5 / RECONNECT_POLL_SECONDS + 1
 
 
 def test_a_scheduler_that_stays_away_ends_the_run_with_advice(dask_processes, tmp_path):

@@ -1,7 +1,5 @@
 """What users of the systems that this one unites rely on, where no other test shows it."""
 
-import logging
-import signal
 import threading
 from pathlib import Path
 
@@ -11,13 +9,10 @@ from jobrunner import (
     CheckpointNotFoundError,
     Job,
     JobRunner,
-    KeepBest,
     KeepLast,
     MultiNodeCheckpointManager,
     Node,
-    RunStoppedError,
     Task,
-    TaskFailedError,
     epoch_limiter,
 )
 from jobrunner.checkpoint.storage.posix import PosixFiles
@@ -40,38 +35,6 @@ def counter(limit, *, fails_at=None):
         Task(step, inputs="n", outputs="n", name="count")
         epoch_limiter(job, limit)
     return job
-
-
-def test_interrupted_at_4_of_10_the_second_run_does_6_more(inproc_session, manager):
-    with pytest.raises(TaskFailedError):
-        JobRunner(counter(10, fails_at=5), manager).run(inproc_session)
-    result = JobRunner(counter(10), manager).run(inproc_session)
-    assert (result.resumed_from, [line["epoch"] for line in result.metrics]) == (
-        4,
-        [5, 6, 7, 8, 9, 10],
-    )
-
-
-class Never:
-    """Has no state to save."""
-
-    def is_due(self, moment):
-        return False
-
-
-class PreemptedAt4:
-    def on_epoch(self, epoch, seconds, metrics):
-        if epoch == 4:
-            signal.raise_signal(signal.SIGTERM)
-
-
-def test_a_preempted_run_records_its_epoch_even_if_no_save_is_due(inproc_session, tmp_path):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=Never())
-    with pytest.raises(RunStoppedError):
-        JobRunner(counter(10), manager, callbacks=[PreemptedAt4()]).run(inproc_session)
-    assert manager.epochs() == [0, 4]
-    result = JobRunner(counter(10), manager).run(inproc_session)
-    assert (result.resumed_from, len(result.metrics), manager.epochs()) == (4, 6, [0, 4, 10])
 
 
 def test_without_a_manager_nothing_is_written_and_every_run_begins_at_the_start(
@@ -141,23 +104,3 @@ def test_a_directory_is_named_and_neither_those_below_nor_the_one_above_are_sear
         JobRunner(counter(12), above).run(inproc_session)
     again = MultiNodeCheckpointManager(tmp_path / "new", load_path=path)
     assert JobRunner(counter(12), again).run(inproc_session).resumed_from == 10
-
-
-@pytest.mark.parametrize(
-    ("level", "heard"),
-    [
-        (logging.CRITICAL, set()),
-        (logging.WARNING, {logging.WARNING}),
-        (logging.DEBUG, {logging.WARNING, logging.DEBUG}),
-    ],
-    ids=["critical", "warning", "debug"],
-)
-def test_the_level_of_one_logger_controls_what_a_run_logs(
-    inproc_session, tmp_path, caplog, level, heard
-):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", keep=KeepBest("mistyped"))
-    with caplog.at_level(level, "jobrunner"):
-        JobRunner(counter(3), manager).run(inproc_session)
-    ours = [record for record in caplog.records if "jobrunner" in record.pathname.split("/")]
-    assert {record.levelno for record in ours} - {logging.INFO} == heard
-    assert all(record.name.startswith("jobrunner.") for record in ours)

@@ -9,16 +9,12 @@ from typing import Any
 import pytest
 
 from jobrunner import (
-    DefinitionError,
-    Job,
-    JobRunner,
     Node,
     Session,
     Task,
     TaskFailedError,
     TaskGroup,
     current_task,
-    epoch_limiter,
 )
 
 EVENTS: list[Any] = []
@@ -77,11 +73,6 @@ def test_set_up_runs_once_before_all_instances_and_tear_down_once_after_them(
     for instance in range(3):
         assert EVENTS.index(("set up", instance)) < EVENTS.index("call")
         assert EVENTS.index("call") < EVENTS.index(("torn down", instance))
-
-
-def test_one_call_may_have_a_set_up_too(inproc_session: Session) -> None:
-    made = run(inproc_session, lambda box: box["n"], setup={"box": lambda: {"n": 5}})
-    assert made == 5
 
 
 def fail(own: int) -> None:
@@ -188,31 +179,3 @@ def test_a_set_up_or_tear_down_that_fails_fails_the_task(
     inproc_session.run(Task(note, kwargs={"event": "next"}, node="n"))
     calls = count if kind == "instance_setup" else 1
     assert EVENTS.count("task set up") == EVENTS.count("task torn down") == calls
-
-
-def test_what_a_set_up_draws_differs_from_what_instances_draw(inproc_session: Session) -> None:
-    def draw() -> float:
-        return float(current_task().rng.random())
-
-    with Job("draws", seed=3) as job, Node("n"):
-        outs = Task(lambda a: [a, draw()], setup={"a": draw}, name="t").output()
-    epoch_limiter(job, 1)
-    JobRunner(job).run(inproc_session)
-    first, second = outs.fetch()
-    assert first != second
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"setup": [shared]}, "setup must be a mapping of str"),
-        ({"setup": {"x": 3}}, "must be callable; got 3"),
-        ({"instance_setup": {"x": lambda y: y}}, "cannot be called with 0 arguments"),
-        ({"setup": {"y": shared}}, "cannot be called"),
-        ({"setup": {"x": shared}, "kwargs": {"x": 1}}, "name a parameter twice"),
-        ({"setup": {"x": shared}, "instance_setup": {"x": own}}, "name a parameter twice"),
-    ],
-)
-def test_a_set_up_that_cannot_run_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(DefinitionError, match=message):
-        Task(lambda x: x, name="t", **arguments)

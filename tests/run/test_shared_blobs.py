@@ -1,7 +1,5 @@
 """Blobs that several nodes have in common: replicas, and parts of one array."""
 
-import dask
-import dask.array as da
 import numpy as np
 import pytest
 
@@ -12,7 +10,6 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
-    PlanMismatchError,
     Task,
     epoch_limiter,
 )
@@ -69,15 +66,6 @@ def test_replicas_that_differ_are_an_error_that_names_both(inproc_session, manag
     assert manager.epochs() == [0]
 
 
-def test_one_replica_can_be_loaded_by_itself(inproc_session, manager):
-    runner = JobRunner(replicas(2), manager)
-    runner.run(inproc_session)
-    JobRunner(replicas(5), MultiNodeCheckpointManager(manager.path + "2")).run(inproc_session)
-    assert runner.load_blobs_from_checkpoints([Blob("w", "c")], 1, inproc_session)
-    assert inproc_session.fetch(Node("c")["w"])[0] == 1.0
-    assert inproc_session.fetch(Node("a")["w"])[0] == 5.0
-
-
 def heat(limit, count, *, axis=0, shape=(10, 6)):
     """Every node holds a part of an array whose items are their own indices."""
     whole = np.arange(float(np.prod(shape))).reshape(shape)
@@ -114,36 +102,6 @@ def test_another_number_of_nodes_resumes_with_other_parts(inproc_session, tmp_pa
     assert np.array_equal(np.asarray(manager.open(3).array("u")), whole + 300)
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-def test_the_whole_array_is_read_lazily_and_by_numpys_rules(inproc_session, tmp_path, axis):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
-    job, whole = heat(1, 3, axis=axis)
-    JobRunner(job, manager).run(inproc_session)
-    array, whole = manager.open(1).array("u"), whole + 100
-    assert (array.shape, array.dtype, len(array)) == (whole.shape, whole.dtype, len(whole))
-    for key in (
-        ...,
-        3,
-        -1,
-        (2, 5),
-        (slice(None), 4),
-        (slice(1, 9, 3), slice(5, 0, -2)),
-        (slice(None, None, -1), ...),
-        (..., slice(2, 2)),
-        slice(50, None),
-        (slice(3, 4), slice(1, None, 4)),
-        (slice(7, 1, -4), slice(4, 1)),
-    ):
-        assert np.array_equal(array[key].compute(scheduler=dask.get), whole[key]), key
-        assert array[key].shape == whole[key].shape, key
-    assert np.array_equal(np.asarray(array), whole)
-    assert isinstance(array, da.Array)
-    with pytest.raises(IndexError):
-        array[99, 0] if axis == 0 else array[0, 99]
-    with pytest.raises(IndexError):
-        array[0, 0, 0]
-
-
 def test_a_blob_is_shared_in_one_way_only():
     with pytest.raises(DefinitionError, match="one of"):
         Blob("w", replicated=True, transient=True)
@@ -161,16 +119,6 @@ def test_a_blob_that_is_not_saved_cannot_be_partitioned():
         Task(lambda: 1, outputs=Blob("w", partition=0), node="a")
     with pytest.raises(DefinitionError, match="not checkpointed"):
         job.compile()
-
-
-def test_a_node_that_lacks_more_than_shared_blobs_is_refused(inproc_session, tmp_path):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
-    JobRunner(replicas(1, "ab"), manager).run(inproc_session)
-    wider = replicas(2, "abc")
-    with wider.init_group:
-        Task(lambda: 1, outputs="mine", node="c")
-    with pytest.raises(PlanMismatchError, match="node 'c'"):
-        JobRunner(wider, manager).run(inproc_session)
 
 
 RECORDS = np.dtype([("a", "i1"), ("b", ">f8"), ("c", "<U3")])
@@ -237,9 +185,3 @@ def test_parts_that_do_not_fit_are_refused_before_they_are_recorded(inproc_sessi
     with pytest.raises(DefinitionError, match=begins):
         JobRunner(cut(3, 1, make), manager).run(inproc_session)
     assert manager.epochs() == []
-
-
-def test_parts_of_many_small_blobs_are_compared_too(inproc_session, manager):
-    job = cut(2, 1, lambda i: [np.zeros(2, "f8" if k < 99 or i else "f4") for k in range(100)], 100)
-    with pytest.raises(DefinitionError, match="blob 'u99' do not fit"):
-        JobRunner(job, manager).run(inproc_session)
