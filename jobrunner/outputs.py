@@ -41,16 +41,19 @@ def refuse_within_checkpoint(path: str | os.PathLike[str]) -> None:
 
 
 def write_output(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file; what was there before is replaced at once, and nothing is left half written."""
+    """Write a file; what was there before is replaced at once, and nothing is left half written.
+
+    A link is replaced, and what it leads to stays.
+    """
     data = content.encode() if isinstance(content, str) else content
-    target = os.path.realpath(path)
+    target = os.path.abspath(path)
     temporary = f"{target}.{secrets.token_hex(8)}.new"
     try:
         with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileNotFoundError):
+        if os.path.isfile(target) and not os.path.islink(target):
             shutil.copymode(target, temporary)
         os.replace(temporary, target)
     except BaseException:

@@ -261,15 +261,26 @@ class Sweeper:
             return self._changed.wait_for(lambda: self._thread is None, timeout_seconds)
 
     def _work(self) -> None:
-        while True:
+        try:
+            while self._delete_next():
+                pass
+        except BaseException:
+            # Without a thread nothing would ever tell `drain`, and each save would wait for long.
             with self._changed:
-                if not self._waiting:
-                    # Under the lock, so that `add` knows whether the thread runs.
-                    self._thread = None
-                    self._changed.notify_all()
-                    return
-                stores = self._waiting.popleft()
-            self._delete(stores)
+                self._thread = None
+                self._changed.notify_all()
+            raise
+
+    def _delete_next(self) -> bool:
+        with self._changed:
+            if not self._waiting:
+                # Under the lock, so that `add` knows whether the thread runs.
+                self._thread = None
+                self._changed.notify_all()
+                return False
+            stores = self._waiting.popleft()
+        self._delete(stores)
+        return True
 
     def _delete(self, stores: Sequence[str]) -> None:
         roots = [join_path(self._path, store) for store in stores]

@@ -427,10 +427,6 @@ def test_the_first_save_after_a_resume_links_what_nothing_changed_and_does_not_r
     rig.manager.run.end()
 
 
-def gives_another_value(path: Path) -> Rig:
-    return resume(path, values={"fixed": np.arange(float(BIG)) + 1})
-
-
 def updates_after_the_load(path: Path) -> Rig:
     rig = resume(path)
     updates(rig)
@@ -445,7 +441,7 @@ def loads_names_anew(path: Path) -> Rig:
     return rig
 
 
-@pytest.mark.parametrize("loaded", [gives_another_value, updates_after_the_load, loads_names_anew])
+@pytest.mark.parametrize("loaded", [updates_after_the_load, loads_names_anew])
 def test_what_a_load_does_not_take_as_it_is_stored_is_read(
     tmp_path: Path, loaded: Callable[[Path], Rig]
 ) -> None:

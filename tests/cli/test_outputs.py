@@ -35,10 +35,7 @@ def test_a_file_is_replaced_whole_and_keeps_its_rights(
     WRITERS[name](runs, target)
     before = target.read_bytes()
     target.chmod(0o600)
-    link = tmp_path / name
-    link.symlink_to(target)
-    WRITERS[name](runs, link)
-    assert link.is_symlink()
+    WRITERS[name](runs, target)
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
 
     def fail(descriptor: int) -> None:
@@ -49,6 +46,15 @@ def test_a_file_is_replaced_whole_and_keeps_its_rights(
         WRITERS[name](runs, target)
     assert target.read_bytes() == before
     assert os.listdir(target.parent) == [name]
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_stays(runs: Path, tmp_path: Path) -> None:
+    precious, target = tmp_path / "precious", tmp_path / "report.html"
+    precious.write_text("precious")
+    target.symlink_to(precious)
+    write_report(runs, target)
+    assert not target.is_symlink()
+    assert precious.read_text() == "precious"
 
 
 @pytest.mark.parametrize(

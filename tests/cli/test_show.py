@@ -199,7 +199,7 @@ def test_info_of_an_epoch_that_is_not_recorded_says_which_are(runs: Path, tmp_pa
     missing = invoke("info", runs, 7)
     assert missing.exit_code == 6
     assert "Epoch 7" in missing.stderr
-    assert "recorded epochs: 0, 1, 2, 3" in missing.stderr
+    assert "recorded epochs: 0 to 3" in missing.stderr
     assert invoke("info", runs, "last").exit_code == 2
 
 

@@ -81,7 +81,7 @@ def test_a_failing_task_is_named_and_the_job_resumes_from_the_last_epoch(session
 def test_an_epoch_that_is_not_recorded_is_an_error_before_anything_runs(session, manager):
     JobRunner(counter(2), manager).run(session)
     before = sorted(Path(manager.path).rglob("*"))
-    with pytest.raises(CheckpointNotFoundError, match=r"7.*0, 1, 2"):
+    with pytest.raises(CheckpointNotFoundError, match=r"7.*0 to 2"):
         JobRunner(counter(9), manager, 7).run(session)
     assert sorted(Path(manager.path).rglob("*")) == before
 

@@ -273,9 +273,10 @@ def unframe(data: bytes, path: str, subject: str) -> bytes:
     text = data[_HEAD_BYTES : -len(_TAIL)]
     if data == frame(text):
         return text
-    digest = hashlib.sha256(text).hexdigest()
+    expected = data[11:75].decode("ascii", "replace")
+    found = hashlib.sha256(text).hexdigest()
     raise CheckpointCorruptError(
-        f"{subject} is empty, cut or changed: expected SHA-256 {data[11:75]!r}, found {digest}.",
+        f"{subject} is empty, cut or changed: expected SHA-256 {expected!r}, found {found!r}.",
         path=path,
     )
 

@@ -174,7 +174,17 @@ def test_no_secret_among_parameters_is_recorded_or_repeated() -> None:
     # A secret may change; that it was recorded by an earlier version is not repeated.
     then = describe(first.compile())
     changed = {"h": {**hosts["h"], "token": "another"}}
-    now = describe(build(token="another", db=url, urls=[url], tokens_by_host=changed).compile())
+    another = build(
+        token="another",
+        hf_token="another",
+        api_key="another",
+        db=url,
+        urls=[url],
+        credentials={"user": "another"},
+        tokens_by_host=changed,
+        api_keys=["another"],
+    )
+    now = describe(another.compile())
     assert changes(then, now) == []
     then["parameters"] |= {"token": CANARY, "tokens_by_host": hosts}
     assert changes(then, now) == []

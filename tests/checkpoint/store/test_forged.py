@@ -19,7 +19,7 @@ import pytest
 import xxhash
 
 from jobrunner import CheckpointCorruptError, MultiNodeCheckpointManager
-from jobrunner.checkpoint import Directory, copy_epoch, inspect_directory
+from jobrunner.checkpoint import Directory, copy_epoch
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store.document import ROOT_DOCUMENT
@@ -141,9 +141,6 @@ def test_a_copy_writes_nothing_outside_of_its_store(forge: Any, tmp_path: Path) 
     with pytest.raises(CheckpointCorruptError, match="leads out of the store"):
         copy_epoch(directory, Position(0), str(tmp_path / "one" / "two"))
     assert not (tmp_path / "one" / "elsewhere").exists()
-    (damaged,) = (f for f in inspect_directory(directory) if f.path == "a.0")
-    assert damaged.status == "damaged"
-    assert "leads out of the store" in damaged.explanation
 
 
 @pytest.mark.parametrize("place", [[0, -1], [-1, 0], [0, LEAST_ALIKE], [9, 0], [0], 3, "x"])
