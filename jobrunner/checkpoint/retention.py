@@ -255,10 +255,11 @@ class Sweeper:
                 )
                 self._thread.start()
 
-    def drain(self, timeout_seconds: float = _DRAIN_SECONDS) -> bool:
-        """Wait until nothing is left to do; False if it takes longer."""
+    def drain(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until nothing is left to do, half a minute by default; False if it takes longer."""
+        seconds = _DRAIN_SECONDS if timeout_seconds is None else timeout_seconds
         with self._changed:
-            return self._changed.wait_for(lambda: self._thread is None, timeout_seconds)
+            return self._changed.wait_for(lambda: self._thread is None, seconds)
 
     def _work(self) -> None:
         try:

@@ -669,7 +669,17 @@ def test_what_counts_as_the_same_place_leads_to_the_same_states_of_storage(
     assert whole.visited > reduced.visited
 
 
-@pytest.mark.parametrize("mutant", get_args(Mutant))
+_SLOW = "deletes what was set aside"
+"""Only the larger cases show it, after some seconds."""
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(mutant, marks=[pytest.mark.nightly] if mutant == _SLOW else [])
+        for mutant in get_args(Mutant)
+    ],
+)
 def test_a_protocol_without_one_of_its_rules_fails(mutant: Mutant) -> None:
     visited = 0
     with pytest.raises(BrokenError):  # noqa: PT012
