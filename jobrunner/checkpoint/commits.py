@@ -270,8 +270,6 @@ class Commits:
             retires=self.retention.choose(state, records),
             upto=self._expect_next(state, last.at),
         )
-        # The records exist: nothing that fails below may raise.
-        self.retention.note(entry.number, records)
         if number is None:
             self._contents = (entry.number, contents)
 

@@ -114,7 +114,7 @@ class KeepAll(_JoinsRetention):
 
     def retires(self, saved: Sequence[SavedEpoch]) -> list[Position]:
         """Checkpoints in the middle of an epoch, unless `partial`."""
-        return _all_but(saved, _eligible(saved, self.partial))
+        return _all_but(saved, saved if self.partial else _whole_epochs(saved))
 
 
 @checked
@@ -126,8 +126,6 @@ class KeepLast(_JoinsRetention):
     ----------
     n : int
         At least 1.
-    partial : bool
-        Whether checkpoints saved in the middle of an epoch count too.
 
     Examples
     --------
@@ -136,11 +134,10 @@ class KeepLast(_JoinsRetention):
     """
 
     n: Count
-    partial: bool = False
 
     def retires(self, saved: Sequence[SavedEpoch]) -> list[Position]:
         """All but the newest `n`."""
-        return _all_but(saved, _eligible(saved, self.partial)[-self.n :])
+        return _all_but(saved, _whole_epochs(saved)[-self.n :])
 
 
 @checked
@@ -180,8 +177,6 @@ class KeepBest(_JoinsRetention):
         At least 1.
     mode : "min" or "max"
         Whether smaller or larger values are better.
-    partial : bool
-        Whether checkpoints saved in the middle of an epoch count too.
 
     Notes
     -----
@@ -199,7 +194,6 @@ class KeepBest(_JoinsRetention):
     metric: Annotated[str, _METRIC]
     n: Count = 1
     mode: Literal["min", "max"] = "min"
-    partial: bool = False
 
     def retires(self, saved: Sequence[SavedEpoch]) -> list[Position]:
         """All but the best."""
@@ -213,7 +207,7 @@ class KeepBest(_JoinsRetention):
         return None
 
     def _rank(self, saved: Sequence[SavedEpoch]) -> list[SavedEpoch]:
-        newest_first = _eligible(saved, self.partial)[::-1]
+        newest_first = _whole_epochs(saved)[::-1]
         return sorted(newest_first, key=self._badness)  # stable: the newer of equal values first
 
     def _badness(self, row: SavedEpoch) -> _Badness:
@@ -235,10 +229,7 @@ _Badness = tuple[bool, float]
 _WORST: _Badness = (True, 0.0)
 
 
-def _eligible(saved: Sequence[SavedEpoch], partial: bool) -> Sequence[SavedEpoch]:
-    """The epochs that a policy may keep: the whole ones, or all."""
-    if partial:
-        return saved
+def _whole_epochs(saved: Sequence[SavedEpoch]) -> list[SavedEpoch]:
     return [row for row in saved if row.step == 0]
 
 

@@ -122,12 +122,6 @@ class Retention:
         retired = self._choose_after(state, written)
         return [at for at in retired if at in state.recorded or at in committed]
 
-    def note(self, number: int, records: Sequence[Record]) -> None:
-        """Remember what the policy sees of epochs that entry `number` has just recorded."""
-        if reads_records(self.policy):
-            for record in records:
-                self._rows[record.at, number] = _row(record)
-
     def _choose_after(self, state: State, records: Sequence[Record]) -> list[Position]:
         """What the policy retires after a commit of `records`.
 

@@ -129,18 +129,6 @@ def stride_of(policy: SavePolicy, steps_per_epoch: int) -> int | None:
 
     None: the policy must be asked.
     """
-    if isinstance(policy, AnyOf):
-        strides = []
-        for part in policy.policies:
-            stride = stride_of(part, steps_per_epoch)
-            if stride is not None:
-                strides.append(stride)
-            elif epochs_until(part, 1, steps_per_epoch) is not None:
-                return None
-        least = min(strides, default=None)
-        if least is not None and any(stride % least for stride in strides):
-            return None
-        return least
     if type(policy) is not SaveEvery or (policy.steps or 0) % steps_per_epoch:
         return None
     intervals = policy._intervals(steps_per_epoch)

@@ -138,8 +138,6 @@ def test_the_best_are_kept_and_nan_or_no_metric_ranks_worst() -> None:
 
 def test_of_equal_values_the_newer_epoch_is_better() -> None:
     assert kept(KeepBest("loss"), {1: {"loss": 1.0}, 2: {"loss": 1.0}}) == [2]
-    losses = {2: {"loss": 1.0}, Position(2, 1): {"loss": 1.0}, Position(2, 3): {"loss": 1.0}}
-    assert kept(KeepBest("loss", partial=True), losses) == [Position(2, 3)]
 
 
 def test_a_metric_that_is_no_number_ranks_worst() -> None:
