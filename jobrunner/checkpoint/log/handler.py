@@ -274,9 +274,9 @@ def unframe(data: bytes, path: str, subject: str) -> bytes:
     if data == frame(text):
         return text
     expected = data[11:75].decode("ascii", "replace")
-    found = hashlib.sha256(text).hexdigest()
+    digest = hashlib.sha256(text).hexdigest()
     raise CheckpointCorruptError(
-        f"{subject} is empty, cut or changed: expected SHA-256 {expected!r}, found {found!r}.",
+        f"{subject} is empty, cut or changed: expected SHA-256 {expected!r}, found {digest!r}.",
         path=path,
     )
 
