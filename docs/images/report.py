@@ -1,4 +1,4 @@
-"""Take the pictures of the report: ``python docs/images/report.py [DIRECTORY]``.
+"""Take the picture of the report: ``python docs/images/report.py [DIRECTORY]``.
 
 The job below really runs: two of its workers are killed, then the whole run is killed and resumed.
 DIRECTORY keeps its checkpoints and the page. Needs ``pip install -e '.[browser]'`` and Chromium.
@@ -87,20 +87,15 @@ def make_page(directory: Path) -> Path:
     return directory / "report.html"
 
 
-def take_pictures(page: Path) -> None:
-    """Write the pictures beside this file."""
+def take_picture(page: Path) -> None:
+    """Write the picture beside this file."""
     chromium = shutil.which("chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for name, width, height, colours in (
-            ("report", 1180, 1500, "light"),
-            ("report-phone", 390, 1500, "dark"),
-        ):
-            screen = {"width": width, "height": height}
-            tab = browser.new_page(viewport=screen, color_scheme=colours)
-            tab.goto(page.as_uri())
-            taken = Image.open(io.BytesIO(tab.screenshot()))
-            taken.convert("RGB").quantize(192).save(HERE / f"{name}.png", optimize=True)
+        tab = browser.new_page(viewport={"width": 1180, "height": 1500}, color_scheme="light")
+        tab.goto(page.as_uri())
+        taken = Image.open(io.BytesIO(tab.screenshot()))
+        taken.convert("RGB").quantize(192).save(HERE / "report.png", optimize=True)
         browser.close()
 
 
@@ -108,4 +103,4 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
         kept = Path(sys.argv[1] if len(sys.argv) > 1 else scratch).resolve()
         kept.mkdir(parents=True, exist_ok=True)
-        take_pictures(make_page(kept))
+        take_picture(make_page(kept))

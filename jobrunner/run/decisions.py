@@ -170,7 +170,7 @@ class State:
 
 
 class Stopwatch:
-    """Adds up where a run's time goes, for its records; see docs/time.md. `began` is by `clock`."""
+    """Adds up where a run's time goes, for its records; see docs/watching.md. `began` is by `clock`."""
 
     def __init__(self, began: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._began = self._since = began

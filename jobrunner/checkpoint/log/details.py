@@ -38,7 +38,7 @@ class LossRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the time of a run went; docs/time.md defines the parts."""
+    """Where the time of a run went; docs/watching.md defines the parts."""
 
     start: Seconds = 0
     compute: Seconds = 0
