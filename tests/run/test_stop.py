@@ -138,6 +138,18 @@ def test_a_job_of_several_steps_stops_between_two_of_them(inproc_session, manage
     assert inproc_session.fetch(Node("a")["n"]) == 12
 
 
+def test_without_a_checkpoint_a_job_of_several_steps_ends_its_epoch(inproc_session):
+    class AtStep:
+        def on_step(self, epoch, step, seconds, metrics):
+            if (epoch, step) == (2, 2):
+                runner.stop()
+
+    runner = JobRunner(counter(3, steps_per_epoch=4), callbacks=[AtStep()])
+    with pytest.raises(RunStoppedError, match="its epoch has ended") as caught:
+        runner.run(inproc_session)
+    assert (caught.value.epoch, inproc_session.fetch(Node("a")["n"])) == (2, 8)
+
+
 def test_a_job_at_its_end_finishes_even_if_it_is_stopped(inproc_session, manager):
     runner = JobRunner(counter(3), manager, callbacks=[At(3, lambda: runner.stop())])
     assert runner.run(inproc_session).epoch == 3
