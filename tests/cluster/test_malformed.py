@@ -219,7 +219,7 @@ RECEIPT = ["a.1", "0" * 64, 1, 0.1]
     [
         None,
         b"",
-        told([{"b": RECEIPT}]),
+        told([{"b": ["b.1", *RECEIPT[1:]]}]),
         told([{"a": "a receipt"}]),
         told([{"a": ["b.1", *RECEIPT[1:]]}]),
         told([{"a": ["a.1", "0" * 64, "many", 0.1]}]),
