@@ -177,8 +177,7 @@ class SaveEvery(_JoinsSaves):
         Save after each epoch whose number is a multiple of this.
     steps : int, optional
         Save each time the epoch group has run this often, counted from epoch 0, and at the end of
-        each epoch in which it did so. If the number of steps of an epoch is not known, count from
-        the start of each epoch, and save at the end of each.
+        each epoch in which it did so.
     seconds : float, optional
         Save after the first step that ends this long or longer after the last save began.
 

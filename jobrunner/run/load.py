@@ -39,7 +39,6 @@ def load(session: Session, binding: Binding, origin: Directory, begin: Begin) ->
     deadline_seconds = get_number("checkpoint.deadline-seconds")
     with origin.reading(record.at):
         session.run_group(load_group(loads), record.at.epoch, deadline_seconds)
-    origin.loaded = record.at
 
 
 def _whole_stores(begin: Begin) -> dict[str, int]:

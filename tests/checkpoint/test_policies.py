@@ -186,6 +186,7 @@ def test_only_policies_can_be_joined() -> None:
     "policy",
     [
         SaveEvery(epochs=5),
+        SaveEvery(steps=7),
         SaveEvery(steps=12),
         SaveEvery(epochs=7, steps=24),
         SaveEvery(epochs=5) | SaveEvery(epochs=3),
