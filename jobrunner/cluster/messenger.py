@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from jobrunner.cluster.exchange import (
@@ -36,6 +35,9 @@ logger = get_logger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+SIGNAL_SECONDS = 0.5
+"""How late the handler of a signal may be called while a thread waits for workers."""
 
 ABORT_SECONDS = 0.3
 """How long to wait until workers have got an abort, before a more urgent error."""
@@ -73,9 +75,21 @@ class Messenger:
         """
         if self._client.status != "running":
             self.scheduler.check_open()  # raises
-        waits = partial(self._while_connected, function)
-        result: T = self._client.sync(waits, *args, **kwargs)
-        return result
+        waits = self._while_connected(function, *args, **kwargs)
+        loop = self._client.loop.asyncio_loop  # type: ignore[union-attr]
+        future = asyncio.run_coroutine_threadsafe(waits, loop)
+        ended = threading.Event()
+        future.add_done_callback(lambda _: ended.set())
+        try:
+            # In short steps, and not in Dask's of 10 s: a signal that comes in the moment after
+            # Python has called the handlers of the one before, and before it waits again, does not
+            # end that wait. Its handler is called when the step ends.
+            while not ended.wait(SIGNAL_SECONDS):
+                pass
+        except BaseException:
+            future.cancel()
+            raise
+        return future.result()
 
     def call(
         self, request: Request, addresses: Sequence[str], num_runs: int = 1

@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -47,6 +48,36 @@ class At:
 
     def on_stop_asked(self, reason, at_once):
         self.told.append((reason, at_once))
+
+
+HAS_BEGUN, MAY_END = threading.Event(), threading.Event()
+
+
+def wait(n):
+    HAS_BEGUN.set()
+    MAY_END.wait(30)
+    return n
+
+
+def test_a_signal_that_interrupts_no_wait_is_heard_soon(inproc_session):
+    sent = []
+
+    def interrupt():
+        HAS_BEGUN.wait(30)
+        time.sleep(0.2)  # the main thread waits for the worker now
+        sent.append(time.monotonic())
+        # To this thread, so that the main thread's wait goes on. The second does not wait for the epoch.
+        for _ in range(2):
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+            time.sleep(1)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            JobRunner(counter(fn=wait)).run(inproc_session)
+        assert time.monotonic() - sent[0] < 5
+    finally:
+        MAY_END.set()
 
 
 def test_a_stopped_run_has_recorded_its_epoch_and_can_be_resumed(inproc_session, manager):
