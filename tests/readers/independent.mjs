@@ -130,6 +130,7 @@ function replay(entries) {
     for (const epoch of epochs) if (!recorded.get(epoch)?.pins.size) recorded.delete(epoch);
   };
   let lost = false;
+  let isRepair = false;
   for (const entry of entries) {
     const kind = entry.get("kind");
     if (kind === "commit") {
@@ -156,7 +157,8 @@ function replay(entries) {
       else pins?.delete(entry.get("label"));
     } else need(OTHER_ENTRIES.includes(kind), `entry ${entry.get("number")} is of kind ${kind}`);
     if (kind === "lost") lost = true;
-    if (kind === "end") lost = false;
+    if (kind === "run") isRepair = entry.get("is_repair") === true;
+    if (kind === "end" && isRepair) lost = false;
   }
   need(!lost, "entries of the log were lost, and no run has repaired it");
   return recorded;
