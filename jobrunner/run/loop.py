@@ -380,7 +380,6 @@ class Run:
         if (
             state.steps_done
             or not self.plan.can_batch
-            or runner.stop_reason
             or self.binding.leaving
             or runner.epoch_deadline_seconds is not None
             or 4 * state.epoch_seconds > self.batch_seconds

@@ -202,19 +202,17 @@ class GroupRun:
 
         Returns whether none has failed. A failure ends the run at once, also if others never return.
         """
-        count, has_failed = step.num_instances, False
+        count = step.num_instances
         arguments = [gather(step, instance) for instance in range(count)]
         results: list[Any] = [None] * count
         ended = threading.Semaphore(0)
 
         def call(instance: int) -> None:
-            nonlocal has_failed
             FRAME.set([self._make_current, step, instance, None])
             try:
                 with set_up(step.instance_setup) as own:
                     results[instance] = step.fn(*arguments[instance], **shared, **own)
             except BaseException as error:
-                has_failed = True
                 self._fail(step.workspace.node, step.name, error)
             FRAME.set(None)
             ended.release()
@@ -230,12 +228,12 @@ class GroupRun:
             for _ in range(count):
                 ended.acquire()
             FRAME.set([self._make_current, step, -1, None])
-        if not has_failed and not self._is_over:
+        if not self._is_over:
             inputs, box = list(chain(*arguments)), [results.copy() if count > 1 else results[0]]
             arguments.clear()  # they would count as references to their items
             results.clear()
             finish(self.program, step, box, inputs, self.send)
-        return not has_failed
+        return not self._is_over
 
     def _report(self, step: Step) -> None:
         assert step.report is not None

@@ -164,6 +164,13 @@ def test_batches_end_where_a_save_is_due(session, tmp_path):
     assert state(session) == whole
 
 
+def test_batches_end_where_a_policy_must_be_asked(session, tmp_path):
+    policy = SaveEvery(epochs=7) | SaveEvery(epochs=10)
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=policy)
+    run(session, build(), epochs=21, batch_seconds=60, checkpoint_manager=manager)
+    assert manager.epochs() == [0, 7, 10, 14, 20, 21]
+
+
 def test_a_callback_that_is_not_passive_is_called_after_each_epoch(session):
     seen = []
 

@@ -25,7 +25,7 @@ from jobrunner import (
 from jobrunner.testing import Struck
 from tests.processes import await_file
 
-NODES = 3
+NODES = 6
 
 
 @pytest.fixture
@@ -87,8 +87,12 @@ def undisturbed(inproc_client, tmp_path):
 
 
 def test_a_worker_that_hangs_and_comes_back_changes_nothing(cluster, tmp_path, undisturbed):
-    flag, pids = tmp_path / "flag", []
+    flag, pids, placements = tmp_path / "flag", [], []
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+
+    class Placed:
+        def on_placement(self, placement):
+            placements.append(placement)
 
     def stop():
         pids.append(int(await_file(flag)))
@@ -102,9 +106,12 @@ def test_a_worker_that_hangs_and_comes_back_changes_nothing(cluster, tmp_path, u
         thread = threading.Thread(target=stop)
         thread.start()
         try:
-            result = JobRunner(build(flag, seconds=0.5), manager).run(session)
+            runner = JobRunner(build(flag, seconds=0.5), manager, callbacks=[Placed()])
+            result = runner.run(session)
             assert (result.epoch, result.restarts) == (8, 1)
-            assert len(set(session._binding.placement.values())) == 2
+            before, after = placements
+            kept = {node: at for node, at in before.items() if at != before["n1"]}
+            assert kept.items() <= after.items() and len(set(after.values())) == 2
         finally:
             thread.join()
             os.kill(pids[0], signal.SIGCONT)

@@ -17,6 +17,7 @@ def test_a_worker_that_halves_the_fullest_one_is_worth_a_move():
     assert pays("w1 w1", "w1 w2")
     assert pays("w1 w1", "w3 w3")
     assert not pays("w1 w2", "w2 w1")
+    assert not pays("w1 " * 11, "w1 " * 10 + "w2", epoch_seconds=1000.0)  # a tenth is the least
     assert not pays("w1 w1 w2 w2", "w1 w1 w2 w3")  # the fullest has as much as before
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jobrunner import (
+    BlobNotFoundError,
     Node,
     Session,
     Task,
@@ -126,10 +127,12 @@ def test_nobody_gets_the_values_of_a_task_of_which_one_instance_has_failed(
     WENT_ON.clear()
     FAILED.clear()
     with TaskGroup() as group, Node("n"):
-        Task(go_on, [Task(fail_first, (), num_instances=2)])
+        Task(go_on, [Task(fail_first, (), num_instances=2, outputs="parts")])
     with pytest.raises(TaskFailedError, match="told late"):
         inproc_session.run(group)
     assert not WENT_ON.is_set()
+    with pytest.raises(BlobNotFoundError):
+        inproc_session.fetch(Node("n")["parts"])
 
 
 def broken() -> Iterator[int]:

@@ -57,13 +57,27 @@ def test_a_follower_waits_for_grants_and_reports_progress():
     run(batch)
     assert batch.action() == "wait"
     batch.hear_grant(Grant(REPORT_RUNS, False))
+    batch.hear_grant(Grant(1, False))  # an old one
+    assert batch.action() == "run"
     for _ in range(REPORT_RUNS - 1):
         assert batch.report() is None
         run(batch)
     assert batch.report() == REPORT_RUNS
-    batch.hear_grant(Grant(REPORT_RUNS - 1, False))  # an old one
     batch.hear_grant(Grant(REPORT_RUNS, True))
     assert batch.action() == "end"
+
+
+def test_a_late_report_counts_for_nothing():
+    def runs_after(reports):
+        batch = EpochBatch(1, RunOrder(epochs=1000, seconds=60), ["b"], clock=lambda: 0.0)
+        for runs in reports:
+            batch.hear_report("b", runs)
+        while batch.action() == "run":
+            run(batch)
+            batch.extend()
+        return len(batch.ended)
+
+    assert runs_after([48, 16]) == runs_after([48]) > runs_after([16])
 
 
 def test_epochs_and_steps_count_up_from_the_first():
