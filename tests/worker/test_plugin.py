@@ -63,7 +63,9 @@ async def test_a_lease_cancelled_before_its_thread_starts_does_not_block():
     key = lease_key("binding", host.incarnation, 0)
     assert binding_of(key) == "binding"
     host.transition(key, "ready", "executing")
+    assert list(host._leases) == [key]
     host.transition(key, "executing", "released")
+    assert host._leases == {}
     host.run_lease(key, OPTIONS)  # would block forever if the lease were there
     host.transition("somebody else's key", "ready", "executing")
     host.transition(("tuple", 1), "ready", "executing")
