@@ -68,6 +68,12 @@ def test_resources_of_nodes_placed_later_are_reserved_too(client, session):
         other.bind(job_of(Node("c", resources={"GPU": 1})).compile(), wait_seconds=0.3)
 
 
+def test_a_lease_takes_the_resources_of_all_nodes_of_its_worker(client, session):
+    session.bind(job_of(*(Node(name, resources={"GPU": 1}) for name in "ab")).compile())
+    with Session(client) as other, pytest.raises(PlacementError):
+        other.bind(job_of(Node("c", resources={"GPU": 1})).compile(), wait_seconds=0.3)
+
+
 def test_dask_gives_other_tasks_only_the_resources_left(client, session):
     assert where(session, Node("a", resources={"GPU": 2})) == "gpu"
     future = client.submit(name_of_worker, resources={"GPU": 1}, pure=False)

@@ -93,6 +93,19 @@ def test_a_stop_condition_ends_a_batch_after_its_epoch(session, stops_at):
     assert results[1].stopped_by == "n1/judge"
 
 
+@pytest.mark.parametrize(("first", "second"), [(5, None), (None, 5)])
+def test_conditions_on_several_workers_end_the_job_after_their_epoch(session, first, second):
+    job = build(stops_at=first)
+    with job:
+
+        def judge():
+            return current_task().epoch == second
+
+        job.add_stop_condition(Task(judge, name="another", node=Node("n3")).output())
+    result, watcher = run(session, job, epochs=30, batch_seconds=60)
+    assert (result.epoch, watcher.epochs) == (5, [1, 2, 3, 4, 5])
+
+
 def test_nodes_that_share_nothing_end_after_the_same_epoch(session):
     with Job("apart") as job:
         for i in range(4):
