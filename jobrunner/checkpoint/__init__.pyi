@@ -12,6 +12,7 @@ from .encoding import (
     Unmade as Unmade,
     encode_blobs as encode_blobs,
     register_codec as register_codec,
+    show_outline as show_outline,
     whole_tree as whole_tree,
 )
 from .directory import (

@@ -439,12 +439,12 @@ def compare(one: MultiNodeCheckpointManager, other: MultiNodeCheckpointManager) 
         lines.append("What their jobs were is not recorded.")
     else:
         lines += [f"From A to B, {change}" for change in data["changes"]]
-    for row in data["metrics"]:
-        if row["epoch"] == data["metrics_differ_at"]:
-            a, b = row["a"], row["b"]
-            lines.append(f"The metrics first differ at epoch {row['epoch']}:")
-            metrics = [{"name": name, "a": a.get(name), "b": b.get(name)} for name in {**a, **b}]
-            lines += draw_table(METRIC_COLUMNS, metrics)
+    row = data["metrics"]
+    if row is not None:
+        a, b = row["a"], row["b"]
+        lines.append(f"The metrics first differ at epoch {row['epoch']}:")
+        metrics = [{"name": name, "a": a.get(name), "b": b.get(name)} for name in {**a, **b}]
+        lines += draw_table(METRIC_COLUMNS, metrics)
     if epoch is not None:
         lines.append(f"The first blobs that differ are those of epoch {epoch}:")
         *differences, summary = difference.splitlines()

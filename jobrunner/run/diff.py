@@ -1,11 +1,7 @@
-"""Compare checkpoints, and runs, by what is stored: trees of plain values, and arrays.
-
-Runs no code of theirs.
-"""
+"""Compare checkpoints, and runs, by what is stored. Runs no code of theirs."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,25 +13,23 @@ from jobrunner.checkpoint import (
     Decoder,
     Directory,
     EncodedBlob,
-    EpochRecord,
     MultiNodeCheckpointManager,
     State,
     StoredValue,
-    Tree,
+    Unmade,
     digest_blob,
     encode_blobs,
     open_record,
+    show_outline,
     whole_tree,
 )
 from jobrunner.compile import changes
 from jobrunner.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
-from jobrunner.texts import printable, show
+from jobrunner.texts import clip, printable, show
 
 Difference = dict[str, Any]
 Differences = Iterator[Difference]
 
-_CLASSES = ("state", "instance", "codec")
-_SCALARS = ("NoneType", "bool", "int", "float", "str", "bytes")
 _LONGEST = 40  # characters of a value that is shown
 
 
@@ -44,8 +38,7 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[dict[str, A
 
     Blobs with equal digests are not read. ``only_in_a`` and ``only_in_b`` name a node or
     ``node/blob``; each of ``differences`` has ``node``, ``blob``, ``where`` (in the blob), ``what``,
-    and for arrays and numbers ``count`` (elements that differ), ``size`` (all elements), and mostly
-    ``max_abs`` and ``max_rel``.
+    and for numbers ``max_abs``.
     """
     common = [node for node in one if node in other]
     for checkpoint in (one, other):
@@ -70,13 +63,9 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[dict[str, A
         "only_in_b": only_in_b,
         "differences": differences,
     }
-    lines = []
-    for name, checkpoint in (("A", one), ("B", other)):
-        if checkpoint.step:
-            lines.append(f"{name} is {checkpoint.record.name}.")
-    lines += [f"only in A: {name}" for name in only_in_a]
+    lines = [f"only in A: {name}" for name in only_in_a]
     lines += [f"only in B: {name}" for name in only_in_b]
-    lines += [f"{d['node']}/{d['blob']}{d['where']}: {format_difference(d)}" for d in differences]
+    lines += [f"{it['node']}/{it['blob']}{it['where']}: {it['what']}" for it in differences]
     lines.append(count_equal(num_equal, num_different))
     return data, "\n".join(printable(line, kept="") for line in lines), is_equal
 
@@ -104,16 +93,6 @@ def _compare_blob(one: Checkpoint, other: Checkpoint, node: str, blob: str) -> l
         ) from error
 
 
-def format_difference(difference: Mapping[str, Any]) -> str:
-    """Write a difference as text, without its place."""
-    if "count" not in difference:
-        return str(difference["what"])
-    text = f"{difference['count']} of {difference['size']} elements differ"
-    if "max_abs" in difference:
-        text += f", by at most {difference['max_abs']:.3g} (relative {difference['max_rel']:.3g})"
-    return text
-
-
 def count_equal(equal: int, different: int) -> str:
     """How many blobs are equal and how many differ, in words."""
     are = "blob is" if equal == 1 else "blobs are"
@@ -134,11 +113,6 @@ def compare_values(one: Any, other: Any, codecs: Sequence[Codec] = ()) -> list[D
     if digest_blob(again[0]) == digest_blob(again[1]):
         return []
     return compare_stored(*map(_as_stored, again))
-
-
-def digest_value(value: Any) -> str:
-    """Digest of all that a save records of a value."""
-    return digest_blob(_encode(value, ()))
 
 
 def _encode(value: Any, codecs: Sequence[Codec]) -> EncodedBlob:
@@ -167,116 +141,56 @@ def _decode(blob: EncodedBlob, codecs: Sequence[Codec]) -> Any:
 
 def compare_stored(one: StoredValue, other: StoredValue) -> list[Difference]:
     """The differences between two stored values that are not equal; see `compare_checkpoints`."""
-    a = whole_tree(one.tree, one.arrays.__getitem__)
-    b = whole_tree(other.tree, other.arrays.__getitem__)
-    differences = list(_compare(one, other, a, b, ""))
-    return differences or [{"where": "", "what": "content"}]
+    one_outline, other_outline = (
+        show_outline(whole_tree(value.tree, value.arrays.__getitem__), value.arrays.__getitem__)
+        for value in (one, other)
+    )
+    # An outline does not show all: neither the order of keys, nor what a pickle holds.
+    rest = "the pickles or the order of keys differ, and the values may be equal"
+    return list(_compare(one_outline, other_outline, "")) or [{"where": "", "what": rest}]
 
 
-def _compare(one: StoredValue, other: StoredValue, a: Tree, b: Tree, where: str) -> Differences:
-    """The differences between a tree of one value and a tree of the other."""
-    kind, type_names = _kind(a), (_type_name(a), _type_name(b))
-    if type_names[0] != type_names[1]:
-        yield {"where": where, "what": "type: " + " and ".join(type_names)}
-    elif kind == "dict":
-        yield from _compare_dicts(one, other, a, b, where)
-    elif kind == "list":
+def _compare(a: Any, b: Any, where: str) -> Differences:
+    """The differences between two outlines."""
+    names = _name_type(a), _name_type(b)
+    if names[0] != names[1]:
+        yield {"where": where, "what": "type: " + " and ".join(names)}
+    elif names[0] == "dict":
+        mine, theirs = _items(a), _items(b)
+        for key in {**mine, **theirs}:
+            if key not in mine or key not in theirs:
+                what = f"only in {'A' if key in mine else 'B'}"
+                yield {"where": f"{where}[{key}]", "what": what}
+            else:
+                yield from _compare(mine[key], theirs[key], f"{where}[{key}]")
+    elif isinstance(a, Unmade):
+        yield from _compare(a.parts, b.parts, where)
+    elif isinstance(a, list | tuple):
         if len(a) != len(b):
             yield {"where": where, "what": f"length: {len(a)} and {len(b)}"}
         for i, (x, y) in enumerate(zip(a, b, strict=False)):
-            yield from _compare(one, other, x, y, f"{where}[{i}]")
-    elif kind in _SCALARS:
-        yield from _compare_scalars(_scalar(a, one), _scalar(b, other), where)
-    elif kind in ("array", "numbers"):
-        yield from _compare_arrays(one.arrays[a["of"]], other.arrays[b["of"]], where)
-    elif kind == "pickle":
-        if _pickle(a, one) != _pickle(b, other):
-            yield {"where": where, "what": "the pickles differ, but their values may be equal"}
-    elif kind == "same":
-        if a["of"] != b["of"]:
-            yield {"where": where, "what": "which object it refers to"}
-    elif kind in _CLASSES:
-        yield from _compare(one, other, a["of"][-1], b["of"][-1], where)
-    else:
-        yield from _compare(one, other, a["of"], b["of"], where)
+            yield from _compare(x, y, f"{where}[{i}]")
+    elif isinstance(a, np.ndarray):
+        yield from _compare_arrays(a, b, where)
+    elif repr(a) != repr(b) if isinstance(a, float) else a != b:  # 0.0 is not equal to -0.0
+        texts = [clip(show(value), _LONGEST) for value in (a, b)]
+        yield {"where": where, "what": "value: " + " and ".join(texts)}
 
 
-def _kind(tree: Tree) -> str:
-    """The kind of a node, or the type of what stands for itself in JSON."""
-    if isinstance(tree, dict):
-        return str(tree.get("$", "dict"))
-    return type(tree).__name__
+def _name_type(value: Any) -> str:
+    if isinstance(value, Unmade):
+        return value.kind
+    return type(value).__name__
 
 
-def _type_name(tree: Tree) -> str:
-    kind = _kind(tree)
-    if kind in _CLASSES:
-        return str(tree["of"][0])
-    return "ndarray" if kind == "array" else kind
-
-
-def _compare_dicts(
-    one: StoredValue, other: StoredValue, a: Tree, b: Tree, where: str
-) -> Differences:
-    mine, theirs = _items(a, one), _items(b, other)
-    for name, items, others in (("A", mine, theirs), ("B", theirs, mine)):
-        for key in items:
-            if key not in others:
-                yield {"where": f"{where}[{key}]", "what": f"only in {name}"}
-    for key in mine:
-        if key in theirs:
-            yield from _compare(one, other, mine[key], theirs[key], f"{where}[{key}]")
-    if list(mine) != list(theirs) and mine.keys() == theirs.keys():
-        yield {"where": where, "what": "order of the keys"}
-
-
-def _items(tree: Tree, value: StoredValue) -> dict[str, Tree]:
-    """The values by what is shown of their keys."""
-    if "$" not in tree:
-        return {show(key): item for key, item in tree.items()}
-    keys, items = tree["of"]
-    if isinstance(keys, dict):  # numbers
-        keys = value.arrays[keys["of"]].tolist()
-    return {_show_key(key, value): item for key, item in zip(keys, items, strict=True)}
-
-
-def _show_key(tree: Tree, value: StoredValue) -> str:
-    return show(_scalar(tree, value) if _kind(tree) in _SCALARS else tree)
-
-
-def _pickle(tree: Tree, value: StoredValue) -> list[object]:
-    i, classes = tree["of"]
-    return [value.arrays[i].tobytes(), classes]
-
-
-def _scalar(tree: Tree, value: StoredValue) -> Any:
-    """A number, a text or bytes."""
-    if not isinstance(tree, dict):
-        return tree
-    kind, content = tree["$"], tree["of"]
-    if kind == "int":
-        return int(content, 16)
-    is_part = not isinstance(content, str)
-    data = value.arrays[content].tobytes() if is_part else bytes.fromhex(content)
-    if kind == "float":
-        return struct.unpack(">d", data)[0]
-    return data.decode("utf-8", "surrogatepass") if kind == "str" else data
-
-
-def _compare_scalars(a: Any, b: Any, where: str) -> Differences:
-    # 0.0 is not equal to -0.0. No int is written out, which may take long.
-    is_equal = repr(a) == repr(b) if isinstance(a, float) else a == b
-    if is_equal:
-        return
-    if isinstance(a, int | float) and not isinstance(a, bool):
-        yield {"where": where, **_measure(np.asarray([a]), np.asarray([b]), 1)}
-    else:
-        yield {"where": where, "what": f"value: {_shorten(a)} and {_shorten(b)}"}
-
-
-def _shorten(value: object) -> str:
-    text = show(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+def _items(value: Any) -> dict[str, Any]:
+    """The items of a dictionary by what is shown of their keys."""
+    if isinstance(value, dict):
+        return {show(key): item for key, item in value.items()}
+    keys, items = value.parts
+    if isinstance(keys, Unmade):  # numbers
+        keys = keys.parts.tolist()
+    return {show(key): item for key, item in zip(keys, items, strict=True)}
 
 
 def _compare_arrays(one: Any, other: Any, where: str) -> Differences:
@@ -291,23 +205,17 @@ def _compare_arrays(one: Any, other: Any, where: str) -> Differences:
         differs = a.view(bits) != b.view(bits)
     else:
         differs = a != b
-    if differs.any():
-        yield {"where": where, **_measure(a[differs], b[differs], a.size)}
-
-
-def _measure(one: Any, other: Any, size: int) -> Difference:
-    """How far apart elements are, computed in the widest floats of the machine."""
-    measured: Difference = {"what": "elements", "count": int(one.size), "size": int(size)}
-    if not {one.dtype.kind, other.dtype.kind} <= set("biufc"):
-        return measured
-    kind = np.clongdouble if one.dtype.kind == "c" else np.longdouble
-    a, b = one.astype(kind), other.astype(kind)
-    with np.errstate(all="ignore"):
-        distance = np.abs(a - b)
-        relative = distance / np.maximum(np.abs(a), np.abs(b))
-    measured["max_abs"] = float(np.max(distance))
-    measured["max_rel"] = float(np.max(np.where(distance == 0, 0.0, relative)))
-    return measured
+    if not differs.any():
+        return
+    a, b = a[differs], b[differs]
+    difference: Difference = {"where": where, "what": f"{a.size} of {differs.size} elements differ"}
+    if a.dtype.kind in "biufc":
+        kind = np.clongdouble if a.dtype.kind == "c" else np.longdouble
+        with np.errstate(all="ignore"):
+            largest = float(np.max(np.abs(a.astype(kind) - b.astype(kind))))
+        difference["max_abs"] = largest
+        difference["what"] += f", by at most {largest:.3g}"
+    yield difference
 
 
 # ---- runs
@@ -319,41 +227,48 @@ def compare_runs(
     """Tell where two runs part; returns data for JSON, and how the blobs differ, as text.
 
     Of the data, ``changes`` says how the job of `other` differs from that of `one`, or is None if
-    their logs do not say what they were; ``metrics`` are of each epoch that both have recorded, as ``epoch``, ``a`` and ``b``;
-    ``metrics_differ_at`` and ``differ_at`` are the first epochs whose metrics, or blobs, differ.
-    ``num_compared`` is the number of epochs whose blobs were compared, up to there; ``difference``
-    is what `compare_checkpoints` says of it.
+    their logs do not say what they were; ``metrics`` are those of the first epoch at which they
+    differ, as ``epoch``, ``a`` and ``b``; ``differ_at`` is the first epoch whose blobs differ, and
+    ``num_compared`` the number of epochs compared up to there; ``difference`` is what
+    `compare_checkpoints` says of it.
 
     Runs may part and meet again, so epochs are compared one after another, from the first. Of those
     whose digests are equal, nothing but the log is read.
     """
     mine, theirs = one.directory.snapshot(), other.directory.snapshot()
     plans = _last_plan(one.directory, mine), _last_plan(other.directory, theirs)
-    metrics = []
-    their_metrics = _metrics_of(other)
-    for number, values in _metrics_of(one).items():
-        if number in their_metrics:
-            metrics.append({"epoch": number, "a": values, "b": their_metrics[number]})
-    parted = (row["epoch"] for row in metrics if not _are_equal(row["a"], row["b"]))
     data: dict[str, Any] = {
         "changes": changes(*plans) if all(plans) else None,
-        "metrics": metrics,
-        "metrics_differ_at": next(parted, None),
+        "metrics": None,
         "num_compared": 0,
         "differ_at": None,
         "difference": None,
     }
-    for epoch in mine.epochs:
-        if epoch not in theirs.recorded:
+    their_metrics = _metrics_of(other)
+    for epoch, values in _metrics_of(one).items():
+        # NaN is equal to NaN.
+        if epoch in their_metrics and repr(values) != repr(their_metrics[epoch]):
+            data["metrics"] = {"epoch": epoch, "a": values, "b": their_metrics[epoch]}
+            break
+    for at in mine.epochs:
+        if at not in theirs.recorded:
             continue
-        a, b = one.directory.record(epoch, mine), other.directory.record(epoch, theirs)
-        try:
-            difference, text = _compare_epoch(one.directory, a, other.directory, b)
-        except CheckpointNotFoundError:  # a run has removed it meanwhile
-            continue
+        a, b = one.directory.record(at, mine), other.directory.record(at, theirs)
         data["num_compared"] += 1
-        if difference is not None:
-            return {**data, "differ_at": epoch.public, "difference": difference}, text
+        digests = [
+            {node: store.sha256 for node, store in record.stores.items()} for record in (a, b)
+        ]
+        if digests[0] == digests[1]:
+            continue
+        try:
+            with one.directory.reading(at), other.directory.reading(at):
+                checkpoints = open_record(one.directory, a), open_record(other.directory, b)
+                difference, text, is_equal = compare_checkpoints(*checkpoints)
+        except CheckpointNotFoundError:  # a run has removed it meanwhile
+            data["num_compared"] -= 1
+            continue
+        if not is_equal:
+            return {**data, "differ_at": at.public, "difference": difference}, text
     return data, ""
 
 
@@ -366,19 +281,3 @@ def _last_plan(directory: Directory, snapshot: State) -> Mapping[str, Any]:
 
 def _metrics_of(manager: MultiNodeCheckpointManager) -> dict[int, Mapping[str, Any]]:
     return {row["epoch"]: row["metrics"] for row in manager.history() if not row["step"]}
-
-
-def _are_equal(one: object, other: object) -> bool:
-    return one == other or repr(one) == repr(other)  # NaN is equal to NaN
-
-
-def _compare_epoch(
-    one: Directory, a: EpochRecord, other: Directory, b: EpochRecord
-) -> tuple[dict[str, Any] | None, str]:
-    """What `compare_checkpoints` says of an epoch, and as text; None if its blobs are equal."""
-    digests = [{node: store.sha256 for node, store in record.stores.items()} for record in (a, b)]
-    if digests[0] == digests[1]:
-        return None, ""
-    with one.reading(a.at), other.reading(b.at):
-        data, text, is_equal = compare_checkpoints(open_record(one, a), open_record(other, b))
-    return (None, "") if is_equal else (data, text)

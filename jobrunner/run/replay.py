@@ -14,7 +14,7 @@ from jobrunner.define import Job
 from jobrunner.json_output import to_json
 from jobrunner.positions import Position, PublicPosition
 from jobrunner.run.decisions import each_step
-from jobrunner.run.diff import compare_values, count_equal, format_difference
+from jobrunner.run.diff import compare_values, count_equal
 from jobrunner.run.load import finish_load, load
 from jobrunner.run.matching import Adaptation, Key
 from jobrunner.run.resume import Begin, check_steps, prepare, with_streams
@@ -38,7 +38,7 @@ class BlobDifference:
     node, blob : str
     how : tuple of dict
         The differences within it, as ``jobrunner diff`` shows them: ``where``, ``what``, and for
-        numbers ``count``, ``size``, ``max_abs`` and ``max_rel``. A is the recorded value.
+        numbers ``max_abs``. A is the recorded value.
     tasks : tuple of str
         Those that write the blob, as ``node/task``; empty if no task of the replay does.
     """
@@ -50,7 +50,7 @@ class BlobDifference:
 
     def __str__(self) -> str:
         writers = " and ".join(self.tasks) or "no task of the replay"
-        lines = [f"{self.node}/{self.blob}{d['where']}: {format_difference(d)}" for d in self.how]
+        lines = [f"{self.node}/{self.blob}{d['where']}: {d['what']}" for d in self.how]
         return printable("\n".join([*lines, f"  written by {writers}"]))
 
 

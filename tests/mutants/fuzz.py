@@ -33,8 +33,8 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from jobrunner.checkpoint import digest_blob, encode_blobs
 from jobrunner.errors import JobRunnerError
-from jobrunner.run.diff import digest_value
 from tests.mutants.mutations import mutate
 from tests.mutants.operations import READING, WRITING, Case, operate
 from tests.mutants.seeds import NAMES, Seed, make_seeds
@@ -313,6 +313,11 @@ def main() -> None:
     print(f"{ends.pop('', 0)}; others ended by {dict(ends.most_common())}. Bad:")
     print(", ".join(f"{what} {counts[what]}" for what in CLASSES))
     sys.exit(bool(bad))
+
+
+def digest_value(value: Any) -> str:
+    """Digest of all that a save records of a value."""
+    return digest_blob(encode_blobs("", {"": value}, (), allow_pickle=True)[""])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import pytest
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.positions import Position
-from jobrunner.run.diff import compare_values, digest_value
+from jobrunner.run.diff import compare_values
 from jobrunner.workspace.workspace import Workspace
 from tests.saves import Save
 
@@ -51,7 +51,6 @@ def test_array_padding_makes_no_difference(array):
     assert one.tobytes() != other.tobytes() or np.finfo(np.longdouble).nmant != 63
     assert list(compare_values(one, other)) == []
     assert list(compare_values({"w": [one]}, {"w": [other]})) == []
-    assert digest_value(one) == digest_value(other)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,6 @@ def test_array_padding_makes_no_difference(array):
 def test_any_other_bit_makes_a_difference(one, other):
     assert list(compare_values(one, other))
     assert list(compare_values(one, one)) == []
-    assert digest_value(one) != digest_value(other)
 
 
 def test_replicas_are_compared_by_their_values_and_not_by_their_padding(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,10 @@ def _outline(tree: Tree, array: Callable[[int], Any]) -> Any:
     if kind in _WITH_ARRAY and type(content) is int:
         return array(content) if kind == "array" else Unmade(kind, array(content))
     match kind:
+        case "int":
+            return int(content, 16)
+        case "float":
+            return struct.unpack(">d", bytes.fromhex(content))[0]
         case "pickle":
             return Unmade(kind, {"nbytes": array(content[0]).shape[0]})
         case "state":
