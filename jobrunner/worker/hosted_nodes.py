@@ -37,8 +37,8 @@ FULL_SECONDS = 0.5
 FETCH = "fetch"
 """The channel on which the client applies `fetch`."""
 
-GRANT, REPORT = -1, -2
-"""Notes between a batch's lead and its followers travel under these in place of a crossing."""
+GRANT, REPORT, FAILURE = -1, -2, -3
+"""Notes between the workers of a batch travel under these in place of a crossing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,6 +380,9 @@ class HostedNodes:
         if self.keeper is not None:
             reply["room"] = self.keeper.room()
         self._batch_operation.finish(reply)
+        if reply["status"] == "failed" and self._program.peers:
+            # The client has this reply only together with those of the others, which run for so long.
+            self._note(FAILURE, self._program.peers, f"{self._context.address} has failed")
 
     def _finish_failed(self, error: BaseException) -> None:
         """End the batch with an error that no task raised."""
@@ -493,11 +496,14 @@ class HostedNodes:
 
     def _hear(self, notes: Sequence[tuple[int, Sequence[Any]]]) -> None:
         for kind, (data,) in notes:
-            first, _, argument = str(data, "utf-8").partition(" ")
+            text = str(data, "utf-8")
+            first, _, argument = text.partition(" ")
             if kind == GRANT:
                 self._batch.hear_grant(Grant(int(first), argument == "1"))
             elif kind == REPORT:
                 self._batch.hear_report(argument, int(first))
+            elif kind == FAILURE:
+                self._abort(text)
 
     def _could_not_send(self, address: str, number: int, problem: str) -> None:
         if self._batch.covers(number):

@@ -323,6 +323,27 @@ async def test_an_abort_that_arrives_before_its_run_ends_it_at_once():
         assert (await hosted.run(4, 5, ORDER))["status"] == "done"
 
 
+@in_a_loop
+async def test_workers_tell_each_other_at_once_that_one_has_failed():
+    peers = Peers()
+    async with Host(sender(lambda: 1 / 0), peers) as hosted:
+        assert (await hosted.run(3, 5, ORDER))["status"] == "failed"
+        while not peers.messages:
+            await asyncio.sleep(0)
+        [(address, message)] = peers.messages
+        assert (address, message["call"]) == (THERE, "push")
+    for is_early in (True, False):
+        async with Host(receiver()) as hosted:
+            if is_early:
+                await hosted.push(message["values"])
+            running = asyncio.ensure_future(hosted.run(3, 15, ORDER))
+            if not is_early:
+                assert (await hosted.run(3, 0.01, ORDER))["status"] == "running"
+                await hosted.push(message["values"])
+            reply = await running
+            assert (reply["status"], reply["reason"]) == ("aborted", f"{HERE} has failed")
+
+
 # ---- values for other workers
 
 
