@@ -19,7 +19,7 @@ from jobrunner.cluster.wish import Joins, Wish
 from jobrunner.compile import PlannedNode
 from jobrunner.dask_internals import EVERY_WORKER, WorkerNews
 from jobrunner.errors import ExecutionError, NodeLostError, PlacementError
-from jobrunner.texts import clip, get_logger, listed
+from jobrunner.texts import get_logger
 from jobrunner.worker import (
     MOST_PINGS,
     PING_SECONDS,
@@ -99,7 +99,7 @@ class Leases:
         is_first = options.attempt == 0  # later ones are moves, for which epochs wait
         placed = self._place_in_time(nodes, stays, demand, is_first=is_first)
         self._needs = _needs(nodes, placed)
-        keys = self._submit(options, _titles(options.job or "session", placed))
+        keys = self._submit(options)
         used = len(set(self._members.placement.values()).union(placed.values()))
         lacks = used < self._wanted_workers and self._num_workers < demand.most_workers
         if lacks and options.can_move:  # nodes move to those that come later
@@ -288,15 +288,15 @@ class Leases:
 
     # ---- reserving
 
-    def _submit(self, options: BindingOptions, titles: Mapping[str, str]) -> dict[str, str]:
-        """Submit the lease tasks, under titles for Dask's pages; returns address -> key."""
+    def _submit(self, options: BindingOptions) -> dict[str, str]:
+        """Submit the lease tasks; returns address -> key."""
         keys: dict[str, str] = {}
         for address, need in self._needs.items():
             worker = self._members.workers[address]
             if worker.leases and not need:
                 continue  # another lease is needed only for more resources
-            lease = self._messenger.name, worker.incarnation, len(worker.leases)
-            key = keys[address] = lease_key(*lease, clip(titles[address], 80))
+            key = lease_key(self._messenger.name, worker.incarnation, len(worker.leases))
+            keys[address] = key
             worker.leases.append(
                 self._scheduler.client.submit(
                     run_lease,
@@ -334,11 +334,3 @@ def _needs(nodes: Sequence[PlannedNode], placed: Mapping[str, str]) -> dict[str,
         for resource, amount in (node.resources or {}).items():
             need[resource] = need.get(resource, 0) + amount
     return needs
-
-
-def _titles(job: str, placed: Mapping[str, str]) -> dict[str, str]:
-    """What Dask's pages call the lease of each worker, by address."""
-    names: dict[str, list[str]] = {}
-    for name, address in placed.items():
-        names.setdefault(address, []).append(name)
-    return {address: f"{job}: {listed(nodes, 3)}" for address, nodes in names.items()}

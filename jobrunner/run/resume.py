@@ -183,8 +183,6 @@ def decide(
         reason = f"it is the last epoch recorded in {origin.path}"
         if damage:
             reason += " that is not known to be damaged"
-        if origin is own and _broke_off(own, snapshot):
-            reason += "; the run before ended without a word, as after a crash"
         if record is None:
             reason = f"no recorded epoch of {origin.path} is whole"
         if not epochs.recorded:
@@ -215,16 +213,6 @@ def decide(
         tuple(warnings),
         damage,
     )
-
-
-def _broke_off(directory: Directory, snapshot: State) -> bool:
-    """Whether the run before did not end."""
-    if snapshot.holder is None:
-        return False
-    if directory.is_taken:
-        # By this run, whose entry has the last heartbeat of one that did not end.
-        return bool(directory.info_of(snapshot.holder.number).get("seen"))
-    return not snapshot.is_ended and directory.held_by(snapshot) is None
 
 
 def _find_newest(

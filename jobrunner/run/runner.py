@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -27,8 +26,8 @@ from jobrunner.run.resume import RESUME_FROM, Resume, ResumeFrom, decide
 from jobrunner.run.saver import SaveErrorPolicy
 from jobrunner.run.upload import BUILDER, CopyTo, UploadTaskGroupBuilder
 from jobrunner.signals import stop_on_signals
-from jobrunner.story import show_run, write_report
-from jobrunner.texts import Html, card, listed, pairs, printable
+from jobrunner.story import show_run
+from jobrunner.texts import printable
 
 _Session = Annotated[
     Session, "a Session: Session(client), Session.local() or Session.connect(address)"
@@ -126,16 +125,6 @@ class JobRunner:
         saves = "" if self.checkpoint_manager is None else f" with {self.checkpoint_manager!r}"
         return printable(f"<JobRunner of job {self.job.name!r}{saves}>", kept="")
 
-    def _repr_html_(self) -> Html:
-        facts: dict[str, object] = {
-            "checkpoints": "none"
-            if self.checkpoint_manager is None
-            else self.checkpoint_manager.path,
-            "resumes from": self.resume_from_epoch,
-            "callbacks": listed(type(callback).__name__ for callback in self.callbacks),
-        }
-        return card("JobRunner", self.job.name, pairs(facts))
-
     def plan_resume(self) -> ResumePlan:
         """Say what `run` would do and why, without running or writing anything.
 
@@ -199,14 +188,6 @@ class JobRunner:
                     return self._run.run()
             finally:
                 self._run = None
-
-    @checked
-    def report(self, path: str | os.PathLike[str]) -> None:
-        """Write what all runs of the checkpoint directory did as an HTML page; see `write_report`.
-
-        Raises DefinitionError if there is no checkpoint manager.
-        """
-        write_report(self._manager("report"), path)
 
     @property
     def binding(self) -> Binding | None:

@@ -23,7 +23,7 @@ from jobrunner.worker.calls import Number, Seconds
 from jobrunner.worker.epoch_batch import EpochBatch, Grant, RunOrder
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.keeper import Keeper
-from jobrunner.worker.memory import MemoryLimit
+from jobrunner.worker.memory import LOOK_SECONDS, MemoryLimit
 from jobrunner.worker.outbox import Message, Outbox, RunValues, frame_bytes, wrap_frames
 from jobrunner.worker.outcome import Outcome, describe_failure
 from jobrunner.worker.program import Program
@@ -406,10 +406,10 @@ class HostedNodes:
             self._finish_failed(error)
 
     def _check_memory(self) -> None:
-        seconds = self._memory_limit.look()
+        self._memory_limit.look()
         if self._memory_limit.is_over:
             self._fail(self._memory_limit.error())
-        self._timer = self._loop.call_later(seconds, self._check_memory)
+        self._timer = self._loop.call_later(LOOK_SECONDS, self._check_memory)
 
     # ---- a run
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import monotonic
 
 from jobrunner.config import largest
 from jobrunner.errors import ExecutionError
 from jobrunner.texts import format_bytes
 
-SLOWEST_LOOK_SECONDS = 0.1
-"""The interval of Dask's nanny."""
-FASTEST_LOOK_SECONDS = 0.005
-"""How long a thread waits for the interpreter while another one is busy."""
+LOOK_SECONDS = 0.01
+"""Between two looks at the memory in use, each of which takes some microseconds."""
 KNOWN_BYTES = 32 << 20
 """Arrays of this size or more always take new memory from the system."""
 
@@ -32,7 +29,6 @@ class MemoryLimit:
     limit_bytes: int  # 0 if unknown
     share: float  # of the limit, beyond which a run ends; 0 for never
     sizes: Callable[[], Mapping[str, int]] = dict  # of nodes' blobs, for messages
-    clock: Callable[[], float] = monotonic
 
     def __post_init__(self) -> None:
         self.is_over = False  # at the last `look`: the run must end
@@ -40,21 +36,10 @@ class MemoryLimit:
         self.most_bytes = self.share * self.limit_bytes
         # How much may wait to be sent, and how much more for later runs.
         self.waiting_bytes = self.limit_bytes // 16 if self.is_limited else 256 << 20
-        self._last = (self.clock(), self.used_bytes() if self.is_limited else 0)
 
-    def look(self) -> float:
-        """Check the memory in use; returns the seconds until the next look.
-
-        That is half the time until memory runs out, if it grows as fast as since the last look.
-        """
-        before, used_before = self._last
-        now, used = self._last = (self.clock(), self.used_bytes())
-        left = self.most_bytes - used
-        self.is_over = left < 0 and self.used_bytes() > self.most_bytes
-        growth = (used - used_before) / max(now - before, 1e-6)
-        if growth <= 0:
-            return SLOWEST_LOOK_SECONDS
-        return min(max(left / growth / 2, FASTEST_LOOK_SECONDS), SLOWEST_LOOK_SECONDS)
+    def look(self) -> None:
+        """Check the memory in use."""
+        self.is_over = self.used_bytes() > self.most_bytes
 
     def require(self, nbytes: int, description: str) -> None:
         """Raise an `ExecutionError` if that many bytes do not fit."""

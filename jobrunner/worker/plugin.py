@@ -46,7 +46,7 @@ logger = get_logger(__name__)
 PROTOCOL_VERSION = 10
 PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
-_LEASE_KEY = re.compile(rf"[^|]*-{PLUGIN_NAME}\|[^|]*\|[^|]*\|[^|]*")
+_LEASE_KEY = re.compile(rf"lease-{PLUGIN_NAME}\|[^|]*\|[^|]*\|[^|]*")
 
 EXPECT_SECONDS = 60.0
 """How long a worker stays ready for a binding that is about to come."""
@@ -289,12 +289,9 @@ async def find_cut(
     return cut
 
 
-def lease_key(binding: str, incarnation: str, number: int, title: str = "lease") -> str:
-    """The key of a binding's lease task on the worker whose host has that incarnation.
-
-    Dask's pages show the tasks under its `title`.
-    """
-    return f"{title.replace('|', '/')}-{PLUGIN_NAME}|{binding}|{incarnation}|{number}"
+def lease_key(binding: str, incarnation: str, number: int) -> str:
+    """The key of a binding's lease task on the worker whose host has that incarnation."""
+    return f"lease-{PLUGIN_NAME}|{binding}|{incarnation}|{number}"
 
 
 def binding_of(key: str) -> str:

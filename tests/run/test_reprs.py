@@ -53,7 +53,6 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 KINDS = {
     "Job": ("<Job 'a <b>&job'", "saved nodes"),
-    "JobRunner": ("<JobRunner of job 'a <b>&job' with <MultiNode", "resumes fromlatest"),
     "MultiNodeCheckpointManager": ("<MultiNodeCheckpointManager of /", "3, the newest of 4"),
 }
 

@@ -152,14 +152,6 @@ def test_a_report_is_of_a_directory_its_manager_or_its_story(tmp_path: Path) -> 
     assert "No run has begun" in (tmp_path / "r.html").read_text()
 
 
-def test_a_runner_reports_on_its_directory(tmp_path: Path) -> None:
-    path = tmp_path / "r.html"
-    JobRunner(build(), MultiNodeCheckpointManager(tmp_path)).report(path)
-    assert "No run has begun" in path.read_text()
-    with pytest.raises(DefinitionError, match="report has nothing to read"):
-        JobRunner(build()).report(path)
-
-
 def test_a_run_whose_client_was_killed_is_counted_beside_the_losses() -> None:
     story = make_story(10, num_runs=1, nodes=["a"])
     killed = replace(story, runs=(replace(story.runs[0], state="lost"),))

@@ -41,7 +41,6 @@ from jobrunner.checkpoint.log.entries import (
 from jobrunner.checkpoint.log.log_writer import make_entry
 from jobrunner.positions import Position
 from jobrunner.run.decisions import Stopwatch
-from jobrunner.run.result import ResumePlan
 from jobrunner.story import Story, read_story
 from tests.cli.directories import begin, invoke, save
 
@@ -311,28 +310,14 @@ def test_what_a_damaged_entry_said_is_told_to_be_missing(
     assert "0000000002.json" in caplog.text
 
 
-def test_that_the_run_before_was_killed_is_told_at_its_resume_and_by_ls(
+def test_that_the_run_before_was_killed_is_told_by_ls(
     inproc_session: Session, tmp_path: Path
 ) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "k")
     JobRunner(count(2), manager).run(inproc_session)
-    plan = JobRunner(count(3), MultiNodeCheckpointManager(manager.path)).plan_resume()
-    assert "without a word" not in plan.reason
     killed = begin(manager.path)
     assert killed.commits.lock is not None
     killed.commits.lock.leave()  # as a killed process does
-    plan = JobRunner(count(3), MultiNodeCheckpointManager(manager.path)).plan_resume()
-    assert plan.reason.endswith("the run before ended without a word, as after a crash")
     assert "The last run ended without a word" in invoke("ls", manager.path).output
-
-    class Told:
-        reason = ""
-
-        def on_start(self, plan: ResumePlan, total_epochs: int | None) -> None:
-            self.reason = plan.reason
-
-    told = Told()
-    again = MultiNodeCheckpointManager(manager.path)
-    JobRunner(count(3), again, callbacks=[told]).run(inproc_session)
-    assert told.reason == plan.reason
+    JobRunner(count(3), MultiNodeCheckpointManager(manager.path)).run(inproc_session)
     assert "without a word" not in invoke("ls", manager.path).output

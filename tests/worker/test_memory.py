@@ -17,19 +17,14 @@ class Process:
     """A process whose memory and time a test sets."""
 
     def __init__(self, used_mib=0, limit_mib=1000, share=0.9, sizes=dict):
-        self.used_mib, self.seconds = used_mib, 0.0
+        self.used_mib = used_mib
         self.limit = MemoryLimit(
             "tcp://w",
             used_bytes=lambda: self.used_mib * MIB,
             limit_bytes=limit_mib * MIB,
             share=share,
             sizes=sizes,
-            clock=lambda: self.seconds,
         )
-
-    def grow(self, used_mib, seconds):
-        self.used_mib, self.seconds = used_mib, self.seconds + seconds
-        return self.limit.look()
 
 
 def test_sizes_of_blobs_include_items_of_containers():
