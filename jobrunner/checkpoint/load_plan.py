@@ -18,7 +18,7 @@ from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
 from jobrunner.checkpoint.log import NodeContents, Partition
 from jobrunner.checkpoint.opened import Checkpoint
-from jobrunner.checkpoint.store import StoreReader
+from jobrunner.checkpoint.store import StoreReader, verify_stores
 from jobrunner.checkpoint.worker_load import ArrayPart, NodeLoad, StatePart, cut_evenly
 from jobrunner.errors import (
     BlobNotFoundError,
@@ -35,8 +35,6 @@ Key = tuple[str, str]
 Sources = Mapping[Key, Key]
 """Node and blob -> the recorded ones. Of a blob that several nodes share, the recorded node is that
 which the node was, whichever store has the value."""
-
-_VERIFIED_AT_ONCE = 4  # stores, each by threads of its own
 
 
 def store_readers(directory: Directory, record: EpochRecord) -> dict[str, StoreReader]:
@@ -63,8 +61,7 @@ def store_readers(directory: Directory, record: EpochRecord) -> dict[str, StoreR
 def verify_record(directory: Directory, record: EpochRecord) -> None:
     """Read every byte of the epoch of a record."""
     with directory.reading(record.at):
-        readers = store_readers(directory, record).values()
-        list(directory.files.each(StoreReader.verify, readers, _VERIFIED_AT_ONCE))
+        verify_stores(directory.files, list(store_readers(directory, record).values()))
 
 
 def open_record(

@@ -25,7 +25,7 @@ from jobrunner.checkpoint.encoding import (
     with_options,
 )
 from jobrunner.checkpoint.log import NodeContents
-from jobrunner.checkpoint.storage import THREADS, Files, WrittenDirectory, join_path, run_all
+from jobrunner.checkpoint.storage import THREADS, Files, join_path, run_all
 from jobrunner.checkpoint.store import (
     NO_STORE,
     Former,
@@ -418,10 +418,10 @@ class SaveQueue:
         started = perf_counter()
         try:
             # `durable` reads the names at its end: those of stores that are written whole by then.
-            with order.files.durable(order.path, names) as directory:
+            with order.files.durable(order.path, names):
                 for batch in batches:
                     try:
-                        receipts |= self._write_batch(order, batch, workspaces, directory)
+                        receipts |= self._write_batch(order, batch, workspaces)
                     except (OSError, DefinitionError) as error:
                         failure = self._explain(order, batch[0], error)
                         break
@@ -450,7 +450,6 @@ class SaveQueue:
         order: SaveOrder,
         positions: Sequence[Position],
         workspaces: Mapping[str, Workspace],
-        directory: WrittenDirectory,
     ) -> dict[Position, dict[str, Receipt]]:
         files, path = order.files, order.path
         captures: list[tuple[Position, str, NodeCapture]] = []
@@ -466,14 +465,14 @@ class SaveQueue:
                     former = Former(join_path(path, last.store[1]), last.files)
                     _mark_unchanged(layout.arrays, last, capture)
                 name = order.stores[at][node]
-                writers.append(StoreWriter(files, directory, path, name, layout, former))
+                writers.append(StoreWriter(files, join_path(path, name), layout, former))
                 stored.append(_stored_blobs(layout.arrays, capture, files.linked_bytes))
                 capture.blobs = {}  # so that each array is released as soon as it is written
         write_stores(files, writers)
         receipts: dict[Position, dict[str, Receipt]] = {at: {} for at in positions}
         for (at, node, capture), writer, blobs in zip(captures, writers, stored, strict=True):
             receipts[at][node] = Receipt(
-                writer.name,
+                order.stores[at][node],
                 writer.sha256,
                 writer.nbytes,
                 linked_bytes=sum(writer.linked),
@@ -482,7 +481,7 @@ class SaveQueue:
                 parts=capture.parts,
             )
             workspaces[node].stored = StoredAs(
-                (path, writer.name, writer.sha256),
+                (path, order.stores[at][node], writer.sha256),
                 writer.long_files(),
                 blobs,
             )

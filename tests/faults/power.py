@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jobrunner.checkpoint.storage.posix import PosixFiles
-from jobrunner.checkpoint.storage.unlinked import Place
 
 Tree = dict[str, "bytes | Tree"]
 Choose = Callable[[int, Sequence[str]], int]
@@ -62,9 +61,9 @@ class TracingFiles(PosixFiles):
         if operation in ("mkdir", "create", "fsync", "syncfs", "unlink", "rmdir"):
             self.trace.append(Operation(operation, path))
 
-    def write_at(self, place: Place, buffers: Sequence[bytes | memoryview]) -> str:
-        digest = super().write_at(place, buffers)
-        self.trace.append(Operation("write", place.path, Path(place.path).read_bytes()))
+    def write(self, path: str, buffers: Sequence[bytes | memoryview]) -> str:
+        digest = super().write(path, buffers)
+        self.trace.append(Operation("write", path, Path(path).read_bytes()))
         return digest
 
     def _link(self, source: str, target: str) -> os.stat_result:

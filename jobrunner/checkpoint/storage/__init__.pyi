@@ -23,8 +23,6 @@ from .posix import (
 from .protocol import (
     DOCUMENT_BYTES as DOCUMENT_BYTES,
     Buffers as Buffers,
-    Content as Content,
     Files as Files,
     Result as Result,
-    WrittenDirectory as WrittenDirectory,
 )

@@ -21,7 +21,6 @@ from jobrunner.checkpoint.storage.posix import BLOCK_BYTES
 from jobrunner.checkpoint.storage.protocol import (
     DOCUMENT_BYTES,
     Buffers,
-    Content,
     Item,
     Result,
 )
@@ -104,11 +103,9 @@ class ObjectFiles:
     def reaches(self, path: str) -> bool:
         return path == self.root or path.startswith(f"{self.root}/")
 
-    def each(
-        self, call: Callable[[Item], Result], items: Iterable[Item], at_once: int | None = None
-    ) -> Iterator[Result]:
+    def each(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         items = list(items)
-        at_once = min(at_once or self.lookups, len(items))
+        at_once = min(self.lookups, len(items))
         if at_once < 2:
             yield from map(call, items)
             return
@@ -273,8 +270,8 @@ class ObjectFiles:
     @contextlib.contextmanager
     def durable(
         self, path: str, names: Collection[str], changed: Collection[str] | None = None
-    ) -> Iterator[_Prefix]:
-        yield _Prefix(self, path)
+    ) -> Iterator[None]:
+        yield
 
     # --- reading
 
@@ -349,24 +346,6 @@ class ObjectFiles:
             return list(itertools.chain.from_iterable(store.list(prefix)))
 
         return self._ask("list", path, collect)
-
-
-class _Prefix:
-    """What begins with a path; see `WrittenDirectory`."""
-
-    def __init__(self, files: ObjectFiles, path: str) -> None:
-        self._files = files
-        self._path = path
-
-    @contextlib.contextmanager
-    def enter(self, name: str) -> Iterator[_Prefix]:
-        yield _Prefix(self._files, f"{self._path}/{name}")
-
-    def make(self, name: str, content: Content) -> list[str]:
-        return [self.write(f"{name}/{inner}", buffers) for inner, buffers in content.items()]
-
-    def write(self, name: str, buffers: Buffers) -> str:
-        return self._files.write(f"{self._path}/{name}", buffers)
 
 
 def _delete(keys: Sequence[str], store: ObjectStore) -> None:

@@ -13,14 +13,13 @@ import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import xxhash
 
 from jobrunner.checkpoint.storage.protocol import (
     DOCUMENT_BYTES,
     Buffers,
-    Content,
     Item,
     Result,
 )
@@ -32,7 +31,6 @@ from jobrunner.checkpoint.storage.unlinked import (
     Place,
     name_path,
     opened,
-    place_in,
     refuse,
     too_long,
 )
@@ -80,9 +78,7 @@ class PosixFiles:
     def before(self, operation: str, path: str) -> None:
         pass
 
-    def each(
-        self, call: Callable[[Item], Result], items: Iterable[Item], at_once: int | None = None
-    ) -> Iterator[Result]:
+    def each(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         return map(call, items)
 
     # --- writing
@@ -103,16 +99,10 @@ class PosixFiles:
         self.sync_path(parent)
 
     def write(self, path: str, buffers: Buffers) -> str:
-        with self.below.parent(path) as place:
-            return self.write_at(place, buffers)
-
-    def write_at(self, place: Place, buffers: Buffers) -> str:
-        """Create a file; see `write`."""
-        path = place.path
         self.before("create", path)
         digest = xxhash.xxh3_128()
         position = 0
-        descriptor = place.open(_NEW)
+        descriptor = self.below.open(path, _NEW)
         try:
             for buffer in buffers:
                 for start in range(0, len(buffer), BLOCK_BYTES):
@@ -246,10 +236,10 @@ class PosixFiles:
     @contextlib.contextmanager
     def durable(
         self, path: str, names: Collection[str], changed: Collection[str] | None = None
-    ) -> Iterator[PosixDirectory]:
+    ) -> Iterator[None]:
         # Opened first: syncfs reports all failures since then, also in the background.
         with opened(self.below.open(path, DIRECTORY), path) as descriptor:
-            yield PosixDirectory(self, path, descriptor)
+            yield
             if self.has_syncfs:
                 self.before("syncfs", path)
                 number = self._sync_file_system(descriptor)
@@ -376,50 +366,12 @@ class PosixFiles:
                 if member.is_directory:
                     self.before("list", member.path)
                     try:
-                        place = Place(member.path, entry.name, descriptor, is_own=False)
+                        place = Place(member.path, entry.name, descriptor)
                         inner = place.open(DIRECTORY)
                     except GONE:  # meanwhile
                         continue
                     yield from self._walk_opened(member.path, inner, level + 1)
                 yield member
-
-
-class PosixDirectory:
-    """A directory that is open; see `WrittenDirectory`.
-
-    For short files, the way to each of them would take longer than its data.
-    """
-
-    def __init__(self, files: PosixFiles, path: str, descriptor: int) -> None:
-        self._files = files
-        self._path = path
-        self._descriptor = descriptor
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
-
-    def _place(self, name: str) -> Place:
-        path = f"{self._path}/{name}"
-        if "/" in name:
-            return place_in(path, self._path, self._descriptor, is_own=False)
-        return Place(path, name, self._descriptor, is_own=False)
-
-    def enter(self, name: str) -> PosixDirectory:
-        with self._place(name) as place:
-            self._files.before("mkdir", place.path)
-            os.mkdir(place.name, dir_fd=place.directory)
-            return PosixDirectory(self._files, place.path, place.open(PASSAGE))
-
-    def make(self, name: str, content: Content) -> list[str]:
-        with self.enter(name) as directory:
-            return [directory.write(*item) for item in content.items()]
-
-    def write(self, name: str, buffers: Buffers) -> str:
-        with self._place(name) as place:
-            return self._files.write_at(place, buffers)
 
 
 def others_may_write(path: str) -> str:

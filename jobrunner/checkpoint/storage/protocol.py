@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -12,27 +12,8 @@ Result = TypeVar("Result")
 Buffers = Sequence[bytes | memoryview]
 """The content of a file, in parts; views are flat, of single bytes."""
 
-Content = Mapping[str, Buffers]
-"""The files of a directory, by name."""
-
 DOCUMENT_BYTES = 64 << 20
 """Longest log entry, heartbeat or Zarr document that is read."""
-
-
-class WrittenDirectory(Protocol):
-    """A directory in which others are made, and files; names may have several parts.
-
-    Its methods are called from several threads.
-    """
-
-    def enter(self, name: str) -> AbstractContextManager[WrittenDirectory]:
-        """Create a directory, which must not exist, and open it to write into it."""
-
-    def make(self, name: str, content: Content) -> list[str]:
-        """Create a directory, which must not exist, and files in it; returns what `write` does."""
-
-    def write(self, name: str, buffers: Buffers) -> str:
-        """Create a file; see `Files.write`."""
 
 
 @runtime_checkable
@@ -61,13 +42,10 @@ class Files(Protocol):
         ``copy``, ``delete``, ``get``, ``head``, ``list``.
         """
 
-    def each(
-        self, call: Callable[[Item], Result], items: Iterable[Item], at_once: int | None = None
-    ) -> Iterator[Result]:
+    def each(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Iterate over the results of `call`, which accesses little, for each item, in order.
 
-        Remote storage makes up to `at_once` calls in threads, ahead of the iteration; by default
-        `lookups`. Pass less for calls that start threads.
+        Remote storage makes up to `lookups` calls in threads, ahead of the iteration.
         """
 
     # --- writing
@@ -116,8 +94,8 @@ class Files(Protocol):
 
     def durable(
         self, path: str, names: Collection[str], changed: Collection[str] | None = None
-    ) -> AbstractContextManager[WrittenDirectory]:
-        """Open a directory; on exit, make durable what the ``with`` block wrote below ``path/name``.
+    ) -> AbstractContextManager[None]:
+        """On exit, make durable what the ``with`` block wrote below ``path/name``.
 
         `changed` are the directories in which names changed; by default `path`. Both are read on exit.
         """

@@ -54,17 +54,16 @@ def too_long(path: str, nbytes: int, most: int) -> ForeignFileError:
 class Place:
     """A name, and the open directory that it is in: for calls that take both.
 
-    Use it in a ``with`` block, which closes the directory if it `is_own`; errors get the whole path
-    there. `directory` is None if the name is a path that may contain links.
+    Use it in a ``with`` block, which closes the directory; errors get the whole path there.
+    `directory` is None if the name is a path that may contain links.
     """
 
-    __slots__ = ("directory", "is_own", "name", "path")
+    __slots__ = ("directory", "name", "path")
 
-    def __init__(self, path: str, name: str, directory: int | None, *, is_own: bool) -> None:
+    def __init__(self, path: str, name: str, directory: int | None) -> None:
         self.path = path
         self.name = name
         self.directory = directory
-        self.is_own = is_own
 
     def open(self, flags: int) -> int:
         """Open the name; raises `ForeignFileError` for a link."""
@@ -97,7 +96,7 @@ class Place:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self.directory is not None and self.is_own:
+        if self.directory is not None:
             os.close(self.directory)
         if isinstance(error, OSError):
             name_path(error, self.path)
@@ -131,15 +130,24 @@ class Below:
         """The place of a name; raises `ForeignFileError` for a link on the way to it."""
         root = self._root_of(path)
         if root is None:
-            return Place(path, path, None, is_own=False)
-        if ".." in path[len(root) :].split("/"):
+            return Place(path, path, None)
+        names = path[len(root) :].split("/")
+        if ".." in names:
             raise refuse(path, "outside of its directory")
+        # Of a path that `os.open` gets, only the last part is not followed if it is a link. So each
+        # directory is opened from the one before.
         try:
-            descriptor = os.open(root, PASSAGE | os.O_CLOEXEC)
+            place = Place(root[:-1], names[0], os.open(root, PASSAGE | os.O_CLOEXEC))
+            for name in names[1:]:
+                place.path = f"{place.path}/{place.name}"
+                with place:
+                    inner = place.open(PASSAGE)
+                place = Place(place.path, name, inner)
         except OSError as error:
             name_path(error, path)
             raise
-        return place_in(path, root[:-1], descriptor, is_own=True)
+        place.path = path
+        return place
 
     def open(self, path: str, flags: int) -> int:
         """Open a file or directory; raises `ForeignFileError` for a link."""
@@ -171,29 +179,6 @@ class Below:
             if path == root[:-1]:
                 return None
         return None
-
-
-def place_in(path: str, root: str, descriptor: int, *, is_own: bool) -> Place:
-    """The place of a name below a directory that is open at `descriptor`.
-
-    Closes the descriptor, if it `is_own`, unless the place has it. Raises `ForeignFileError` for a
-    link on the way.
-    """
-    # Of a path that `os.open` gets, only the last part is not followed if it is a link. So each
-    # directory is opened from the one before.
-    *outer, name = path[len(root) + 1 :].split("/")
-    place = Place(root, "", descriptor, is_own=is_own)
-    for passed in outer:
-        reached = f"{place.path}/{passed}"
-        try:
-            with place:
-                inner = Place(reached, passed, place.directory, is_own=False).open(PASSAGE)
-        except OSError as error:
-            name_path(error, path)
-            raise
-        place = Place(reached, "", inner, is_own=True)
-    place.path, place.name = path, name
-    return place
 
 
 @contextlib.contextmanager

@@ -11,7 +11,12 @@ from jobrunner.checkpoint.store.document import (
     is_sealed,
 )
 from jobrunner.checkpoint.store.layout import PlannedArray, lay_out
-from jobrunner.checkpoint.store.store_reader import ArrayOutline, StoredValue, StoreReader
+from jobrunner.checkpoint.store.store_reader import (
+    ArrayOutline,
+    StoredValue,
+    StoreReader,
+    verify_stores,
+)
 from jobrunner.checkpoint.store.store_writer import (
     NO_STORE,
     Former,

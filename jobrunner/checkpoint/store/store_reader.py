@@ -149,7 +149,7 @@ class StoreReader:
                     readings[array.path] = _Reading(ArrayReader(verified, array))
                 readings[array.path].targets.append((slots, i, row))
         self._check_memory([reading.reader for reading in readings.values()])
-        jobs = self._document_jobs(document.zarr_documents(readings))
+        jobs = self.document_jobs(document.zarr_documents(readings))
         nbytes = 0
         for reading in readings.values():
             jobs += reading.begin()
@@ -220,13 +220,10 @@ class StoreReader:
 
     def verify(self) -> None:
         """Read and verify every file of the store."""
-        document, verified = self.read_document(), self.verified
-        files = document.files()
-        jobs: Jobs = [partial(verified.verify, path, file) for path, file in files.items()]
-        jobs += self._document_jobs(document.zarr_documents())
-        run_all(jobs, self.files.threads, sum(size for size, _ in files.values()))
+        verify_stores(self.files, [self])
 
-    def _document_jobs(self, documents: Mapping[str, bytes]) -> Jobs:
+    def document_jobs(self, documents: Mapping[str, bytes]) -> Jobs:
+        """The jobs that compare Zarr documents with their copies in the root document."""
         verify = self.verified.verify_document
         return [partial(verify, path, content) for path, content in documents.items()]
 
@@ -313,6 +310,20 @@ class StoreReader:
         except InvalidTreeError as error:
             problem = f"has an invalid value for the blob {name!r}: {error}"
             raise damage(self._document_path, problem) from error
+
+
+def verify_stores(files: Files, readers: Sequence[StoreReader]) -> None:
+    """Read and verify every file of stores."""
+    jobs: Jobs = []
+    nbytes = 0
+    documents = files.each(StoreReader.read_document, readers)
+    for reader, document in zip(readers, documents, strict=True):
+        verify = reader.verified.verify
+        for path, file in document.files().items():
+            jobs.append(partial(verify, path, file))
+            nbytes += file[0]
+        jobs += reader.document_jobs(document.zarr_documents())
+    run_all(jobs, files.threads, nbytes)
 
 
 @dataclass(slots=True)

@@ -7,10 +7,9 @@ SHA-256 of the root document. Chunks that have not changed since an earlier epoc
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,14 +19,12 @@ import xxhash
 from jobrunner.checkpoint.encoding import EncodedBlob, without_padding
 from jobrunner.checkpoint.storage import (
     Buffers,
-    Content,
     Files,
-    WrittenDirectory,
     join_path,
     run_all,
 )
-from jobrunner.checkpoint.store.array_document import GROUP, File
-from jobrunner.checkpoint.store.chunks import CHUNK_BYTES, encode_chunk, encode_texts, is_text
+from jobrunner.checkpoint.store.array_document import File
+from jobrunner.checkpoint.store.chunks import encode_chunk, encode_texts, is_text
 from jobrunner.checkpoint.store.damage import ADVICE, VerifiedFiles
 from jobrunner.checkpoint.store.document import DOCUMENT_MOST_BYTES, encode_json
 from jobrunner.checkpoint.store.layout import PlannedArray, Rows, StoreLayout
@@ -50,70 +47,46 @@ class Former(NamedTuple):
 
 NO_STORE = Former("", {})
 
+Jobs = list[Callable[[], object]]
+"""Work that several threads may do in any order."""
+
 
 class StoreWriter:
-    """Writes one store; not safe to retry, as a name is used once.
+    """Writes the store at `root`; not safe to retry, as a name is used once.
 
-    `directory` is that of the store, at `path`; `former` the store whose unchanged chunks it links.
-    If it raises OSError, what was written so far is not a checkpoint.
+    `former` is the store whose unchanged chunks it links. If it raises OSError, what was written so
+    far is not a checkpoint.
     """
 
     def __init__(
-        self,
-        files: Files,
-        directory: WrittenDirectory,
-        path: str,
-        name: str,
-        layout: StoreLayout,
-        former: Former = NO_STORE,
+        self, files: Files, root: str, layout: StoreLayout, former: Former = NO_STORE
     ) -> None:
-        self.name = name
         self.arrays = layout.arrays
         self.nbytes = sum(array.data.nbytes for array in layout.arrays)
         self.linked: list[int] = []  # bytes of each linked chunk; appended to by any thread
         self.sha256 = ""  # of the root document, once that is written
         self._layout = layout
         self._files = files
-        self._outer = directory
-        self._directory: WrittenDirectory
-        self._root = join_path(path, name)
+        self._root = root
         self._former = former
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[list[Callable[[], None]]]:
-        """Make the directory; yield jobs that write the arrays, in any order."""
-        with self._outer.enter(self.name) as self._directory:
-            for path, document in self._layout.documents.items():
-                if document == GROUP:
-                    self._directory.make(path, {ROOT_DOCUMENT: [document]})
-            jobs: list[Callable[[], None]] = []
-            for array in self.arrays:
-                chunks = array.grid.chunks
-                array.files += [(0, "")] * len(chunks)
-                if len(chunks) == 1 and self._linkable(f"{array.path}/{chunks[0][1]}") is None:
-                    jobs.append(partial(self._write_single, array))
-                    continue
-                self._directory.make(array.path, {ROOT_DOCUMENT: [array.document]})
-                unwritten = list(range(len(chunks)))
-                for i in range(len(chunks)):
-                    jobs.append(partial(self._write_chunk, array, i, unwritten))
-            yield jobs
+    def begin(self) -> Jobs:
+        """Make the directories; return jobs that write all else but the root document."""
+        jobs: Jobs = []
+        self._files.make_directory(self._root)
+        for path, document in self._layout.documents.items():
+            self._files.make_directory(join_path(self._root, path))
+            jobs.append(partial(self._write, f"{path}/{ROOT_DOCUMENT}", [document]))
+        for array in self.arrays:
+            chunks = array.grid.chunks
+            array.files += [(0, "")] * len(chunks)
+            unwritten = list(range(len(chunks)))
+            for i in range(len(chunks)):
+                jobs.append(partial(self._write_chunk, array, i, unwritten))
+        return jobs
 
-    def write(self) -> None:
-        """Write the store in this thread."""
-        with self.writing() as jobs:
-            for job in jobs:
-                job()
-            self.finish()
-
-    def _write_single(self, array: PlannedArray) -> None:
-        """Write an array that has one chunk, which is not linked, with its directory."""
-        corner, key = array.grid.chunks[0]
-        buffers = _encode(array, corner)
-        content: Content = {ROOT_DOCUMENT: [array.document], key: buffers}
-        _, digest = self._directory.make(array.path, content)
-        array.files[0] = _size(buffers), digest
-        array.drop()
+    def _write(self, path: str, buffers: Buffers) -> str:
+        return self._files.write(join_path(self._root, path), buffers)
 
     def _write_chunk(self, array: PlannedArray, i: int, unwritten: list[int]) -> None:
         """Write or link a chunk; whoever takes the last number of `unwritten` drops the array."""
@@ -124,7 +97,7 @@ class StoreWriter:
             array.drop()
 
     def _write_or_link(self, array: PlannedArray, path: str, corner: tuple[int, ...]) -> File:
-        former = self._linkable(path)
+        former = self._former.files.get(path)
         # An array that no task has updated is linked unread. But if its file in the former store is
         # damaged, so are all epochs that link to it, one after another. So now and then array and
         # file are both read: if the file is no longer what was written, the array is written anew,
@@ -140,12 +113,7 @@ class StoreWriter:
                     return former
             elif array.is_unchanged:
                 self._warn_of_change(array.blob)
-        digest = self._directory.write(path, buffers)
-        return _size(buffers), digest
-
-    def _linkable(self, path: str) -> File | None:
-        """The file of the former store at a path, if it is long enough that a link pays."""
-        return self._former.files.get(path)
+        return _size(buffers), self._write(path, buffers)
 
     def _link(self, path: str, file: File) -> bool:
         """Link a file of the former store; False if that is impossible."""
@@ -190,7 +158,7 @@ class StoreWriter:
                 f"data in arrays, or divide the blobs between nodes."
             )
         # It comes last, so that it proves a complete store.
-        self._directory.write(ROOT_DOCUMENT, [document])
+        self._write(ROOT_DOCUMENT, [document])
         self.sha256 = hashlib.sha256(document).hexdigest()
         self.nbytes = len(document) + sum(map(len, self._layout.documents.values()))
         for array in self.arrays:
@@ -208,20 +176,11 @@ class StoreWriter:
 
 def write_stores(files: Files, writers: Sequence[StoreWriter]) -> None:
     """Write stores together, with as many threads as pay."""
-    jobs: list[Callable[[], None]] = []
-    large: list[StoreWriter] = []
-    nbytes = 0
-    with contextlib.ExitStack() as stack:
-        for writer in writers:
-            nbytes += writer.nbytes
-            if files.lookups == 1 and writer.nbytes <= CHUNK_BYTES:
-                jobs.append(writer.write)
-            else:
-                # Its chunks are written by several threads; so are those of any store far away.
-                large.append(writer)
-                jobs += stack.enter_context(writer.writing())
-        run_all(jobs, files.threads, nbytes)
-        list(files.each(StoreWriter.finish, large))
+    jobs: Jobs = []
+    for writer in writers:
+        jobs += writer.begin()
+    run_all(jobs, files.threads, sum(writer.nbytes for writer in writers))
+    list(files.each(StoreWriter.finish, writers))
 
 
 def _encode(array: PlannedArray, corner: tuple[int, ...]) -> list[bytes | memoryview]:

@@ -121,18 +121,12 @@ def test_a_document_that_is_too_long_is_not_read(place: Place) -> None:
     assert caught.value.path == path
 
 
-def test_a_directory_is_made_once_with_its_files(place: Place) -> None:
+def test_a_directory_is_made_once(place: Place) -> None:
     files, root = place.files, place.root
     files.make_directories(root)
     for name in ("a", "a/b", "a/b/c"):
         files.make_directory(f"{root}/{name}")
-    with files.durable(root, ["e"]) as opened, opened.enter("e") as inner:
-        digests = inner.make("f", {"x": [b"1", b"2"], "y": []})
-        assert inner.write("f/z", [b"3"]) == xxh3_128_hexdigest(b"3")
-    assert digests == [xxh3_128_hexdigest(b"12"), xxh3_128_hexdigest(b"")]
-    assert [files.read(f"{root}/e/f/{name}") for name in "xyz"] == [b"12", b"", b"3"]
     files.make_directory(f"{root}/a/d")
-    files.remove_tree(f"{root}/e")
     for name in ("a/b/c/x", "a/d/x"):
         files.write(f"{root}/{name}", [b""])
     assert sorted(files.walk(root)) == [("a/b/c/x", 0), ("a/d/x", 0)]
