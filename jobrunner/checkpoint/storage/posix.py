@@ -87,6 +87,7 @@ class PosixFiles:
         self.before("mkdir", path)
         with self.below.parent(path) as place:
             os.mkdir(place.name, dir_fd=place.directory)
+        self.below.made.add(path)
 
     def make_directories(self, path: str) -> None:
         if self.is_directory(path):
@@ -239,7 +240,10 @@ class PosixFiles:
     ) -> Iterator[None]:
         # Opened first: syncfs reports all failures since then, also in the background.
         with opened(self.below.open(path, DIRECTORY), path) as descriptor:
-            yield
+            try:
+                yield
+            finally:
+                self.below.made.clear()
             if self.has_syncfs:
                 self.before("syncfs", path)
                 number = self._sync_file_system(descriptor)

@@ -118,6 +118,8 @@ class Below:
 
     def __init__(self) -> None:
         self._roots: tuple[str, ...] = ()
+        self.made: set[str] = set()
+        """Directories that were made below, so that no link leads to them: for the save under way."""
 
     def bind(self, directory: str) -> None:
         """Follow no link below a directory."""
@@ -134,6 +136,8 @@ class Below:
         names = path[len(root) :].split("/")
         if ".." in names:
             raise refuse(path, "outside of its directory")
+        if os.path.dirname(path) in self.made:
+            return Place(path, path, None)
         # Of a path that `os.open` gets, only the last part is not followed if it is a link. So each
         # directory is opened from the one before.
         try:
