@@ -8,8 +8,6 @@ import errno
 import functools
 import itertools
 import os
-import random
-import time
 import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,10 +33,7 @@ MISSING = "object stores need obstore, which is not installed: pip install 'dask
 
 _RETRY_KEY = "checkpoint.retry-seconds"
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 5.0
-_JITTER = random.Random()  # not the global generator, from which tasks may draw meanwhile
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
-_MOST_DELETED = 1000  # with one request
-_CUT = "body error"  # part of obstore's message when an answer ends before its end
 
 
 @functools.cache
@@ -68,10 +63,6 @@ def open_store(root: str) -> ObjectStore:
     return from_url(root, retry_config=retrying)
 
 
-class _CutAnswerError(OSError):
-    """A store's answer ended before its end, so the request may have been carried out or not."""
-
-
 class ObjectFiles:
     """Objects below `root`, the URL of the checkpoint directory; see `Files`.
 
@@ -89,8 +80,6 @@ class ObjectFiles:
 
     def __init__(self, root: str, open_store: Callable[[str], ObjectStore] = open_store) -> None:
         self.root = root
-        # For requests whose answer is cut; obstore tries those again that got none.
-        self.retry_seconds = get_number(_RETRY_KEY)
         self._open_store = open_store
         self._opened: ObjectStore | None = None
 
@@ -115,22 +104,6 @@ class ObjectFiles:
     # --- requests
 
     def _ask(self, operation: str, path: str, request: Callable[[ObjectStore], Result]) -> Result:
-        """Make a request about `path`, again if its answer is cut; it must be safe to repeat."""
-        deadline = time.monotonic() + self.retry_seconds
-        pause = _PAUSE_SECONDS
-        while True:
-            try:
-                return self._ask_once(operation, path, request)
-            except _CutAnswerError:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise
-            time.sleep(min(pause * _JITTER.uniform(0.5, 1.0), left))
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-
-    def _ask_once(
-        self, operation: str, path: str, request: Callable[[ObjectStore], Result]
-    ) -> Result:
         """Make a request; turns the store's errors into OSErrors."""
         self.before(operation, path)
         try:
@@ -151,8 +124,7 @@ class ObjectFiles:
             refusals = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
             number = errno.EACCES if isinstance(error, refusals) else errno.EIO
             message = str(error).partition("\n")[0]
-            kind = _CutAnswerError if _CUT in message else OSError
-            raise kind(number, printable(message), path) from _presentable(error)
+            raise OSError(number, printable(message), path) from _presentable(error)
 
     def _refuse_missing_bucket(self, error: Exception, path: str, is_sure: bool = False) -> None:
         """Raise another error than for a missing object, which may be no fault."""
@@ -238,29 +210,18 @@ class ObjectFiles:
         )
 
     def remove_file(self, path: str) -> None:
-        tries = 0
-
-        def delete(store: ObjectStore) -> None:
-            nonlocal tries
-            tries += 1
-            try:
-                store.delete(self._key(path))
-            except FileNotFoundError:
-                if tries == 1:  # else the try before, whose answer was cut, removed it
-                    raise
-
-        self._ask("delete", path, delete)
+        self._ask("delete", path, lambda store: store.delete(self._key(path)))
 
     def remove_tree(self, path: str) -> None:
         keys = [entry["path"] for entry in self._list(path)]
-        for start in range(0, len(keys), _MOST_DELETED):
-            batch = keys[start : start + _MOST_DELETED]
-            try:
-                self._ask("delete", path, functools.partial(_delete, batch))
-            except FileNotFoundError:  # of one of them, in some stores
-                for key in batch:
-                    with contextlib.suppress(FileNotFoundError):
-                        self.remove_file(f"{self.root}/{key}")
+        if not keys:
+            return
+        try:
+            self._ask("delete", path, lambda store: store.delete(keys))
+        except FileNotFoundError:  # of one of them, in some stores
+            for key in keys:
+                with contextlib.suppress(FileNotFoundError):
+                    self.remove_file(f"{self.root}/{key}")
 
     # --- durability
 
@@ -346,10 +307,6 @@ class ObjectFiles:
             return list(itertools.chain.from_iterable(store.list(prefix)))
 
         return self._ask("list", path, collect)
-
-
-def _delete(keys: Sequence[str], store: ObjectStore) -> None:
-    store.delete(keys)
 
 
 def _presentable(error: Exception) -> Exception | None:

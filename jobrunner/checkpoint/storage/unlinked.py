@@ -55,20 +55,23 @@ class Place:
     """A name, and the open directory that it is in: for calls that take both.
 
     Use it in a ``with`` block, which closes the directory; errors get the whole path there.
-    `directory` is None if the name is a path that may contain links.
+    If `directory` is None, the name is a path; only if it `may_be_link` is a link followed.
     """
 
-    __slots__ = ("directory", "name", "path")
+    __slots__ = ("directory", "may_be_link", "name", "path")
 
-    def __init__(self, path: str, name: str, directory: int | None) -> None:
+    def __init__(
+        self, path: str, name: str, directory: int | None, *, may_be_link: bool = False
+    ) -> None:
         self.path = path
         self.name = name
         self.directory = directory
+        self.may_be_link = may_be_link
 
     def open(self, flags: int) -> int:
         """Open the name; raises `ForeignFileError` for a link."""
         flags |= os.O_CLOEXEC
-        if self.directory is not None:
+        if not self.may_be_link:
             flags |= os.O_NOFOLLOW
         try:
             return os.open(self.name, flags, _NEW_FILE_RIGHTS, dir_fd=self.directory)
@@ -79,7 +82,7 @@ class Place:
 
     def _refuse_foreign(self, error: OSError) -> None:
         """Refuse the name if `error` is due to a link, or to a pipe or socket without a reader."""
-        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO) or self.directory is None:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO) or self.may_be_link:
             return
         try:
             mode = self.attributes().st_mode
@@ -132,7 +135,7 @@ class Below:
         """The place of a name; raises `ForeignFileError` for a link on the way to it."""
         root = self._root_of(path)
         if root is None:
-            return Place(path, path, None)
+            return Place(path, path, None, may_be_link=True)
         names = path[len(root) :].split("/")
         if ".." in names:
             raise refuse(path, "outside of its directory")

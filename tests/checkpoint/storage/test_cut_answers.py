@@ -1,4 +1,4 @@
-"""A store whose answers are missing or end too soon: requests are made again, for a minute at most."""
+"""A store whose answers are missing, or end too soon when an object is read."""
 
 import os
 import time
@@ -6,7 +6,6 @@ import time
 import dask
 import pytest
 
-from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Node, Task, epoch_limiter
 from jobrunner.checkpoint.storage.object_files import ObjectFiles
 from tests.object_servers import CUT, DROP
 from tests.sampling import sampled
@@ -61,8 +60,9 @@ def files(s3):
     return files
 
 
-def test_every_operation_survives_answers_that_are_cut(s3, files):
-    for name, operation in OPERATIONS.items():
+def test_reads_and_writes_survive_answers_that_are_cut(s3, files):
+    for name in ("read", "read_into", "is_taken", "write", "long", "create"):
+        operation = OPERATIONS[name]
         files.put(f"{files.root}/x", DATA)
         files.put(f"{files.root}/y", b"y")
         s3.watch = cuts = Cuts(first=2)
@@ -91,34 +91,3 @@ def test_a_store_that_drops_every_connection_is_given_up_after_the_time_configur
         with pytest.raises(OSError, match=r"retry_timeout: ?200ms"):
             files.list_names(files.root)
     assert time.monotonic() - started < 10
-
-
-def test_a_store_that_cuts_every_answer_is_given_up(s3, files):
-    files.retry_seconds = 0.2
-    s3.watch = Cuts(every=1)
-    started = time.monotonic()
-    with pytest.raises(OSError, match="body error"):
-        files.list_names(files.root)
-    with pytest.raises(OSError, match="body error"):
-        [*files.walk(files.root)]
-    assert time.monotonic() - started < 10
-
-
-def test_a_run_and_its_resume_notice_nothing_of_cut_answers(s3, inproc_session):
-    def run(limit):
-        with Job("count") as job, Node("a"):
-            with job.init_group:
-                Task(lambda: DATA, outputs="data")
-                Task(lambda: 0, outputs="n")
-            Task(lambda n: n + 1, inputs="n", outputs="n")
-        epoch_limiter(job, limit)
-        manager = MultiNodeCheckpointManager(f"{s3.url}/runs")
-        return JobRunner(job, manager, on_save_error="raise").run(inproc_session), manager
-
-    s3.watch = cuts = Cuts(every=5)
-    run(1)
-    result, manager = run(2)
-    assert (result.resumed_from, result.epoch) == (1, 2)
-    assert manager.epochs() == [0, 1, 2]
-    manager.verify(2)
-    assert cuts.cut > 10
