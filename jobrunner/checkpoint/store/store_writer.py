@@ -28,7 +28,7 @@ from jobrunner.checkpoint.store.array_reader import Jobs
 from jobrunner.checkpoint.store.chunks import encode_chunk, encode_texts, is_text
 from jobrunner.checkpoint.store.damage import ADVICE, VerifiedFiles
 from jobrunner.checkpoint.store.document import DOCUMENT_MOST_BYTES, encode_json
-from jobrunner.checkpoint.store.layout import PlannedArray, Rows, StoreLayout
+from jobrunner.checkpoint.store.layout import PlannedArray, StoreLayout
 from jobrunner.errors import CheckpointError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT
 from jobrunner.texts import get_logger
@@ -103,14 +103,11 @@ class StoreWriter:
         is_due = former is not None and self._is_due(path)
         if former is not None and array.is_unchanged and not is_due and self._link(path, former):
             return former
-        buffers = _encode(array, corner)
-        if former is not None and _size(buffers) == former[0]:
-            if _digest(buffers) == former[1]:
-                is_whole = not is_due or self._is_whole(path, former)
-                if is_whole and self._link(path, former):
-                    return former
-            elif array.is_unchanged:
-                self._warn_of_change(array.blob)
+        buffers = encode_chunk(array.data, array.grid, corner, array.zstd)
+        if former is not None and former == (_size(buffers), _digest(buffers)):
+            is_whole = not is_due or self._is_whole(path, former)
+            if is_whole and self._link(path, former):
+                return former
         return _size(buffers), self._write(path, buffers)
 
     def _link(self, path: str, file: File) -> bool:
@@ -136,14 +133,6 @@ class StoreWriter:
             logger.warning("%sIts data is written again.", str(error).removesuffix(ADVICE))
             return False
         return True
-
-    def _warn_of_change(self, blob: str) -> None:
-        logger.warning(
-            "Blob %r of node %r has changed although no task that updates it has run. Its new "
-            "value is saved; name it in the updates= of the task that changes it.",
-            blob,
-            self._layout.described["node"],
-        )
 
     def finish(self) -> None:
         """Write the root document, after all else."""
@@ -179,11 +168,6 @@ def write_stores(files: Files, writers: Sequence[StoreWriter]) -> None:
         jobs += writer.begin()
     run_all(jobs, files.threads, sum(writer.nbytes for writer in writers))
     list(files.each(StoreWriter.finish, writers))
-
-
-def _encode(array: PlannedArray, corner: tuple[int, ...]) -> list[bytes | memoryview]:
-    data = array.data.gather() if isinstance(array.data, Rows) else array.data
-    return encode_chunk(data, array.grid, corner, array.zstd)
 
 
 def _size(buffers: Buffers) -> int:
