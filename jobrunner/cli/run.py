@@ -21,6 +21,7 @@ from jobrunner.cli.options import (
     open_session,
     param_option,
     read_epoch_name,
+    read_pairs,
     take_over_option,
 )
 from jobrunner.signals import handled, terminated_as_interrupt
@@ -169,6 +170,14 @@ def keep_policy(
     show_default=True,
     help="What to do when a save fails. 'warn': continue and try again at the next save. 'refuse': "
     "the same, but do not start if DIR is not writable. 'raise': end the run.",
+)
+@click.option(
+    "--rename",
+    callback=read_pairs,
+    multiple=True,
+    metavar="OLD=NEW",
+    help="A node that the checkpoint has as OLD is NEW in the job; or a blob, NODE/OLD=NODE/NEW, "
+    "'*/OLD=*/NEW' on every node. May be repeated.",
 )
 @click.option(
     "--missing",

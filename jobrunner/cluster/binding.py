@@ -303,12 +303,13 @@ class Binding:
         )
         placed, leases = self._leases.take(nodes, stays, demand, options)
         self.placement.update(placed)
-        news: dict[str, Any] = {a: {"nodes": {}} for a in self._members.workers}
+        news: dict[str, Any] = {a: {"nodes": {}, "streams": {}} for a in self._members.workers}
         for address, lease in leases.items():
             news[address]["lease"] = lease
         for node in nodes:
-            transient = sorted(self.plan.transient.get(node.name, ()))
-            news[placed[node.name]]["nodes"][node.name] = transient
+            about = news[placed[node.name]]
+            about["nodes"][node.name] = sorted(self.plan.transient.get(node.name, ()))
+            about["streams"][node.name] = node.stream
         request = Request("ship", {"placement": self.placement}, per_worker=news)
         with self._leases.in_time(request):
             self._call(request, list(news))

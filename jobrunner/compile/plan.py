@@ -166,6 +166,8 @@ class PlannedNode(Struct, frozen=True):
     name: str
     workers: tuple[str, ...] | None = None
     resources: Mapping[str, float] | None = None
+    stream: str = ""
+    """The first name of a renamed node: its tasks draw random numbers as under that name."""
     kind: str = ""  # nodes of a job with the same tasks in each epoch are of the same kind
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jobrunner.checkpoint import (
     Directory,
-    blobs_of,
     load_group,
     load_waiting_states,
     plan_load,
@@ -17,7 +16,7 @@ from jobrunner.config import get_number
 from jobrunner.define import Blob
 from jobrunner.errors import BlobNotFoundError
 from jobrunner.positions import Position
-from jobrunner.run.matching import Key
+from jobrunner.run.matching import Key, name_now
 from jobrunner.run.resume import Begin
 
 
@@ -32,9 +31,10 @@ def load(session: Session, binding: Binding, origin: Directory, begin: Begin) ->
     loads = plan_load(
         origin,
         record,
-        {key: key for key in begin.match.loaded},
+        begin.match.sources,
         partitions={name: nodes for name, (_, nodes) in binding.plan.partitions.items()},
         waiting=begin.waiting,
+        homes=begin.match.nodes,
     )
     deadline_seconds = get_number("checkpoint.deadline-seconds")
     with origin.reading(record.at):
@@ -43,15 +43,16 @@ def load(session: Session, binding: Binding, origin: Directory, begin: Begin) ->
 
 def _whole_stores(begin: Begin) -> dict[str, int]:
     """The bytes on disk of the stores that nodes load whole."""
-    record = begin.record
-    loaded: dict[str, set[str]] = {}
-    for node, name in begin.match.loaded:
-        loaded.setdefault(node, set()).add(name)
+    record, matched = begin.record, begin.match
+    loaded: dict[str, set[Key]] = {}
+    for (node, _), source in matched.sources.items():
+        loaded.setdefault(node, set()).add(source)
     sizes = {}
-    for node, names in loaded.items():
-        contents = (record.contents or {}).get(node)
-        if contents is not None and names.issuperset(contents.blobs):
-            sizes[node] = record.stores[node].nbytes
+    for node, sources in loaded.items():
+        home = matched.nodes.get(node, node)
+        contents = (record.contents or {}).get(home)
+        if contents is not None and sources.issuperset((home, name) for name in contents.blobs):
+            sizes[node] = record.stores[home].nbytes
     return sizes
 
 
@@ -77,19 +78,21 @@ def load_blobs(
     epoch: Position,
     asked: Sequence[str | Blob],
     session: Session,
+    rename: Mapping[str, str],
 ) -> None:
     """See `JobRunner.load_blobs_from_checkpoints`."""
     record = with_contents(directory, directory.record(epoch))
-    present = [(node, name) for node, names in blobs_of(record).items() for name in names]
-    found = _find_blobs(present, f"Epoch {epoch} of {directory.path}", asked)
+    names = name_now(rename, record, directory.path)
+    where = f"Epoch {epoch} of {directory.path}"
+    sources = {key: names.sources[key] for key in _find_blobs(names.sources, where, asked)}
     with session.exclusive(f"The load of epoch {epoch} of {directory.path}"):
-        loads = plan_load(directory, record, {key: key for key in found})
+        loads = plan_load(directory, record, sources, homes=names.nodes)
         with directory.reading(epoch):
             session.run(load_group(loads))
 
 
 def _find_blobs(
-    present: Sequence[Key], where: str, asked: str | Blob | Sequence[str | Blob]
+    present: Mapping[Key, Key], where: str, asked: str | Blob | Sequence[str | Blob]
 ) -> list[Key]:
     """The blobs that were asked for; a name stands for every node that has the blob."""
     keys = []

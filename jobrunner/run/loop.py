@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from jobrunner.checkpoint import Details
 from jobrunner.cluster import Binding, GroupResult, Session
 from jobrunner.config import get_number
 from jobrunner.define import Job
@@ -42,6 +43,7 @@ from jobrunner.run.resume import (
     decide,
     describe_damage,
     recorded_stops,
+    with_streams,
 )
 from jobrunner.run.saver import Saver
 from jobrunner.signals import TerminatedError
@@ -89,10 +91,12 @@ class Run:
         self.session = session
         self.resume = resume  # where it begins; after a loss, where it goes on
         self.has_begun = False  # there
-        self.plan = resume.plan
+        self.streams = resume.streams
+        self.plan = with_streams(resume.plan, resume.streams)
         self.callbacks = Callbacks([*views, *runner.callbacks])
         self.state = State(Losses(runner.max_restarts))
         self.watch = Stopwatch(began)
+        self.lineage: Mapping[str, Any] = {}  # what each record says of `adaptation`
         self.batch_seconds = get_number("stint-seconds")
         self.binding: Binding
         self._must_move = False  # workers have joined, and a move there is worthwhile
@@ -226,7 +230,8 @@ class Run:
             snapshot = self.resume.snapshot
         elif manager is not None:
             snapshot = manager.directory.snapshot()
-        return decide(runner.job, self.plan, asked, manager, snapshot, runner.missing, damaged)
+        adaptation = runner.adaptation
+        return decide(runner.job, self.plan, asked, manager, snapshot, adaptation, damaged)
 
     def _decide_in_lock(self) -> Resume:
         """Decide again unless the log is still as it was, but for the entry of this run."""
@@ -280,6 +285,7 @@ class Run:
         if self.resume.is_own:
             self.saver.set_aside(self.resume.damaged)
         self.watch.go_back(None)
+        self.lineage = runner.adaptation.lineage(Details(), self.streams)
         self.saver.refuse_classes(runner.job)
         self._run_group("init", 0)
         self.saver.rewind(None, "started afresh")
@@ -301,11 +307,12 @@ class Run:
         state.epoch, state.steps_done = at.epoch, at.step
         state.recorded = at if is_own else None
         self.callbacks.load_states(record.details.callbacks)
+        self.lineage = self.runner.adaptation.lineage(record.details, self.streams)
         if is_own:
             self.saver.set_aside(self.resume.damaged)
             self.saver.rewind(at, f"resumed from epoch {at}")
         self.callbacks.notify("on_load", at.epoch, at.step, time.monotonic() - started)
-        is_reshaped = bool(begin.match.made) and self.resume.left != "nothing"
+        is_reshaped = begin.match.is_reshaped and self.resume.left != "nothing"
         if not is_own or is_reshaped:
             # From another directory: then it can resume from its own alone. Else it is recorded in
             # the shape that the job gave it; a crash before the commit leaves the record as it was. A
@@ -511,7 +518,7 @@ class Run:
     def _about(self, at: Position) -> dict[str, Any]:
         """What the record of a position says of the run."""
         callbacks = self.callbacks.states()
-        about = {**self.state.details(at), **self.watch.capture(at)}
+        about = {**self.state.details(at), **self.lineage, **self.watch.capture(at)}
         return {**about, "callbacks": callbacks} if callbacks else about
 
     def _saved(self, report: SaveReport) -> None:

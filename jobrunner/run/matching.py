@@ -1,41 +1,172 @@
-"""Find the nodes and blobs of a job in a checkpoint that may have others. Reads nothing."""
+"""Find the nodes and blobs of a job in a checkpoint that may have others. Reads nothing.
+
+What the user says of a job that has changed is an `Adaptation`. The records of a run name the
+renames that it was given, or that were given before: in those checkpoints they are done, and mean
+nothing more.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from jobrunner.checkpoint import EpochRecord, blobs_of
+from jobrunner.checkpoint import Details, EpochRecord, blobs_of
 from jobrunner.compile import Plan
-from jobrunner.errors import PlanMismatchError
+from jobrunner.define import Job
+from jobrunner.errors import DefinitionError, PlanMismatchError
+from jobrunner.names import check_name
+from jobrunner.positions import Position
 from jobrunner.texts import listed
 
 Key = tuple[str, str]
 """Node and blob."""
 
+Blobs = Mapping[str, Collection[str]]
+"""Node -> names of blobs."""
+
 Missing = Literal["error", "init"]
 
 START_AFRESH = "start afresh (resume_from_epoch=None, --resume none)"
 
+_EVERY = "*"  # in place of a node
 _MOST_NAMES = 8  # in a message
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
-    """Which blobs of a checkpoint a job loads, and what it lacks."""
+class Adaptation:
+    """How a job has changed since its checkpoint; see `JobRunner`."""
 
-    loaded: tuple[Key, ...]
+    rename: Mapping[str, str] = field(default_factory=dict)
+    missing: Missing = "error"
+
+    def lineage(self, details: Details, streams: Mapping[str, str]) -> dict[str, Any]:
+        """What later records say of changes; `details` are those of the record that is loaded."""
+        before = details.renamed.items()
+        # A rename back undoes an earlier one.
+        renamed = {old: new for old, new in before if self.rename.get(new) != old}
+        renamed.update(self.rename)
+        lineage = {"streams": dict(streams), "renamed": renamed}
+        return {name: value for name, value in lineage.items() if value}
+
+    def check_start(self, plan: Plan) -> None:
+        """Raise `PlanMismatchError` if a run without a checkpoint would record a wrong rename."""
+        last = {old: new for old, new in self.rename.items() if new not in self.rename}
+        _check_new_names(plan, last, plan.saved_blobs(Position(1)))
+
+
+def adapt(rename: Mapping[str, str] | None, missing: Missing, job: Job) -> Adaptation:
+    """Check these arguments of a `JobRunner`; raises `DefinitionError`."""
+    return Adaptation(_read_rename(rename or {}, f"JobRunner of job {job.name!r}"), missing)
+
+
+def _read_rename(rename: Mapping[str, str], where: str) -> dict[str, str]:
+    old_names: dict[str, str] = {}
+    for old, new in rename.items():
+        (old_node, *old_blob), (new_node, *new_blob) = old.split("/", 1), new.split("/", 1)
+        is_pair = len(old_blob) == len(new_blob)
+        if not is_pair or (old_node == _EVERY) != (new_node == _EVERY):
+            raise DefinitionError(
+                f"{where}: rename maps nodes to nodes ('old': 'new'), and blobs to blobs "
+                f"('node/old': 'node/new', or '*/old': '*/new' on every node); got {old!r}: {new!r}."
+            )
+        for blob in (*old_blob, *new_blob):
+            check_name(blob, "blob")
+        for node in (old_node, new_node):
+            check_name(node, "node")
+        if old == new:
+            continue
+        if new in old_names:
+            raise DefinitionError(
+                f"{where}: rename gives {old_names[new]!r} and {old!r} the same name, {new!r}. Name "
+                f"one of them."
+            )
+        old_names[new] = old
+    return {old: new for new, old in old_names.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the nodes and blobs of a checkpoint are called now."""
+
+    renamed: Mapping[str, str]
+    """The renames that this checkpoint needs."""
+    nodes: Mapping[str, str]
+    """Node -> the recorded node that it was."""
+    every: Mapping[str, str]
+    """Blob -> its recorded name, if it was renamed on every node."""
+    sources: Mapping[Key, Key]
+    """Node and blob -> the recorded ones."""
+
+
+def name_now(rename: Mapping[str, str], record: EpochRecord, path: str) -> Names:
+    """Name what a checkpoint in the directory `path` has as a job does for which `rename` is given.
+
+    Renames come first, then equal names. Raises `PlanMismatchError` if a rename names nothing that
+    is recorded.
+    """
+    recorded = blobs_of(record)
+    done = record.details.renamed
+    renamed = {old: new for old, new in rename.items() if done.get(old) != new}
+    nodes: dict[str, str] = {}
+    every: dict[str, str] = {}
+    sources: dict[Key, Key] = {}
+    for old, new in renamed.items():
+        node, blob = _key(old)
+        if not _is_named(old, recorded):
+            lacks = _name_blob(node, blob) if blob else f"node {node!r}"
+            names = listed(map(repr, recorded.get(node, recorded)))
+            raise PlanMismatchError(
+                f"rename={{{old!r}: {new!r}}}: epoch {record.at} of {path} has no {lacks}. Its "
+                f"{'blobs' if node in recorded else 'nodes'} are {names}. Correct or omit it."
+            )
+        if not blob:
+            nodes[new] = old
+        elif node == _EVERY:
+            every[_key(new)[1]] = blob
+        else:
+            sources[_key(new)] = (node, blob)
+    for node in recorded:
+        if node not in renamed:
+            nodes.setdefault(node, node)
+    moved = set(sources.values())
+    # What is renamed on every node comes before what has that name already.
+    for node, old in nodes.items():
+        for name, old_name in every.items():
+            if old_name in recorded[old] and (old, old_name) not in moved:
+                sources.setdefault((node, name), (old, old_name))
+    for node, old in nodes.items():
+        for name in recorded[old]:
+            if name not in every.values() and (old, name) not in moved:
+                sources.setdefault((node, name), (old, name))
+    return Names(renamed, nodes, every, sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Which blobs of a checkpoint a job loads, from where, and what it lacks."""
+
+    nodes: Mapping[str, str]
+    """Node -> the recorded node that it was."""
+    sources: Mapping[Key, Key]
+    """Node and blob to load -> the recorded ones; of a shared blob, the node that the node was."""
     missing: frozenset[Key]
     """What the checkpoint lacks."""
     made: frozenset[Key]
     """Those of `missing` that init tasks make."""
     dropped: tuple[str, ...]
     """What the job does not load, in words."""
+    renamed: tuple[str, ...]
+    """What has another name now, in words."""
+    streams: Mapping[str, str]
+    """Node -> its first name, if it has another one now: its random stream belongs to that."""
+    is_reshaped: bool
+    """`rename` or `missing` has an effect."""
 
     def describe(self) -> str:
         """What the user should know of it; empty if the checkpoint has all that the job has."""
-        parts = [f"{name} is made" for name in self.describe_made()]
+        parts = [f"{name} is loaded" for name in self.renamed]
+        parts += [f"{name} is made" for name in self.describe_made()]
         parts += [f"{name} is not loaded" for name in self.dropped]
         return listed(parts, _MOST_NAMES, "; ") if parts else ""
 
@@ -46,62 +177,142 @@ class Match:
         return made + [f"{_name_blob(*key)} by the next epoch" for key in others]
 
 
-def match(plan: Plan, record: EpochRecord, path: str, missing: Missing) -> Match:
-    """Find the blobs that `plan` needs in a checkpoint of the directory `path`.
+def match(plan: Plan, record: EpochRecord, path: str, adaptation: Adaptation) -> Match:
+    """Find the blobs that `plan` needs in a checkpoint.
 
-    Raises `PlanMismatchError` if blobs are missing, and none are to be made.
+    Raises `PlanMismatchError` if blobs are missing that nothing makes, or if a rename does not fit.
     """
-    recorded = blobs_of(record)
-    shared: set[str] = set()  # any node may load them
-    for planned, details in (
-        (plan.replicated, record.details.replicated),
-        (plan.partitions, record.details.partitions),
-    ):
-        shared.update(planned.keys() & details.keys())
     needed = plan.saved_blobs(record.at)
-    loaded: list[Key] = []
-    lacking: list[Key] = []
+    recorded = blobs_of(record)
+    names = name_now(adaptation.rename, record, path)
+    _check_new_names(plan, names.renamed, needed)
+    shared = _name_shared(plan, record, names)
+    sources: dict[Key, Key] = {}
+    missing: set[Key] = set()
     for node, blobs in needed.items():
         for name in sorted(blobs):
-            if name in shared or name in recorded.get(node, ()):
-                loaded.append((node, name))
+            source = names.sources.get((node, name))
+            if name in shared:
+                source = (names.nodes.get(node, node), shared[name])
+            if source is None:
+                missing.add((node, name))
             else:
-                lacking.append((node, name))
-    if missing == "error":
-        lacks = [_name_blob(*key) for key in lacking if key[0] in recorded]
-        for node, blobs in needed.items():
-            if node not in recorded and not (blobs and blobs <= shared):
-                lacks.append(f"node {node!r}")
-        if lacks:
-            raise PlanMismatchError(
-                f"Job {plan.job!r} cannot resume from epoch {record.at} of {path}, which lacks "
-                f"{listed(lacks, _MOST_NAMES)}; its nodes are {listed(map(repr, recorded))}. Let init "
-                f"tasks make them (missing='init', --missing init), run the job that wrote it, or "
-                f"{START_AFRESH}."
-            )
+                sources[node, name] = source
+    made = set()
+    if adaptation.missing == "error":
+        _refuse_missing(plan, record, path, names, needed, missing)
+    else:
+        made = {(node, name) for node, name in missing if name in plan.initial.get(node, ())}
+    streams = {}
+    for node in needed:
+        old = names.nodes.get(node, node)
+        first_name = record.details.streams.get(old, old)
+        if first_name != node:
+            streams[node] = first_name
+    used = set(sources.values())
+    for old_name in shared.values():
+        used.update((node, old_name) for node in recorded)
+    kept_nodes = {names.nodes.get(node) for node in needed}
     return Match(
-        tuple(loaded),
-        frozenset(lacking),
-        frozenset((node, name) for node, name in lacking if name in plan.initial.get(node, ())),
-        tuple(_describe_dropped(recorded, needed, set(loaded), shared)),
+        names.nodes,
+        sources,
+        frozenset(missing),
+        frozenset(made),
+        tuple(_describe_dropped(recorded, used, kept_nodes)),
+        tuple(_describe_renamed(names, sources)),
+        streams,
+        bool(names.renamed or made),
     )
 
 
+def _name_shared(plan: Plan, record: EpochRecord, names: Names) -> dict[str, str]:
+    """The replicated and partitioned blobs of the plan that are recorded as such: recorded names."""
+    shared = {}
+    for planned, recorded in (
+        (plan.replicated, record.details.replicated),
+        (plan.partitions, record.details.partitions),
+    ):
+        for name in planned:
+            old_name = names.every.get(name, name)
+            is_moved = old_name in names.every.values() and name not in names.every
+            if old_name in recorded and not is_moved:
+                shared[name] = old_name
+    return shared
+
+
+def _refuse_missing(
+    plan: Plan,
+    record: EpochRecord,
+    path: str,
+    names: Names,
+    needed: Blobs,
+    missing: Collection[Key],
+) -> None:
+    lacks = []
+    for node, blobs in needed.items():
+        lacking = sorted(name for name in blobs if (node, name) in missing)
+        if node in names.nodes:
+            lacks += [_name_blob(node, name) for name in lacking]
+        elif lacking or not blobs:
+            lacks.append(f"node {node!r}")
+    if not lacks:
+        return
+    recorded = blobs_of(record)
+    raise PlanMismatchError(
+        f"Job {plan.job!r} cannot resume from epoch {record.at} of {path}, which lacks "
+        f"{listed(lacks, _MOST_NAMES)}; its nodes are {listed(map(repr, recorded))}. Say under "
+        f"which names it has them (rename=..., --rename OLD=NEW), let init tasks make them "
+        f"(missing='init', --missing init), run the job "
+        f"that wrote it, or {START_AFRESH}."
+    )
+
+
+def _check_new_names(plan: Plan, rename: Mapping[str, str], needed: Blobs) -> None:
+    """Raise `PlanMismatchError` if a new name is none of `needed`."""
+    for old, new in rename.items():
+        if not _is_named(new, needed):
+            raise PlanMismatchError(
+                f"rename={{{old!r}: {new!r}}}: job {plan.job!r} saves no {new!r}. Its nodes are "
+                f"{listed(map(repr, needed))}. Correct or omit it."
+            )
+
+
+def _is_named(name: str, blobs: Blobs) -> bool:
+    node, blob = _key(name)
+    if not blob:
+        return node in blobs
+    return any(blob in names for owner, names in blobs.items() if node in (_EVERY, owner))
+
+
+def _key(name: str) -> Key:
+    node, _, blob = name.partition("/")
+    return node, blob
+
+
+def _name_blob(node: str, name: str) -> str:
+    return f"blob {name!r} of node {node!r}"
+
+
+def _describe_renamed(names: Names, sources: Mapping[Key, Key]) -> Iterator[str]:
+    for node, old in names.nodes.items():
+        if node != old:
+            yield f"node {old!r} as {node!r}"
+    for name, old_name in names.every.items():
+        yield f"blob {old_name!r} of every node as {name!r}"
+    for (node, name), (old, old_name) in sources.items():
+        is_of_node = old == names.nodes.get(node, node)
+        if not (is_of_node and old_name == names.every.get(name, name)):
+            yield f"{_name_blob(old, old_name)} as {_name_blob(node, name)}"
+
+
 def _describe_dropped(
-    recorded: Mapping[str, Collection[str]],
-    nodes: Collection[str],
-    loaded: Collection[Key],
-    shared: Collection[str],
+    recorded: Blobs, used: Collection[Key], nodes: Collection[str | None]
 ) -> Iterator[str]:
     for node, names in recorded.items():
-        dropped = [name for name in names if name not in shared and (node, name) not in loaded]
-        if node in nodes or len(dropped) < len(names):
+        dropped = [name for name in names if (node, name) not in used]
+        if len(dropped) < len(names) or node in nodes:
             yield from (_name_blob(node, name) for name in dropped)
         elif dropped:
             yield f"node {node!r} ({', '.join(map(repr, dropped))})"
         else:
             yield f"node {node!r}"
-
-
-def _name_blob(node: str, name: str) -> str:
-    return f"blob {name!r} of node {node!r}"

@@ -16,8 +16,8 @@ from jobrunner.positions import Position, PublicPosition
 from jobrunner.run.decisions import each_step
 from jobrunner.run.diff import compare_values, count_equal
 from jobrunner.run.load import finish_load, load
-from jobrunner.run.matching import Key, Missing
-from jobrunner.run.resume import Begin, check_steps, prepare
+from jobrunner.run.matching import Adaptation, Key
+from jobrunner.run.resume import Begin, check_steps, prepare, with_streams
 from jobrunner.texts import get_logger, printable
 from jobrunner.workspace import Workspace
 
@@ -120,13 +120,13 @@ class Replay:
         directory: Directory,
         epoch: Position,
         *,
-        missing: Missing = "error",
+        adaptation: Adaptation | None = None,
         wait_seconds: float = 60,
         **deadlines: Any,  # see `Binding.run`
     ) -> None:
         self._job = job
         self._directory = directory
-        self._missing: Missing = missing
+        self._adaptation = adaptation or Adaptation()
         self._wait_seconds = wait_seconds
         self._deadlines = deadlines
         self._plan = job.compile()
@@ -136,11 +136,12 @@ class Replay:
         self._base: Begin | None = None
         if earlier is not None:
             self._base = self._prepare(directory.record(earlier, snapshot))
+        self._plan = with_streams(self._plan, self._target.match.streams)
         self._binding: Binding
 
     def _prepare(self, record: EpochRecord) -> Begin:
         check_steps(self._plan, record, self._directory.path)
-        return prepare(self._job, self._plan, self._directory, record, self._missing)
+        return prepare(self._job, self._plan, self._directory, record, self._adaptation)
 
     def check(self) -> None:
         """Verify the epochs to load; raises `CheckpointCorruptError`."""
@@ -198,7 +199,7 @@ class Replay:
         self._binding.apply(partial(_set_aside, self._plan.saved_blobs(at)))
         self._load(session, self._target)
         blobs: dict[str, set[str]] = {}
-        for node, name in self._target.match.loaded:
+        for node, name in self._target.match.sources:
             blobs.setdefault(node, set()).add(name)
         differences: Differences = {}
         compare = partial(_compare, blobs, tuple(REGISTERED_CODECS.values()))

@@ -117,6 +117,8 @@ class ResumePlan:
         What would run, in order.
     rebuilds : tuple of str
         The init tasks that would run again after the load.
+    renames : tuple of str
+        Recorded nodes and blobs that have another name now, by ``rename``.
     makes : tuple of str
         Blobs that the checkpoint lacks: what would make them, if not an init task.
     drops : tuple of str
@@ -137,6 +139,7 @@ class ResumePlan:
     reason: str
     steps: tuple[str, ...] = ()
     rebuilds: tuple[str, ...] = ()
+    renames: tuple[str, ...] = ()
     makes: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
     sets_aside: tuple[PublicPosition, ...] = ()
@@ -166,6 +169,7 @@ class ResumePlan:
         lines += [f"epoch {epoch} is damaged: {damage}" for epoch, damage in self.damaged.items()]
         lists = {
             "runs": self.steps,
+            "loads under another name": self.renames,
             "makes, as it is not recorded": self.makes,
             "does not load": self.drops,
             "runs again after the load": self.rebuilds,

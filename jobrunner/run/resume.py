@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from msgspec import structs
+
 from jobrunner.checkpoint import (
     DAMAGE_ADVICE,
     Directory,
@@ -21,7 +23,7 @@ from jobrunner.define import EPOCH, Job, Rule
 from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, PlanMismatchError
 from jobrunner.positions import EpochLike, Position, format_ranges, read_epoch
 from jobrunner.run.decisions import remainder
-from jobrunner.run.matching import START_AFRESH, Match, Missing, match
+from jobrunner.run.matching import START_AFRESH, Adaptation, Match, match
 from jobrunner.run.result import ResumePlan
 from jobrunner.texts import counted
 
@@ -77,6 +79,11 @@ class Resume:
         """The epoch to load; None: it begins with the init group."""
         return None if self.begin is None else self.begin.record.at
 
+    @property
+    def streams(self) -> Mapping[str, str]:
+        """Node -> its first name, to which its random stream belongs, if it has another one."""
+        return {} if self.begin is None else self.begin.match.streams
+
     def is_over(self) -> bool:
         """Whether nothing is left to run, load or save.
 
@@ -108,7 +115,7 @@ class Resume:
         before = self.origin.plan_of(record.run_number)
         at, is_finished = record.at, self.left == "nothing"
         steps = [f"load {record.name}"]
-        if matched.made and not is_finished:
+        if matched.is_reshaped and not is_finished:
             steps.append(f"save epoch {at} with the nodes and blobs of this job")
         if at.step:
             steps.append(f"steps {at.step + 1} to {plan.steps_per_epoch} of epoch {at.epoch + 1}")
@@ -126,6 +133,7 @@ class Resume:
                 for node, part in self.begin.reloads.slices.items()
                 for task in part.tasks
             ),
+            renames=matched.renamed,
             makes=tuple(matched.describe_made()),
             drops=matched.dropped,
             changes=tuple(changes(before, describe(plan))) if before else (),
@@ -140,7 +148,7 @@ def decide(
     asked: ResumeFrom,
     manager: MultiNodeCheckpointManager | None,
     snapshot: State | None,
-    missing: Missing,
+    adaptation: Adaptation,
     damaged: Mapping[Position, str] | None = None,
 ) -> Resume:
     """Decide where a run begins; `snapshot` is that of the manager's directory.
@@ -188,8 +196,10 @@ def decide(
         if not epochs.recorded:
             reason = f"nothing is recorded in {origin.path}"
     begin, left, later = None, remainder(Position(0), None), tuple(epochs.epochs)
-    if record is not None:
-        begin = prepare(job, plan, origin, record, missing)
+    if record is None:
+        adaptation.check_start(plan)
+    else:
+        begin = prepare(job, plan, origin, record, adaptation)
         check_steps(plan, record, origin.path)
         later = tuple(at for at in epochs.epochs if at > record.at)
         left = remainder(
@@ -242,14 +252,14 @@ def prepare(
     plan: Plan,
     origin: Directory,
     record: EpochRecord,
-    missing: Missing,
+    adaptation: Adaptation,
 ) -> Begin:
     """Say how a recorded epoch is loaded into a job.
 
     Raises `PlanMismatchError` if the job lacks what it takes.
     """
     record = with_contents(origin, record)
-    matched = match(plan, record, origin.path, missing)
+    matched = match(plan, record, origin.path, adaptation)
     waiting = _find_waiting(plan, record, origin.path, matched)
     made: dict[str, set[str]] = {}
     for node, name in matched.made:
@@ -270,8 +280,8 @@ def _find_waiting(
     shared = {**record.details.replicated, **record.details.partitions}
     anywhere = {name for _, name in stateful if name in shared}
     waiting: dict[str, set[str]] = {}
-    for node, name in matched.loaded:
-        if (node, name) not in stateful and name not in anywhere:
+    for (node, name), source in matched.sources.items():
+        if source not in stateful and source[1] not in anywhere:
             continue
         if name not in plan.initial.get(node, ()):
             raise PlanMismatchError(
@@ -281,6 +291,12 @@ def _find_waiting(
             )
         waiting.setdefault(node, set()).add(name)
     return {node: frozenset(names) for node, names in waiting.items()}
+
+
+def with_streams(plan: Plan, streams: Mapping[str, str]) -> Plan:
+    """The plan, whose nodes draw random numbers under their first names."""
+    nodes = [structs.replace(node, stream=streams.get(node.name, "")) for node in plan.nodes]
+    return structs.replace(plan, nodes=tuple(nodes))
 
 
 def recorded_stops(plan: Plan, record: EpochRecord) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from jobrunner.positions import EpochLike
 from jobrunner.run.callbacks import check_callbacks, enders
 from jobrunner.run.load import load_blobs
 from jobrunner.run.loop import Run, tell_finished
-from jobrunner.run.matching import Missing
+from jobrunner.run.matching import Missing, adapt
 from jobrunner.run.replay import Replay, ReplayReport
 from jobrunner.run.result import ResumePlan, RunResult
 from jobrunner.run.resume import RESUME_FROM, Resume, ResumeFrom, decide
@@ -88,6 +88,11 @@ class JobRunner:
         Stop after that many epochs in all, like `epoch_limiter`.
     callbacks : sequence of Callback
         Objects with any of the methods of `Callback`. Each event calls them in this order.
+    rename : mapping of str to str, optional
+        What has another name now than in the checkpoint: ``{"old": "new"}`` for nodes,
+        ``{"node/old": "node/new"}`` for blobs, ``{"*/old": "*/new"}`` for blobs of every node. In
+        the old name of a blob, the node has its old name too. Means nothing for checkpoints of runs
+        that were given it.
     missing : "error" or "init"
         What to do about nodes and blobs that the checkpoint lacks. ``"init"``: run the init tasks
         that make them, and what these need.
@@ -112,11 +117,13 @@ class JobRunner:
     grace_seconds: Seconds | None = None
     num_epochs: Count | None = None
     callbacks: Annotated[Sequence[object], "a list of callbacks"] = ()
+    rename: Annotated[Mapping[str, str], "a mapping of old names to new ones (str)"] | None = None
     missing: Missing = "error"
 
     def __post_init__(self) -> None:
         self._check_options()
         self.callbacks = tuple(self.callbacks)
+        self.adaptation = adapt(self.rename, self.missing, self.job)
         self.stop_reason = ""  # why to stop after the epoch; empty: not asked
         self.save_asked = threading.Event()  # to save after the current step
         self._run: Run | None = None
@@ -291,7 +298,7 @@ class JobRunner:
             self.job,
             directory,
             directory.resolve(epoch),
-            missing=self.missing,
+            adaptation=self.adaptation,
             wait_seconds=self.worker_wait_seconds,
             deadline_seconds=self.epoch_deadline_seconds,
         )
@@ -334,7 +341,7 @@ class JobRunner:
         at = directory.resolve(epoch, snapshot)
         if at not in snapshot.recorded:
             return False
-        load_blobs(directory, at, blob_names, session)
+        load_blobs(directory, at, blob_names, session, self.adaptation.rename)
         return True
 
     def _manager(self, method: str) -> MultiNodeCheckpointManager:
@@ -354,6 +361,7 @@ class JobRunner:
             for name, is_given in (
                 ("resume_from_epoch", self.resume_from_epoch not in (None, "latest")),
                 ("upload_task_group_builder", builder is not None),
+                ("rename", bool(self.rename)),
                 ("missing='init'", self.missing == "init"),
             ):
                 if is_given:
@@ -366,7 +374,7 @@ class JobRunner:
         plan, manager = self._compile(), self.checkpoint_manager
         snapshot = None if manager is None else manager.directory.snapshot()
         asked = self.resume_from_epoch
-        return decide(self.job, plan, asked, manager, snapshot, self.missing)
+        return decide(self.job, plan, asked, manager, snapshot, self.adaptation)
 
     def _compile(self) -> Plan:
         job = self.job

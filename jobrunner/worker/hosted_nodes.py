@@ -156,6 +156,7 @@ class HostedNodes:
         number: Number,
         wait_seconds: Seconds,
         nodes: Mapping[str, Sequence[str]] | None = None,
+        streams: Mapping[str, str] | None = None,
         placement: Mapping[str, str] | None = None,
         groups: bytes | None = None,
         slices: Mapping[str, bytes] | None = None,
@@ -170,7 +171,8 @@ class HostedNodes:
                     workspace.forget(key)
             self._placement.update(placement or {})
             for node, transient in (nodes or {}).items():
-                self.workspaces[node] = Workspace(node, frozenset(transient))
+                stream = (streams or {}).get(node, "")
+                self.workspaces[node] = Workspace(node, frozenset(transient), stream)
             self._in_thread(operation, partial(self._load_groups, groups, dict(slices or {})))
 
         self._start("ship", number, begin)

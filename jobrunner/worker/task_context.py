@@ -65,16 +65,16 @@ class CurrentTask:
     def rng(self) -> np.random.Generator:
         """The task's own random numbers.
 
-        They depend on job seed, group, node, task, epoch, step and
+        They depend on job seed, group, node (its first name), task, epoch, step and
         instance alone: they are the same after a restart and on any number of workers.
         """
-        task = (self.group, self.node, self.name)
+        task = (self.group, self.workspace.identity, self.name)
         return make_rng(self._seed, *task, self.epoch, self.step, self.instance)
 
     def _global_generators(self) -> AbstractContextManager[None]:
         """Seed the global generators for one call; afterwards they are as they were before it."""
         self._num_seeded += 1
-        task = (self.group, self.node, self.name)
+        task = (self.group, self.workspace.identity, self.name)
         parts = (self._seed, *task, self.epoch, self.step, self.instance)
         return seeded_generators(_digest((*parts, "global", self._num_seeded)))
 

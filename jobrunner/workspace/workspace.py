@@ -82,6 +82,7 @@ class Workspace:
 
     node: str
     transient: frozenset[str] = frozenset()  # names of the global blobs that are never saved
+    stream: str = ""  # the first name of a renamed node, under which its tasks draw
     # The stored values of blobs: see `values`. Global ones outlive runs and are saved, private ones
     # are those of the current run.
     globals: dict[str, Any] = field(default_factory=dict)
@@ -239,10 +240,11 @@ def stored_in(blobs: Mapping[Any, Any], name: Any) -> Any:
 class WorkspaceView(Mapping[str, Any]):
     """A read-only view of a node's blobs, private ones of the run included."""
 
-    __slots__ = ("_workspace",)
+    __slots__ = ("_workspace", "identity")
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
+        self.identity = workspace.stream or workspace.node
 
     def __getitem__(self, name: str) -> Any:
         return self._workspace.lookup(name)

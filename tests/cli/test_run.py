@@ -161,27 +161,32 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(script: Path) -> None:
     assert not directory.exists()
 
 
-def test_a_job_with_a_new_blob_is_resumed_and_the_advice_repeats_the_option(
+def test_a_job_with_other_names_is_resumed_and_the_advice_repeats_them(
     process_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     script = _write(tmp_path)
     assert _run(process_cluster, script, "--epochs", 1).exit_code == 0
     script = _write(tmp_path, step="lambda n: 1 // 0")
-    lines = script.read_text().splitlines()
+    lines = script.read_text().replace('"a"', '"b"').replace('"n"', '"m"').splitlines()
     at = next(i for i, line in enumerate(lines) if "lambda: 0" in line)
     lines.insert(at + 1, '        Task(lambda: 5, outputs="five", node="c")')
     script.write_text("\n".join(lines))
-    options = ["--missing", "init"]
+    options = ["--rename", "a=b", "--rename", "a/n=b/m", "--missing", "init"]
     directory = script.parent / "runs"
     shown = _invoke("run", script, "--checkpoint", directory, *options, "--dry-run", "--json")
     plan = _json(shown)["plan"]
+    assert plan["renames"][0] == "node 'a' as 'b'"
     assert plan["makes"] == ["blob 'five' of node 'c'"]
     failed = _run(process_cluster, script, *options)
     assert failed.exit_code != 0
     assert " ".join(options) in failed.stderr
     assert "blob 'five' of node 'c' is made" in failed.output
     manager = MultiNodeCheckpointManager(directory)
-    assert manager.open(1).nodes == ("a", "c")
+    assert manager.open(1).nodes == ("b", "c")
+    assert _invoke("run", script, "--checkpoint", directory, "--rename", "a").exit_code == 2
+    refused = _invoke("run", script, "--checkpoint", directory, "--rename", "x=y")
+    assert "epoch 1 of" in refused.stderr
+    assert "has no node 'x'" in refused.stderr
 
 
 def test_a_failing_task_shows_the_workers_traceback_and_no_other(

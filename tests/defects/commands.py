@@ -210,6 +210,11 @@ def retained(path: Path) -> None:
     train(path, 8, manager_options={"keep": keep, "metadata": {"note": "kept"}})
 
 
+def renamed(path: Path) -> None:
+    train(path, 2)
+    train(path, 4, nodes=("server", "b"), rename={"a": "server"})
+
+
 def other_seed(path: Path) -> None:
     train(path, 5, seed=1)
 
@@ -261,6 +266,7 @@ KINDS: tuple[Callable[[Path], None], ...] = (
     objects,
     within_epochs,
     retained,
+    renamed,
     other_seed,
     shared,
     strayed,

@@ -143,7 +143,7 @@ class Trial:
         workers = {node: self.addresses[i] for node, i in zip(NODES, placed, strict=True)}
         workers = {n: workers.get(n, self.addresses[0]) for n in names_of(self.calls)} | workers
         job, tasks = build(self.calls, way.steps, workers, recovers=recovers)
-        options = {} if change is None else {"missing": "init"}
+        options = {} if change is None else {"rename": change.rename(), "missing": "init"}
         manager = None
         if way.manager:
             kind, number = way.saves.split("=")

@@ -80,6 +80,7 @@ class Rules:
         kept = self.checkpoints[steps_done]
         if change is not None:
             self.define(change.after)
+            kept = {change.key(key): value for key, value in kept.items()}
             kept = {key: value for key, value in kept.items() if key in self.global_names}
         self.blobs = copy_all(
             {key: value for key, value in kept.items() if key not in self.transient}

@@ -74,6 +74,8 @@ class Details(msgspec.Struct, omit_defaults=True):
     replicated: dict[str, Nodes] = {}
     partitions: dict[str, Partition] = {}
     callbacks: dict[str, dict[str, bool | int | float | str | None]] = {}  # their states
+    streams: dict[str, str] = {}  # node -> its first name, to which its random stream belongs
+    renamed: dict[str, str] = {}
     timing: Timing | None = None
 
     def to_json(self) -> dict[str, Any]:
