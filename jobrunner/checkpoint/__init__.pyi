@@ -116,7 +116,7 @@ from .storage import (
 )
 from .store import (
     DAMAGE_ADVICE as DAMAGE_ADVICE,
-    LazyArray as LazyArray,
+    ArrayOutline as ArrayOutline,
     StoredValue as StoredValue,
     StoreReader as StoreReader,
     digest_blob as digest_blob,

@@ -20,9 +20,9 @@ _MOST_NAMED = 12
 class NodeCheckpoint(Mapping[str, Any]):
     """The blobs of one node at one epoch, by name, in the order in which they were saved.
 
-    Arrays are lazy, alone or inside their containers: `LazyArray` objects, which NumPy and Dask take.
-    Each chunk that is read through them is verified, and damage raises `CheckpointCorruptError`;
-    `load` verifies the whole blob.
+    Arrays are lazy: `zarr.Array` objects, alone or inside their containers. Each chunk that is read
+    through them is verified, and damage raises `CheckpointCorruptError`; `load` verifies the whole
+    blob.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class NodeCheckpoint(Mapping[str, Any]):
         return reader.read_stored(document, [blob])[blob]
 
     def outline(self, blob: str) -> Any:
-        """Return the blob with a `LazyArray` in place of each array, and `Unmade` of other values."""
+        """Return the blob with an `ArrayOutline`, shape and dtype, in place of each array."""
         reader, document = self._find(blob)
         return reader.peek(document, blob, outline=True)
 

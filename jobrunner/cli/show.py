@@ -394,21 +394,21 @@ def _parameters_of(directory: Directory, record: EpochRecord) -> Mapping[str, An
 
 
 def _describe_blob(node: NodeCheckpoint, name: str) -> dict[str, Any]:
-    from jobrunner.checkpoint import LazyArray, Unmade
+    from jobrunner.checkpoint import ArrayOutline, Unmade
 
     try:
         outline = node.outline(name)
     except DefinitionError as error:  # saved by a later version
         return {"type": "unreadable", "value": str(error)}
-    if isinstance(outline, LazyArray):
-        array = {"type": "array", "shape": list(outline.shape), "dtype": str(outline.dtype)}
+    if isinstance(outline, ArrayOutline):
+        array = {"type": "array", "shape": list(outline.shape), "dtype": outline.dtype}
         return array if outline.shape else {**array, "value": show(node.load(name).item())}
     if not isinstance(outline, Unmade):
         return {"type": type(outline).__name__, "value": show(outline)}
     parts = outline.parts
     if outline.kind == "pickle":
         return {"type": "pickle", **parts}
-    if outline.kind == "torch.Tensor" and isinstance(parts["data"], LazyArray):
+    if outline.kind == "torch.Tensor" and isinstance(parts["data"], ArrayOutline):
         return {"type": "tensor", "shape": list(parts["data"].shape), "dtype": parts["dtype"]}
     return {"type": outline.kind, "value": show(parts)}
 

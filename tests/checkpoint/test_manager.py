@@ -14,6 +14,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+import zarr
 
 from jobrunner import (
     BlobNotFoundError,
@@ -160,6 +161,7 @@ def test_a_saved_epoch_is_recorded_verified_and_opened(rig: Rig) -> None:
     assert checkpoint.nodes == NODES
     assert list(checkpoint) == list(NODES)
     node = checkpoint["trainer:0"]
+    assert isinstance(node["w"], zarr.Array)
     assert node["w"][1].tolist() == values("trainer:0", 0)[1].tolist()
     assert node["name"] == "trainer:0"
     assert_identical(values("trainer:0", 0), node.load("w"))

@@ -1,6 +1,5 @@
 """One node at one epoch, on disk."""
 
-from jobrunner.checkpoint.store.array_reader import LazyArray
 from jobrunner.checkpoint.store.damage import (
     ADVICE as DAMAGE_ADVICE,
 )
@@ -13,6 +12,7 @@ from jobrunner.checkpoint.store.document import (
 )
 from jobrunner.checkpoint.store.layout import PlannedArray, lay_out
 from jobrunner.checkpoint.store.store_reader import (
+    ArrayOutline,
     StoredValue,
     StoreReader,
     verify_stores,

@@ -1,10 +1,10 @@
-"""Read an array of a store, or a row of a stack of arrays, at once or lazily; verify each chunk."""
+"""Read an array of a store, or a row of a stack of arrays, and verify each chunk."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,35 +12,31 @@ import numpy as np
 import xxhash
 
 from jobrunner.checkpoint.encoding import Array, UnsupportedDtypeError, dtype_from_spec
-from jobrunner.checkpoint.storage import run_all
 from jobrunner.checkpoint.store.array_document import File, StoredArray
 from jobrunner.checkpoint.store.chunks import (
+    Grid,
     decode_chunk,
+    decode_texts,
     is_text,
     padding_is_last,
     to_logical,
+    unpack_chunk,
 )
 from jobrunner.checkpoint.store.damage import VerifiedFiles, damage
 from jobrunner.errors import CheckpointError
 from jobrunner.names import ROOT_DOCUMENT
 
-Jobs = list[Callable[[], object]]
+Jobs = list[Callable[[], None]]
 """Work that several threads may do in any order."""
-
-Ranges = Sequence[tuple[int, int]]
-"""Start and stop along each of an array's own axes."""
-
-_PLAIN_INDICES = (int, slice, type(...))
 
 
 class ArrayReader:
-    """Reads an array of a store, or a row of a stack; making one raises if its dtype is lacking."""
+    """Reads an array of a store; making one raises if this platform lacks its dtype."""
 
-    def __init__(self, files: VerifiedFiles, array: StoredArray, row: int | None = None) -> None:
+    def __init__(self, files: VerifiedFiles, array: StoredArray) -> None:
         self.array = array
         self.grid = array.grid
         self._files = files
-        self._row = row
         try:
             self.dtype = dtype_from_spec(array.dtype)
         except UnsupportedDtypeError as error:
@@ -52,95 +48,84 @@ class ArrayReader:
     @property
     def shape(self) -> tuple[int, ...]:
         """In the order of the array's own axes."""
-        return self._own_axes(self.grid.shape)
-
-    def _own_axes(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        logical = to_logical(sizes, self.grid.order)
-        return tuple(logical if self._row is None else logical[1:])
-
-    def open(self) -> LazyArray:
-        """Return the array, to be read as it is used."""
-        path = self._files.path(self.array.path)
-        chunks = self._own_axes(self.grid.chunk_shape)
-        return LazyArray(path, self.shape, self.dtype, chunks, self.read_now)
+        return tuple(to_logical(self.grid.shape, self.grid.order))
 
     @property
     def nbytes(self) -> int:
         """How much memory the array takes."""
         return math.prod(self.grid.shape) * self.dtype.itemsize
 
-    def describe(self) -> list[Any]:
-        """Return what is equal for equal arrays; for a row, what it would be for an array by itself."""
-        grid = self.grid
-        if self._row is None:
-            digests = [digest for _, digest in self.array.files]
-            return [self.array.dtype, grid.shape, grid.chunk_shape, grid.order, digests]
-        data = self.read_whole()
-        order = None
-        if grid.order is not None:
-            order = [axis - 1 for axis in grid.order[1:]]
-            data = data.transpose(order)
-        digest = xxhash.xxh3_128_hexdigest(data.tobytes())
-        return [self.array.dtype, data.shape, data.shape, order, [digest]]
+    def digests(self) -> list[str]:
+        """The digests of its chunks."""
+        return [digest for _, digest in self.array.files]
 
     def read(self) -> tuple[Array, Jobs]:
         """Return an array to be filled, and the jobs that fill it."""
-        return self.read_part([(0, length) for length in self.shape])
-
-    def read_whole(self) -> Array:
-        """Read the array; a row does not keep the memory of the others."""
-        return self.read_now([(0, length) for length in self.shape])
-
-    def read_now(self, ranges: Ranges) -> Array:
-        """Read a part of the array."""
-        data, jobs = self.read_part(ranges)
-        run_all(jobs, self._files.files.threads, data.nbytes)
-        return data
-
-    def read_part(self, ranges: Ranges) -> tuple[Array, Jobs]:
-        """Return a part of the array, to be filled, and the jobs that fill it from its chunks."""
-        if self._row is not None:
-            ranges = [(self._row, self._row + 1), *ranges]
-        ranges = [ranges[axis] for axis in self.grid.order or range(len(ranges))]
-        result, data = self._allocate([stop - start for start, stop in ranges])
+        result, data = self._allocate(self.grid.shape)
         jobs: Jobs = []
         for path, corner, file in self.array.chunk_files():
-            target: list[Any] = [...]  # so that an array without axes stays one
-            inside: list[Any] = [...]
-            is_wanted = True
-            for axis, (start, stop) in enumerate(ranges):
-                chunk = self.grid.part(corner)[axis]
-                low, high = max(chunk.start, start), min(chunk.stop, stop)
-                target.insert(axis, slice(low - start, high - start))
-                inside.insert(axis, slice(low - chunk.start, high - chunk.start))
-                is_wanted = is_wanted and low < high
-            if is_wanted:
-                place = data[tuple(target)]
-                jobs.append(partial(self._read_chunk_into, path, file, place, tuple(inside)))
-        return result if self._row is None else result[0], jobs
+            jobs.append(partial(self._read_chunk_into, path, file, data[self.grid.part(corner)]))
+        return result, jobs
+
+    def read_whole(self) -> Array:
+        """Read the array."""
+        data, jobs = self.read()
+        for job in jobs:
+            job()
+        return data
+
+    def read_slice(self, axis: int, start: int, stop: int) -> tuple[Array, Jobs]:
+        """Return a part along an axis, to be filled, and the jobs that fill it from its chunks."""
+        along = axis if self.grid.order is None else self.grid.order.index(axis)
+        shape = list(self.grid.shape)
+        shape[along] = stop - start
+        result, data = self._allocate(shape)
+        jobs: Jobs = []
+        for path, corner, file in self.array.chunk_files():
+            part = list(self.grid.part(corner))
+            chunk = part[along]
+            low, high = max(chunk.start, start), min(chunk.stop, stop)
+            if low < high:
+                part[along] = slice(low - start, high - start)
+                inside = [slice(None)] * len(shape)
+                inside[along] = slice(low - chunk.start, high - chunk.start)
+                target = data[tuple(part)]
+                jobs.append(partial(self._read_chunk_into, path, file, target, tuple(inside)))
+        return result, jobs
 
     def _read_chunk_into(
-        self, path: str, file: File, target: Array, inside: tuple[Any, ...]
+        self, path: str, file: File, target: Array, inside: tuple[slice, ...] = ()
     ) -> None:
-        """Read what is `inside` of a chunk into its place in an array."""
-        begins_with_it = not any(piece.start for piece in inside[:-1])
-        if begins_with_it and self._begins_with(target):
+        """Read a chunk, or what is `inside` of it, into its place in an array."""
+        if not inside and self._begins_with(target):
             # Without a copy.
             memory = memoryview(target.reshape(-1).view(np.uint8).data)
             self._files.read_into(path, memory, file)
             return
         data = self._files.read(path, file)
-        try:
-            target[...] = decode_chunk(data, self.grid, self.dtype, self.array.zstd)[inside]
-        except ValueError as error:  # the file is whole, so it is the document
-            document = self._files.path(ROOT_DOCUMENT)
-            raise damage(document, f"does not describe {path}: {error}") from error
+        with self._decoding(path):
+            chunk = decode_chunk(data, self.grid, self.dtype, self.array.zstd)
+            # With the ellipses, an array without axes stays one. What is left over is padding.
+            wanted: Any = (*inside, ...)
+            content: Any = tuple(slice(size) for size in target.shape)
+            target[...] = chunk[wanted][(*content, ...)]
 
     def _begins_with(self, part: Array) -> bool:
         """Whether the file of a chunk begins with the bytes of its part, as they lie in memory."""
         is_plain = self.array.zstd is None and not is_text(self.dtype)
         is_padded_at_the_end = padding_is_last(part.shape, self.grid.chunk_shape)
         return is_plain and part.flags.c_contiguous and is_padded_at_the_end
+
+    def read_chunk(self, at: Sequence[int]) -> bytes:
+        """Read a chunk, not compressed, at coordinates in the order of the array's own axes."""
+        corner = tuple(at[axis] for axis in self.grid.order) if self.grid.order else tuple(at)
+        path = f"{self.array.path}/{self.grid.key(corner)}"
+        data = self._files.read(path, self.array.files[self.grid.number_at(corner)])
+        with self._decoding(path):
+            data = unpack_chunk(data, self.grid, self.dtype, self.array.zstd)
+            if is_text(self.dtype):
+                decode_texts(data)
+        return data
 
     def _allocate(self, shape: Sequence[int]) -> tuple[Array, Array]:
         """Return a new array twice: with its own axes, and with axes in memory order."""
@@ -158,55 +143,45 @@ class ArrayReader:
             ) from error
         return data.transpose(np.argsort(order)) if order else data, data
 
+    @contextlib.contextmanager
+    def _decoding(self, path: str) -> Iterator[None]:
+        """Blame the document if a file that is whole does not decode as it says."""
+        try:
+            yield
+        except ValueError as error:
+            document = self._files.path(ROOT_DOCUMENT)
+            raise damage(document, f"does not describe {path}: {error}") from error
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LazyArray:
-    """An array in a checkpoint: each part that is asked for by an index is read then, and verified.
 
-    Slices and numbers read the chunks that they touch; any other index reads the whole array.
-    `chunks` is the shape of a chunk; `path` is that of the array's directory.
-    """
+class RowReader:
+    """Reads a row of a stack as if it were an array of its own."""
 
-    path: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    chunks: tuple[int, ...]
-    read: Callable[[Ranges], Array]
+    def __init__(self, stack: ArrayReader, row: int) -> None:
+        grid = stack.grid
+        shape = grid.shape[1:]
+        order = None if grid.order is None else tuple(axis - 1 for axis in grid.order[1:])
+        self.array = stack.array
+        self.dtype = stack.dtype
+        self.grid = Grid(shape, shape, order, grid.item_axis)
+        self.shape = stack.shape[1:]
+        self._stack = stack
+        self._row = row
 
-    @property
-    def ndim(self) -> int:
-        """How many axes it has."""
-        return len(self.shape)
+    def digests(self) -> list[str]:
+        """The digest that an array of its own would have."""
+        return [xxhash.xxh3_128_hexdigest(self.read_chunk(()))]
 
-    def __len__(self) -> int:
-        return self.shape[0]
+    def read_whole(self) -> Array:
+        """Read the row; it does not keep the memory of the others."""
+        return self._stack.read_whole()[self._row, ...].copy(order="K")
 
-    def __getitem__(self, index: Any) -> Any:
-        keys = list(index) if isinstance(index, tuple) else [index]
-        if not all(type(key) in _PLAIN_INDICES or isinstance(key, np.integer) for key in keys):
-            return self.read([(0, length) for length in self.shape])[index]
-        if ... not in keys:
-            keys.append(...)
-        i = keys.index(...)
-        keys[i : i + 1] = [slice(None)] * (self.ndim + 1 - len(keys))
-        if len(keys) != self.ndim:
-            raise IndexError(f"{self.path} has {self.ndim} axes, and the index {index!r} more.")
-        ranges = []
-        inside: list[Any] = []
-        for key, length in zip(keys, self.shape, strict=True):
-            chosen: Any = range(length)[key]
-            if isinstance(chosen, int):
-                ranges.append((chosen, chosen + 1))
-                inside.append(0)
-            else:
-                ends = sorted((chosen[0], chosen[-1])) if chosen else [0, -1]
-                ranges.append((ends[0], ends[1] + 1))
-                inside.append(slice(None, None, chosen.step))
-        return self.read(ranges)[tuple(inside)]
+    def read_slice(self, axis: int, start: int, stop: int) -> tuple[Array, Jobs]:
+        """Return a part along an axis, and no job."""
+        index = (slice(None),) * axis
+        return self.read_whole()[(*index, slice(start, stop))], []
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        array: Array = np.asarray(self[...], dtype)
-        return array
-
-    def __repr__(self) -> str:
-        return f"{self.dtype}[{' x '.join(map(str, self.shape))}]"
+    def read_chunk(self, at: Sequence[int]) -> bytes:
+        """Read the bytes of the row, its only chunk."""
+        data = self._stack.read_chunk((0,) * len(self._stack.shape))
+        step = len(data) // self._stack.shape[0]
+        return data[self._row * step : (self._row + 1) * step]

@@ -52,6 +52,13 @@ class Grid:
         counts = map(_ceil_div, self.shape, self.chunk_shape)
         return [(corner, self.key(corner)) for corner in itertools.product(*map(range, counts))]
 
+    def number_at(self, corner: Sequence[int]) -> int:
+        """Return the number of the chunk at these grid coordinates."""
+        number = 0
+        for place, length, size in zip(corner, self.shape, self.chunk_shape, strict=True):
+            number = number * _ceil_div(length, size) + place
+        return number
+
     def key(self, corner: Sequence[int]) -> str:
         """Return the file name of the chunk at `corner`."""
         names = ["c", *map(str, to_logical(corner, self.order))]
@@ -167,17 +174,25 @@ def decode_chunk(data: bytes, grid: Grid, dtype: np.dtype[Any], zstd: Zstd | Non
 
     Raises ValueError if `data` is not such a chunk, before it allocates more than such a chunk has.
     """
+    raw = unpack_chunk(data, grid, dtype, zstd)
+    if is_text(dtype):
+        return np.array(decode_texts(raw), dtype).reshape(grid.chunk_shape)
+    whole: Array = np.frombuffer(raw, np.uint8).view(dtype).reshape(grid.chunk_shape)
+    return whole
+
+
+def unpack_chunk(data: bytes, grid: Grid, dtype: np.dtype[Any], zstd: Zstd | None) -> bytes:
+    """Return the bytes of a chunk, not compressed, of which there are as many as there must be."""
     items = math.prod(grid.chunk_shape)
     if is_text(dtype):
         if _LENGTH.unpack_from(data)[0] != items or len(data) < 4 + 4 * items:
             raise ValueError(f"a chunk does not hold {items} texts")
-        return np.array(decode_texts(data), dtype).reshape(grid.chunk_shape)
+        return data
     nbytes = items * dtype.itemsize
     raw = data if zstd is None else decompress(data, nbytes)
     if len(raw) != nbytes:
         raise ValueError(f"a chunk has {len(raw)} bytes, expected {nbytes}")
-    whole: Array = np.frombuffer(raw, np.uint8).view(dtype).reshape(grid.chunk_shape)
-    return whole
+    return raw
 
 
 def encode_texts(data: Array, count: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +21,7 @@ from jobrunner.checkpoint.encoding import (
     show_outline,
 )
 from jobrunner.checkpoint.storage import Files, join_path, run_all
-from jobrunner.checkpoint.store.array_reader import ArrayReader, Jobs
+from jobrunner.checkpoint.store.array_reader import ArrayReader, Jobs, RowReader
 from jobrunner.checkpoint.store.damage import VerifiedFiles, changed_file, damage
 from jobrunner.checkpoint.store.document import (
     DOCUMENT_MOST_BYTES,
@@ -34,6 +35,17 @@ from jobrunner.errors import BlobNotFoundError, CheckpointError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT
 
 _SURELY_FREE_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayOutline:
+    """Shape and dtype of an array, as NumPy names them."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}[{' x '.join(map(str, self.shape))}]"
 
 
 class StoredValue(NamedTuple):
@@ -159,10 +171,13 @@ class StoreReader:
                     f"or read them elsewhere."
                 )
 
-    def _reader(self, document: StoreDocument, reference: ArrayFiles | Place) -> ArrayReader:
+    def _reader(
+        self, document: StoreDocument, reference: ArrayFiles | Place
+    ) -> ArrayReader | RowReader:
         """The reader of one array that a blob refers to."""
         array, row = document.locate(reference)
-        return ArrayReader(self.verified, array, row)
+        reader = ArrayReader(self.verified, array)
+        return reader if row is None else RowReader(reader, row)
 
     def _blob(self, document: StoreDocument, name: str) -> BlobEntry:
         if name not in document.blobs:
@@ -183,11 +198,11 @@ class StoreReader:
         if stop > length:
             problem = f"expected {stop} rows of the blob {blob!r}, as recorded; found {length}"
             raise changed_file(self._document_path, problem)
-        ranges = [(0, size) for size in reader.shape]
-        ranges[axis] = start, stop
-        return reader.read_now(ranges)
+        data, jobs = reader.read_slice(axis, start, stop)
+        run_all(jobs, self.files.threads, data.nbytes)
+        return data
 
-    def _lone_array(self, name: str, axis: int) -> ArrayReader:
+    def _lone_array(self, name: str, axis: int) -> ArrayReader | RowReader:
         """The reader of an array blob."""
         document = self.read_document()
         blob = self._blob(document, name)
@@ -213,9 +228,16 @@ class StoreReader:
         return [partial(verify, path, content) for path, content in documents.items()]
 
     def digest(self, document: StoreDocument, name: str) -> str:
-        """Return a SHA-256 of a blob's values, types and shapes, and of how they are stored."""
+        """Return a SHA-256 of a blob's values, types and shapes."""
         blob = self._blob(document, name)
-        arrays = [self._reader(document, part).describe() for part in blob.arrays]
+        arrays = []
+        for reference in blob.arrays:
+            # The same for a row of a stack as for an array of its own.
+            reader = self._reader(document, reference)
+            grid = reader.grid
+            arrays.append(
+                [reader.array.dtype, grid.shape, grid.chunk_shape, grid.order, reader.digests()]
+            )
         try:
             return hashlib.sha256(encode_json([blob.tree, arrays])).hexdigest()
         except RecursionError as error:
@@ -223,10 +245,10 @@ class StoreReader:
             raise changed_file(self._document_path, problem) from error
 
     def peek(self, document: StoreDocument, name: str, *, outline: bool = False) -> Any:
-        """Read a blob with a `LazyArray` in place of each array.
+        """Read a blob with a `zarr.Array`, or an `ArrayOutline`, in place of each array.
 
-        Arrays of other values (bytes, long texts, tensors) are read and verified, too, unless it is
-        only an outline, with `Unmade` in place of such values.
+        Arrays of other values (bytes, long texts, tensors) are read and verified, and so is each
+        chunk that is read through a `zarr.Array` later.
         """
         blob = self._blob(document, name)
 
@@ -234,12 +256,30 @@ class StoreReader:
             return self._reader(document, blob.arrays[i]).read_whole()
 
         def leaf(i: int) -> Any:
-            return self._reader(document, blob.arrays[i]).open()
+            reader = self._reader(document, blob.arrays[i])
+            if outline:
+                return ArrayOutline(reader.shape, str(reader.dtype))
+            return self._open_lazily(reader)
 
         if not outline:
             return self._decode(name, blob.tree, read, leaf=leaf)
         with self._invalid_trees_are_damage(name):
             return show_outline(blob.tree, leaf)
+
+    def _open_lazily(self, reader: ArrayReader | RowReader) -> Any:
+        from jobrunner.checkpoint.store import lazy  # imports Zarr, which is slow
+
+        path = join_path(self.root, reader.array.path)
+        with warnings.catch_warnings():
+            # Zarr warns of data types whose specification is young.
+            warnings.simplefilter("ignore")
+            try:
+                return lazy.open_array(reader, path)
+            except Exception as error:
+                raise CheckpointError(
+                    f"{path} cannot be opened by Zarr: {type(error).__name__}: {error}. Load the "
+                    f"blob instead."
+                ) from error
 
     def _decode(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from jobrunner.checkpoint.storage import (
     run_all,
 )
 from jobrunner.checkpoint.store.array_document import File
-from jobrunner.checkpoint.store.array_reader import Jobs
 from jobrunner.checkpoint.store.chunks import encode_chunk, encode_texts, is_text
 from jobrunner.checkpoint.store.damage import ADVICE, VerifiedFiles
 from jobrunner.checkpoint.store.document import DOCUMENT_MOST_BYTES, encode_json
@@ -47,6 +46,9 @@ class Former(NamedTuple):
 
 
 NO_STORE = Former("", {})
+
+Jobs = list[Callable[[], object]]
+"""Work that several threads may do in any order."""
 
 
 class StoreWriter:

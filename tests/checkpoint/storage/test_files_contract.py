@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from xxhash import xxh3_128_hexdigest
 
 from jobrunner import (
@@ -315,6 +316,7 @@ def test_a_directory_is_written_pruned_and_resumed_from(place: Place) -> None:
     assert manager().epochs() == [1]
     go_on(manager())
     array = manager().open(9)["a"]["w"]
+    assert isinstance(array, zarr.Array)
     assert array[3] == 12
 
 

@@ -170,6 +170,7 @@ def test_loaded_values_are_those_saved(rig: Rig) -> None:
     loaded = rig.again().open(0)["a:0"]
     for name, value in VALUES.items():
         assert_identical(value, loaded.load(name))
+    assert isinstance(loaded["w"], zarr.Array)
     assert loaded["w"][1].tolist() == [3, 4, 5]
     (rig.objects / "a:0.0/w/zarr.json").unlink()
     with pytest.raises(CheckpointError, match=r"s3://bucket/runs/k/a:0\.0/w"):

@@ -195,7 +195,8 @@ def test_any_chunks_come_back(shape: list[int], data: Any, zstd: Zstd | None) ->
     cut = Grid(tuple(shape), chunk, order)
     array = np.arange(np.prod(shape), dtype="u2").reshape(shape)
     found = np.zeros_like(array)
-    for corner, _ in cut.chunks:
+    for number, (corner, _) in enumerate(cut.chunks):
+        assert cut.number_at(corner) == number
         stored = b"".join(encode_chunk(array, cut, corner, zstd))
         part = array[cut.part(corner)]
         if zstd is None and padding_is_last(part.shape, chunk):

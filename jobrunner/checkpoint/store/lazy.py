@@ -1,0 +1,155 @@
+"""Open an array of a store by Zarr, with the dtype that was saved. Imports Zarr.
+
+A stranger may have written the store, so Zarr gets neither its documents nor its files: the array is
+described anew, as chunks that are not compressed, each of which is read, verified and decompressed
+here. Where Zarr-Python has the dtype itself (dates, texts, records), the description says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.abc.buffer import Buffer, BufferPrototype
+from zarr.abc.store import (
+    ByteRequest,
+    OffsetByteRequest,
+    RangeByteRequest,
+    Store,
+    SuffixByteRequest,
+)
+from zarr.dtype import data_type_registry
+
+from jobrunner.checkpoint.encoding import CoreType, core_type
+from jobrunner.checkpoint.store.array_document import describe_array
+from jobrunner.checkpoint.store.array_reader import ArrayReader, RowReader
+from jobrunner.checkpoint.store.document import encode_json
+from jobrunner.names import ROOT_DOCUMENT
+
+
+class VerifyingStore(Store):
+    """One array, read-only: its description, and its chunks, verified when they are read."""
+
+    supports_writes = False
+    supports_deletes = False
+    supports_listing = False
+
+    def __init__(self, reader: ArrayReader | RowReader, path: str, document: bytes) -> None:
+        super().__init__(read_only=True)
+        self._reader = reader
+        self._path = path
+        self._document = document
+
+    def with_read_only(self, read_only: bool = False) -> VerifyingStore:
+        """It always is."""
+        return self
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """The description, or a chunk."""
+        name, *at = key.split(".")
+        if key == ROOT_DOCUMENT:
+            data = self._document
+        elif name == "c":
+            data = await asyncio.to_thread(self._reader.read_chunk, [int(place) for place in at])
+        else:
+            return None
+        return prototype.buffer.from_bytes(_cut(data, byte_range))
+
+    async def get_partial_values(
+        self,
+        prototype: BufferPrototype,
+        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+    ) -> list[Buffer | None]:
+        """Parts of chunks, each of which is verified as a whole."""
+        return [await self.get(key, prototype, part) for key, part in key_ranges]
+
+    async def exists(self, key: str) -> bool:
+        """Whether there is such a chunk."""
+        return key == ROOT_DOCUMENT or key.startswith("c")
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Refused."""
+        raise PermissionError(f"{self._path} is part of a checkpoint, and read-only.")
+
+    async def delete(self, key: str) -> None:
+        """Refused."""
+        raise PermissionError(f"{self._path} is part of a checkpoint, and read-only.")
+
+    async def list(self) -> AsyncIterator[str]:
+        """Only the description: chunks have to be asked for."""
+        yield ROOT_DOCUMENT
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Only the description."""
+        yield ROOT_DOCUMENT
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Only the description."""
+        yield ROOT_DOCUMENT
+
+    def __eq__(self, store: object) -> bool:
+        return isinstance(store, VerifyingStore) and self._path == store._path
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        return VerifyingStore, (self._reader, self._path, self._document)
+
+    def __str__(self) -> str:
+        return self._path
+
+
+def _cut(data: bytes, part: ByteRequest | None) -> bytes:
+    match part:
+        case None:
+            return data
+        case RangeByteRequest(start, end):
+            return data[start:end]
+        case OffsetByteRequest(offset):
+            return data[offset:]
+        case SuffixByteRequest(suffix):
+            return data[-suffix:]
+
+
+def open_array(reader: ArrayReader | RowReader, path: str) -> Any:
+    """Open an array as a `zarr.Array`; `path` is for users to see."""
+    dtype, stored = reader.dtype, reader.array
+    core = core_type(dtype)
+    has_own_type = bool(core.length) or dtype.kind in "mM"
+    if has_own_type:
+        core = _own_type(dtype)
+    grid = replace(reader.grid, item_axis=False)
+    document = json.loads(describe_array(stored.dtype, grid, "ndarray", core=core))
+    if isinstance(reader, ArrayReader):
+        document["dimension_names"] = stored.document.dimension_names[: len(reader.shape)]
+        if not has_own_type:  # or they would tell how numbers are to be read
+            document["attributes"] = {**stored.document.attributes, **document["attributes"]}
+    store = VerifyingStore(reader, path, encode_json(document))
+    return zarr.open_array(store, mode="r", zarr_format=3)
+
+
+def _own_type(dtype: Any) -> CoreType:
+    """Return Zarr-Python's data type for a dtype, or raw bytes, which NumPy can view as it."""
+    codec: dict[str, Any] = {"name": "bytes"}
+    try:
+        kind = data_type_registry.match_dtype(dtype)
+        name: Any = kind.to_json(zarr_format=3)
+        native = data_type_registry.match_json(name, zarr_format=3).to_native_dtype()
+        if dtype.names is not None and native != dtype:
+            raise ValueError("it lacks byte order or gaps")
+        if dtype.str[0] in "<>":
+            codec["configuration"] = {"endian": "big" if dtype.str[0] == ">" else "little"}
+    except (TypeError, ValueError):
+        kind = data_type_registry.match_dtype(np.dtype((np.void, dtype.itemsize)))
+        name = kind.to_json(zarr_format=3)
+    fill = kind.to_json_scalar(kind.default_scalar(), zarr_format=3)
+    if dtype.kind in "mM":
+        fill = "NaT"  # Zarr-Python does not read some of the numbers that it writes
+    return CoreType(name, fill, codec, 0, {})
