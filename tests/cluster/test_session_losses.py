@@ -27,6 +27,7 @@ from jobrunner import (
     Task,
     TaskGroup,
     WorkspaceType,
+    current_task,
 )
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.dask_internals import EVERY_WORKER
@@ -320,14 +321,16 @@ def test_a_lost_scheduler_is_an_error_and_no_hang(tmp_path):
 
 
 def test_ctrl_c_aborts_the_run_and_the_session_stays_usable(session, client, tmp_path):
-    flag, ran = tmp_path / "flag", tmp_path / "ran"
+    flag, told, ran = tmp_path / "flag", tmp_path / "told", tmp_path / "ran"
 
-    def wait(flag):
+    def wait(flag, told):
         Path(flag).write_text("x")
-        time.sleep(1.0)
+        while not current_task().is_cancelled:
+            time.sleep(0.01)
+        Path(told).write_text("x")
 
     with TaskGroup() as group:
-        first = Task(wait, node="a", kwargs={"flag": str(flag)})
+        first = Task(wait, node="a", kwargs={"flag": str(flag), "told": str(told)})
         Task(touch, node="a", kwargs={"path": str(ran)}, after=first)
 
     def interrupt():
@@ -337,7 +340,7 @@ def test_ctrl_c_aborts_the_run_and_the_session_stays_usable(session, client, tmp
     with meanwhile(interrupt) as interrupted, pytest.raises(KeyboardInterrupt):
         session.run(group)
     assert time.monotonic() - interrupted[0] < 3
-    # The next run waits for the function that could not be stopped.
+    await_file(told)
     assert session.run(Task(lambda: 5, node="a")) == 5
     assert not ran.exists()
 

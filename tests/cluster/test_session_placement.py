@@ -90,6 +90,14 @@ def test_leases_take_no_thread_from_other_tasks(client, session):
     assert client.gather(futures) == list(range(20))
 
 
+def test_nodes_placed_later_need_no_other_lease_of_their_worker(client, session):
+    for i in range(4):
+        where(session, Node(f"n{i}"))
+    name = session._binding.name
+    leases = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
+    assert len([key for key in leases if name in key]) == 2
+
+
 def test_a_worker_that_starts_in_time_is_used():
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
