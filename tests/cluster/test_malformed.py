@@ -192,6 +192,15 @@ def test_a_forged_answer_is_an_error_that_names_the_worker(forged):
         read()
 
 
+def test_an_epoch_lasts_as_on_its_slowest_worker_and_its_last_step_may_stop_it():
+    def ran(seconds, *stopped):
+        return {**RUN, "seconds": seconds, "stopped": [*stopped]}
+
+    by_worker = {HERE: [ran(1.0, "a/x"), ran(2.0, "a/y")], THERE: [ran(0.5), ran(0.5)]}
+    merged = merge_runs(by_worker, ["a/x", "a/y"])
+    assert (merged.seconds, merged.stopped) == (3.0, ("a/y",))
+
+
 def test_workers_that_are_done_must_have_run_as_much():
     replies = {a: {"status": "done", "runs": [RUN] * n} for a, n in ((HERE, 1), (THERE, 2))}
     with pytest.raises(ExecutionError, match="as many as others"):
