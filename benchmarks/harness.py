@@ -24,7 +24,7 @@ from typing import Any
 from distributed import Client, LocalCluster
 
 from jobrunner import Job, MultiNodeCheckpointManager, Node, Position, Task
-from jobrunner.checkpoint import Pending, Receipt, SaveQueue, Written
+from jobrunner.checkpoint import Receipt, SaveQueue, Written
 from jobrunner.workspace import Workspace
 
 OURS = "jobrunner"
@@ -211,14 +211,14 @@ class Save:
     def __init__(self, manager: MultiNodeCheckpointManager, epoch: Any) -> None:
         self.at, self.commits = Position.of(epoch), manager.commits
         encoding = manager.commits.encoding()
-        self.order = manager.commits.order([Pending(self.at)], encoding)
+        self.order = manager.commits.order({self.at: {}}, encoding)
         self.queue = SaveQueue(encoding)
 
     def write(self, workspaces: Mapping[str, Workspace]) -> Mapping[str, Receipt]:
         return self.queue.save(workspaces, order=self.order).receipts[self.at]
 
     def capture(self, workspaces: Mapping[str, Workspace]) -> None:
-        self.queue.capture(self.at, workspaces)
+        self.queue.capture(workspaces, at=self.at)
 
     def write_captured(self, workspaces: Mapping[str, Workspace]) -> Mapping[str, Receipt]:
         return self.queue.write(workspaces, order=self.order).receipts[self.at]

@@ -8,7 +8,7 @@ from typing import Any
 import cloudpickle
 
 from jobrunner import MultiNodeCheckpointManager, Position
-from jobrunner.checkpoint import Pending, Receipt, SaveQueue, Written
+from jobrunner.checkpoint import Receipt, SaveQueue, Written
 from jobrunner.workspace.workspace import Workspace
 
 Receipts = Mapping[str, Receipt]
@@ -28,7 +28,7 @@ class Save:
         self.at = Position.of(epoch)
         self.commits = manager.commits
         self.encoding = manager.commits.encoding(**options)
-        self.order = manager.commits.order([Pending(self.at, details or {})], self.encoding)
+        self.order = manager.commits.order({self.at: details or {}}, self.encoding)
         self.queue = SaveQueue(self.encoding)
 
     @property
@@ -47,7 +47,7 @@ class Save:
 
     def capture(self, workspaces: Mapping[str, Workspace]) -> None:
         """Capture the workspaces as they are now."""
-        self.queue.capture(self.at, workspaces)
+        self.queue.capture(workspaces, at=self.at)
 
     def write_captured(self, workspaces: Mapping[str, Workspace]) -> Receipts:
         """Write what was captured."""

@@ -1,5 +1,4 @@
 from .commits import (
-    Pending as Pending,
     read_receipts as read_receipts,
 )
 from .encoding import (

@@ -39,16 +39,6 @@ _MOST_STORES = 20_000
 """In an order: its entry of the log takes some megabytes then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A position that is to be recorded."""
-
-    at: Position
-    details: Mapping[str, Any] = field(default_factory=dict)
-    """JSON for its record, which may contain NaN and infinities. Its store has a copy, for repairs,
-    without ``timing``."""
-
-
 class Committed(NamedTuple):
     """What has become of an order."""
 
@@ -68,7 +58,6 @@ class Commits:
     directory: Directory
     retention: Retention
     default_options: ArrayOptions
-    allow_pickle: bool
     lock: RunLock | None = field(default=None, init=False)
     """Of the current run."""
     _open: SaveOrder | None = field(default=None, init=False)
@@ -93,7 +82,7 @@ class Commits:
 
     def refuse_classes(self, made: Mapping[tuple[str, str], type]) -> None:
         """Raise `DefinitionError` if no object of a class can be saved that a blob will be one of."""
-        if not self.allow_pickle:
+        if not self.directory.allow_pickle:
             refuse_classes(made, tuple(REGISTERED_CODECS.values()))
 
     def encoding(
@@ -109,7 +98,7 @@ class Commits:
         return Encoding(
             tuple(self.held().nodes),
             tuple(REGISTERED_CODECS.values()),
-            self.allow_pickle,
+            self.directory.allow_pickle,
             initial,
             array_options or {},
             self.default_options,
@@ -120,8 +109,13 @@ class Commits:
 
     # ---- a group
 
-    def order(self, group: Sequence[Pending], encoding: Encoding | None = None) -> SaveOrder:
+    def order(
+        self, group: Mapping[Position, Mapping[str, Any]], encoding: Encoding | None = None
+    ) -> SaveOrder:
         """Decide what is written of positions, in ascending order, and claim names for their stores.
+
+        `group` has the details of each record, which may contain NaN and infinities. A store has a
+        copy of them, for repairs, without ``timing``.
 
         The order may be of the first ones only: those whose names an earlier commit has claimed. Let
         the `SaveQueue` of every worker write them, then call `commit` with what they answer, or else
@@ -133,19 +127,20 @@ class Commits:
         lock = self.held()
         encoding = encoding or self.encoding()
         records = {}
-        for pending in group:
-            details = {**pending.details, **_shared(encoding)}
-            records[pending.at] = Record(pending.at, None, details=as_json(details, "details"))
+        for at, told in group.items():
+            details = as_json({**told, **_shared(encoding)}, "details")
+            records[at] = Record(at, None, details=details)
+        first, last = min(group), max(group)
         if self._open is not None:
             self.abandon(self._open)
         if self._has_failed:
             self._retire_first()
         # The disk needs room for the epochs that are kept and one group, even if deletion is slow.
         self.retention.sweeper.drain()
-        with writing(self.directory.path, f"the save of epoch {group[0].at} could not be begun"):
-            attempt = self._claim(group[0].at)
+        with writing(self.directory.path, f"the save of epoch {first} could not be begun"):
+            attempt = self._claim(first)
         # A group that is larger than expected is cut, as a `begin` would give its epochs other names.
-        self._awaited = group[-1].at
+        self._awaited = last
         most = max(1, _MOST_STORES // max(1, len(lock.nodes)))
         for i, at in enumerate(list(records)):
             if i >= most or at > attempt.upto:

@@ -138,9 +138,7 @@ class MultiNodeCheckpointManager:
             compressors = read_compressors(compressors, "compressors")
         self.metadata = check_metadata(metadata or {})
         self.retention = Retention(self.directory, keep)
-        self.commits = Commits(
-            self.directory, self.retention, ArrayOptions(compressors), allow_pickle
-        )
+        self.commits = Commits(self.directory, self.retention, ArrayOptions(compressors))
         self.run = DirectoryRun(
             self.directory, self.retention, self.commits, delete_on_success, take_over, patience
         )

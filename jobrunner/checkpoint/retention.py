@@ -117,10 +117,7 @@ class Retention:
 
     def choose(self, state: State, records: Sequence[Record]) -> list[Position]:
         """The epochs that the policy retires once `records` exist; the commit of these does it."""
-        committed = {record.at for record in records if record.stores is not None}
-        written = [record for record in records if record.at in committed]
-        retired = self._choose_after(state, written)
-        return [at for at in retired if at in state.recorded or at in committed]
+        return self._choose_after(state, [it for it in records if it.stores is not None])
 
     def _choose_after(self, state: State, records: Sequence[Record]) -> list[Position]:
         """What the policy retires after a commit of `records`.

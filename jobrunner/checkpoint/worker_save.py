@@ -324,30 +324,29 @@ class SaveQueue:
         self._counted: dict[tuple[str, str], int] = {}  # versions in the newest capture
         self._newest_bytes = 0
 
-    def capture(self, at: Position, workspaces: Mapping[str, Workspace]) -> None:
-        """Capture the state of the workspaces, which is that of a position; tasks may go on then.
-
-        Raises DefinitionError if a blob cannot be encoded.
-        """
-        self._capture(at, workspaces, math.inf)
-
-    def capture_within(
+    def capture(
         self,
         workspaces: Mapping[str, Workspace],
         *,
         at: Position,
-        pending: Collection[Position],
-        budget_bytes: float,
+        pending: Collection[Position] | None = None,
+        budget_bytes: float = math.inf,
     ) -> int:
-        """The same; and forget all other captures but those that are pending.
+        """Capture the state of the workspaces, which is that of a position; tasks may go on then.
 
-        Returns how much memory the new one keeps from being freed, in bytes. If that exceeds the
-        budget, no task may run until it is written: then nothing is copied.
+        If other positions are said to be pending, forget all other captures but theirs. Returns how
+        much memory the new one keeps from being freed, in bytes. If that exceeds the budget, no task
+        may run until it is written: then nothing is copied. Raises DefinitionError if a blob cannot
+        be encoded.
         """
         for captured in list(self._captures):
-            if captured not in pending:
+            if pending is not None and captured not in pending:
                 self._captures.pop(captured, None)
-        self._capture(at, workspaces, budget_bytes)
+        captures = capture_nodes(self._encoding, workspaces, self._constants)
+        self._newest_bytes = self._count(captures)
+        if self._newest_bytes <= budget_bytes:
+            copy_what_may_change(captures.values())
+        self._captures[at] = captures
         return self._newest_bytes
 
     def save(self, workspaces: Mapping[str, Workspace], *, order: SaveOrder) -> Written:
@@ -374,15 +373,6 @@ class SaveQueue:
     def close(self) -> None:
         """Forget everything."""
         self._captures.clear()
-
-    def _capture(
-        self, at: Position, workspaces: Mapping[str, Workspace], budget_bytes: float
-    ) -> None:
-        captures = capture_nodes(self._encoding, workspaces, self._constants)
-        self._newest_bytes = self._count(captures)
-        if self._newest_bytes <= budget_bytes:
-            copy_what_may_change(captures.values())
-        self._captures[at] = captures
 
     def _count(self, captures: Mapping[str, NodeCapture]) -> int:
         """How much memory captures keep from being freed.

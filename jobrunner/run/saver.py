@@ -14,7 +14,6 @@ from jobrunner.checkpoint import (
     Moment,
     MultiNodeCheckpointManager,
     Pace,
-    Pending,
     SaveQueue,
     Status,
     epochs_until,
@@ -417,7 +416,7 @@ class Saver:
         pending = self._groups.pending
         budget = self._budget_bytes() - sum(other.nbytes for other in pending)
         capture = partial(
-            SaveQueue.capture_within,
+            SaveQueue.capture,
             at=save.at,
             pending=[other.at for other in pending],
             budget_bytes=budget,
@@ -433,9 +432,7 @@ class Saver:
         """
         commits = self._manager.commits
         try:
-            order = commits.order(
-                [Pending(save.at, save.details) for save in group], self._encoding
-            )
+            order = commits.order({save.at: save.details for save in group}, self._encoding)
             try:
                 what = f"the save of epoch {order.at}"
                 replies = self._call_queues(partial(reply_to, write, order=order), what, "save")

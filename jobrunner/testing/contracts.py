@@ -24,7 +24,6 @@ from jobrunner.checkpoint import (
     Entry,
     MetadataHandler,
     MultiNodeCheckpointManager,
-    Pending,
     RunEntry,
     SaveQueue,
     Written,
@@ -115,7 +114,7 @@ class MetadataHandlerContract:
         workspace.put("x", settle([np.arange(5)]))
         manager = self._manager(tmp_path)
         manager.run.start(["a"], {"why": "contract"})
-        order = manager.commits.order([Pending(Position(0), {"stopped_by": []})])
+        order = manager.commits.order({Position(0): {"stopped_by": []}})
         queue = SaveQueue(manager.commits.encoding())
         manager.commits.commit(order, queue.save({"a": workspace}, order=order))
         manager.run.end()
@@ -128,7 +127,7 @@ class MetadataHandlerContract:
         """Its commit fails, and the epoch does not exist."""
         old, new = (self._manager(tmp_path, take_over=True) for _ in range(2))
         old.run.start([], {})
-        order = old.commits.order([Pending(Position(0))])
+        order = old.commits.order({Position(0): {}})
         new.run.start([], {})
         try:
             old.commits.commit(order, Written({Position(0): {}}))

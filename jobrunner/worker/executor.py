@@ -50,7 +50,7 @@ class GroupRun:
     finished: Callable[[Outcome], None]
     drained: Callable[[], None]
     step: int = 0  # of the epoch
-    capture: Callable[[], None] | None = None  # called in a thread after the last task
+    capture: Callable[[], object] | None = None  # called in a thread after the last task
 
     def __post_init__(self) -> None:
         program = self.program

@@ -428,7 +428,7 @@ class HostedNodes:
         self._is_running = True
         at, capture = batch.position_to_capture(), None
         if at is not None and self.keeper is not None:
-            capture = partial(self.keeper.capture, at, self.workspaces)
+            capture = partial(self.keeper.capture, self.workspaces, at=at)
         run = self._run = GroupRun(
             program=program,
             step=step,

@@ -12,7 +12,7 @@ from jobrunner.workspace import Workspace
 class Keeper(Protocol):
     """One lives on each worker of a binding, from `Binding.keep` to the binding's end."""
 
-    def capture(self, at: Position, workspaces: Mapping[str, Workspace]) -> None:
+    def capture(self, workspaces: Mapping[str, Workspace], *, at: Position) -> object:
         """Refer to, or copy, what the workspaces of this worker hold after epoch `at`.
 
         Runs in a thread of the tasks: after the epoch's last task here, and before the next epoch

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jobrunner import CheckpointWriteError, KeepLast, MultiNodeCheckpointManager, Position
-from jobrunner.checkpoint import CommitEntry, Pending, SaveQueue, Written
+from jobrunner.checkpoint import CommitEntry, SaveQueue, Written
 from jobrunner.checkpoint.log import BeginEntry
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.values import settle
@@ -44,24 +44,27 @@ class Rig:
         self.workspaces = {node: Workspace(node) for node in "ab"}
         self.save(0)
 
-    def capture(self, epoch: int) -> Pending:
+    def capture(self, *epochs: int) -> dict[Position, Any]:
+        """Capture epochs; returns what their records say."""
+        return {Position(epoch): self._capture(epoch) for epoch in epochs}
+
+    def _capture(self, epoch: int) -> dict[str, Any]:
         for workspace in self.workspaces.values():
             workspace.put("w", settle([np.full(3, epoch)]))
             if epoch == 0:
                 workspace.put("same", settle([SAME.copy()]))
-        self.queue.capture(Position(epoch), self.workspaces)
-        return Pending(Position(epoch), {"metrics": {"loss": epoch}})
+        self.queue.capture(self.workspaces, at=Position(epoch))
+        return {"metrics": {"loss": epoch}}
 
     def save(self, *epochs: int) -> Any:
         """Save epochs in one order: the names of more than one must have been claimed before."""
-        order = self.manager.commits.order([self.capture(epoch) for epoch in epochs], self.encoding)
+        order = self.manager.commits.order(self.capture(*epochs), self.encoding)
         return self.manager.commits.commit(order, self.queue.write(self.workspaces, order=order))
 
     def claim(self) -> None:
         """Let epoch 1 claim the names of many epochs."""
         commits = self.manager.commits
-        pending = [self.capture(epoch) for epoch in range(1, 20)]
-        order = commits.order(pending, self.encoding)
+        order = commits.order(self.capture(*range(1, 20)), self.encoding)
         assert list(order.stores) == [Position(1)]  # what epoch 0 has claimed
         commits.commit(order, self.queue.write(self.workspaces, order=order))
 
@@ -127,7 +130,7 @@ def test_a_first_position_that_fails_is_raised_and_nothing_is_recorded(rig: Rig)
 
 def test_an_epoch_without_all_receipts_and_all_that_follow_are_not_recorded(rig: Rig) -> None:
     commits = rig.manager.commits
-    order = commits.order([rig.capture(epoch) for epoch in (2, 3, 4)], rig.encoding)
+    order = commits.order(rig.capture(2, 3, 4), rig.encoding)
     receipts: Mapping[Any, Any] = rig.queue.write(rig.workspaces, order=order).receipts
     receipts[Position(3)].pop("b")
     committed = commits.commit(order, Written(receipts))
@@ -177,7 +180,7 @@ def test_a_worker_without_tasks_is_captured_when_it_is_written(rig: Rig) -> None
     commits = rig.manager.commits
     encoding = commits.encoding(busy=["a"])
     idle = SaveQueue(encoding)
-    order = commits.order([rig.capture(2), rig.capture(3)], encoding)
+    order = commits.order(rig.capture(2, 3), encoding)
     busy = {"a": rig.workspaces["a"]}
     queue = SaveQueue(encoding)
     with pytest.raises(CheckpointWriteError, match="no copy of its blobs"):

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 
 from jobrunner import CheckpointError, CheckpointWriteError, KeepLast, MultiNodeCheckpointManager
-from jobrunner.checkpoint import CommitEntry, Pending, PosixFiles, SaveQueue
+from jobrunner.checkpoint import CommitEntry, PosixFiles, SaveQueue
 from jobrunner.checkpoint.log.entries import RunEntry
 from jobrunner.checkpoint.store.layout import LEAST_ALIKE
 from jobrunner.positions import Position
@@ -107,10 +107,10 @@ def save_group(manager: MultiNodeCheckpointManager, epochs: Sequence[int]) -> No
         for node in NODES:
             for name, value in blobs(node, epoch).items():
                 workspaces[node].put(name, settle([value]))
-        queue.capture(Position(epoch), workspaces)
-    left = [Pending(Position(epoch)) for epoch in epochs]
+        queue.capture(workspaces, at=Position(epoch))
+    left = [Position(epoch) for epoch in epochs]
     while left:
-        order = commits.order(left, encoding)
+        order = commits.order({at: {} for at in left}, encoding)
         try:
             committed = commits.commit(order, queue.write(workspaces, order=order))
         except CheckpointWriteError:
@@ -118,7 +118,7 @@ def save_group(manager: MultiNodeCheckpointManager, epochs: Sequence[int]) -> No
             raise
         if committed.problem is not None:
             raise committed.problem
-        left = [pending for pending in left if pending.at > order.at]
+        left = [at for at in left if at > order.at]
 
 
 def outcomes(step: str, before: Recorded) -> set[Recorded]:

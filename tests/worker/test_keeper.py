@@ -19,7 +19,7 @@ class Captures:
     def __init__(self):
         self.kept = {}
 
-    def capture(self, at, workspaces):
+    def capture(self, workspaces, *, at):
         assert threading.current_thread().name.startswith("jobrunner-")
         for space in workspaces.values():
             self.kept[at] = {name: capture(value) for name, value in space.globals.items()}
@@ -32,7 +32,7 @@ class Captures:
 
 
 class Refusing(Captures):
-    def capture(self, at, workspaces):
+    def capture(self, workspaces, *, at):
         raise DefinitionError(f"cannot keep {at}")
 
 

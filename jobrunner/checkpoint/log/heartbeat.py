@@ -25,7 +25,7 @@ SILENT_BEATS = 5
 _THREAD_NAME = "jobrunner-heartbeat-{run}"
 _SILENCE_SECONDS = 15.0
 _MOST_BYTES = 64 << 10
-_STATUS_BYTES = 1000
+_STATUS_BYTES = 16_000
 _CORRECTION_SECONDS = 3
 
 
@@ -198,14 +198,13 @@ class Heartbeat:
             self._files.put(self._path, data)
 
     def _ask_status(self) -> Status | None:
-        """How far the run is, with as many metrics as fit; None if JSON cannot say it."""
+        """How far the run is, without metrics if they do not fit; None if JSON cannot say it."""
         if self._status is None:
             return None
         # Whatever the job reported, the run is alive.
         with contextlib.suppress(ValueError, ArithmeticError):
             status = self._status()
-            while len(msgspec.json.encode(status)) > _STATUS_BYTES:
-                fewer = dict(list(status.metrics.items())[: len(status.metrics) // 2])
-                status = msgspec.structs.replace(status, metrics=fewer)
+            if len(msgspec.json.encode(status)) > _STATUS_BYTES:
+                status = msgspec.structs.replace(status, metrics={})
             return status
         return None

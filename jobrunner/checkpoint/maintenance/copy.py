@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from jobrunner.checkpoint.commits import Pending, writing
+from jobrunner.checkpoint.commits import writing
 from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.history import as_json
 from jobrunner.checkpoint.load_plan import with_contents
@@ -129,7 +129,7 @@ def copy_epoch(
     with directory.reading(epoch):
         manager.run.start(list(record.stores), info)
         try:
-            order = manager.commits.order([Pending(epoch, details)])
+            order = manager.commits.order({epoch: details})
             names = order.stores[epoch]
             with writing(copy.path, f"epoch {epoch} of {directory.path} could not be copied"):
                 _copy_stores(directory, record, copy, names)
