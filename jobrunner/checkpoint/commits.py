@@ -311,10 +311,8 @@ class Commits:
         log = self.directory.log
         state = log.check_held()
         attempt = state.attempt
-        if attempt is not None and self._written == attempt.last:
-            is_later = attempt.last is None or first > attempt.last
-            if is_later and first <= attempt.upto:
-                return attempt
+        if attempt is not None and self._written == attempt.last and attempt.may_write(first):
+            return attempt
         # Slow workers may still write what was abandoned, under names of the attempt before. The
         # new one has a label of its own, and what lies there is deleted once they are gone.
         attempt = log.begin(first, self._names)

@@ -356,15 +356,7 @@ class SaveQueue:
         written, if a blob cannot be encoded, and what `write` raises.
         """
         self._captures = {order.at: capture_nodes(self._encoding, workspaces, self._constants)}
-        return self._write(workspaces, order)
-
-    def write(self, workspaces: Mapping[str, Workspace], *, order: SaveOrder) -> Written:
-        """Write what was captured.
-
-        Positions are written in their order; after one that fails, no later one is. Raises what made
-        the first one fail, or CheckpointWriteError if nothing is known to be durable.
-        """
-        return self._write(workspaces, order)
+        return self.write(workspaces, order=order)
 
     def room(self) -> tuple[int, int]:
         """How much memory the newest capture keeps from being freed; the client knows the rest."""
@@ -390,7 +382,12 @@ class SaveQueue:
                 self._counted[node, name] = version
         return nbytes
 
-    def _write(self, workspaces: Mapping[str, Workspace], order: SaveOrder) -> Written:
+    def write(self, workspaces: Mapping[str, Workspace], *, order: SaveOrder) -> Written:
+        """Write what was captured.
+
+        Positions are written in their order; after one that fails, no later one is. Raises what made
+        the first one fail, or CheckpointWriteError if nothing is known to be durable.
+        """
         newest = order.at
         for at in list(self._captures):
             # Positions are saved in their order: no later order asks for this one.

@@ -127,6 +127,10 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
         """Whether the job ended, exit group included, after the newest recorded epoch."""
         return self.done is not None and self.done == self.latest
 
+    @property
+    def _is_in_repair(self) -> bool:
+        return self.holder is not None and self.holder.is_repair
+
     # --- what becomes of a store
 
     def has_claimed(self, key: StoreKey) -> bool:
@@ -159,12 +163,11 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
 
         A repair does not know what lost entries said, so to it these are all but the recorded ones.
         """
-        is_repair = self.holder is not None and self.holder.is_repair
         keys = set()
         for store in map(parse_store_name, names):
             if store is None or self.is_recorded(store.key):
                 continue
-            if is_repair or not self.has_claimed(store.key):
+            if self._is_in_repair or not self.has_claimed(store.key):
                 keys.add(store.key)
         return sorted(keys)
 
@@ -286,8 +289,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
             occupied=tuple(at for at, label in entry.strangers if not label),
         )
         self.label = max(self.label, entry.label)
-        is_repair = self.holder is not None and self.holder.is_repair
-        (self.aside if is_repair else self.strangers).update(entry.strangers)
+        (self.aside if self._is_in_repair else self.strangers).update(entry.strangers)
         self.upto = _later(self.upto, entry.upto)
 
     def _commit(self, entry: CommitEntry) -> None:
@@ -342,7 +344,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
         if attempt is not None and entry.upto is not None and self.upto == attempt.upto:
             self.upto = _later(attempt.after, min(entry.upto, attempt.upto))
         self.is_ended = True
-        if self.holder is not None and self.holder.is_repair:
+        if self._is_in_repair:
             self.is_unsure = False
 
     def _pin(self, entry: PinEntry) -> None:
