@@ -31,6 +31,7 @@ _NAME = re.compile(
     rf"\.?(?:state|(?P<number>{_NUMBER}))\.json(?P<damaged>\.damaged)?(?P<temporary>\.[0-9a-f]+\.tmp)?"
 )
 _MOST_MISSING = 2_000
+_MOST_DAMAGED_BYTES = 64 << 20
 
 _HEAD = b'{"sha256":"%s","entry":'
 _TAIL = b"}\n"
@@ -125,6 +126,7 @@ class FileMetadataHandler:
         self._given = files
         self._files = files if files is not None else PosixFiles()
         self._directory = ""
+        self._damaged_bytes = 0
 
     def set_params(self, path: str, node_names: Sequence[str]) -> None:
         """See `MetadataHandler`."""
@@ -193,10 +195,19 @@ class FileMetadataHandler:
     def _read(self, number: int) -> Entry | CheckpointCorruptError | None:
         """An entry, or why it is damaged; None if there is none."""
         path = self.path_of(number)
+        # Files of holes have any size and cost nothing, so there may be very many.
+        if self._damaged_bytes > _MOST_DAMAGED_BYTES:
+            return CheckpointCorruptError(
+                f"{path} was not read, because {self._damaged_bytes:,} bytes of damaged entries "
+                f"were read before it.",
+                path=path,
+            )
+        data: bytes | None = b""
         try:
             data = self._files.read(path, MOST_ENTRY_BYTES)
             return None if data is None else decode_entry(data, number, path)
         except CheckpointCorruptError as error:
+            self._damaged_bytes += len(data or b"")
             return error
         except IsADirectoryError:
             return CheckpointCorruptError(f"{path} is a directory.", path=path)
