@@ -117,7 +117,9 @@ class Retention:
 
     def choose(self, state: State, records: Sequence[Record]) -> list[Position]:
         """The epochs that the policy retires once `records` exist; the commit of these does it."""
-        return self._choose_after(state, [it for it in records if it.stores is not None])
+        return self._choose_after(
+            state, [record for record in records if record.stores is not None]
+        )
 
     def _choose_after(self, state: State, records: Sequence[Record]) -> list[Position]:
         """What the policy retires after a commit of `records`.
