@@ -198,7 +198,7 @@ class Saver:
 
     def rewind(self, to: Position | None, reason: str) -> None:
         """Set aside what is recorded after a position; None: all."""
-        if self._has_lock and self._manager.directory.snapshot().latest not in (None, to):
+        if self._has_lock:
             self._manager.run.rewind(to, reason)
 
     def finish(self, at: Position) -> None:
