@@ -164,10 +164,10 @@ def test_what_the_policy_would_retire_at_once_is_not_written_but_its_metrics_are
 
 def test_stores_that_contain_other_blobs_are_told_of_in_another_entry(rig: Rig) -> None:
     commits = rig.manager.commits
-    pending = [rig.capture(2), rig.capture(3)]
+    pending = rig.capture(2, 3)
     for workspace in rig.workspaces.values():
         workspace.put("more", 1)
-    pending += [rig.capture(4), rig.capture(5)]
+    pending |= rig.capture(4, 5)
     before = len(rig.entries())
     order = commits.order(pending, rig.encoding)
     commits.commit(order, rig.queue.write(rig.workspaces, order=order))
