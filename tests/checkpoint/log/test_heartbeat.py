@@ -78,6 +78,12 @@ def dead_process() -> Process:
     return msgspec.json.decode(done.stdout, type=Process)
 
 
+def test_a_run_that_beats_slowly_may_live_for_several_beats() -> None:
+    process = replace(own_process(), **ELSEWHERE)
+    assert may_live(100.0, process, RUN, beat_seconds=30.0)
+    assert not may_live(100.0, process, RUN, beat_seconds=1.0)
+
+
 def test_a_process_of_this_machine_that_ended_is_known_dead(dead_process: Process) -> None:
     assert is_known_dead(dead_process, RUN)
 
