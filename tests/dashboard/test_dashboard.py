@@ -9,7 +9,6 @@ from typing import Any
 
 import dask
 import pytest
-from dask.utils import key_split
 from distributed import Client, LocalCluster
 from msgspec import to_builtins
 
@@ -122,13 +121,6 @@ def test_other_schedulers_are_told_nothing(inproc_client: Client) -> None:
     with Session(inproc_client) as session:
         JobRunner(make_job()).run(session)
         assert inproc_client.get_metadata(RUNS, default=None) is None
-
-
-def test_dasks_pages_name_job_and_nodes(inproc_client: Client) -> None:
-    with Session(inproc_client) as session:
-        JobRunner(make_job("k|means")).run(session)
-        tasks = inproc_client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
-        assert [key_split(key) for key in tasks] == ["k/means: n0-jobrunner"]
 
 
 def test_names_are_shown_as_text() -> None:
