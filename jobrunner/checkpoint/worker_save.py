@@ -25,7 +25,7 @@ from jobrunner.checkpoint.encoding import (
     with_options,
 )
 from jobrunner.checkpoint.log import NodeContents
-from jobrunner.checkpoint.storage import THREADS, Files, join_path, run_all
+from jobrunner.checkpoint.storage import THREADS, Files, join_path, run_all, run_gently
 from jobrunner.checkpoint.store import (
     NO_STORE,
     Former,
@@ -44,6 +44,10 @@ from jobrunner.texts import get_logger
 from jobrunner.workspace import StoredAs, StoredBlob, Workspace
 
 logger = get_logger(__name__)
+
+_LARGE_BYTES = 32 << 20
+"""A group of so many bytes is written at low priority, or tasks beside it would take up to three times
+as long. Smaller ones are not: where all cores are busy, they would starve, and epochs wait for them."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -356,7 +360,7 @@ class SaveQueue:
         written, if a blob cannot be encoded, and what `write` raises.
         """
         self._captures = {order.at: capture_nodes(self._encoding, workspaces, self._constants)}
-        return self.write(workspaces, order=order)
+        return self._write(workspaces, order)
 
     def room(self) -> tuple[int, int]:
         """How much memory the newest capture keeps from being freed; the client knows the rest."""
@@ -383,11 +387,18 @@ class SaveQueue:
         return nbytes
 
     def write(self, workspaces: Mapping[str, Workspace], *, order: SaveOrder) -> Written:
-        """Write what was captured.
+        """Write what was captured, at low priority if it is large.
 
         Positions are written in their order; after one that fails, no later one is. Raises what made
         the first one fail, or CheckpointWriteError if nothing is known to be durable.
         """
+        if self._newest_bytes * len(order.stores) < _LARGE_BYTES:
+            return self._write(workspaces, order)
+        written: list[Written] = []
+        run_gently(lambda: written.append(self._write(workspaces, order)))
+        return written[0]
+
+    def _write(self, workspaces: Mapping[str, Workspace], order: SaveOrder) -> Written:
         newest = order.at
         for at in list(self._captures):
             # Positions are saved in their order: no later order asks for this one.

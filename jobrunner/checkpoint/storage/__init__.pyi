@@ -5,6 +5,7 @@ from .parallel import (
     REMOVALS as REMOVALS,
     THREADS as THREADS,
     run_all as run_all,
+    run_gently as run_gently,
 )
 from .places import (
     FILES as FILES,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 
@@ -14,6 +17,9 @@ REMOVALS = 4
 """Trees that are removed at once at least: a disk or a server may delay each file."""
 
 _WORTH_A_THREAD_BYTES = 1 << 20
+
+_LOW_PRIORITY = 15
+"""A nice value."""
 
 
 def run_all(jobs: Iterable[Callable[[], object]], threads: int, nbytes: int) -> None:
@@ -45,5 +51,26 @@ def run_all(jobs: Iterable[Callable[[], object]], threads: int, nbytes: int) -> 
     work()
     for helper in helpers:
         helper.join()
+    if failures:
+        raise failures[0]
+
+
+def run_gently(write: Callable[[], None]) -> None:
+    """Call `write` in a thread of low priority, where the system has priorities of threads."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        # A lowered priority cannot be raised again, so the thread is one of its own.
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+        try:
+            write()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work, name="jobrunner-gentle-files", daemon=True)
+    thread.start()
+    thread.join()
     if failures:
         raise failures[0]
