@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, runtime_checkable
@@ -80,7 +81,7 @@ class Options:
 AS_STORED = Options()
 
 
-class DataReader:
+class DataReader(ABC):
     """Reads records or batches, as a `Reader`. Made by `from_records` and the other functions.
 
     `shuffled`, `sharded`, `batched` and `prefetched` return new readers of the same data, at the
@@ -209,6 +210,7 @@ class DataReader:
         with self._lock:
             return self._has_ended()
 
+    @abstractmethod
     def read(self) -> Any:
         """The next record or batch.
 
@@ -216,19 +218,19 @@ class DataReader:
         the next call tries the same again, in any thread; but for a loader, whose readers then
         raise.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def __len__(self) -> int:
         """How many batches (records, without batches) a whole pass of this shard has.
 
         Raises `TypeError` if only the end of the pass tells.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """The position: the number of the pass, and what is left of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position, or to this shard's part of what is left of the whole.
 
@@ -237,8 +239,8 @@ class DataReader:
         PlanMismatchError
             If the state is not of such a reader, of the same data in the same order.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def merge_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The state of the whole, from those of all shards in order.
 
@@ -251,15 +253,14 @@ class DataReader:
             an iterable have not read equally much, or the reader is of a loader with a state of its
             own.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _has_ended(self) -> bool:
         """Whether nothing is left of the pass."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _begin(self) -> None:
         """Begin the next pass."""
-        raise NotImplementedError
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_restore, (type(self), self._source, self._options, self.state_dict()))
