@@ -59,7 +59,7 @@ Exit codes:
    10  the checkpoint does not fit the job
    11  the checkpoints differ, or the replayed epoch differs
    12  the job has ended, but some epochs could not be saved
-   75  stopped by SIGTERM; run the same command again to resume
+   75  stopped by SIGTERM or --save-before; run the same command again to resume
   130  interrupted (143: terminated before the run began)
 """
 

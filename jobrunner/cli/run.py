@@ -6,6 +6,8 @@ import contextlib
 import re
 import shlex
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
         SaveEvery,
     )
     from jobrunner.define import Job
-    from jobrunner.run import RunResult
+    from jobrunner.run import JobRunner, RunResult
 
 _MANAGER_OPTIONS = ("save", "asynchronous", "allow_pickle")
 _INTERVAL = re.compile(r"(?P<count>[1-9]\d{0,17})(?P<unit>steps|s|)")
@@ -218,6 +220,12 @@ def keep_policy(
     help="How long after SIGTERM the run may take to end and record its epoch. [default: no limit]",
 )
 @click.option(
+    "--save-before",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="In a Slurm job: so long before its time limit, end the run once its epoch is recorded.",
+)
+@click.option(
     "--dry-run", is_flag=True, help="Show what would run, from which epoch and why; run nothing."
 )
 @take_over_option
@@ -237,6 +245,7 @@ def run(
     threads: int | None,
     scheduler: str | None,
     log_format: str,
+    save_before: float | None,
     dry_run: bool,
     **options: Any,  # of `JobRunner`
 ) -> Output:
@@ -271,8 +280,10 @@ def run(
         manager = script.manager(manager_name, checkpoint, saving)
     else:
         manager = MultiNodeCheckpointManager(checkpoint, **saving)
-    callback_objects = [EpochLog(path) for path in logs]
+    callback_objects: list[object] = [EpochLog(path) for path in logs]
     callback_objects += [script.callback(name) for name in callbacks]
+    if save_before is not None:
+        callback_objects.append(_EndsInTime(save_before))
     data: dict[str, Any] = {"job": job.name, "checkpoint": manager.path}
     if dry_run:
         plan = JobRunner(job, manager, callbacks=callback_objects, **options).plan_resume()
@@ -290,6 +301,26 @@ def run(
                 result = runner.run(session, progress=False)
     exit_code = SAVES_FAILED if result.failed_saves else 0
     return Output({**data, **result.to_dict()}, _summarize(job.name, result, manager), exit_code)
+
+
+class _EndsInTime:
+    """Asks a run to end, its epoch recorded, so many seconds before its Slurm job does."""
+
+    is_passive = True
+
+    def __init__(self, seconds: float) -> None:
+        from jobrunner.checkpoint import SaveBefore
+
+        deadline = SaveBefore("slurm").deadline
+        assert isinstance(deadline, float)
+        self._time = deadline - seconds
+
+    def on_setup(self, runner: JobRunner) -> None:
+        """Wait for that time, beside the run."""
+        reason = ["the limit of the Slurm job is near"]
+        timer = threading.Timer(self._time - time.time(), runner.stop, reason)
+        timer.daemon = True
+        timer.start()
 
 
 def _command_again(job: Job) -> str:

@@ -185,7 +185,7 @@ def list_epochs(directory: Directory, last: int | None = None) -> Output:
         lines.append("Sizes are logical: what epochs share counts in each of them.")
     else:
         taken = format_bytes(space.taken)
-        lines.append(f"On the disk: {taken}, with what epochs share counted once.")
+        lines.append(f"These epochs take {taken} on the disk; what they share is counted once.")
     state = "has finished" if snapshot.is_done else "has not finished"
     lines.append(f"The job {state}.")
     run = summarize_run(directory, ".")

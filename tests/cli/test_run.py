@@ -275,6 +275,24 @@ def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(
     assert (found["resumed_from"], found["epoch"]) == (2, 5)
 
 
+def test_a_run_in_a_slurm_job_ends_before_the_limit_and_can_be_continued(
+    tmp_path: Path, process_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = _write(tmp_path, step="lambda n: time.sleep(0.02) or n + 1", limit=10**6)
+    refused = _run(process_cluster, script, "--save-before", "60")
+    assert refused.exit_code == 2
+    assert "SLURM_JOB_END_TIME" in refused.stderr
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 61))
+    ended = _run(process_cluster, script, "--save-every", 10**6, "--save-before", "60")
+    assert ended.exit_code == 75, ended.output
+    epoch = MultiNodeCheckpointManager(tmp_path / "runs").latest()
+    assert f"again to resume from epoch {epoch}.\n" in ended.stderr
+    assert (
+        _json(_run(process_cluster, script, "--epochs", epoch + 1, "--json"))["resumed_from"]
+        == epoch
+    )
+
+
 def test_sigusr1_asks_a_real_process_for_a_save_and_json_is_alone_on_stdout(
     tmp_path: Path,
 ) -> None:
