@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from jobrunner.checkpoint import best_policies
 from jobrunner.define import NATURAL, Count, Label, checked, number
-from jobrunner.run import Callback
+from jobrunner.run import Callback, JobRunner
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
@@ -80,6 +81,20 @@ class EarlyStopping(Callback):
         self.best, self.best_epoch, self.waited = best, best_epoch, waited
         self.ends_job = waited >= self.patience
         self._is_missed = False
+
+    def on_setup(self, runner: JobRunner) -> None:
+        """Say so if the best epochs that the run keeps are the best of other metrics."""
+        manager = runner.checkpoint_manager
+        kept = [] if manager is None else best_policies(manager.retention.policy)
+        names = [best.metric for best in kept]
+        if names and self.metric not in names:
+            logger.warning(
+                "EarlyStopping watches %r, but KeepBest keeps the best epochs by %s: the epoch with "
+                "the best %r may be deleted.",
+                self.metric,
+                ", ".join(names),
+                self.metric,
+            )
 
     def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:
         """Compare the metric with the best so far."""

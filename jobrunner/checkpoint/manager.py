@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jobrunner.checkpoint.commits import Commits
 from jobrunner.checkpoint.directory import Directory, EpochRecord
@@ -180,6 +180,17 @@ class MultiNodeCheckpointManager:
         """The newest recorded epoch, or position within one, if any."""
         latest = self.directory.snapshot().latest
         return None if latest is None else latest.public
+
+    @checked
+    def best(self, metric: Label, mode: Literal["min", "max"] = "min") -> PublicPosition:
+        """The recorded epoch with the lowest or highest value of a metric, of several the newest.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            No recorded epoch has reported that metric.
+        """
+        return self.directory.resolve(f"best:{metric}:{mode}").public
 
     @checked
     def record(self, epoch: EpochLike) -> EpochRecord:

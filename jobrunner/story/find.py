@@ -15,7 +15,9 @@ from jobrunner.checkpoint import (
     Directory,
     EndEntry,
     Files,
+    KeepBest,
     RunEntry,
+    SavedEpoch,
     State,
     check_plan,
     is_url,
@@ -254,21 +256,19 @@ def _is_of_command(directory: Directory, snapshot: State, run: str) -> bool:
 def best_of(
     directory: Directory, metric: str, mode: Literal["min", "max"]
 ) -> tuple[float, PublicPosition] | None:
-    """The lowest or highest value of a metric that a directory's runs recorded, and its epoch.
+    """The lowest or highest value of a metric that a directory's runs recorded, and its last epoch.
 
     Epochs removed since also count, those set aside do not: reads the whole log. None if there is no
     such value.
     """
-    sign = 1 if mode == "min" else -1
-    values = []
+    values: dict[Position, float] = {}
     for row in read_history(directory.log.read_entries()):
         value = row["metrics"].get(metric)
         if isinstance(value, int | float) and abs(value) <= _LARGEST:
-            values.append((sign * float(value), Position.of(row["epoch"])))
-    if not values:
-        return None
-    signed, at = min(values)
-    return sign * signed, at.public
+            values[Position.of(row["epoch"])] = float(value)
+    saved = [SavedEpoch(at, metrics={metric: value}) for at, value in values.items()]
+    at = KeepBest(metric, mode=mode).choose(saved)
+    return None if at is None else (values[at], at.public)
 
 
 class LiveRuns:

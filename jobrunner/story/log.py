@@ -91,6 +91,7 @@ class _Epoch:
     seconds: float
     nbytes: int
     metrics: Mapping[str, Any]
+    stopped_by: tuple[str, ...]
     compute: float  # what its run had computed when it ended
     is_set_aside: bool = False
 
@@ -109,7 +110,6 @@ class _Run:
     has_loaded: bool = False  # `resumed_from` and `first` are set
     resumed_from: Position | None = None
     first: Position | None = None  # the earliest that it went on from; None: the start, or unknown
-    stopped_by: tuple[str, ...] = ()
     plan: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     epochs: list[_Epoch] = field(default_factory=list)
@@ -222,12 +222,18 @@ class _Reader:
         if record.at in self._recorded:
             self._set_aside([record.at])
         run.spend(details.timing)
-        run.stopped_by = tuple(details.stopped_by)
         stores = (record.stores or {}).values()
         seconds = max((store.seconds for store in stores), default=0.0)
         nbytes = sum(store.nbytes for store in stores)
-        epoch = _Epoch(record.at, time, seconds, nbytes, details.metrics, run.spent.compute)
-        self._recorded[record.at] = epoch
+        epoch = self._recorded[record.at] = _Epoch(
+            record.at,
+            time,
+            seconds,
+            nbytes,
+            details.metrics,
+            tuple(details.stopped_by),
+            run.spent.compute,
+        )
         run.epochs.append(epoch)
 
     def _tell(self, number: int, run: _Run, kept: Position | None) -> RunStory:
@@ -244,6 +250,9 @@ class _Reader:
                 if kept is not None and epoch.at <= kept:
                     left = max(left, epoch.compute)
             ledger = ledger.after_going_back(left)
+        last = run.epochs[-1] if run.epochs else None
+        if last is None and run.resumed_from is not None:
+            last = self._recorded.get(run.resumed_from)  # which has ended the job already
         epochs = []
         for epoch in run.epochs:
             is_recorded = epoch.at in self._state.recorded and not epoch.is_set_aside
@@ -260,7 +269,7 @@ class _Reader:
             began=run.began,
             last_seen=last_seen,
             state=state,
-            stopped_by=run.stopped_by,
+            stopped_by=last.stopped_by if last is not None else (),
             resumed_from=None if run.resumed_from is None else run.resumed_from.public,
             epochs=tuple(epochs),
             losses=tuple(_loss(run, loss) for loss in run.losses.values()),

@@ -5,12 +5,14 @@ import pytest
 from jobrunner import (
     DefinitionError,
     JobRunner,
+    KeepBest,
     KeepLast,
     MultiNodeCheckpointManager,
     RunStoppedError,
     SaveEvery,
 )
 from jobrunner.callbacks import EarlyStopping
+from jobrunner.story import read_story
 from tests.callbacks.jobs import DiesAfter, build
 
 
@@ -44,6 +46,13 @@ def test_the_epoch_after_which_it_ends(options, values, end):
     assert run_values(EarlyStopping("m", **options), values) == end
 
 
+@pytest.mark.parametrize(("kept", "is_told"), [("loss", False), ("accuracy", True)])
+def test_a_hint_says_that_the_best_epoch_may_not_be_kept(kept, is_told, tmp_path, caplog):
+    manager = MultiNodeCheckpointManager(tmp_path, keep=KeepLast(1) | KeepBest(kept))
+    EarlyStopping("loss").on_setup(JobRunner(build(), manager))
+    assert ("the best epochs by accuracy" in caplog.text) == is_told
+
+
 def test_a_job_that_stops_early_has_finished(inproc_session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
 
@@ -59,6 +68,8 @@ def test_a_job_that_stops_early_has_finished(inproc_session, tmp_path):
     assert runner(patience=2).plan_resume().is_finished
     result = runner(patience=2).run(inproc_session)
     assert (result.epoch, result.resumed_from) == (5, 5)
+    ended_by = (first.callbacks[0].ends_by,)
+    assert [run.stopped_by for run in read_story(manager).runs] == [ended_by, ended_by]
     # With more patience it goes on as if it had always had that.
     assert not runner(patience=4).plan_resume().is_finished
     result = runner(patience=4).run(inproc_session)

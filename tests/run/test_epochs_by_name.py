@@ -54,6 +54,12 @@ def test_an_epoch_is_found_by_name(name, n, manager):
     assert shown.startswith(f"epoch {n} of")
 
 
+def test_the_best_epoch_has_a_number(manager):
+    assert (manager.best("loss"), manager.best("loss", mode="max")) == (2, 1)
+    with pytest.raises(CheckpointNotFoundError, match="has reported 'los'"):
+        manager.best("los")
+
+
 def test_a_run_goes_on_from_the_best_epoch(manager, inproc_session):
     runner = JobRunner(make_job(3), manager, resume_from_epoch="best:loss")
     plan = runner.plan_resume()
