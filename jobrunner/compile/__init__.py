@@ -19,4 +19,5 @@ from jobrunner.compile.plan import (
     Slice,
     UpdateArgument,
     gc_paused,
+    is_due,
 )

@@ -118,6 +118,7 @@ def structure_of(task: Task, global_blobs: Collection[tuple[str, str]]) -> str:
         sorted(task.kwargs),
         sorted([*task.setup, *task.instance_setup]),
         task.num_instances,
+        task.every,
         sorted(after),
     ]
     return _digest(structure, 8)
@@ -161,7 +162,7 @@ def task_code(task: Task, code: str) -> str:
 
 def kind_of(tasks: Iterable[tuple[Task, str]]) -> str:
     """Digest of what a node does in each epoch, given its tasks there and the digests of their code."""
-    described = [(task.name, code) for task, code in tasks]
+    described = [(task.name, code, task.every) for task, code in tasks]
     return _digest(described, 8) if described else ""
 
 

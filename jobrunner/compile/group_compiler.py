@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
+from math import gcd
 
 from jobrunner.compile.global_blobs import Key
 from jobrunner.compile.plan import (
@@ -46,6 +47,15 @@ class _Draft:
     read_parts: set[int] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class _Readers:
+    """Who reads a crossing."""
+
+    crossing: int  # its id
+    nodes: dict[str, None] = field(default_factory=dict)  # in order of first use
+    every: int = 0  # in other steps nobody reads it: the greatest common divisor of theirs
+
+
 @dataclass
 class GroupCompiler:
     """Compiles tasks of one group."""
@@ -58,14 +68,16 @@ class GroupCompiler:
     loaded: Collection[Key] = ()  # are not written, because a checkpoint has them
     is_seeded: bool = False  # see `PlannedTask`
     has_reports: bool = True  # the group's, besides those of its tasks
+    steps: int = 1  # of an epoch, if it is the epoch group
 
     def __post_init__(self) -> None:
         self._index = {task: i for i, task in enumerate(self.tasks)}
         self._drafts = [_Draft() for _ in self.tasks]
         self._writer: dict[Key, int] = {}  # the last one
         self._readers: dict[Key, list[int]] = {}  # since then
-        # With their ids, and the nodes that read them, in order of first use.
-        self._crossings: dict[CrossingKey, tuple[int, dict[str, None]]] = {}
+        # The intervals at which tasks make a blob that does not exist when the group starts.
+        self._intervals: dict[Key, set[int]] = {}
+        self._crossings: dict[CrossingKey, _Readers] = {}
         # Many nodes have blobs of the same names.
         self._arguments: dict[str, BlobArgument] = {}
         self._outputs: dict[tuple[str, bool, bool], Output] = {}
@@ -90,6 +102,12 @@ class GroupCompiler:
 
     def _add(self, i: int, task: Task) -> None:
         draft = self._drafts[i]
+        if task.every > self.steps:
+            raise DefinitionError(
+                f"Task {task.full_name!r} would never run: it runs every {task.every} steps, and a run "
+                f"of the {self.group.name} group has {self.steps}. Choose an every= of at most that; "
+                f"only the epoch group of a job with steps_per_epoch= has more than one."
+            )
         if task.num_instances > 1 and len(task.output_blobs) > 1:
             raise DefinitionError(
                 f"Task {task.full_name!r} of the {self.group.name} group returns the values of "
@@ -124,6 +142,13 @@ class GroupCompiler:
 
     def _read_result(self, i: int, task: Task, source: int, part: int) -> Argument:
         """Read what a task of this group has returned."""
+        interval = self.tasks[source].every
+        if task.every % interval:
+            raise DefinitionError(
+                f"Task {task.full_name!r} reads the output of {self.tasks[source].full_name!r}, which has "
+                f"a value only every {interval} steps. Give it an every= that is a multiple of "
+                f"{interval}, or read a blob that the init group makes."
+            )
         node, draft = self.tasks[source].node, self._drafts[i]
         if node != task.node:
             return CrossingArgument(self._cross((node.name, source, None, part), i))
@@ -151,18 +176,27 @@ class GroupCompiler:
             waits_for.add(writer)
         waits_for.update(reader for reader in self._readers.pop(key, ()) if reader != i)
         self._writer[key] = i
+        self._intervals.setdefault(key, set()).add(self.tasks[i].every)
 
     def _check_exists(self, blob: Blob, task: Task | None = None) -> None:
         """Refuse a blob that `task`, or else a stop condition, reads before it exists."""
-        if self.available is None or blob.key in self.available or blob.key in self._writer:
+        if self.available is None or blob.key in self.available:
             return
-        node = blob.key[0]
+        node, intervals = blob.key[0], self._intervals.get(blob.key, ())
+        every = 1 if task is None else task.every
+        if any(every % interval == 0 for interval in intervals):
+            return
         reader = "A stop condition reads"
         if task is not None:
             reader = f"Task {task.full_name!r} of the {self.group.name} group uses"
         where = f"{reader} blob {blob.name!r} of node {node!r}"
         if task is not None and blob.name in task.implied and blob.node == task.node:
             where += f" (for parameter {blob.name!r} of its function, which nothing else gives)"
+        if intervals:
+            raise DefinitionError(
+                f"{where}, which only tasks with every={min(intervals)} make, so it may not exist yet. "
+                f"Make it in the init group, or give the reader an every= that is a multiple of that."
+            )
         if blob.key in self.globals:
             raise DefinitionError(
                 f"{where} before any task makes it. Make it in the init group, or define the task "
@@ -180,14 +214,15 @@ class GroupCompiler:
 
     def _cross(self, key: CrossingKey, reader: int) -> int:
         if key not in self._crossings:
-            self._crossings[key] = (len(self._crossings), {})
+            self._crossings[key] = _Readers(len(self._crossings))
             source_task = key[1]
             if source_task is not None:
-                self._drafts[source_task].hands_over.append(self._crossings[key][0])
-        number, nodes = self._crossings[key]
-        nodes[self.tasks[reader].node.name] = None
-        self._drafts[reader].crossings[number] = None
-        return number
+                self._drafts[source_task].hands_over.append(self._crossings[key].crossing)
+        readers, task = self._crossings[key], self.tasks[reader]
+        readers.nodes[task.node.name] = None
+        readers.every = gcd(readers.every, task.every)
+        self._drafts[reader].crossings[readers.crossing] = None
+        return readers.crossing
 
     def _add_after(self, i: int, task: Task, earlier: Task | str) -> None:
         where = f"Task {task.full_name!r} of the {self.group.name} group: after="
@@ -243,6 +278,11 @@ class GroupCompiler:
             task, part = condition.task, condition.part
             source = self._index.get(task)
             if source is not None:
+                if task.every > 1:
+                    raise DefinitionError(
+                        f"The stop condition {condition} is of a task with every={task.every}, and a "
+                        f"condition is read at the end of an epoch. Add its task to job.epoch_end_group."
+                    )
                 self._drafts[source].read_parts.add(part)
                 return Condition(task.full_name, task.node.name, task=source, part=part)
             if condition.blob is None or task.group is None:
@@ -256,14 +296,15 @@ class GroupCompiler:
 
     def _crossing(self, key: CrossingKey) -> Crossing:
         source, source_task, blob, part = key
-        number, nodes = self._crossings[key]
+        readers = self._crossings[key]
         return Crossing(
-            id=number,
+            id=readers.crossing,
             source=source,
             source_task=source_task,
             blob=blob,
             part=part,
-            targets=tuple(nodes),
+            targets=tuple(readers.nodes),
+            every=readers.every,
         )
 
     def _slices(self) -> dict[str, Slice]:
@@ -296,6 +337,7 @@ class GroupCompiler:
             crossings=tuple(draft.crossings),
             hands_over=tuple(draft.hands_over),
             num_instances=task.num_instances,
+            every=task.every,
             is_seeded=self.is_seeded,
             places=task.places,
             setup=task.setup,

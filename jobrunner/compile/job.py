@@ -48,6 +48,7 @@ def compile_job(job: Job) -> Plan:
     replicated, partitions = find_shared(job, configured)
     groups, lasting_blobs = _compile_groups(job, global_blobs)
     code = dict(_codes(job))
+    each_step = [task for task in job.epoch_group.tasks() if task.every == 1]
     plan = Plan(
         job=job.name,
         seed=job.seed,
@@ -59,7 +60,7 @@ def compile_job(job: Job) -> Plan:
         checkpointed=checkpointed,
         globals=by_node(global_blobs),
         initial=by_node(lasting_blobs["init"]),
-        early=by_node(lasting_blobs["init"] | lasting_blobs["epoch"]),
+        early=by_node(lasting_blobs["init"] | _made_by(each_step, global_blobs)),
         lasting=by_node(
             lasting_blobs["init"].union(lasting_blobs["epoch"], lasting_blobs.get("epoch_end", ()))
         ),
@@ -103,6 +104,7 @@ def _compile_groups(
             available=set().union(*lasting_blobs.values()),
             groups=job.groups.values(),
             is_seeded=job.seed_global_rng,
+            steps=job.steps_per_epoch if name == "epoch" else 1,
         )
         groups[name] = compiler.compile(stops.get(name, ()))
         lasting_blobs[name] = _made_by(lasting, global_blobs)

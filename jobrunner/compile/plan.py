@@ -21,6 +21,11 @@ from jobrunner.positions import Position
 from jobrunner.texts import counted, printable
 
 
+def is_due(every: int, step: int) -> bool:
+    """Whether what happens every so many steps happens in a step of an epoch, counted from 0."""
+    return (step + 1) % every == 0
+
+
 class BlobArgument(Struct, frozen=True):
     """Blob `name` of the same node, as a read-only view."""
 
@@ -100,6 +105,7 @@ class PlannedTask(Struct, frozen=True):
     setup: Mapping[str, Callable[[], Any]] = {}  # makes keyword arguments, once for all instances
     instance_setup: Mapping[str, Callable[[], Any]] = {}
     is_seeded: bool = False  # see `Job(seed_global_rng=)`
+    every: int = 1  # it runs only in steps of an epoch that are due; see `is_due`
     places: tuple[Place, ...] = ()  # of the arguments; (): they are passed in order
 
     def callee(self) -> Callable[..., Any]:
@@ -120,6 +126,7 @@ class Crossing(Struct, frozen=True):
     blob: str | None
     part: int | None
     targets: tuple[str, ...]
+    every: int = 1  # nobody reads the value in steps that are not due; then None is sent
 
 
 class Report(Struct, frozen=True):

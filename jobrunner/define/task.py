@@ -127,6 +127,10 @@ class Task:
     transient_errors : type or tuple of types
         Exceptions after which a `JobRunner` resumes from the last recorded epoch, as after a lost
         worker, up to `max_restarts` times. Other exceptions end the run.
+    every : int
+        For a task of the epoch group: it runs only in each step of an epoch whose number, counted
+        from 1, is a multiple of this. In the other steps its blobs stay as they are. What reads its
+        `TaskOutput` must run at the same interval, or at a multiple of it.
     after : Task, str, or a sequence of them
         Tasks of the same group that must end first. A str is the name of a task of the same node,
         or ``"node/name"``; that task may be defined later.
@@ -154,6 +158,7 @@ class Task:
         setup: Mapping[str, Callable[[], Any]] | None = None,
         instance_setup: Mapping[str, Callable[[], Any]] | None = None,
         transient_errors: type[BaseException] | tuple[type[BaseException], ...] = (),
+        every: Count = 1,
         after: After = (),
     ) -> None:
         self.node = Node.current() if node is None else as_node(node, f"Task {name or fn!r}")
@@ -185,6 +190,7 @@ class Task:
         self.output_blobs = self._own_blobs(outputs, "outputs")
         self.workspace_type = as_workspace_type(workspace_type, f"Task {self.full_name!r}")
         self.num_instances = num_instances
+        self.every = every
         self.transient_errors = sequence(transient_errors)
         self.after: tuple[Task | str, ...] = sequence(after)
         self._check()

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
+from jobrunner.compile import is_due
 from jobrunner.errors import DefinitionError
 from jobrunner.worker.program import Handover, InputMissing, Program, Step
 from jobrunner.workspace import IMMUTABLE, BlobUpdate, capture, read, settle, stored_in, take
@@ -131,7 +132,7 @@ def hand_over(program: Program, handover: Handover, send: Send) -> None:
     Raises `InputMissing` if there is no such blob.
     """
     crossing, captured = handover.crossing, None
-    if crossing.blob is not None:
+    if crossing.blob is not None and is_due(crossing.every, program.number):
         if crossing.blob not in handover.blobs:
             missing = program.workspaces[crossing.source].not_found(crossing.blob)
             raise InputMissing(crossing.source, missing)
@@ -139,9 +140,23 @@ def hand_over(program: Program, handover: Handover, send: Send) -> None:
     _pass_on(program, handover, captured, send)
 
 
+def skip(program: Program, step: Step, send: Send) -> None:
+    """Pass on the blobs of a task that is not due, as they are.
+
+    One that does not exist yet has no reader: whoever needs the task to make it runs when it does.
+    """
+    for handover in step.handovers:
+        crossing, captured = handover.crossing, None
+        if crossing.blob in handover.blobs and is_due(crossing.every, program.number):
+            captured = capture(stored_in(handover.blobs, crossing.blob))
+        _pass_on(program, handover, captured, send)
+
+
 def _crossing_value(program: Program, step: Step, parts: Sequence[Any], handover: Handover) -> Any:
     """Capture what a task hands over: a part of its value, or a blob as the task leaves it."""
     crossing = handover.crossing
+    if not is_due(crossing.every, program.number):
+        return None
     if crossing.blob is None:
         return None if crossing.part is None else capture(parts[crossing.part])
     if parts and crossing.blob in step.output_names:

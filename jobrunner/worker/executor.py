@@ -18,8 +18,9 @@ from threading import get_ident
 from time import perf_counter
 from typing import Any
 
+from jobrunner.compile import is_due
 from jobrunner.texts import get_logger
-from jobrunner.worker.call import Send, finish, gather, hand_over, set_up
+from jobrunner.worker.call import Send, finish, gather, hand_over, set_up, skip
 from jobrunner.worker.outcome import Outcome, describe_failure, is_true
 from jobrunner.worker.program import InputMissing, Program, Step
 from jobrunner.worker.task_context import FRAME, CurrentTask, Reports
@@ -187,6 +188,8 @@ class GroupRun:
                     del arguments, box  # they would count as references to their items
                 elif step.report is not None:
                     self._report(step)
+                elif not is_due(step.every, self.step):
+                    skip(program, step, send)
                 else:
                     is_done = self._run_instances(step)
             except BaseException as error:

@@ -92,6 +92,7 @@ class Step:
     captures: tuple[CapturedPart, ...] = ()
     handovers: tuple[Handover, ...] = ()
     num_instances: int = 1
+    every: int = 1  # see `PlannedTask`
     setup: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     instance_setup: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     is_plain: bool = False  # a task that always runs: one call, and nothing to set up
@@ -124,6 +125,7 @@ class Program:
         self.arrived: dict[int, Any] = {}
         self.results: dict[tuple[int | None, int | None], Any] = {}
         self.steps: list[Step] = []
+        self.number = 0  # of the current step of an epoch
         self.waiters: dict[int, list[int]] = {}
         self.conditions = [c for c in plan.conditions if c.node in slices]
         self._slices = slices
@@ -154,6 +156,7 @@ class Program:
 
     def begin_run(self, number: int) -> None:
         """Prepare a run, as step `number` of an epoch."""
+        self.number = number
         self.arrived.clear()
         self.results.clear()
 
@@ -196,11 +199,12 @@ class Program:
             captures=tuple(self._captured(task, capture) for capture in task.captures),
             handovers=tuple(self._handover(self._crossings[c]) for c in task.hands_over),
             num_instances=task.num_instances,
+            every=task.every,
             setup=task.setup,
             instance_setup=task.instance_setup,
         )
         has_instances = step.num_instances > 1 or step.setup or step.instance_setup
-        step.is_plain = not has_instances
+        step.is_plain = step.every == 1 and not has_instances
         step.updates = tuple(place for place in step.arguments if place.is_updated)
         if len(step.outputs) == 1 and not (step.captures or step.handovers or step.updates):
             step.sole = step.outputs[0]

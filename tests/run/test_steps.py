@@ -1,4 +1,4 @@
-"""Tasks that run in each step, and once an epoch."""
+"""Tasks that run in each step, in every k-th, and once an epoch."""
 
 from __future__ import annotations
 
@@ -151,3 +151,77 @@ def test_a_failure_in_the_end_group_repeats_only_what_was_not_saved(
     fail = False
     JobRunner(job, manager).run(session)
     assert calls("train") == [(1, 0), (1, 1), (1, 1)]
+
+
+class Model:
+    """Notes in which step it is sent to another node."""
+
+    def __reduce__(self) -> Any:
+        task = current_task()
+        CALLS.append(("sent", task.epoch, task.step))
+        return list, ()
+
+
+def test_a_task_runs_in_every_kth_step_and_its_blobs_stay_in_between(session: Session) -> None:
+    with Job("j", steps_per_epoch=5) as job:
+        with job.init_group:
+            Task(list, outputs="seen", node="a")
+        rare = Task(note, "seen", "seen", name="rare", node="a", every=2)
+        Task(note, rare.output(), name="reader", node="b", every=4)
+        Task(note, job_blob("a", "seen"), name="often", node="b")
+    epoch_limiter(job, 2)
+    JobRunner(job).run(session)
+    assert calls("rare") == [(1, 1), (1, 3), (2, 1), (2, 3)]
+    assert calls("reader") == [(1, 3), (2, 3)]
+    assert len(calls("often")) == 10
+    assert session.fetch(job_blob("a", "seen"))[1:3] == [2, 3]
+
+
+def test_a_value_is_sent_only_in_steps_in_which_a_task_reads_it(session: Session) -> None:
+    with Job("j", steps_per_epoch=4) as job:
+        Task(Model, outputs="model", name="train", node="a")
+        Task(note, job_blob("a", "model"), name="validate", node="b", every=4)
+    epoch_limiter(job, 2)
+    JobRunner(job).run(session)
+    assert calls("sent") == [(1, 3), (2, 3)]
+
+
+def reads_its_output(job: Job) -> None:
+    rare = Task(int, name="rare", node="a", every=2)
+    Task(note, rare.output(), name="often", node="b", every=3)
+
+
+def reads_its_blob(job: Job) -> None:
+    Task(int, outputs="p", node="a", every=2)
+    Task(note, "p", name="often", node="a")
+
+
+def is_never_due(job: Job) -> None:
+    Task(int, name="rare", node="a", every=7)
+
+
+def is_in_the_exit_group(job: Job) -> None:
+    with job.exit_group:
+        Task(int, name="rare", node="a", every=2)
+
+
+def stops_the_job(job: Job) -> None:
+    job.add_stop_condition(Task(bool, name="rare", node="a", every=2))
+
+
+@pytest.mark.parametrize(
+    ("define", "message"),
+    [
+        (reads_its_output, "'b/often' reads the output of 'a/rare', .* only every 2 steps"),
+        (reads_its_blob, "'a/often' .* blob 'p' .* only tasks with every=2 make"),
+        (is_never_due, "'a/rare' would never run: .* every 7 steps, .* epoch group has 6"),
+        (is_in_the_exit_group, "'a/rare' would never run: .* exit group has 1"),
+        (stops_the_job, "a/rare.* every=2.* read at the end of an epoch"),
+    ],
+)
+def test_what_a_task_with_an_interval_cannot_give_is_refused(define: Any, message: str) -> None:
+    with Job("j", steps_per_epoch=6) as job:
+        define(job)
+    epoch_limiter(job, 1)
+    with pytest.raises(DefinitionError, match=message):
+        job.compile()
