@@ -106,7 +106,7 @@ class FaultyFiles(_Faults, PosixFiles):
 
     def __reduce__(self) -> tuple[object, ...]:
         make = partial(FaultyFiles, self.at, self.how, number=self.number, sync=self.sync)
-        return make, (), {"below": self.below}
+        return make, (), {"_roots": self._roots}
 
 
 class FaultyObjects(_Faults, ObjectFiles):

@@ -61,4 +61,4 @@ def test_a_directory_that_everybody_may_write_to_is_warned_of(
         it.getMessage() for it in caplog.records if "Everybody may write" in it.getMessage()
     ]
     assert len(warnings) == is_public
-    assert all(f"{tmp_path}/runs/_log (owner " in text for text in warnings)
+    assert all(f"write to {tmp_path}/runs/_log, " in text for text in warnings)

@@ -106,13 +106,11 @@ class RunLock:
         """Warn of a directory that everybody may write to."""
         for name in ("", LOG_DIRECTORY, RUNS_DIRECTORY):
             path = join_path(self._path, name) if name else self._path
-            rights = others_may_write(path)
-            if rights:
+            if others_may_write(path):
                 logger.warning(
-                    "Everybody may write to %s (%s), and so change what the next run loads. Take "
-                    "the right away: chmod -R o-w %s",
+                    "Everybody may write to %s, and so change what the next run loads. Take the "
+                    "right away: chmod -R o-w %s",
                     path,
-                    rights,
                     self._path,
                 )
 

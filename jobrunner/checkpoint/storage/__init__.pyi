@@ -16,7 +16,6 @@ from .places import (
     outer_directories as outer_directories,
 )
 from .posix import (
-    BLOCK_BYTES as BLOCK_BYTES,
     PosixFiles as PosixFiles,
     join_path as join_path,
     others_may_write as others_may_write,

@@ -9,20 +9,19 @@ import functools
 import itertools
 import os
 import urllib.parse
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from jobrunner.checkpoint.storage.posix import BLOCK_BYTES
 from jobrunner.checkpoint.storage.protocol import (
     DOCUMENT_BYTES,
     Buffers,
     Item,
     Result,
+    too_long,
 )
-from jobrunner.checkpoint.storage.unlinked import too_long
 from jobrunner.config import get_number
 from jobrunner.texts import printable, without_credentials
 
@@ -56,10 +55,6 @@ def open_store(root: str) -> ObjectStore:
             "base": 2,
         },
     }
-    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
-    if root.startswith("az://") and account:
-        # obstore panics when it prints a store whose account it found by itself.
-        return from_url(root, account_name=account, retry_config=retrying)
     return from_url(root, retry_config=retrying)
 
 
@@ -93,12 +88,7 @@ class ObjectFiles:
         return path == self.root or path.startswith(f"{self.root}/")
 
     def each(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        items = list(items)
-        at_once = min(self.lookups, len(items))
-        if at_once < 2:
-            yield from map(call, items)
-            return
-        with ThreadPoolExecutor(at_once, "jobrunner-requests") as pool:
+        with ThreadPoolExecutor(self.lookups, "jobrunner-requests") as pool:
             yield from pool.map(call, items)
 
     # --- requests
@@ -114,25 +104,28 @@ class ObjectFiles:
             if self._opened is None:
                 self._opened = self._open_store(self.root)
             return request(self._opened)
-        except FileNotFoundError as error:
-            self._refuse_missing_bucket(error, path, is_sure=operation in ("put", "create"))
-            raise FileNotFoundError(errno.ENOENT, "no such object", path) from error
-        except exceptions.AlreadyExistsError as error:
-            raise FileExistsError(errno.EEXIST, "the object exists", path) from error
-        except exceptions.BaseError as error:
-            self._refuse_missing_bucket(error, path)
-            refusals = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
-            number = errno.EACCES if isinstance(error, refusals) else errno.EIO
-            message = str(error).partition("\n")[0]
-            raise OSError(number, printable(message), path) from _presentable(error)
+        except (FileNotFoundError, exceptions.BaseError) as error:
+            raise self._translate(error, operation, path) from _presentable(error)
 
-    def _refuse_missing_bucket(self, error: Exception, path: str, is_sure: bool = False) -> None:
-        """Raise another error than for a missing object, which may be no fault."""
-        if is_sure or any(code in str(error) for code in _NO_BUCKET):
+    def _translate(self, error: Exception, operation: str, path: str) -> OSError:
+        from obstore import exceptions
+
+        is_missing = isinstance(error, FileNotFoundError)
+        # A missing object may be no fault, a missing bucket is one.
+        if any(code in str(error) for code in _NO_BUCKET) or (
+            is_missing and operation in ("put", "create")
+        ):
             noun = "container" if self.root.startswith("az:") else "bucket"
             name = urllib.parse.urlsplit(self.root).netloc
             problem = f"there is no {noun} {name!r}. Create it, or correct the URL"
-            raise OSError(errno.ENXIO, problem, path) from _presentable(error)
+            return OSError(errno.ENXIO, problem, path)
+        if is_missing:
+            return FileNotFoundError(errno.ENOENT, "no such object", path)
+        if isinstance(error, exceptions.AlreadyExistsError):
+            return FileExistsError(errno.EEXIST, "the object exists", path)
+        refusals = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+        number = errno.EACCES if isinstance(error, refusals) else errno.EIO
+        return OSError(number, printable(str(error).partition("\n")[0]), path)
 
     def _key(self, path: str) -> str:
         if not self.reaches(path):
@@ -148,19 +141,9 @@ class ObjectFiles:
         pass
 
     def write(self, path: str, buffers: Buffers) -> str:
-        digest = xxhash.xxh3_128()
-        content = [buffer for buffer in buffers if len(buffer)]
-        for buffer in content:
-            digest.update(buffer)
-        self._put(path, content)
-        return digest.hexdigest()
-
-    def _put(self, path: str, content: Sequence[bytes | memoryview]) -> None:
-        def put(store: ObjectStore) -> object:
-            # In one request: what a store writes is divided into chunks already.
-            return store.put(self._key(path), list(content) or b"", use_multipart=False)
-
-        self._ask("put", path, put)
+        content = b"".join(buffers)
+        self.put(path, content)
+        return xxhash.xxh3_128_hexdigest(content)
 
     def link(self, source: str, target: str, nbytes: int) -> bool:
         def copy(store: ObjectStore) -> object:
@@ -176,7 +159,8 @@ class ObjectFiles:
         return False
 
     def put(self, path: str, data: bytes, *, durable: bool = False) -> None:
-        self._put(path, [data])
+        # In one request: what a store writes is divided into chunks already.
+        self._ask("put", path, lambda store: store.put(self._key(path), data, use_multipart=False))
 
     def create(self, path: str, data: bytes) -> bool:
         try:
@@ -251,20 +235,14 @@ class ObjectFiles:
 
     def read_into(self, path: str, target: memoryview, nbytes: int) -> tuple[int, str]:
         def get(store: ObjectStore) -> tuple[int, str]:
-            digest = xxhash.xxh3_128()
-            position = 0
             result = store.get(self._key(path))
             size = int(result.meta["size"])
             if size != nbytes:
                 return size, ""
-            for block in result.stream(min_chunk_size=BLOCK_BYTES):
-                memory = memoryview(block)
-                digest.update(memory)
-                if position < len(target):
-                    part = target[position : position + len(memory)]
-                    part[:] = memory[: len(part)]
-                position += len(memory)
-            return position, digest.hexdigest() if position == nbytes else ""
+            data = memoryview(result.bytes())
+            if target:
+                target[:] = data[: len(target)]
+            return size, xxhash.xxh3_128_hexdigest(data)
 
         return self._ask("get", path, get)
 

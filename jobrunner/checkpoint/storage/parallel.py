@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from jobrunner.checkpoint.storage.posix import PosixFiles
 
@@ -25,52 +26,31 @@ _LOW_PRIORITY = 15
 def run_all(jobs: Iterable[Callable[[], object]], threads: int, nbytes: int) -> None:
     """Call all jobs, which access `nbytes`, in threads; the first error stops them and is raised.
 
-    `threads` is a limit that includes the calling thread. Short work on local files stays in one
-    thread; more threads than these use are always started, because they wait for a network.
+    Short work on local files stays in this thread; more threads than these use are always started,
+    because they wait for a network.
     """
-    pending = list(jobs)
     if threads <= THREADS and nbytes < _WORTH_A_THREAD_BYTES:
-        threads = 1
-    failures: list[BaseException] = []
-    queue = iter(pending)
-
-    def work() -> None:
+        for job in jobs:
+            job()
+        return
+    with ThreadPoolExecutor(threads, "jobrunner-files") as pool:
+        futures = [pool.submit(job) for job in jobs]
         try:
-            for job in queue:  # a list's iterator hands each item out once, to any thread
-                if failures:
-                    return
-                job()
-        except BaseException as error:
-            failures.append(error)
-
-    helpers = []
-    for i in range(min(threads, len(pending)) - 1):
-        helper = threading.Thread(target=work, name=f"jobrunner-files-{i}", daemon=True)
-        helper.start()
-        helpers.append(helper)
-    work()
-    for helper in helpers:
-        helper.join()
-    if failures:
-        raise failures[0]
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def run_gently(write: Callable[[], None]) -> None:
     """Call `write` in a thread of low priority, where the system has priorities of threads."""
-    failures: list[BaseException] = []
+    # A lowered priority cannot be raised again, so the thread is one of its own.
+    with ThreadPoolExecutor(1, "jobrunner-gentle-files", _lower_priority) as pool:
+        pool.submit(write).result()
 
-    def work() -> None:
-        # A lowered priority cannot be raised again, so the thread is one of its own.
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
-        try:
-            write()
-        except BaseException as error:
-            failures.append(error)
 
-    thread = threading.Thread(target=work, name="jobrunner-gentle-files", daemon=True)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
+def _lower_priority() -> None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)

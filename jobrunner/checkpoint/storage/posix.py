@@ -1,4 +1,9 @@
-"""Files in a POSIX file system: the checkpoint package accesses files only through this module."""
+"""Files in a POSIX file system: the checkpoint package accesses files only through this module.
+
+A checkpoint directory may come from a stranger. A link in it could lead a run, or a command such as
+`jobrunner prune`, to any file of this user; a pipe would make a reader wait for ever. So each part of
+a path below the directory is looked at before the path is used.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,11 @@ import contextlib
 import ctypes
 import errno
 import os
-import pwd
 import re
 import secrets
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import xxhash
@@ -22,15 +25,6 @@ from jobrunner.checkpoint.storage.protocol import (
     Buffers,
     Item,
     Result,
-)
-from jobrunner.checkpoint.storage.unlinked import (
-    DIRECTORY,
-    GONE,
-    PASSAGE,
-    Below,
-    Place,
-    name_path,
-    opened,
     refuse,
     too_long,
 )
@@ -39,13 +33,21 @@ BLOCK_BYTES = 1 << 20
 """Size of a block that is digested and written together, while it is in a core's cache."""
 
 _MOST_LEVELS = 100
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_NEW_FILE_RIGHTS = 0o666  # less the umask
+_GONE = (FileNotFoundError, NotADirectoryError)
 _WITHOUT_SYNCFS = (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 _NO_LINK = (
     *_WITHOUT_LINKS,
     *(errno.ENOENT, errno.ENOTDIR, errno.EXDEV, errno.EACCES, errno.ENOSYS),
 )
+_FOREIGN_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def join_path(root: str, path: str) -> str:
@@ -66,14 +68,44 @@ class PosixFiles:
     linked_bytes = 64 << 10
 
     def __init__(self) -> None:
-        self.below = Below()
+        self._roots: tuple[str, ...] = ()
+        # Directories that were made, so that no link leads to them: for the save under way.
+        self._made: set[str] = set()
 
     def reaches(self, path: str) -> bool:
         return "://" not in path
 
     def bind(self, directory: str) -> None:
         """Follow no link below a checkpoint directory."""
-        self.below.bind(directory)
+        root = f"{directory.rstrip('/')}/"
+        # The longest first: of a directory within another one, its own path may be a link.
+        self._roots = tuple(sorted({*self._roots, root}, key=len, reverse=True))
+
+    def _check(self, path: str) -> str:
+        """Return a path; raises `ForeignFileError` for a link, pipe or device on the way or there."""
+        if path in self._made:
+            return path
+        for root in self._roots:
+            if f"{path}/".startswith(root):
+                place = root[:-1]
+                for name in path[len(root) :].split("/"):
+                    if name == "..":
+                        raise refuse(path, "outside of its directory")
+                    place = os.path.join(place, name)
+                    try:
+                        mode = os.lstat(place).st_mode
+                    except _GONE:
+                        break  # whatever is done there says so
+                    kind = _FOREIGN_KINDS.get(stat.S_IFMT(mode))
+                    if kind is not None and name:
+                        raise refuse(place, kind)
+                break
+        return path
+
+    def _check_way(self, path: str) -> str:
+        """Return the path of a name that is not followed, once no link leads to it."""
+        self._check(os.path.dirname(path))
+        return path
 
     def before(self, operation: str, path: str) -> None:
         pass
@@ -85,9 +117,8 @@ class PosixFiles:
 
     def make_directory(self, path: str) -> None:
         self.before("mkdir", path)
-        with self.below.parent(path) as place:
-            os.mkdir(place.name, dir_fd=place.directory)
-        self.below.made.add(path)
+        os.mkdir(self._check_way(path))
+        self._made.add(path)
 
     def make_directories(self, path: str) -> None:
         if self.is_directory(path):
@@ -103,7 +134,8 @@ class PosixFiles:
         self.before("create", path)
         digest = xxhash.xxh3_128()
         position = 0
-        descriptor = self.below.open(path, _NEW)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        descriptor = os.open(self._check_way(path), flags, _NEW_FILE_RIGHTS)
         try:
             for buffer in buffers:
                 for start in range(0, len(buffer), BLOCK_BYTES):
@@ -115,8 +147,7 @@ class PosixFiles:
                         self.before("write", path)
                         written += os.write(descriptor, block[written:])
                     if len(block) == BLOCK_BYTES:
-                        # The disk writes while the next block is copied.
-                        start_writing_back(descriptor, position, len(block), path)
+                        _start_writing_back(descriptor, position)
                     position += len(block)
         finally:
             os.close(descriptor)  # some network file systems report a full disk only here
@@ -125,27 +156,20 @@ class PosixFiles:
     def link(self, source: str, target: str, nbytes: int) -> bool:
         try:
             self.before("link", target)
-            linked = self._link(source, target)
+            self._link(source, target)
         except OSError as error:
             if error.errno in _NO_LINK:
                 return False
             raise
+        linked = os.lstat(target)
         if linked.st_size == nbytes and stat.S_ISREG(linked.st_mode):
             return True
         self.remove_file(target)
         return False
 
-    def _link(self, source: str, target: str) -> os.stat_result:
-        """Give a file, even if it is a symbolic link, a second name; returns its attributes."""
-        with self.below.parent(target) as new, self.below.parent(source) as old:
-            os.link(
-                old.name,
-                new.name,
-                src_dir_fd=old.directory,
-                dst_dir_fd=new.directory,
-                follow_symlinks=False,
-            )
-            return new.attributes()
+    def _link(self, source: str, target: str) -> None:
+        """Give a file, even if it is a symbolic link, a second name."""
+        os.link(self._check_way(source), self._check_way(target), follow_symlinks=False)
 
     def create(self, path: str, data: bytes) -> bool:
         # Whoever links first has created the file. Two runs may write the same entry of a log: each
@@ -198,37 +222,30 @@ class PosixFiles:
     def rename(self, source: str, target: str) -> None:
         """Give a file another name, in place of the file that had it."""
         self.before("rename", source)
-        with self.below.parent(source) as old, self.below.parent(target) as new:
-            os.rename(old.name, new.name, src_dir_fd=old.directory, dst_dir_fd=new.directory)
+        os.rename(self._check_way(source), self._check_way(target))
 
     def remove_file(self, path: str) -> None:
         self.before("unlink", path)
-        with self.below.parent(path) as place:
-            os.unlink(place.name, dir_fd=place.directory)
+        os.unlink(self._check_way(path))
 
     def remove_tree(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            for member in self._walk(path):
+            for entry in self._walk(path):
+                is_directory = entry.is_dir(follow_symlinks=False)
+                self.before("rmdir" if is_directory else "unlink", entry.path)
                 with contextlib.suppress(FileNotFoundError):
-                    self._remove(member)
+                    if is_directory:
+                        os.rmdir(entry.path)
+                    else:
+                        os.unlink(entry.path)
             self.before("rmdir", path)
-            with self.below.parent(path) as place:
-                os.rmdir(place.name, dir_fd=place.directory)
-
-    def _remove(self, member: _Member) -> None:
-        operation, remove = ("rmdir", os.rmdir) if member.is_directory else ("unlink", os.unlink)
-        self.before(operation, member.path)
-        try:
-            remove(member.entry.name, dir_fd=member.directory)
-        except OSError as error:
-            name_path(error, member.path)
-            raise
+            os.rmdir(path)
 
     # --- durability
 
     def sync_path(self, path: str) -> None:
         self.before("fsync", path)
-        descriptor = self.below.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open(self._check(path), os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
@@ -239,11 +256,12 @@ class PosixFiles:
         self, path: str, names: Collection[str], changed: Collection[str] | None = None
     ) -> Iterator[None]:
         # Opened first: syncfs reports all failures since then, also in the background.
-        with opened(self.below.open(path, DIRECTORY), path) as descriptor:
+        descriptor = os.open(self._check(path), os.O_RDONLY | os.O_DIRECTORY)
+        try:
             try:
                 yield
             finally:
-                self.below.made.clear()
+                self._made.clear()
             if self.has_syncfs:
                 self.before("syncfs", path)
                 number = self._sync_file_system(descriptor)
@@ -251,10 +269,12 @@ class PosixFiles:
                     return
                 if number not in _WITHOUT_SYNCFS:
                     raise OSError(number, os.strerror(number), path)
+        finally:
+            os.close(descriptor)
         for name in names:
             root = join_path(path, name)
-            for member in self._walk(root):
-                self.sync_path(member.path)
+            for entry in self._walk(root):
+                self.sync_path(entry.path)
             self.sync_path(root)
         for directory in (path,) if changed is None else changed:
             self.sync_path(directory)
@@ -270,13 +290,18 @@ class PosixFiles:
 
     # --- reading
 
-    def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
+    def _open(self, path: str) -> int:
         self.before("open", path)
+        # Without waiting: between the look and this, somebody may put a pipe or a link there.
+        return os.open(self._check(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+
+    def read(self, path: str, most: int = DOCUMENT_BYTES) -> bytes | None:
         try:
-            descriptor, size = self.below.open_file(path)
-        except GONE:
+            descriptor = self._open(path)
+        except _GONE:
             return None
         try:
+            size = os.fstat(descriptor).st_size
             if size > most:
                 raise too_long(path, size, most)
             data = os.read(descriptor, size)
@@ -290,9 +315,9 @@ class PosixFiles:
             os.close(descriptor)
 
     def read_into(self, path: str, target: memoryview, nbytes: int) -> tuple[int, str]:
-        self.before("open", path)
-        descriptor, size = self.below.open_file(path)
+        descriptor = self._open(path)
         try:
+            size = os.fstat(descriptor).st_size
             if size != nbytes:
                 return size, ""
             digest = xxhash.xxh3_128()
@@ -313,97 +338,63 @@ class PosixFiles:
             os.close(descriptor)
 
     def list_names(self, path: str) -> list[str]:
-        return [entry.name for entry, _ in self._list(path)]
+        return [entry.name for entry in self._list(path)]
 
     def list_directories(self, path: str) -> list[str]:
-        return [entry.name for entry, is_directory in self._list(path) if is_directory]
+        return [entry.name for entry in self._list(path) if entry.is_dir(follow_symlinks=False)]
 
-    def _list(self, path: str) -> list[tuple[os.DirEntry[str], bool]]:
-        """What is in a directory, and whether it is a directory, too."""
+    def _list(self, path: str) -> list[os.DirEntry[str]]:
+        with contextlib.suppress(*_GONE):
+            return self._scan(path)
+        return []
+
+    def _scan(self, path: str) -> list[os.DirEntry[str]]:
         self.before("list", path)
-        try:
-            descriptor = self.below.open(path, DIRECTORY)
-        except GONE:
-            return []
-        with opened(descriptor, path), os.scandir(descriptor) as entries:
-            return [(entry, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        with os.scandir(self._check(path)) as entries:
+            return list(entries)
 
     def is_taken(self, path: str) -> bool:
         try:
-            self.below.attributes(path)
-        except GONE:
+            os.lstat(self._check_way(path))
+        except _GONE:
             return False
         return True
 
     def is_directory(self, path: str) -> bool:
-        try:
-            os.close(self.below.open(path, PASSAGE))
-        except OSError:
-            return False
-        return True
+        with contextlib.suppress(OSError):
+            return os.path.isdir(self._check(path))
+        return False
 
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
-        with contextlib.suppress(*GONE):
-            for member in self._walk(path):
-                if member.is_directory:
+        with contextlib.suppress(*_GONE):
+            for entry in self._walk(path):
+                if entry.is_dir(follow_symlinks=False):
                     continue
                 try:
-                    attributes = member.entry.stat(follow_symlinks=False)
-                except GONE:  # meanwhile
+                    attributes = entry.stat(follow_symlinks=False)
+                except _GONE:  # meanwhile
                     continue
                 size = attributes.st_size if stat.S_ISREG(attributes.st_mode) else -1
-                yield member.path[len(path) + 1 :], size
+                yield entry.path[len(path) + 1 :], size
 
-    def _walk(self, path: str) -> Iterator[_Member]:
+    def _walk(self, path: str, level: int = 0) -> Iterator[os.DirEntry[str]]:
         """All that is below a directory, each directory after its content."""
-        self.before("list", path)
-        return self._walk_opened(path, self.below.open(path, DIRECTORY), 0)
-
-    def _walk_opened(self, path: str, descriptor: int, level: int) -> Iterator[_Member]:
-        with opened(descriptor, path):
-            if level > _MOST_LEVELS:
-                raise refuse(path, f"nested in more than {_MOST_LEVELS} directories")
-            with os.scandir(descriptor) as scanned:
-                entries = list(scanned)
-            for entry in entries:
-                member = _Member(join_path(path, entry.name), descriptor, entry)
-                if member.is_directory:
-                    self.before("list", member.path)
-                    try:
-                        place = Place(member.path, entry.name, descriptor)
-                        inner = place.open(DIRECTORY)
-                    except GONE:  # meanwhile
-                        continue
-                    yield from self._walk_opened(member.path, inner, level + 1)
-                yield member
+        if level > _MOST_LEVELS:
+            raise refuse(path, f"nested in more than {_MOST_LEVELS} directories")
+        for entry in self._scan(path):
+            if entry.is_dir(follow_symlinks=False):
+                with contextlib.suppress(*_GONE):  # meanwhile
+                    yield from self._walk(entry.path, level + 1)
+            yield entry
 
 
-def others_may_write(path: str) -> str:
-    """Owner and rights of a local directory that everybody may write to; else empty."""
+def others_may_write(path: str) -> bool:
+    """Whether everybody may write to a local directory."""
     try:
-        attributes = os.lstat(path)
+        mode = os.lstat(path).st_mode
     except OSError:
-        return ""
-    if not attributes.st_mode & stat.S_IWOTH or stat.S_ISLNK(attributes.st_mode):
-        return ""
-    owner = str(attributes.st_uid)
-    with contextlib.suppress(KeyError):
-        owner = pwd.getpwuid(attributes.st_uid).pw_name
-    return f"owner {owner}, rights {stat.filemode(attributes.st_mode)}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """A file or directory below another one; `directory` is open only while it is looked at."""
-
-    path: str
-    directory: int
-    entry: os.DirEntry[str]
-
-    @property
-    def is_directory(self) -> bool:
-        """Whether it is one itself, and no link to one."""
-        return self.entry.is_dir(follow_symlinks=False)
+        return False
+    return bool(mode & stat.S_IWOTH) and not stat.S_ISLNK(mode)
 
 
 def _name_temporary(path: str) -> str:
@@ -423,36 +414,21 @@ def _explain_link(error: OSError, path: str) -> OSError:
     return error
 
 
-# --- system calls of Linux that Python does not have
+def _start_writing_back(descriptor: int, start: int) -> None:
+    """Let the disk write a block while the next one is copied, where the system can."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, start, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
 
-_SYNC_FILE_RANGE_WRITE = 2
-_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EPERM, errno.EOPNOTSUPP)
 
-
-def _find(name: str, since: tuple[int, int], *arguments: Any) -> Any:
-    """A function of Linux's C library, from a version of Linux on, if there is one."""
+def _find_syncfs() -> Any:
+    """Linux's ``syncfs``, which reports errors from version 5.8 on; Python does not have it."""
     if sys.platform != "linux":
         return None
-    release = re.findall(r"\d+", os.uname().release)
-    if (int(release[0]), int(release[1])) < since:
+    major, minor = re.findall(r"\d+", os.uname().release)[:2]
+    if (int(major), int(minor)) < (5, 8):
         return None
-    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
-    if function is not None:
-        function.argtypes = arguments
-    return function
+    return getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 
 
-_syncfs = _find("syncfs", (5, 8), ctypes.c_int)  # reports errors from 5.8 on
-_sync_file_range = _find(
-    "sync_file_range", (2, 6), ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
-)
-
-
-def start_writing_back(descriptor: int, start: int, nbytes: int, path: str) -> None:
-    """Let Linux start writing a part of a file; raises OSError if the disk is full or broken."""
-    if _sync_file_range is None:
-        return
-    if _sync_file_range(descriptor, start, nbytes, _SYNC_FILE_RANGE_WRITE) != 0:
-        number = ctypes.get_errno()
-        if number not in _UNSUPPORTED:
-            raise OSError(number, os.strerror(number), path)
+_syncfs = _find_syncfs()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar, runtime_checkable
 
+from jobrunner.errors import CheckpointCorruptError
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -132,3 +134,22 @@ class Files(Protocol):
 
         Skips files that disappear meanwhile. What is no file (a link, a pipe) has size -1.
         """
+
+
+class ForeignFileError(CheckpointCorruptError, OSError):
+    """A name in a checkpoint directory is not a file or directory that jobrunner makes."""
+
+
+def refuse(path: str, problem: str) -> ForeignFileError:
+    """The error for something that jobrunner has not made."""
+    return ForeignFileError(
+        f"{path} is {problem}. jobrunner makes no such thing, and uses only what it makes, because a "
+        f"checkpoint directory may come from a stranger. Put the file or directory itself there, or "
+        f"remove it.",
+        path=path,
+    )
+
+
+def too_long(path: str, nbytes: int, most: int) -> ForeignFileError:
+    """The error for a document that is not read."""
+    return refuse(path, f"too long: it has {nbytes:,} bytes, expected {most:,} at most")
