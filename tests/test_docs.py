@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import dask
 import numpy as np
 import pytest
 
@@ -54,6 +55,7 @@ def test_the_python_blocks_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(dask.config.config, "scheduler", "synchronous")  # its pool never ends
     for block in blocks(document, "python"):
         if block.file:
             (tmp_path / block.file).write_text(block.code)

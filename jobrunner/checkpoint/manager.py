@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from jobrunner.checkpoint.commits import Commits
 from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.directory_run import DirectoryRun
+from jobrunner.checkpoint.epoch_axis import EpochAxis
 from jobrunner.checkpoint.history import check_metadata, frame_of, read_history
 from jobrunner.checkpoint.keep_policies import RetentionPolicy
 from jobrunner.checkpoint.load_plan import (
@@ -40,7 +41,11 @@ from jobrunner.positions import EpochLike, Position, PublicPosition
 from jobrunner.texts import Html, card, pairs, printable
 
 if TYPE_CHECKING:
+    from dask.array import Array
     from pandas import DataFrame
+    from xarray import Dataset, DataTree
+
+_EPOCHS = "a collection of epochs"
 
 
 class MultiNodeCheckpointManager:
@@ -206,7 +211,7 @@ class MultiNodeCheckpointManager:
 
     @checked
     def records(
-        self, epochs: Annotated[Collection[EpochLike], "a collection of epochs"] | None = None
+        self, epochs: Annotated[Collection[EpochLike], _EPOCHS] | None = None
     ) -> Iterator[tuple[PublicPosition, EpochRecord | CheckpointCorruptError]]:
         """Each epoch with its record, or with the error if its record is damaged.
 
@@ -366,6 +371,68 @@ class MultiNodeCheckpointManager:
         if pin:
             return open_pinned(self.directory, self.directory.resolve(epoch))
         return open_record(self.directory, self.record(epoch))
+
+    @checked
+    def array(
+        self,
+        blob: str,
+        nodes: Collection[str] | None = None,
+        epochs: Annotated[Collection[EpochLike], _EPOCHS] | None = None,
+    ) -> Array:
+        """Open a blob of many epochs as one lazy `dask.array.Array`.
+
+        Parameters
+        ----------
+        nodes : collection of str, optional
+            By default all that have the blob.
+        epochs : collection of EpochLike, optional
+            By default all whole ones that are recorded.
+
+        Returns
+        -------
+        dask.array.Array
+            Of the shape (epochs, nodes, ...), or (epochs, ...) of a single node. The parts of a
+            partitioned blob are joined along its axis. Its tasks verify what they read, and need no
+            cluster; a value that several epochs have is read once a chunk, and once in all if it
+            has 8 MiB or more.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            One of `epochs` is not recorded.
+        BlobNotFoundError
+            Some of the epochs lack the blob; the message names them.
+        DefinitionError
+            The blob is neither an array nor a number, or differs in shape or dtype between nodes.
+        CheckpointError
+            It differs between epochs; raised by the tasks that read them.
+        """
+        return EpochAxis(self.directory, epochs).array(blob, nodes)
+
+    @checked
+    def to_xarray(
+        self,
+        epochs: Annotated[Collection[EpochLike], _EPOCHS] | None = None,
+        nodes: Collection[str] | None = None,
+        blobs: Collection[str] | None = None,
+    ) -> Dataset | DataTree:
+        """Open many epochs as an xarray Dataset, with what was reported of them; needs xarray.
+
+        Returns
+        -------
+        xarray.Dataset or xarray.DataTree
+            Variables are the blobs, lazy and as in `array`, and the metrics, along the coordinate
+            ``epoch``. A `DataTree` with a child for each node if the nodes have different blobs, or
+            blobs of different shapes. Axes have the names that ``Blob(dims=...)`` gave them. By
+            default, blobs that are neither arrays nor numbers are left out, as are those that some
+            epochs lack: the attribute ``left_out`` lists them.
+
+        Raises
+        ------
+        DefinitionError
+            xarray is not installed, or as in `array`, as all else.
+        """
+        return EpochAxis(self.directory, epochs).dataset(nodes, blobs)
 
     @checked
     def load(

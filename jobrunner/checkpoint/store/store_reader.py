@@ -187,6 +187,11 @@ class StoreReader:
             )
         return document.blobs[name]
 
+    def array_reader(self, document: StoreDocument, name: str) -> ArrayReader | RowReader | None:
+        """The reader of a blob that is an array; None of any other."""
+        blob = self._blob(document, name)
+        return self._reader(document, blob.arrays[0]) if blob.tree == LONE_ARRAY else None
+
     def axis_length(self, blob: str, axis: int) -> int:
         """Return the length of an array blob along `axis`."""
         return self._lone_array(blob, axis).shape[axis]
@@ -205,12 +210,11 @@ class StoreReader:
     def _lone_array(self, name: str, axis: int) -> ArrayReader | RowReader:
         """The reader of an array blob."""
         document = self.read_document()
-        blob = self._blob(document, name)
-        if blob.tree != LONE_ARRAY:
+        reader = self.array_reader(document, name)
+        if reader is None:
             raise DefinitionError(
                 f"Blob {name!r} in {self.root} is not an array, so it cannot be part of one."
             )
-        reader = self._reader(document, blob.arrays[0])
         if axis >= len(reader.shape):
             raise DefinitionError(
                 f"Blob {name!r} in {self.root} has {len(reader.shape)} axes, but is declared as a "

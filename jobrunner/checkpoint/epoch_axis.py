@@ -1,0 +1,357 @@
+"""Recorded epochs as an axis: a blob of many epochs as one Dask array, and a run as an xarray Dataset.
+
+Opening reads the log, and one document of each node. The tasks that read the other epochs check that
+their values are alike. Only a value of 8 MiB or more costs a document of each epoch: its digest names
+the task that reads it, so that Dask reads equal values once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jobrunner.checkpoint.directory import Directory, EpochRecord
+from jobrunner.checkpoint.load_plan import with_contents
+from jobrunner.checkpoint.store import StoreDocument, StoreReader
+from jobrunner.errors import BlobNotFoundError, CheckpointError, DefinitionError
+from jobrunner.positions import EpochLike, PublicPosition, format_ranges
+from jobrunner.texts import listed
+
+if TYPE_CHECKING:
+    from dask.array import Array
+    from xarray import Dataset, DataTree
+
+_SMALL_BYTES = 8 << 20
+"""Several shorter values make a chunk."""
+
+_CHUNK_BYTES = 32 << 20
+
+
+class ValueType(NamedTuple):
+    """What the values of a blob must have in common."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of a value."""
+        nbytes = self.dtype.itemsize
+        for length in self.shape:
+            nbytes *= length
+        return nbytes
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def find_type(reader: StoreReader, document: StoreDocument, blob: str) -> ValueType | None:
+    """The type of an array or a number; None of anything else."""
+    array = reader.array_reader(document, blob)
+    if array is not None:
+        return ValueType(tuple(array.shape), array.dtype)
+    if document.blobs[blob].arrays:
+        return None
+    value = reader.load([blob], document=document)[blob]
+    is_number = isinstance(value, bool | int | float | complex | np.generic)
+    return ValueType((), np.asarray(value).dtype) if is_number else None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The value of a node at an epoch, and what it must be."""
+
+    epoch: PublicPosition
+    node: str
+    reader: StoreReader
+    type: ValueType
+
+    def read_document(self) -> StoreDocument:
+        """Read the document of its store."""
+        return self.reader.read_document()
+
+
+class EpochChunk:
+    """Reads a blob of some nodes at some epochs; picklable, and needs nothing else of the job.
+
+    `axis` is that along which the values of the nodes are joined; None: along a new one.
+    """
+
+    # Not a dataclass: Dask would search all its fields for collections.
+    def __init__(self, blob: str, rows: Sequence[Sequence[Part]], axis: int | None) -> None:
+        self.blob = blob
+        self.rows = rows  # one an epoch
+        self.axis = axis
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what it reads."""
+        shapes = [part.type.shape for part in self.rows[0]]
+        if self.axis is None:
+            return (len(self.rows), len(shapes), *shapes[0])
+        joined = list(shapes[0])
+        joined[self.axis] = sum(shape[self.axis] for shape in shapes)
+        return (len(self.rows), *joined)
+
+    def read(self) -> Any:
+        """Read and verify the values, and stack the epochs; of equal values, only one is read."""
+        documents = iter(self.read_documents())
+        values: dict[str, Any] = {}
+        joined = []
+        for row in self.rows:
+            arrays = []
+            for part in row:
+                document = next(documents)
+                digest = part.reader.digest(document, self.blob)
+                if digest not in values:
+                    values[digest] = part.reader.load([self.blob], document=document)[self.blob]
+                arrays.append(values[digest])
+            is_stacked = self.axis is None
+            joined.append(np.stack(arrays) if is_stacked else np.concatenate(arrays, self.axis))
+        return np.stack(joined)
+
+    def read_documents(self) -> list[StoreDocument]:
+        """Read the documents of all parts; raises CheckpointError if the values are not alike."""
+        parts = [part for row in self.rows for part in row]
+        documents = list(parts[0].reader.files.each(Part.read_document, parts))
+        by_problem: dict[str, list[PublicPosition]] = {}
+        for part, document in zip(parts, documents, strict=True):
+            actual = find_type(part.reader, document, self.blob)
+            if actual != part.type:
+                problem = f"node {part.node!r} has {actual or 'no array'} instead of {part.type}"
+                by_problem.setdefault(problem, []).append(part.epoch)
+        if by_problem:
+            problems = [
+                f"at epochs {format_ranges(epochs)}, {name}" for name, epochs in by_problem.items()
+            ]
+            raise CheckpointError(
+                f"The values of the blob {self.blob!r} in {parts[0].reader.directory} have not all "
+                f"the same shape and dtype: {listed(problems)}. Leave these epochs or nodes out."
+            )
+        return documents
+
+
+class EpochAxis:
+    """Some recorded epochs of a directory, by default all whole ones.
+
+    Raises CheckpointNotFoundError if one that is named is not recorded, or if there are none.
+    """
+
+    def __init__(self, directory: Directory, epochs: Collection[EpochLike] | None) -> None:
+        self._directory = directory
+        snapshot = directory.snapshot()
+        if epochs is None:
+            positions = [at for at in snapshot.epochs if not at.step]
+        else:
+            positions = [directory.resolve(epoch, snapshot) for epoch in epochs]
+        if not positions:
+            positions = [directory.resolve("latest", snapshot)]
+        self.records: list[EpochRecord] = []
+        by_contents: dict[Any, EpochRecord] = {}  # most epochs share an entry of the log
+        for _, record in directory.records(positions, snapshot):
+            if isinstance(record, CheckpointError):
+                raise record
+            key = (record.contents_number, *record.stores)
+            if key not in by_contents:
+                by_contents[key] = with_contents(directory, record)
+            self.records.append(replace(record, contents=by_contents[key].contents))
+        self.newest = max(self.records, key=lambda record: record.at)
+        """The epoch whose values all others must be like."""
+        self._documents: dict[str, StoreDocument] = {}  # of that epoch, by node
+
+    def find_reader(self, record: EpochRecord, node: str, blob: str) -> StoreReader | None:
+        """The store that has a blob of a node, if any; it makes plain values only."""
+        owner = record.details.replicated.get(blob, [node])[0]
+        store = record.stores.get(owner)
+        if store is None or blob not in (record.contents or {})[owner].blobs:
+            return None
+        return StoreReader(self._directory.files, self._directory.path, store.name, store.sha256)
+
+    def document(self, reader: StoreReader) -> StoreDocument:
+        """The document of a store of the newest epoch."""
+        if reader.store not in self._documents:
+            self._documents[reader.store] = reader.read_document()
+        return self._documents[reader.store]
+
+    def nodes_of(self, blob: str) -> list[str]:
+        """The nodes that have a blob at the newest epoch; of a replicated one, the first."""
+        details = self.newest.details
+        if blob in details.partitions:
+            return list(details.partitions[blob].nodes)
+        if blob in details.replicated:
+            return details.replicated[blob][:1]
+        return [node for node in self.newest.stores if self.find_reader(self.newest, node, blob)]
+
+    def missing(self, blob: str, nodes: Collection[str]) -> str | None:
+        """Which epochs lack a blob of nodes, in words; None if all have it."""
+        for node in nodes:
+            epochs = []
+            for record in self.records:
+                if self.find_reader(record, node, blob) is None:
+                    epochs.append(record.at.public)
+            if epochs:
+                return f"node {node!r} has no blob {blob!r} at epochs {format_ranges(epochs)}"
+        return None
+
+    def array(self, blob: str, nodes: Collection[str] | None = None) -> Array:
+        """See `MultiNodeCheckpointManager.array`."""
+        nodes = self.nodes_of(blob) if nodes is None else list(nodes)
+        if not nodes:
+            raise BlobNotFoundError(
+                f"No node has a blob {blob!r} at epoch {self.newest.at} of {self._directory.path}."
+            )
+        problem = self.missing(blob, nodes)
+        if problem:
+            raise BlobNotFoundError(
+                f"{self._directory.path}: {problem}. Name nodes and epochs that have it."
+            )
+        types = self._find_types(blob, nodes)
+        rows = []
+        for record in self.records:
+            row = []
+            for node in nodes:
+                reader = self.find_reader(record, node, blob)
+                assert reader is not None
+                row.append(Part(record.at.public, node, reader, types[node]))
+            rows.append(row)
+        partition = self.newest.details.partitions.get(blob)
+        if partition is not None:
+            return _join(blob, rows, partition.axis)
+        array = _join(blob, rows, None)
+        return array if len(nodes) > 1 else array[:, 0]
+
+    def _find_types(self, blob: str, nodes: Sequence[str]) -> Mapping[str, ValueType]:
+        types: dict[str, ValueType] = {}
+        for node in nodes:
+            reader = self.find_reader(self.newest, node, blob)
+            assert reader is not None
+            value_type = find_type(reader, self.document(reader), blob)
+            if value_type is None:
+                raise DefinitionError(
+                    f"Blob {blob!r} of node {node!r} is no array or number at epoch "
+                    f"{self.newest.at} of {self._directory.path}. Open the epochs one by one."
+                )
+            types[node] = value_type
+            is_part = blob in self.newest.details.partitions
+            if value_type != types[nodes[0]] and not is_part:
+                raise DefinitionError(
+                    f"Blob {blob!r} of {self._directory.path} is {types[nodes[0]]} at node "
+                    f"{nodes[0]!r}, and {value_type} at node {node!r}. Name nodes that are alike."
+                )
+        return types
+
+    # --- labels
+
+    def dataset(
+        self, nodes: Collection[str] | None = None, blobs: Collection[str] | None = None
+    ) -> Dataset | DataTree:
+        """See `MultiNodeCheckpointManager.to_xarray`."""
+        try:
+            import xarray  # only users of this need it
+        except ImportError as error:
+            raise DefinitionError(
+                f"to_xarray needs xarray, which cannot be imported here: {error}. Install it with "
+                f"`pip install xarray`."
+            ) from error
+        contents = self.newest.contents or {}
+        nodes = list(contents) if nodes is None else list(nodes)
+        by_node: dict[str, dict[str, Any]] = {node: {} for node in nodes}
+        left_out = []
+        for node in nodes:
+            for blob in contents[node].blobs if node in contents else ():
+                if blobs is not None and blob not in blobs:
+                    continue
+                problem = self.missing(blob, [node])
+                value_type, dims = self._describe(node, blob)
+                if value_type is None:
+                    problem = f"blob {blob!r} of node {node!r} is no array or number"
+                if problem and blobs is None:
+                    left_out.append(problem)
+                else:
+                    by_node[node][blob] = (value_type, dims)
+        for blob in blobs or ():
+            if not any(blob in described for described in by_node.values()):
+                self.array(blob, nodes)  # raises
+        labels = self._label(xarray.Dataset(attrs={"left_out": left_out}))
+        first = next(iter(by_node.values()), {})
+        if all(described == first for described in by_node.values()):
+            return self._fill(labels, first, nodes)
+        tree = {"/": labels}
+        for node in nodes:
+            tree[node] = self._fill(xarray.Dataset(), by_node[node], [node])
+        return xarray.DataTree.from_dict(tree)
+
+    def _describe(self, node: str, blob: str) -> tuple[ValueType | None, list[str]]:
+        """The type of a blob, and the names of its axes."""
+        reader = self.find_reader(self.newest, node, blob)
+        assert reader is not None
+        document = self.document(reader)
+        value_type = find_type(reader, document, blob)
+        array = reader.array_reader(document, blob)
+        dims = []
+        if array is not None and value_type is not None:
+            names = array.array.document.dimension_names
+            for axis in range(len(value_type.shape)):
+                name = names[axis] or "_dim_"
+                dims.append(f"{blob}_{axis}" if name.startswith("_dim_") else name)
+        return value_type, dims
+
+    def _label(self, dataset: Dataset) -> Dataset:
+        """Add the epochs and their metrics."""
+        from pandas import DataFrame  # xarray imports it, too
+
+        positions = [record.at for record in self.records]
+        dataset = dataset.assign_coords(epoch=[at.epoch for at in positions])
+        if any(at.step for at in positions):
+            dataset = dataset.assign_coords(step=("epoch", [at.step for at in positions]))
+        metrics = DataFrame([record.details.metrics for record in self.records])
+        return dataset.assign({name: ("epoch", metrics[name].to_numpy()) for name in metrics})
+
+    def _fill(self, dataset: Dataset, described: Mapping[str, Any], nodes: list[str]) -> Dataset:
+        """Add blobs; a metric of the same name is called ``metric_...`` then."""
+        both = {name: f"metric_{name}" for name in described if name in dataset.variables}
+        dataset = dataset.rename(both)
+        for blob, (_, dims) in described.items():
+            array = self.array(blob, nodes)
+            is_by_node = array.ndim > 1 + len(dims)
+            dataset[blob] = (["epoch", "node", *dims] if is_by_node else ["epoch", *dims]), array
+            if is_by_node:
+                dataset = dataset.assign_coords(node=nodes)
+        return dataset
+
+
+def _join(blob: str, rows: Sequence[Sequence[Part]], axis: int | None) -> Array:
+    """Cut epochs and nodes into chunks, and return them as one array."""
+    import dask.array  # slow to import
+    from dask.base import tokenize
+    from dask.delayed import delayed
+
+    num_nodes = len(rows[0])
+    largest_bytes = max(1, *(part.type.nbytes for part in rows[0]))
+    nodes_at_once = epochs_at_once = 1
+    documents = None
+    if largest_bytes < _SMALL_BYTES:
+        nodes_at_once = min(num_nodes, _CHUNK_BYTES // largest_bytes)
+        epochs_at_once = _CHUNK_BYTES // (largest_bytes * nodes_at_once)
+    else:
+        documents = iter(EpochChunk(blob, rows, axis).read_documents())
+    columns = []
+    for i in range(0, len(rows), epochs_at_once):
+        pieces = []
+        for j in range(0, num_nodes, nodes_at_once):
+            cut = [row[j : j + nodes_at_once] for row in rows[i : i + epochs_at_once]]
+            chunk = EpochChunk(blob, cut, axis)
+            content: list[Any] = [part.reader.identity for row in cut for part in row]
+            if documents is not None:
+                content = [cut[0][0].reader.digest(next(documents), blob)]
+            task = delayed(EpochChunk.read)(
+                chunk, dask_key_name=f"{blob}-{tokenize(content, axis)}"
+            )
+            dtype = cut[0][0].type.dtype
+            pieces.append(dask.array.from_delayed(task, chunk.shape, dtype))
+        columns.append(dask.array.concatenate(pieces, 1 if axis is None else axis + 1))
+    array: Array = dask.array.concatenate(columns)
+    return array
