@@ -41,8 +41,8 @@ copybutton_prompt_is_regexp = True
 def _link_within(app: Any, name: str, source: list[str]) -> None:
     """Link to the pages that include files which lie outside of `docs`."""
     source[0] = re.sub(
-        r"\]\(((?:\.\./)*)\.\./(SECURITY|CONTRIBUTING|CHANGELOG)\.md",
-        lambda found: f"]({found[1]}{found[2].lower()}.md",
+        r"\]\(((?:\.\./)*)\.\./(?:SECURITY|CONTRIBUTING|CHANGELOG)\.md",
+        r"](\1project.md",
         source[0],
     )
 

@@ -35,7 +35,7 @@ def test_each_key_has_its_default_is_documented_and_is_used(key: str, value: flo
         assert config.get_choice(key, value) == value
     else:
         assert config.get_number(key) == value
-    guide = (_ROOT / "docs" / "configuration.md").read_text()
+    guide = (_ROOT / "docs" / "command-line.md").read_text()
     assert (
         f"| `jobrunner.{key}` | {str(value).lower() if isinstance(value, bool) else value} |"
         in guide
@@ -45,7 +45,7 @@ def test_each_key_has_its_default_is_documented_and_is_used(key: str, value: flo
 
 
 def test_the_file_that_the_page_shows_sets_keys_that_exist() -> None:
-    (file,) = blocks("configuration.md", "yaml")
+    (file,) = blocks("command-line.md", "yaml")
     assert _flatten(yaml.safe_load(file.code)["jobrunner"]).keys() <= _DEFAULTS.keys()
 
 

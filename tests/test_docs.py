@@ -204,7 +204,7 @@ def test_the_page_on_the_command_line_has_every_command_its_options_and_its_json
 def test_the_page_on_installing_has_every_extra() -> None:
     about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for_developers = {"test", "dev", "docs", "browser", "bench"}
-    rows = re.findall(r"^\| (`.*`) \|", (ROOT / "docs" / "install.md").read_text(), re.M)
+    rows = re.findall(r"^\| (`.*`) \|", (ROOT / "docs" / "index.md").read_text(), re.M)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row.partition("|")[0])}
     assert named == set(about["optional-dependencies"]) - for_developers
 
