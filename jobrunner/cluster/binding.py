@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from jobrunner.cluster.exchange import Members, Reply, Request, malformed, pickle_function
-from jobrunner.cluster.leases import Demand, Leases, Spread
+from jobrunner.cluster.leases import Leases, Spread
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
 from jobrunner.cluster.results import GroupResult, UnderWay, merge_runs
@@ -89,7 +89,7 @@ class Binding:
     # ---- for runners
 
     @property
-    def doubted(self) -> set[str]:
+    def doubted(self) -> frozenset[str]:
         """Workers that this binding or an earlier one has lost."""
         return self._leases.doubted | self.lost.keys()
 
@@ -271,7 +271,7 @@ class Binding:
         self._is_released = True
         with suppress(ExecutionError):  # without a scheduler, workers free everything themselves
             self._messenger.sync(self._messenger.tell, {"call": "release"}, wait_seconds)
-        self._messenger.close()
+        self._messenger.part(self._members.workers)
         self._leases.release(wait_seconds)
 
     def ship(self, plans: Mapping[str, GroupPlan]) -> None:
@@ -288,11 +288,14 @@ class Binding:
 
     # ---- for the session
 
-    def extend(self, nodes: Sequence[PlannedNode], demand: Demand) -> None:
-        """Place more nodes, with empty workspaces.
+    def extend(
+        self, nodes: Sequence[PlannedNode], wait_seconds: float, wanted_workers: int = 0
+    ) -> None:
+        """Place more nodes, with empty workspaces; a cluster that adapts is asked for workers.
 
         Raises a `PlacementError` if no suitable workers have room in time.
         """
+        deadline = time.monotonic() + wait_seconds
         stays = {**self._previous, **self.placement}
         options = BindingOptions(
             job=self.plan.job,
@@ -301,7 +304,7 @@ class Binding:
             can_move=self._can_move,
             silence_seconds=self._scheduler.silence_seconds,
         )
-        placed, leases = self._leases.take(nodes, stays, demand, options)
+        placed, leases = self._leases.take(nodes, stays, options, deadline, wanted_workers)
         self.placement.update(placed)
         news: dict[str, Any] = {a: {"nodes": {}, "streams": {}} for a in self._members.workers}
         for address, lease in leases.items():
@@ -311,8 +314,15 @@ class Binding:
             about["nodes"][node.name] = sorted(self.plan.transient.get(node.name, ()))
             about["streams"][node.name] = node.stream
         request = Request("ship", {"placement": self.placement}, per_worker=news)
-        with self._leases.in_time(request):
+        request.deadline_seconds = max(0.0, deadline - time.monotonic())
+        try:
             self._call(request, list(news))
+        except NodeLostError:
+            raise
+        except ExecutionError:
+            if self._members.waiting:  # until the deadline
+                raise self._leases.too_late() from None
+            raise
 
     def blob_names(self) -> dict[str, frozenset[str]]:
         """The names of the global blobs, by node."""

@@ -60,7 +60,8 @@ class Connection:
                 f"Session.local() for a cluster on this machine, or Session.connect(address)."
             )
         self.client = client  # `reconnect` may replace it
-        self.scheduler = SchedulerLink(client)
+        most_workers = math.inf if cluster is None else cluster.most_workers
+        self.scheduler = SchedulerLink(client, most_workers)
         self._cluster = cluster
         self._connect = connect
         self._close_seconds = close_seconds
@@ -97,11 +98,6 @@ class Connection:
                 f"tls.ca-file and tls.client.cert below distributed.comm in Dask's configuration, or "
                 f"security=."
             ) from error
-
-    @property
-    def most_workers(self) -> float:
-        """How many workers the cluster can have; infinite if unknown."""
-        return math.inf if self._cluster is None else count_workers(self._cluster.cluster)
 
     def reconnect(self, address: str, wait_seconds: float) -> None:
         """Wait until a lost scheduler is back at its address; see `Session.reconnect`.
@@ -235,6 +231,7 @@ class OwnCluster:
                     f"import the script, or use Session.local(processes=False)."
                 ) from error
             self.cluster = self._starting.result()
+            self.most_workers = count_workers(self.cluster)
             self.client = Client(self.cluster, set_as_default=False)
         except BaseException:
             deadline = time.monotonic() + STOP_SECONDS

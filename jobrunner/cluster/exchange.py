@@ -10,7 +10,6 @@
 | its lease was cancelled | `Messenger`, by the status of Dask's future | one message |
 | Dask could not send it a message | `exchange`, unless the scheduler soon says that it retires | `NEWS_SECONDS` |
 | it does not answer, and then no ping either | `Messenger`, `SchedulerLink.find_silent` | worker-silence-seconds, `PING_SECONDS` |
-| it retires, and does not answer | `Messenger` | `DEPARTURE_SECONDS` |
 | another worker cannot send it values, or a ping | `worker/outbox.py`, whose worker names it as a suspect | worker-silence-seconds, `PING_SECONDS`, `LOSS_SECONDS` |
 
 Before a worker that did not answer a message counts as lost, the scheduler must answer a ping: else the
@@ -34,9 +33,11 @@ from jobrunner.errors import (
     NodeLostError,
     TaskFailedError,
 )
-from jobrunner.texts import listed
+from jobrunner.texts import get_logger, listed
 from jobrunner.worker import EndedRun, Failure, Frames, Message
 from jobrunner.workspace import dumps_definitions
+
+logger = get_logger(__name__)
 
 FIRST_WAIT_SECONDS = 0.25
 """How long workers may delay the answer to a first message.
@@ -51,8 +52,6 @@ NEWS_SECONDS = 0.5
 """How long to wait for news from the scheduler of a worker whose answer was an error."""
 LOSS_SECONDS = 2.0
 """How long to wait for news from the scheduler of a worker that another one could not reach."""
-DEPARTURE_SECONDS = 3.0
-"""How much later than requested a worker that is about to leave may answer."""
 
 Answer = Message | BaseException
 
@@ -277,21 +276,14 @@ class AwaitNews(NamedTuple):
     leaving: str = ""
 
 
-class Warn(NamedTuple):
-    """Log a warning."""
-
-    text: str
-
-
 class Heard(NamedTuple):
     """The result of an action."""
 
     now: float  # time in seconds
     answers: Mapping[str, Answer] = {}  # to `Ask`, by address; empty if a worker is lost
-    lost: Mapping[str, str] = {}  # cause, by address, for workers found to be lost meanwhile
 
 
-Action = Ask | Abort | AwaitNews | Warn
+Action = Ask | Abort | AwaitNews
 
 
 def exchange(
@@ -353,8 +345,8 @@ def exchange(
         if request.what and now - started > warn_seconds:
             warn_seconds *= 2
             late = listed(map(repr, members.nodes_on(pending)))
-            what = request.what.capitalize()
-            yield Warn(f"{what} has taken {now - started:.0f} s. Still waiting for {late}.")
+            taken = f"{request.what.capitalize()} has taken {now - started:.0f} s"
+            logger.warning("%s. Still waiting for %s.", taken, late)
         if request.deadline_seconds is not None:
             left = request.deadline_seconds - (now - started)
             if left <= 0:
@@ -387,8 +379,6 @@ def _messages(
     heard: Heard, members: Members, epoch: int | None
 ) -> Generator[Action, Heard, dict[str, Reply | None]]:
     """Sort out losses; returns the answers, None for a worker to ask again."""
-    for address, how in heard.lost.items():
-        members.lost.setdefault(address, how)
     messages: dict[str, Reply | None] = {}
     for address, answer in heard.answers.items():
         if isinstance(answer, BaseException):

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from distributed import wait
 
-from jobrunner.cluster.exchange import Request
+from jobrunner.cluster.exchange import Member
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import WorkerInfo, place, within_reach
 from jobrunner.cluster.scheduler import SILENT, describe_unfit
 from jobrunner.cluster.wish import Joins, Wish
 from jobrunner.compile import PlannedNode
 from jobrunner.dask_internals import EVERY_WORKER, WorkerNews
-from jobrunner.errors import ExecutionError, NodeLostError, PlacementError
+from jobrunner.errors import PlacementError
 from jobrunner.texts import get_logger
 from jobrunner.worker import (
     MOST_PINGS,
@@ -32,15 +31,6 @@ from jobrunner.worker import (
 logger = get_logger(__name__)
 
 PLACE_AGAIN_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class Demand:
-    """How many workers a binding waits for."""
-
-    wait_seconds: float  # for workers that suit all nodes
-    most_workers: float = math.inf  # the cluster never has more, so nobody waits for others
-    wanted_workers: int = 0  # ask a cluster that adapts for so many
 
 
 class Spread(NamedTuple):
@@ -66,42 +56,39 @@ class Leases:
         self._scheduler = messenger.scheduler
         self._members = messenger.members
         self._messenger = messenger
-        self.doubted = set(doubted)
+        self.doubted = frozenset(doubted)
         self.is_cut = is_cut
-        self._silent: set[str] = set()  # workers that did not answer
-        self._unfit: Mapping[str, str] = {}  # workers that cannot run nodes: address -> reason
+        self._asked: set[str] = set()  # workers that were asked whether they can run nodes
+        self._unfit: dict[str, str] = {}  # those of them that cannot, and why
         self._cuts: set[frozenset[str]] = set()
         self._checked: frozenset[str] = frozenset()  # the workers that `_cuts` covers
         self._num_workers = 0  # of the cluster, when it was looked at last
         self._joins = Joins()
         self._wish = Wish(self._scheduler.client)
-        self._is_watching = False
         self._wanted_workers = 0
-        self._deadline = 0.0  # for workers to host the binding
         self._needs: dict[str, dict[str, float]] = {}  # of what is placed last, by worker
+        self._scheduler.watch([EVERY_WORKER], self._hear)
 
     def take(
         self,
         nodes: Sequence[PlannedNode],
         stays: Mapping[str, str],
-        demand: Demand,
         options: BindingOptions,
+        deadline: float,
+        wanted_workers: int = 0,  # ask a cluster that adapts for so many
     ) -> tuple[dict[str, str], dict[str, str]]:
         """Place nodes on workers, and begin leases there; returns the placement, and these by worker.
 
         Nodes in `stays` stay on these workers if they can. Raises a `PlacementError` if no suitable
         workers are there in time. Workers host the binding as soon as their leases run.
         """
-        if not self._is_watching:
-            self._is_watching = True
-            self._scheduler.watch([EVERY_WORKER], self._hear)
-        self._deadline = time.monotonic() + demand.wait_seconds
-        is_first = options.attempt == 0  # later ones are moves, for which epochs wait
-        placed = self._place_in_time(nodes, stays, demand, is_first=is_first)
+        self._wanted_workers = min(wanted_workers, len(nodes))
+        # Epochs wait for later bindings, which are moves.
+        placed = self._place_in_time(nodes, stays, deadline, is_first=options.attempt == 0)
         self._needs = _needs(nodes, placed)
         keys = self._submit(options)
         used = len(set(self._members.placement.values()).union(placed.values()))
-        lacks = used < self._wanted_workers and self._num_workers < demand.most_workers
+        lacks = used < self._wanted_workers and self._num_workers < self._scheduler.most_workers
         if lacks and options.can_move:  # nodes move to those that come later
             self._ask([member.info for member in self._members.workers.values()])
         else:
@@ -110,19 +97,6 @@ class Leases:
             # Nodes that stay leave some workers without nodes, so look soon whether others fit better.
             self._joins.note(time.monotonic())
         return placed, keys
-
-    @contextmanager
-    def in_time(self, request: Request) -> Iterator[None]:
-        """Within the block, give workers the time that was left to host the binding."""
-        request.deadline_seconds = max(0.0, self._deadline - time.monotonic())
-        try:
-            yield
-        except NodeLostError:
-            raise
-        except ExecutionError:
-            if self._members.waiting:
-                raise self._too_late() from None
-            raise
 
     def spread(self, nodes: Sequence[PlannedNode]) -> Spread | None:
         """Where the nodes would be if they were placed anew, once after workers have joined.
@@ -143,6 +117,21 @@ class Leases:
             return Spread(self._place(nodes, workers, {}), threads)
         except PlacementError:
             return None
+
+    def too_late(self) -> PlacementError:
+        """The error for workers that do not start their leases in time; gives those up."""
+        offers = []
+        for address in sorted(self._members.waiting):
+            worker = self._members.workers[address]
+            worker.leases.pop().release()
+            offered = dict(worker.info.resources) or "none"
+            need = self._needs.get(address) or "none"
+            offers.append(f"{address} offers {offered}, requested: {need}")
+        return PlacementError(
+            f"Workers did not start this session's lease tasks in time. They are paused or "
+            f"closing, or other sessions or tasks use their resources: {'; '.join(offers)}. Close "
+            f"these, start more workers, or wait longer."
+        )
 
     def release(self, wait_seconds: float) -> None:
         """End all leases."""
@@ -174,33 +163,31 @@ class Leases:
         self,
         nodes: Sequence[PlannedNode],
         stays: Mapping[str, str],
-        demand: Demand,
+        deadline: float,
         *,
         is_first: bool,
     ) -> dict[str, str]:
-        deadline = self._deadline
-        self._wanted_workers = min(demand.wanted_workers, len(nodes))
-        first_fit = math.inf
-        has_warned = False
+        has_fitted = has_warned = False
         while True:
             workers = self._messenger.sync(self._find)
             now = time.monotonic()
-            is_full = self._num_workers >= demand.most_workers
+            is_last_try = now >= deadline or self._num_workers >= self._scheduler.most_workers
             try:
                 placed = self._place(nodes, workers, stays)
-                first_fit = min(first_fit, now)
-                are_enough = len(workers) >= self._wanted_workers or is_full or now >= deadline
-                if are_enough or not is_first or self._joins.have_settled(now, first_fit):
+                are_enough = not is_first or len(workers) >= self._wanted_workers
+                if are_enough or is_last_try or (has_fitted and self._joins.are_over(now)):
                     self._messenger.sync(self._meet, workers, set(placed.values()))
                     return placed
+                if not has_fitted:
+                    has_fitted = True
+                    self._joins.note(now)  # others may join for a while
             except PlacementError as error:
-                if is_full or now >= deadline:
+                if is_last_try:
                     raise
                 if not has_warned:
                     has_warned = True
                     logger.warning("%s Waiting for at most %.0f s.", error, deadline - now)
-            if not is_full:
-                self._ask(workers)
+            self._ask(workers)
             # Dask does not report when other bindings free workers.
             time.sleep(max(0.0, min(PLACE_AGAIN_SECONDS, deadline - now)))
 
@@ -224,43 +211,43 @@ class Leases:
         except PlacementError as error:
             if not self._unfit:
                 raise
-            reasons = describe_unfit(self._unfit)
-            if workers:
-                raise PlacementError(f"{error} {reasons}") from None
-            raise PlacementError(
-                f"Cannot place {len(nodes)} nodes: no worker of the cluster can run them. {reasons}"
-            ) from None
+            problem = str(error)
+            if not workers:
+                problem = f"Cannot place {len(nodes)} nodes: no worker of the cluster can run them."
+            raise PlacementError(f"{problem} {describe_unfit(self._unfit)}") from None
 
     async def _meet(self, workers: Sequence[WorkerInfo], used: Collection[str]) -> None:
-        """Make workers that get nodes members."""
-        new = used - self._members.workers.keys()
+        """Make workers that get nodes members, if they get ready to host the binding."""
+        members = self._members.workers
+        new = {w.address: w for w in workers if w.address in used and w.address not in members}
         if not new:
             return
-        strange = await self._messenger.meet([w for w in workers if w.address in new])
-        self.doubted.update(strange)
-        self._scheduler.forget(strange)
-        for address, answer in strange.items():
-            raise PlacementError(
-                f"Worker {address} could not host nodes (found {answer!r}): it is gone or "
-                f"hangs, or has another version of jobrunner. Install this version there, or "
-                f"close the worker."
-            )
+        incarnations = await self._messenger.meet(new)
+        for address, answer in incarnations.items():
+            if not isinstance(answer, str):
+                self._messenger.part(new)
+                self._unfit[address] = f"could not host nodes (found {answer!r})"
+                raise PlacementError(
+                    f"Worker {address} {self._unfit[address]}: it is gone or hangs, or has another "
+                    f"version of jobrunner. Install this version there, or close the worker."
+                )
+        for address, worker in new.items():
+            members[address] = Member(worker, incarnations[address])
 
     async def _find(self) -> list[WorkerInfo]:
         """The workers that nodes may be placed on now."""
         workers = await self._scheduler.workers()
         self._num_workers = len(workers)
-        workers = [w for w in workers if w.address not in self._members.lost]
-        doubted = [w.address for w in workers if w.address in self.doubted - self._silent]
-        # Dask still lists a worker that hangs, so it would get nodes again and again.
-        self._silent.update(await self._scheduler.find_silent(doubted))
-        asked = [w.address for w in workers if w.address not in self._silent]
-        unfit = await self._scheduler.unfit(asked)
-        # Only this binding does without those that answer too late.
-        late = {address for address, reason in unfit.items() if reason == SILENT}
-        self._scheduler.forget(late)
-        self._silent |= late
-        self._unfit = dict.fromkeys(self._silent, SILENT) | unfit
+        present = {w.address for w in workers}
+        new = present - self._asked
+        self._asked = present
+        if new:
+            # Dask still lists a worker that hangs, so it would get nodes again and again.
+            unfit = dict.fromkeys(await self._scheduler.find_silent(new & self.doubted), SILENT)
+            unfit |= await self._scheduler.find_unfit(new - unfit.keys())
+            if unfit:
+                logger.warning("%s", describe_unfit(unfit))
+            self._unfit = {a: why for a, why in self._unfit.items() if a not in new} | unfit
         workers = [w for w in workers if w.address not in self._unfit]
         addresses = frozenset(w.address for w in workers)
         if self.is_cut and not addresses <= self._checked:
@@ -310,20 +297,6 @@ class Leases:
                 )
             )
         return keys
-
-    def _too_late(self) -> PlacementError:
-        offers = []
-        for address in sorted(self._members.waiting):
-            worker = self._members.workers[address]
-            worker.leases.pop().release()
-            offered = dict(worker.info.resources) or "none"
-            need = self._needs.get(address) or "none"
-            offers.append(f"{address} offers {offered}, requested: {need}")
-        return PlacementError(
-            f"Workers did not start this session's lease tasks in time. They are paused or "
-            f"closing, or other sessions or tasks use their resources: {'; '.join(offers)}. Close "
-            f"these, start more workers, or wait longer."
-        )
 
 
 def _needs(nodes: Sequence[PlannedNode], placed: Mapping[str, str]) -> dict[str, dict[str, float]]:

@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from jobrunner.cluster.exchange import (
-    DEPARTURE_SECONDS,
-    Abort,
     Action,
     Answer,
     Ask,
     AwaitNews,
     Batch,
     Heard,
-    Member,
     Members,
     Reply,
     Request,
     exchange,
 )
-from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.dask_internals import WorkerNews, broadcaster
 from jobrunner.errors import SchedulerLostError
@@ -73,8 +69,7 @@ class Messenger:
 
         Raises a `SchedulerLostError` soon after the client has lost its scheduler.
         """
-        if self._client.status != "running":
-            self.scheduler.check_open()  # raises
+        self.scheduler.check_open()
         waits = self._while_connected(function, *args, **kwargs)
         loop = self._client.loop.asyncio_loop  # type: ignore[union-attr]
         future = asyncio.run_coroutine_threadsafe(waits, loop)
@@ -103,11 +98,15 @@ class Messenger:
             self._number += num_runs
             if request.call == "run":
                 self.run_number = request.number
-        return self.sync(self._operate, request, addresses)
+        return self.sync(self._exchange, request, addresses)
 
-    def close(self) -> None:
-        """Stop listening to news of the workers."""
-        self.scheduler.unwatch(list(self.members.workers), self._hear)
+    def part(self, addresses: Collection[str]) -> None:
+        """Stop listening to news of workers, and forget what was heard."""
+        self.scheduler.unwatch(addresses, self._hear)
+        for address in addresses:
+            self.members.lost.pop(address, None)
+            self.members.leaving.pop(address, None)
+        self._loss.clear()  # `lost` has those that remain
 
     # ---- on the client's event loop
 
@@ -122,37 +121,17 @@ class Messenger:
         work = asyncio.ensure_future(function(*args, **kwargs))
         try:
             while not (await asyncio.wait((work,), timeout=LOOK_SECONDS))[0]:
-                if self._client.status != "running":
-                    self.scheduler.check_open()  # raises
+                self.scheduler.check_open()
             return work.result()
         finally:
             work.cancel()
 
-    async def meet(self, infos: Collection[WorkerInfo]) -> dict[str, Any]:
-        """Make workers members if all get ready to host the binding; else return what is wrong."""
-        addresses = [info.address for info in infos]
+    async def meet(self, addresses: Collection[str]) -> dict[str, Any]:
+        """Get workers ready to host the binding; returns their incarnations, or what went wrong."""
         # Losses are reported from now on; a worker that was lost before does not answer.
         self.scheduler.watch(addresses, self._hear)
-        hosting = self.scheduler.run(host, addresses, self.name)
-        answers = await self._wait_for(hosting, 0, asyncio.Event()) or {}
-        strange: dict[str, Any] = {}
-        met: dict[str, Member] = {}
-        for info in infos:
-            answer = answers.get(info.address, "no answer")
-            if not isinstance(answer, str) or info.address not in answers:
-                strange[info.address] = answer
-            else:
-                met[info.address] = Member(info, answer)
-        if not strange:
-            self.members.workers.update(met)
-            return {}
-        self.scheduler.unwatch(addresses, self._hear)
-        for address in addresses:
-            self.members.lost.pop(address, None)
-            self.members.leaving.pop(address, None)
-        if not self.members.lost:
-            self._loss.clear()
-        return strange
+        patience = self.scheduler.silence_seconds
+        return await self.scheduler.run(host, addresses, self.name, patience=patience)
 
     async def abort(
         self, reason: str, wait_seconds: float, addresses: Collection[str] | None = None
@@ -174,7 +153,7 @@ class Messenger:
 
     # ---- requests
 
-    async def _operate(self, request: Request, addresses: Sequence[str]) -> dict[str, Reply]:
+    async def _exchange(self, request: Request, addresses: Sequence[str]) -> dict[str, Reply]:
         steps = exchange(request, addresses, self.members, time.monotonic())
         try:
             action = next(steps)
@@ -185,74 +164,30 @@ class Messenger:
             return replies
 
     async def _perform(self, action: Action) -> Heard:
-        answers: Mapping[str, Answer] = {}
-        lost: dict[str, str] = {}
         if isinstance(action, Ask):
-            lost = self._lost_leases()
-            if lost:
-                self.scheduler.check_open()  # a client without a scheduler cancels leases
-            if not lost and not self.members.lost:
-                answers, lost = await self._ask(action)
-        elif isinstance(action, Abort):
-            if self.run_number:
-                await self.abort(action.reason, ABORT_SECONDS, action.addresses)
-        elif isinstance(action, AwaitNews):
-            leaving = action.leaving
-            await self._await_news(action.seconds, lambda: leaving in self.members.leaving)
-        else:
-            logger.warning("%s", action.text)
-        return Heard(time.monotonic(), answers, lost)
+            answers = await self._ask(action)
+            return Heard(time.monotonic(), answers)
+        if isinstance(action, AwaitNews):
+            await self._await_news(action)
+        elif self.run_number:
+            await self.abort(action.reason, ABORT_SECONDS, action.addresses)
+        return Heard(time.monotonic())
 
-    async def _ask(self, ask: Ask) -> tuple[Mapping[str, Answer], dict[str, str]]:
-        """Send messages; returns the answers, and the workers found to be lost."""
-        leaving, lost = self.members.leaving, dict[str, str]()
-
-        async def ask_leaving(address: str, message: Message) -> Answer:
-            # Dask takes half a minute to notice that such a worker is gone.
-            try:
-                sending = self._send(message, [address])
-                patience = ask.wait_seconds + DEPARTURE_SECONDS
-                return (await asyncio.wait_for(sending, patience))[address]
-            except TimeoutError as error:
-                lost[address] = f"{leaving[address]}, and now it is gone"
-                return error
-
-        asking = {
-            address: asyncio.ensure_future(ask_leaving(address, message))
-            for message, addresses in ask.batches
-            for address in addresses
-            if address in leaving
-        }
-        staying: list[Batch] = [
-            (message, others)
-            for message, addresses in ask.batches
-            if (others := [a for a in addresses if a not in asking])
-        ]
-        try:
-            sending = self._send_all(staying)
-            answers = await self._wait_for(sending, ask.wait_seconds, self._loss)
-            if answers is not None:
-                return answers | {address: await task for address, task in asking.items()}, lost
-            await self.scheduler.identity()  # raises if the scheduler is silent
-            how = f"it has not answered for {self.scheduler.silence_seconds:g} s"
-            silent = await self.scheduler.find_silent(ask.addresses)
-            running: Message = {"status": "running", "tasks": []}
-            return dict.fromkeys(ask.addresses, running), dict.fromkeys(silent, how)
-        finally:
-            for task in asking.values():
-                task.cancel()
-
-    # ---- messages
-
-    async def _wait_for(
-        self, answers: Coroutine[Any, Any, dict[str, T]], wait_seconds: float, loss: asyncio.Event
-    ) -> dict[str, T] | None:
-        """Wait for answers; returns them: none after a loss, None if workers stay silent."""
-        sending = asyncio.ensure_future(answers)
-        losing = asyncio.ensure_future(loss.wait())
+    async def _ask(self, ask: Ask) -> Mapping[str, Answer]:
+        """Send messages; returns the answers: none after a loss, or if there are none yet."""
+        members = self.members
+        for address, worker in members.workers.items():
+            for lease in worker.leases:
+                if lease.status in ("cancelled", "lost", "error"):
+                    self.scheduler.check_open()  # a client without a scheduler cancels leases
+                    members.lost.setdefault(address, f"its lease task was {lease.status}")
+        if members.lost:
+            return {}
+        sending = asyncio.ensure_future(self._send_all(ask.batches))
+        losing = asyncio.ensure_future(self._loss.wait())
         try:
             # Count only time in which this loop ran: the process may have been suspended.
-            seconds = wait_seconds + self.scheduler.silence_seconds
+            seconds = ask.wait_seconds + self.scheduler.silence_seconds
             for _ in range(int(seconds / LOOK_SECONDS) + 1):
                 await asyncio.wait(
                     (sending, losing), timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
@@ -261,22 +196,36 @@ class Messenger:
                     return sending.result()
                 if losing.done():
                     return {}
-            return None
         finally:
             losing.cancel()
             sending.cancel()
+        await self.scheduler.identity()  # raises if the scheduler is silent
+        for address in await self.scheduler.find_silent(ask.addresses):
+            how = f"it has not answered for {self.scheduler.silence_seconds:g} s"
+            members.lost.setdefault(address, how)
+        return {}  # and ask again
+
+    async def _await_news(self, wanted: AwaitNews) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wanted.seconds):
+                while not (self.members.lost or wanted.leaving in self.members.leaving):
+                    self._news.clear()
+                    await self._news.wait()
+
+    # ---- messages
 
     async def _send_all(self, batches: Sequence[Batch]) -> dict[str, Answer]:
         if len(batches) == 1:
             return await self._send(*batches[0])
         slots = asyncio.Semaphore(MAX_BATCHES)
+        answers: dict[str, Answer] = {}
 
-        async def send_one(batch: Batch) -> dict[str, Answer]:
+        async def send(batch: Batch) -> None:
             async with slots:
-                return await self._send(*batch)
+                answers.update(await self._send(*batch))
 
-        parts = await asyncio.gather(*map(send_one, batches))
-        return {address: answer for part in parts for address, answer in part.items()}
+        await asyncio.gather(*map(send, batches))
+        return answers
 
     async def _send(self, message: Message, addresses: Collection[str]) -> dict[str, Answer]:
         """Send a message through the scheduler; returns each worker's answer or an exception."""
@@ -288,15 +237,6 @@ class Messenger:
 
     # ---- news of losses
 
-    def _lost_leases(self) -> dict[str, str]:
-        """Workers whose lease tasks ended: address -> cause."""
-        return {
-            address: f"its lease task was {lease.status}"
-            for address, worker in self.members.workers.items()
-            for lease in worker.leases
-            if lease.status in ("cancelled", "lost", "error")
-        }
-
     def _hear(self, address: str, news: WorkerNews) -> None:
         """Note that a worker is lost or about to leave, as the scheduler says."""
         if news == "lost":
@@ -305,11 +245,3 @@ class Messenger:
         else:
             self.members.leaving.setdefault(address, "the scheduler retires it")
         self._news.set()
-
-    async def _await_news(self, seconds: float, is_enough: Callable[[], object]) -> None:
-        """Wait for a loss, or for news that are enough."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not (self.members.lost or is_enough()):
-                    self._news.clear()
-                    await self._news.wait()

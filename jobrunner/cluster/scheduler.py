@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import pydoc
 import threading
@@ -44,10 +45,10 @@ Listener = Callable[[str, WorkerNews], None]
 class SchedulerLink:
     """A synchronous client's link to its scheduler. Coroutines run on the client's event loop."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, most_workers: float = math.inf) -> None:
         self.client = client
         self.silence_seconds = get_number("worker-silence-seconds")
-        self._reasons: dict[str, str] = {}  # of workers asked: why nodes cannot run there, or ""
+        self.most_workers = most_workers  # that the cluster ever has
 
     # ---- the scheduler
 
@@ -83,7 +84,6 @@ class SchedulerLink:
     async def workers(self) -> list[WorkerInfo]:
         """The running workers, in order of their names and addresses."""
         identity = await self.identity(-1, max(PING_SECONDS, self.silence_seconds))
-        self.forget(self._reasons.keys() - identity["workers"].keys())
         workers = []
         for address, described in identity["workers"].items():
             if described["status"] != "running":
@@ -95,9 +95,46 @@ class SchedulerLink:
         return sorted(workers, key=lambda worker: (len(worker.name), worker.name, worker.address))
 
     async def run(
+        self,
+        function: Callable[..., Any],
+        addresses: Collection[str],
+        *arguments: Any,
+        patience: float,
+    ) -> dict[str, Any]:
+        """Call a function on workers; returns by address what it returned, or an exception.
+
+        If one stays silent, so does the one message to all: then each gets its own.
+        """
+        try:
+            return await asyncio.wait_for(
+                self._broadcast(function, addresses, *arguments), patience
+            )
+        except TimeoutError:
+            patience = min(PING_SECONDS, patience)
+            return await self.run_each(function, addresses, *arguments, patience=patience)
+
+    async def run_each(
+        self,
+        function: Callable[..., Any],
+        addresses: Collection[str],
+        *arguments: Any,
+        patience: float,
+    ) -> dict[str, Any]:
+        """`run`, with a message to each worker from the start."""
+
+        async def run(address: str) -> Any:
+            try:
+                running = self._broadcast(function, [address], *arguments)
+                return (await asyncio.wait_for(running, patience))[address]
+            except OSError as error:
+                logger.info("%s did not answer %s: %r", address, function.__name__, error)
+                return error
+
+        return dict(zip(addresses, await asyncio.gather(*map(run, addresses)), strict=True))
+
+    async def _broadcast(
         self, function: Callable[..., Any], addresses: Collection[str], *arguments: Any
     ) -> dict[str, Any]:
-        """Call a function on workers; returns by address what it returned, or an exception."""
         running: Any = self.client.run(
             function, *arguments, workers=list(addresses), on_error="return"
         )
@@ -107,60 +144,22 @@ class SchedulerLink:
             raise self.loss(error) from error
         return results
 
-    async def run_each(
-        self,
-        function: Callable[..., Any],
-        addresses: Collection[str],
-        *arguments: Any,
-        patience: float,
-    ) -> dict[str, Any]:
-        """`run`, with a message to each worker; an error is the result of one that stays silent."""
-
-        async def run(address: str) -> Any:
-            try:
-                running = self.run(function, [address], *arguments)
-                return (await asyncio.wait_for(running, patience))[address]
-            except OSError as error:
-                logger.info("%s did not answer %s: %r", address, function.__name__, error)
-                return error
-
-        return dict(zip(addresses, await asyncio.gather(*map(run, addresses)), strict=True))
-
     async def find_silent(self, addresses: Collection[str]) -> list[str]:
         """Return those of the workers that do not answer a ping."""
         patience = min(PING_SECONDS, self.silence_seconds)
         answers = await self.run_each(os.getpid, addresses, patience=patience)
         return [address for address, answer in answers.items() if isinstance(answer, BaseException)]
 
-    async def unfit(self, addresses: Collection[str]) -> dict[str, str]:
+    async def find_unfit(self, addresses: Collection[str]) -> dict[str, str]:
         """Return those of the workers that cannot run nodes, and why: by address.
 
         Others' workers need not have jobrunner: nothing that they must import is sent to them.
         """
-        unknown = [address for address in addresses if address not in self._reasons]
-        if unknown:
-            try:
-                # Importing the package may take long.
-                running = self.run(pydoc.locate, unknown, _VERSION)
-                answers = await asyncio.wait_for(running, max(PING_SECONDS, self.silence_seconds))
-            except TimeoutError:  # one stays silent, and with it this message
-                answers = await self.run_each(
-                    pydoc.locate, unknown, _VERSION, patience=PING_SECONDS
-                )
-            for address, answer in answers.items():
-                self._reasons[address] = _reason(answer)
-            if any(map(self._reasons.get, unknown)):
-                logger.warning("%s", describe_unfit(self._unfit_of(unknown)))
-        return self._unfit_of(addresses)
-
-    def _unfit_of(self, addresses: Collection[str]) -> dict[str, str]:
-        reasons = {address: self._reasons.get(address, SILENT) for address in addresses}
+        # Importing the package may take long.
+        patience = max(PING_SECONDS, self.silence_seconds)
+        answers = await self.run(pydoc.locate, addresses, _VERSION, patience=patience)
+        reasons = {address: _reason(answer) for address, answer in answers.items()}
         return {address: reason for address, reason in reasons.items() if reason}
-
-    def forget(self, addresses: Collection[str]) -> None:
-        """Ask these workers again whether they can run nodes, if they are asked for again."""
-        for address in addresses:
-            self._reasons.pop(address, None)
 
     # ---- news of them
 

@@ -12,7 +12,6 @@ from distributed import Client
 
 from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
 from jobrunner.cluster.connection import Connection
-from jobrunner.cluster.leases import Demand
 from jobrunner.compile import Plan, PlannedNode, planned_nodes
 from jobrunner.define import Blob, Count, Task, TaskGroup, TaskOutput, checked
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
@@ -267,10 +266,7 @@ class Session:
                 self._connection.scheduler, name, plan, before, can_move=can_move, stays=stays
             )
             try:
-                binding.extend(
-                    plan.nodes,
-                    Demand(wait_seconds, self._connection.most_workers, wanted_workers),
-                )
+                binding.extend(plan.nodes, wait_seconds, wanted_workers)
                 binding.ship(plan.groups)
             except BaseException:
                 binding.release()
@@ -340,7 +336,7 @@ class Session:
             binding = self.bind(_EMPTY_PLAN)
         new = [node for node in nodes if node.name not in binding.placement]
         if new:
-            binding.extend(new, Demand(DEFAULT_WAIT_SECONDS, self._connection.most_workers))
+            binding.extend(new, DEFAULT_WAIT_SECONDS)
         return binding
 
     def _fetch_output(self, output: TaskOutput) -> Any:

@@ -35,11 +35,6 @@ class Joins:
         """Whether some have joined, and no others are waited for."""
         return now - self.last >= SETTLED_SECONDS or now - self.first >= MOST_WAIT_SECONDS
 
-    def have_settled(self, now: float, since: float) -> bool:
-        """Whether none has joined for a while, or others were waited for long enough, since then."""
-        last = since if math.isinf(self.last) else max(since, self.last)
-        return now - last >= SETTLED_SECONDS or now - since >= MOST_WAIT_SECONDS
-
 
 class Wish:
     """Tasks that nobody can run.

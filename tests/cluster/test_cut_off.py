@@ -252,7 +252,7 @@ def test_workers_that_are_cut_off_from_each_other_only_hold_no_nodes_together(
         for name in PAIR:
             assert ENDS[name][1] in told
         assert "could not send values to" in told
-        assert "did not answer within 2 s (sending: " in told
+        assert "did not answer within 2 s" in told
         state = [session.fetch(Node(name)["x"]).tobytes() for name in "ab"]
     with Session(inproc_client) as session:
         JobRunner(build_one_way(flag)).run(session)

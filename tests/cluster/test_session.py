@@ -481,6 +481,8 @@ def test_threads_switch_sooner_on_workers_that_host_a_session_and_as_before_afte
 class SlowCluster:
     """A cluster whose close waits for its workers until they are killed."""
 
+    most_workers = 1
+
     def __init__(self):
         self.is_closing, self.is_killed, self.is_closed = (threading.Event() for _ in range(3))
 

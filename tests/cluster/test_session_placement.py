@@ -6,6 +6,7 @@ import pytest
 from distributed import Client, LocalCluster, get_worker
 
 from jobrunner import Job, Node, PlacementError, Session, Task
+from jobrunner.worker import host
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +129,25 @@ def test_a_worker_in_use_is_not_scaled_away_and_the_cluster_is_not_idle():
         assert list(client.scheduler_info()["workers"]) == list(binding.placement.values())
         binding.run("init", epoch=0)
         adaptive.stop()
+
+
+def test_nodes_go_elsewhere_if_a_worker_cannot_host_them(session, monkeypatch):
+    async def host_on_plain(binding, dask_worker):
+        if dask_worker.name != "plain":
+            raise RuntimeError("no room")
+        return await host(binding, dask_worker)
+
+    monkeypatch.setattr("jobrunner.cluster.messenger.host", host_on_plain)
+    session.bind(job_of("a", "b").compile(), wait_seconds=20)
+    assert [where(session, name) for name in "ab"] == ["plain", "plain"]
+
+
+def test_after_a_cut_nodes_share_workers_that_reach_each_other(session, monkeypatch):
+    def find_others(addresses, wait_seconds, dask_worker):
+        return [address for address in addresses if address != dask_worker.address]
+
+    binding = session.bind(job_of("a", "b").compile())
+    assert len(set(binding.placement.values())) == 2
+    monkeypatch.setattr("jobrunner.cluster.leases.find_cut", find_others)
+    binding._members.cut.add(binding.placement["a"])  # as a worker has reported
+    assert len(set(session.bind(binding.plan).placement.values())) == 1

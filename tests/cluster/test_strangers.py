@@ -124,9 +124,10 @@ def test_workers_without_jobrunner_work_on_and_get_no_nodes(cluster, client, str
         JobRunner(job, num_epochs=3, callbacks=[Join()]).run(session)
         JobRunner(job, num_epochs=1).run(session)
         assert session.fetch(Node("a")["x"]) == 1
-        # Each is named once, by the session that found it.
-        warned = [r.getMessage() for r in caplog.records if r.name == "jobrunner.cluster.scheduler"]
-        assert [text.count("not installed there") for text in warned] == [1, 1]
+        # Each placement names those that it found.
+        warned = [r.getMessage() for r in caplog.records if r.name == "jobrunner.cluster.leases"]
+        assert warned[0].count("not installed there") == 1
+        assert warned[-1].count("not installed there") == 2
     strangers.join()
     strangers.check(client)
     registered = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.worker_plugins)

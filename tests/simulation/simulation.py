@@ -357,7 +357,8 @@ class Driver:
         while None in waits_for.values():
             yield
             if gone := self.lost & set(members.workers):
-                return Heard(0.0, {}, dict.fromkeys(gone, "it is gone"))
+                members.lost.update(dict.fromkeys(gone, "it is gone"))
+                return Heard(0.0)
         return Heard(0.0, dict(waits_for))
 
 
