@@ -2,29 +2,18 @@ from ._version import (
     __version__ as __version__,
 )
 from .checkpoint import (
-    Checkpoint as Checkpoint,
     CheckpointManager as CheckpointManager,
-    Codec as Codec,
-    FileMetadataHandler as FileMetadataHandler,
     KeepAll as KeepAll,
     KeepBest as KeepBest,
     KeepEvery as KeepEvery,
     KeepLast as KeepLast,
-    MetadataHandler as MetadataHandler,
-    Moment as Moment,
     MultiNodeCheckpointManager as MultiNodeCheckpointManager,
-    RetentionPolicy as RetentionPolicy,
     SaveBefore as SaveBefore,
-    SavedEpoch as SavedEpoch,
     SaveEvery as SaveEvery,
-    SavePolicy as SavePolicy,
     register_codec as register_codec,
 )
 from .cluster import (
     Session as Session,
-)
-from .compile import (
-    Plan as Plan,
 )
 from .define import (
     Blob as Blob,
@@ -36,7 +25,6 @@ from .define import (
     Sum as Sum,
     Task as Task,
     TaskGroup as TaskGroup,
-    TaskOutput as TaskOutput,
     WorkspaceType as WorkspaceType,
     epoch_limiter as epoch_limiter,
     job as job,
@@ -62,23 +50,12 @@ from .pipes import (
     pipe as pipe,
 )
 from .positions import (
-    EpochLike as EpochLike,
     Position as Position,
 )
-from .story import (
-    read_story as read_story,
-    write_report as write_report,
-)
 from .run import (
-    BlobDifference as BlobDifference,
     Callback as Callback,
     CopyTo as CopyTo,
     JobRunner as JobRunner,
-    ReplayReport as ReplayReport,
-    ResumePlan as ResumePlan,
-    RunResult as RunResult,
-    SaveReport as SaveReport,
-    UploadTaskGroupBuilder as UploadTaskGroupBuilder,
 )
 from .worker import (
     current_task as current_task,

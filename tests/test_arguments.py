@@ -16,31 +16,25 @@ import pytest
 
 import jobrunner
 from jobrunner import DefinitionError, Job, JobRunner, KeepBest, KeepLast, Node, Task
-from jobrunner.checkpoint import REGISTERED_CODECS
+from jobrunner.checkpoint import REGISTERED_CODECS, FileMetadataHandler
 from jobrunner.config import get_number
+from jobrunner.story import read_story, write_report
 
 # What jobrunner makes and users only read; and what it calls with arguments of its own.
-_MADE = {
-    *(
-        "BlobDifference",
-        "Callback",
-        "Checkpoint",
-        "EpochLike",
-        "Moment",
-        "Plan",
-        "ReplayReport",
-        "ResumePlan",
-        "RunResult",
-    ),
-    *("SavedEpoch", "SaveReport", "TaskOutput", "WorkspaceType", "__version__", "current_task"),
-    *("MetadataHandler", "RetentionPolicy", "SavePolicy", "UploadTaskGroupBuilder"),
-}
+_MADE = {"Callback", "WorkspaceType", "__version__", "current_task"}
 _CALLED_BY_JOBRUNNER = re.compile(
     r"FileMetadataHandler\.|CopyTo\.|.*\.(retires|is_due|epochs_until)$|"
     r"Session\.(bind|run_group|exclusive|reconnect)$|"
     r"TaskGroup\.(add|find|find_named|check_open)$|Task\.|Blob\.on$|"
     r"KeepBest\.(choose|value)$"
 )
+
+_CALLABLES: Mapping[str, Any] = {
+    **{name: getattr(jobrunner, name) for name in jobrunner.__all__},
+    "FileMetadataHandler": FileMetadataHandler,
+    "read_story": read_story,
+    "write_report": write_report,
+}
 
 _HUGE = 10**5000  # too long for `repr`
 _WRONG: Mapping[str, list[object]] = {
@@ -89,8 +83,7 @@ def _kind(annotation: str) -> str:
 
 def _public() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Public functions, classes and their public methods, by name."""
-    for name in jobrunner.__all__:
-        value = getattr(jobrunner, name)
+    for name, value in _CALLABLES.items():
         if name in _MADE or (isinstance(value, type) and issubclass(value, Exception)):
             continue
         yield name, value
@@ -137,7 +130,7 @@ class _Made:
             "TaskGroup": self.job.epoch_group,
         }
         owner, _, method = name.partition(".")
-        function = getattr(jobrunner, owner)
+        function = _CALLABLES[owner]
         if method:
             function = getattr(objects.get(owner, function), method)
         # None for what is asked for but comes after the check of the flags, numbers and names.

@@ -32,7 +32,7 @@ from jobrunner.texts import get_logger
 logger = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DirectoryRun:
     """A run that holds the directory, from `start` to `end`; one run at a time."""
 
@@ -41,7 +41,8 @@ class DirectoryRun:
     commits: Commits
     delete_on_success: bool
     take_over: bool
-    patience: Patience | None
+    patience: Patience | None = None
+    """How long a silent run counts as alive, if not as configured."""
 
     def start(
         self,

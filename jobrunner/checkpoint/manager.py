@@ -20,7 +20,7 @@ from jobrunner.checkpoint.load_plan import (
     verify_record,
     with_contents,
 )
-from jobrunner.checkpoint.log import MetadataHandler, Patience
+from jobrunner.checkpoint.log import MetadataHandler
 from jobrunner.checkpoint.opened import Checkpoint
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.save_policies import SaveEvery, SavePolicy
@@ -88,8 +88,6 @@ class MultiNodeCheckpointManager:
         `history` and ``jobrunner info`` show it.
     files : Files, optional
         How to access the file system; for tests.
-    patience : Patience, optional
-        How long a silent run counts as alive; for tests.
 
     Raises
     ------
@@ -122,7 +120,6 @@ class MultiNodeCheckpointManager:
         take_over: bool = False,
         metadata: Mapping[str, Any] | None = None,
         files: Annotated[Files, FILES] | None = None,
-        patience: Patience | None = None,
     ) -> None:
         self.save_policy = SaveEvery(epochs=1) if save is None else save
         if budget_bytes is not None and not asynchronous:
@@ -145,7 +142,7 @@ class MultiNodeCheckpointManager:
         self.retention = Retention(self.directory, keep)
         self.commits = Commits(self.directory, self.retention, ArrayOptions(compressors))
         self.run = DirectoryRun(
-            self.directory, self.retention, self.commits, delete_on_success, take_over, patience
+            self.directory, self.retention, self.commits, delete_on_success, take_over
         )
 
     def __repr__(self) -> str:

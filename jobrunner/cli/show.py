@@ -286,15 +286,13 @@ def _without_nodes(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @main.command("top")
 @click.argument("root", metavar="[ROOT]", default=".", type=PATH)
-@click.option("--once", is_flag=True, help="Show them once. [default: if stdout is no terminal]")
-def top_command(*, root: str, once: bool) -> Output:
-    """Follow the runs below ROOT that are alive, until Ctrl-C.
+def top_command(*, root: str) -> Output:
+    """Follow the runs below ROOT that are alive, until Ctrl-C; show them once if stdout is no terminal.
 
     A run is alive while its heartbeat changes. ROOT is a directory, the current one by default, or a URL.
 
     For example:
         jobrunner top runs
-        jobrunner top --once
     """
     from jobrunner.story import LiveRuns
 
@@ -312,7 +310,7 @@ def top_command(*, root: str, once: bool) -> Output:
 
     output = look()
     with contextlib.suppress(KeyboardInterrupt):
-        while sys.stdout.isatty() and not once:
+        while sys.stdout.isatty():
             click.clear()
             click.echo(output.text)
             time.sleep(_LOOK_SECONDS)

@@ -120,11 +120,6 @@ class Node(Active):
         """The node of the innermost ``with`` block, else ``Node("local")``."""
         return cls._innermost() or cls()
 
-    @checked
-    def blob(self, name: str, *, transient: bool = False) -> Blob:
-        """The blob `name` of this node."""
-        return Blob(name, self, transient=transient)
-
     def __getitem__(self, name: str) -> Blob:
         return Blob(name, self)
 

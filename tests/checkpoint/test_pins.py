@@ -14,8 +14,8 @@ from jobrunner import (
     KeepLast,
     MultiNodeCheckpointManager,
     Position,
-    SavedEpoch,
 )
+from jobrunner.checkpoint import SavedEpoch
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
 from tests.saves import save_epoch

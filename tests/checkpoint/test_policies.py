@@ -15,13 +15,11 @@ from jobrunner import (
     KeepBest,
     KeepEvery,
     KeepLast,
-    Moment,
     Position,
     SaveBefore,
-    SavedEpoch,
     SaveEvery,
 )
-from jobrunner.checkpoint import epochs_until
+from jobrunner.checkpoint import Moment, SavedEpoch, epochs_until
 from jobrunner.checkpoint.save_policies import Pace
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jobrunner import KeepAll, MultiNodeCheckpointManager, Position, SavedEpoch
+from jobrunner import KeepAll, MultiNodeCheckpointManager, Position
+from jobrunner.checkpoint import SavedEpoch
 from jobrunner.checkpoint.retention import Sweeper
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.workspace.workspace import Workspace

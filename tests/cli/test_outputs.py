@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jobrunner import DefinitionError, write_report
+from jobrunner import DefinitionError
 from jobrunner.callbacks import EpochLog
+from jobrunner.story import write_report
 from tests.cli.directories import invoke
 
 

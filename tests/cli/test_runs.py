@@ -289,7 +289,7 @@ def test_top_shows_the_runs_that_are_alive(
     assert (run["name"], run["epoch"], run["latest"]) == ("a/alive", 5, 1)
     assert 0 <= run["beat_seconds"] < 60
     assert run["eta_seconds"] == pytest.approx(95 * run["pace_seconds"])
-    assert "No run is alive below" in invoke("top", tmp_path / "ended", "--once").stdout
+    assert "No run is alive below" in invoke("top", tmp_path / "ended").stdout
     assert invoke("top", tmp_path / "nothing").exit_code == 6
 
 

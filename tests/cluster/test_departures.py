@@ -18,12 +18,12 @@ from jobrunner import (
     Task,
     current_task,
     epoch_limiter,
-    read_story,
 )
 from jobrunner.cluster.exchange import Member, Members
 from jobrunner.cluster.leases import Leases
 from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.cluster.scheduler import SchedulerLink
+from jobrunner.story import read_story
 
 NODES, EPOCHS = 3, 10
 

@@ -296,7 +296,7 @@ def commands_for_all(root: Path) -> Iterator[tuple[str, ...]]:
     """The commands that show all directories at once."""
     yield "ls", str(root)
     yield "ls", str(root), "--best", "loss"
-    yield "top", str(root), "--once"
+    yield "top", str(root)
 
 
 def ask(words: Sequence[str]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def test_nodes_are_the_same_by_name_alone():
 
 def test_a_blob_reference_has_its_node():
     node = Node("a")
-    assert node["w"] == node.blob("w") == Blob("w", node) == Blob("w", "a")
+    assert node["w"] == Blob("w", node) == Blob("w", "a")
     assert Task(one, inputs="w", node=node).inputs == (Blob("w", node),)
 
 

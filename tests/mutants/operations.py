@@ -72,12 +72,10 @@ class Case:
     def manager(self, path: str = "", **options: Any) -> MultiNodeCheckpointManager:
         self._begin()
         clock = Clock()
-        return MultiNodeCheckpointManager(
-            path or self.path,
-            files=FaultyFiles(sync=False),
-            patience=Patience(15, clock, clock.wait),
-            **options,
-        )
+        files = FaultyFiles(sync=False)
+        manager = MultiNodeCheckpointManager(path or self.path, files=files, **options)
+        manager.run.patience = Patience(15, clock, clock.wait)
+        return manager
 
     def epochs(self) -> list[Position]:
         """Two recorded epochs, at most."""

@@ -56,9 +56,8 @@ def test_a_run_resumes_from_a_mutant_or_says_why(
         path = str(tmp_path / "mutant")
         write_tree(mutant.tree, path)
         clock = Clock()
-        manager = MultiNodeCheckpointManager(
-            path, files=FaultyFiles(sync=False), patience=Patience(15, clock, clock.wait)
-        )
+        manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False))
+        manager.run.patience = Patience(15, clock, clock.wait)
         error = None
         try:
             epochs = manager.epochs()

@@ -20,12 +20,12 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Position,
-    RunResult,
     SaveEvery,
     Session,
     TaskFailedError,
     current_task,
 )
+from jobrunner.run import RunResult
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -15,13 +15,13 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
-    RunResult,
     Session,
     Task,
     TaskFailedError,
     current_task,
     epoch_limiter,
 )
+from jobrunner.run import RunResult
 
 
 def add(w: Any) -> Any:

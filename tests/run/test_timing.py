@@ -5,16 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from jobrunner import (
-    Job,
-    JobRunner,
-    MultiNodeCheckpointManager,
-    Node,
-    SaveEvery,
-    Task,
-    read_story,
-)
-from jobrunner.story import RunStory
+from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Node, SaveEvery, Task
+from jobrunner.story import RunStory, read_story
 
 
 def nap(seconds: float) -> float:

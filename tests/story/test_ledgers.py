@@ -17,8 +17,8 @@ from jobrunner import (
     Task,
     current_task,
     epoch_limiter,
-    read_story,
 )
+from jobrunner.story import read_story
 
 
 def sleepy(flags: Path, epochs: int) -> Job:

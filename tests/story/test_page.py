@@ -21,9 +21,8 @@ from jobrunner import (
     Task,
     TaskFailedError,
     epoch_limiter,
-    write_report,
 )
-from jobrunner.story import Story, to_page
+from jobrunner.story import Story, to_page, write_report
 from tests.story.stories import make_story
 
 ODD = '"></title><script>alert(1)</script><img src="http://x/y" onload=f()>\x1b[31m\u202e&amp;'

@@ -374,9 +374,8 @@ def repair_log(directory: Directory, patience: Patience | None = None) -> Repair
     with writing(directory.path, "the log could not be repaired"):
         for number in repair.lost:
             handler.replace(entry_to_json(make_entry(LostEntry, number, run)))
-    manager = MultiNodeCheckpointManager(
-        directory.path, handler, files=directory.files, patience=patience
-    )
+    manager = MultiNodeCheckpointManager(directory.path, handler, files=directory.files)
+    manager.run.patience = patience
     manager.directory.log = LogWriter(handler, directory.path, repairs=True)
     manager.run.start([], {"command": "fsck"})
     append = manager.retention.append

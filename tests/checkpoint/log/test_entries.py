@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from jobrunner import CheckpointCorruptError, FileMetadataHandler, MultiNodeCheckpointManager
+from jobrunner import CheckpointCorruptError, MultiNodeCheckpointManager
+from jobrunner.checkpoint import FileMetadataHandler
 from jobrunner.checkpoint.log.entries import (
     BeginEntry,
     CommitEntry,

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from jobrunner import FileMetadataHandler, JobRunnerError
+from jobrunner import JobRunnerError
+from jobrunner.checkpoint import FileMetadataHandler
 from jobrunner.checkpoint.log.entries import Entry
 from jobrunner.testing import FaultyObjects
 from jobrunner.testing.contracts import MetadataHandlerContract

@@ -177,7 +177,8 @@ def test_a_run_in_the_same_process_that_lives_is_refused(
             path.write_text(str(now))
 
     time = Time(beat)
-    other = MultiNodeCheckpointManager(holder.path, patience=time.patience())
+    other = MultiNodeCheckpointManager(holder.path)
+    other.run.patience = time.patience()
     with pytest.raises(CommitConflictError, match="held by another run"):
         other.run.start(["a"], {})
     assert len(list(Path(holder.path).glob(f"{RUNS_DIRECTORY}/*"))) == 1
@@ -185,7 +186,8 @@ def test_a_run_in_the_same_process_that_lives_is_refused(
 
 def test_take_over_does_not_wait(holder: MultiNodeCheckpointManager) -> None:
     time = Time()
-    other = MultiNodeCheckpointManager(holder.path, take_over=True, patience=time.patience())
+    other = MultiNodeCheckpointManager(holder.path, take_over=True)
+    other.run.patience = time.patience()
     other.run.start(["a"], {})
     assert time.now == 100
     other.run.end()
@@ -194,7 +196,8 @@ def test_take_over_does_not_wait(holder: MultiNodeCheckpointManager) -> None:
 def test_a_run_that_has_ended_is_followed_at_once(holder: MultiNodeCheckpointManager) -> None:
     holder.run.end()
     time = Time()
-    other = MultiNodeCheckpointManager(holder.path, patience=time.patience())
+    other = MultiNodeCheckpointManager(holder.path)
+    other.run.patience = time.patience()
     other.run.start(["a"], {})
     assert time.now == 100
     other.run.end()
@@ -206,7 +209,8 @@ def test_a_manager_that_was_dropped_in_its_run_does_not_look_alive(tmp_path: Pat
     del dropped
     gc.collect()
     time = Time()
-    other = MultiNodeCheckpointManager(tmp_path / "k", patience=time.patience())
+    other = MultiNodeCheckpointManager(tmp_path / "k")
+    other.run.patience = time.patience()
     other.run.start(["a"], {})
     assert time.now == 100
     other.run.end()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jobrunner import CommitConflictError, FileMetadataHandler, MultiNodeCheckpointManager
+from jobrunner import CommitConflictError, MultiNodeCheckpointManager
+from jobrunner.checkpoint import FileMetadataHandler
 from jobrunner.checkpoint.log.entries import Entry
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles

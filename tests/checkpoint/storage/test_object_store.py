@@ -30,7 +30,6 @@ from jobrunner import (
     CommitConflictError,
     CopyTo,
     DefinitionError,
-    FileMetadataHandler,
     KeepBest,
     KeepLast,
     MultiNodeCheckpointManager,
@@ -38,6 +37,7 @@ from jobrunner import (
 from jobrunner import checkpoint as package
 from jobrunner.checkpoint import (
     Directory,
+    FileMetadataHandler,
     Files,
     Receipt,
     copy_epoch,

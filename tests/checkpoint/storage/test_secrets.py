@@ -28,11 +28,11 @@ from jobrunner import (
     Task,
     epoch_limiter,
     job,
-    write_report,
 )
 from jobrunner.checkpoint import ObjectFiles
 from jobrunner.cli import main
 from jobrunner.compile import changes, describe
+from jobrunner.story import write_report
 
 CANARY = "cAnArY"
 
