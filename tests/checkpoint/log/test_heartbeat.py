@@ -229,7 +229,8 @@ def test_a_run_that_was_killed_here_is_followed_at_once(tmp_path: Path) -> None:
     """)
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     time = Time()
-    manager = MultiNodeCheckpointManager(tmp_path / "k", patience=time.patience())
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    manager.run.patience = time.patience()
     manager.run.start(["a"], {})
     assert (manager.epochs(), time.now) == ([0], 100)
     manager.run.end()
@@ -251,9 +252,8 @@ def test_of_two_newcomers_one_gets_the_directory(tmp_path: Path) -> None:
         for path in (tmp_path / "k").glob(f"{RUNS_DIRECTORY}/*/{HEARTBEAT}"):
             path.write_text(str(now))
 
-    second = MultiNodeCheckpointManager(
-        tmp_path / "k", files=Racing(), patience=Time(beat).patience()
-    )
+    second = MultiNodeCheckpointManager(tmp_path / "k", files=Racing())
+    second.run.patience = Time(beat).patience()
     with pytest.raises(CommitConflictError):
         second.run.start(["a"], {})
     first.run.end()

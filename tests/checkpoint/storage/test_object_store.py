@@ -238,7 +238,8 @@ def test_an_epoch_that_is_retired_is_deleted_and_one_that_is_set_aside_stays(
 
 
 def test_of_two_runs_that_are_alive_the_second_is_refused(rig: Rig) -> None:
-    rival = rig.again(patience=Patience(0.1, wait=lambda _: None))
+    rival = rig.again()
+    rival.run.patience = Patience(0.1, wait=lambda _: None)
     with pytest.raises(CommitConflictError, match="alive"):
         rival.run.start(["a:0"], {})
     taker = rig.again(take_over=True)
