@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from jobrunner.cluster.arrivals import Arrivals
 from jobrunner.cluster.exchange import Members, Reply, Request, malformed, pickle_function
 from jobrunner.cluster.leases import Leases, Spread
 from jobrunner.cluster.messenger import Messenger
@@ -53,6 +54,7 @@ class Binding:
         name: str,  # unique on the cluster
         plan: Plan,
         before: Binding | None,  # the session's binding before this one
+        arrivals: Arrivals,
         *,
         can_move: bool = False,  # workers that retire wait until their nodes are bound elsewhere
         stays: bool = False,  # nodes that `before` had placed stay on their workers if they can
@@ -66,6 +68,7 @@ class Binding:
         if before is not None and before.plan is plan:
             self.attempt = before.attempt + 1
             self._previous = before.placement if stays else {}
+        self.arrivals = arrivals
         self._scheduler = scheduler
         self._members = Members(self.placement)
         self._messenger = Messenger(scheduler, name, self._members)
@@ -73,6 +76,7 @@ class Binding:
             self._messenger,
             doubted=() if before is None else before.doubted,
             is_cut=before is not None and before.is_cut,
+            near=arrivals.near,
         )
         self.lost = self._members.lost  # workers that this binding has lost: address -> cause
         self.leaving = self._members.leaving  # workers in use about to leave: address -> cause
@@ -146,11 +150,30 @@ class Binding:
         """
         request = Request("run", deadline_seconds=deadline_seconds)
         started = time.perf_counter()
+        plan, _ = self._groups[group]
+        if plan.lazy:
+            self._deliver(plan)
         order = RunOrder(group, epoch, step, captures=captures)
         results, failure = self._run(request, order)
         if failure is not None:
             raise failure
         return dataclasses.replace(results[0], seconds=time.perf_counter() - started)
+
+    def _deliver(self, plan: GroupPlan) -> None:
+        """Bring what Dask has computed for the tasks of a group to their nodes."""
+        lost = self._members.lost
+
+        def check() -> None:
+            if lost or self.leaving:
+                lost.update({a: how for a, how in self.leaving.items() if a not in lost})
+                raise self._members.error(None)
+
+        if not self.arrivals.has(plan):
+            self.arrivals.compute(plan)
+        for address in self.arrivals.deliver(plan, self.name, self.placement, check):
+            lost.setdefault(address, "it restarted and lost this session's state")
+        check()
+        self.arrivals.release()
 
     def run_epochs(
         self, first: int, epochs: int, seconds: float, captures: tuple[int, int] | None = None

@@ -12,7 +12,7 @@ from distributed import wait
 
 from jobrunner.cluster.exchange import Member
 from jobrunner.cluster.messenger import Messenger
-from jobrunner.cluster.placement import WorkerInfo, place, within_reach
+from jobrunner.cluster.placement import Near, WorkerInfo, place, within_reach
 from jobrunner.cluster.scheduler import SILENT, describe_unfit
 from jobrunner.cluster.wish import Joins, Wish
 from jobrunner.compile import PlannedNode
@@ -52,7 +52,9 @@ class Leases:
         messenger: Messenger,
         doubted: Collection[str],  # workers that were lost before: they must answer first
         is_cut: bool,  # some workers could not reach each other before: check whether they can
+        near: Near,
     ) -> None:
+        self._near = near
         self._scheduler = messenger.scheduler
         self._members = messenger.members
         self._messenger = messenger
@@ -205,9 +207,9 @@ class Leases:
         """Choose a worker for each node, if possible workers that reach each other."""
         for side in within_reach(workers, self._cuts):
             with suppress(PlacementError):
-                return place(nodes, side, stays)
+                return place(nodes, side, stays, self._near)
         try:
-            return place(nodes, workers, stays)
+            return place(nodes, workers, stays, self._near)
         except PlacementError as error:
             if not self._unfit:
                 raise

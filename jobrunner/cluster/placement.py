@@ -17,6 +17,9 @@ from jobrunner.config import largest
 from jobrunner.errors import PlacementError
 from jobrunner.texts import counted, format_bytes, listed
 
+Near = Mapping[str, Mapping[str, int]]
+"""How many bytes that a node begins with lie on which worker: node -> address -> bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
@@ -39,10 +42,12 @@ def place(
     nodes: Sequence[PlannedNode],
     workers: Sequence[WorkerInfo],
     previous: Mapping[str, str] | None = None,
+    near: Near | None = None,
 ) -> dict[str, str]:
     """Choose a worker for every node; returns addresses by node, in the order of `nodes`.
 
-    Nodes in `previous` stay on these workers if they still suit; other nodes there count as load.
+    Nodes in `previous` stay on these workers if they still suit; other nodes there count as load. Others
+    go where most of their bytes lie, as long as no worker has more than its share.
     The same arguments give the same placement. Raises a `PlacementError` if no worker suits a node.
     """
     if not workers:
@@ -52,7 +57,7 @@ def place(
         )
     previous = previous or {}
     by_address = {worker.address: worker for worker in workers}
-    placing = _Placing(nodes, workers)
+    placing = _Placing(nodes, workers, near or {})
     names = {node.name for node in nodes}
     for name, address in previous.items():
         if name not in names and address in by_address:
@@ -73,8 +78,11 @@ def place(
 class _Placing:
     """What is placed so far, and what the workers have left."""
 
-    def __init__(self, nodes: Sequence[PlannedNode], workers: Sequence[WorkerInfo]) -> None:
+    def __init__(
+        self, nodes: Sequence[PlannedNode], workers: Sequence[WorkerInfo], near: Near
+    ) -> None:
         self._nodes = nodes
+        self._near = near
         self._workers = workers
         self.free = {worker.address: dict(worker.resources) for worker in workers}
         self._load = Counter[str]()  # nodes, by worker
@@ -97,7 +105,12 @@ class _Placing:
             suiting = [w for w in choices[node.name] if _suits(node, w, self.free[w.address])]
             if not suiting:
                 raise PlacementError(_explain(node, self._workers, self.free))
-            self.put(node, min(suiting, key=lambda w: self._load[w.address] / w.nthreads))
+
+            def fullness(worker: WorkerInfo, node: PlannedNode = node) -> tuple[float, int]:
+                nbytes = self._near.get(node.name, {}).get(worker.address, 0)
+                return self._load[worker.address] / worker.nthreads, -nbytes
+
+            self.put(node, min(suiting, key=fullness))
 
     def share_out(self, kind: str, members: Sequence[PlannedNode]) -> None:
         """Give each worker its share of the nodes of a kind, in blocks of neighbours.
@@ -105,7 +118,7 @@ class _Placing:
         What cannot be divided goes to the workers that have the fewest nodes of other kinds.
         """
         rest = [node for node in members if node.name not in self.placed]
-        present = self._load_by_kind.get(kind, Counter())
+        present = self._load_by_kind.setdefault(kind, Counter())
         count = len(rest) + present.total()
         threads = sum(worker.nthreads for worker in self._workers)
         shares = {w.address: count * w.nthreads // threads for w in self._workers}
@@ -118,11 +131,29 @@ class _Placing:
         emptiest = sorted(self._workers, key=fullness)
         for worker in emptiest[: count - sum(shares.values())]:
             shares[worker.address] += 1
+        rest = self._place_near(rest, shares, present)
         for worker in self._workers:
             missing = max(0, shares[worker.address] - present[worker.address])
             block, rest = rest[:missing], rest[missing:]
             for node in block:
                 self.put(node, worker)
+
+    def _place_near(
+        self, nodes: Sequence[PlannedNode], shares: Mapping[str, int], present: Counter[str]
+    ) -> list[PlannedNode]:
+        """Place nodes where their bytes lie, the largest first; returns those that are left."""
+        by_address = {worker.address: worker for worker in self._workers}
+        wishes = [
+            (nbytes, node, by_address[address])
+            for node in nodes
+            for address, nbytes in self._near.get(node.name, {}).items()
+            if address in by_address
+        ]
+        for _, node, worker in sorted(wishes, key=lambda wish: -wish[0]):
+            has_room = present[worker.address] < shares[worker.address]
+            if has_room and node.name not in self.placed:
+                self.put(node, worker)
+        return [node for node in nodes if node.name not in self.placed]
 
     def put(self, node: PlannedNode, worker: WorkerInfo) -> None:
         """Place a node."""

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Self
 
 from distributed import Client
 
+from jobrunner.cluster.arrivals import Arrivals
 from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
 from jobrunner.cluster.connection import Connection
-from jobrunner.compile import Plan, PlannedNode, planned_nodes
+from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
 from jobrunner.define import Blob, Count, Task, TaskGroup, TaskOutput, checked
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
 from jobrunner.texts import counted, listed, printable
@@ -70,6 +71,7 @@ class Session:
         self._binding: Binding | None = None
         self._last_binding: Binding | None = None  # even if it failed or is released
         self._num_bindings = 0
+        self._arrivals: Arrivals | None = None
         self._is_closed = False
         self._release_seconds = RELEASE_SECONDS
 
@@ -248,13 +250,15 @@ class Session:
         can_move: bool = False,
         stays: bool = False,
         wanted_workers: int = 0,
+        first: GroupPlan | None = None,
     ) -> Binding:
         """Place a plan's nodes on workers, with empty workspaces, and drop the previous binding.
 
         With `stays`, nodes stay on their workers if these still exist. With `can_move`, the caller binds
         again when `Binding.leaving` names a worker, which waits for that. Raises a `PlacementError`
         if no suitable workers are there within `wait_seconds`. A cluster that adapts is asked for
-        `wanted_workers`, if there are as many nodes.
+        `wanted_workers`, if there are as many nodes. `first` is the group to run first: the
+        collections among its arguments are computed before workers are reserved.
         """
         with self._operation(f"job {plan.job!r}"):
             self._num_bindings += 1
@@ -262,8 +266,12 @@ class Session:
             before, self._binding = self._last_binding, None
             if before is not None:
                 before.release()
+            scheduler = self._connection.scheduler
+            self._arrivals = Arrivals(scheduler, plan.job, wait_seconds, self._arrivals)
+            if first is not None:
+                self._arrivals.compute(first)
             binding = self._last_binding = Binding(
-                self._connection.scheduler, name, plan, before, can_move=can_move, stays=stays
+                scheduler, name, plan, before, self._arrivals, can_move=can_move, stays=stays
             )
             try:
                 binding.extend(plan.nodes, wait_seconds, wanted_workers)

@@ -7,10 +7,11 @@ not wait for readers on other nodes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from math import gcd
+from typing import Any
 
 from jobrunner.compile.global_blobs import Key
 from jobrunner.compile.plan import (
@@ -28,7 +29,17 @@ from jobrunner.compile.plan import (
     Slice,
     UpdateArgument,
 )
-from jobrunner.define import Blob, Task, TaskGroup, TaskOutput
+from jobrunner.define import (
+    Arrives,
+    Blob,
+    LazyArgument,
+    Task,
+    TaskGroup,
+    TaskOutput,
+    is_lazy,
+    name_lazy,
+    replaced,
+)
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import listed
 
@@ -81,6 +92,7 @@ class GroupCompiler:
         # Many nodes have blobs of the same names.
         self._arguments: dict[str, BlobArgument] = {}
         self._outputs: dict[tuple[str, bool, bool], Output] = {}
+        self._lazy: list[LazyArgument] = []
 
     def compile(self, conditions: Sequence[TaskOutput | Blob] = ()) -> GroupPlan:
         """Compile the group, and the stop conditions read after it."""
@@ -91,11 +103,13 @@ class GroupCompiler:
                 self._add_after(i, task, earlier)
         self._check_cycles()
         compiled = [self._condition(condition) for condition in conditions]
+        slices = self._slices()
         return GroupPlan(
             name=self.group.name,
-            slices=self._slices(),
+            slices=slices,
             crossings=tuple(self._crossing(key) for key in self._crossings),
             conditions=tuple(compiled),
+            lazy=tuple(self._lazy),
         )
 
     # ---- one task's reads and writes
@@ -330,7 +344,7 @@ class GroupCompiler:
             name=task.name,
             fn=task.fn,
             arguments=tuple(draft.arguments),
-            kwargs=task.kwargs,
+            kwargs=self._without_lazy(task),
             outputs=tuple(outputs),
             captures=tuple([Capture(part, part in task.fetched_parts) for part in parts]),
             waits_for=tuple(sorted(draft.waits_for)),
@@ -340,9 +354,30 @@ class GroupCompiler:
             every=task.every,
             is_seeded=self.is_seeded,
             places=task.places,
+            lazy_parameters=task.lazy_parameters,
             setup=task.setup,
             instance_setup=task.instance_setup,
         )
+
+    def _without_lazy(self, task: Task) -> Mapping[str, Any]:
+        """The keyword arguments, with an `Arrives` in place of each collection."""
+        kwargs = {**task.kwargs}
+        for name in task.lazy_parameters:
+
+            def replace(value: Any, name: str = name) -> Any:
+                if not is_lazy(value):
+                    return value
+                if self.group.name != "init":
+                    raise DefinitionError(
+                        f"Task {task.full_name!r} of the {self.group.name} group: {name!r} is "
+                        f"{name_lazy(value)}; only keyword arguments of init tasks are computed. "
+                        f"Compute it, or move the task to the init group."
+                    )
+                self._lazy.append(LazyArgument(task.node.name, task.name, name, value))
+                return Arrives(len(self._lazy) - 1)
+
+            kwargs[name] = replaced(kwargs[name], replace)
+        return kwargs
 
     def _reports(self) -> dict[str, list[Report]]:
         reports: dict[str, list[Report]] = {}

@@ -30,6 +30,7 @@ from jobrunner.define import (
     TaskOutput,
     check_seedable,
     constants_of,
+    is_lazy,
 )
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_distinct
@@ -82,6 +83,7 @@ def compile_job(job: Job) -> Plan:
 def _check_seedable(tasks: Iterable[Task]) -> None:
     for task in tasks:
         constants = [*constants_of(task.fn, task.kwargs), *task.setup.values()]
+        constants = [value for value in constants if not is_lazy(value)]
         functions = filter(callable, [*constants, *task.instance_setup.values()])
         for fn in (task.fn, *functions):
             check_seedable(fn, f"Task {task.full_name!r} of a job with seed_global_rng")

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from jobrunner.define import ArrayOptions
+from jobrunner.define import ArrayOptions, LazyArgument
 from jobrunner.positions import Position
 from jobrunner.texts import counted, printable
 
@@ -107,6 +107,7 @@ class PlannedTask(Struct, frozen=True):
     is_seeded: bool = False  # see `Job(seed_global_rng=)`
     every: int = 1  # it runs only in steps of an epoch that are due; see `is_due`
     places: tuple[Place, ...] = ()  # of the arguments; (): they are passed in order
+    lazy_parameters: tuple[str, ...] = ()  # those in whose `kwargs` is an `Arrives`
 
     def callee(self) -> Callable[..., Any]:
         """What to call with the arguments."""
@@ -165,6 +166,8 @@ class GroupPlan(Struct, frozen=True):
     slices: Mapping[str, Slice]  # of each node that runs a task, reports, or sends a crossing
     crossings: tuple[Crossing, ...]  # by id
     conditions: tuple[Condition, ...] = ()
+    lazy: tuple[LazyArgument, ...] = ()
+    """What Dask computes before the group runs. In the tasks, `Arrives` stands for each."""
 
 
 class PlannedNode(Struct, frozen=True):

@@ -37,6 +37,14 @@ from .jobs import (
     Job as Job,
     epoch_limiter as epoch_limiter,
 )
+from .lazy import (
+    Arrives as Arrives,
+    LazyArgument as LazyArgument,
+    is_lazy as is_lazy,
+    is_of_dask as is_of_dask,
+    name_lazy as name_lazy,
+    replaced as replaced,
+)
 from .metrics import (
     Max as Max,
     Mean as Mean,

@@ -22,6 +22,7 @@ from typing import (
     get_type_hints,
 )
 
+from jobrunner.define.lazy import WHERE_COMPUTED, is_lazy, leaves
 from jobrunner.errors import DefinitionError
 from jobrunner.positions import EpochLike, is_whole, read_epoch
 from jobrunner.texts import clip, show
@@ -286,26 +287,24 @@ _LAZY: dict[str, Callable[[Any], bool]] = {
 
 def dask_hint(value: object) -> str | None:
     """Advice for a Dask collection or a future that was passed as a value; else None."""
+    if is_lazy(value):
+        return f"compute it first, or pass it to {WHERE_COMPUTED}"
     cls = type(value)
-    if hasattr(cls, "__dask_graph__"):
-        return (
-            "pass what .compute() returns, or build the collection inside the task's function, "
-            "so that each node computes its own part"
-        )
-    packages = ("distributed", "concurrent", "asyncio")
-    if cls.__name__.endswith("Future") and cls.__module__.split(".")[0] in packages:
+    if cls.__name__.endswith("Future") and cls.__module__.split(".")[0] in (
+        "concurrent",
+        "asyncio",
+    ):
         return "pass what .result() returns, or make the value in a task on its node"
     return None
 
 
 def constants_of(fn: object, kwargs: Mapping[str, object]) -> list[object]:
-    """The constant arguments of a task's function, and the items of lists among them."""
+    """The constant arguments of a task's function, and what lists, tuples and dicts among them hold."""
     values = [*kwargs.values()]
     while isinstance(fn, functools.partial):
         values += [*fn.args, *fn.keywords.values()]
         fn = fn.func
-    items = [item for value in values if isinstance(value, list | tuple) for item in value]
-    return values + items
+    return [leaf for value in values for leaf in leaves(value)]
 
 
 def check_runs(fn: object, where: str) -> None:
@@ -314,8 +313,8 @@ def check_runs(fn: object, where: str) -> None:
     functions = [fn]
     if callable(fn) and not inspect.isroutine(fn):
         functions.append(without_partials(type(fn).__call__))
-    for kind, is_lazy in _LAZY.items():
-        if any(is_lazy(function) for function in functions):
+    for kind, is_of_kind in _LAZY.items():
+        if any(is_of_kind(function) for function in functions):
             raise DefinitionError(
                 f"{where} is {kind}, so calling it runs nothing. Pass a plain function, which may "
                 f"call asyncio.run(...), and returns a list instead of yielding."

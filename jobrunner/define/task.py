@@ -22,6 +22,7 @@ from jobrunner.define.checks import (
     read_setup,
 )
 from jobrunner.define.group import TaskGroup
+from jobrunner.define.lazy import is_lazy, leaves
 from jobrunner.define.node import (
     Blob,
     Node,
@@ -104,7 +105,9 @@ class Task:
         Blobs of the task's own node that `fn` changes in place. Where `inputs` are given by name,
         each goes to the parameter of its name; a mapping names other parameters.
     kwargs : mapping, optional
-        Keyword arguments, the same in every run.
+        Keyword arguments, the same in every run. Those of a task of the init group may be, or hold in
+        lists, tuples and dicts, Dask collections, `Delayed` objects and futures: these are computed on
+        the cluster when the task is about to run, and `fn` gets the values.
     name : str, optional
         Unique within its node and group. By default the function's name, with a number if needed.
     node : Node or str, optional
@@ -170,6 +173,7 @@ class Task:
         self.session: Any = None
         self.plan: Any = None
         self.fetched_parts: set[int] = set()
+        self.lazy_parameters: tuple[str, ...] = ()  # the `kwargs` that hold Dask collections
         self.is_final = False  # runs after all others: see `TaskGroup.final_output`
 
         self.kwargs = self._check_call(kwargs or {})
@@ -341,7 +345,12 @@ class Task:
         if not callable(self.fn):
             raise self._wrong_type("fn must be callable", self.fn, "pass a function")
         check_runs(self.fn, f"{where}: fn")
-        for value in constants_of(self.fn, kwargs):
+        eager = dict(kwargs)
+        for name, value in kwargs.items():
+            if any(map(is_lazy, leaves(value))):
+                self.lazy_parameters += (name,)
+                del eager[name]
+        for value in constants_of(self.fn, eager):
             if hint := dask_hint(value):
                 raise DefinitionError(
                     f"{where}: got {type(value).__name__} as a constant argument. "

@@ -113,7 +113,7 @@ class Run:
         """See `JobRunner.run`."""
         try:
             self.callbacks.notify("on_setup", self.runner)
-            self._bind()
+            self._bind_first()
             self._run_in_binding()
             result = self.state.result(self.plan.epoch_limit)
             self.callbacks.notify("on_finish", result)
@@ -250,6 +250,10 @@ class Run:
         told = set[Position]()
         while True:
             resume, origin = self.resume, self.resume.origin
+            if not self.binding.arrivals.has(resume.first_group):
+                # Before the nodes were placed it was decided otherwise, and leases hold resources.
+                self._bind(stays=True)
+                self.saver.start(self.binding)
             if origin is None:
                 return None
             aside = " and set aside" if resume.is_own else ""
@@ -556,6 +560,15 @@ class Run:
             self._bind_again(stays=not self._must_move)
             self._init_or_resume()
 
+    def _bind_first(self) -> None:
+        while True:
+            try:
+                return self._bind()
+            except TaskFailedError as error:  # a collection among the arguments of init tasks
+                if not _is_transient(self.runner.job, error):
+                    raise
+                self._count_loss(error)
+
     def _bind(self, *, stays: bool = False) -> None:
         self._must_move = False
         self.binding = self.session.bind(
@@ -564,6 +577,7 @@ class Run:
             can_move=self.saver.can_save,
             stays=stays,
             wanted_workers=self.runner.wanted_workers,
+            first=self.resume.first_group,
         )
         for group in self.runner.job.groups.values():
             for task in group.tasks():
@@ -572,6 +586,8 @@ class Run:
 
     def _bind_again(self, *, stays: bool) -> None:
         """Place the nodes again; if it `stays`, on the same workers where possible."""
+        if self.plan.groups["init"].lazy:  # it is decided now which of them are computed
+            self.resume = self._decide()
         try:
             self._bind(stays=stays)
         except PlacementError as error:

@@ -152,7 +152,8 @@ class Replay:
         """Run and compare."""
         target = self._target.record
         with session.exclusive(f"The replay of job {self._plan.job!r}"):
-            self._binding = session.bind(self._plan, wait_seconds=self._wait_seconds)
+            first = self._plan.groups["init"] if self._base is None else self._base.reloads
+            self._binding = session.bind(self._plan, wait_seconds=self._wait_seconds, first=first)
             self._run_again(session)
             compared = self._compare(session)
         writers = self._writers()

@@ -80,6 +80,11 @@ class Resume:
         return None if self.begin is None else self.begin.record.at
 
     @property
+    def first_group(self) -> GroupPlan:
+        """What runs first: the init group, or the init tasks that run again after the load."""
+        return self.plan.groups["init"] if self.begin is None else self.begin.reloads
+
+    @property
     def streams(self) -> Mapping[str, str]:
         """Node -> its first name, to which its random stream belongs, if it has another one."""
         return {} if self.begin is None else self.begin.match.streams

@@ -1,5 +1,6 @@
 """What runs inside a worker process."""
 
+from jobrunner.worker.arrived import take_arrived
 from jobrunner.worker.call import set_up
 from jobrunner.worker.epoch_batch import EndedRun, RunOrder
 from jobrunner.worker.hosted_nodes import (

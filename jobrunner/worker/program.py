@@ -26,9 +26,10 @@ from jobrunner.compile import (
     ResultArgument,
     UpdateArgument,
 )
+from jobrunner.define import Arrives, replaced
 from jobrunner.errors import BlobNotFoundError
 from jobrunner.worker.task_context import seed_calls, seeded
-from jobrunner.workspace import IMMUTABLE, Workspace, settle, view
+from jobrunner.workspace import IMMUTABLE, Workspace, settle, unshared, view
 
 REPORT_INDEX = 1 << 31
 """Reports' indices begin here: in order of definition, they come after all tasks."""
@@ -186,7 +187,7 @@ class Program:
         if task.kwargs and all(type(value) in IMMUTABLE for value in task.kwargs.values()):
             fn = partial(fn, **task.kwargs)
         elif task.kwargs:
-            fn = _WithValues(fn, task.kwargs)
+            fn = _WithValues(fn, task, workspace.set_aside)
         step = Step(
             len(self.steps),
             task.index,
@@ -267,13 +268,33 @@ class Program:
         )
 
 
-class _WithValues:
-    """Calls a function with keyword arguments, which it gets as it gets inputs."""
+def arrived_name(number: int) -> str:
+    """Under what a workspace sets aside the value of the `LazyArgument` with a number."""
+    return f"arrived {number}"
 
-    def __init__(self, fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+
+class _WithValues:
+    """Calls a function with the keyword arguments of a task, which it gets as it gets inputs."""
+
+    def __init__(
+        self, fn: Callable[..., Any], task: PlannedTask, set_aside: dict[str, Any]
+    ) -> None:
         self._fn = fn
-        self._stored = {name: settle([value]) for name, value in kwargs.items()}
+        self._stored = {name: settle([value]) for name, value in task.kwargs.items()}
+        self._lazy_parameters = task.lazy_parameters
+        self._set_aside = set_aside
+        self._is_alone = task.num_instances == 1
 
     def __call__(self, *arguments: Any, **more: Any) -> Any:
         kwargs = {name: view(value) for name, value in self._stored.items()}
+        for name in self._lazy_parameters:
+            kwargs[name] = replaced(kwargs[name], self._find_arrived)
         return self._fn(*arguments, **kwargs, **more)
+
+    def _find_arrived(self, value: Any) -> Any:
+        if type(value) is not Arrives:
+            return value
+        name = arrived_name(value.number)
+        if self._is_alone:  # then it belongs to the call, which may return it without a copy
+            return unshared(self._set_aside.pop(name))
+        return view(self._set_aside[name])

@@ -3,6 +3,7 @@
 from jobrunner.workspace.pickles import (
     NotPicklableError,
     Pickled,
+    copied,
     dumps_definitions,
     from_frames,
     received,

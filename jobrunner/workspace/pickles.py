@@ -53,6 +53,14 @@ def from_frames(frames: Sequence[Any]) -> Any:
         return pickle.loads(frames[0], buffers=frames[1:])
 
 
+def copied(value: Any) -> Any:
+    """A copy of a value that shares no memory with it, and whose arrays are aligned."""
+    if type(value) is np.ndarray and not value.dtype.hasobject:
+        return value.copy(order="K")
+    head, *buffers = to_frames(value)
+    return from_frames([head, *map(np.array, buffers)])
+
+
 def dumps_definitions(value: Any) -> bytes:
     """Pickle functions and what they refer to; those of a script or a notebook by value."""
     file = io.BytesIO()

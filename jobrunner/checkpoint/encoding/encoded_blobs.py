@@ -21,7 +21,7 @@ from jobrunner.checkpoint.encoding.encode import OWN_CODECS, Encoder
 from jobrunner.checkpoint.encoding.job_classes import has_fields
 from jobrunner.checkpoint.encoding.libraries import type_of
 from jobrunner.checkpoint.encoding.stateful import has_state, name_class
-from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
+from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions, is_of_dask
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import counted
 
@@ -233,11 +233,13 @@ def _explain(refused: Mapping[tuple[str, str], RefusedValueError]) -> Iterator[s
         if cls.__module__ != "builtins":
             name = f"{cls.__module__}.{name}"
         line = f"Node {node!r}, blob {blob!r}{item}: {name} cannot be saved: {error.reason}."
+        pickle = "" if error.remedy else _PICKLE
         # A codec for such a type would be refused.
         remedy = error.remedy or (_CONVERT if needs_no_codec(cls) else _REGISTER)
+        if is_of_dask(cls):
+            remedy, pickle = _COMPUTE, ""
         if remedy not in remedies:
             remedies.add(remedy)
-            pickle = "" if error.remedy else _PICKLE
             line += (
                 f" {remedy.format(cls.__name__)}{pickle}; or exclude the blob from checkpoints, "
                 f"outputs=Blob({blob!r}, transient=True)."
@@ -248,6 +250,7 @@ def _explain(refused: Mapping[tuple[str, str], RefusedValueError]) -> Iterator[s
 _MOST_LINES = 50
 _REGISTER = "Register a codec for it, register_codec({}, encode, decode)"
 _PICKLE = "; or pickle it, allow_pickle=True for the checkpoint manager (--allow-pickle)"
+_COMPUTE = "Return what its compute() returns: only keyword arguments of init tasks are computed"
 _CONVERT = "Convert it to a type that can be saved, such as an array of numbers or a list"
 
 

@@ -1,0 +1,342 @@
+"""Dask collections, `Delayed` objects and futures as arguments of init tasks."""
+
+import functools
+import os
+from collections import Counter
+from pathlib import Path
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, wait
+
+from jobrunner import (
+    Blob,
+    DefinitionError,
+    ExecutionError,
+    Job,
+    JobRunner,
+    MultiNodeCheckpointManager,
+    Node,
+    PlacementError,
+    Session,
+    Task,
+    TaskFailedError,
+    TaskGroup,
+    epoch_limiter,
+)
+
+CALLS = Counter()
+NODES = ["n0", "n1", "n2", "n3"]
+X = np.random.default_rng(0).random((8, 3))
+
+
+def count(block, name):
+    CALLS[name] += 1
+    return block + 0.0
+
+
+def counted(name):
+    """An array whose four blocks count how often they are computed."""
+    CALLS.pop(name, None)
+    return da.from_array(X, chunks=(2, 3)).map_blocks(count, name, meta=X[:0])
+
+
+def keep(part):
+    return part
+
+
+def double(part):
+    part *= 2
+
+
+def job_of(epochs=2, part="part", make=keep, **argument):
+    """Each node keeps an argument, and doubles it at each epoch."""
+    with Job("collected") as job:
+        with job.init_group:
+            Task.on_each(NODES, make, outputs=part, **argument)
+        Task.on_each(NODES, double, updates="part")
+        epoch_limiter(job, epochs)
+    return job
+
+
+def blocks_of(x):
+    return {"kwargs": lambda i: {"part": x.blocks[i]}}
+
+
+def parts_in(session):
+    return np.concatenate([session.fetch(Node(name)["part"]) for name in NODES])
+
+
+def test_blocks_of_a_persisted_array_are_taken_where_they_lie(inproc_session, inproc_client):
+    x = inproc_client.persist(da.from_array(X, chunks=(2, 3)))
+    with inproc_client.as_current():
+        wait(x)
+    before = {key: set(where) for key, where in inproc_client.who_has(x).items()}
+    placements = []
+
+    class Seen:
+        def on_placement(self, placement):
+            placements.append(placement)
+
+    runner = JobRunner(job_of(**blocks_of(x)), callbacks=[Seen()])
+    runner.run(inproc_session)
+    assert np.array_equal(parts_in(inproc_session), X * 4)
+    # The collection has the memory that its blocks had, unchanged.
+    assert np.array_equal(inproc_client.compute(x).result(), X)
+    homes = [before[x.name, i, 0] for i in range(4)]
+    at_home = [placements[0][name] in home for name, home in zip(NODES, homes, strict=True)]
+    assert sum(at_home) >= 2  # each worker has its share of the nodes
+
+
+def test_a_resume_computes_only_what_init_tasks_need_that_run_again(inproc_session, tmp_path):
+    x, y = counted("saved"), counted("transient")
+
+    def job(epochs):
+        job = job_of(epochs, **blocks_of(x))
+        with job.init_group:
+            blob = Blob("other", transient=True)
+            Task.on_each(NODES, keep, outputs=blob, name="hold", **blocks_of(y))
+        return job
+
+    manager = MultiNodeCheckpointManager(tmp_path)
+    JobRunner(job(1), manager).run(inproc_session)
+    assert CALLS["saved"] == CALLS["transient"] == 4
+    JobRunner(job(3), manager).run(inproc_session)
+    assert (CALLS["saved"], CALLS["transient"]) == (4, 8)
+    assert np.array_equal(parts_in(inproc_session), X * 8)
+    assert np.array_equal(inproc_session.fetch(Node("n3")["other"]), X[6:])
+
+
+def look(value, deep, plain, frame=None):
+    assert plain == [1, 2]
+    value += deep["a"][0][1]  # it is the task's own
+    return {"sum": value.sum(), "deep": deep, "named": type(frame).__name__}
+
+
+def test_what_lies_deep_in_containers_arrives_too_and_is_computed_once(
+    inproc_session, inproc_client
+):
+    x, future = counted("deep"), inproc_client.submit(lambda: 7)
+    total = x.sum()
+    argument = {
+        "value": x.blocks[0],
+        "deep": {"a": [(0, total), dask.delayed(len)([1, 2])], "b": future},
+        "plain": [1, 2],
+    }
+    with Job("deep") as job:
+        with job.init_group:
+            Task.on_each(NODES[:2], look, outputs="out", kwargs=argument)
+        epoch_limiter(job, 1)
+    JobRunner(job).run(inproc_session)
+    out = inproc_session.fetch(Node("n1")["out"])
+    assert out["sum"] == pytest.approx(X[:2].sum() + 6 * X.sum())
+    assert out["deep"] == {"a": [(0, pytest.approx(X.sum())), 2], "b": 7}
+    assert CALLS["deep"] == 4
+
+
+def test_each_instance_of_a_task_gets_the_value(inproc_session):
+    with Job("instances") as job:
+        with job.init_group:
+            Task(
+                lambda part: part.sum(),
+                outputs="sums",
+                kwargs={"part": counted("i")},
+                num_instances=3,
+            )
+        epoch_limiter(job, 1)
+    JobRunner(job).run(inproc_session)
+    assert inproc_session.fetch(Node()["sums"]) == [X.sum()] * 3
+
+
+def test_an_xarray_object_in_memory_is_an_ordinary_argument(inproc_session):
+    xarray = pytest.importorskip("xarray")
+    data = xarray.Dataset({"u": ("x", np.arange(4))})
+    for value in (data, data.chunk({"x": 2})):
+        total = Task(lambda data: int(data.u.sum()), kwargs={"data": value}, name="total").output()
+        with Job("labeled", init_group=None) as job:
+            job.init_group.add(total.task)
+            epoch_limiter(job, 1)
+        JobRunner(job).run(inproc_session)
+        assert inproc_session.fetch(total) == 6
+
+
+@pytest.mark.parametrize("where", ["epoch", "session", "partial", "input"])
+def test_elsewhere_a_collection_is_refused_with_advice(where, inproc_session):
+    x, says = counted("never"), "only keyword arguments of init tasks are computed"
+
+    def refuse():
+        if where == "session":
+            inproc_session.run(Task(keep, kwargs={"part": [x]}))
+        elif where == "epoch":
+            with Job("j") as job:
+                Task(keep, kwargs={"part": {"a": [x]}}, node="n0")
+                epoch_limiter(job, 1)
+            job.compile()
+        elif where == "partial":
+            Task(functools.partial(keep, [[x]]), group=TaskGroup())
+        else:
+            Task(keep, inputs=[x], group=TaskGroup())
+
+    with pytest.raises(DefinitionError) as caught:
+        refuse()
+    text = str(caught.value)
+    if where in ("epoch", "session"):
+        assert says in text
+        assert "'part' is a Dask Array" in text
+        assert "keep'" in text
+    else:
+        assert "pass it to a task of the init group in kwargs=" in text
+    assert not CALLS["never"]
+
+
+def test_a_blob_that_is_a_collection_is_not_saved_and_the_error_says_why(inproc_session, tmp_path):
+    with Job("j") as job:
+        with job.init_group:
+            Task(lambda: da.ones(3), outputs="lazy", node="n0", name="make")
+        epoch_limiter(job, 1)
+    with pytest.raises(DefinitionError, match="only keyword arguments of init tasks") as caught:
+        JobRunner(job, MultiNodeCheckpointManager(tmp_path)).run(inproc_session)
+    assert "codec" not in str(caught.value).partition("Return")[2]
+
+
+class WrongError(Exception):
+    pass
+
+
+def fail_once(block):
+    CALLS["failed"] += 1
+    if CALLS["failed"] == 1:
+        raise WrongError("the disk is upset")
+    return block
+
+
+def failing_job(**options):
+    CALLS["failed"] = 0
+    x = da.from_array(X, chunks=(8, 3)).map_blocks(fail_once, meta=X[:0])
+    with Job("j") as job:
+        with job.init_group:
+            Task(keep, outputs="part", node="n0", kwargs={"part": [x]}, **options)
+        epoch_limiter(job, 1)
+    return job
+
+
+def test_an_error_of_a_collection_is_that_of_its_task(inproc_session):
+    with pytest.raises(
+        TaskFailedError, match="Task n0/keep: 'part'.*WrongError: the disk"
+    ) as caught:
+        JobRunner(failing_job()).run(inproc_session)
+    assert isinstance(caught.value.__cause__, WrongError)
+    assert (caught.value.node, caught.value.task, caught.value.group) == ("n0", "keep", "init")
+
+
+def test_a_transient_error_of_a_collection_is_tried_again(inproc_session, tmp_path):
+    job = failing_job(transient_errors=WrongError)
+    result = JobRunner(job, MultiNodeCheckpointManager(tmp_path)).run(inproc_session)
+    assert result.epoch == 1
+    assert CALLS["failed"] == 2
+
+
+def test_data_of_another_cluster_are_named(inproc_session):
+    with (
+        LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        x = client.persist(da.from_array(X, chunks=(2, 3)))
+        with pytest.raises(DefinitionError, match="its data lie on the cluster of") as caught:
+            JobRunner(job_of(**blocks_of(x))).run(inproc_session)
+        assert client.scheduler.address in str(caught.value)
+
+
+def test_a_collection_may_ask_for_the_resource_that_nodes_hold():
+    def job():
+        with dask.annotate(resources={"GPU": 1}):
+            x = da.from_array(X, chunks=(2, 3)).map_blocks(count, "gpu", meta=X[:0])
+        with Job("j") as job:
+            with job.init_group:
+                node = Node("n0", resources={"GPU": 1})
+                Task(keep, outputs=Blob("part", transient=True), node=node, kwargs={"part": x})
+            epoch_limiter(job, 2)
+        return job
+
+    options = {"n_workers": 1, "processes": False, "dashboard_address": ":0"}
+    with dask.config.set({"optimization.fuse.active": False}):
+        with (
+            LocalCluster(**options, resources={"GPU": 1}) as cluster,
+            Client(cluster, set_as_default=False) as client,
+            Session(client) as session,
+        ):
+            JobRunner(job()).run(session)
+            JobRunner(job()).run(session)  # the binding before holds it until then
+        with (
+            LocalCluster(**options) as cluster,
+            Client(cluster, set_as_default=False) as client,
+            Session(client) as session,
+            pytest.raises(PlacementError, match=r"No worker has computed anything for 0.2 s"),
+        ):
+            JobRunner(job(), worker_wait_seconds=0.2).run(session)
+
+
+def die_once(flag):
+    try:
+        Path(flag).touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os._exit(1)
+
+
+def die_and_add(block, flag):
+    die_once(flag)
+    return block + 1
+
+
+class Deadly:
+    """Kills the process that copies it, the first time."""
+
+    def __init__(self, flag):
+        self.flag = flag
+
+    def __reduce__(self):
+        die_once(self.flag)
+        return Deadly, (self.flag,)
+
+
+@pytest.fixture
+def processes():
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with (
+        LocalCluster(**options) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        Session(client) as session,
+    ):
+        yield session
+
+
+@pytest.mark.parametrize("when", ["computed", "delivered"])
+def test_a_worker_that_dies_meanwhile_costs_only_time(when, processes, tmp_path):
+    flag = str(tmp_path / "died")
+    if when == "computed":
+        x = da.from_array(X, chunks=(2, 3)).map_blocks(die_and_add, flag, meta=X[:0])
+        job = job_of(**blocks_of(x))
+    else:
+        x = dask.delayed(Deadly)(flag)
+        with Job("deadly") as job:
+            with job.init_group:
+                Task.on_each(NODES, lambda part: 1, outputs="part", kwargs={"part": x}, name="one")
+            epoch_limiter(job, 1)
+    result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "run")).run(processes)
+    assert Path(flag).exists()
+    assert result.restarts == (when == "delivered")
+    if when == "computed":
+        assert np.array_equal(parts_in(processes), (X + 1) * 4)
+
+
+def test_data_that_died_with_their_worker_are_named(processes, tmp_path):
+    client = processes.client
+    first = next(iter(client.scheduler_info()["workers"]))
+    data = client.scatter(X, workers=[first])
+    client.submit(die_once, str(tmp_path / "died"), workers=[first], retries=0)
+    runner = JobRunner(job_of(1000, kwargs={"part": data}), max_restarts=1000)
+    with pytest.raises(ExecutionError, match="its data are gone, and Dask cannot make them again"):
+        runner.run(processes)
