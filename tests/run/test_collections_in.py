@@ -336,7 +336,8 @@ def test_data_that_died_with_their_worker_are_named(processes, tmp_path):
     client = processes.client
     first = next(iter(client.scheduler_info()["workers"]))
     data = client.scatter(X, workers=[first])
-    client.submit(die_once, str(tmp_path / "died"), workers=[first], retries=0)
-    runner = JobRunner(job_of(1000, kwargs={"part": data}), max_restarts=1000)
+    death = client.submit(die_once, str(tmp_path / "died"), workers=[first])
+    while any(client.who_has([data]).values()):
+        death.done()
     with pytest.raises(ExecutionError, match="its data are gone, and Dask cannot make them again"):
-        runner.run(processes)
+        JobRunner(job_of(kwargs={"part": data})).run(processes)
