@@ -38,7 +38,7 @@ class Arrivals:
         self._scheduler = scheduler
         self._job = job
         self._idle_seconds = idle_seconds
-        self._futures: dict[int, Future] = {} if before is None else before._futures
+        self._futures: dict[int, Future[Any]] = {} if before is None else before._futures
         self.near: dict[str, dict[str, int]] = {}
         """How many bytes of what each node gets lie on which worker."""
 
@@ -97,7 +97,7 @@ class Arrivals:
         by_worker: dict[str, list[int]] = {}
         for number, lazy in enumerate(plan.lazy):
             by_worker.setdefault(placement[lazy.node], []).append(number)
-        tasks: dict[str, Future] = {}
+        tasks: dict[str, Future[Any]] = {}
         for address, numbers in by_worker.items():
             tasks[address] = client.submit(
                 take_arrived,
@@ -123,7 +123,7 @@ class Arrivals:
         """Let Dask drop the values."""
         self._futures.clear()
 
-    def _wait(self, futures: Sequence[Future], check: Callable[[], object]) -> None:
+    def _wait(self, futures: Sequence[Future[Any]], check: Callable[[], object]) -> None:
         """Wait until all have ended or one has failed."""
         idle_since, look_at, pause, done = time.monotonic(), 0.0, 0.002, -1
         while True:
@@ -157,7 +157,7 @@ class Arrivals:
             if future.status in ("error", "cancelled"):
                 raise self._explain(lazy, future) from future.exception()
 
-    def _explain(self, lazy: LazyArgument, future: Future) -> Exception:
+    def _explain(self, lazy: LazyArgument, future: Future[Any]) -> Exception:
         error = future.exception()
         if future.status == "error":
             failure = TaskFailedError(

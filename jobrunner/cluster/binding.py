@@ -155,6 +155,8 @@ class Binding:
             self._deliver(plan)
         order = RunOrder(group, epoch, step, captures=captures)
         results, failure = self._run(request, order)
+        if plan.lazy:
+            self.arrivals.release()
         if failure is not None:
             raise failure
         return dataclasses.replace(results[0], seconds=time.perf_counter() - started)
@@ -173,7 +175,6 @@ class Binding:
         for address in self.arrivals.deliver(plan, self.name, self.placement, check):
             lost.setdefault(address, "it restarted and lost this session's state")
         check()
-        self.arrivals.release()
 
     def run_epochs(
         self, first: int, epochs: int, seconds: float, captures: tuple[int, int] | None = None

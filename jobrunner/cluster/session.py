@@ -215,6 +215,8 @@ class Session:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._arrivals is not None:
+            self._arrivals.release()
         try:
             if self._binding is not None:
                 self._binding.release(self._release_seconds)
