@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -16,7 +16,6 @@ from jobrunner.checkpoint import (
     EndEntry,
     Files,
     KeepBest,
-    RunEntry,
     SavedEpoch,
     State,
     check_plan,
@@ -43,7 +42,7 @@ _MOST_AT_END = 64  # entries that are read to find the end of the last run
 _LARGEST = sys.float_info.max  # neither NaN nor an int of 400 digits is at most this
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunSummary:
     """The last run of a checkpoint directory, as the end of its log and its heartbeat tell.
 
@@ -158,59 +157,51 @@ def open_run(files: Files, path: str, name: str) -> Directory:
 def summarize_run(directory: Directory, name: str) -> RunSummary:
     """Summarize the last run of a directory; reads what was appended since the last call."""
     try:
-        snapshot = directory.snapshot()
-        if snapshot.holder is None:
-            return RunSummary(name)
-        return _summarize(directory, name, snapshot)
+        return _summarize(directory, name, directory.snapshot())
     except (CheckpointError, OSError) as error:
         return RunSummary(name, "damaged", str(error))
 
 
 def _summarize(directory: Directory, name: str, snapshot: State) -> RunSummary:
-    holder = snapshot.holder
-    latest = snapshot.latest
-    assert holder is not None
-    record = None if latest is None else directory.record(latest, snapshot)
+    run = RunSummary(name)
+    holder, latest = snapshot.holder, snapshot.latest
+    if holder is None:
+        return run
     info = directory.info_of(holder.number)
-    is_command = bool(info.get("command"))
-    if "plan" not in info and record is not None:
-        # A command such as `prune` holds the directory for a while, as a run without a plan.
-        info = directory.info_of(record.run_number)
+    commands = {holder.run} if info.get("command") else set()
+    if latest is not None:
+        record = directory.record(latest, snapshot)
+        run.num_epochs = len(snapshot.recorded)
+        run.epoch = run.latest = latest.public
+        run.metrics = record.details.metrics
+        run.saved = unix_time(record.time)
+        if "plan" not in info:
+            # A command such as `prune` holds the directory for a while, as a run without a plan.
+            info = directory.info_of(record.run_number)
     plan = _plan_of(info)
+    run.job = clip(str(plan.get("job") or ""), MAX_NAME_LENGTH)
+    run.parameters = plan.get("parameters", {})
+    run.nodes = described_nodes(plan)
     total = info.get("total_epochs")
-    summary = RunSummary(
-        name,
-        job=clip(str(plan.get("job") or ""), MAX_NAME_LENGTH),
-        parameters=plan.get("parameters", {}),
-        num_epochs=len(snapshot.recorded),
-        latest=None if latest is None else latest.public,
-        epoch=None if latest is None else latest.public,
-        total_epochs=total if isinstance(total, int) and 0 <= total < _MOST_EPOCHS else None,
-        metrics={} if record is None else record.details.metrics,
-        saved=None if record is None else unix_time(record.time),
-        last_seen=unix_time(directory.log.read_entry(snapshot.number).time),
-        host=holder.process.host or "",
-        pid=holder.process.pid or None,
-        nodes=described_nodes(plan),
-    )
-    if snapshot.is_ended or is_command:
-        state, last_seen = _end_of_last_run(directory, snapshot)
-        return replace(summary, state=state, last_seen=last_seen or summary.last_seen)
+    if isinstance(total, int) and 0 <= total < _MOST_EPOCHS:
+        run.total_epochs = total
+    run.host, run.pid = holder.process.host or "", holder.process.pid or None
+    run.last_seen = unix_time(directory.log.read_entry(snapshot.number).time)
+    if snapshot.is_ended or commands:
+        run.state, last_seen = _end_of_last_run(directory, snapshot, commands)
+        run.last_seen = last_seen or run.last_seen
+        return run
     beat = read_beat(directory.files, directory.path, holder.run)
-    summary = replace(summary, last_seen=max(summary.last_seen or 0.0, beat.time))
-    if not may_live(beat.seconds_ago, holder.process, holder.run, holder.heartbeat_seconds):
-        return replace(summary, state="lost")
-    summary = replace(summary, state="running")
-    if beat.status is None or not beat.status.num_ended:
-        return summary
-    seconds = max(0.0, beat.time - unix_time(holder.time))
-    position = max(latest or Position(0), Position(beat.status.epoch))
-    return replace(
-        summary,
-        epoch=position.public,
-        pace_seconds=seconds / beat.status.num_ended,
-        metrics=beat.status.metrics or summary.metrics,
-    )
+    run.last_seen = max(run.last_seen, beat.time)
+    run.state = "lost"
+    if may_live(beat.seconds_ago, holder.process, holder.run, holder.heartbeat_seconds):
+        run.state = "running"
+        if beat.status is not None and beat.status.num_ended:
+            seconds = max(0.0, beat.time - unix_time(holder.time))
+            run.pace_seconds = seconds / beat.status.num_ended
+            run.epoch = max(latest or Position(0), Position(beat.status.epoch)).public
+            run.metrics = beat.status.metrics or run.metrics
+    return run
 
 
 def _plan_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -220,37 +211,27 @@ def _plan_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
 
 
-def _end_of_last_run(directory: Directory, snapshot: State) -> tuple[StateName, float | None]:
-    """How the last run ended, and when it was last seen.
+def _end_of_last_run(
+    directory: Directory, snapshot: State, commands: set[str]
+) -> tuple[StateName, float | None]:
+    """How the last run ended, and when it was last seen; `commands`: what is known to be no run.
 
     A command such as `prune` is no run, but holds the directory for a while as one does. Entries
     are read from the last one on: those of commands are passed over, and the first of another
     holder is the last of a run.
     """
-    commands = set()
     for number in range(snapshot.number, max(-1, snapshot.number - _MOST_AT_END), -1):
         entry = directory.log.read_entry(number)
         if entry.kind == "lost":
             break  # entries before it may be lost
-        if entry.kind in ("pin", "unpin"):
+        if entry.kind in ("pin", "unpin") or entry.run in commands:
             continue  # anybody may write these
-        if isinstance(entry, EndEntry) and entry.outcome is not None:
-            return entry.outcome, unix_time(entry.time)
-        if isinstance(entry, EndEntry):
-            commands.add(entry.run)  # only a run of a job has an outcome
-        elif isinstance(entry, RunEntry) and entry.info.get("command"):
-            continue
-        elif entry.run not in commands and not _is_of_command(directory, snapshot, entry.run):
+        if not isinstance(entry, EndEntry):
             return "lost", unix_time(entry.time)
+        if entry.outcome is not None:
+            return entry.outcome, unix_time(entry.time)
+        commands.add(entry.run)  # only a run of a job has an outcome
     return ("finished" if snapshot.is_done else "stopped"), None
-
-
-def _is_of_command(directory: Directory, snapshot: State, run: str) -> bool:
-    """Whether the present holder is this run, and a command."""
-    holder = snapshot.holder
-    if holder is None or holder.run != run:
-        return False
-    return bool(directory.info_of(holder.number).get("command"))
 
 
 def best_of(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 from jobrunner.checkpoint import (
     CommitEntry,
@@ -14,7 +14,6 @@ from jobrunner.checkpoint import (
     DoneEntry,
     EndEntry,
     LogEntry,
-    LossRecord,
     Record,
     RewindEntry,
     RunEntry,
@@ -76,62 +75,35 @@ def read_story(source: Annotated[Source, SOURCE]) -> Story:
     Runs on any machine that can read the directory, also during a run; writes nothing.
     """
     if isinstance(source, str | os.PathLike):
-        return _Reader(Directory(source)).read()
-    if isinstance(source, Directory):
-        return _Reader(source).read()
-    return _Reader(source.directory).read()
-
-
-@dataclass(slots=True)
-class _Epoch:
-    """A recorded epoch of a run."""
-
-    at: Position
-    recorded: float
-    seconds: float
-    nbytes: int
-    metrics: Mapping[str, Any]
-    stopped_by: tuple[str, ...]
-    compute: float  # what its run had computed when it ended
-    is_set_aside: bool = False
+        source = Directory(source)
+    elif not isinstance(source, Directory):
+        source = source.directory
+    return _Reader(source).read()
 
 
 @dataclass(slots=True)
 class _Run:
     """A run as far as its entries were read."""
 
-    name: str
-    entry: RunEntry | None
-    began: float
-    last_seen: float
+    story: RunStory
+    entry: RunEntry | None = None
     outcome: StateName | None = None  # None: it has not ended
     is_command: bool = False  # not a run of a job
-    is_taken_over: bool = False  # another run followed
-    has_loaded: bool = False  # `resumed_from` and `first` are set
-    resumed_from: Position | None = None
-    first: Position | None = None  # the earliest that it went on from; None: the start, or unknown
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    epochs: list[_Epoch] = field(default_factory=list)
-    spent: Timing = field(default_factory=Timing)  # at its last entry that says so
+    # From where it began, and went back to after losses; what earlier runs ran after that is lost.
+    origins: list[Position | None] = field(default_factory=list)  # None: the start
     # By time: a record that seemed to fail may tell of the same losses as the next.
-    losses: dict[float, LossRecord] = field(default_factory=dict)
-
-    def go_on_from(self, epoch: Position | None) -> None:
-        """Note that it went on from an epoch: what earlier runs ran after that is lost."""
-        if not self.has_loaded:
-            self.has_loaded = True
-            self.resumed_from = self.first = epoch
-        elif epoch is None or self.first is None:
-            self.first = None
-        else:
-            self.first = min(epoch, self.first)
+    losses: dict[float, LossStory] = field(default_factory=dict)
 
     def spend(self, timing: Timing | None) -> None:
         """Note what it had spent, and its losses since the entry before."""
-        if timing is not None:
-            self.spent = timing
-            self.losses.update({loss.at: loss for loss in timing.losses})
+        if timing is None:
+            return
+        self.story.ledger = Ledger(*(getattr(timing, part) for part in PARTS))
+        began = self.story.began
+        for loss in timing.losses:
+            resumed = None if loss.resumed is None else began + loss.resumed
+            position = None if loss.epoch is None else position_from_json(loss.epoch).public
+            self.losses[loss.at] = LossStory(began + loss.at, loss.text, resumed, position)
 
 
 class _Reader:
@@ -141,8 +113,8 @@ class _Reader:
         self._directory = directory
         self._state = State()
         self._runs: dict[str, _Run] = {}
-        self._newest: _Run | None = None
-        self._recorded: dict[Position, _Epoch] = {}
+        self._newest: _Run | None = None  # that took the directory
+        self._recorded: dict[Position, EpochStory] = {}
 
     def read(self) -> Story:
         """Read the whole log."""
@@ -152,23 +124,23 @@ class _Reader:
             self._take_in(entry)
             self._state.apply(entry)
             if isinstance(entry, RewindEntry) and entry.run in self._runs:
-                self._runs[entry.run].go_on_from(self._state.latest)
+                self._runs[entry.run].origins.append(self._state.latest)
+        for at, epoch in self._recorded.items():
+            epoch.is_kept = at in self._state.recorded
         runs = [run for run in self._runs.values() if not run.is_command]
-        stories = []
-        kept: Position | None = _END  # what all later runs have left of this one
+        kept: Position | None = _END  # what all later runs have left of a run
         for number in range(len(runs), 0, -1):
             run = runs[number - 1]
-            stories.append(self._tell(number, run, kept))
-            if run.has_loaded:
-                kept = None if kept is None or run.first is None else min(kept, run.first)
-        return Story(self._directory.path, tuple(reversed(stories)))
+            run.story.number = number
+            self._end(run, kept)
+            for origin in run.origins:
+                kept = None if kept is None or origin is None else min(kept, origin)
+        return Story(self._directory.path, [run.story for run in runs])
 
     def _take_in(self, entry: LogEntry) -> None:
         time = unix_time(entry.time)
         match entry:
             case RunEntry():
-                if self._newest is not None:
-                    self._newest.is_taken_over = True
                 self._begin(entry, time)
             case RewindEntry():
                 self._set_aside(given_up_by(entry, self._recorded))
@@ -180,120 +152,94 @@ class _Reader:
                 run.spend(entry.timing)
             case CommitEntry():
                 for record in entry.records:
-                    self._commit(entry, record, time)
+                    self._commit(self._run(entry.run, time), record, time)
         if entry.run in self._runs:
-            self._runs[entry.run].last_seen = max(self._runs[entry.run].last_seen, time)
+            story = self._runs[entry.run].story
+            story.last_seen = max(story.last_seen, time)
 
     def _begin(self, entry: RunEntry, time: float) -> None:
         run = self._newest = self._run(entry.run, time)
+        story = run.story
         run.entry = entry
+        story.host, story.pid = entry.process.host or "", entry.process.pid
         try:
             info = check_info(loose_json(entry.info))
-            run.plan = check_plan(info["plan"]) if info.get("plan") else {}
+            story.plan = check_plan(info["plan"]) if info.get("plan") else {}
         except (ValueError, RecursionError) as error:
-            logger.warning("The begin of run %s cannot be read: %s", run.name, error)
+            logger.warning("The begin of run %s cannot be read: %s", story.name, error)
             return
         run.is_command = bool(info.get("command"))
         if isinstance(info.get("environment"), dict):
-            run.environment = info["environment"]
-        run.began = min(info.get("began") or time, time)
+            story.environment = info["environment"]
+        story.began = min(info.get("began") or time, time)
         for name, seen in info.get("seen", {}).items():
             if name in self._runs and seen <= time:
-                self._runs[name].last_seen = max(self._runs[name].last_seen, seen)
+                before = self._runs[name].story
+                before.last_seen = max(before.last_seen, seen)
 
     def _run(self, name: str, time: float) -> _Run:
         if name not in self._runs:
-            self._runs[name] = _Run(name, None, time, time)
+            self._runs[name] = _Run(RunStory(name, time, time))
         return self._runs[name]
 
     def _set_aside(self, positions: Iterable[Position]) -> None:
         for at in positions:
             self._recorded.pop(at).is_set_aside = True
 
-    def _commit(self, commit: CommitEntry, record: Record, time: float) -> None:
+    def _commit(self, run: _Run, record: Record, time: float) -> None:
         try:
             details = read_details(record.details)
         except (ValueError, RecursionError) as error:
             logger.warning("The record of epoch %s cannot be read: %s", record.at, error)
             return
-        run = self._run(commit.run, time)
-        if not run.has_loaded:
-            run.go_on_from(self._state.latest)
+        if not run.origins:
+            run.origins.append(self._state.latest)
         if record.at in self._recorded:
             self._set_aside([record.at])
         run.spend(details.timing)
         stores = (record.stores or {}).values()
-        seconds = max((store.seconds for store in stores), default=0.0)
-        nbytes = sum(store.nbytes for store in stores)
-        epoch = self._recorded[record.at] = _Epoch(
-            record.at,
+        epoch = self._recorded[record.at] = EpochStory(
+            record.at.public,
             time,
-            seconds,
-            nbytes,
+            max((store.seconds for store in stores), default=0.0),
+            sum(store.nbytes for store in stores),
             details.metrics,
-            tuple(details.stopped_by),
-            run.spent.compute,
+            stopped_by=details.stopped_by,
+            compute=run.story.ledger.compute,
         )
-        run.epochs.append(epoch)
+        run.story.epochs.append(epoch)
 
-    def _tell(self, number: int, run: _Run, kept: Position | None) -> RunStory:
-        """A run, of which later ones have left the epochs up to `kept`; None: none."""
-        state, last_seen = self._end_of(run)
-        if not run.has_loaded and not run.is_taken_over:
-            run.resumed_from = self._state.latest
-        ledger = Ledger(*(getattr(run.spent, part) for part in PARTS))
-        if state != "running":
-            ledger = ledger.closed(last_seen - run.began, is_lost=state == "lost")
+    def _end(self, run: _Run, kept: Position | None) -> None:
+        """Tell how a run ended, of which later ones have left the epochs up to `kept`; None: none."""
+        story = run.story
+        story.losses = tuple(run.losses.values())
+        if run.outcome is not None:
+            story.state = run.outcome
+        else:
+            beat = read_beat(self._directory.files, self._directory.path, story.name)
+            story.last_seen = max(story.last_seen, beat.time)
+            if run is self._newest and run.entry is not None:
+                every = run.entry.heartbeat_seconds
+                if may_live(beat.seconds_ago, run.entry.process, story.name, every):
+                    story.state = "running"
+        if not run.origins and run is self._newest:
+            run.origins.append(self._state.latest)
+        first = run.origins[0] if run.origins else None
+        story.resumed_from = None if first is None else first.public
+        last = story.epochs[-1] if story.epochs else None
+        if last is None and first is not None:
+            last = self._recorded.get(first)  # which has ended the job already
+        if last is not None:
+            story.stopped_by = last.stopped_by
+        if story.state != "running":
+            wall = story.last_seen - story.began
+            story.ledger = story.ledger.closed(wall, is_lost=story.state == "lost")
         if kept != _END:
             left = 0.0
-            for epoch in run.epochs:
-                if kept is not None and epoch.at <= kept:
+            for epoch in story.epochs:
+                if kept is not None and Position.of(epoch.epoch) <= kept:
                     left = max(left, epoch.compute)
-            ledger = ledger.after_going_back(left)
-        last = run.epochs[-1] if run.epochs else None
-        if last is None and run.resumed_from is not None:
-            last = self._recorded.get(run.resumed_from)  # which has ended the job already
-        epochs = []
-        for epoch in run.epochs:
-            is_recorded = epoch.at in self._state.recorded and not epoch.is_set_aside
-            told = (epoch.recorded, epoch.seconds, epoch.nbytes, epoch.metrics)
-            epochs.append(EpochStory(epoch.at.public, *told, is_recorded, epoch.is_set_aside))
-        process = None if run.entry is None else run.entry.process
-        return RunStory(
-            number=number,
-            name=run.name,
-            host="" if process is None else process.host or "",
-            pid=None if process is None else process.pid,
-            plan=run.plan,
-            environment=run.environment,
-            began=run.began,
-            last_seen=last_seen,
-            state=state,
-            stopped_by=last.stopped_by if last is not None else (),
-            resumed_from=None if run.resumed_from is None else run.resumed_from.public,
-            epochs=tuple(epochs),
-            losses=tuple(_loss(run, loss) for loss in run.losses.values()),
-            ledger=ledger,
-        )
-
-    def _end_of(self, run: _Run) -> tuple[StateName, float]:
-        """How a run ended, and when it was last seen."""
-        if run.outcome is not None:
-            return run.outcome, run.last_seen
-        beat = read_beat(self._directory.files, self._directory.path, run.name)
-        last_seen = max(run.last_seen, beat.time)
-        if run.is_taken_over or run.entry is None:
-            return "lost", last_seen
-        is_alive = may_live(
-            beat.seconds_ago, run.entry.process, run.name, run.entry.heartbeat_seconds
-        )
-        return "running" if is_alive else "lost", last_seen
-
-
-def _loss(run: _Run, loss: LossRecord) -> LossStory:
-    resumed = None if loss.resumed is None else run.began + loss.resumed
-    position = None if loss.epoch is None else position_from_json(loss.epoch).public
-    return LossStory(run.began + loss.at, loss.text, resumed, position)
+            story.ledger = story.ledger.after_going_back(left)
 
 
 def unix_time(time: str) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from jobrunner.positions import PublicPosition
@@ -81,11 +81,11 @@ class Ledger:
         return replace(self, compute=self.compute - lost, redone=self.redone + lost)
 
 
-PARTS = tuple(field.name for field in fields(Ledger))
+PARTS = tuple(part.name for part in fields(Ledger))
 """The names of a ledger's parts."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EpochStory:
     """A recorded epoch. Times are Unix times in seconds, here and below."""
 
@@ -94,8 +94,10 @@ class EpochStory:
     save_seconds: float  # until the slowest node's store was durable
     nbytes: int
     metrics: Mapping[str, Any]
-    is_kept: bool  # its checkpoint can be loaded
-    is_set_aside: bool  # it was run again, or not continued
+    is_kept: bool = False  # its checkpoint can be loaded
+    is_set_aside: bool = False  # it was run again, or not continued
+    stopped_by: Sequence[str] = ()  # what ended the job after it
+    compute: float = 0.0  # what its run had computed when it ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +110,19 @@ class LossStory:
     resumed_from: PublicPosition | None  # None: the start, or it did not go on
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunStory:
     """What one run did.
 
     Attributes
     ----------
-    number : int
-        1 for the first run of the directory.
     name : str
         Its name in the log.
+    began : float
+    last_seen : float
+        Its end, or else its last sign of life.
+    number : int
+        1 for the first run of the directory.
     host : str
         Empty if not recorded.
     pid : int or None
@@ -125,39 +130,36 @@ class RunStory:
         How it described its tasks; empty if that is not recorded.
     environment : mapping
         What it ran on; see `jobrunner.cluster.environment`.
-    began : float
-    last_seen : float
-        Its end, or else its last sign of life.
     state : str
         ``"running"``: it may be alive; ``"finished"``: the job ended; ``"stopped"``: it was asked to
         end early; ``"failed"``: an error ended it; ``"lost"``: it ended without a word, as after a
         crash.
-    stopped_by : tuple of str
+    stopped_by : sequence of str
         What ended the job, as its last record says: names of stop conditions, the limit of epochs,
         or callbacks.
     resumed_from : int, Position or None
         The epoch it resumed from; None if it began with the init group.
-    epochs : tuple of EpochStory
+    epochs : list of EpochStory
         All that it recorded, also those removed since.
-    losses : tuple of LossStory
+    losses : sequence of LossStory
     ledger : Ledger
         Of a run that is still running: up to its last save.
     """
 
-    number: int
     name: str
-    host: str
-    pid: int | None
-    plan: Mapping[str, Any]
-    environment: Mapping[str, Any]
     began: float
     last_seen: float
-    state: StateName
-    stopped_by: tuple[str, ...]
-    resumed_from: PublicPosition | None
-    epochs: tuple[EpochStory, ...]
-    losses: tuple[LossStory, ...]
-    ledger: Ledger
+    number: int = 0
+    host: str = ""
+    pid: int | None = None
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    state: StateName = "lost"
+    stopped_by: Sequence[str] = ()
+    resumed_from: PublicPosition | None = None
+    epochs: list[EpochStory] = field(default_factory=list)
+    losses: Sequence[LossStory] = ()
+    ledger: Ledger = field(default_factory=Ledger)
 
     @property
     def job(self) -> str:
@@ -176,7 +178,7 @@ class Story:
     """What all runs of a directory did."""
 
     path: str
-    runs: tuple[RunStory, ...]
+    runs: Sequence[RunStory]
 
     @property
     def ledger(self) -> Ledger:

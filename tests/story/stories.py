@@ -61,7 +61,7 @@ def make_story(
                 state="finished" if is_last else "lost",
                 stopped_by=("epoch_limiter",) if is_last else (),
                 resumed_from=max(0, first - 3) if first else None,
-                epochs=tuple(epochs),
+                epochs=epochs,
                 losses=tuple(losses),
                 ledger=ledger,
             )
