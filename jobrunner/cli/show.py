@@ -1,4 +1,4 @@
-"""What shows checkpoints and runs: ``ls``, ``info``, ``top``, ``compare`` and ``report``."""
+"""What shows checkpoints and runs: ``ls``, ``info``, ``top``, ``compare``, ``stats`` and ``report``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         MultiNodeCheckpointManager,
         NodeCheckpoint,
     )
-    from jobrunner.story import RunSummary
+    from jobrunner.story import Ledger, RunSummary, Story
 
 _LONGEST_VALUE = 48
 _MOST_MEASURED = 1000  # stores of which `ls` looks at every file
@@ -84,7 +84,6 @@ BLOB_COLUMNS = (
     Column("TYPE", "type"),
     Column("DTYPE", "dtype"),
     Column("SHAPE", "shape", lambda shape: " x ".join(map(str, shape))),
-    Column("SIZE", "nbytes", format_bytes),
     Column("VALUE", "value", lambda value: clip(value, _LONGEST_VALUE)),
 )
 RUN_COLUMNS = (
@@ -100,6 +99,19 @@ RUN_COLUMNS = (
     Column("AT", "best_epoch"),
     Column("METRICS", "metrics", name_metrics),
     Column("PARAMETERS", "parameters", name_parameters),
+)
+STATS_COLUMNS = (
+    Column("RUN", "number"),
+    Column("STATE", "state"),
+    Column("LOSSES", "losses"),
+    Column("WALL", "wall", format_seconds),
+    Column("COMPUTE", "compute", format_seconds),
+    Column("START", "start", format_seconds),
+    Column("SAVE WAIT", "save_wait", format_seconds),
+    Column("REDONE", "redone", format_seconds),
+    Column("RECOVERY", "recovery", format_seconds),
+    Column("IDLE", "idle", format_seconds),
+    Column("GOODPUT", "goodput", "{:.1%}".format),
 )
 METRIC_COLUMNS = (
     Column("METRIC", "name"),
@@ -401,14 +413,9 @@ def _describe_blob(node: NodeCheckpoint, name: str) -> dict[str, Any]:
     if isinstance(outline, ArrayOutline):
         array = {"type": "array", "shape": list(outline.shape), "dtype": outline.dtype}
         return array if outline.shape else {**array, "value": show(node.load(name).item())}
-    if not isinstance(outline, Unmade):
-        return {"type": type(outline).__name__, "value": show(outline)}
-    parts = outline.parts
-    if outline.kind == "pickle":
-        return {"type": "pickle", **parts}
-    if outline.kind == "torch.Tensor" and isinstance(parts["data"], ArrayOutline):
-        return {"type": "tensor", "shape": list(parts["data"].shape), "dtype": parts["dtype"]}
-    return {"type": outline.kind, "value": show(parts)}
+    if isinstance(outline, Unmade):
+        return {"type": outline.kind, "value": show(outline.parts)}
+    return {"type": type(outline).__name__, "value": show(outline)}
 
 
 @main.command("compare")
@@ -477,17 +484,59 @@ def report_command(*, directory: str, output: str) -> Output:
     For example:
         jobrunner report runs/kmeans -o report.html
     """
-    from jobrunner.story import read_story, write_report
+    from jobrunner.story import write_report
 
     check_output(output)
+    story = _read(directory)
+    write_report(story, output)
+    path = os.path.abspath(output)
+    ledger = _describe_ledger(story.ledger)
+    return Output({"path": story.path, "report": path, "ledger": ledger}, [f"Wrote {path}"])
+
+
+@main.command("stats")
+@directory_argument
+def stats_command(*, directory: str) -> Output:
+    """Show where the time of the runs of DIR went.
+
+    GOODPUT is the share of COMPUTE: time in epochs that did not have to run again.
+
+    For example:
+        jobrunner stats runs/kmeans
+    """
+    story = _read(directory)
+    runs: list[dict[str, Any]] = []
+    for run in story.runs:
+        runs.append(
+            {
+                "number": run.number,
+                "name": run.name,
+                "job": run.job,
+                "state": run.state,
+                "began": run.began,
+                "last_seen": run.last_seen,
+                "resumed_from": run.resumed_from,
+                "losses": len(run.losses),
+                "ledger": _describe_ledger(run.ledger),
+            }
+        )
+    ledger = _describe_ledger(story.ledger)
+    rows = [{**run, **run["ledger"]} for run in runs]
+    lines = draw_table(STATS_COLUMNS, [*rows, {"number": "all", **ledger}])
+    gap = story.gap_seconds
+    return Output({"path": story.path, "ledger": ledger, "gap_seconds": gap, "runs": runs}, lines)
+
+
+def _read(directory: str) -> Story:
+    """What the runs of a directory did; an error if there is none."""
+    from jobrunner.story import read_story
+
     opened = open_directory(directory)
     story = read_story(opened)
     if not story.runs:
         raise nothing_recorded(opened, "No run has begun")
-    write_report(story, output)
-    path = os.path.abspath(output)
-    ledger = {"wall": story.ledger.wall, **asdict(story.ledger)}
-    parts = [f"{name} {format_seconds(seconds)}" for name, seconds in ledger.items()]
-    ledger["goodput"] = story.ledger.goodput
-    lines = [f"Wrote {path}", f"goodput {ledger['goodput']:.1%}: {', '.join(parts)}"]
-    return Output({"path": story.path, "report": path, "ledger": ledger}, lines)
+    return story
+
+
+def _describe_ledger(ledger: Ledger) -> dict[str, float]:
+    return {"wall": ledger.wall, **asdict(ledger), "goodput": ledger.goodput}

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from jobrunner.names import described_nodes
 from jobrunner.positions import Position, PublicPosition
 from jobrunner.story.model import EpochStory, Story
-from jobrunner.texts import counted, listed, whole_metrics
+from jobrunner.texts import counted
 
 WIDTH, HEIGHT = 1000, 100  # of a drawing, in its own units
 MOST_POINTS = 1000  # of a chart's curves
@@ -65,11 +65,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Charts:
-    """Charts beside each other, what their colours mean, and remarks."""
+    """Charts beside each other, what their colours mean, and how many there would be."""
 
     charts: Sequence[Chart]
     legend: Mapping[str, str]
-    notes: Sequence[str]
+    num_metrics: int
 
 
 class Axis(NamedTuple):
@@ -110,37 +110,31 @@ def metric_charts(story: Story) -> Charts | None:
             if isinstance(epoch.epoch, int) and not epoch.is_set_aside:
                 kept.append(epoch)
     kept.sort(key=lambda epoch: _number(epoch.epoch))
-    reported = dict.fromkeys(name for epoch in kept for name in epoch.metrics)
-    if not reported:
+    curves = _curves(kept)
+    if not curves:
         return None
-    points = {}
-    for name in reported:
-        found = _points(kept, name)
-        if found:
-            points[name] = found
-    plain = whole_metrics(
-        reported, {node for run in story.runs for node in described_nodes(run.plan)}
-    )
+    aside = []
+    for run in story.runs[-MOST_RUNS:]:
+        aside.append(_curves(epoch for epoch in run.epochs if epoch.is_set_aside))
+    # A value on a node is drawn with the metric of all nodes, if there is one.
+    nodes = dict.fromkeys(node for run in story.runs for node in described_nodes(run.plan))
+    own: dict[str, list[str]] = {}
+    names = []
+    for name in curves:
+        node, _, metric = name.partition("/")
+        if node in nodes and metric in curves:
+            own.setdefault(metric, []).append(name)
+        else:
+            names.append(name)
     x = axis_of(_number(epoch.epoch) for epoch in kept)
     marks = _marks(story, x)
-    # A value on a node is drawn with the metric of all nodes, if there is one.
-    names = [name for name in points if name in plain or name.partition("/")[2] not in points]
     charts = []
     for name in names[:MOST_METRICS]:
-        nodes = [own for own in points if own not in names and own.partition("/")[2] == name]
-        curves = [("node", points[own]) for own in nodes[:MOST_NODES]]
-        for run in story.runs[-MOST_RUNS:]:
-            curves.append(("aside", _points([it for it in run.epochs if it.is_set_aside], name)))
-        curves.append(("curve", points[name]))
-        charts.append(draw_chart(name, x, curves, marks))
-    notes = []
-    if len(names) > MOST_METRICS:
-        notes.append(f"The first {MOST_METRICS} of {counted(len(names), 'metric')}.")
-    others = [name for name in plain if name not in points]
-    if others:
-        notes.append(f"Not drawn, because they were no numbers: {listed(others, 12)}.")
+        drawn = [("node", curves[value]) for value in own.get(name, ())[:MOST_NODES]]
+        drawn += [("aside", former[name]) for former in aside if name in former]
+        charts.append(draw_chart(name, x, [*drawn, ("curve", curves[name])], marks))
     kinds = {line.kind for chart in charts for line in chart.lines}
-    return Charts(charts, {kind: LEGEND[kind] for kind in LEGEND if kind in kinds}, notes)
+    return Charts(charts, {kind: LEGEND[kind] for kind in LEGEND if kind in kinds}, len(names))
 
 
 def draw_chart(
@@ -161,14 +155,13 @@ def draw_chart(
         for epoch, value in thin(points, most):
             across, down = WIDTH * x.place(epoch), HEIGHT * (1 - y.place(measure(value)))
             places.append(f"{round(across, 2):g},{round(down, 2):g}")
-        if places:
-            # A line of no length draws a single point: its ends are round.
-            lines.append(Line(kind, f"M{places[0]}L{' '.join(places[1:] or places)}"))
+        # A line of no length draws a single point: its ends are round.
+        lines.append(Line(kind, f"M{places[0]}L{' '.join(places[1:] or places)}"))
     number, last = curves[-1][1][-1]
     y_ticks = []
     for tick in y.ticks():
-        text = f"{10**tick:.4g}" if is_log else _write(tick)
         if not is_log or tick == round(tick):
+            text = f"{10**tick if is_log else tick:.7g}"
             y_ticks.append(Tick(text, 100 * (1 - y.place(tick))))
     return Chart(
         name,
@@ -176,7 +169,7 @@ def draw_chart(
         f"{name} over {counted(len(curves[-1][1]), 'epoch')}, {last:.4g} at the end",
         is_log,
         lines,
-        [Tick(_write(tick), 100 * x.place(tick)) for tick in x.ticks() if tick == round(tick)],
+        [Tick(f"{tick:.7g}", 100 * x.place(tick)) for tick in x.ticks() if tick == round(tick)],
         y_ticks,
     )
 
@@ -195,41 +188,30 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     return kept
 
 
-def _points(epochs: Iterable[EpochStory], name: str) -> list[Point]:
-    """A point for each epoch with a number of that name that can be drawn."""
-    points = []
+def _curves(epochs: Iterable[EpochStory]) -> dict[str, list[Point]]:
+    """For each metric a point of each epoch where it is a number that can be drawn."""
+    curves: dict[str, list[Point]] = {}
     for epoch in epochs:
-        value = epoch.metrics.get(name)
-        if _is_number(value):
-            points.append((_number(epoch.epoch), float(value)))
-    return points
+        for name, value in epoch.metrics.items():
+            if isinstance(value, int | float) and -_LARGEST < value < _LARGEST:
+                curves.setdefault(name, []).append((_number(epoch.epoch), float(value)))
+    return curves
 
 
 def _marks(story: Story, x: Axis) -> list[Line]:
-    marks: list[tuple[str, PublicPosition, str]] = []
+    marks: list[tuple[str, PublicPosition | None, str]] = []
     for run in story.runs:
-        if run.resumed_from is not None:
-            text = f"run {run.number} resumed from epoch {run.resumed_from}"
-            marks.append(("resume", run.resumed_from, text))
+        text = f"run {run.number} resumed from epoch {run.resumed_from}"
+        marks.append(("resume", run.resumed_from, text))
         for loss in run.losses:
-            if loss.resumed_from is not None:
-                text = f"lost, back to epoch {loss.resumed_from}"
-                marks.append(("loss", loss.resumed_from, text))
+            marks.append(("loss", loss.resumed_from, f"lost, back to epoch {loss.resumed_from}"))
     lines = []
     for kind, epoch, text in marks[-MOST_MARKS:]:
-        place = x.place(_number(epoch))
+        place = -1.0 if epoch is None else x.place(_number(epoch))
         if 0 <= place <= 1:
             lines.append(Line(kind, f"M{round(WIDTH * place, 2):g},0V{HEIGHT}", text))
     return lines
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and -_LARGEST < value < _LARGEST
-
-
 def _number(epoch: PublicPosition) -> float:
     return float(Position.of(epoch).epoch)
-
-
-def _write(value: float) -> str:
-    return f"{value:.0f}" if value == round(value) and abs(value) < 1e7 else f"{value:.4g}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field, structs
 
@@ -100,19 +100,6 @@ Tell = Callable[[str, Mapping[str, Any]], None]
 """Called with an event and what is known of it, for JSON."""
 
 
-class Runner(Protocol):
-    """What `RunState` needs of a `JobRunner`."""
-
-    job: Any
-
-    @property
-    def binding(self) -> Binding | None:
-        """The nodes on their workers, once they are placed."""
-
-    def under_way(self) -> UnderWay | None:
-        """What runs on the workers now."""
-
-
 class RunState:
     """A passive callback of `JobRunner` that keeps what is known of the run now.
 
@@ -129,7 +116,7 @@ class RunState:
         self._tell = tell
         self._clock = clock
         self._run = RunNow()  # without what changes from moment to moment
-        self._runner: Runner | None = None
+        self._runner: Any = None  # a JobRunner
         self._metrics: Mapping[str, Any] = {}
         self._workers: Mapping[str, str] = {}  # node -> the name of its worker
         self._stores: Mapping[str, Any] = {}  # of the last save, by node
@@ -143,7 +130,7 @@ class RunState:
         """Note what happens before the run itself, such as "imports job.py"."""
         self._run.doing = doing
 
-    def on_setup(self, runner: Runner) -> None:
+    def on_setup(self, runner: Any) -> None:
         """Note whom to ask what runs."""
         self._runner = runner
         self._run.job = runner.job.name
@@ -245,7 +232,8 @@ class RunState:
     @property
     def binding(self) -> Binding | None:
         """The nodes on their workers, once they are placed."""
-        return None if self._runner is None else self._runner.binding
+        binding: Binding | None = None if self._runner is None else self._runner.binding
+        return binding
 
     @property
     def mark(self) -> tuple[object, ...]:
@@ -263,7 +251,7 @@ class RunState:
             eta_seconds=self._eta_seconds(now),
             metrics=dict(self._metrics),
         )
-        group = None if self._runner is None else self._runner.under_way()
+        group: UnderWay | None = None if self._runner is None else self._runner.under_way()
         running: dict[str, str] = {}
         if group is not None:
             run.under_way = GroupNow(group.group, group.epoch, group.seconds, list(group.tasks))

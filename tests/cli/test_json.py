@@ -38,6 +38,7 @@ def test_the_json_of_every_command_has_the_keys_that_the_guide_names(
         ("copy", runs, 3, tmp_path / "copy"),
         ("prune", runs, "--keep-last", 2),
         ("fsck", runs),
+        ("stats", runs),
         ("report", runs, "-o", tmp_path / "page.html"),
     ):
         keys, each = documented(command)

@@ -440,10 +440,12 @@ def test_report_says_where_the_time_went(tmp_path: Path) -> None:
     parts = ("start", "compute", "save_wait", "redone", "recovery", "idle")
     assert sum(ledger[part] for part in parts) == pytest.approx(ledger["wall"])
     assert ledger["goodput"] == pytest.approx(ledger["compute"] / ledger["wall"])
-    shown = invoke("report", GOLDEN, "-o", page).stdout.splitlines()
-    assert shown[0] == f"Wrote {page}"
-    assert shown[1].startswith(f"goodput {ledger['goodput']:.1%}: wall ")
     assert "<html" in page.read_text()
+    [run] = ask("stats", GOLDEN)["runs"]
+    assert run["ledger"] == ledger
+    titles, row, total = invoke("stats", GOLDEN).stdout.splitlines()
+    assert (titles.split()[:2], row.split()[:2]) == (["RUN", "STATE"], ["1", run["state"]])
+    assert total.endswith(f"{ledger['goodput']:.1%}")
 
 
 def test_a_report_of_a_directory_without_runs_is_an_error_that_names_those_below_it(

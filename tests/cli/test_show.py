@@ -34,7 +34,7 @@ def test_ls_shows_each_epoch_and_whether_the_job_has_finished(runs: Path) -> Non
     assert header.split() == ["EPOCH", "SAVED", "NODES", "SIZE", "TIME", "PINNED", "METRICS"]
     assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
     assert rows[1].split()[-2:] == ["paper", "loss=1"]
-    assert disk.endswith("with what epochs share counted once.")
+    assert disk.endswith("what they share is counted once.")
     assert (end, last) == ("The job has not finished.", "The last run was stopped.")
     again = begin(runs)
     again.run.finish(Position(3))
@@ -177,7 +177,7 @@ def test_info_shows_values_of_classes_and_codecs_without_running_them(tmp_path: 
     record(tmp_path, values, {**values, "p": Tells(2), "long": 10**5001})
     blobs = ask("info", tmp_path, 0)["nodes"]["a"]["blobs"]
     assert blobs["p"]["type"] == "pickle"
-    assert blobs["p"]["nbytes"] > 10
+    assert "'nbytes': " in blobs["p"]["value"]
     assert blobs["f"] == {"type": f"codec {codec.name}", "value": "[1, int64[3]]"}
     assert blobs["unset"]["value"] == "{'y': 1}"  # what is set
     assert blobs["long"]["type"] == "int"
@@ -187,14 +187,6 @@ def test_info_shows_values_of_classes_and_codecs_without_running_them(tmp_path: 
     )
     assert "a/long: " in result.stdout
     assert RAN not in os.environ
-
-
-def test_info_shows_dtype_and_shape_of_tensors(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    record(tmp_path, {"t": torch.zeros(2, 3), "model": {"layers": [torch.zeros(5)]}})
-    blobs = ask("info", tmp_path, 0)["nodes"]["a"]["blobs"]
-    assert blobs["t"] == {"type": "tensor", "shape": [2, 3], "dtype": "float32"}
-    assert "'layers': [torch.Tensor({'data': float32[5]" in blobs["model"]["value"]
 
 
 def test_info_of_an_epoch_that_is_not_recorded_says_which_are(runs: Path, tmp_path: Path) -> None:

@@ -168,10 +168,11 @@ def test_the_checkpoints_that_can_be_loaded_are_listed() -> None:
     assert "".join(rows[0][2].itertext()) == "5.00 MiB"
 
 
-def test_metrics_that_are_no_numbers_are_named_and_listed() -> None:
+def test_metrics_that_are_no_numbers_are_listed_and_not_drawn() -> None:
     story = make_story(10, num_runs=1, nodes=["a"])
     [run] = story.runs
     metrics = {"a/mood": "well", "mood": "well", "gone": math.nan}
-    epochs = tuple(replace(it, metrics=metrics) for it in run.epochs)
-    page = text_of(to_page(replace(story, runs=(replace(run, epochs=epochs),))))
-    assert "no numbers: mood, gone." in page
+    epochs = [replace(it, metrics=metrics) for it in run.epochs]
+    page = to_page(replace(story, runs=(replace(run, epochs=epochs),)))
+    assert "mood='well', gone=nan" in text_of(page)
+    assert "<figure>" not in page
