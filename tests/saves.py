@@ -29,6 +29,7 @@ class Save:
         self.commits = manager.commits
         self.encoding = manager.commits.encoding(**options)
         self.order = manager.commits.order({self.at: details or {}}, self.encoding)
+        self.sent = self.order
         self.queue = SaveQueue(self.encoding)
 
     @property
@@ -38,12 +39,12 @@ class Save:
 
     def send(self) -> None:
         """Go on with what reaches a worker."""
-        self.order, encoding = cloudpickle.loads(cloudpickle.dumps((self.order, self.encoding)))
+        self.sent, encoding = cloudpickle.loads(cloudpickle.dumps((self.order, self.encoding)))
         self.queue = SaveQueue(encoding)
 
     def write(self, workspaces: Mapping[str, Workspace]) -> Receipts:
         """Write the workspaces as they are now."""
-        return self.queue.save(workspaces, order=self.order).receipts[self.at]
+        return self.queue.save(workspaces, order=self.sent).receipts[0]
 
     def capture(self, workspaces: Mapping[str, Workspace]) -> None:
         """Capture the workspaces as they are now."""
@@ -51,11 +52,11 @@ class Save:
 
     def write_captured(self, workspaces: Mapping[str, Workspace]) -> Receipts:
         """Write what was captured."""
-        return self.queue.write(workspaces, order=self.order).receipts[self.at]
+        return self.queue.write(workspaces, order=self.sent).receipts[0]
 
     def commit(self, receipts: Receipts) -> None:
         """Record the epoch."""
-        self.commits.commit(self.order, Written({self.at: receipts}))
+        self.commits.commit(self.order, Written([dict(receipts)]))
 
     def abandon(self) -> None:
         """Give the epoch up."""

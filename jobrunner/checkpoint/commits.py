@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import structs
 
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes, refuse_classes
@@ -21,15 +22,13 @@ from jobrunner.checkpoint.log import (
     NodeContents,
     Record,
     RunLock,
-    State,
     Store,
 )
 from jobrunner.checkpoint.retention import Retention
-from jobrunner.checkpoint.storage import join_path
-from jobrunner.checkpoint.worker_save import Encoding, Receipt, Reply, SaveOrder, Written
+from jobrunner.checkpoint.worker_save import Encoding, Receipt, SaveOrder, Written
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
-from jobrunner.names import ROOT_DOCUMENT, parse_store_name
+from jobrunner.names import parse_store_name
 from jobrunner.positions import Position
 from jobrunner.texts import get_logger, listed
 
@@ -38,12 +37,30 @@ logger = get_logger(__name__)
 _MOST_STORES = 20_000
 """In an order: its entry of the log takes some megabytes then."""
 
+Receipts = Mapping[str, Receipt]
+"""By node."""
+
+Contents = dict[str, NodeContents]
+"""By node, what the log says of stores, so that a load can be planned without opening them."""
+
 
 class Committed(NamedTuple):
     """What has become of an order."""
 
-    recorded: list[Position]  # in order; what is passed over is not among them
+    recorded: dict[Position, Receipts]  # in order; what is passed over is not among them
     problem: Exception | None  # why later positions of the order are not
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """An order that was neither committed nor abandoned, and what only the client must know of it."""
+
+    order: SaveOrder
+    records: dict[Position, Record]
+    """Without stores; in order, with those passed over."""
+    encoding: Encoding
+    wanted: Position
+    """The newest position that was to be ordered."""
 
 
 @dataclass(eq=False)
@@ -60,20 +77,12 @@ class Commits:
     default_options: ArrayOptions
     lock: RunLock | None = field(default=None, init=False)
     """Of the current run."""
-    _open: SaveOrder | None = field(default=None, init=False)
-    """The order that was neither committed nor abandoned."""
-    _records: dict[Position, Record] = field(default_factory=dict, init=False)
-    """Of the open order, as far as they are known: no record has stores yet."""
-    _encoding: Encoding = field(default_factory=Encoding, init=False)
-    """Of the open order."""
-    _abandoned: list[SaveOrder] = field(default_factory=list, init=False)
-    _awaited: Position = field(default=Position(0), init=False)
-    """The newest position that was to be ordered."""
+    _group: _Group | None = field(default=None, init=False)
+    _abandoned: list[str] = field(default_factory=list, init=False)
+    """Stores that slow workers may still write."""
     _has_failed: bool = field(default=False, init=False)
-    """Whether the newest order was given up."""
-    _written: Position | None = field(default=None, init=False)
-    """The newest position that workers may have written in the current attempt."""
-    _contents: tuple[int, dict[str, NodeContents]] | None = field(default=None, init=False)
+    """Whether the newest order was abandoned: workers may have used the names of the attempt."""
+    _contents: tuple[int, Contents] | None = field(default=None, init=False)
     """What the stores of this run have in them, and the number of the entry that says so."""
     _names: Sequence[str] = field(default=(), init=False)
     """Those in the directory when the run took it."""
@@ -124,40 +133,40 @@ class Commits:
         Raises CommitConflictError if another run has taken the directory over, and
         CheckpointWriteError if the claim could not be recorded.
         """
-        lock = self.held()
-        encoding = encoding or self.encoding()
-        records = {}
+        lock, encoding = self.held(), encoding or self.encoding()
+        first, wanted = min(group), max(group)
+        records: dict[Position, Record] = {}
         for at, told in group.items():
             details = as_json({**told, **_shared(encoding)}, "details")
             records[at] = Record(at, None, details=details)
-        first, last = min(group), max(group)
-        if self._open is not None:
-            self.abandon(self._open)
+        if self._group is not None:
+            self.abandon(self._group.order)
         if self._has_failed:
-            self._retire_first()
+            try:
+                self.retention.retire()  # the disk may be full
+            except CheckpointError as error:
+                logger.warning("%s: nothing was retired: %s", self.directory.path, error)
         # The disk needs room for the epochs that are kept and one group, even if deletion is slow.
         self.retention.sweeper.drain()
         with writing(self.directory.path, f"the save of epoch {first} could not be begun"):
             attempt = self._claim(first)
         # A group that is larger than expected is cut, as a `begin` would give its epochs other names.
-        self._awaited = last
-        most = max(1, _MOST_STORES // max(1, len(lock.nodes)))
-        for i, at in enumerate(list(records)):
-            if i >= most or at > attempt.upto:
-                del records[at]
-        drops = self.retention.pass_over(self.directory.log.known(), list(records.values()))
+        most = 1 + _MOST_STORES // (1 + len(lock.nodes))
+        for at in [at for i, at in enumerate(records) if i >= most or at > attempt.upto]:
+            del records[at]
+        retired = self.retention.choose(list(records.values()))
+        drops = [at for at in retired if at in records]
         stores = {}
         copies = {}
         for at, record in records.items():
             if at not in drops:
                 stores[at] = {node: attempt.store_name(node, at) for node in lock.nodes}
-                copies[at] = {
-                    name: value for name, value in record.details.items() if name != "timing"
-                }
-        self._records, self._encoding = records, encoding
-        self._open = SaveOrder(
-            self.directory.path,
-            self.directory.files,
+                copies[at] = {**record.details}
+                copies[at].pop("timing", None)
+        directory = self.directory
+        order = SaveOrder(
+            directory.path,
+            directory.files,
             lock.run,
             attempt.number,
             attempt.label,
@@ -165,105 +174,116 @@ class Commits:
             copies,
             drops,
         )
-        return self._open
+        self._group = _Group(order, records, encoding, wanted)
+        return order
+
+    def _claim(self, first: Position) -> Attempt:
+        """The attempt that may write a position; begins one unless the last one may."""
+        attempt = self.directory.log.check_held().attempt
+        if attempt is None or self._has_failed or not attempt.may_write(first):
+            # Slow workers may still write what was abandoned, under names of the attempt before. The
+            # new one has a label of its own, and what lies there is deleted once they are gone.
+            attempt = self.directory.log.begin(first, self._names)
+            self._has_failed = False
+        return attempt
 
     def commit(self, order: SaveOrder, written: Written) -> Committed:
         """Record the longest prefix of an order that is whole; and retire others by policy.
 
-        One ``commit`` entry of the log does it, or a few if the group is very large. What is left is
-        abandoned. Raises CommitConflictError, and records nothing, if another run has taken the
-        directory over; what is wrong with the first position if nothing can be recorded; and
-        CheckpointWriteError if it is unknown whether anything was recorded.
+        One ``commit`` entry of the log does it, or a few if stores contain different blobs. What is
+        left is abandoned. Raises CommitConflictError, and records nothing, if another run has taken
+        the directory over; what is wrong with the first position if nothing can be recorded; and
+        CheckpointWriteError if it is unknown what was recorded.
         """
-        recorded: list[Position] = []
         with writing(self.directory.path, f"epoch {order.at} could not be recorded"):
             self.directory.log.check_held()
-            if not self._is_open(order):
+            group = self._group
+            if group is None or group.order is not order:
                 raise CheckpointWriteError(
                     f"The save of epoch {order.at} in {self.directory.path} was abandoned. Begin "
                     f"it again."
                 )
-            records, problem = self._whole_prefix(order, written)
-            if not records:
-                assert problem is not None
+            recorded, problem = self._check_prefix(group, written)
+            if problem is not None and not recorded:
                 raise problem
-            self._look_for(order, records)
-            for part in _alike(records, written):
-                try:
-                    self._append(order, part, written)
-                except CheckpointWriteError as error:
-                    if not recorded:
-                        raise
-                    problem = error
-                    break
-                recorded += [record.at for record in part if record.stores is not None]
+            last = max(recorded)
+            self._look_for(order.stores[last])
+            # Each entry has one say on what stores contain. What was passed over goes with what
+            # comes after it, and counts only if that is recorded.
+            told: list[tuple[Contents, Record]] = []
+            contents: Contents = {}
+            for at in reversed(group.records):
+                if at > last:
+                    continue
+                stores = None
+                if at in recorded:
+                    contents, stores = {}, {}
+                    for node, receipt in recorded[at].items():
+                        contents[node] = receipt.contents or NodeContents()
+                        stores[node] = _store(receipt)
+                told.append((contents, msgspec.structs.replace(group.records[at], stores=stores)))
+            for contents, part in groupby(reversed(told), itemgetter(0)):
+                self._append(group, [record for _, record in part], contents)
         if problem is not None:
             self.abandon(order)
-        else:
-            self._open, self._written, self._has_failed = None, order.at, False
+        self._group = None
         return Committed(recorded, problem)
 
-    def _whole_prefix(
-        self, order: SaveOrder, written: Written
-    ) -> tuple[list[Record], Exception | None]:
-        """The records of what may be recorded, and what is wrong with the next one."""
-        records: list[Record] = []
-        for at, record in self._records.items():
-            if at in order.drops:
-                records.append(record)
-                continue
-            receipts = written.receipts.get(at, {})
+    def _check_prefix(
+        self, group: _Group, written: Written
+    ) -> tuple[dict[Position, Receipts], Exception | None]:
+        """The receipts of what may be recorded, and what is wrong with the next position."""
+        order = group.order
+        prefix: dict[Position, Receipts] = {}
+        contents: dict[str, NodeContents | None] = {}
+        answers = iter(written.receipts)
+        for at, stores in order.stores.items():
+            receipts = next(answers, {})
+            for node, receipt in receipts.items():
+                receipt.contents = contents[node] = receipt.contents or contents.get(node)
             try:
-                self._check_receipts(order, at, receipts, written.failure)
+                missing = [node for node in stores if node not in receipts]
+                if missing:
+                    raise CheckpointWriteError(
+                        written.failure
+                        or f"Epoch {at} of {order.path} cannot be recorded: expected a receipt from "
+                        f"each of {len(stores)} nodes, found none from {listed(missing, 8)}. Check "
+                        f"that they are placed on workers, and save again."
+                    )
+                _check_replicas(group.encoding, at, receipts)
+                _check_parts(group.encoding, at, receipts, order.path)
             except (CheckpointWriteError, DefinitionError) as error:
-                # What was passed over counts only if what comes after it is recorded.
-                while records and records[-1].stores is None:
-                    records.pop()
-                return records, error
-            stores = {}
-            for node in order.stores[at]:
-                receipt = receipts[node]
-                seconds = round(receipt.seconds, 6)
-                stores[node] = Store(receipt.store, receipt.sha256, receipt.nbytes, seconds)
-            records.append(structs.replace(record, stores=stores))
-        return records, None
+                return prefix, error
+            prefix[at] = receipts
+        return prefix, None
 
-    def _check_receipts(
-        self, order: SaveOrder, at: Position, receipts: Mapping[str, Receipt], failure: str
-    ) -> None:
-        missing = [node for node in order.stores[at] if node not in receipts]
-        if missing and failure:
-            raise CheckpointWriteError(failure)
-        if missing:
-            raise CheckpointWriteError(
-                f"Epoch {at} of {order.path} cannot be recorded: expected a receipt from each of "
-                f"{len(order.stores[at])} nodes, found none from {', '.join(missing[:8])}. Check "
-                f"that they are placed on workers, and save again."
-            )
-        _check_replicas(self._encoding, at, receipts)
-        _check_parts(self._encoding, at, receipts, order.path)
-        for node, contents in _contents_of(receipts).items():
-            for names in contents.classes.values():
-                find_classes(names, f"Epoch {at} of {order.path} is not recorded. Node {node!r}")
-
-    def _append(self, order: SaveOrder, records: Sequence[Record], written: Written) -> None:
-        state = self.directory.log.known()
-        last = records[-1]
-        assert last.stores is not None
-        contents = _contents_of(written.receipts[last.at])
+    def _append(self, group: _Group, records: Sequence[Record], contents: Contents) -> None:
+        """Record positions, of which the last has stores."""
+        state, last = self.directory.log.known(), records[-1].at
         number = None
         if self._contents is not None and self._contents[1] == contents:
             number = self._contents[0]
+        else:
+            where = f"Epoch {last} of {self.directory.path} is not recorded. It"
+            for store in contents.values():
+                find_classes(chain(*store.classes.values()), where)
         for record in records:
             record.contents = None if record.stores is None else number
+        # What comes next is as far away as the last two saves were, or of groups twice as far. A
+        # wrong guess costs a `begin`, or cuts a group; after a crash, the names are not used again.
+        distance = max(1, last.epoch - (state.latest or last).epoch)
+        if len(group.records) > 1 or group.wanted > last:
+            distance = 2 * max(distance, group.wanted.epoch - last.epoch)
+        expected = Position(last.epoch + distance)
+        is_claimed = state.attempt is not None and expected <= state.attempt.upto
         entry = self.retention.append(
             CommitEntry,
-            begin=order.begin,
+            begin=group.order.begin,
             records=list(records),
             run_number=self.held().number,
             contents=contents if number is None else {},
-            retires=self.retention.choose(state, records),
-            upto=self._expect_next(state, last.at),
+            retires=self.retention.choose([item for item in records if item.stores is not None]),
+            upto=None if is_claimed else expected,
         )
         if number is None:
             self._contents = (entry.number, contents)
@@ -271,115 +291,67 @@ class Commits:
     def abandon(self, order: SaveOrder) -> None:
         """Delete what an order has written and the log does not record; its names stay claimed."""
         self._has_failed = True
-        if self._is_open(order):
-            self._open, self._written = None, order.at
+        if self._group is not None and self._group.order is order:
+            self._group = None
+        names = [name for stores in order.stores.values() for name in stores.values()]
+        # A slow worker may still write: the end of this run deletes them once more, and so does the
+        # next run.
+        self._abandoned += names
+        self._delete(names)
+
+    def _delete(self, names: Sequence[str]) -> None:
         try:
-            state = self.directory.log.check_held()
+            self.directory.log.check_held()
         except CheckpointError as error:
             logger.warning(
-                "%s: the stores of the failed save of epoch %s are not deleted: %s",
+                "%s: %s of a failed save are not deleted: %s",
                 self.directory.path,
-                order.at,
+                listed(names, 3),
                 error,
             )
-            return
-        # A commit that seemed to fail may have been recorded. A slow worker may still write: the end
-        # of this run deletes the stores once more, and so does the next run.
-        names = [name for stores in order.stores.values() for name in stores.values()]
-        if self.retention.sweep(state, names):
-            self._abandoned.append(order)
-
-    def abandon_all(self) -> None:
-        """Abandon every order that was not committed, again if it was abandoned before."""
-        orders, self._abandoned = self._abandoned, []
-        if self._open is not None:
-            orders.append(self._open)
-        try:
-            for order in orders:
-                self.abandon(order)
-        finally:
-            self._open, self._abandoned = None, []
-
-    def _is_open(self, order: SaveOrder) -> bool:
-        known = self._open
-        return known is not None and (known.begin, known.stores) == (order.begin, order.stores)
-
-    # ---- names
-
-    def _claim(self, first: Position) -> Attempt:
-        """The attempt that may write a position; begins one unless the last one may."""
-        log = self.directory.log
-        state = log.check_held()
-        attempt = state.attempt
-        if attempt is not None and self._written == attempt.last and attempt.may_write(first):
-            return attempt
-        # Slow workers may still write what was abandoned, under names of the attempt before. The
-        # new one has a label of its own, and what lies there is deleted once they are gone.
-        attempt = log.begin(first, self._names)
-        self._written = None
-        return attempt
-
-    def _expect_next(self, state: State, last: Position) -> Position | None:
-        """What comes after a commit up to `last`: its names are claimed by that.
-
-        One save as far away as the last two were, or of groups one twice as large. A wrong guess
-        costs a `begin`, or cuts a group; after a crash, the names are not used again. None if that
-        much is claimed already.
-        """
-        distance = 1
-        if state.latest is not None and state.latest < last:
-            distance = max(1, last.epoch - state.latest.epoch)
-        if self._awaited > last or len(self._records) > 1:
-            distance = 2 * max(distance, self._awaited.epoch - last.epoch)
-        expected = Position(last.epoch + distance)
-        if state.attempt is not None and expected <= state.attempt.upto:
-            return None
-        return expected
-
-    def _retire_first(self) -> None:
-        """Retire what the policy does not keep, before the next try: the disk may be full."""
-        try:
-            self.retention.retire()
-        except CheckpointError as error:
-            logger.warning("%s: nothing was retired: %s", self.directory.path, error)
+        else:
+            # A commit that seemed to fail may have been recorded: then they stay.
+            self.retention.sweep(names)
 
     # ---- the run
 
     def start_run(self, names: Sequence[str]) -> None:
         """Say which names are in the directory now that this run has taken it."""
         self._names = [name for name in names if parse_store_name(name) is not None]
-        self._written = self._contents = None
+        self._has_failed, self._contents = False, None
 
     def note_placement(self) -> None:
         """Say that workers have nodes which they had not before."""
         self._must_look = True
 
-    def give_back(self) -> Position | None:
-        """The position up to which names are in use, for the run's last entry; None: all claimed."""
+    def end_run(self) -> Position | None:
+        """Delete what was not committed; return up to where names are in use (None: all claimed)."""
+        if self._group is not None:
+            self.abandon(self._group.order)
+        names, self._abandoned = self._abandoned, []
+        if names:
+            self._delete(names)
         attempt = self.directory.log.known().attempt
-        if attempt is None:
+        if attempt is None or self._has_failed:
             return None
-        return self._written or attempt.last or attempt.after
+        return attempt.last or attempt.after
 
-    def _look_for(self, order: SaveOrder, records: Sequence[Record]) -> None:
+    def _look_for(self, stores: Mapping[str, str]) -> None:
         """Raise CheckpointError unless the client sees what the workers have written.
 
         Once after each placement: a worker may read the client's directory, and write to another
         one that lies over it.
         """
-        if not self._must_look:
-            return
-        files = self.directory.files
-        names = order.stores[records[-1].at]
-        roots = [join_path(order.path, f"{store}/{ROOT_DOCUMENT}") for store in names.values()]
-        for node, is_there in zip(names, files.each(files.is_taken, roots), strict=True):
-            if not is_there:
-                raise CheckpointError(
-                    f"{order.path} is not shared: expected to find {names[node]}, which the worker "
-                    f"of node {node!r} has written, but found nothing. Use a directory that the "
-                    f"client and all workers share."
-                )
-        self._must_look = False
+        if self._must_look:
+            whole = self.directory.find_whole(stores.values())
+            for node, store in stores.items():
+                if store not in whole:
+                    raise CheckpointError(
+                        f"{self.directory.path} is not shared: expected to find {store}, which the "
+                        f"worker of node {node!r} has written, but found nothing. Use a directory "
+                        f"that the client and all workers share."
+                    )
+            self._must_look = False
 
     def held(self) -> RunLock:
         """The lock of the current run; raises DefinitionError if there is none."""
@@ -404,30 +376,8 @@ def _shared(encoding: Encoding) -> dict[str, Any]:
     return shared
 
 
-def _contents_of(receipts: Mapping[str, Receipt]) -> dict[str, NodeContents]:
-    """What the log says of stores, so that a load can be planned without opening them."""
-    return {node: receipt.contents or NodeContents() for node, receipt in receipts.items()}
-
-
-def _alike(records: Sequence[Record], written: Written) -> Iterator[list[Record]]:
-    """Divide records between entries, each of which has one say on what stores contain.
-
-    What was passed over goes with what comes after it. Usually there is one entry.
-    """
-    part: list[Record] = []
-    of_part: dict[str, NodeContents] = {}
-    next_ones: list[Record] = []
-    for record in records:
-        next_ones.append(record)
-        if record.stores is None:
-            continue
-        contents = _contents_of(written.receipts[record.at])
-        if part and contents != of_part:
-            yield part
-            part = []
-        part += next_ones
-        of_part, next_ones = contents, []
-    yield part
+def _store(receipt: Receipt) -> Store:
+    return Store(receipt.store, receipt.sha256, receipt.nbytes, round(receipt.seconds, 6))
 
 
 @contextlib.contextmanager
@@ -452,7 +402,7 @@ def writing(path: str, what: str) -> Iterator[None]:
         ) from error
 
 
-_REPLIES = msgspec.json.Decoder(Reply)
+_REPLIES = msgspec.json.Decoder(Written)
 
 
 def read_receipts(
@@ -462,30 +412,27 @@ def read_receipts(
 
     Each worker gives receipts of its own nodes, as `placement` says, for the stores of the order.
     """
-    receipts: dict[Position, dict[str, Receipt]] = {at: {} for at in order.stores}
-    failures = []
+    whole = Written([{} for _ in order.stores])
     for address, data in replies.items():
         try:
             reply = _REPLIES.decode(data)
-            failures.append(reply.failure)
             if len(reply.receipts) > len(order.stores):
                 raise ValueError(f"they are of {len(reply.receipts)} epochs")
-            known: dict[str, NodeContents | None] = {}
-            for at, by_node in zip(order.stores, reply.receipts, strict=False):
-                for node, receipt in by_node.items():
+            for i, stores in enumerate(list(order.stores.values())[: len(reply.receipts)]):
+                for node, receipt in reply.receipts[i].items():
                     if placement.get(node) != address:
                         raise ValueError(f"node {node!r:.80} is not on that worker")
-                    if receipt.store != order.stores[at].get(node):
+                    if receipt.store != stores.get(node):
                         raise ValueError(f"store {receipt.store!r:.80} is not that of {node!r}")
-                    receipt.contents = known[node] = receipt.contents or known.get(node)
-                    receipts[at][node] = receipt
+                    whole.receipts[i][node] = receipt
+            whole.failure = whole.failure or reply.failure
         except (TypeError, ValueError) as error:
             raise CheckpointWriteError(
                 f"Epoch {order.at} cannot be recorded: worker {address} returned receipts that "
                 f"do not fit: {error}. Check that the same version of jobrunner runs there, and "
                 f"who can reach the cluster."
             ) from error
-    return Written(receipts, next(filter(None, failures), ""))
+    return whole
 
 
 def _check_replicas(encoding: Encoding, at: Position, receipts: Mapping[str, Receipt]) -> None:

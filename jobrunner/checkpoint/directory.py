@@ -162,13 +162,13 @@ class Directory:
         for at, record in self.records(snapshot=snapshot):
             if isinstance(record, EpochRecord):
                 saved.append(SavedEpoch(at, metrics=record.details.metrics))
-        best = KeepBest(metric, mode=mode).choose(saved)
-        if best is None:
+        best = KeepBest(metric, mode=mode).rank(saved)
+        if not best:
             raise CheckpointNotFoundError(
-                f"No recorded epoch of {self.path} has reported {metric!r}. Reported: "
+                f"No recorded epoch of {self.path} has a number for {metric!r}. Reported: "
                 f"{name_reported(saved)}. Check the name of the metric."
             )
-        return best
+        return best[0].at
 
     def record(self, epoch: Position, snapshot: State | None = None) -> EpochRecord:
         """The record of an epoch; raises CheckpointNotFoundError if there is none."""

@@ -25,11 +25,13 @@ from jobrunner.checkpoint.log import (
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.config import get_number
 from jobrunner.errors import CheckpointError, DefinitionError
-from jobrunner.names import check_distinct, check_name
+from jobrunner.names import check_distinct
 from jobrunner.positions import Position
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
+
+_LEAST_BEAT_SECONDS = 0.1
 
 
 @dataclass(slots=True)
@@ -69,12 +71,10 @@ class DirectoryRun:
                 f"checkpoints {', '.join(map(repr, nodes)) or 'none'}. Use a "
                 f"MultiNodeCheckpointManager, or Job(nodes_to_checkpoint=[...])."
             )
-        for node in nodes:
-            check_name(node, "node")
         check_distinct(nodes, "node")
         directory.handler.set_params(directory.path, tuple(nodes))
-        beat_seconds = _configured_seconds("checkpoint.heartbeat-seconds")
-        patience = self.patience or Patience(_configured_seconds("checkpoint.silence-seconds"))
+        beat_seconds = max(_LEAST_BEAT_SECONDS, get_number("checkpoint.heartbeat-seconds"))
+        patience = self.patience or Patience(get_number("checkpoint.silence-seconds"))
         path = directory.path
         lock = RunLock(directory.files, path, directory.log, nodes, beat_seconds, status)
         try:
@@ -112,37 +112,31 @@ class DirectoryRun:
         `outcome` is what the ``end`` entry says of the run. Every run calls this at its end, also
         after a failure. Raises nothing, and waits half a minute at most for deletions.
         """
+        lock = self.commits.lock
+        if lock is None:
+            return
         try:
-            self.commits.abandon_all()
-        finally:
-            if self.commits.lock is not None:
-                self._release(self.commits.lock, outcome or {})
-
-    def _release(self, lock: RunLock, outcome: Mapping[str, Any]) -> None:
-        try:
+            upto = self.commits.end_run()
             if not self.retention.sweeper.drain():
                 logger.warning(
                     "%s: some stores are not deleted yet; the next run deletes them.",
                     self.directory.path,
                 )
             self.directory.log.check_held()  # an entry must not follow those of another directory
-            self.retention.append(EndEntry, upto=self.commits.give_back(), **outcome)
+            self.retention.append(EndEntry, upto=upto, **outcome or {})
         except CheckpointError as error:
             logger.warning(
                 "%s: the end of the run could not be recorded: %s", self.directory.path, error
             )
         finally:
-            self._forget(lock)
+            self.leave()
 
     def leave(self) -> None:
         """Leave the directory as a run that was killed does, but without its heartbeat."""
         if self.commits.lock is not None:
-            self._forget(self.commits.lock)
-
-    def _forget(self, lock: RunLock) -> None:
-        lock.leave()
-        self.commits.lock = None
-        self.directory.is_taken, self.directory.loaded = False, None
+            self.commits.lock.leave()
+            self.commits.lock = None
+            self.directory.is_taken, self.directory.loaded = False, None
 
     def probe(self) -> Callable[[Mapping[str, Any]], Any]:
         """Make the probe that shows whether workers share the directory; picklable.
@@ -195,12 +189,3 @@ class DirectoryRun:
         """What the log says now; raises unless a run of this manager still holds the directory."""
         self.commits.held()
         return self.directory.log.check_held()
-
-
-def _configured_seconds(key: str) -> float:
-    seconds = get_number(key)
-    if seconds == 0:
-        raise DefinitionError(
-            f"jobrunner.{key} in Dask's configuration must be a number > 0; got {seconds}."
-        )
-    return seconds

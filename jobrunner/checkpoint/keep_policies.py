@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from numbers import Real
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from jobrunner.define import Count, Rule, checked
+from jobrunner.define import Count, Label, checked
 from jobrunner.positions import EpochLike, Position
 from jobrunner.texts import printable
 
@@ -46,9 +47,6 @@ class SavedEpoch:
     def step(self) -> int:
         """The number of steps of the next epoch that it contains; 0 after a whole epoch."""
         return self.at.step
-
-
-_METRIC = Rule("the name of a metric", lambda name: isinstance(name, str) and name != "")
 
 
 @runtime_checkable
@@ -180,7 +178,7 @@ class KeepBest(_JoinsRetention):
 
     Notes
     -----
-    NaN ranks worst, as does an epoch without the metric. Of equal values the newer epoch is
+    An epoch without the metric, or with NaN, is not kept. Of equal values the newer epoch is
     better. A run that retires epochs warns, once, if no recorded epoch has the metric.
 
     Examples
@@ -191,42 +189,26 @@ class KeepBest(_JoinsRetention):
     [Position(0), Position(2), Position(3)]
     """
 
-    metric: Annotated[str, _METRIC]
+    metric: Label
     n: Count = 1
     mode: Literal["min", "max"] = "min"
 
     def retires(self, saved: Sequence[SavedEpoch]) -> list[Position]:
         """All but the best."""
-        return _all_but(saved, self._rank(saved)[: self.n])
+        return _all_but(saved, self.rank(saved)[: self.n])
 
-    def choose(self, saved: Sequence[SavedEpoch]) -> Position | None:
-        """The best of these epochs; None if none has a number for the metric."""
-        for row in self._rank(saved):
-            if self._badness(row) != _WORST:
-                return row.at
-        return None
-
-    def _rank(self, saved: Sequence[SavedEpoch]) -> list[SavedEpoch]:
-        newest_first = _whole_epochs(saved)[::-1]
-        return sorted(newest_first, key=self._badness)  # stable: the newer of equal values first
-
-    def _badness(self, row: SavedEpoch) -> _Badness:
-        value: Any = row.metrics.get(self.metric)
-        try:
-            number = float(value)
-        except OverflowError:  # an int too large for a float
-            number = math.inf if value > 0 else -math.inf
-        except (TypeError, ValueError):
-            number = math.nan
-        if math.isnan(number):
-            return _WORST
-        return False, number if self.mode == "min" else -number
+    def rank(self, saved: Sequence[SavedEpoch]) -> list[SavedEpoch]:
+        """The whole epochs that have a number for the metric, the best first."""
+        newest_first = [row for row in reversed(saved) if _is_number(row.metrics.get(self.metric))]
+        return sorted(  # stable: the newer of equal values first
+            _whole_epochs(newest_first),
+            key=lambda row: row.metrics[self.metric],
+            reverse=self.mode == "max",
+        )
 
 
-_Badness = tuple[bool, float]
-"""Whether there is no value, and the value, so that smaller is better."""
-
-_WORST: _Badness = (True, 0.0)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and value == value  # NaN is not
 
 
 def _whole_epochs(saved: Sequence[SavedEpoch]) -> list[SavedEpoch]:
@@ -241,30 +223,22 @@ def _all_but(saved: Sequence[SavedEpoch], kept: Collection[SavedEpoch]) -> list[
 def reads_records(policy: RetentionPolicy) -> bool:
     """Whether the policy's answer can depend on more than positions; then records must be read."""
     if isinstance(policy, KeepAny):
-        return any(reads_records(part) for part in policy.policies)
+        return any(map(reads_records, policy.policies))
     return type(policy) not in (KeepAll, KeepLast, KeepEvery)  # a subclass may look at more
-
-
-def best_policies(policy: RetentionPolicy) -> list[KeepBest]:
-    """The policies that keep the best epochs, among those that are joined."""
-    if isinstance(policy, KeepBest):
-        return [policy]
-    bests = []
-    if isinstance(policy, KeepAny):
-        for part in policy.policies:
-            bests += best_policies(part)
-    return bests
 
 
 def find_unreported(policy: RetentionPolicy, saved: Sequence[SavedEpoch]) -> list[str]:
     """The metrics of a policy's `KeepBest` parts that no recorded epoch has reported."""
-    names = [best.metric for best in best_policies(policy)]
-    return [name for name in names if not any(name in row.metrics for row in saved)]
+    names = []
+    if isinstance(policy, KeepAny):
+        for part in policy.policies:
+            names += find_unreported(part, saved)
+    elif isinstance(policy, KeepBest) and not any(policy.metric in row.metrics for row in saved):
+        names.append(policy.metric)
+    return names
 
 
 def name_reported(saved: Sequence[SavedEpoch]) -> str:
     """The names of all metrics that recorded epochs have reported, for a message."""
-    names = set[str]()
-    for row in saved:
-        names.update(row.metrics)
+    names = set[str]().union(*(row.metrics for row in saved))
     return printable(", ".join(sorted(names)), kept="") or "none"

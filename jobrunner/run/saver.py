@@ -415,12 +415,7 @@ class Saver:
         """Let the workers capture a position; False: epochs must wait until it is recorded."""
         pending = self._groups.pending
         budget = self._budget_bytes() - sum(other.nbytes for other in pending)
-        capture = partial(
-            SaveQueue.capture,
-            at=save.at,
-            pending=[other.at for other in pending],
-            budget_bytes=budget,
-        )
+        capture = partial(SaveQueue.capture, at=save.at, budget_bytes=budget)
         sizes = self._call_queues(capture, f"the copy of epoch {save.at}")
         save.nbytes = self._capture_bytes = max(sizes.values(), default=0)
         return save.nbytes <= budget
@@ -447,11 +442,11 @@ class Saver:
             return len(group), not self._is_fatal(error)
         group = [save for save in group if save.at in order.stores or save.at in order.drops]
         ended = time.monotonic()
-        last = committed.recorded[-1]
+        last = max(committed.recorded)
         for save in group:
             save.seconds = ended - save.began
             if save.at in committed.recorded:
-                for node, receipt in written.receipts[save.at].items():
+                for node, receipt in committed.recorded[save.at].items():
                     nbytes = receipt.nbytes - receipt.linked_bytes
                     save.nodes[node] = NodeSave(receipt.seconds, nbytes)
             elif save.at < last:

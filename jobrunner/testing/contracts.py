@@ -130,7 +130,7 @@ class MetadataHandlerContract:
         order = old.commits.order({Position(0): {}})
         new.run.start([], {})
         try:
-            old.commits.commit(order, Written({Position(0): {}}))
+            old.commits.commit(order, Written([{}]))
         except CommitConflictError:
             pass
         else:

@@ -438,22 +438,11 @@ def test_stores_that_a_slow_worker_writes_for_an_abandoned_save_are_deleted(rig:
     again.manager.run.end()
 
 
-def test_blobs_are_checked_without_storage(rig: Rig) -> None:
-    encoder = pickle.loads(pickle.dumps(Save(rig.manager, Position(0)).encoding))
-    rig.files.trace.clear()
-    for node, workspace in rig.workspaces.items():
-        encoder.encode(node, workspace, {})
-    rig.workspaces["trainer:0"].globals["bad"] = open
-    with pytest.raises(DefinitionError, match="'trainer:0', blob 'bad'"):
-        encoder.encode("trainer:0", rig.workspaces["trainer:0"], {})
-    assert rig.files.trace == []
-
-
 def test_a_blob_that_cannot_be_encoded_is_found_before_anything_is_written(rig: Rig) -> None:
     rig.workspaces["trainer:0"].globals["bad"] = open
     save = Save(rig.manager, Position(0))
     rig.files.trace.clear()
-    with pytest.raises(DefinitionError, match="'bad'"):
+    with pytest.raises(DefinitionError, match="'trainer:0', blob 'bad'"):
         save.write(rig.workspaces)
     assert rig.files.trace == []
 
@@ -651,7 +640,7 @@ def test_a_node_that_was_not_saved_is_not_found(rig: Rig) -> None:
         rig.manager.open(0)["x"]
 
 
-@pytest.mark.parametrize("value", ["soon", 0, -1, True, float("nan")], ids=str)
+@pytest.mark.parametrize("value", ["soon", -1, float("nan")], ids=str)
 def test_configuration_is_checked(tmp_path: Path, value: object) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "k")
     with (

@@ -240,7 +240,7 @@ RECEIPT = ["a.1", "0" * 64, 1, 0.1]
 def test_a_receipt_that_does_not_fit_is_not_recorded(reply):
     order = SimpleNamespace(at=AT, stores={AT: {"a": "a.1", "b": "b.1"}})
     honest = read_receipts({HERE: told([{"a": RECEIPT}])}, order, PLACEMENT)
-    assert honest == Written({AT: {"a": Receipt(*RECEIPT)}})
+    assert honest == Written([{"a": Receipt(*RECEIPT)}])
     with pytest.raises(CheckpointWriteError, match=HERE):
         read_receipts({HERE: reply}, order, PLACEMENT)
 

@@ -71,7 +71,7 @@ def test_a_run_goes_on_from_the_best_epoch(manager, inproc_session):
 
 def test_a_metric_that_nobody_reported_is_named(manager):
     with pytest.raises(
-        CheckpointNotFoundError, match=r"has reported 'los'. Reported: accuracy, loss"
+        CheckpointNotFoundError, match=r"has a number for 'los'. Reported: accuracy, loss"
     ):
         manager.open("best:los")
     with pytest.raises(DefinitionError, match=r"'latest' or 'best:METRIC'; got 'best:'"):

@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 from jobrunner.checkpoint.encoding import encode_blobs
 from jobrunner.checkpoint.store import layout
 from jobrunner.checkpoint.store.chunks import plan_chunks
-from jobrunner.checkpoint.worker_save import Encoding
+from jobrunner.checkpoint.worker_save import Encoding, encode_node
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.stores import write_store
@@ -110,7 +110,7 @@ def test_any_blobs_come_back_when_alike_ones_are_stacked(
     with directory() as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "LEAST_ALIKE", least)
         patch.setattr(layout, "_STACK_BYTES", stack_bytes)
-        reader = write_store(path, Encoding().encode("n", workspace, {}))
+        reader = write_store(path, encode_node(Encoding(), "n", workspace, {}))
         reader.verify()
         assert_identical(workspace.globals, reader.load())
         for name, value in workspace.globals.items():
