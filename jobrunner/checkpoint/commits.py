@@ -136,8 +136,8 @@ class Commits:
         lock, encoding = self.held(), encoding or self.encoding()
         first, wanted = min(group), max(group)
         records: dict[Position, Record] = {}
-        for at, told in group.items():
-            details = as_json({**told, **_shared(encoding)}, "details")
+        for at, described in group.items():
+            details = as_json({**described, **_shared(encoding)}, "details")
             records[at] = Record(at, None, details=details)
         if self._group is not None:
             self.abandon(self._group.order)
@@ -210,7 +210,7 @@ class Commits:
             self._look_for(order.stores[last])
             # Each entry has one say on what stores contain. What was passed over goes with what
             # comes after it, and counts only if that is recorded.
-            told: list[tuple[Contents, Record]] = []
+            pairs: list[tuple[Contents, Record]] = []
             contents: Contents = {}
             for at in reversed(group.records):
                 if at > last:
@@ -221,8 +221,8 @@ class Commits:
                     for node, receipt in recorded[at].items():
                         contents[node] = receipt.contents or NodeContents()
                         stores[node] = _store(receipt)
-                told.append((contents, msgspec.structs.replace(group.records[at], stores=stores)))
-            for contents, part in groupby(reversed(told), itemgetter(0)):
+                pairs.append((contents, msgspec.structs.replace(group.records[at], stores=stores)))
+            for contents, part in groupby(reversed(pairs), itemgetter(0)):
                 self._append(group, [record for _, record in part], contents)
         if problem is not None:
             self.abandon(order)

@@ -384,14 +384,14 @@ class SaveQueue:
             if not receipts:
                 raise failure
         seconds = (perf_counter() - started) / max(1, len(receipts))
-        told: dict[str, NodeContents | None] = {}
+        known: dict[str, NodeContents | None] = {}
         for of_position in receipts:
             for node, receipt in of_position.items():
                 receipt.seconds = seconds
-                if told.get(node) == receipt.contents:
+                if known.get(node) == receipt.contents:
                     receipt.contents = None
                 else:
-                    told[node] = receipt.contents
+                    known[node] = receipt.contents
         return Written(receipts, "" if failure is None else str(failure))
 
     def _write_batch(
@@ -401,14 +401,14 @@ class SaveQueue:
         captures: dict[Position, dict[str, NodeCapture]],
         workspaces: Mapping[str, Workspace],
     ) -> list[dict[str, Receipt]]:
-        taken = [(at, self._take(order, at, captures, workspaces)) for at in positions]
+        batch = [(at, self._take(order, at, captures, workspaces)) for at in positions]
         writers = {}
-        for at, of_position in taken:
+        for at, of_position in batch:
             for node, capture in of_position.items():
                 writers[at, node] = _plan_store(order, at, node, capture, workspaces[node])
         write_stores(order.files, list(writers.values()))
         receipts: list[dict[str, Receipt]] = []
-        for at, of_position in taken:
+        for at, of_position in batch:
             receipts.append({})
             for node, capture in of_position.items():
                 writer, receipt = writers[at, node], capture.receipt

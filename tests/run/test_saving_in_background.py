@@ -363,9 +363,7 @@ def test_what_exceeds_the_budget_is_not_copied(tmp_path, budget_bytes):
     model = Model(LARGE)
     snapshot = Snapshot(tmp_path, {"x": np.zeros(LARGE), "y": [model]})
     workspaces = {"a": snapshot.workspace}
-    captured = snapshot.begun.queue.capture(
-        workspaces, at=Position(0), pending=(), budget_bytes=budget_bytes
-    )
+    captured = snapshot.begun.queue.capture(workspaces, at=Position(0), budget_bytes=budget_bytes)
     assert captured == 8 * LARGE  # the array that has not changed costs nothing more
     model.array += 1
     assert snapshot.write().load("y")[0]["array"].max() == (captured > budget_bytes)
