@@ -384,14 +384,14 @@ class SaveQueue:
             if not receipts:
                 raise failure
         seconds = (perf_counter() - started) / max(1, len(receipts))
-        known: dict[str, NodeContents | None] = {}
+        newest: dict[str, NodeContents | None] = {}
         for of_position in receipts:
             for node, receipt in of_position.items():
                 receipt.seconds = seconds
-                if known.get(node) == receipt.contents:
+                if newest.get(node) == receipt.contents:
                     receipt.contents = None
                 else:
-                    known[node] = receipt.contents
+                    newest[node] = receipt.contents
         return Written(receipts, "" if failure is None else str(failure))
 
     def _write_batch(
