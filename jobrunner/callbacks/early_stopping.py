@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from jobrunner.checkpoint import best_policies
+from jobrunner.checkpoint import best_metrics
 from jobrunner.define import NATURAL, Count, Label, checked, number
 from jobrunner.run import Callback, JobRunner
 from jobrunner.texts import get_logger
@@ -85,8 +85,7 @@ class EarlyStopping(Callback):
     def on_setup(self, runner: JobRunner) -> None:
         """Say so if the best epochs that the run keeps are the best of other metrics."""
         manager = runner.checkpoint_manager
-        kept = [] if manager is None else best_policies(manager.retention.policy)
-        names = [best.metric for best in kept]
+        names = [] if manager is None else best_metrics(manager.retention.policy)
         if names and self.metric not in names:
             logger.warning(
                 "EarlyStopping watches %r, but KeepBest keeps the best epochs by %s: the epoch with "

@@ -29,9 +29,9 @@ from .keep_policies import (
     KeepLast as KeepLast,
     RetentionPolicy as RetentionPolicy,
     SavedEpoch as SavedEpoch,
+    best_metrics as best_metrics,
     find_unreported as find_unreported,
     name_reported as name_reported,
-    reads_records as reads_records,
 )
 from .load_plan import (
     blobs_of as blobs_of,

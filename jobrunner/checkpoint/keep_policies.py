@@ -227,15 +227,21 @@ def reads_records(policy: RetentionPolicy) -> bool:
     return type(policy) not in (KeepAll, KeepLast, KeepEvery)  # a subclass may look at more
 
 
-def find_unreported(policy: RetentionPolicy, saved: Sequence[SavedEpoch]) -> list[str]:
-    """The metrics of a policy's `KeepBest` parts that no recorded epoch has reported."""
-    names = []
+def best_metrics(policy: RetentionPolicy) -> list[str]:
+    """The metrics whose best epochs a policy keeps."""
+    if isinstance(policy, KeepBest):
+        return [policy.metric]
+    metrics = []
     if isinstance(policy, KeepAny):
         for part in policy.policies:
-            names += find_unreported(part, saved)
-    elif isinstance(policy, KeepBest) and not any(policy.metric in row.metrics for row in saved):
-        names.append(policy.metric)
-    return names
+            metrics += best_metrics(part)
+    return metrics
+
+
+def find_unreported(policy: RetentionPolicy, saved: Sequence[SavedEpoch]) -> list[str]:
+    """Those of these metrics that no recorded epoch has reported."""
+    reported = set[str]().union(*(row.metrics for row in saved))
+    return [name for name in best_metrics(policy) if name not in reported]
 
 
 def name_reported(saved: Sequence[SavedEpoch]) -> str:

@@ -101,10 +101,10 @@ def find_retirable(manager: MultiNodeCheckpointManager, policy: KeepAny) -> list
     Raises CheckpointCorruptError if a record that decides cannot be read, and DefinitionError if no
     epoch has reported a metric.
     """
-    from jobrunner.checkpoint import SavedEpoch, find_unreported, name_reported, reads_records
+    from jobrunner.checkpoint import SavedEpoch, best_metrics, find_unreported, name_reported
 
     retirable = manager.retention.retirable()
-    deciding = manager.positions() if reads_records(policy) else retirable
+    deciding = manager.positions() if best_metrics(policy) else retirable
     records = {}
     saved = []
     for at, record in manager.directory.records(deciding):

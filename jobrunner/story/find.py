@@ -248,8 +248,8 @@ def best_of(
         if isinstance(value, int | float) and abs(value) <= _LARGEST:
             values[Position.of(row["epoch"])] = float(value)
     saved = [SavedEpoch(at, metrics={metric: value}) for at, value in values.items()]
-    at = KeepBest(metric, mode=mode).choose(saved)
-    return None if at is None else (values[at], at.public)
+    best = KeepBest(metric, mode=mode).rank(saved)
+    return (values[best[0].at], best[0].at.public) if best else None
 
 
 class LiveRuns:
