@@ -57,7 +57,8 @@ def compile_and_ship(client: Client, nodes: int) -> dict[str, float]:
     compiled = time.perf_counter()
     describe(plan)
     described = time.perf_counter()
-    size = sum(map(len, Parcel(plan.groups).slices.values()))
+    parcel = Parcel(plan.groups, {node.name: "here" for node in plan.nodes})
+    size = sum(map(len, parcel.by_worker["here"].values()))
     packed = time.perf_counter()
     with Session(client) as session:
         bound = time.perf_counter()

@@ -30,9 +30,12 @@ from jobrunner.worker import (
     BindingOptions,
     Keeper,
     RunOrder,
+    add_groups,
+    add_nodes,
     blob_names,
     call_keeper,
     call_on_workspaces,
+    drop_groups,
     fetch,
     install_keeper,
 )
@@ -300,11 +303,14 @@ class Binding:
 
     def ship(self, plans: Mapping[str, GroupPlan]) -> None:
         """Send groups, by key, to the workers, unless they have them already."""
-        parcel = Parcel(plans)
+        parcel = Parcel(plans, self.placement)
         if all(self._digests.get(key) == parcel.digest for key in plans):
             return
-        contents = parcel.by_worker(self.placement)
-        self._call(Request("ship", per_worker=contents), list(contents))
+        request = Request("apply", what="sending tasks to the workers")
+        for address, slices in parcel.by_worker.items():
+            work = partial(add_groups, parcel.groups, slices)
+            request.per_worker[address] = {"fn": pickle_function(work, "A group")}
+        self._call(request, list(request.per_worker))
         for key, plan in plans.items():
             addresses = dict.fromkeys(self.placement[node] for node in nodes_of(plan))
             self._groups[key] = plan, list(addresses)
@@ -330,17 +336,17 @@ class Binding:
         )
         placed, leases = self._leases.take(nodes, stays, options, deadline, wanted_workers)
         self.placement.update(placed)
-        news: dict[str, Any] = {a: {"nodes": {}, "streams": {}} for a in self._members.workers}
-        for address, lease in leases.items():
-            news[address]["lease"] = lease
+        new: dict[str, dict[str, Any]] = {address: {} for address in self._members.workers}
         for node in nodes:
-            about = news[placed[node.name]]
-            about["nodes"][node.name] = sorted(self.plan.transient.get(node.name, ()))
-            about["streams"][node.name] = node.stream
-        request = Request("ship", {"placement": self.placement}, per_worker=news)
+            transient = sorted(self.plan.transient.get(node.name, ()))
+            new[placed[node.name]][node.name] = node.stream, transient
+        request = Request("apply", what="placing nodes")
+        for address, about in new.items():
+            work = pickle_function(partial(add_nodes, about), "A node")
+            request.per_worker[address] = {"fn": work, "lease": leases.get(address, "")}
         request.deadline_seconds = max(0.0, deadline - time.monotonic())
         try:
-            self._call(request, list(news))
+            self._call(request, list(request.per_worker))
         except NodeLostError:
             raise
         except ExecutionError:
@@ -351,7 +357,7 @@ class Binding:
     def blob_names(self) -> dict[str, frozenset[str]]:
         """The names of the global blobs, by node."""
         found: dict[str, frozenset[str]] = {}
-        for names in self.apply(blob_names).values():
+        for names in self._apply(Request("apply"), blob_names).values():
             found.update(names)
         return found
 
@@ -372,14 +378,14 @@ class Binding:
         alive = set(self._keys.values())
         gone = [key for key in self._groups if "#" in key and key not in alive]
         if gone:
-            self._call(Request("ship", {"forgotten": gone}), list(self._members.workers))
+            self._apply(Request("apply"), partial(drop_groups, gone))
         for key in gone:
             del self._groups[key], self._digests[key]
 
     def fetch(self, node: str, name: str, groups: Sequence[str] = (), part: int = 0) -> Any:
         """Return a blob; with `groups`, part of task `name`'s return value in one of these."""
-        read = partial(fetch, node=node, name=name, groups=groups, part=part)
-        captured = self.apply(read, [self.placement[node]], channel=FETCH, what="")
+        read = partial(fetch, node, name, groups, part)
+        captured = self._apply(Request("apply", channel=FETCH), read, [self.placement[node]])
         return unshared(*captured.values())
 
     def fetch_output(self, output: TaskOutput) -> Any:

@@ -155,20 +155,23 @@ class Request:
             if reply["status"] != "done":
                 reason = reply.get("reason") or f"it answered {reply['status']!r}"
                 return ExecutionError(
-                    f"Worker {address} did not finish its part of {self.call} {self.group}: "
-                    f"{reason}. Start the job again."
+                    f"Worker {address} did not finish its part of {self._name()}: {reason}. Start "
+                    f"the job again."
                 )
         return None
 
     def late(self, nodes: Sequence[str], running: Sequence[str]) -> ExecutionError:
         """The error for a passed deadline."""
-        what = self.what or f"the {self.group} group"
+        what = self._name()
         return ExecutionError(
             f"{what[0].upper()}{what[1:]} did not end within {self.deadline_seconds:g} s"
             f"{_at(self.epoch)}. Still waiting for {listed(map(repr, nodes))} (running: "
             f"{listed(running) if running else 'nothing'}). Check what blocks them, or allow more "
             f"time."
         )
+
+    def _name(self) -> str:
+        return self.what or f"the {self.group} group"
 
     def _failed(self, reply: Reply, job: str) -> BaseException:
         failure, epoch = reply["failure"], reply.get("epoch", self.epoch)

@@ -20,28 +20,22 @@ class Parcel:
     """
 
     @gc_paused()
-    def __init__(self, plans: Mapping[str, GroupPlan]) -> None:
+    def __init__(self, plans: Mapping[str, GroupPlan], placement: Mapping[str, str]) -> None:
         by_node: dict[str, dict[str, Slice]] = {}
         outline: dict[str, Any] = {}
         for key, plan in plans.items():
-            nodes = nodes_of(plan)
+            nodes = {node: placement[node] for node in nodes_of(plan)}
             outline[key] = (plan.name, plan.crossings, plan.conditions, nodes)
             for node in nodes:
                 by_node.setdefault(node, {})[key] = plan.slices.get(node) or Slice(node, ())
         self.groups = pickle.dumps(outline)  # for all workers
-        self.slices = {node: _pickle_slices(slices) for node, slices in by_node.items()}
+        self.by_worker: dict[str, dict[str, bytes]] = {}  # address -> node -> its slices
         digest = hashlib.blake2b(self.groups, digest_size=16)
-        for node, data in self.slices.items():
+        for node, slices in by_node.items():
+            data = _pickle_slices(slices)
+            self.by_worker.setdefault(placement[node], {})[node] = data
             digest.update(node.encode() + data)
         self.digest = digest.hexdigest()
-
-    def by_worker(self, placement: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-        """The groups and the slices of its nodes, for each worker."""
-        contents: dict[str, dict[str, Any]] = {}
-        for node, data in self.slices.items():
-            content = contents.setdefault(placement[node], {"groups": self.groups, "slices": {}})
-            content["slices"][node] = data
-        return contents
 
 
 def nodes_of(plan: GroupPlan) -> tuple[str, ...]:

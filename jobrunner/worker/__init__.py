@@ -2,23 +2,25 @@
 
 from jobrunner.worker.arrived import take_arrived
 from jobrunner.worker.call import set_up
-from jobrunner.worker.epoch_batch import EndedRun, RunOrder
 from jobrunner.worker.hosted_nodes import (
     FETCH,
+    BindingOptions,
+    add_groups,
+    add_nodes,
     blob_names,
     call_keeper,
     call_on_workspaces,
+    drop_groups,
     fetch,
     install_keeper,
 )
 from jobrunner.worker.keeper import Keeper
-from jobrunner.worker.outbox import PING_SECONDS, Frames, Message
+from jobrunner.worker.messages import OPERATION, EndedRun, Frames, Message, RunOrder
+from jobrunner.worker.outbox import PING_SECONDS
 from jobrunner.worker.outcome import Failure
 from jobrunner.worker.plugin import (
     MOST_PINGS,
-    OPERATION,
     PLUGIN_NAME,
-    BindingOptions,
     WorkspaceHost,
     find_cut,
     host,

@@ -8,14 +8,11 @@ the slowest worker. All workers run what was granted, so all end after the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Literal, TypedDict
-
-import msgspec
+from typing import Any, Literal, NamedTuple
 
 from jobrunner.positions import Position
-from jobrunner.worker.calls import Number, Seconds
+from jobrunner.worker.messages import EndedRun, RunOrder
 
 AHEAD_SECONDS = 0.01
 LEAST_AHEAD_RUNS, MOST_AHEAD_RUNS = 8, 32
@@ -28,31 +25,7 @@ REPORT_RUNS = 16
 Action = Literal["run", "wait", "end", "abort"]
 
 
-class EndedRun(TypedDict):
-    """One run's result on this worker, as the client gets it."""
-
-    stopped: list[str]  # the stop conditions that were true
-    metrics: str  # JSON text
-    seconds: Seconds  # since the previous run ended or the batch began
-
-
-class RunOrder(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the client asks of each worker: to run a group once, or for a batch of epochs."""
-
-    key: str = ""  # of the group
-    epoch: int | None = None  # of the first run; None outside a runner
-    step: int = 0  # of the first run
-    epochs: Number = 1  # at most
-    steps_per_epoch: Number = 1  # runs in an epoch; a batch ends after a whole epoch
-    lead: str = ""  # address of the worker that leads a batch
-    is_judged: bool = False  # the group has stop conditions
-    seconds: Seconds = 0.0  # no epoch is granted after this time
-    captures: tuple[int, Number] | None = None
-    """The first epoch that the binding's keepers capture when it ends, and every how many epochs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """How many of a batch's runs may run."""
 
     runs: int
@@ -80,33 +53,22 @@ class EpochBatch:
         self._started = self._last_end = clock()
         self._reported = dict.fromkeys(followers or (), 0)
 
-    @property
-    def run_number(self) -> int:
-        """Number of the current or next run."""
-        return self.number + len(self.ended)
-
     def covers(self, number: int) -> bool:
         """Whether the run of that number belongs to this batch."""
         return self.number <= number < self.number + self.most_runs
 
     @property
-    def epoch_and_step(self) -> tuple[int | None, int]:
+    def position(self) -> dict[str, Any]:
         """Epoch and step of the current or next run."""
         order = self.order
         if order.epoch is None or not self.ended:
-            return order.epoch, order.step
+            return {"epoch": order.epoch, "step": order.step}
         epochs, step = divmod(order.step + len(self.ended), order.steps_per_epoch)
-        return order.epoch + epochs, step
-
-    @property
-    def position(self) -> dict[str, Any]:
-        """Where the batch is, for a reply."""
-        epoch, step = self.epoch_and_step
-        return {"epoch": epoch, "step": step}
+        return {"epoch": order.epoch + epochs, "step": step}
 
     def position_to_capture(self) -> Position | None:
         """The position after the current run, if the keeper is to capture it."""
-        epoch, step = self.epoch_and_step
+        epoch, step = self.position.values()
         is_whole = (step + 1) % self.order.steps_per_epoch == 0
         if self.order.captures is None or epoch is None or not is_whole:
             return None
@@ -114,13 +76,13 @@ class EpochBatch:
         is_due = epoch >= first and (epoch - first) % every == 0
         return Position(epoch) if is_due else None
 
-    def end_run(self, stopped: list[str], metrics: str) -> None:
-        """Record the end of a run."""
+    def end_run(self, stopped: list[str], metrics: str) -> int | None:
+        """Record the end of a run; returns how many runs to report to the lead now, if any."""
         now = self._clock()
-        seconds = now - self._last_end
-        ended: EndedRun = {"stopped": stopped, "metrics": metrics, "seconds": seconds}
-        self.ended.append(ended)
+        self.ended.append({"stopped": stopped, "metrics": metrics, "seconds": now - self._last_end})
         self._last_end = now
+        done = len(self.ended)
+        return None if self._leads or done % REPORT_RUNS else done
 
     def hear_report(self, follower: str, runs: int) -> None:
         """Take a follower's report of how many runs it has ended."""
@@ -131,11 +93,6 @@ class EpochBatch:
         """Take the lead's grant."""
         if not self._leads and self._grant.runs <= grant.runs <= self.most_runs:
             self._grant = grant
-
-    def report(self) -> int | None:
-        """How many runs to report to the lead now, if any."""
-        done = len(self.ended)
-        return None if self._leads or done % REPORT_RUNS else done
 
     def extend(self) -> Grant | None:
         """Grant more epochs if this worker leads; returns a grant to send to the followers."""

@@ -1,6 +1,5 @@
 """One binding's nodes on one worker: their workspaces, programs and operations.
 
-An operation's first message starts it and later ones poll it, so that no message waits for long.
 Everything here runs on the worker's event loop; user functions, pickling and unpickling run in the
 binding's threads.
 """
@@ -10,21 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
-import math
 import pickle
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from jobrunner.compile import GroupPlan, Slice, gc_paused
 from jobrunner.errors import ExecutionError
-from jobrunner.worker.calls import Number, Seconds
-from jobrunner.worker.epoch_batch import EpochBatch, Grant, RunOrder
+from jobrunner.worker.epoch_batch import EpochBatch, Grant
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.keeper import Keeper
 from jobrunner.worker.memory import LOOK_SECONDS, MemoryLimit
-from jobrunner.worker.outbox import Message, Outbox, RunValues, frame_bytes, wrap_frames
+from jobrunner.worker.messages import Abort, Apply, Message, Push, Run, RunOrder, RunValues
+from jobrunner.worker.outbox import Outbox, frame_bytes, wrap_frames
 from jobrunner.worker.outcome import Outcome, describe_failure
 from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import CurrentTask
@@ -37,8 +36,19 @@ FULL_SECONDS = 0.5
 FETCH = "fetch"
 """The channel on which the client applies `fetch`."""
 
-GRANT, REPORT, FAILURE = -1, -2, -3
+GRANT, REPORT = -1, -2
 """Notes between the workers of a batch travel under these in place of a crossing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BindingOptions:
+    """What a client says of a binding."""
+
+    job: str
+    seed: int
+    attempt: int
+    can_move: bool  # it binds the nodes elsewhere before this worker closes
+    silence_seconds: float  # how long a worker may be silent: see `Outbox`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,44 +56,33 @@ class BindingContext:
     """What all parts of one binding on one worker share."""
 
     name: str  # the binding's, unique on the cluster
-    job: str
-    seed: int
-    attempt: int
+    options: BindingOptions
     address: str  # this worker's
     nthreads: int  # this worker's
-    call_peer: Callable[[str, Message], Awaitable[Message]]  # returns another worker's reply
-    ping_peer: Callable[[str], Awaitable[object]]
+    call_peer: Callable[[str, str, Message], Awaitable[Any]]  # address, operation, message
     memory_limit: MemoryLimit  # ends a run if memory is short
-    silence_seconds: float = math.inf  # how long another worker may be silent: see `Outbox`
     straggler_seconds: float = 30.0  # how long a run waits for functions of an aborted one
-    can_move: bool = False  # the client binds the nodes elsewhere before this worker closes
 
 
-class Operation:
-    """Work for the client, and its reply once it is done."""
+class Work:
+    """What the client asked for under a number, and the reply once it is done."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self.reply: Message | None = None
+        self._is_done = asyncio.Event()
 
     def finish(self, reply: Message) -> None:
         """Set the reply. Only "done" can be replaced: when another worker then refuses values."""
-        if self._reply.done():
-            if self._reply.result()["status"] != "done" or "suspect" not in reply:
-                return
-            self._reply = asyncio.get_running_loop().create_future()
-        self._reply.set_result(reply)
+        if self.reply is None or (self.reply["status"] == "done" and "suspect" in reply):
+            self.reply = reply
+            self._is_done.set()
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the reply is set."""
-        return self._reply.done()
-
-    async def reply(self, wait_seconds: float) -> Message | None:
-        """Wait for the reply; None if there is none yet."""
-        if not self._reply.done():
-            await asyncio.wait((self._reply,), timeout=wait_seconds)
-        return self._reply.result() if self._reply.done() else None
+    async def wait(self, seconds: float) -> None:
+        """Wait for the reply, but not for longer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._is_done.wait()
 
 
 @dataclass(slots=True)
@@ -103,8 +102,9 @@ class HostedNodes:
     """
 
     def __init__(self, context: BindingContext, task_context: contextvars.Context) -> None:
-        self.can_move = context.can_move
+        self.options = context.options
         self.workspaces: dict[str, Workspace] = {}
+        self.programs: dict[str, Program] = {}  # groups, by key
         self.keeper: Keeper | None = None
         self.ended = asyncio.Event()  # set once this is closed and its last thread has ended
         self._context = context
@@ -120,14 +120,11 @@ class HostedNodes:
             ended=lambda: call_on_loop(self._loop, self.ended.set),
             failed=lambda error: call_on_loop(self._loop, self._fail, error),
         )
-        self._placement: dict[str, str] = {}
-        self._programs: dict[str, Program] = {}
-        self._operations: dict[str, Operation] = {}  # the latest of each kind
-        self._numbers: dict[str, int] = {}  # those of the latest operations, deleted ones too
+        self._works: dict[str, Work] = {}  # the latest on each channel
 
         self._program: Program
         self._batch = EpochBatch(0, RunOrder())
-        self._batch_operation = Operation(0)
+        self._batch_work = Work(0)
         self._run: GroupRun | None = None
         self._run_number = 0
         self._is_running = False  # tasks may be running
@@ -138,8 +135,7 @@ class HostedNodes:
         self._outbox = Outbox(
             context.name,
             context.call_peer,
-            context.ping_peer,
-            context.silence_seconds,
+            self.options.silence_seconds,
             failed=self._could_not_send,
             sent=self._after_sent,
         )
@@ -149,139 +145,50 @@ class HostedNodes:
         if self._memory_limit.is_limited:
             self._check_memory()
 
-    # ---- operations
+    # ---- messages
 
-    async def ship(
-        self,
-        number: Number,
-        wait_seconds: Seconds,
-        nodes: Mapping[str, Sequence[str]] | None = None,
-        streams: Mapping[str, str] | None = None,
-        placement: Mapping[str, str] | None = None,
-        groups: bytes | None = None,
-        slices: Mapping[str, bytes] | None = None,
-        forgotten: Sequence[str] = (),
-    ) -> Message:
-        """Take groups, and nodes with the names of their transient blobs; drop groups."""
+    async def run(self, request: Run) -> Message:
+        """Run a group, once or for a batch of epochs."""
+        work = self._begin("run", request.number)
+        if work is None:
+            return await self._reply("run", request)
+        fetched = self._works.get(FETCH)
+        if fetched is not None and fetched.reply is not None:
+            fetched.reply = {"status": "stale"}  # it may refer to arrays that tasks update
+        order = request.order or RunOrder()
+        program = self.programs.get(order.key)
+        if program is None:
+            problem = (
+                f"Worker {self._context.address} was asked to run a group that it was not sent. "
+                f"Start the job again."
+            )
+            work.finish(failed_reply(ExecutionError(problem)))
+            return await self._reply("run", request)
+        leads = order.lead in ("", self._context.address)
+        batch = EpochBatch(request.number, order, program.peers if leads else None)
+        if self._drained.is_set():
+            self._start_batch(program, batch, work)
+        else:
+            self._stop("the client asked for another run")  # should its abort have been lost
+            waiting = self._start_drained(program, batch, work)
+            self._waiting = asyncio.ensure_future(waiting)
+        return await self._reply("run", request)
 
-        def begin(operation: Operation) -> None:
-            for key in forgotten:
-                self._programs.pop(key, None)
-                for workspace in self.workspaces.values():
-                    workspace.forget(key)
-            self._placement.update(placement or {})
-            for node, transient in (nodes or {}).items():
-                stream = (streams or {}).get(node, "")
-                self.workspaces[node] = Workspace(node, frozenset(transient), stream)
-            self._in_thread(operation, partial(self._load_groups, groups, dict(slices or {})))
+    async def apply(self, request: Apply) -> Message:
+        """Call a function with this in a thread."""
+        work = self._begin(request.channel, request.number)
+        if work is not None:
+            self.threads.submit(partial(self._apply, request.fn, work))
+        return await self._reply(request.channel, request)
 
-        self._start("ship", number, begin)
-        return await self._poll("ship", number, wait_seconds)
-
-    async def run(
-        self, number: Number, wait_seconds: Seconds, order: RunOrder | None = None
-    ) -> Message:
-        """Run a shipped group, once or for a batch of epochs."""
-
-        def begin(operation: Operation) -> None:
-            program = None if order is None else self._programs.get(order.key)
-            if order is None or program is None:
-                raise ExecutionError(
-                    f"Worker {self._context.address} was asked to run a group that it was not "
-                    f"sent. Start the job again."
-                )
-            leads = order.lead in ("", self._context.address)
-            batch = EpochBatch(number, order, program.peers if leads else None)
-            if self._drained.is_set():
-                self._begin(program, batch, operation)
-            else:
-                self._stop("the client asked for another run")  # should its abort have been lost
-                waiting = self._begin_later(program, batch, operation)
-                self._waiting = asyncio.ensure_future(waiting)
-
-        self._start("run", number, begin)
-        return await self._poll("run", number, wait_seconds)
-
-    async def apply(
-        self, number: Number, wait_seconds: Seconds, fn: bytes = b"", channel: str = "apply"
-    ) -> Message:
-        """Call the pickled ``fn(self)`` in a thread."""
-
-        def call() -> Message:
-            work = self._unpickle(fn, "a function to apply")
-            return {"frames": wrap_frames(to_frames(work(self)))}
-
-        self._start(channel, number, lambda operation: self._in_thread(operation, call))
-        return await self._poll(channel, number, wait_seconds)
-
-    def _start(self, kind: str, number: int, begin: Callable[[Operation], None]) -> None:
-        """Begin the operation of that number, unless it has begun already."""
-        if number <= self._numbers.get(kind, 0):
-            return
-        self._numbers[kind] = number
-        fetched = self._operations.get(FETCH)
-        if kind == "run" and fetched is not None and fetched.is_done:
-            del self._operations[FETCH]  # its reply may refer to arrays that tasks update
-        operation = self._operations[kind] = Operation(number)
-        try:
-            begin(operation)
-        except Exception as error:  # or polls of it would wait for ever
-            operation.finish(failed_reply(error))
-
-    async def _poll(self, kind: str, number: int, wait_seconds: float) -> Message:
-        operation = self._operations.get(kind)
-        if operation is None or operation.number != number:
-            return {"status": "stale"}
-        reply = await operation.reply(wait_seconds)
-        if reply is not None:
-            return reply  # and keep it: a client that lost this message asks again
-        return {"status": "running", "tasks": self._running_tasks() if kind == "run" else []}
-
-    def _in_thread(self, operation: Operation, work: Callable[[], Message]) -> None:
-        def call() -> None:
-            try:
-                reply = {"status": "done", **work()}
-            except BaseException as error:
-                reply = failed_reply(error)
-            call_on_loop(self._loop, operation.finish, reply)
-
-        self.threads.submit(call)
-
-    def _unpickle(self, data: bytes, description: str) -> Any:
-        try:
-            return pickle.loads(data)
-        except Exception as error:
-            raise ExecutionError(
-                f"Worker {self._context.address} could not unpickle {description}: "
-                f"{type(error).__name__}: {error}. Install the modules that the tasks need on the "
-                f"worker, in the client's versions, or let cloudpickle send your module by value: "
-                f"cloudpickle.register_pickle_by_value(module)."
-            ) from error
-
-    @gc_paused()
-    def _load_groups(self, groups: bytes | None, slices: Mapping[str, bytes]) -> Message:
-        parts: dict[str, dict[str, Slice]] = {}
-        for node, data in slices.items():
-            parts[node] = self._unpickle(data, f"the tasks of node {node!r}")
-        outline = self._unpickle(groups, "the groups") if groups else {}
-        for key, (name, crossings, conditions, nodes) in outline.items():
-            own = {node: part[key] for node, part in parts.items() if key in part}
-            if own:
-                plan = GroupPlan(name, own, crossings, conditions)
-                elsewhere = {n: self._placement[n] for n in nodes if n not in self.workspaces}
-                self._programs[key] = Program(key, plan, self.workspaces, elsewhere)
-        return {}
-
-    # ---- messages with an immediate reply
-
-    async def push(self, values: RunValues) -> Message:
+    async def push(self, request: Push) -> Message:
         """Take values and notes from another worker.
 
         While too many wait here for later runs, the reply waits for the end of this one. So a worker
         that is ahead waits. The run here cannot wait for that worker in turn: it has already received
         the values that its run needs from it.
         """
-        self._take(values)
+        self._take(request.values)
         early_bytes = sum(early.nbytes for early in self._early.values())
         if self._is_running and early_bytes > self._memory_limit.waiting_bytes:
             try:
@@ -290,13 +197,13 @@ class HostedNodes:
                 return {"status": "done", "is_full": True}
         return {"status": "done"}
 
-    async def abort(self, number: int, reason: str) -> Message:
+    async def abort(self, request: Abort) -> Message:
         """Start nothing more of the batch with a run of that number."""
-        if self._batch.covers(number):
-            self._abort(reason)
-        elif number > self._batch.number:
-            early = self._early.setdefault(number, _Early())
-            early.abort_reason = early.abort_reason or reason
+        if self._batch.covers(request.number):
+            self._abort(request.reason)
+        elif request.number > self._batch.number:
+            early = self._early.setdefault(request.number, _Early())
+            early.abort_reason = early.abort_reason or request.reason
         return {"status": "done"}
 
     def close(self, reason: str) -> None:
@@ -309,24 +216,63 @@ class HostedNodes:
             self._waiting.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        for operation in self._operations.values():
-            operation.finish({"status": "unknown"})
+        for work in self._works.values():
+            work.finish({"status": "unknown"})
         if self.keeper is not None:
             self.threads.submit(self.keeper.close)
         self.threads.close()
         # Reference cycles would keep the values alive until the garbage collector runs.
-        for program in self._programs.values():
+        for program in self.programs.values():
             program.arrived.clear()
             program.results.clear()
         for workspace in self.workspaces.values():
             workspace.clear()
-        self._programs.clear()
+        self.programs.clear()
         self.workspaces.clear()
+
+    def _begin(self, channel: str, number: int) -> Work | None:
+        """The work of that number; None if it has begun already."""
+        before = self._works.get(channel)
+        if before is not None and number <= before.number:
+            return None
+        work = self._works[channel] = Work(number)
+        return work
+
+    async def _reply(self, channel: str, request: Run | Apply) -> Message:
+        work = self._works[channel]
+        if work.number != request.number:
+            return {"status": "stale"}
+        if work.reply is None:
+            await work.wait(request.wait_seconds)
+        # It is kept: a client that lost the message asks again.
+        if work.reply is not None:
+            return work.reply
+        return {"status": "running", "tasks": self._running_tasks() if channel == "run" else []}
+
+    def _apply(self, fn: bytes, work: Work) -> None:
+        try:
+            value = self.unpickle(fn, "a function to apply")(self)
+            reply = {"status": "done", "frames": wrap_frames(to_frames(value))}
+        except BaseException as error:
+            reply = failed_reply(error)
+        call_on_loop(self._loop, work.finish, reply)
+
+    def unpickle(self, data: bytes, description: str) -> Any:
+        """Unpickle what the client has sent."""
+        try:
+            return pickle.loads(data)
+        except Exception as error:
+            raise ExecutionError(
+                f"Worker {self._context.address} could not unpickle {description}: "
+                f"{type(error).__name__}: {error}. Install the modules that the tasks need on the "
+                f"worker, in the client's versions, or let cloudpickle send your module by value: "
+                f"cloudpickle.register_pickle_by_value(module)."
+            ) from error
 
     # ---- a batch
 
-    def _begin(self, program: Program, batch: EpochBatch, operation: Operation) -> None:
-        self._program, self._batch, self._batch_operation = program, batch, operation
+    def _start_batch(self, program: Program, batch: EpochBatch, work: Work) -> None:
+        self._program, self._batch, self._batch_work = program, batch, work
         self._outbox.start(batch.number)
         # Those before it are over.
         self._early = {n: early for n, early in self._early.items() if n >= batch.number}
@@ -337,7 +283,7 @@ class HostedNodes:
             self._hear(self._early[batch.number].notes)
         self._proceed()
 
-    async def _begin_later(self, program: Program, batch: EpochBatch, operation: Operation) -> None:
+    async def _start_drained(self, program: Program, batch: EpochBatch, work: Work) -> None:
         # A function that still runs might change the blobs while the new run reads them.
         seconds = self._context.straggler_seconds
         try:
@@ -347,9 +293,9 @@ class HostedNodes:
             reason = (
                 f"{names} of an aborted run still runs after {seconds:g} s and may change blobs"
             )
-            operation.finish({"status": "aborted", "reason": reason})
+            work.finish({"status": "aborted", "reason": reason})
         else:
-            self._begin(program, batch, operation)
+            self._start_batch(program, batch, work)
 
     def _proceed(self) -> None:
         """Decide what comes next, after the end of a run or a note from another worker."""
@@ -361,7 +307,7 @@ class HostedNodes:
             return
         action = batch.action()
         if action == "run" and self._memory_limit.is_over:
-            self._finish_failed(self._memory_limit.error())
+            self._fail(self._memory_limit.error())
         elif action == "run":
             limit = self._memory_limit.waiting_bytes
             self._waits_for_sent = bool(peers) and self._outbox.waiting_bytes() > limit
@@ -381,16 +327,7 @@ class HostedNodes:
         reply = {**reply, "runs": list(self._batch.ended)}
         if self.keeper is not None:
             reply["room"] = self.keeper.room()
-        self._batch_operation.finish(reply)
-        if reply["status"] == "failed" and self._program.peers:
-            # The client has this reply only together with those of the others, which run for so long.
-            self._note(FAILURE, self._program.peers, f"{self._context.address} has failed")
-
-    def _finish_failed(self, error: BaseException) -> None:
-        """End the batch with an error that no task raised."""
-        failure = describe_failure("", "", error, is_own=True)
-        self._stop(failure.summary)
-        self._finish({"status": "failed", "failure": asdict(failure), **self._batch.position})
+        self._batch_work.finish(reply)
 
     def _stop(self, reason: str) -> None:
         """Start nothing more."""
@@ -404,12 +341,14 @@ class HostedNodes:
             self._finish({"status": "aborted", "reason": reason})
 
     def _fail(self, error: BaseException) -> None:
-        if self._is_running:
-            self._finish_failed(error)
+        """End the batch with an error that no task raised."""
+        failure = describe_failure("", "", error, is_own=True)
+        self._stop(failure.summary)
+        self._finish({"status": "failed", "failure": asdict(failure), **self._batch.position})
 
     def _check_memory(self) -> None:
         self._memory_limit.look()
-        if self._memory_limit.is_over:
+        if self._memory_limit.is_over and self._is_running:
             self._fail(self._memory_limit.error())
         self._timer = self._loop.call_later(LOOK_SECONDS, self._check_memory)
 
@@ -420,10 +359,10 @@ class HostedNodes:
         return [] if self._run is None else self._run.running_tasks()
 
     def _start_run(self) -> None:
-        context, program, batch = self._context, self._program, self._batch
-        number, (epoch, step) = batch.run_number, batch.epoch_and_step
-        shared = (context.job, program.name, context.seed, epoch, step, context.attempt)
-        self._run_number = number
+        options, program, batch = self.options, self._program, self._batch
+        number = self._run_number = batch.number + len(batch.ended)
+        epoch, step = batch.position.values()
+        shared = (options.job, program.name, options.seed, epoch, step, options.attempt)
         self._drained.clear()
         self._is_running = True
         at, capture = batch.position_to_capture(), None
@@ -433,7 +372,7 @@ class HostedNodes:
             program=program,
             step=step,
             current_task=partial(CurrentTask, *shared),
-            nthreads=context.nthreads,
+            nthreads=self._context.nthreads,
             submit=self.threads.submit,
             timer=self._loop.call_later,
             send=lambda crossing, value: self._outbox.put(
@@ -459,8 +398,7 @@ class HostedNodes:
         if outcome.status == "done":
             self._drained.set()
             metrics = json.dumps(outcome.metrics) if outcome.metrics else ""
-            batch.end_run(outcome.stopped, metrics)
-            done = batch.report()
+            done = batch.end_run(outcome.stopped, metrics)
             if done is not None:
                 self._note(REPORT, [batch.order.lead], f"{done} {self._context.address}")
             self._proceed()
@@ -488,7 +426,7 @@ class HostedNodes:
                 early.nbytes += size
             if notes and number == self._batch.number:
                 self._hear(notes)
-                if not self._batch_operation.is_done:
+                if self._batch_work.reply is None:
                     self._proceed()
             elif notes and number > self._batch.number:
                 self._early.setdefault(number, _Early()).notes.extend(notes)
@@ -498,14 +436,11 @@ class HostedNodes:
 
     def _hear(self, notes: Sequence[tuple[int, Sequence[Any]]]) -> None:
         for kind, (data,) in notes:
-            text = str(data, "utf-8")
-            first, _, argument = text.partition(" ")
+            runs, _, argument = str(data, "utf-8").partition(" ")
             if kind == GRANT:
-                self._batch.hear_grant(Grant(int(first), argument == "1"))
+                self._batch.hear_grant(Grant(int(runs), argument == "1"))
             elif kind == REPORT:
-                self._batch.hear_report(argument, int(first))
-            elif kind == FAILURE:
-                self._abort(text)
+                self._batch.hear_report(argument, int(runs))
 
     def _could_not_send(self, address: str, number: int, problem: str) -> None:
         if self._batch.covers(number):
@@ -518,17 +453,46 @@ class HostedNodes:
             self._finish({"status": "aborted", "reason": reason, "suspect": address})
 
 
-def fetch(
-    workspaces: Mapping[str, Workspace], node: str, name: str, groups: Sequence[str], part: int
-) -> Any:
+# ---- what clients apply
+
+
+def add_nodes(nodes: Mapping[str, tuple[str, Sequence[str]]], hosted: HostedNodes) -> None:
+    """Make workspaces for nodes, given their streams and the names of their transient blobs."""
+    for node, (stream, transient) in nodes.items():
+        hosted.workspaces[node] = Workspace(node, frozenset(transient), stream)
+
+
+@gc_paused()
+def add_groups(groups: bytes, slices: Mapping[str, bytes], hosted: HostedNodes) -> None:
+    """Take groups, and what the worker's nodes do in them; see `Parcel`."""
+    parts: dict[str, dict[str, Slice]] = {}
+    for node, data in slices.items():
+        parts[node] = hosted.unpickle(data, f"the tasks of node {node!r}")
+    for key, (name, crossings, conditions, nodes) in hosted.unpickle(groups, "groups").items():
+        own = {node: part[key] for node, part in parts.items() if key in part}
+        if own:
+            plan = GroupPlan(name, own, crossings, conditions)
+            elsewhere = {n: nodes[n] for n in nodes if n not in hosted.workspaces}
+            hosted.programs[key] = Program(key, plan, hosted.workspaces, elsewhere)
+
+
+def drop_groups(keys: Sequence[str], hosted: HostedNodes) -> None:
+    """Forget groups and what their tasks returned."""
+    for key in keys:
+        hosted.programs.pop(key, None)
+        for workspace in hosted.workspaces.values():
+            workspace.forget(key)
+
+
+def fetch(node: str, name: str, groups: Sequence[str], part: int, hosted: HostedNodes) -> Any:
     """Capture a blob; with `groups`, part of task `name`'s return value in one of these."""
-    workspace = workspaces[node]
+    workspace = hosted.workspaces[node]
     return workspace.result(groups, name, part) if groups else workspace.capture(name)
 
 
-def blob_names(workspaces: Mapping[str, Workspace]) -> dict[str, frozenset[str]]:
+def blob_names(hosted: HostedNodes) -> dict[str, frozenset[str]]:
     """The names of the global blobs, by node."""
-    return {node: frozenset(space.globals) for node, space in workspaces.items()}
+    return {node: frozenset(space.globals) for node, space in hosted.workspaces.items()}
 
 
 def install_keeper(factory: Callable[[], Keeper], hosted: HostedNodes) -> None:
@@ -553,4 +517,5 @@ def call_on_workspaces(fn: Callable[[dict[str, Workspace]], Any], hosted: Hosted
 
 def failed_reply(error: BaseException) -> Message:
     """The reply of an operation that failed outside of tasks."""
-    return {"status": "failed", "failure": asdict(describe_failure("", "", error, is_own=True))}
+    failure = describe_failure("", "", error, is_own=True)
+    return {"status": "failed", "failure": asdict(failure)}

@@ -6,15 +6,11 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 from distributed.protocol.serialize import to_serialize
 
-Message = dict[str, Any]
-Frames = Annotated[Sequence[Any], msgspec.Meta(min_length=1)]
-RunValues = Sequence[tuple[int, Sequence[tuple[int, Frames]]]]
-"""Items ``(run number, [(crossing, frames), ...])``."""
+from jobrunner.worker.messages import OPERATION, Message
 
 SMALL_FRAME_BYTES = 1 << 16
 """Up to this size it is cheaper to copy a frame into its message."""
@@ -32,8 +28,7 @@ class Outbox:
     """
 
     binding: str
-    call_peer: Callable[[str, Message], Awaitable[Message]]
-    ping_peer: Callable[[str], Awaitable[object]]
+    call_peer: Callable[[str, str, Message], Awaitable[Any]]  # address, operation, message
     silence_seconds: float  # a worker that leaves a message unanswered so long must answer a ping
     failed: Callable[[str, int, str], None]  # gets the address, the latest run, the problem
     sent: Callable[[], None]  # called each time a worker has taken a message
@@ -119,16 +114,18 @@ class Outbox:
 
     async def _ask(self, address: str, message: Message) -> Message:
         """Return a worker's reply. Large values may take any time, as long as pings are answered."""
-        asking = asyncio.ensure_future(self.call_peer(address, message))
+        asking = asyncio.ensure_future(self.call_peer(address, OPERATION, message))
         ping_seconds = min(PING_SECONDS, self.silence_seconds)
         try:
             while not (await asyncio.wait((asking,), timeout=self.silence_seconds))[0]:
                 try:
-                    await asyncio.wait_for(self.ping_peer(address), ping_seconds)
+                    ping = self.call_peer(address, "identity", {})
+                    await asyncio.wait_for(ping, ping_seconds)
                 except TimeoutError:
                     seconds = self.silence_seconds + ping_seconds
                     raise TimeoutError(f"it did not answer within {seconds:g} s") from None
-            return asking.result()
+            reply: Message = asking.result()
+            return reply
         finally:
             asking.cancel()
 

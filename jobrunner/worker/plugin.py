@@ -8,15 +8,14 @@ import re
 import secrets
 import sys
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from distributed import get_worker, secede
 from distributed.diagnostics.plugin import WorkerPlugin
-from msgspec import structs
 
 from jobrunner.config import get_number
 from jobrunner.dask_internals import (
@@ -32,20 +31,31 @@ from jobrunner.dask_internals import (
 )
 from jobrunner.errors import ExecutionError
 from jobrunner.texts import get_logger
-from jobrunner.worker.calls import calls
-from jobrunner.worker.hosted_nodes import BindingContext, HostedNodes, failed_reply
+from jobrunner.worker.hosted_nodes import (
+    BindingContext,
+    BindingOptions,
+    HostedNodes,
+    failed_reply,
+)
 from jobrunner.worker.memory import MemoryLimit
-from jobrunner.worker.outbox import Message
+from jobrunner.worker.messages import (
+    OPERATION,
+    PROTOCOL_VERSION,
+    Abort,
+    Apply,
+    Message,
+    Operation,
+    Push,
+    Release,
+    Run,
+)
 
 if TYPE_CHECKING:
     from distributed import Worker
 
 logger = get_logger(__name__)
 
-# Increase it with every change of the messages: a client then leaves out workers of other versions.
-PROTOCOL_VERSION = 10
 PLUGIN_NAME = f"jobrunner-{PROTOCOL_VERSION}"
-OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 _LEASE_KEY = re.compile(rf"lease-{PLUGIN_NAME}\|[^|]*\|[^|]*\|[^|]*")
 
 EXPECT_SECONDS = 60.0
@@ -59,17 +69,6 @@ MOST_PINGS = 64
 
 CLOSE_SECONDS = 2.0
 """How long a release waits for a binding's threads to end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BindingOptions:
-    """What a client says of a binding."""
-
-    job: str
-    seed: int
-    attempt: int
-    can_move: bool
-    silence_seconds: float
 
 
 class WorkspaceHost(WorkerPlugin):
@@ -99,7 +98,7 @@ class WorkspaceHost(WorkerPlugin):
 
     async def teardown(self, worker: Worker) -> None:
         """Drop everything; a worker that is retired first lets its nodes move to other workers."""
-        moving = [hosted for hosted in self.bindings.values() if hosted.can_move]
+        moving = [hosted for hosted in self.bindings.values() if hosted.options.can_move]
         if moving and is_retiring(worker):
             logger.info("Worker %s stays until its nodes have moved elsewhere", worker.address)
             moves = asyncio.gather(*(hosted.ended.wait() for hosted in moving))
@@ -112,45 +111,41 @@ class WorkspaceHost(WorkerPlugin):
 
     # ---- messages
 
-    async def call(self, call: str, binding: str = "", lease: str = "", **details: Any) -> Message:
+    async def call(self, **message: Any) -> Message:
         """Handle a message from a client or another worker; a failure is returned, not raised.
 
         One for a binding, or with a `lease`, that is about to come is answered "waiting": send it
         again.
         """
-        if call == "release":
-            return await self._release(binding)
         try:
-            if call not in _CALLS:
-                raise TypeError(f"expected one of release, {', '.join(_CALLS)}")
-            method, schema = _CALLS[call]
-            arguments = structs.asdict(msgspec.convert(details, schema))
-        except (TypeError, msgspec.ValidationError) as error:  # it may come from anyone
-            logger.error(
-                "Message %.80r of binding %.80r is not understood: %s", call, binding, error
-            )
+            request = msgspec.convert(message, Run | Apply | Push | Abort | Release)
+        except msgspec.ValidationError as error:  # it may come from anyone
+            logger.error("Message %.80r is not understood: %s", message.get("call"), error)
             return failed_reply(
                 ExecutionError(
-                    f"Worker {self._worker.address} got a message {call!r:.80} that it does not "
-                    f"understand: {error}. Run the same version of jobrunner on the client and on "
-                    f"all workers."
+                    f"Worker {self._worker.address} got a message {message.get('call')!r:.80} that "
+                    f"it does not understand: {error}. Run the same version of jobrunner on the "
+                    f"client and on all workers."
                 )
             )
+        binding = request.binding
+        if isinstance(request, Release):
+            return await self._release(binding)
         is_known = binding in self.bindings or binding in self._expected
-        if is_known and not self._is_hosted(binding, lease):
+        if is_known and not self._is_hosted(binding, request.lease):
             self.expect(binding)
             with suppress(TimeoutError):
-                wait_seconds = arguments.get("wait_seconds", 0.0)
-                await asyncio.wait_for(self._hosting.wait(), wait_seconds)
-            if not self._is_hosted(binding, lease):
+                seconds = request.wait_seconds if isinstance(request, Operation) else 0.0
+                await asyncio.wait_for(self._hosting.wait(), seconds)
+            if not self._is_hosted(binding, request.lease):
                 return {"status": "waiting"}
         hosted = self.bindings.get(binding)
         if hosted is None:
             return {"status": "unknown"}
         try:
-            return await method(hosted, **arguments)
+            return await _METHODS[type(request)](hosted, request)
         except Exception as error:
-            logger.exception("Message %r of binding %s failed", call, binding)
+            logger.exception("Message %r failed", message.get("call"))
             return failed_reply(error)
 
     def _is_hosted(self, binding: str, lease: str) -> bool:
@@ -165,13 +160,6 @@ class WorkspaceHost(WorkerPlugin):
             await asyncio.wait_for(hosted.ended.wait(), CLOSE_SECONDS)
         self._leave()
         return {"status": "done"}
-
-    async def _call_peer(self, address: str, message: Message) -> Message:
-        reply: Message = await call_worker(self._worker, address, OPERATION, message)
-        return reply
-
-    async def _ping_peer(self, address: str) -> object:
-        return await call_worker(self._worker, address, "identity", {})
 
     # ---- how long bindings and the plugin stay
 
@@ -207,12 +195,11 @@ class WorkspaceHost(WorkerPlugin):
             )
             context = BindingContext(
                 name=binding,
+                options=options,
                 address=worker.address,
                 nthreads=thread_count(worker),
-                call_peer=self._call_peer,
-                ping_peer=self._ping_peer,
+                call_peer=partial(call_worker, worker),
                 memory_limit=limit,
-                **vars(options),
             )
             self._expected.pop(binding, None)
             self.bindings[binding] = HostedNodes(context, task_context)
@@ -255,9 +242,12 @@ class WorkspaceHost(WorkerPlugin):
             sys.setswitchinterval(min(seconds, self._own_switch_seconds))
 
 
-_CALLS = calls(
-    HostedNodes.ship, HostedNodes.run, HostedNodes.apply, HostedNodes.push, HostedNodes.abort
-)
+_METHODS: dict[type, Callable[[HostedNodes, Any], Awaitable[Message]]] = {
+    Run: HostedNodes.run,
+    Apply: HostedNodes.apply,
+    Push: HostedNodes.push,
+    Abort: HostedNodes.abort,
+}
 
 
 async def host(binding: str, dask_worker: Worker) -> str:

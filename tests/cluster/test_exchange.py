@@ -80,7 +80,7 @@ def test_one_message_begins_and_its_replies_end_an_operation():
 
 
 def test_workers_with_arguments_of_their_own_get_messages_of_their_own():
-    play = Play(Request("ship", {"x": 1}, per_worker={A: {"y": 2}, B: {"y": 3}}, number=1))
+    play = Play(Request("apply", {"x": 1}, per_worker={A: {"y": 2}, B: {"y": 3}}, number=1))
     assert [(message["x"], message["y"], to) for message, to in play.action.batches] == [
         (1, 2, [A]),
         (1, 3, [B]),
@@ -141,12 +141,12 @@ def test_an_error_that_a_worker_reports_is_raised():
     assert isinstance(error, BlobNotFoundError)
     assert str(error).startswith("Job 'job', group 'epoch' at epoch 3: no 'x'")
     error = request.failure({A: {"status": "aborted", "reason": "why"}}, "job")
-    assert "h:1 did not finish its part of run epoch: why. St" in str(error)
+    assert "h:1 did not finish its part of the epoch group: why. St" in str(error)
     assert request.failure({A: DONE}, "job") is None
 
 
 def test_a_worker_that_has_yet_to_host_the_binding_is_asked_from_the_start_again():
-    play = Play(Request("ship", {"x": 1}, number=1))
+    play = Play(Request("apply", {"x": 1}, number=1))
     again = play.hear({A: DONE, B: {"status": "waiting"}})
     assert [(message.get("x"), to) for message, to in again.batches] == [(1, [B])]
     assert play.members.waiting == {B}

@@ -35,25 +35,13 @@ STRANGE = [
     *([[1, [[0, [b"no pickle"]]]]], [[1, [[-1, [b"9999 0"]]]]], [[1, [[-2, [b"1 x"]]]]]),
     *([[1, [[-2, [10**12]]]]], [[1, [[0, ["text"]]]]], [[1, [[0, []]]]], {"epochs": -1}),
 ]
+ORDER = {"key": "a", "epoch": 1, "epochs": 2, "seconds": 0.1}
 MESSAGES = {
-    "hello": {},
-    "bind": {
-        "leases": {},
-        "wait_seconds": 0.01,
-        "job": "j",
-        "seed": 0,
-        "attempt": 0,
-        "can_move": False,
-        "silence_seconds": 60.0,
-    },
-    "ship": {"number": 9, "wait_seconds": 0.01, "nodes": {"z": []}, "placement": {}, "slices": {}},
-    "run": {"number": 9, "wait_seconds": 0.01, "key": "a", "epoch": 1, "epoch_batch": {}},
+    "run": {"number": 9, "wait_seconds": 0.01, "order": ORDER},
     "apply": {"number": 9, "wait_seconds": 0.01, "fn": b"", "channel": "apply"},
-    "blob_names": {},
-    "forget": {"keys": ["a"]},
     "push": {"values": [[9, [[0, [b"x"]]]]]},
     "abort": {"number": 9, "reason": "r"},
-    "release": {"heir": ""},
+    "release": {},
     # Not meant for messages.
     **{name: {} for name in ("close", "workspaces", "_poll", "__init__", "threads", "")},
 }
@@ -250,7 +238,7 @@ def forge(forged, lied_to, dask_worker, about="run"):
 
     async def answer(call, binding="", **details):
         is_lie = call == about and binding == lied_to
-        return forged if is_lie else await honest(call, binding, **details)
+        return forged if is_lie else await honest(call=call, binding=binding, **details)
 
     dask_worker.handlers[OPERATION] = answer
 

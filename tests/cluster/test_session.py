@@ -211,7 +211,7 @@ def test_groups_that_are_gone_are_forgotten_on_the_workers(session):
     def groups(dask_worker):
         host = dask_worker.plugins.get(PLUGIN_NAME)
         hosted = host.bindings.values() if host else ()
-        return [key for binding in hosted for key in binding._programs]
+        return [key for binding in hosted for key in binding.programs]
 
     for _ in range(5):
         session.run(Task(lambda: 1, node=A))

@@ -21,9 +21,15 @@ from jobrunner.compile.plan import (
     Slice,
 )
 from jobrunner.errors import ExecutionError
-from jobrunner.worker.epoch_batch import RunOrder
-from jobrunner.worker.hosted_nodes import BindingContext, HostedNodes
+from jobrunner.worker.hosted_nodes import (
+    BindingContext,
+    BindingOptions,
+    HostedNodes,
+    add_groups,
+    add_nodes,
+)
 from jobrunner.worker.memory import MemoryLimit
+from jobrunner.worker.messages import Abort, Apply, Push, Run, RunOrder
 from jobrunner.worker.outbox import Outbox
 from jobrunner.worker.outcome import Failure
 from jobrunner.workspace import from_frames, to_frames
@@ -80,49 +86,75 @@ class Peers:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def __call__(self, address, message):
+    async def __call__(self, address, operation, message):
+        if operation == "identity":
+            return await self.ping()
         self.messages.append((address, message))
         await self.gate.wait()
-        if self.error is not None and message["call"] == "push":
+        if self.error is not None:
             raise self.error
         return self.answer
 
-    async def ping(self, address):
+    async def ping(self):
         return "ok"
 
 
-class Host:
-    """A hosted binding that can be asked from a test, with numbers counted for it."""
+class Asked(HostedNodes):
+    """Is asked with arguments in place of messages."""
 
-    def __init__(self, plan, peers=None, blobs=None, **options):
+    async def run(self, number, wait_seconds, order=None):
+        return await super().run(
+            Run(binding="b", number=number, wait_seconds=wait_seconds, order=order)
+        )
+
+    async def apply(self, number, fn):
+        data = cloudpickle.dumps(fn)
+        return await super().apply(Apply(binding="b", number=number, wait_seconds=5, fn=data))
+
+    async def push(self, values):
+        return await super().push(Push(binding="b", values=values))
+
+    async def abort(self, number, reason):
+        return await super().abort(Abort(binding="b", number=number, reason=reason))
+
+
+class Host:
+    """A hosted binding that can be asked from a test."""
+
+    def __init__(self, plan, peers=None, blobs=None, silence_seconds=60, **options):
         self.peers, self.options = peers or Peers(), options
         self.plan, self.blobs = plan, blobs or {}
+        self.silence_seconds = silence_seconds
 
     async def __aenter__(self):
         context = BindingContext(
             name="binding",
-            job="job",
-            seed=0,
-            attempt=0,
+            options=BindingOptions(
+                job="job",
+                seed=0,
+                attempt=0,
+                can_move=False,
+                silence_seconds=self.silence_seconds,
+            ),
             address=HERE,
             nthreads=2,
             call_peer=self.peers,
-            ping_peer=self.peers.ping,
             **{"memory_limit": MemoryLimit(HERE, int, 0, 0), **self.options},
         )
-        self.hosted = HostedNodes(context, contextvars.copy_context())
-        placement = {"a": HERE, "b": THERE}
-        await self.hosted.ship(1, 5, nodes={"a": ["t"]}, placement=placement)
-        parcel = Parcel({"epoch": self.plan})
-        slices = {"a": parcel.slices["a"]}
-        reply = await self.hosted.ship(2, 5, groups=parcel.groups, slices=slices)
-        assert reply == {"status": "done"}
+        self.hosted = Asked(context, contextvars.copy_context())
+        add_nodes({"a": ("", ["t"])}, self.hosted)
+        send(self.plan, self.hosted)
         self.hosted.workspaces["a"].globals.update(self.blobs)
         return self.hosted
 
     async def __aexit__(self, *exc_info):
         self.hosted.close("the test is over")
         await asyncio.wait_for(self.hosted.ended.wait(), 10)
+
+
+def send(plan, hosted):
+    parcel = Parcel({"epoch": plan}, {"a": HERE, "b": THERE})
+    add_groups(parcel.groups, parcel.by_worker[HERE], hosted)
 
 
 def frames(value):
@@ -133,7 +165,7 @@ def an_outbox(call_peer):
     def fail(*problem):
         pytest.fail(str(problem))
 
-    return Outbox("binding", call_peer, Peers().ping, 60, failed=fail, sent=lambda: None)
+    return Outbox("binding", call_peer, 60, failed=fail, sent=lambda: None)
 
 
 def in_a_loop(test):
@@ -189,11 +221,9 @@ async def test_a_thread_that_fails_outside_of_any_task_ends_the_run():
 @in_a_loop
 async def test_an_applied_function_gets_the_workspaces_and_its_value_is_returned():
     async with Host(count(), blobs={"x": 5}) as hosted:
-        fn = cloudpickle.dumps(lambda hosted: hosted.workspaces["a"].globals["x"] * 2)
-        reply = await hosted.apply(3, 5, fn=fn)
+        reply = await hosted.apply(3, lambda hosted: hosted.workspaces["a"].globals["x"] * 2)
         assert from_frames(reply["frames"]) == 10
-        fail = cloudpickle.dumps(lambda hosted: 1 / 0)
-        reply = await hosted.apply(4, 5, fn=fail)
+        reply = await hosted.apply(4, lambda hosted: 1 / 0)
         failure = Failure(**reply["failure"])
         assert isinstance(failure.exception(), ZeroDivisionError)
         assert failure.is_own
@@ -202,13 +232,8 @@ async def test_an_applied_function_gets_the_workspaces_and_its_value_is_returned
 @in_a_loop
 async def test_tasks_that_cannot_be_unpickled_are_named_with_their_node():
     async with Host(count()) as hosted:
-        groups = Parcel({"epoch": count()}).groups
-        lost = b"cnot_a_module_anywhere\nfn\n."
-        reply = await hosted.ship(3, 5, groups=groups, slices={"a": lost})
-        error = Failure(**reply["failure"]).exception()
-        assert isinstance(error, ExecutionError)
-        assert "tasks of node 'a'" in str(error)
-        assert "register_pickle_by_value" in str(error)
+        with pytest.raises(ExecutionError, match=r"tasks of node 'a'.*register_pickle_by_value"):
+            add_groups(b"", {"a": b"cnot_a_module_anywhere\nfn\n."}, hosted)
 
 
 @in_a_loop
@@ -279,7 +304,7 @@ async def test_no_run_begins_while_too_many_values_wait_to_be_sent():
 
     plan = sender(make)
     async with Host(plan, peers, **SMALL) as hosted:
-        hosted._programs["epoch"].steps[0].fn = make  # what was shipped is a copy
+        hosted.programs["epoch"].steps[0].fn = make  # what was shipped is a copy
         await hosted.run(3, 0, RunOrder("epoch", 1, epochs=3, lead=HERE, seconds=9))
         while not hosted._waits_for_sent:
             await asyncio.sleep(0.001)
@@ -323,27 +348,6 @@ async def test_an_abort_that_arrives_before_its_run_ends_it_at_once():
         assert (await hosted.run(4, 5, ORDER))["status"] == "done"
 
 
-@in_a_loop
-async def test_workers_tell_each_other_at_once_that_one_has_failed():
-    peers = Peers()
-    async with Host(sender(lambda: 1 / 0), peers) as hosted:
-        assert (await hosted.run(3, 5, ORDER))["status"] == "failed"
-        while not peers.messages:
-            await asyncio.sleep(0)
-        [(address, message)] = peers.messages
-        assert (address, message["call"]) == (THERE, "push")
-    for is_early in (True, False):
-        async with Host(receiver()) as hosted:
-            if is_early:
-                await hosted.push(message["values"])
-            running = asyncio.ensure_future(hosted.run(3, 15, ORDER))
-            if not is_early:
-                assert (await hosted.run(3, 0.01, ORDER))["status"] == "running"
-                await hosted.push(message["values"])
-            reply = await running
-            assert (reply["status"], reply["reason"]) == ("aborted", f"{HERE} has failed")
-
-
 # ---- values for other workers
 
 
@@ -351,7 +355,7 @@ async def test_workers_tell_each_other_at_once_that_one_has_failed():
 async def test_values_made_while_a_message_is_sent_travel_together_in_the_next():
     sent, gate = [], asyncio.Event()
 
-    async def call_peer(address, message):
+    async def call_peer(address, operation, message):
         sent.append((address, [c for _, values in message["values"] for c, _ in values]))
         await gate.wait()
         return {"status": "done"}
@@ -377,7 +381,7 @@ async def test_values_made_while_a_message_is_sent_travel_together_in_the_next()
 async def test_values_of_an_earlier_run_are_no_longer_sent():
     sent = []
 
-    async def call_peer(address, message):
+    async def call_peer(address, operation, message):
         sent.extend(number for number, _ in message["values"])
         return {"status": "done"}
 
@@ -406,8 +410,7 @@ def test_a_worker_that_cannot_be_reached_is_named_as_suspect(peers):
                 {**plan.slices, "a": Slice("a", (*plan.slices["a"].tasks, more))},
                 (*plan.crossings, back),
             )
-            parcel = Parcel({"epoch": plan})
-            await hosted.ship(3, 5, groups=parcel.groups, slices={"a": parcel.slices["a"]})
+            send(plan, hosted)
             reply = await hosted.run(4, 5, ORDER)
             assert (reply["status"], reply["suspect"]) == ("aborted", THERE)
             assert THERE in reply["reason"]
@@ -422,12 +425,12 @@ class Silent(Peers):
         super().__init__()
         self.is_there, self.pings = is_there, 0
 
-    async def __call__(self, address, message):
+    async def __call__(self, address, operation, message):
+        if operation == "identity":
+            self.pings += 1
+            if self.is_there():
+                return self.answer
         return await asyncio.get_running_loop().create_future()
-
-    async def ping(self, address):
-        self.pings += 1
-        return self.answer if self.is_there() else await self(address, {})
 
 
 @in_a_loop

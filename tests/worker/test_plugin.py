@@ -46,10 +46,11 @@ async def test_messages_for_unknown_bindings_and_failures_are_answered():
     host, worker = WorkspaceHost(), FakeWorker()
     host.setup(worker)
     [call] = worker.handlers.values()
-    assert await call("run", binding="gone", number=1, wait_seconds=0) == {"status": "unknown"}
-    assert await call("run", "gone", lease="x", number=1, wait_seconds=9) == {"status": "unknown"}
+    run = {"call": "run", "binding": "gone", "number": 1}
+    assert await call(**run, wait_seconds=0) == {"status": "unknown"}
+    assert await call(**run, lease="x", wait_seconds=9) == {"status": "unknown"}
     logging.disable()
-    reply = await call("bind", binding="b")
+    reply = await call(call="bind", binding="b")
     logging.disable(logging.NOTSET)
     assert "'bind' that it does not understand" in str(Failure(**reply["failure"]).exception())
     await host.teardown(worker)
@@ -79,8 +80,9 @@ async def test_a_binding_that_is_about_to_come_is_waited_for():
     await worker.plugin_add(plugin, PLUGIN_NAME, catch_errors=False)
     await host("b", worker)
     [call] = worker.handlers.values()
-    assert await call("ship", "b", number=1, wait_seconds=0.01) == {"status": "waiting"}
-    await call("release", "b")
+    first = {"call": "apply", "binding": "b", "number": 1, "wait_seconds": 0.01}
+    assert await call(**first) == {"status": "waiting"}
+    await call(call="release", binding="b")
     await asyncio.sleep(0.01)
     assert worker.plugins == worker.handlers == {}
 
@@ -93,7 +95,7 @@ async def test_the_plugin_stays_until_nothing_is_expected():
     first, second = await host("a", worker), await host("b", worker)
     assert first == second == worker.plugins[PLUGIN_NAME].incarnation
     [call] = worker.handlers.values()
-    await call("release", binding="a")
+    await call(call="release", binding="a")
     await asyncio.sleep(0)
     assert PLUGIN_NAME in worker.plugins  # b may still come
     while worker.plugins:
