@@ -142,12 +142,11 @@ class Binding:
         *,
         epoch: int | None = None,
         step: int = 0,
-        captures: tuple[int, int] | None = None,
         deadline_seconds: float | None = None,
     ) -> GroupResult:
         """Run a shipped group, given its key, and wait for its end.
 
-        For `captures` see `RunOrder`. A task's exception is the cause of a `TaskFailedError`; only a
+        A task's exception is the cause of a `TaskFailedError`; only a
         `CheckpointError` or `DefinitionError` is raised itself. An `ExecutionError` tells of a
         missing blob, a lost worker, or a passed deadline. Changes by tasks that ran remain.
         """
@@ -156,8 +155,7 @@ class Binding:
         plan, _ = self._groups[group]
         if plan.lazy:
             self._deliver(plan)
-        order = RunOrder(group, epoch, step, captures=captures)
-        results, failure = self._run(request, order)
+        results, failure = self._run(request, RunOrder(group, epoch, step))
         if plan.lazy:
             self.arrivals.release()
         if failure is not None:
@@ -180,7 +178,12 @@ class Binding:
         check()
 
     def run_epochs(
-        self, first: int, epochs: int, seconds: float, captures: tuple[int, int] | None = None
+        self,
+        first: int,
+        epochs: int,
+        seconds: float,
+        captures: tuple[int, int] | None = None,
+        deadline_seconds: float | None = None,
     ) -> Iterator[tuple[int, GroupResult, bool]]:
         """Run the epoch group for up to `epochs` epochs with one message to each worker.
 
@@ -203,7 +206,8 @@ class Binding:
             seconds=seconds,
             captures=captures,
         )
-        results, failure = self._run(Request("run"), order)
+        request = Request("run", deadline_seconds=deadline_seconds)
+        results, failure = self._run(request, order)
         for i, result in enumerate(results):
             yield first + i, result, i == len(results) - 1
         if failure is not None:

@@ -158,12 +158,10 @@ class Callbacks:
         self._enders: list[Any] = [it for it in callbacks if getattr(it, "ends_by", "")]
         self._handlers = {name: _handlers(callbacks, name) for name in _METHODS}
         self._failed: set[tuple[int, str]] = set()  # callbacks and methods
-        of_steps = self._handlers["on_step_start"] + self._handlers["on_step"]
         of_epochs = self._handlers["on_epoch_start"] + self._handlers["on_epoch"]
-        self.are_passive = not of_steps and all(
-            getattr(callback, "is_passive", False) for callback, _ in of_epochs
-        )
+        self.are_passive = all(getattr(it, "is_passive", False) for it, _ in of_epochs)
         """Whether none of them must be called between two epochs."""
+        self.hear_steps = bool(self._handlers["on_step_start"] or self._handlers["on_step"])
 
     def warn(self, message: str) -> None:
         """Report a problem to the callbacks and the log."""

@@ -6,7 +6,6 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobrunner.checkpoint import Details
@@ -55,8 +54,6 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 Loss = NodeLostError | SchedulerLostError | TaskFailedError
-Captures = tuple[int, int] | None
-
 MAX_BATCH_EPOCHS = 10_000
 """Bounds the results that workers keep for the client."""
 
@@ -111,10 +108,25 @@ class Run:
 
     def run(self) -> RunResult:
         """See `JobRunner.run`."""
+        outcome, at_once = "failed", False
         try:
             self.callbacks.notify("on_setup", self.runner)
             self._bind_first()
-            self._run_in_binding()
+            try:
+                self._run_to_end()
+                outcome = "finished"
+            except RunStoppedError:
+                outcome = "stopped"
+                raise
+            except KeyboardInterrupt as interrupt:
+                outcome, at_once = "stopped", True
+                self.binding.abort()
+                self._explain_interrupt(interrupt)
+                raise
+            finally:
+                self.saver.end(
+                    lambda: self.watch.end(outcome, self.state.recorded), at_once=at_once
+                )
             result = self.state.result(self.plan.epoch_limit)
             self.callbacks.notify("on_finish", result)
         except BaseException as error:
@@ -122,27 +134,14 @@ class Run:
             raise
         return result
 
-    def _run_in_binding(self) -> None:
-        outcome, at_once = "failed", False
-        try:
-            self._run_to_end()
-            outcome = "finished"
-        except RunStoppedError:
-            outcome = "stopped"
-            raise
-        except KeyboardInterrupt as interrupt:
-            at_once = True
-            self.binding.abort()
-            shown = f"{type(interrupt).__name__}: Job {self.plan.job!r} was interrupted at once."
-            lines = [shown, self._advice()]
-            # IPython shows what is recorded instead of a traceback.
-            interrupt._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
-            outcome = "stopped"
-            if isinstance(interrupt, TerminatedError) and self.runner.stop_reason:
-                raise self._stopped(None, "it had no more time for the epoch") from interrupt
-            raise
-        finally:
-            self.saver.end(lambda: self.watch.end(outcome, self.state.recorded), at_once=at_once)
+    def _explain_interrupt(self, interrupt: KeyboardInterrupt) -> None:
+        """Raise `RunStoppedError` if a request to stop came before."""
+        shown = f"{type(interrupt).__name__}: Job {self.plan.job!r} was interrupted at once."
+        lines = [shown, self._advice()]
+        # IPython shows what is recorded instead of a traceback.
+        interrupt._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
+        if isinstance(interrupt, TerminatedError) and self.runner.stop_reason:
+            raise self._stopped(None, "it had no more time for the epoch") from interrupt
 
     def _run_to_end(self) -> None:
         """Init or resume, then epochs, then upload, download and exit; again after a loss."""
@@ -363,7 +362,7 @@ class Run:
             count = self._batch_size()
             if step == "move":
                 self._move()
-            elif count > 1:
+            elif count:
                 self._run_batch(count)
             else:
                 self._run_epoch()
@@ -378,58 +377,61 @@ class Run:
         )
 
     def _batch_size(self) -> int:
-        """How many epochs the workers may run without the client."""
-        state, runner = self.state, self.runner
+        """How many epochs the workers may run without the client; 0: it asks for each step."""
+        state, runner, plan = self.state, self.runner, self.plan
         epoch = state.epoch + 1
+        if state.steps_done or not plan.can_batch or self.callbacks.hear_steps:
+            return 0
+        count = MAX_BATCH_EPOCHS
         if (
-            state.steps_done
-            or not self.plan.can_batch
-            or self.binding.leaving
+            self.binding.leaving
             or runner.epoch_deadline_seconds is not None
             or 4 * state.epoch_seconds > self.batch_seconds
             or (state.is_wary(epoch) and self.saver.can_save)
             or not self.callbacks.are_passive
         ):
-            return 1
-        limit = self.plan.epoch_limit
-        until_end = None if limit is None else limit - state.epoch
-        counts = (MAX_BATCH_EPOCHS, until_end, self.saver.epochs_until(epoch))
-        return min(count for count in counts if count is not None)
+            count = 1
+        until_end = None if plan.epoch_limit is None else plan.epoch_limit - state.epoch
+        for limit in (until_end, self.saver.epochs_until(epoch)):
+            if limit is not None:
+                count = min(count, max(1, limit))
+        return 0 if count == 1 and plan.steps_per_epoch > 1 else count
 
     def _run_batch(self, count: int) -> None:
-        first = self.state.epoch + 1
-        captures = self.saver.captures(first)
+        state = self.state
+        first = state.epoch + 1
+        captures = None if state.is_wary(first) else self.saver.captures(first)
         captured: list[tuple[Position, Mapping[str, Any]]] = []
-        self.state.under_way_until = first + count
+        state.under_way_until = first + count
         self.watch.enter("compute")
+        self.callbacks.notify("on_epoch_start", first)
         try:
             for epoch, result, _ in self.binding.run_epochs(
-                first, count, self.batch_seconds, captures
+                first, count, self.batch_seconds, captures, self.runner.epoch_deadline_seconds
             ):
-                self.callbacks.notify("on_epoch_start", epoch)
+                if epoch > first:
+                    self.callbacks.notify("on_epoch_start", epoch)
                 self._end_epoch(epoch, result)
                 if is_captured(epoch, captures):
-                    captured.append((self.state.at, self._about(self.state.at)))
+                    captured.append((state.at, self._about(state.at)))
         finally:
             # Also if an epoch has failed: those before it have ended.
-            self._save_captured(captured)
-        self.state.under_way_until = 0
+            if captured:
+                self._handed_over, _ = captured[-1]
+                self.callbacks.notify("on_save_start", self._handed_over.epoch, 0)
+                self.saver.save_captured(captured)
+        state.under_way_until = 0
         self.watch.enter("idle")
-        if not is_captured(self.state.epoch, captures):
+        if not is_captured(state.epoch, captures):
             self._save_if_due()
 
     def _run_epoch(self) -> None:
         started, state = time.monotonic(), self.state
         epoch, first_step = state.epoch + 1, state.steps_done
-        captures = None
-        if "epoch_end" not in self.plan.groups:
-            # Its last step is known before it runs.
-            captures = None if state.is_wary(epoch) else self.saver.captures(epoch)
         state.under_way_until, state.steps_done = epoch + 1, 0
         self.watch.enter("compute")
         self.callbacks.notify("on_epoch_start", epoch)
-        run = partial(self._run_step, captures)
-        for done, result, has_ended in each_step(self.plan, epoch, first_step, run):
+        for done, result, has_ended in each_step(self.plan, epoch, first_step, self._run_step):
             if done == 1:
                 state.reported = {}
             state.reported.update(result.metrics)
@@ -439,28 +441,16 @@ class Run:
         self.watch.enter("idle")
         seconds = time.monotonic() - started
         self._end_epoch(epoch, replace(result, seconds=seconds, metrics=state.reported))
-        if is_captured(epoch, captures):
-            self._save_captured([(state.at, self._about(state.at))])
-        else:
-            self._save_if_due()
+        self._save_if_due()
 
-    def _run_step(self, captures: Captures, group: str, epoch: int, step: int) -> GroupResult:
-        """Run a step, or the epoch end group; `captures` are for the last step."""
-        is_step = group != "epoch_end"
-        is_last = step + 1 == self.plan.steps_per_epoch
-        if is_step:
-            self.callbacks.notify("on_step_start", epoch, step + 1)
-        result = self.binding.run(
-            group,
-            epoch=epoch,
-            step=step,
-            deadline_seconds=self.runner.epoch_deadline_seconds,
-            captures=captures if is_last else None,
-        )
-        if is_step:
-            self.callbacks.notify("on_step", epoch, step + 1, result.seconds, result.metrics)
-        else:
-            self.callbacks.notify("on_group", group, epoch, result.seconds)
+    def _run_step(self, group: str, epoch: int, step: int) -> GroupResult:
+        """Run a step, or the epoch end group."""
+        deadline_seconds = self.runner.epoch_deadline_seconds
+        if group == "epoch_end":
+            return self._run_group(group, epoch, step, deadline_seconds)
+        self.callbacks.notify("on_step_start", epoch, step + 1)
+        result = self.binding.run(group, epoch=epoch, step=step, deadline_seconds=deadline_seconds)
+        self.callbacks.notify("on_step", epoch, step + 1, result.seconds, result.metrics)
         return result
 
     def _end_step(self, epoch: int, done: int) -> None:
@@ -507,13 +497,6 @@ class Run:
             about = self._about(at)
             with self.watch.spending("save_wait"):
                 self.saver.save(at, about, must_wait=must_wait)
-
-    def _save_captured(self, captured: Sequence[tuple[Position, Mapping[str, Any]]]) -> None:
-        """Save positions that the workers have captured, with what their records say."""
-        if captured:
-            self._handed_over, _ = captured[-1]
-            self.callbacks.notify("on_save_start", self._handed_over.epoch, 0)
-            self.saver.save_captured(captured)
 
     def _wait_for_saves(self) -> None:
         with self.watch.spending("save_wait"):
@@ -595,10 +578,13 @@ class Run:
 
     # ---- other groups
 
-    def _run_group(self, group: str, epoch: int) -> None:
+    def _run_group(
+        self, group: str, epoch: int, step: int = 0, deadline_seconds: float | None = None
+    ) -> GroupResult:
         """Run a group that is not of epochs."""
-        result = self.binding.run(group, epoch=epoch)
+        result = self.binding.run(group, epoch=epoch, step=step, deadline_seconds=deadline_seconds)
         self.callbacks.notify("on_group", group, epoch, result.seconds)
+        return result
 
     def _finish(self) -> None:
         """Run the upload, download and exit groups, and record that the job has ended."""

@@ -12,8 +12,12 @@ from typing import Any
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave
 
-MOST_PENDING = 256
+MOST_PENDING = 512
 """Epochs that may be under way; above it the next epoch waits."""
+
+MOST_CAPTURED = 128
+"""Epochs that workers capture before the client hands them over: so the first ones are written while
+the next ones run."""
 
 MOST_SECONDS = 1.0
 """An epoch waits if one before it has been under way for so long."""
@@ -36,7 +40,6 @@ class Save:
     stall_seconds: float = 0.0  # how long epochs waited for it
     seconds: float = 0.0
     nodes: dict[str, NodeSave] = field(default_factory=dict)
-    is_alone: bool = True  # in its group
     is_passed_over: bool = False  # the retention policy would have retired it at once
     error: BaseException | None = None
 
@@ -137,8 +140,6 @@ class SaveGroups:
                 self._changed.notify_all()
                 return False
             self._group, self._waiting = self._waiting, []
-            for save in self._group:
-                save.is_alone = len(self._group) == 1
             self._began = time.monotonic()
             self._gap_seconds = min(2 * self._gap_seconds, GAP_SECONDS)
             return True

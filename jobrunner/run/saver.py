@@ -25,15 +25,21 @@ from jobrunner.cluster import Binding, describe_environment
 from jobrunner.compile import Plan, describe, find_classes
 from jobrunner.config import get_number
 from jobrunner.define import Job
-from jobrunner.errors import CheckpointWriteError, CommitConflictError
+from jobrunner.errors import CheckpointWriteError
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, SaveReport
-from jobrunner.run.save_groups import MOST_PENDING, MOST_SECONDS, Save, SaveGroups
+from jobrunner.run.save_groups import (
+    MOST_CAPTURED,
+    MOST_PENDING,
+    MOST_SECONDS,
+    Save,
+    SaveGroups,
+)
 from jobrunner.texts import counted, get_logger
 
 logger = get_logger(__name__)
 
-SaveErrorPolicy = Literal["warn", "refuse", "raise"]
+SaveErrorPolicy = Literal["warn", "raise"]
 
 BUDGET_SHARE = 8
 """A share of a worker's memory that captures may keep from being freed: one in so many."""
@@ -46,42 +52,6 @@ LEAST_FAILED, FAILING_SECONDS = 3, 600.0
 
 PATIENCE_SECONDS = 5.0
 """How long a run that is interrupted at once waits for a save under way."""
-
-
-class _Failures:
-    """Saves that have failed in a row: warns of the first, and at the end of how many more."""
-
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
-        self._epochs: list[Position | None] = []
-        self._since = 0.0
-
-    def add(self, epoch: Position | None, error: BaseException, then: str = "") -> None:
-        """Add a failure; `epoch` None: the directory could not be locked.
-
-        Raises CheckpointWriteError if saves have failed for long: the run computes in vain.
-        """
-        now = time.monotonic()
-        if not self._epochs:
-            self._since = now
-            what = str(error) if epoch is None else f"Epoch {epoch} was not saved: {error}"
-            self._warn(f"{what} {then}".rstrip())
-        self._epochs.append(epoch)
-        count, seconds = len(self._epochs), now - self._since
-        if count >= LEAST_FAILED and seconds >= FAILING_SECONDS:
-            raise CheckpointWriteError(
-                f"The last {count} saves have failed, for {seconds:.0f} s, so the run ends instead "
-                f"of computing in vain: {error}"
-            ) from error
-
-    def close(self) -> None:
-        """A save has succeeded, or the run ends."""
-        _, *more = self._epochs or [None]
-        self._epochs = []
-        if more:
-            self._warn(
-                f"{counted(len(more), 'more save')} failed, the last that of epoch {more[-1]}."
-            )
 
 
 class Saver:
@@ -112,48 +82,56 @@ class Saver:
         self._manager = manager
         self._plan = plan
         self._on_save_error = on_save_error
-        self._failures = _Failures(warn)
+        self._failed: list[Position] = []  # in a row
+        self._failing_since = 0.0
         self._warn = warn
         self._saved = saved
         self._save_now = save_now
         self._status, self._began = status, began
         self._groups = SaveGroups(partial(self._record, write=SaveQueue.write))
         self._pace = Pace(time.monotonic())
-        self._has_lock = False
         self._deadline_seconds = get_number("checkpoint.deadline-seconds")
-        self._is_shared = False  # the directory, with all workers of the binding
         self._capture_bytes: int | None = None  # of the newest capture on the fullest worker
         self._binding: Binding
-        self._encoding = Encoding()
+        self._encoding: Encoding
         self.must_retry = False
-        """Whether the last save was one of a group and has failed: alone, the next may succeed."""
+        """Whether the last save in the background has failed: one that is waited for may succeed."""
 
     # ---- the run
 
     def start(self, binding: Binding) -> None:
         """Save from these workers from now on; check that they share the directory with us.
 
-        The first call locks the directory for this run. If the directory is empty and not
-        writable, and `on_save_error` is "warn", the run starts and each save tries again. No save is under way.
+        The first call takes the directory for this run. No save is under way.
         """
         self._pace.continue_run(time.monotonic())
         self._groups.forget()
         self._binding = binding
-        self._is_shared, self._capture_bytes, self.must_retry = False, None, False
-        is_refused = self._on_save_error == "refuse" and not self._has_lock
-        is_empty = not self._manager.directory.snapshot().recorded
-        try:
-            self._lock_directory()
-            self._check_shared()
-        except CheckpointWriteError as error:
-            if is_refused:
-                what = str(error)
-                if is_empty:
-                    what = what.replace(" Earlier epochs are still recorded.", "")
-                raise CheckpointWriteError(f"Run refused: {what}") from error
-            if self._on_save_error == "raise" or not is_empty:
-                raise
-            self._failures.add(None, error, "The run starts anyway; each save tries again.")
+        self._capture_bytes, self.must_retry = None, False
+        manager, plan = self._manager, self._plan
+        if manager.commits.lock is None:
+            info = {
+                "plan": describe(plan),
+                "began": self._began,
+                "environment": describe_environment(binding.placement),
+                "total_epochs": plan.epoch_limit,
+            }
+            manager.run.start(plan.checkpointed, info, self._status)
+            self._pace.begin_save(time.monotonic())
+        answers = binding.apply(
+            manager.run.probe(),
+            what="the check that the workers share the directory",
+            deadline_seconds=self._deadline_seconds,
+        )
+        manager.run.check_probe(answers)
+        self._encoding = manager.commits.encoding(
+            initial=plan.initial,
+            array_options=plan.array_options,
+            replicated=plan.replicated,
+            partitions=plan.partitions,
+            busy=plan.groups["epoch"].slices,
+        )
+        binding.keep(partial(SaveQueue, self._encoding))
 
     def refuse_classes(self, job: Job) -> None:
         """Raise `DefinitionError` if init tasks make objects that cannot be saved, as far as known."""
@@ -185,25 +163,21 @@ class Saver:
 
     def _end(self, about: Callable[[], Mapping[str, Any]]) -> None:
         self.wait_quietly()
-        self._failures.close()
-        if self._has_lock:
-            self._has_lock = False
-            self._manager.run.end(about())
+        self._end_failures()
+        self._manager.run.end(about())
 
     def set_aside(self, damaged: Mapping[Position, str]) -> None:
         """Set aside epochs that could not be loaded; each has its reason."""
-        if self._has_lock:
-            for epoch, reason in damaged.items():
-                self._manager.run.set_aside(epoch, reason)
+        for epoch, reason in damaged.items():
+            self._manager.run.set_aside(epoch, reason)
 
     def rewind(self, to: Position | None, reason: str) -> None:
         """Set aside what is recorded after a position; None: all."""
-        if self._has_lock:
-            self._manager.run.rewind(to, reason)
+        self._manager.run.rewind(to, reason)
 
     def finish(self, at: Position) -> None:
         """Record that the job ended there and ran its exit group."""
-        if self._has_lock and self._manager.directory.snapshot().latest == at:
+        if self._manager.directory.snapshot().latest == at:
             self._manager.run.finish(at)
 
     # ---- when to save
@@ -216,8 +190,7 @@ class Saver:
         captures = self.captures(epoch)
         if captures is not None:
             first, stride = captures
-            # Half of what may be under way: the rest is written meanwhile.
-            return first - epoch + stride * min(self._room(), MOST_PENDING // 2)
+            return first - epoch + stride * min(self._room(), MOST_CAPTURED)
         steps = self._plan.steps_per_epoch
         return epochs_until(self._manager.save_policy, epoch, steps)
 
@@ -227,13 +200,10 @@ class Saver:
         None: epochs are captured afterwards, because the policy decides then whether they are due,
         or because a capture may be too large for epochs to go on.
         """
-        is_possible = self._manager.asynchronous and self._is_shared
-        if not is_possible or self.must_retry:
+        if not self._manager.asynchronous or self.must_retry or self._capture_bytes is None:
             return None
         stride = stride_of(self._manager.save_policy, self._plan.steps_per_epoch)
-        if stride is None or self._capture_bytes is None:
-            return None
-        if self._capture_bytes > self._budget_bytes():
+        if stride is None or self._capture_bytes > self._budget_bytes():
             return None
         return -(-epoch // stride) * stride, stride
 
@@ -244,11 +214,10 @@ class Saver:
         have ended.
         """
         self.poll()
-        width = self._plan.steps_per_epoch
         moment = Moment(
             epoch,
             step,
-            width,
+            self._plan.steps_per_epoch,
             is_saving=not self._has_room(),
             time=time.time(),
             metrics=metrics,
@@ -271,34 +240,27 @@ class Saver:
         "raise", and always raises other errors.
         """
         self._await_room()
-        save = Save(at, self._describe(at, about))
-        self._note_begin(save)
-        try:
-            self._prepare()
-            if self._manager.asynchronous and not must_wait and not self.must_retry:
-                can_go_on = self._capture(save)
-                save.stall_seconds = time.monotonic() - save.began
-                self._pace.continue_run(time.monotonic())
-                self._groups.add([save])
-                if not can_go_on:
-                    self.wait()
-                return
-        except CheckpointWriteError as error:
-            save.error = error
+        save = self._begin(at, about)
+        if self._manager.asynchronous and not must_wait and not self.must_retry:
+            can_go_on = self._capture(save)
+            save.stall_seconds = time.monotonic() - save.began
+            self._pace.continue_run(time.monotonic())
+            self._groups.add([save])
+            if not can_go_on:
+                self.wait()
+            return
         self.wait()
-        if save.error is None:
-            self._record([save], SaveQueue.save)
+        self._record([save], SaveQueue.save)
         save.seconds = save.stall_seconds = time.monotonic() - save.began
         self._report(save)
         self.must_retry = False
 
     def save_captured(self, captured: Sequence[tuple[Position, Mapping[str, Any]]]) -> None:
         """Save positions that workers captured when they ended, with what the record of each says."""
-        saves = [Save(at, self._describe(at, about)) for at, about in captured]
+        saves = [self._begin(at, about) for at, about in captured]
         self._capture_bytes = max((size for size, _ in self._binding.rooms.values()), default=0)
         for save in saves:
             save.nbytes = self._capture_bytes
-        self._note_begin(saves[-1])
         self._pace.continue_run(time.monotonic())
         self._groups.add(saves)
 
@@ -306,7 +268,7 @@ class Saver:
         """Report the saves that have ended; raises what `save` raises."""
         save = self._groups.take_ended()
         while save is not None:
-            self.must_retry = save.error is not None and not save.is_alone
+            self.must_retry = save.error is not None
             self._report(save)
             save = self._groups.take_ended()
 
@@ -376,18 +338,17 @@ class Saver:
         limit = self._binding.least_memory_bytes
         return limit // BUDGET_SHARE if limit else DEFAULT_BUDGET_BYTES
 
-    def _note_begin(self, save: Save) -> None:
-        self._pace.begin_save(save.began)
-        self._save_now.clear()
-
-    def _describe(self, at: Position, about: Mapping[str, Any]) -> dict[str, Any]:
+    def _begin(self, at: Position, about: Mapping[str, Any]) -> Save:
         details = dict(about)
         if self._manager.metadata:
             details["metadata"] = self._manager.metadata
         if at.step:
             details["steps_per_epoch"] = self._plan.steps_per_epoch
         details["ended"] = round(time.time(), 3)
-        return details
+        save = Save(at, details)
+        self._pace.begin_save(save.began)
+        self._save_now.clear()
+        return save
 
     def _report(self, save: Save) -> None:
         error = save.error
@@ -396,27 +357,55 @@ class Saver:
         self._pace.end_save(save.seconds)
         if save.is_passed_over:
             return
-        report = SaveReport(
-            epoch=save.at.public,
-            seconds=save.seconds,
-            stall_seconds=save.stall_seconds,
-            nbytes=sum(node.nbytes for node in save.nodes.values()),
-            nodes=save.nodes,
-            error=None if error is None else str(error),
-            step=save.at.step,
-        )
         if error is None:
-            self._failures.close()
+            self._end_failures()
         else:
-            self._failures.add(save.at, error)
-        self._saved(report)
+            self._count_failure(save.at, error)
+        self._saved(
+            SaveReport(
+                epoch=save.at.public,
+                seconds=save.seconds,
+                stall_seconds=save.stall_seconds,
+                nbytes=sum(node.nbytes for node in save.nodes.values()),
+                nodes=save.nodes,
+                error=None if error is None else str(error),
+                step=save.at.step,
+            )
+        )
+
+    def _count_failure(self, at: Position, error: BaseException) -> None:
+        """Warn of the first of failures in a row.
+
+        Raises CheckpointWriteError if saves have failed for long: the run computes in vain.
+        """
+        now = time.monotonic()
+        if not self._failed:
+            self._failing_since = now
+            self._warn(f"Epoch {at} was not saved: {error}")
+        self._failed.append(at)
+        count, seconds = len(self._failed), now - self._failing_since
+        if count >= LEAST_FAILED and seconds >= FAILING_SECONDS:
+            raise CheckpointWriteError(
+                f"The last {count} saves have failed, for {seconds:.0f} s, so the run ends instead "
+                f"of computing in vain: {error}"
+            ) from error
+
+    def _end_failures(self) -> None:
+        """Say how many more have failed, once a save succeeds or the run ends."""
+        count, last = len(self._failed) - 1, self._failed[-1:]
+        self._failed = []
+        if count > 0:
+            self._warn(f"{counted(count, 'more save')} failed, the last that of epoch {last[0]}.")
 
     def _capture(self, save: Save) -> bool:
         """Let the workers capture a position; False: epochs must wait until it is recorded."""
         pending = self._groups.pending
         budget = self._budget_bytes() - sum(other.nbytes for other in pending)
-        capture = partial(SaveQueue.capture, at=save.at, budget_bytes=budget)
-        sizes = self._call_queues(capture, f"the copy of epoch {save.at}")
+        sizes = self._binding.apply_to_keeper(
+            partial(SaveQueue.capture, at=save.at, budget_bytes=budget),
+            what=f"the copy of epoch {save.at}",
+            deadline_seconds=self._deadline_seconds,
+        )
         save.nbytes = self._capture_bytes = max(sizes.values(), default=0)
         return save.nbytes <= budget
 
@@ -429,8 +418,12 @@ class Saver:
         try:
             order = commits.order({save.at: save.details for save in group}, self._encoding)
             try:
-                what = f"the save of epoch {order.at}"
-                replies = self._call_queues(partial(reply_to, write, order=order), what, "save")
+                replies = self._binding.apply_to_keeper(
+                    partial(reply_to, write, order=order),
+                    channel="save",
+                    what=f"the save of epoch {order.at}",
+                    deadline_seconds=self._deadline_seconds,  # storage may hang without an error
+                )
                 written = read_receipts(replies, order, self._binding.placement)
                 committed = commits.commit(order, written)
             except CheckpointWriteError:
@@ -459,54 +452,3 @@ class Saver:
         if error is None:
             return False
         return self._on_save_error == "raise" or not isinstance(error, CheckpointWriteError)
-
-    def _call_queues(
-        self, fn: Callable[..., Any], what: str, channel: str = "keeper"
-    ) -> dict[str, Any]:
-        """Call a method of all workers' queues, with a deadline: storage may hang without an error."""
-        return self._binding.apply_to_keeper(
-            fn, channel=channel, what=what, deadline_seconds=self._deadline_seconds
-        )
-
-    def _prepare(self) -> None:
-        """Lock the directory and make the workers' queues, should that have failed before."""
-        if not self._has_lock:
-            self._lock_directory()
-            if self._manager.directory.snapshot().recorded:
-                raise CommitConflictError(
-                    f"{self._manager.path} was not writable when this run began, and now contains "
-                    f"epochs of another run. Choose another directory, or run again to resume "
-                    f"from them."
-                )
-        self._check_shared()
-
-    def _lock_directory(self) -> None:
-        if not self._has_lock:
-            plan = self._plan
-            placed = describe_environment(self._binding.placement)
-            about = {"environment": placed, "total_epochs": plan.epoch_limit}
-            info = {"plan": describe(plan), "began": self._began, **about}
-            self._manager.run.start(plan.checkpointed, info, self._status)
-            self._has_lock = True
-            self._pace.begin_save(time.monotonic())
-
-    def _check_shared(self) -> None:
-        if self._is_shared:
-            return
-        plan = self._plan
-        probe = self._manager.run.probe()
-        answers = self._binding.apply(
-            probe,
-            what="the check that the workers share the directory",
-            deadline_seconds=self._deadline_seconds,
-        )
-        self._manager.run.check_probe(answers)
-        self._encoding = self._manager.commits.encoding(
-            initial=plan.initial,
-            array_options=plan.array_options,
-            replicated=plan.replicated,
-            partitions=plan.partitions,
-            busy=plan.groups["epoch"].slices,
-        )
-        self._binding.keep(partial(SaveQueue, self._encoding))
-        self._is_shared = True

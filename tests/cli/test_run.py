@@ -50,6 +50,7 @@ from jobrunner import (
     Job, KeepEvery, MultiNodeCheckpointManager, SaveEvery, Task, current_task, epoch_limiter, job
 )
 from jobrunner.callbacks import EarlyStopping, EpochLog
+from jobrunner.checkpoint.storage.posix import PosixFiles
 
 class Told:
     def on_epoch(self, epoch, seconds, metrics):
@@ -70,6 +71,14 @@ def near(path):
 def manage(path, **options):
     options = {"save": SaveEvery(epochs=2), "metadata": {"data": "digits"}, **options}
     return MultiNodeCheckpointManager(path, **options)
+
+class Full(PosixFiles):
+    def before(self, operation, path):
+        if operation == "create" and "/a.8/" in path:
+            raise OSError(28, "No space left on device", path)
+
+def full(path):
+    return MultiNodeCheckpointManager(path, files=Full())
 
 def elsewhere(path):
     return MultiNodeCheckpointManager("elsewhere")
@@ -336,22 +345,17 @@ def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path) -> None:
     assert stderr == f"Interrupted. No epoch is recorded yet. To start again: {again}\n"
 
 
-def test_a_directory_that_is_not_writable_is_refused_or_sets_the_exit_code(
+def test_a_directory_that_is_not_writable_is_refused(
     process_cluster: LocalCluster, script: Path
 ) -> None:
     (script.parent / "runs").write_text("in the way")
     refused = _run(process_cluster, script)
     assert refused.exit_code == 8
     assert refused.stderr == (
-        f"Error: Run refused: {script.parent / 'runs'} cannot be a checkpoint directory: it is a "
+        f"Error: {script.parent / 'runs'} cannot be a checkpoint directory: it is a "
         f"file, or in a file. Name another directory.\n"
     )
     assert "epoch" not in refused.stdout  # nothing has run
-    tried = _run(process_cluster, script, "--on-save-error", "warn")
-    assert tried.exit_code == 12
-    assert "done at epoch 4" in tried.stdout
-    assert "not saved: 5 epochs, most recently epoch 4: " in tried.stdout
-    assert tried.stdout.count("warning: ") == 2  # one that says why, one that says how many
 
 
 def test_saving_can_be_tuned(process_cluster: LocalCluster, tmp_path: Path) -> None:
@@ -408,6 +412,17 @@ def test_a_function_of_the_jobs_file_makes_the_manager(
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
     assert manager.epochs() == [0, 4, 8]
     assert manager.history()[-1]["metadata"] == {"data": "digits"}
+
+
+def test_saves_that_failed_set_the_exit_code(
+    process_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    path = tmp_path / "made.py"
+    path.write_text(_MADE)
+    tried = _run(process_cluster, path, "--manager", "full")
+    assert tried.exit_code == 12, tried.output
+    assert "done at epoch 8" in tried.stdout
+    assert "not saved: " in tried.stdout
 
 
 def test_a_finished_job_needs_no_cluster(process_cluster: LocalCluster, script: Path) -> None:

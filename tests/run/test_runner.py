@@ -175,30 +175,16 @@ def test_a_stop_condition_that_is_an_array_of_several_is_an_error(session):
     assert not hasattr(caught.value, "__notes__")  # a traceback of ours alone says nothing
 
 
-def test_on_save_error_raise_ends_the_run_with_what_failed(session, tmp_path):
-    (tmp_path / "file").write_text("")
-    manager = MultiNodeCheckpointManager(tmp_path / "file" / "ckpt")
-    with pytest.raises(CheckpointWriteError, match="file"):
-        JobRunner(counter(2), manager, on_save_error="raise").run(session)
-
-
-def test_on_save_error_refuse_does_not_start_if_the_directory_is_not_writable(session, tmp_path):
+def test_a_run_does_not_start_if_the_directory_is_not_writable(session, tmp_path):
     ran = tmp_path / "ran"
     job = counter(2)
     with job.init_group:
         Task(ran.touch, node="a", name="touch")
     (tmp_path / "file").write_text("")
     manager = MultiNodeCheckpointManager(tmp_path / "file")
-    with pytest.raises(CheckpointWriteError, match="Run refused: .*file cannot be a checkpoint"):
-        JobRunner(job, manager, on_save_error="refuse").run(session)
+    with pytest.raises(CheckpointWriteError, match="file cannot be a checkpoint"):
+        JobRunner(job, manager).run(session)
     assert not ran.exists()
-
-
-def test_on_save_error_refuse_does_not_end_a_run_that_has_begun(session, tmp_path):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=FullDisk("a.2"))
-    result = JobRunner(counter(3), manager, on_save_error="refuse").run(session)
-    assert result.epoch == manager.latest() == 3
-    assert 2 in [save.epoch for save in result.failed_saves]
 
 
 def test_download_and_exit_run_again_if_they_had_not_ended(session, manager, tmp_path):

@@ -89,7 +89,7 @@ def test_a_single_run_is_captured_if_its_epoch_is_due(session):
     binding = bind(session)
     binding.keep(Captures)
     for epoch in (1, 2):
-        binding.run("epoch", epoch=epoch, captures=(2, 1))
+        batch(binding, epoch, 1, captures=(2, 1))
     assert kept(binding) == {2: 2.0}
 
 
