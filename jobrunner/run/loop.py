@@ -601,8 +601,7 @@ class Run:
             self.callbacks.notify("on_group", "upload", epoch, time.monotonic() - started)
         for group in ("download", "exit"):
             self._run_group(group, epoch)
-        if state.is_recorded:
-            self.saver.finish(state.at)
+        self.saver.finish(state.at)
 
 
 def _is_transient(job: Job, error: TaskFailedError) -> bool:
