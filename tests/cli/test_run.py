@@ -414,9 +414,7 @@ def test_a_function_of_the_jobs_file_makes_the_manager(
     assert manager.history()[-1]["metadata"] == {"data": "digits"}
 
 
-def test_saves_that_failed_set_the_exit_code(
-    process_cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_saves_that_failed_set_the_exit_code(process_cluster: LocalCluster, tmp_path: Path) -> None:
     path = tmp_path / "made.py"
     path.write_text(_MADE)
     tried = _run(process_cluster, path, "--manager", "full")

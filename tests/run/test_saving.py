@@ -181,6 +181,13 @@ class LostOnce(PosixFiles):
             raise OSError(self.number, os.strerror(self.number), path)
 
 
+def test_checkpoints_stay_if_the_last_epoch_could_not_be_saved(inproc_session, tmp_path):
+    files = LostOnce(errno.ENOSPC, ["a.4"])
+    manager = manager_of(tmp_path, delete_on_success=True, files=files)
+    JobRunner(counter(4), manager).run(inproc_session)
+    assert manager.epochs() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
 @pytest.mark.parametrize("on_save_error", ["warn", "raise"])
 def test_storage_lost_during_a_save_costs_no_recorded_epoch(
