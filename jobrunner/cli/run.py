@@ -167,11 +167,11 @@ def keep_policy(
 )
 @click.option(
     "--on-save-error",
-    type=click.Choice(["warn", "raise"]),
-    default="warn",
+    type=click.Choice(["refuse", "warn", "raise"]),
+    default="refuse",
     show_default=True,
-    help="What to do when a save fails. 'warn': continue and try again at the next save, until three "
-    "in a row and for ten minutes have failed. 'raise': end the run.",
+    help="What to do when a save fails. 'warn': continue and try again at the next save. 'refuse': "
+    "the same, but do not start if DIR is not writable. 'raise': end the run.",
 )
 @click.option(
     "--rename",

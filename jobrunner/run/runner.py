@@ -67,11 +67,12 @@ class JobRunner:
     max_restarts : int
         How many losses in a row, with no epoch recorded in between, the run recovers from. After
         each it begins again from the last recorded epoch; without a manager, from init.
-    on_save_error : "warn" or "raise"
+    on_save_error : "warn", "refuse" or "raise"
         What to do when a save fails. ``"warn"``: continue, and try again at the next save, until
-        three saves in a row and for ten minutes have failed. ``"raise"``: end the run. A directory
-        that is not writable when the run begins, or that another run takes over, and a blob that
-        cannot be encoded end the run in any case.
+        three saves in a row and for ten minutes have failed.
+        ``"refuse"``: the same, but do not start if the directory is not writable. ``"raise"``: end
+        the run. A blob that cannot be encoded, a directory that another run took over and a
+        changed plan always end the run.
     worker_wait_seconds : float
         How long to wait for enough workers for the nodes.
     wanted_workers : int, optional

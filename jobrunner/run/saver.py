@@ -25,7 +25,7 @@ from jobrunner.cluster import Binding, describe_environment
 from jobrunner.compile import Plan, describe, find_classes
 from jobrunner.config import get_number
 from jobrunner.define import Job
-from jobrunner.errors import CheckpointWriteError
+from jobrunner.errors import CheckpointWriteError, CommitConflictError
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, SaveReport
 from jobrunner.run.save_groups import (
@@ -39,7 +39,7 @@ from jobrunner.texts import counted, get_logger
 
 logger = get_logger(__name__)
 
-SaveErrorPolicy = Literal["warn", "raise"]
+SaveErrorPolicy = Literal["warn", "refuse", "raise"]
 
 BUDGET_SHARE = 8
 """A share of a worker's memory that captures may keep from being freed: one in so many."""
@@ -82,7 +82,7 @@ class Saver:
         self._manager = manager
         self._plan = plan
         self._on_save_error = on_save_error
-        self._failed: list[Position] = []  # in a row
+        self._failed: list[Position | None] = []  # in a row; None: the directory could not be taken
         self._failing_since = 0.0
         self._warn = warn
         self._saved = saved
@@ -93,7 +93,7 @@ class Saver:
         self._deadline_seconds = get_number("checkpoint.deadline-seconds")
         self._capture_bytes: int | None = None  # of the newest capture on the fullest worker
         self._binding: Binding
-        self._encoding: Encoding
+        self._encoding: Encoding | None = None  # once the workers have their queues
         self.must_retry = False
         """Whether the last save in the background has failed: one that is waited for may succeed."""
 
@@ -102,36 +102,57 @@ class Saver:
     def start(self, binding: Binding) -> None:
         """Save from these workers from now on; check that they share the directory with us.
 
-        The first call takes the directory for this run. No save is under way.
+        The first call takes the directory for this run. If that is empty and not writable, and
+        `on_save_error` is "warn", the run starts and each save tries again. No save is under way.
         """
         self._pace.continue_run(time.monotonic())
         self._groups.forget()
         self._binding = binding
-        self._capture_bytes, self.must_retry = None, False
+        self._encoding = self._capture_bytes = None
+        self.must_retry = False
+        try:
+            self._prepare()
+        except CheckpointWriteError as error:
+            if self._on_save_error != "warn" or self._manager.directory.snapshot().recorded:
+                raise
+            self._count_failure(
+                None, error, f"{error} The run starts anyway; each save tries again."
+            )
+
+    def _prepare(self) -> None:
+        """Take the directory and make the workers' queues, should that have failed before."""
+        if self._encoding is not None:
+            return
         manager, plan = self._manager, self._plan
         if manager.commits.lock is None:
             info = {
                 "plan": describe(plan),
                 "began": self._began,
-                "environment": describe_environment(binding.placement),
+                "environment": describe_environment(self._binding.placement),
                 "total_epochs": plan.epoch_limit,
             }
             manager.run.start(plan.checkpointed, info, self._status)
             self._pace.begin_save(time.monotonic())
-        answers = binding.apply(
+            if self._failed and manager.directory.snapshot().recorded:
+                raise CommitConflictError(
+                    f"{manager.path} was not writable when this run began, and now contains epochs "
+                    f"of another run. Choose another directory, or run again to resume from them."
+                )
+        answers = self._binding.apply(
             manager.run.probe(),
             what="the check that the workers share the directory",
             deadline_seconds=self._deadline_seconds,
         )
         manager.run.check_probe(answers)
-        self._encoding = manager.commits.encoding(
+        encoding = manager.commits.encoding(
             initial=plan.initial,
             array_options=plan.array_options,
             replicated=plan.replicated,
             partitions=plan.partitions,
             busy=plan.groups["epoch"].slices,
         )
-        binding.keep(partial(SaveQueue, self._encoding))
+        self._binding.keep(partial(SaveQueue, encoding))
+        self._encoding = encoding
 
     def refuse_classes(self, job: Job) -> None:
         """Raise `DefinitionError` if init tasks make objects that cannot be saved, as far as known."""
@@ -173,11 +194,13 @@ class Saver:
 
     def rewind(self, to: Position | None, reason: str) -> None:
         """Set aside what is recorded after a position; None: all."""
-        self._manager.run.rewind(to, reason)
+        if self._manager.commits.lock is not None:
+            self._manager.run.rewind(to, reason)
 
     def finish(self, at: Position) -> None:
         """Record that the job ended there and ran its exit group."""
-        if self._manager.directory.snapshot().latest == at:
+        is_held = self._manager.commits.lock is not None
+        if is_held and self._manager.directory.snapshot().latest == at:
             self._manager.run.finish(at)
 
     # ---- when to save
@@ -241,6 +264,12 @@ class Saver:
         """
         self._await_room()
         save = self._begin(at, about)
+        try:
+            self._prepare()
+        except CheckpointWriteError as error:
+            save.error = error
+            self._report(save)
+            return
         if self._manager.asynchronous and not must_wait and not self.must_retry:
             can_go_on = self._capture(save)
             save.stall_seconds = time.monotonic() - save.began
@@ -360,7 +389,7 @@ class Saver:
         if error is None:
             self._end_failures()
         else:
-            self._count_failure(save.at, error)
+            self._count_failure(save.at, error, f"Epoch {save.at} was not saved: {error}")
         self._saved(
             SaveReport(
                 epoch=save.at.public,
@@ -373,7 +402,7 @@ class Saver:
             )
         )
 
-    def _count_failure(self, at: Position, error: BaseException) -> None:
+    def _count_failure(self, at: Position | None, error: BaseException, text: str) -> None:
         """Warn of the first of failures in a row.
 
         Raises CheckpointWriteError if saves have failed for long: the run computes in vain.
@@ -381,7 +410,7 @@ class Saver:
         now = time.monotonic()
         if not self._failed:
             self._failing_since = now
-            self._warn(f"Epoch {at} was not saved: {error}")
+            self._warn(text)
         self._failed.append(at)
         count, seconds = len(self._failed), now - self._failing_since
         if count >= LEAST_FAILED and seconds >= FAILING_SECONDS:

@@ -30,7 +30,7 @@ def complete(*words: object) -> list[str]:
 
 def test_the_shell_completes_commands_options_and_files() -> None:
     assert complete("pr") == ["prune"]
-    assert complete("run", "--on-save-error", "r") == ["raise"]
+    assert complete("run", "--on-save-error", "r") == ["refuse", "raise"]
     for words in (["run"], ["run", "job.py", "--checkpoint"], ["pin"], ["report", "-o"]):
         assert complete(*words, "") == ["file"]
 

@@ -183,7 +183,7 @@ def test_a_run_does_not_start_if_the_directory_is_not_writable(session, tmp_path
     (tmp_path / "file").write_text("")
     manager = MultiNodeCheckpointManager(tmp_path / "file")
     with pytest.raises(CheckpointWriteError, match="file cannot be a checkpoint"):
-        JobRunner(job, manager).run(session)
+        JobRunner(job, manager, on_save_error="refuse").run(session)
     assert not ran.exists()
 
 

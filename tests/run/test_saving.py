@@ -14,6 +14,7 @@ import pytest
 from jobrunner import (
     CheckpointNotFoundError,
     CheckpointWriteError,
+    CommitConflictError,
     DefinitionError,
     ExecutionError,
     Job,
@@ -34,6 +35,8 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.workspace.workspace import Workspace
+from tests.saves import save_epoch
 
 
 def count(n):
@@ -212,6 +215,40 @@ def test_storage_lost_during_a_save_costs_no_recorded_epoch(
         again.verify(epoch)
     result = JobRunner(counter(5), again).run(inproc_session)
     assert (result.epoch, inproc_session.fetch(Node("a")["n"])) == (5, 5)
+
+
+class ClosedAtFirst(PosixFiles):
+    """Storage that cannot be written to until it is open."""
+
+    is_open = False
+
+    def before(self, operation, path):
+        if not ClosedAtFirst.is_open and operation in ("mkdir", "create", "write"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+
+def test_a_directory_that_another_run_has_used_meanwhile_is_refused(inproc_session, tmp_path):
+    class Other:
+        def on_epoch(self, epoch, seconds, metrics):
+            if epoch == 2:
+                other = manager_of(tmp_path)
+                other.run.start(["a"], {})
+                save_epoch(other, Position(0), {"a": Workspace("a")})
+                other.run.end()
+                ClosedAtFirst.is_open = True
+
+    runner = JobRunner(
+        counter(4),
+        manager_of(tmp_path, files=ClosedAtFirst(), asynchronous=False),
+        on_save_error="warn",
+        callbacks=[Other()],
+    )
+    try:
+        with pytest.raises(CommitConflictError, match="now contains epochs of another run"):
+            runner.run(inproc_session)
+    finally:
+        ClosedAtFirst.is_open = False
+    assert manager_of(tmp_path).epochs() == [0]
 
 
 def test_a_run_begins_from_another_directory_and_keeps_its_own(inproc_session, tmp_path):
