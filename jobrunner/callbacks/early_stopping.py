@@ -6,14 +6,22 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import msgspec
+
 from jobrunner.checkpoint import best_metrics
-from jobrunner.define import NATURAL, Count, Label, checked, number
+from jobrunner.define import Count, Label, checked, number
 from jobrunner.run import Callback, JobRunner
 from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
 
 _DELTA = number("a number >= 0", lambda delta: 0 <= delta < math.inf)
+
+
+class _State(msgspec.Struct):
+    best: float | None
+    best_epoch: Annotated[int, msgspec.Meta(ge=0)]
+    waited: Annotated[int, msgspec.Meta(ge=0)]
 
 
 @checked
@@ -129,16 +137,9 @@ class EarlyStopping(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, if it is of the same metric and mode."""
+        """Go on from a state, if it is of the same metric and mode; raises ValueError if forged."""
         self._begin()
         if (state.get("metric"), state.get("mode")) != (self.metric, self.mode):
             return
-        best, best_epoch, waited = (state.get(name) for name in ("best", "best_epoch", "waited"))
-        are_counts = NATURAL.fits(best_epoch) and NATURAL.fits(waited)
-        if not isinstance(best, float | None) or not are_counts:
-            raise ValueError(
-                f"the record of the loaded epoch contains best={best!r}, best_epoch={best_epoch!r}, "
-                f"waited={waited!r}; expected a float or None and two ints >= 0. EarlyStopping "
-                f"begins anew."
-            )
-        self._begin(best, int(best_epoch or 0), int(waited or 0))
+        known = msgspec.convert(state, _State)
+        self._begin(known.best, known.best_epoch, known.waited)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import errno
 import io
 import json
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from jobrunner.define import checked
 from jobrunner.errors import DefinitionError
+from jobrunner.json_output import to_json
 from jobrunner.outputs import write_output
 from jobrunner.run import Callback
 from jobrunner.texts import printable
@@ -57,8 +56,7 @@ class EpochLog(Callback):
                 f"EpochLog: path must end in .csv or .jsonl; got {self.path!r}. Name such a file."
             )
         self._is_csv = suffix == ".csv"
-        self._start = "epoch,seconds" if self._is_csv else '{"epoch": '  # of the first line
-        self._columns: list[str] = []  # of the CSV file
+        self._columns: list[str] = []  # of a CSV file
         self._is_own = False  # nobody else wrote the file
 
     def on_group(self, group: str, epoch: int, seconds: float) -> None:
@@ -107,58 +105,51 @@ class EpochLog(Callback):
 
     def _read_rows(self) -> list[dict[str, Any]]:
         """The values of each whole line; raises ValueError for a file of somebody else."""
-        text = ""
-        with (
-            contextlib.suppress(FileNotFoundError),
-            open(self.path, encoding="utf-8", errors="replace", newline="") as file,
-        ):
+        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+        with open(self.path, "a+", encoding="utf-8", errors="replace", newline="") as file:
+            file.seek(0)
             text = file.read()
         *lines, torn = text.split("\n")
         first = lines[0] if lines else torn
-        # A crash may have torn the very first line.
-        is_own = first.startswith(self._start) or (not lines and self._start.startswith(first))
+        start = "epoch,seconds" if self._is_csv else '{"epoch": '
+        # A crash may have torn even the first line.
+        is_own = text[: len(start)] == start[: len(text)]
         rows: list[dict[str, Any]] = []
         try:
             if self._is_csv:
                 reader = csv.DictReader(lines)
                 self._columns = [*(reader.fieldnames or [])]
                 rows = list(reader)
-            elif is_own:
+            else:
                 rows = [json.loads(line) for line in lines]
-            numbers = [int(row["epoch"]) for row in rows]
-            is_own = is_own and len(numbers) == len(rows)
+            for row in rows:
+                int(row["epoch"])
         except (ValueError, TypeError, KeyError):
             is_own = False
         if not is_own:
             raise ValueError(
-                f"{self.path} contains the line {first!r:.100}, or others that this log does not write. "
-                f"Give the log another path, or remove the file."
+                f"{self.path} contains the line {first!r:.100}, or others that this "
+                f"log does not write. Give the log another path, or remove the file."
             )
         self._is_own = True
         return rows
 
     def _replace(self, rows: list[dict[str, Any]]) -> None:
-        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        if not rows and not self._columns:
-            write_output(self.path, b"")
-            return
-        header = [self._encode(dict(zip(self._columns, self._columns, strict=True)))]
-        lines = [self._encode(row) for row in rows]
-        write_output(self.path, b"".join([*header, *lines] if self._is_csv else lines))
+        if self._columns:
+            rows = [dict(zip(self._columns, self._columns, strict=True)), *rows]
+        write_output(self.path, b"".join(map(self._encode, rows)))
 
     def _encode(self, values: Mapping[str, Any]) -> bytes:
         """The line of an epoch."""
         if self._is_csv:
             file = io.StringIO()
-            cells = [values.get(name) for name in self._columns]
             # A line of the file is a row: line ends within texts are written as \\n.
-            plain = [printable(it, kept="") if isinstance(it, str) else it for it in cells]
-            csv.writer(file, lineterminator="").writerow(plain)
+            cells = []
+            for name in self._columns:
+                value = values.get(name)
+                cells.append(printable(value, kept="") if isinstance(value, str) else value)
+            csv.writer(file, lineterminator="").writerow(cells)
             line = file.getvalue()
         else:
-            finite = {}
-            for name, value in values.items():
-                is_null = isinstance(value, float) and not math.isfinite(value)
-                finite[name] = None if is_null else value
-            line = json.dumps(finite)
+            line = json.dumps(to_json(values))
         return f"{line}\n".encode(errors="backslashreplace")

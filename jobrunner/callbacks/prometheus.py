@@ -11,9 +11,7 @@ from jobrunner.run import Callback, JobRunner, SaveReport
 
 GAUGES = {
     "epoch": "The last epoch that has ended",
-    "epoch_seconds": "Seconds of the last epoch",
     "saved_epoch": "The last epoch recorded",
-    "saved_bytes": "Bytes written by the last save",
     "running": "1 while the job runs, else 0",
 }
 COUNTERS = {
@@ -34,9 +32,8 @@ class Prometheus(Callback):
     Attributes
     ----------
     registry : prometheus_client.CollectorRegistry
-        Gets the gauges ``jobrunner_epoch``, ``jobrunner_epoch_seconds``, ``jobrunner_metric`` with
-        the label ``name``, ``jobrunner_saved_epoch``, ``jobrunner_saved_bytes``,
-        ``jobrunner_running``, and the counters ``jobrunner_losses_total`` and
+        Gets the gauges ``jobrunner_epoch``, ``jobrunner_metric`` with the label ``name``,
+        ``jobrunner_saved_epoch``, ``jobrunner_running``, and the counters ``jobrunner_losses_total`` and
         ``jobrunner_failed_saves_total``. All have the label ``job``.
 
     Raises
@@ -82,7 +79,6 @@ class Prometheus(Callback):
     def on_epoch(self, epoch: int, seconds: float, metrics: Mapping[str, Any]) -> None:
         """Set the gauges of epochs."""
         self._of("epoch").set(epoch)
-        self._of("epoch_seconds").set(seconds)
         for name, value in metrics.items():
             if isinstance(value, bool | int | float):
                 self._metric.labels(self._job, name).set(value)
@@ -93,7 +89,6 @@ class Prometheus(Callback):
             self._of("failed_saves").inc()
             return
         self._of("saved_epoch").set(Position.of(report.epoch).epoch)
-        self._of("saved_bytes").set(report.nbytes)
 
     def on_loss(self, error: Exception) -> None:
         """Count it."""

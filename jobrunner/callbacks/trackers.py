@@ -8,7 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from jobrunner.define import Label, checked
 from jobrunner.errors import DefinitionError, RunStoppedError
@@ -23,6 +23,7 @@ FLUSH_SECONDS = 1.0
 """How long metrics wait for others on their way to MLflow: short epochs cost no request each."""
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Where runs and their metrics are shown. `Track` calls it, in the thread of the run."""
 
@@ -43,6 +44,7 @@ class Tracker(Protocol):
         """End the run."""
 
 
+@checked
 class Track(Callback):
     """Report each epoch to a tracker: its numbers and flags, and its ``seconds``.
 
@@ -64,12 +66,6 @@ class Track(Callback):
     is_passive = True
 
     def __init__(self, tracker: Tracker) -> None:
-        missing = [name for name in ("begin", "log", "flush", "end") if not hasattr(tracker, name)]
-        if missing or isinstance(tracker, type):
-            raise DefinitionError(
-                f"Track: tracker must be an object with the methods begin, log, flush and end; got "
-                f"{tracker!r:.200}."
-            )
         self.tracker = tracker
         self.run_id = ""  # in the tracker
         self._job = ""
@@ -196,8 +192,6 @@ class MLflow:
     ----------
     experiment : str
         It is made if there is none.
-    run_name : str, optional
-        By default the name of the job.
     tracking_uri : str, optional
         Of a server, a database or a directory; by default what MLflow uses: the environment variable
         ``MLFLOW_TRACKING_URI``.
@@ -219,14 +213,12 @@ class MLflow:
         self,
         experiment: Label,
         *,
-        run_name: Label | None = None,
         tracking_uri: str | None = None,
         params: Mapping[str, object] | None = None,
     ) -> None:
         self._entities = require("mlflow.entities", "mlflow", "MLflow")
         self._client = require("mlflow", "mlflow", "MLflow").MlflowClient(tracking_uri)
         self._experiment = experiment
-        self._run_name = run_name
         self._params = dict(params or {})
         self._run_id = ""
         self._waiting: list[Any] = []
@@ -240,7 +232,7 @@ class MLflow:
                 number = self._client.create_experiment(self._experiment)
             else:
                 number = experiment.experiment_id
-            run = self._client.create_run(number, run_name=self._run_name or job)
+            run = self._client.create_run(number, run_name=job)
             run_id = str(run.info.run_id)
             for name, value in self._params.items():
                 self._client.log_param(run_id, name, value)

@@ -204,7 +204,7 @@ class _Reader:
             max((store.seconds for store in stores), default=0.0),
             sum(store.nbytes for store in stores),
             details.metrics,
-            stopped_by=details.stopped_by,
+            stopped_by=tuple(details.stopped_by),
             compute=run.story.ledger.compute,
         )
         run.story.epochs.append(epoch)

@@ -58,7 +58,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch, name, ex
         ("EpochLog", {"path": ""}),
         ("EpochLog", {"path": 3}),
         ("EpochLog", {"path": "runs/log.txt"}),
-        ("Track", {"tracker": jobrunner.callbacks.TensorBoard}),
+        ("Track", {"tracker": "logs"}),
         ("TensorBoard", {"logdir": b"logs"}),
         ("MLflow", {"experiment": ""}),
         ("MLflow", {"experiment": "e", "params": [1]}),
@@ -224,14 +224,13 @@ def test_mlflow_says_how_a_run_ended(inproc_session, manager, mlflow, how):
         def on_epoch(self, epoch, seconds, metrics):
             runner.stop("by hand")
 
-    callback = Track(MLflow("digits", tracking_uri=uri, run_name="it"))
+    callback = Track(MLflow("digits", tracking_uri=uri))
     job = build() if how == "stopped" else build(9)  # the ninth loss does not exist
     runner = JobRunner(job, callbacks=[callback, *([Stops()] if how == "stopped" else [])])
     with pytest.raises(RunStoppedError if how == "stopped" else TaskFailedError):
         runner.run(inproc_session)
     run = client.get_run(callback.run_id)
     assert run.info.status == {"stopped": "KILLED", "failed": "FAILED"}[how]
-    assert run.info.run_name == "it"
     assert run.data.metrics["loss"] == LOSSES[0 if how == "stopped" else 7]
 
 
