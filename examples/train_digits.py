@@ -4,13 +4,16 @@
 
     jobrunner run examples/train_digits.py --checkpoint runs/digits --save-every 10steps
     jobrunner run examples/train_digits.py --checkpoint runs/slow --param lr=0.02
+    jobrunner run examples/train_digits.py --checkpoint runs/long --param epochs=100 \
+        --callback stop_early --keep-best accuracy:max
     python examples/train_digits.py
 
 Each trainer has a copy of the network and reads a shard of the images, another shuffle in each
-epoch. In a step every trainer computes the gradients of one batch, and all copies are updated by
-their mean. After each epoch the network is validated on images it has not seen. Stop it whenever
-you like; the same command resumes from the last save, within an epoch too, and comes to the same
-weights, bit for bit. It uses PyTorch; if that is not installed, a linear model in NumPy.
+epoch. In a step every trainer computes the gradients of one batch; they are added in a tree, and all
+copies are updated by their mean. After each epoch the network is validated on images it has not seen;
+once it gets no better, the run ends, and the checkpoint with the best weights is still there. Stop it
+whenever you like; the same command resumes from the last save, within an epoch too, and comes to the
+same weights, bit for bit. It uses PyTorch; if that is not installed, a linear model in NumPy.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from jobrunner import (
     Blob,
     Job,
     JobRunner,
+    KeepBest,
     Mean,
     MultiNodeCheckpointManager,
     Node,
@@ -35,6 +39,7 @@ from jobrunner import (
     job,
     seeded,
 )
+from jobrunner.callbacks import EarlyStopping
 from jobrunner.data import Reader, from_records
 
 TRAINING = 1536
@@ -125,12 +130,31 @@ def compute(network: Any, reader: Any) -> list[Any]:
     return gradients
 
 
-def update(network: Any, optimizer: Any, parts: list[list[Any]]) -> None:
+def add(a: list[Any], b: list[Any]) -> list[Any]:
+    """Add the gradients of two trainers, or of two groups of them."""
+    return [left + right for left, right in zip(a, b, strict=True)]
+
+
+def add_in_pairs(tasks: list[Task]) -> Task:
+    """Define the tasks that add what `tasks` return; the last of them has the sum.
+
+    In a tree, where no node gets more than two values at a time. If every trainer had the gradients
+    of all as an input, n lists of n gradients would be sent. What is added to what does not depend
+    on timing, so neither do the bits.
+    """
+    while len(tasks) > 1:
+        pairs = zip(tasks[::2], tasks[1::2], strict=False)
+        name = f"add {len(tasks)}"
+        sums = [
+            Task(add, inputs=[a.output(), b.output()], node=a.node, name=name) for a, b in pairs
+        ]
+        tasks = sums + tasks[2 * len(sums) :]
+    return tasks[0]
+
+
+def update(network: Any, optimizer: Any, total: list[Any], trainers: int) -> None:
     """Apply the mean of all trainers' gradients."""
-    # Always summed in the order of the trainers, so that the bits do not depend on timing.
-    apply_gradients(
-        network, optimizer, [sum(each) / len(parts) for each in zip(*parts, strict=True)]
-    )
+    apply_gradients(network, optimizer, [gradient / trainers for gradient in total])
 
 
 def validate(network: Any) -> None:
@@ -158,15 +182,28 @@ def build_job(trainers: int = 4, batch: int = 32, epochs: int = 10, lr: float = 
             Task.on_each(nodes, make_network, outputs=Blob("network", replicated=True))
             Task.on_each(nodes, make_optimizer, outputs="optimizer", kwargs={"lr": lr})
         parts = Task.on_each(nodes, compute, inputs=["network"], updates="reader")
-        Task.on_each(nodes, update, inputs={"parts": parts}, updates=["network", "optimizer"])
+        Task.on_each(
+            nodes,
+            update,
+            inputs={"total": add_in_pairs(parts).output()},
+            updates=["network", "optimizer"],
+            kwargs={"trainers": trainers},
+        )
         with made.epoch_end_group:
             Task(validate, node=nodes[0])
     epoch_limiter(made, epochs)
     return made
 
 
+def stop_early() -> EarlyStopping:
+    """End the run when the network has not become better for three epochs."""
+    return EarlyStopping("accuracy", patience=3, mode="max")
+
+
 if __name__ == "__main__":
-    manager = MultiNodeCheckpointManager("runs/digits", save=SaveEvery(steps=10))
+    keep = KeepBest("accuracy", mode="max")
+    manager = MultiNodeCheckpointManager("runs/digits", save=SaveEvery(steps=10), keep=keep)
     with Session.local(workers=2) as session:
-        result = JobRunner(build_job(), manager).run(session)
-    print(f"epoch {result.epoch}, accuracy {result.metrics[-1]['accuracy']:.3f}")
+        JobRunner(build_job(epochs=100), manager, callbacks=[stop_early()]).run(session)
+    best = manager.record(manager.best("accuracy", "max"))
+    print(f"best after epoch {best.epoch}: accuracy {best.details.metrics['accuracy']:.3f}")

@@ -89,6 +89,13 @@ def test_a_module_of_pytorch_is_trained_as_the_page_says(
     }
     losses = _resumes_alike(made, page.training_step, inproc_session, tmp_path)
     assert losses[-1] < losses[0]
+    names: dict[str, Any] = {
+        "nn": torch.nn,
+        "manager": MultiNodeCheckpointManager(tmp_path / "resumed"),
+    }
+    exec(block("values.md", "net = nn.Linear").code, names)
+    loss = torch.nn.functional.mse_loss(names["net"](data["x"]), data["y"]).item()
+    assert loss < losses[0]
 
 
 @pytest.mark.filterwarnings("ignore")  # of its pickler

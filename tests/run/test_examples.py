@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import re
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from distributed import Client
 
 from jobrunner import (
     JobRunner,
+    KeepBest,
     MultiNodeCheckpointManager,
     Position,
     SaveEvery,
@@ -212,6 +214,31 @@ def test_digits_interrupted_within_an_epoch_end_with_the_same_bits(
     assert found[2].resumed_from == Position(1, 2)
     _assert_the_same(digits, found, expected)
     assert expected[2].metrics[-1]["accuracy"] > 0.5
+
+
+def test_digits_interrupted_at_random_end_early_with_the_same_best_weights(
+    digits: Any, inproc_client: Client, tmp_path: Path
+) -> None:
+    def train(path: Path, num_epochs: int | None = None) -> RunResult:
+        manager = MultiNodeCheckpointManager(path, keep=KeepBest("accuracy", mode="max"))
+        made = digits.build_job(trainers=3, batch=512, epochs=50, lr=2.0)
+        runner = JobRunner(made, manager, callbacks=[digits.stop_early()], num_epochs=num_epochs)
+        return runner.run(session)
+
+    with Session(inproc_client) as session:
+        whole = train(tmp_path / "whole")
+        for epoch in sorted(random.Random(5).sample(range(1, whole.epoch), 2)):
+            train(tmp_path / "parts", epoch)
+        parts = train(tmp_path / "parts")
+    assert whole.epoch < 50
+    assert (parts.epoch, parts.stopped_by) == (whole.epoch, whole.stopped_by)
+    best = [
+        MultiNodeCheckpointManager(tmp_path / name).open("best:accuracy:max")
+        for name in ("whole", "parts")
+    ]
+    assert best[0].epoch == best[1].epoch < whole.epoch
+    networks = [_plain(checkpoint["trainer:0"].load("network")) for checkpoint in best]
+    np.testing.assert_equal(networks[0], networks[1])
 
 
 @pytest.mark.nightly
