@@ -299,9 +299,10 @@ def _without_nodes(row: Mapping[str, Any]) -> dict[str, Any]:
 @main.command("top")
 @click.argument("root", metavar="[ROOT]", default=".", type=PATH)
 def top_command(*, root: str) -> Output:
-    """Follow the runs below ROOT that are alive, until Ctrl-C; show them once if stdout is no terminal.
+    """Follow the runs below ROOT that are alive, until Ctrl-C.
 
-    A run is alive while its heartbeat changes. ROOT is a directory, the current one by default, or a URL.
+    A run is alive while its heartbeat changes. They are shown once if stdout is no terminal. ROOT is a
+    directory, the current one by default, or a URL.
 
     For example:
         jobrunner top runs

@@ -71,16 +71,6 @@ def test_a_resume_within_an_epoch_replaces_its_row(inproc_session, path, tmp_pat
     assert read(path) == [(1, 0.5), (2, 0.45), (3, 0.7), (4, 0.9)]
 
 
-def test_rows_are_on_disk_before_their_epoch_is_recorded(inproc_session, path, manager):
-    class Looks:
-        is_essential = True
-
-        def on_save(self, report):
-            assert len(read(path)) >= report.epoch
-
-    JobRunner(build(), manager, callbacks=[EpochLog(path), Looks()]).run(inproc_session)
-
-
 @pytest.mark.parametrize("content", ["a,b\n1,2\n", "epoch,seconds", "my notes", "epoch: 1\n", ""])
 def test_the_file_of_another_program_is_not_touched(inproc_session, path, caplog, content):
     path.parent.mkdir()

@@ -56,11 +56,7 @@ def test_diff_of_equal_checkpoints_exits_with_0(runs: Path, tmp_path: Path) -> N
         (0.0, -0.0, "value: 0.0 and -0.0"),
         (0.5, float("nan"), "value: 0.5 and nan"),
         (np.array([0.0]), np.array([-0.0]), "elements"),
-        (0j, complex(0.0, -0.0), "value: 0.0 and -0.0"),
-        (np.array([0j]), np.array([complex(0.0, -0.0)]), "elements"),
-        (np.array([1, np.nan]), np.array([np.nan, 1]), "elements"),
         (np.array(["a", "b"]), np.array(["a", "c"]), "elements"),
-        (np.array([True]), np.array([False]), "elements"),
         (10**400, 10**400 + 1, "value: 1000000000000000000000000000000000000... and"),
     ],
 )
@@ -80,14 +76,6 @@ def test_every_kind_of_difference_is_named(one: Any, other: Any, expected: str) 
 def test_values_differ_even_if_they_are_equal_as_doubles(one: Any, other: Any) -> None:
     (found,) = compare_values(one, other)
     assert found["max_abs"] == float((other - one)[0])
-
-
-def test_the_second_of_two_epochs_is_read_from_the_directory_of_the_first(
-    runs: Path, tmp_path: Path
-) -> None:
-    moved = runs.rename(tmp_path / "k@home")
-    assert ask("diff", moved, "@1") == {**ask("diff", f"{moved}@3", "@1"), "a": str(moved)}
-    assert ask("diff", f"{moved}@latest", "@1")["is_equal"] is False
 
 
 def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> None:
@@ -211,12 +199,6 @@ def test_a_copy_of_all_epochs_skips_those_that_are_deleted_meanwhile(
     assert output.text == f"Copied to {target}: 2, 3"
     with pytest.raises(CheckpointNotFoundError):
         copy_epochs(manager, [Position(0)], str(tmp_path / "other"))
-
-
-def test_a_copy_of_all_epochs_of_an_empty_directory_fails(tmp_path: Path) -> None:
-    result = invoke("copy", tmp_path, "all", tmp_path / "copy")
-    assert result.exit_code == 6
-    assert "No epoch is recorded" in result.stderr
 
 
 def test_verify_names_each_damaged_epoch_and_exits_with_7(runs: Path, tmp_path: Path) -> None:

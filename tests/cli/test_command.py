@@ -69,10 +69,6 @@ def test_wrong_usage_exits_with_2_and_no_traceback(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_url_of_no_object_store_is_refused() -> None:
-    assert invoke("ls", "http://host/runs").exit_code == 2
-
-
 def test_every_error_of_jobrunner_has_an_exit_code() -> None:
     def all_of(kind: type[BaseException]) -> set[type[BaseException]]:
         return {kind}.union(*map(all_of, kind.__subclasses__()))
@@ -148,9 +144,3 @@ def test_a_closed_pipe_is_no_failure(runs: Path) -> None:
         process.stdout.close()
         told = process.stderr.read()
     assert (process.returncode, told) == (0, "")
-
-
-def test_the_version_is_that_of_the_package() -> None:
-    import jobrunner
-
-    assert invoke("--version").stdout == f"jobrunner, version {jobrunner.__version__}\n"

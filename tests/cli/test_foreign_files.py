@@ -112,14 +112,6 @@ def test_nothing_is_copied_through_a_link(place: str, runs: Path, outside: Path)
     assert f"{runs.parent / 'other' / place} is a symbolic link" in result.stderr
 
 
-def test_the_directory_itself_may_be_a_link(runs: Path, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(runs)
-    assert all(invoke("verify", tmp_path / "link", "--deep").exit_code == 0 for _ in range(2))
-    assert invoke("copy", tmp_path / "link", 1, tmp_path / "new").exit_code == 0
-    assert invoke("prune", tmp_path / "link", "--keep-last", 1).exit_code == 0
-    assert MultiNodeCheckpointManager(runs).epochs() == [3]
-
-
 def make_socket(path: str) -> None:
     directory = os.getcwd()
     os.chdir(os.path.dirname(path))  # an address is short

@@ -157,23 +157,6 @@ def test_a_resume_has_the_running_jobs_classes(tmp_path: Path, as_script: bool) 
     assert MultiNodeCheckpointManager(tmp_path / "runs").open(3)["b"]["wrong"] == []
 
 
-LOCAL = """
-def make_local():
-    class Local:
-        pass
-    return Local()
-"""
-
-
-def test_a_class_that_a_resume_could_not_find_is_refused_before_epoch_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path, "make_local()", "True", LOCAL)
-    with pytest.raises(DefinitionError, match=r"blob 'extra'.*make_local.<locals>.Local"):
-        run_here(tmp_path, 1, monkeypatch)
-    assert MultiNodeCheckpointManager(tmp_path / "runs").epochs() == []
-
-
 SHADOWED = """
 @dataclasses.dataclass
 class Twice:
@@ -201,7 +184,7 @@ del Lost
 @pytest.mark.parametrize(
     ("value", "why", "error"),
     [
-        ("make_lost()", "Node 'a' contains values of nowhere:Lost", PlanMismatchError),
+        ("make_lost()", "contains values of nowhere:Lost", PlanMismatchError),
         ("[make_first(), Twice(2)]", "two classes with the name __main__:Twice", DefinitionError),
     ],
 )

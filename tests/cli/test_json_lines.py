@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +97,3 @@ def test_an_error_and_wrong_usage_are_the_last_line(
     assert (end["event"], end["error"]["type"], end["exit_code"]) == ("end", "UsageError", 2)
     [end] = lines(invoke(*run, "--dry-run").stdout)
     assert end["plan"]["reason"].startswith("it is the last epoch recorded")
-
-
-@pytest.mark.nightly
-def test_nothing_else_is_on_the_stdout_of_a_real_process(script: Path) -> None:
-    command = ["run", f"{script}:make", "--checkpoint", str(script.parent / "runs")]
-    ended = subprocess.run(
-        [sys.executable, "-m", "jobrunner", *command, "--workers", "1", "--log-format", "json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert lines(ended.stdout)[-1]["exit_code"] == 0
-    assert "printed by a task" in ended.stderr

@@ -26,14 +26,6 @@ def test_prune_does_what_its_dry_run_shows(runs: Path) -> None:
     assert "deleted: none (" in invoke("prune", runs, "--keep-last", 2).stdout
 
 
-def test_prune_waits_for_its_deletions_longer_than_a_run_does(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jobrunner.checkpoint.retention._DRAIN_SECONDS", 0.0)
-    assert "not deleted yet" not in invoke("prune", runs, "--keep-last", 1).stdout
-    assert [it.name for it in runs.glob("a.*")] == ["a.3"]
-
-
 def test_prune_keeps_epochs_that_any_option_keeps_pinned_ones_and_the_newest(runs: Path) -> None:
     def kept(*options: object) -> list[int]:
         return list(ask("prune", runs, "--dry-run", *options)["kept"])
@@ -85,12 +77,6 @@ def test_prune_deletes_nothing_if_a_record_that_decides_cannot_be_read(runs: Pat
     assert recorded(runs) == [1, 2, 3]
 
 
-def test_prune_writes_nothing_where_there_is_no_log(tmp_path: Path) -> None:
-    for options in (["--keep-last", 1], ["--keep-best", "loss"], ["--keep-last", 1, "--dry-run"]):
-        assert ask("prune", tmp_path, *options)["retired"] == []
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_prune_is_refused_while_a_run_uses_the_directory_and_pin_is_not(tmp_path: Path) -> None:
     run = begin(tmp_path / "k")
     save(run, 0)
@@ -99,11 +85,6 @@ def test_prune_is_refused_while_a_run_uses_the_directory_and_pin_is_not(tmp_path
     assert invoke("pin", tmp_path / "k", 0).exit_code == 0
     run.run.end()
     assert ask("prune", tmp_path / "k", "--keep-last", 1)["kept"] == [0, 1]
-
-
-def test_fsck_of_a_directory_without_strays_shows_none(runs: Path) -> None:
-    result = invoke("fsck", runs)
-    assert (result.exit_code, result.stdout) == (0, f"{runs}: 15 live.\n")
 
 
 def test_fsck_explains_every_object(runs: Path) -> None:
@@ -140,31 +121,6 @@ def test_fsck_explains_every_object(runs: Path) -> None:
     assert result.exit_code == 7
     assert "notes.txt" in result.stdout
     again.run.end()
-
-
-def test_fsck_shows_a_store_as_aside_though_its_root_document_is_missing(runs: Path) -> None:
-    root = runs / "a.3" / "zarr.json"
-    content = root.read_bytes()
-    root.unlink()
-    again = begin(runs)
-    again.run.set_aside(Position(3), "a.3/zarr.json is missing.")
-    again.run.end()
-    found = {finding["path"]: finding for finding in ask("fsck", runs)["objects"]}
-    assert [found[name]["status"] for name in ("a.3", "b.3")] == ["aside", "aside"]
-    assert "To record it again, run `jobrunner restore" in found["a.3"]["explanation"]
-    root.write_bytes(content)
-    assert invoke("restore", runs, 3).exit_code == 0
-    assert recorded(runs) == [0, 1, 2, 3]
-
-
-def test_fsck_advises_nothing_for_an_epoch_that_was_recorded_again(runs: Path) -> None:
-    again = begin(runs)
-    again.run.set_aside(Position(3), "it is damaged.")
-    save(again, 3)
-    again.run.end()
-    found = {finding["path"]: finding for finding in ask("fsck", runs)["objects"]}
-    assert found["a.3"]["status"] == "aside"
-    assert found["a.3"]["explanation"].endswith("or by a repair.")
 
 
 @pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "damaged"])

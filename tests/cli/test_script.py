@@ -79,11 +79,6 @@ def test_a_script_without_the_job_is_refused_with_the_place(
         Script(script + name).job()
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DefinitionError, match="There is no file"):
-        Script(str(tmp_path / "absent.py"))
-
-
 def test_a_module_is_found_in_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,38 +133,10 @@ def test_what_a_script_defines_is_shown_under_the_name_of_its_file(tmp_path: Pat
     assert printable("no jobrunner_script_gone.Model") == "no gone.py:Model"
 
 
-def test_a_script_may_import_its_neighbours(tmp_path: Path) -> None:
-    _write(tmp_path, "n = 3\n", "cli_neighbour_for_test.py")
-    script = _write(tmp_path, "from cli_neighbour_for_test import n\njob = Job(f'j{n}')\n")
-    assert Script(script).job().name == "j3"
-
-
-def test_parameters_are_read_by_the_types_of_the_function_that_makes_the_job(
-    tmp_path: Path,
-) -> None:
-    script = _write(tmp_path, _MAKE)
-    assert Script(script).job().parameters == {"lr": 0.1, "n": 1, "sizes": [], "fast": False}
-    given = {"lr": "3e-1", "sizes": "[1, 2]", "fast": "true"}
-    assert Script(f"{script}:make").job(given).parameters == {
-        "lr": 0.3,
-        "n": 1,
-        "sizes": [1, 2],
-        "fast": True,
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "given", "message"),
     [
-        (
-            _MAKE,
-            {"rate": "1"},
-            "make has no parameter 'rate'; its parameters are lr, n, sizes, fast",
-        ),
-        (_MAKE, {"lr": "high"}, "make: lr cannot be 'high'; expected float"),
         (_MAKE, {"fast": "yes"}, r"make: fast cannot be 'yes'; expected bool \(true or false\)"),
-        (_MAKE, {"n": "1.5"}, "make: n cannot be '1.5'; expected int"),
-        (_MAKE, {"sizes": "[1,"}, r"make: sizes cannot be '\[1,'; expected list\[int\]"),
         (
             "from jobrunner import job\n@job\ndef make(n: int): ...",
             {},

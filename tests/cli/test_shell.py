@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -63,23 +60,3 @@ def test_a_new_job_runs_and_overwrites_nothing(tmp_path: Path, inproc_session: S
     again = invoke("new", tmp_path / "some clusters")
     assert (again.exit_code, "job.py exists already" in again.output) == (2, True)
     assert path.read_text() == "mine"
-
-
-@pytest.mark.nightly
-def test_a_new_job_that_is_killed_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    invoke("new", tmp_path / "job")
-    command = [sys.executable, "-m", "jobrunner", "run", "job.py", "--workers", "2"]
-    command += ["--param", "epochs=40", "--checkpoint"]
-    where = {"cwd": tmp_path / "job", "stdout": subprocess.DEVNULL}
-    killed = subprocess.Popen([*command, "killed"], start_new_session=True, **where)  # type: ignore[call-overload]
-    manager = MultiNodeCheckpointManager(tmp_path / "job" / "killed")
-    for epoch in manager.watch(timeout_seconds=60):
-        if epoch == 10:
-            os.killpg(killed.pid, signal.SIGKILL)
-            break
-    assert killed.wait() == -signal.SIGKILL
-    assert (manager.latest() or 0) < 40
-    for name in ("killed", "whole"):
-        subprocess.run([*command, name], check=True, **where)  # type: ignore[call-overload]
-    result = invoke("compare", tmp_path / "job" / "killed", tmp_path / "job" / "whole")
-    assert result.exit_code == 0, result.output

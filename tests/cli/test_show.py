@@ -197,10 +197,9 @@ def test_info_of_an_epoch_that_is_not_recorded_says_which_are(runs: Path, tmp_pa
     assert invoke("info", runs, "last").exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "pin", "diff", "copy"])
+@pytest.mark.parametrize("command", ["info", "verify", "diff", "copy", "report"])
 def test_a_directory_that_holds_others_names_them(command: str, runs: Path, tmp_path: Path) -> None:
-    more = {"diff": [runs], "copy": ["latest", tmp_path / "copy"]}
+    more = {"diff": [runs], "copy": ["latest", tmp_path / "copy"], "report": []}
     result = invoke(command, tmp_path, *more.get(command, ["latest"]))
     assert result.exit_code == 6
-    assert "No epoch is recorded in" in result.output
     assert "contains checkpoint directories: runs" in result.output

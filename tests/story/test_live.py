@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import logging
 import os
@@ -97,19 +96,6 @@ def test_drawing_keeps_its_interval_even_if_epochs_are_short() -> None:
     assert (view.events[-1], "open" in view.events) == ("close", True)
 
 
-def test_the_last_epoch_is_shown_when_the_run_fails() -> None:
-    view = Recorder()
-
-    def run() -> None:
-        with Live(view, Clock()) as live:
-            live.state.on_epoch(1, 0.1, {})
-            raise RuntimeError("the run")
-
-    with pytest.raises(RuntimeError, match="the run"):
-        run()
-    assert view.events == ["open", ("draw", 1, None), "close"]
-
-
 def test_logged_warnings_are_shown_at_once_and_only_during_the_run() -> None:
     view = Recorder()
     logger = logging.getLogger("jobrunner.somewhere")
@@ -121,16 +107,6 @@ def test_logged_warnings_are_shown_at_once_and_only_during_the_run() -> None:
     about = {"level": "warning", "message": "epoch 3 is damaged"}
     assert view.events == ["open", ("warning", about), "close"]
     assert event_text("warning", about) == "warning: epoch 3 is damaged"
-
-
-def test_failed_saves_are_counted_and_the_last_failure_is_known() -> None:
-    state = RunState()
-    state.on_save_start(4, 0)
-    state.on_save(save(4, "the disk is full"))
-    known = state.now()
-    assert (known.saving, known.failed_saves) == (None, 1)
-    assert known.save_error == "the disk is full"
-    assert "saves failed: 1" in draw_line(known)
 
 
 def test_a_line_has_epoch_pace_time_left_metrics_and_saves() -> None:
@@ -188,11 +164,6 @@ def test_a_loss_is_shown_until_the_run_has_recovered() -> None:
     assert "1 loss  1 recovered" in draw_line(known)
     assert event_text(*told[-1]) == "recovered after 2.5 s; continues from epoch 2"
     assert counted(2, "loss") == "2 losses"
-
-
-def _running(seconds: float, *, group: str = "epoch") -> UnderWay:
-    tasks = tuple(f"node:{i}/step" for i in range(5))
-    return UnderWay(group, 0 if group == "init" else 5, seconds, tasks)
 
 
 def test_a_long_epoch_is_shown_with_its_tasks_every_minute() -> None:
@@ -278,24 +249,6 @@ def test_a_view_that_fails_ends_no_run(broken: str, caplog: pytest.LogCaptureFix
     assert broken == "close" or view.events[-1] == "close"
 
 
-def test_a_view_that_shows_no_lines_or_has_failed_takes_no_warnings() -> None:
-    def fail() -> None:
-        raise RuntimeError("no display")
-
-    view = Recorder()
-    view.shows_lines = False
-    logger = logging.getLogger("jobrunner")
-    before = [*logger.handlers]
-    with Live(view):
-        assert logger.handlers == before
-    view.shows_lines = True
-    with Live(view):
-        assert logger.handlers != before
-    view.open = fail  # type: ignore[method-assign]
-    with Live(view):
-        assert logger.handlers == before
-
-
 def test_drawing_that_takes_long_is_done_less_often() -> None:
     class Slow(Recorder):
         def draw(self, run: RunNow) -> None:
@@ -346,25 +299,6 @@ def test_a_process_without_streams_can_be_watched(monkeypatch: pytest.MonkeyPatc
         assert not live._has_failed
 
 
-def test_a_closed_terminal_does_not_end_the_run() -> None:
-    class Gone(Terminal):
-        is_gone = False
-
-        def write(self, text: str) -> int:
-            if self.is_gone:
-                raise OSError(errno.EIO, "Input/output error")
-            return super().write(text)
-
-    stream = Gone()
-    with show_on(stream) as live:
-        live.state.on_start(ResumePlan(3, "it is the last one recorded"), None)
-        stream.is_gone = True
-        live.state.on_start(ResumePlan(3, "it is the last one recorded"), None)
-        live.state.on_epoch(4, 2.0, {})
-        logging.getLogger("jobrunner").warning("odd")
-    assert stream.closed is False
-
-
 def test_a_stream_without_characters_for_bars_gets_all_others() -> None:
     class Ascii(io.TextIOWrapper):
         def isatty(self) -> bool:
@@ -398,19 +332,6 @@ def test_a_signal_is_confirmed_on_stderr_where_lines_go_to_a_file() -> None:
         os.close(writer)
     assert b"the run ends once its epoch is recorded" in confirmed
     assert "epoch is recorded" not in stream.getvalue()
-
-
-def test_a_terminal_gets_a_bar_without_markup_in_names() -> None:
-    stream = Terminal()
-    with show_on(stream) as live:
-        live.state.on_start(ResumePlan(None, "a [bold] reason"), 4)
-        live.state.on_epoch(3, 0.5, {"[red]loss": 1.0})
-        logging.getLogger("jobrunner").warning("[x] is odd")
-    text = stream.getvalue()
-    assert "a [bold] reason" in text
-    assert "epoch 3/4" in text
-    assert "[red]loss=1" in text
-    assert "warning: [x] is odd" in text
 
 
 @pytest.mark.parametrize(

@@ -84,11 +84,6 @@ def test_a_page_tells_what_the_runs_did(page: str) -> None:
         assert part in text, part
 
 
-def test_a_directory_in_which_nothing_ran_has_a_page_that_says_so(tmp_path: Path) -> None:
-    write_report(MultiNodeCheckpointManager(tmp_path / "none"), tmp_path / "r.html")
-    assert "No run has begun" in text_of((tmp_path / "r.html").read_text())
-
-
 def test_no_text_of_a_record_is_more_than_text() -> None:
     page = to_page(make_story(60, nodes=[ODD, "b"], metrics=[ODD], text=ODD))
     root = parse(page)
@@ -97,13 +92,6 @@ def test_no_text_of_a_record_is_more_than_text() -> None:
     assert all(it.get("src", "data:").startswith("data:") for it in root.iter())
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", page)
     assert "alert(1)" in text_of(page)
-
-
-def test_a_page_needs_no_network(page: str) -> None:
-    style = parse(page).find("head/style").text  # type: ignore[union-attr]
-    assert "url(" not in style
-    assert "@import" not in style
-    assert not re.search(r"""(src|href)\s*=\s*["']?(?!data:)""", page)
 
 
 def test_a_page_of_many_epochs_is_small_and_quick() -> None:
@@ -138,10 +126,6 @@ def test_values_that_no_chart_can_draw_do_no_harm() -> None:
     )
     page = to_page(replace(story, runs=(replace(run, epochs=epochs),)))
     assert "nan" not in "".join(it.get("d", "") for it in parse(page).iter())
-
-
-def test_a_story_without_anything_is_a_page() -> None:
-    assert "No run has begun" in text_of(to_page(Story("/nowhere", ())))
 
 
 def test_a_report_is_of_a_directory_its_manager_or_its_story(tmp_path: Path) -> None:

@@ -143,17 +143,6 @@ def test_time_before_a_resume_from_an_earlier_epoch_was_spent_in_vain(log):
     assert (two.ledger.wall, two.ledger.save_wait, two.ledger.idle) == (12, 1, 2)
 
 
-def test_a_run_that_vanished_is_lost_and_has_lost_what_came_after_its_last_save(log):
-    log.run("one", 0)
-    log.save("one", 0, 2, 1, timing={"start": 1})
-    log.save("one", 1, 10, 1, timing={"start": 1, "save_wait": 1, "compute": 7})
-    log.add("one", BeginEntry, 18, upto=Position(2), label=9)
-    [one] = log.tell().runs
-    assert one.state == "lost"
-    assert (one.last_seen - one.began, one.ledger.wall, one.ledger.redone) == (18, 18, 9)
-    assert (one.job, one.parameters) == ("j", {"x": 1})
-
-
 @dataclass
 class Piece:
     """Some seconds that a run spent."""
