@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from distributed import Client, LocalCluster, Nanny, Scheduler, Status
+from distributed import Client, Future, LocalCluster, Nanny, Scheduler, Status
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.system import MEMORY_LIMIT
 
@@ -86,6 +86,15 @@ def read_news(topic: str, event: tuple[float, Any]) -> tuple[str, WorkerNews] | 
     return (topic, "leaving") if message.get("status") in LEAVING_STATUSES else None
 
 
+async def adopt(client: Client, held: Mapping[str, Mapping[str, int]]) -> dict[str, Future[Any]]:
+    """Make futures of what workers `hold`: address -> key -> size. As `Client.scatter` does."""
+    rpc: Any = client.scheduler
+    where = {key: [address] for address, sizes in held.items() for key in sizes}
+    nbytes = {key: size for sizes in held.values() for key, size in sizes.items()}
+    await rpc.update_data(who_has=where, nbytes=nbytes, client=client.id)
+    return {key: Future(key, client) for key in where}
+
+
 def add_dashboard_pages(pages: Mapping[str, Callable[..., None]]) -> None:
     """Let dashboards that are made later in this process have more pages, by path."""
     from distributed.dashboard import scheduler  # slow to import
@@ -151,6 +160,12 @@ async def call_worker(
 ) -> Any:
     """Send a message from a worker to another one; returns the answer."""
     return await getattr(worker.rpc(address), operation)(**message)
+
+
+def hold(worker: Worker, values: dict[Any, Any]) -> dict[str, int]:
+    """Put values into Dask's memory on a worker, under keys; returns their sizes. For `adopt`."""
+    sizes: dict[str, int] = worker.update_data(data=values)["nbytes"]
+    return sizes
 
 
 def is_retiring(worker: Worker) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.load_plan import with_contents
 from jobrunner.checkpoint.store import StoreDocument, StoreReader
 from jobrunner.errors import BlobNotFoundError, CheckpointError, DefinitionError
+from jobrunner.joined import ValueType, type_of_array
 from jobrunner.positions import EpochLike, PublicPosition, format_ranges
 from jobrunner.texts import listed
 
@@ -30,24 +31,6 @@ _SMALL_BYTES = 8 << 20
 _CHUNK_BYTES = 32 << 20
 
 
-class ValueType(NamedTuple):
-    """What the values of a blob must have in common."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def nbytes(self) -> int:
-        """The size of a value."""
-        nbytes = self.dtype.itemsize
-        for length in self.shape:
-            nbytes *= length
-        return nbytes
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
-
-
 def find_type(reader: StoreReader, document: StoreDocument, blob: str) -> ValueType | None:
     """The type of an array or a number; None of anything else."""
     array = reader.array_reader(document, blob)
@@ -55,9 +38,7 @@ def find_type(reader: StoreReader, document: StoreDocument, blob: str) -> ValueT
         return ValueType(tuple(array.shape), array.dtype)
     if document.blobs[blob].arrays:
         return None
-    value = reader.load([blob], document=document)[blob]
-    is_number = isinstance(value, bool | int | float | complex | np.generic)
-    return ValueType((), np.asarray(value).dtype) if is_number else None
+    return type_of_array(reader.load([blob], document=document)[blob])
 
 
 @dataclass(frozen=True, slots=True)

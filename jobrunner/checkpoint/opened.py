@@ -5,14 +5,27 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from jobrunner.checkpoint.directory import EpochRecord
 from jobrunner.checkpoint.storage import Result
 from jobrunner.checkpoint.store import StoreDocument, StoredValue, StoreReader
-from jobrunner.define import checked
+from jobrunner.define import Natural, checked
 from jobrunner.errors import BlobNotFoundError, CheckpointNotFoundError
+from jobrunner.joined import (
+    CHUNK_BYTES,
+    FrameType,
+    concatenate_frames,
+    cut,
+    join_arrays,
+    join_frames,
+    type_of_frame,
+)
 from jobrunner.texts import listed, printable
+
+if TYPE_CHECKING:
+    from dask.array import Array
+    from dask.dataframe import DataFrame
 
 _MOST_NAMED = 12
 
@@ -164,35 +177,119 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         return self._open[node]
 
     @checked
-    def array(self, blob: str) -> Any:
-        """Return all parts of a partitioned blob as one `dask.array.Array`, a block for each chunk.
+    def array(
+        self, blob: str, nodes: Collection[str] | None = None, axis: Natural | None = None
+    ) -> Array:
+        """Return a blob of several nodes as one lazy `dask.array.Array`; needs no cluster.
 
         Parameters
         ----------
         blob : str
-            Declared with ``Blob(..., partition=axis)``.
+            Its values are arrays or numbers of one dtype.
+        nodes : collection of str, optional
+            By default all that saved the blob.
+        axis : int, optional
+            Join the values along this axis. By default the parts of a partitioned blob along its
+            axis, and other values, which must have one shape, along a new first axis.
+
+        Returns
+        -------
+        dask.array.Array
+            Computing a part of it reads, and verifies, only that part. Neighbours make up chunks of at
+            most 64 MiB; a larger value has the chunks in which it is stored.
 
         Raises
         ------
         BlobNotFoundError
-            No such blob was declared.
+            A node has no such blob.
+        DefinitionError
+            The values differ in dtype or shape; the message names the first two.
         """
-        import dask.array  # slow to import, and seldom needed
+        from dask.base import tokenize  # slow to import, and seldom needed
+        from dask.delayed import delayed
 
-        partitions = self.record.details.partitions
-        if blob not in partitions:
-            names = ", ".join(map(repr, partitions)) or "none"
-            raise BlobNotFoundError(
-                f"Epoch {self.epoch} has no partitioned blob {blob!r}. It has {names}."
-            )
-        axis, nodes = partitions[blob].axis, partitions[blob].nodes
-        parts = list(self._each(lambda node: self[node][blob], nodes))
-        arrays = []
-        for node, part in zip(nodes, parts, strict=True):
-            # Without a name, Dask would pickle the array to make one.
-            name = f"{node}-{blob}-{self._readers[node].sha256}"
-            arrays.append(dask.array.from_array(part, part.chunks, name=name))
-        return dask.array.concatenate(arrays, axis)
+        from jobrunner.checkpoint.epoch_axis import EpochChunk, Part, find_type  # it opens records
+
+        partition = self.record.details.partitions.get(blob)
+        if axis is None and partition is not None:
+            axis = partition.axis
+        parts = {}
+        for node, reader, document in self._find_nodes(blob, nodes):
+            kind = find_type(reader, document, blob)
+            parts[node] = Part(self.epoch, node, reader, kind)  # type: ignore[arg-type]  # `cut` refuses None
+        types = {node: part.type for node, part in parts.items()}
+        pieces: list[tuple[list[str], Any]] = []
+        for chunk in cut(blob, types, axis):
+            first = parts[chunk[0]]
+            if first.type.nbytes > CHUNK_BYTES:
+                pieces.append((chunk, self._open_large(first.node, blob, axis)))
+                continue
+            row = [parts[node] for node in chunk]
+            name = f"{blob}-{tokenize([part.reader.identity for part in row], axis)}"
+            read = delayed(EpochChunk.read)(EpochChunk(blob, [row], axis), dask_key_name=name)
+            pieces.append((chunk, read[0]))
+        return join_arrays(types, axis, pieces)
+
+    @checked
+    def frame(self, blob: str, nodes: Collection[str] | None = None) -> DataFrame:
+        """Return a blob of several nodes, data frames or series, as one lazy `dask.dataframe.DataFrame`.
+
+        Parameters
+        ----------
+        blob, nodes
+            As of `array`; the values must have the same columns and dtypes.
+
+        Returns
+        -------
+        dask.dataframe.DataFrame
+            A partition has neighbours up to 64 MiB, or one larger value. Divisions are unknown.
+
+        Raises
+        ------
+        BlobNotFoundError
+            A node has no such blob.
+        DefinitionError
+            A value is no data frame. If values differ, the tasks that read them raise it; the
+            message names the first two.
+        """
+        from dask.delayed import delayed  # slow to import, and seldom needed
+
+        found = self._find_nodes(blob, nodes)
+        first, *_ = [node for node, _, _ in found] or [""]
+        kind = type_of_frame(self[first].load(blob)) if found else None
+        # What the documents say of sizes is enough to make chunks.
+        types = {
+            node: None if kind is None else kind._replace(nbytes=_size_of(document, blob))
+            for node, _, document in found
+        }
+        readers = {node: reader for node, reader, _ in found}
+        frames = []
+        for chunk in cut(blob, types, None):
+            read = FrameChunk(blob, {node: readers[node] for node in chunk}, first, types[first])
+            frames.append(delayed(FrameChunk.read)(read))
+        return join_frames(types, frames)
+
+    def _open_large(self, node: str, blob: str, axis: int | None) -> Array:
+        """Open an array in the chunks in which it is stored."""
+        import dask.array
+
+        array = self[node][blob]
+        # Without a name, Dask would pickle the array to make one.
+        name = f"{node}-{blob}-{self._readers[node].sha256}"
+        opened: Array = dask.array.from_array(array, array.chunks, name=name)
+        return opened if axis is not None else opened[None]
+
+    def _find_nodes(
+        self, blob: str, nodes: Collection[str] | None
+    ) -> list[tuple[str, StoreReader, StoreDocument]]:
+        """Nodes, by default all that have a blob, with the store that has it."""
+        if nodes is None:
+            partition = self.record.details.partitions.get(blob)
+            nodes = self.nodes if partition is None else partition.nodes
+            self.read_ahead(nodes)
+            nodes = [node for node in nodes if blob in self[node]]
+        self.read_ahead(nodes)
+        return [(node, *self[node]._find(blob)) for node in nodes]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._readers)
@@ -206,3 +303,30 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
     def __repr__(self) -> str:
         nodes = listed(self._readers, _MOST_NAMED)
         return printable(f"<Checkpoint of {self.record.name}: {nodes}>", kept="")
+
+
+class FrameChunk:
+    """Reads a blob of some nodes, data frames, which must be like that of the first of all nodes."""
+
+    # Not a dataclass: Dask would search all its fields for collections.
+    def __init__(
+        self, blob: str, readers: Mapping[str, StoreReader], first: str, kind: FrameType | None
+    ) -> None:
+        self.blob = blob
+        self.readers = readers
+        self.first = first
+        self.kind = kind
+
+    def read(self) -> Any:
+        """Read and verify the values, and join them."""
+        frames = {}
+        for node, reader in self.readers.items():
+            frames[node] = reader.load([self.blob])[self.blob]
+            cut(self.blob, {self.first: self.kind, node: type_of_frame(frames[node])}, None)
+        return concatenate_frames([*frames.values()])
+
+
+def _size_of(document: StoreDocument, blob: str) -> int:
+    """How many bytes the arrays of a blob have on disk."""
+    arrays = [document.locate(reference)[0] for reference in document.blobs[blob].arrays]
+    return sum(array.nbytes for array in arrays)

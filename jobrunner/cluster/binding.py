@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pickle import UnpicklingError
@@ -161,6 +161,10 @@ class Binding:
         if failure is not None:
             raise failure
         return dataclasses.replace(results[0], seconds=time.perf_counter() - started)
+
+    def sync(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        """Run a coroutine function on the client's event loop and wait for it."""
+        return self._messenger.sync(function, *arguments)
 
     def _deliver(self, plan: GroupPlan) -> None:
         """Bring what Dask has computed for the tasks of a group to their nodes."""

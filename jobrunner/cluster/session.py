@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from distributed import Client
 
 from jobrunner.cluster.arrivals import Arrivals
 from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
+from jobrunner.cluster.collections import BlobOfNodes
 from jobrunner.cluster.connection import Connection
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
-from jobrunner.define import Blob, Count, Task, TaskGroup, TaskOutput, checked
+from jobrunner.define import Blob, Count, Natural, Task, TaskGroup, TaskOutput, checked
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
 from jobrunner.texts import counted, listed, printable
+
+if TYPE_CHECKING:
+    from dask.array import Array
+    from dask.dataframe import DataFrame
 
 DEFAULT_WAIT_SECONDS = 60.0
 HURRIED_RELEASE_SECONDS = 0.3
@@ -210,6 +215,63 @@ class Session:
             node = blob_or_output.node.name
             return self._holder_of(node, blob_or_output.name).fetch(node, blob_or_output.name)
 
+    @checked
+    def array(
+        self, blob: str, nodes: Collection[str] | None = None, axis: Natural | None = None
+    ) -> Array:
+        """Return a blob of several nodes as one `dask.array.Array`, as it is now.
+
+        Parameters
+        ----------
+        blob : str
+            A global blob, whose values are arrays or numbers of one dtype.
+        nodes : collection of str, optional
+            By default all that have the blob, in the order in which the plan has them.
+        axis : int, optional
+            Join the values along this axis. By default the parts of a partitioned blob along its
+            axis, and other values, which must have one shape, along a new first axis.
+
+        Returns
+        -------
+        dask.array.Array
+            Its data stay on the workers, where they are shared with the blobs, and are not changed by
+            what tasks do later. Neighbours make up chunks of at most 64 MiB; a larger value is a chunk
+            of its own. It outlives the session, but fails if a worker that holds a part dies.
+
+        Raises
+        ------
+        BlobNotFoundError
+            A node lacks the blob.
+        DefinitionError
+            The values differ in dtype or shape; the message names the first two.
+        """
+        with self._operation("making of a Dask array"):
+            return self._blob_of(blob, nodes).array(axis)
+
+    @checked
+    def frame(self, blob: str, nodes: Collection[str] | None = None) -> DataFrame:
+        """Return a blob of several nodes, data frames or series, as one `dask.dataframe.DataFrame`.
+
+        Parameters
+        ----------
+        blob, nodes
+            As of `array`; the values must have the same columns and dtypes.
+
+        Returns
+        -------
+        dask.dataframe.DataFrame
+            Of copies, on the workers; the rest is as of `array`. Divisions are unknown.
+
+        Raises
+        ------
+        BlobNotFoundError
+            A node lacks the blob.
+        DefinitionError
+            A value is no data frame, or they differ; the message names the first two.
+        """
+        with self._operation("making of a Dask data frame"):
+            return self._blob_of(blob, nodes).frame()
+
     def close(self) -> None:
         """Free the session's data on the workers; close the client and cluster that it opened."""
         if self._is_closed:
@@ -354,6 +416,11 @@ class Session:
         if task.group is None:
             raise ExecutionError(f"{output} has no value: its task has not run.")
         return self._holder_of(task.node.name, task.name).fetch_output(output)
+
+    def _blob_of(self, blob: str, nodes: Collection[str] | None) -> BlobOfNodes:
+        if self._binding is None:
+            raise BlobNotFoundError(f"No {blob!r}: this session has no nodes. Run a job first.")
+        return BlobOfNodes(self._connection.scheduler, self._binding, blob, nodes)
 
     def _holder_of(self, node: str, name: str) -> Binding:
         there = {} if self._binding is None else self._binding.placement

@@ -1,7 +1,7 @@
 """What runs inside a worker process."""
 
-from jobrunner.worker.arrived import take_arrived
 from jobrunner.worker.call import set_up
+from jobrunner.worker.dask_values import describe_blob, lend_blob, take_arrived
 from jobrunner.worker.hosted_nodes import (
     FETCH,
     BindingOptions,
