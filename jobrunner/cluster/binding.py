@@ -18,7 +18,7 @@ from jobrunner.cluster.exchange import Members, Reply, Request, malformed, pickl
 from jobrunner.cluster.leases import Leases, Spread
 from jobrunner.cluster.messenger import Messenger
 from jobrunner.cluster.placement import check_fit
-from jobrunner.cluster.results import GroupResult, UnderWay, merge_runs
+from jobrunner.cluster.results import GroupResult, UnderWay, read_runs
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.cluster.shipping import Parcel, nodes_of
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, compile_group
@@ -90,7 +90,7 @@ class Binding:
         self._digests: dict[str, str] = {}  # of what each came in
         self._keys: weakref.WeakKeyDictionary[TaskGroup, str] = weakref.WeakKeyDictionary()
         self._num_keys = 0
-        self._under_way: tuple[str, int | None, float, int] | None = None
+        self._under_way: tuple[str, RunOrder, float] | None = None  # group, and since when
         self._is_released = False
 
     # ---- for runners
@@ -128,9 +128,9 @@ class Binding:
         run = self._under_way
         if run is None:
             return None
-        group, epoch, started, step = run
+        name, order, began = run
         tasks = self._members.running_on(list(self._members.running))
-        return UnderWay(group, epoch, time.perf_counter() - started, tasks, step)
+        return UnderWay(name, order.epoch, time.perf_counter() - began, tasks, order.step)
 
     def spread(self) -> Spread | None:
         """Where the nodes would be if they were placed anew; None unless workers have joined."""
@@ -150,12 +150,11 @@ class Binding:
         `CheckpointError` or `DefinitionError` is raised itself. An `ExecutionError` tells of a
         missing blob, a lost worker, or a passed deadline. Changes by tasks that ran remain.
         """
-        request = Request("run", deadline_seconds=deadline_seconds)
         started = time.perf_counter()
         plan, _ = self._groups[group]
         if plan.lazy:
             self._deliver(plan)
-        results, failure = self._run(request, RunOrder(group, epoch, step))
+        results, failure = self._run(RunOrder(group, epoch, step), deadline_seconds)
         if plan.lazy:
             self.arrivals.release()
         if failure is not None:
@@ -210,27 +209,31 @@ class Binding:
             seconds=seconds,
             captures=captures,
         )
-        request = Request("run", deadline_seconds=deadline_seconds)
-        results, failure = self._run(request, order)
+        results, failure = self._run(order, deadline_seconds)
         for i, result in enumerate(results):
             yield first + i, result, i == len(results) - 1
         if failure is not None:
             raise failure
 
     def _run(
-        self, request: Request, order: RunOrder
+        self, order: RunOrder, deadline_seconds: float | None = None
     ) -> tuple[list[GroupResult], BaseException | None]:
         """The results of the epochs that have ended on all workers, and what made one fail."""
         plan, addresses = self._groups[order.key]
         if not addresses:
             return [GroupResult(0.0, ())] * order.epochs, None
-        request.details["order"] = to_builtins(order)
-        request.group, request.epoch = plan.name, order.epoch
-        request.has_steps = plan.name == "epoch" and self.plan.steps_per_epoch != 1
-        width, most = order.steps_per_epoch, order.epochs * order.steps_per_epoch
-        self._under_way = (plan.name, order.epoch, time.perf_counter(), order.step)
+        request = Request(
+            "run",
+            {"order": to_builtins(order)},
+            deadline_seconds=deadline_seconds,
+            group=plan.name,
+            epoch=order.epoch,
+            has_steps=plan.name == "epoch" and self.plan.steps_per_epoch != 1,
+        )
+        self._under_way = plan.name, order, time.perf_counter()
         try:
-            replies = self._messenger.call(request, addresses, num_runs=most)
+            num_runs = order.epochs * order.steps_per_epoch
+            replies = self._messenger.call(request, addresses, num_runs)
         except NodeLostError:
             raise  # the run is aborted on the other workers already
         except BaseException as error:
@@ -241,35 +244,30 @@ class Binding:
         for address, reply in replies.items():
             if "room" in reply:
                 self.rooms[address] = reply["room"]
-        check_runs(replies, most, width)
-        by_worker = {address: reply.get("runs", ()) for address, reply in replies.items()}
         conditions = [condition.name for condition in plan.conditions]
-        results = []
-        for start in range(0, min(map(len, by_worker.values())) // width * width, width):
-            rows = {address: runs[start : start + width] for address, runs in by_worker.items()}
-            results.append(merge_runs(rows, conditions))
-        return results, request.failure(replies, self.plan.job)
+        return read_runs(replies, order, conditions), request.failure(replies, self.plan.job)
 
     def apply(
         self,
-        fn: Callable[[dict[str, Any]], Any],
-        addresses: Sequence[str] | None = None,
+        fn: Callable[..., Any],
         *,
+        to_keeper: bool = False,
         channel: str = "apply",
         what: str = "a call on the workers",
         deadline_seconds: float | None = None,
     ) -> dict[str, Any]:
-        """Call ``fn(workspaces)`` once on each worker, by default all in use; returns by address.
+        """Call ``fn(workspaces)`` once on each worker in use; returns by address.
 
-        `workspaces` is a dictionary of those of the worker's nodes.
+        `workspaces` is a dictionary of those of the worker's nodes. `to_keeper` calls
+        ``fn(keeper, workspaces)``.
 
-        `fn` must be picklable, gets the workspaces by node, and runs in a thread. Its exception is
-        raised here, the first worker's if there are several. Meanwhile other threads of the client
-        may run groups and call on other channels. Errors name the call `what`. After the deadline
-        an `ExecutionError` is raised, but `fn` continues.
+        `fn` must be picklable and runs in a thread. Its exception is raised here, the first worker's
+        if there are several. Meanwhile other threads of the client may run groups and call on other
+        channels. Errors name the call `what`. After the deadline an `ExecutionError` is raised, but
+        `fn` continues.
         """
         request = Request("apply", channel=channel, what=what, deadline_seconds=deadline_seconds)
-        return self._apply(request, partial(call_on_workspaces, fn), addresses)
+        return self._apply(request, partial(call_keeper if to_keeper else call_on_workspaces, fn))
 
     def keep(self, factory: Callable[[], Keeper]) -> None:
         """Make a `Keeper` on each worker in use, and close an earlier one.
@@ -280,18 +278,6 @@ class Binding:
         self.rooms.clear()
         request = Request("apply", channel="keeper", what="making room for saves")
         self._apply(request, partial(install_keeper, factory))
-
-    def apply_to_keeper(
-        self,
-        fn: Callable[[Any, Mapping[str, Any]], Any],
-        *,
-        channel: str = "keeper",
-        what: str = "a call of the keepers",
-        deadline_seconds: float | None = None,
-    ) -> dict[str, Any]:
-        """Call ``fn(keeper, workspaces)`` once on each worker in use; see `apply`."""
-        request = Request("apply", channel=channel, what=what, deadline_seconds=deadline_seconds)
-        return self._apply(request, partial(call_keeper, fn))
 
     def abort(self, reason: str = "the client asked for it") -> None:
         """Start no further tasks of the current run; drop the results of running functions."""
@@ -426,19 +412,6 @@ class Binding:
         if (failure := request.failure(replies, self.plan.job)) is not None:
             raise failure
         return replies
-
-
-def check_runs(replies: Mapping[str, Reply], most: int, width: int) -> None:
-    """Check how many runs workers have ended: at most `most`, and whole epochs of `width` runs."""
-    done = {len(reply.get("runs", ())) for reply in replies.values() if reply["status"] == "done"}
-    for address, reply in replies.items():
-        count = len(reply.get("runs", ()))
-        is_done = reply["status"] == "done"
-        if count > most or (is_done and (not count or count % width or len(done) > 1)):
-            others = f", and as many as others ({sorted(done)})" if len(done) > 1 else ""
-            raise malformed(
-                address, f"expected up to {most} runs, in steps of {width}{others}; got {count}"
-            )
 
 
 def read_value(address: str, reply: Reply) -> Any:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Required, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -132,23 +132,38 @@ class Request:
     epoch: int | None = None  # for errors
     has_steps: bool = False  # for errors: it runs steps of an epoch
 
-    def poll(self, wait_seconds: float) -> Message:
-        """The message that asks for the operation's progress."""
-        message = {"call": self.call, "number": self.number, "wait_seconds": float(wait_seconds)}
-        return {**message, "channel": self.channel} if self.channel else message
-
-    def begin(self, addresses: Sequence[str], wait_seconds: float) -> list[Batch]:
-        """The messages that start the operation, each with its workers."""
-        first = {**self.poll(wait_seconds), **self.details}
-        if self.per_worker:
-            return [({**first, **self.per_worker[a]}, [a]) for a in addresses]
-        return [(first, addresses)] if addresses else []
+    def batches(
+        self, addresses: Sequence[str], unstarted: Collection[str], wait_seconds: float
+    ) -> list[Batch]:
+        """The messages that start the operation on some workers, and ask the others for its reply."""
+        poll = {"call": self.call, "number": self.number, "wait_seconds": float(wait_seconds)}
+        if self.channel:
+            poll["channel"] = self.channel
+        first = {**poll, **self.details}
+        batches: list[Batch] = []
+        to_start: list[str] = []
+        to_poll: list[str] = []
+        for address in addresses:
+            if address not in unstarted:
+                to_poll.append(address)
+            elif address in self.per_worker:
+                batches.append(({**first, **self.per_worker[address]}, [address]))
+            else:
+                to_start.append(address)
+        if to_start:
+            batches.append((first, to_start))
+        if to_poll:
+            batches.append((poll, to_poll))
+        return batches
 
     def failure(self, replies: Mapping[str, Reply], job: str) -> BaseException | None:
         """A worker's error, if any; what several workers refuse is one error."""
-        failed = [self._failed(reply, job) for reply in replies.values() if "failure" in reply]
+        failed = []
+        for reply in replies.values():
+            if "failure" in reply:
+                failed.append(self._failed(reply, job))
         if failed:
-            if self.call == "apply" and all(type(error) is DefinitionError for error in failed):
+            if self.call == "apply" and {type(error) for error in failed} == {DefinitionError}:
                 failed[0].args = ("\n".join(dict.fromkeys(map(str, failed))),)
             return failed[0]
         for address, reply in replies.items():
@@ -302,36 +317,47 @@ def exchange(
     """
     is_run, is_aborted = request.call == "run", False
     started, warn_seconds, wait_seconds = now, WARN_SECONDS, FIRST_WAIT_SECONDS
-    asked: Sequence[str] = list(addresses)
+    asked: Sequence[str] = addresses
     unstarted = set(addresses)  # they may not have got the first message
     replies: dict[str, Reply] = {}
     while True:
-        batches = request.begin([a for a in asked if a in unstarted], wait_seconds)
-        if to_poll := [a for a in asked if a not in unstarted]:
-            batches.append((request.poll(wait_seconds), to_poll))
-        heard = yield Ask(batches, wait_seconds)
-        messages = yield from _messages(heard, members, request.epoch)
+        heard = yield Ask(request.batches(asked, unstarted, wait_seconds), wait_seconds)
         unstarted.clear()
-        members.waiting.difference_update(messages)
-        for address, message in messages.items():
-            if message is None:
+        for address, answer in heard.answers.items():
+            if isinstance(answer, BaseException):
+                # The scheduler disconnects a worker that leaves once; the worker still serves.
+                may_leave = address not in members.excused
+                members.excused.add(address)
+                if may_leave and address not in members.leaving and not members.lost:
+                    yield AwaitNews(NEWS_SECONDS, address)
+                if not may_leave or address not in members.leaving:
+                    members.lost.setdefault(address, f"{type(answer).__name__}: {answer}")
                 unstarted.add(address)
-            elif message["status"] == "waiting":
+                continue
+            if not isinstance(answer, Mapping) or answer.get("status") == "unknown":
+                members.lost.setdefault(address, "it restarted and lost this session's state")
+                continue
+            reply = read_reply(address, answer, members.placement)
+            members.waiting.discard(address)
+            if reply["status"] == "waiting":
                 unstarted.add(address)
                 members.waiting.add(address)
-            elif message["status"] == "running":
-                if is_run:
-                    members.running[address] = message.get("tasks", ())
-            else:
+            elif reply["status"] != "running":
+                replies[address] = reply
                 if is_run:
                     members.running.pop(address, None)
-                replies[address] = message
-                if "suspect" in message:
-                    yield AwaitNews(LOSS_SECONDS)
-                    if not members.lost:
-                        members.lost[message["suspect"]] = message.get("reason", "it is suspect")
-                        members.cut.add(message["suspect"])
-                    yield from _give_up(members, request.epoch)
+            elif is_run:
+                members.running[address] = reply.get("tasks", ())
+        for reply in replies.values():
+            if "suspect" in reply and not members.lost:
+                yield AwaitNews(LOSS_SECONDS)
+                if not members.lost:
+                    members.lost[reply["suspect"]] = reply.get("reason", "it is suspect")
+                    members.cut.add(reply["suspect"])
+        if members.lost:
+            # This may reveal further losses.
+            yield Abort(members.alive, f"worker {next(iter(members.lost))} is lost")
+            raise members.error(request.epoch)
         pending = [address for address in addresses if address not in replies]
         if not pending:
             return {address: replies[address] for address in addresses}
@@ -367,43 +393,12 @@ def read_reply(address: str, answer: object, placement: Mapping[str, str]) -> Re
         reply = msgspec.convert(answer, Reply)
     except msgspec.ValidationError as error:
         raise malformed(address, str(error)) from error
-    nodes = [node for node, _ in reply.get("tasks", ())]
+    tasks = [*reply.get("tasks", ())]
     if "failure" in reply and reply["failure"].node:
-        nodes.append(reply["failure"].node)
-    for node in nodes:
+        tasks.append((reply["failure"].node, ""))
+    for node, _ in tasks:
         if placement.get(node) != address:
             raise malformed(address, f"node {node!r:.80} is not on that worker")
     if "suspect" in reply and reply["suspect"] not in placement.values():
         raise malformed(address, f"suspect {reply['suspect']!r:.80} is no worker in use")
     return reply
-
-
-def _messages(
-    heard: Heard, members: Members, epoch: int | None
-) -> Generator[Action, Heard, dict[str, Reply | None]]:
-    """Sort out losses; returns the answers, None for a worker to ask again."""
-    messages: dict[str, Reply | None] = {}
-    for address, answer in heard.answers.items():
-        if isinstance(answer, BaseException):
-            # The scheduler disconnects a worker that leaves once; the worker still serves.
-            may_leave = address not in members.excused
-            members.excused.add(address)
-            if may_leave and address not in members.leaving and not members.lost:
-                yield AwaitNews(NEWS_SECONDS, address)
-            if not may_leave or address not in members.leaving:
-                members.lost.setdefault(address, f"{type(answer).__name__}: {answer}")
-            messages[address] = None
-        elif not isinstance(answer, Mapping) or answer.get("status") == "unknown":
-            members.lost.setdefault(address, "it restarted and lost this session's state")
-        else:
-            messages[address] = read_reply(address, answer, members.placement)
-    if members.lost:
-        yield from _give_up(members, epoch)
-    return messages
-
-
-def _give_up(members: Members, epoch: int | None) -> Generator[Action, Heard, NoReturn]:
-    """Abort the other workers' runs, which may reveal further losses, and raise."""
-    first = next(iter(members.lost))
-    yield Abort(members.alive, f"worker {first} is lost")
-    raise members.error(epoch)

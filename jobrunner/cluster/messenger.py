@@ -6,11 +6,11 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from jobrunner.cluster.exchange import (
-    Action,
     Answer,
     Ask,
     AwaitNews,
@@ -73,13 +73,11 @@ class Messenger:
         waits = self._while_connected(function, *args, **kwargs)
         loop = self._client.loop.asyncio_loop  # type: ignore[union-attr]
         future = asyncio.run_coroutine_threadsafe(waits, loop)
-        ended = threading.Event()
-        future.add_done_callback(lambda _: ended.set())
         try:
             # In short steps, and not in Dask's of 10 s: a signal that comes in the moment after
             # Python has called the handlers of the one before, and before it waits again, does not
             # end that wait. Its handler is called when the step ends.
-            while not ended.wait(SIGNAL_SECONDS):
+            while not wait([future], SIGNAL_SECONDS).done:
                 pass
         except BaseException:
             future.cancel()
@@ -158,20 +156,17 @@ class Messenger:
         try:
             action = next(steps)
             while True:
-                action = steps.send(await self._perform(action))
+                answers: Mapping[str, Answer] = {}
+                if isinstance(action, Ask):
+                    answers = await self._ask(action)
+                elif isinstance(action, AwaitNews):
+                    await self._await_news(action)
+                elif self.run_number:
+                    await self.abort(action.reason, ABORT_SECONDS, action.addresses)
+                action = steps.send(Heard(time.monotonic(), answers))
         except StopIteration as end:
             replies: dict[str, Reply] = end.value
             return replies
-
-    async def _perform(self, action: Action) -> Heard:
-        if isinstance(action, Ask):
-            answers = await self._ask(action)
-            return Heard(time.monotonic(), answers)
-        if isinstance(action, AwaitNews):
-            await self._await_news(action)
-        elif self.run_number:
-            await self.abort(action.reason, ABORT_SECONDS, action.addresses)
-        return Heard(time.monotonic())
 
     async def _ask(self, ask: Ask) -> Mapping[str, Answer]:
         """Send messages; returns the answers: none after a loss, or if there are none yet."""

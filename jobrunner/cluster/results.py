@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from jobrunner.cluster.exchange import Reply, malformed
 from jobrunner.define import Metric, MetricEntry, merge_reports
 from jobrunner.errors import ExecutionError
-from jobrunner.worker import EndedRun
+from jobrunner.worker import RunOrder
 
 
 class UnderWay(NamedTuple):
@@ -33,23 +34,47 @@ class GroupResult:
     metrics: dict[str, Metric] = field(default_factory=dict)  # that tasks reported
 
 
-def merge_runs(
-    by_worker: Mapping[str, Sequence[EndedRun]], conditions: Sequence[str]
-) -> GroupResult:
-    """Merge one epoch's runs, in order by worker; `conditions` are all the group's."""
-    metrics: dict[str, Metric] = {}
-    for runs in zip(*by_worker.values(), strict=True):
-        entries: list[MetricEntry] = []
-        for address, run in zip(by_worker, runs, strict=True):
+def read_runs(
+    replies: Mapping[str, Reply], order: RunOrder, conditions: Sequence[str]
+) -> list[GroupResult]:
+    """The epochs that have ended on all workers; `conditions` are all the group's.
+
+    A worker must have ended no more runs than it was asked for, and those that are done the same
+    number of whole epochs.
+    """
+    width, most = order.steps_per_epoch, order.epochs * order.steps_per_epoch
+    ended, done = most, None
+    for address, reply in replies.items():
+        count = len(reply.get("runs", ()))
+        is_wrong = count > most
+        if reply["status"] == "done":
+            is_wrong |= not count or count % width > 0 or done not in (None, count)
+            done = count
+        if is_wrong:
+            expected = f"up to {most} runs, in steps of {width}, and as many as other workers"
+            raise malformed(address, f"expected {expected}; got {count}")
+        ended = min(ended, count)
+    results = []
+    for start in range(0, ended // width * width, width):
+        results.append(_merge(replies, slice(start, start + width), conditions))
+    return results
+
+
+def _merge(replies: Mapping[str, Reply], runs: slice, conditions: Sequence[str]) -> GroupResult:
+    slowest, fired = 0.0, set[str]()
+    entries: dict[int, list[MetricEntry]] = {}  # by step
+    for address, reply in replies.items():
+        seconds = 0.0
+        for step, run in enumerate(reply["runs"][runs]):
+            seconds += run["seconds"]
             if run["metrics"]:
-                entries += _read_metrics(address, run["metrics"])
-        metrics |= merge_reports(entries)
-    fired = {name for runs in by_worker.values() for name in runs[-1]["stopped"]}
-    return GroupResult(
-        seconds=max(sum(run["seconds"] for run in runs) for runs in by_worker.values()),
-        stopped=tuple(name for name in conditions if name in fired),
-        metrics=metrics,
-    )
+                entries.setdefault(step, []).extend(_read_metrics(address, run["metrics"]))
+        fired.update(reply["runs"][runs][-1]["stopped"])
+        slowest = max(slowest, seconds)
+    metrics: dict[str, Metric] = {}
+    for step in sorted(entries):
+        metrics |= merge_reports(entries[step])
+    return GroupResult(slowest, tuple(filter(fired.__contains__, conditions)), metrics)
 
 
 def _read_metrics(address: str, text: str) -> list[MetricEntry]:

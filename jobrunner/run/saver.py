@@ -430,8 +430,10 @@ class Saver:
         """Let the workers capture a position; False: epochs must wait until it is recorded."""
         pending = self._groups.pending
         budget = self._budget_bytes() - sum(other.nbytes for other in pending)
-        sizes = self._binding.apply_to_keeper(
+        sizes = self._binding.apply(
             partial(SaveQueue.capture, at=save.at, budget_bytes=budget),
+            to_keeper=True,
+            channel="keeper",
             what=f"the copy of epoch {save.at}",
             deadline_seconds=self._deadline_seconds,
         )
@@ -447,8 +449,9 @@ class Saver:
         try:
             order = commits.order({save.at: save.details for save in group}, self._encoding)
             try:
-                replies = self._binding.apply_to_keeper(
+                replies = self._binding.apply(
                     partial(reply_to, write, order=order),
+                    to_keeper=True,
                     channel="save",
                     what=f"the save of epoch {order.at}",
                     deadline_seconds=self._deadline_seconds,  # storage may hang without an error

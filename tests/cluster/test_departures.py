@@ -138,7 +138,8 @@ def test_the_lease_of_a_worker_that_retires_is_not_waited_for(inproc_client):
     info = WorkerInfo("tcp://127.0.0.1:1", "gone", "gone", 1)
     members.workers["tcp://127.0.0.1:1"] = Member(info, "incarnation", [lease])
     members.leaving["tcp://127.0.0.1:1"] = "the scheduler retires it"
-    leases = Leases(SimpleNamespace(scheduler=link, members=members), doubted=(), is_cut=False)
+    messenger = SimpleNamespace(scheduler=link, members=members)
+    leases = Leases(messenger, doubted=(), is_cut=False, near={})
     started = time.monotonic()
     leases.release(wait_seconds=30)
     assert time.monotonic() - started < 5

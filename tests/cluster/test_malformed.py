@@ -20,12 +20,12 @@ from jobrunner import (
 )
 from jobrunner.checkpoint import Receipt, Written, read_receipts
 from jobrunner.checkpoint.store.document import encode_json
-from jobrunner.cluster.binding import check_runs, read_value
+from jobrunner.cluster.binding import read_value
 from jobrunner.cluster.exchange import read_reply
-from jobrunner.cluster.results import merge_runs
+from jobrunner.cluster.results import read_runs
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.positions import Position
-from jobrunner.worker.plugin import OPERATION, PLUGIN_NAME
+from jobrunner.worker import OPERATION, PLUGIN_NAME, RunOrder
 from tests.sampling import sampled
 
 PATIENCE_SECONDS = 20
@@ -172,9 +172,7 @@ def test_every_answer_is_read_or_refused_by_the_workers_name():
 @pytest.mark.parametrize("forged", FORGED, ids=lambda it: str(it)[:200])
 def test_a_forged_answer_is_an_error_that_names_the_worker(forged):
     def read():
-        replies = {HERE: read_reply(HERE, forged, PLACEMENT)}
-        check_runs(replies, 2, 1)
-        merge_runs({HERE: replies[HERE].get("runs", ())}, [])
+        read_runs({HERE: read_reply(HERE, forged, PLACEMENT)}, RunOrder(epochs=2), [])
 
     with pytest.raises(ExecutionError, match=HERE):
         read()
@@ -184,15 +182,18 @@ def test_an_epoch_lasts_as_on_its_slowest_worker_and_its_last_step_may_stop_it()
     def ran(seconds, *stopped):
         return {**RUN, "seconds": seconds, "stopped": [*stopped]}
 
-    by_worker = {HERE: [ran(1.0, "a/x"), ran(2.0, "a/y")], THERE: [ran(0.5), ran(0.5)]}
-    merged = merge_runs(by_worker, ["a/x", "a/y"])
-    assert (merged.seconds, merged.stopped) == (3.0, ("a/y",))
+    replies = {
+        HERE: {"status": "done", "runs": [ran(1.0, "a/x"), ran(2.0, "a/y")]},
+        THERE: {"status": "done", "runs": [ran(0.5), ran(0.5)]},
+    }
+    [epoch] = read_runs(replies, RunOrder(steps_per_epoch=2), ["a/x", "a/y"])
+    assert (epoch.seconds, epoch.stopped) == (3.0, ("a/y",))
 
 
 def test_workers_that_are_done_must_have_run_as_much():
     replies = {a: {"status": "done", "runs": [RUN] * n} for a, n in ((HERE, 1), (THERE, 2))}
-    with pytest.raises(ExecutionError, match="as many as others"):
-        check_runs(replies, 2, 1)
+    with pytest.raises(ExecutionError, match="as many as other workers"):
+        read_runs(replies, RunOrder(epochs=2), [])
 
 
 @pytest.mark.parametrize("frames", [[], ["text"], [b"x", 10**12], None])

@@ -62,7 +62,7 @@ def bind(session, *, steps=1):
 
 
 def kept(binding):
-    [values] = binding.apply_to_keeper(kept_values).values()
+    [values] = binding.apply(kept_values, to_keeper=True, channel="keeper").values()
     return {at: value for at, [value] in values.items()}
 
 
