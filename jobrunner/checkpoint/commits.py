@@ -14,6 +14,7 @@ import msgspec
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes, refuse_classes
 from jobrunner.checkpoint.history import as_json
+from jobrunner.checkpoint.history_writer import check_appendable, make_groups
 from jobrunner.checkpoint.log import (
     PARTITIONS,
     REPLICATED,
@@ -86,6 +87,10 @@ class Commits:
     """What the stores of this run have in them, and the number of the entry that says so."""
     _names: Sequence[str] = field(default=(), init=False)
     """Those in the directory when the run took it."""
+    _placements: int = field(default=0, init=False)
+    """How often workers have got nodes in this run. Those of before may still write histories."""
+    _made_histories: str = field(default="", init=False)
+    """The newest directory of histories."""
     _must_look: bool = field(default=True, init=False)
     """Whether the client has not yet seen what the workers write, as they are placed now."""
 
@@ -93,6 +98,12 @@ class Commits:
         """Raise `DefinitionError` if no object of a class can be saved that a blob will be one of."""
         if not self.directory.allow_pickle:
             refuse_classes(made, tuple(REGISTERED_CODECS.values()))
+
+    def refuse_histories(self, histories: Mapping[str, Collection[str]]) -> None:
+        """Raise `DefinitionError` if there are histories, and the storage cannot append to files."""
+        for names in histories.values():
+            for name in names:
+                check_appendable(self.directory.files, self.directory.path, name)
 
     def encoding(
         self,
@@ -102,6 +113,8 @@ class Commits:
         replicated: Mapping[str, Sequence[str]] | None = None,
         partitions: Mapping[str, tuple[int, Sequence[str]]] | None = None,
         busy: Collection[str] | None = None,
+        histories: Collection[str] = (),
+        puts: int | None = None,
     ) -> Encoding:
         """Make what workers must know to encode the blobs of the run's nodes; see `Encoding`."""
         return Encoding(
@@ -114,6 +127,8 @@ class Commits:
             replicated or {},
             partitions or {},
             frozenset(self.held().nodes if busy is None else busy),
+            tuple(histories),
+            puts,
         )
 
     # ---- a group
@@ -158,7 +173,9 @@ class Commits:
         drops = [at for at in retired if at in records]
         stores = {}
         copies = {}
+        label = self._histories(encoding)
         for at, record in records.items():
+            record.histories = label
             if at not in drops:
                 stores[at] = {node: attempt.store_name(node, at) for node in lock.nodes}
                 copies[at] = {**record.details}
@@ -173,6 +190,7 @@ class Commits:
             stores,
             copies,
             drops,
+            label,
         )
         self._group = _Group(order, records, encoding, wanted)
         return order
@@ -186,6 +204,19 @@ class Commits:
             attempt = self.directory.log.begin(first, self._names)
             self._has_failed = False
         return attempt
+
+    def _histories(self, encoding: Encoding) -> str:
+        """The directory of the histories of this placement, which is made if it is new."""
+        if not encoding.histories:
+            return ""
+        lock = self.held()
+        label = f"{lock.number}.{self._placements}"
+        if self._made_histories != label:
+            path = self.directory.path
+            with writing(path, "the directory of histories could not be made"):
+                make_groups(self.directory.files, path, label, encoding.histories)
+            self._made_histories = label
+        return label
 
     def commit(self, order: SaveOrder, written: Written) -> Committed:
         """Record the longest prefix of an order that is whole; and retire others by policy.
@@ -319,10 +350,12 @@ class Commits:
         """Say which names are in the directory now that this run has taken it."""
         self._names = [name for name in names if parse_store_name(name) is not None]
         self._has_failed, self._contents = False, None
+        self._placements = 0
 
     def note_placement(self) -> None:
         """Say that workers have nodes which they had not before."""
         self._must_look = True
+        self._placements += 1
 
     def end_run(self) -> Position | None:
         """Delete what was not committed; return up to where names are in use (None: all claimed)."""

@@ -68,6 +68,8 @@ class EpochRecord:
     run_number: int | None
     stores: Mapping[str, Store]
     details: Details
+    histories: str
+    """The name of the directory in which its histories lie; empty if it has none."""
     contents_number: int
     """Of the log entry that says what the stores have in them."""
     contents: Mapping[str, NodeContents] | None = None
@@ -217,6 +219,7 @@ class Directory:
             commit.run_number,
             stores,
             details,
+            record.histories,
             number if record.contents is None else record.contents,
         )
 

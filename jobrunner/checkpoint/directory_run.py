@@ -184,6 +184,7 @@ class DirectoryRun:
         self.retention.append(DoneEntry, epoch=epoch)
         if self.delete_on_success:
             self.retention.append(RetireEntry, epochs=self.directory.log.refresh().epochs)
+            self.retention.sweep_histories()
 
     def _check_held(self) -> State:
         """What the log says now; raises unless a run of this manager still holds the directory."""

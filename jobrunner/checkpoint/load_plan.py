@@ -52,6 +52,7 @@ def store_readers(directory: Directory, record: EpochRecord) -> dict[str, StoreR
             directory.path,
             store.name,
             store.sha256,
+            record.histories,
             codecs,
             directory.allow_pickle,
         )
@@ -147,6 +148,7 @@ def plan_load(
     partitions: Mapping[str, Sequence[str]] | None = None,
     waiting: Mapping[str, Collection[str]] | None = None,
     homes: Mapping[str, str] | None = None,
+    goes_on: bool = False,
 ) -> dict[str, NodeLoad]:
     """Say what each node loads.
 
@@ -162,6 +164,8 @@ def plan_load(
         their states. By default a state is loaded into the object that is there.
     homes : mapping of str to str
         Node -> the recorded node that it was, if that has another name.
+    goes_on : bool
+        Whether later rows of histories follow those of the checkpoint.
 
     Raises
     ------
@@ -190,6 +194,7 @@ def plan_load(
             parts=parted[node],
             waiting=frozenset((waiting or {}).get(node, ())),
             classes=classes,
+            goes_on=goes_on,
         )
     return loads
 
@@ -266,4 +271,4 @@ def contents_of_store(
             # Only arrays have a length: of objects, the states are joined.
             with suppress(DefinitionError, BlobNotFoundError):
                 parts[name] = reader.axis_length(name, partition.axis)
-    return NodeContents(list(entry.blobs), entry.states, entry.classes, parts)
+    return NodeContents([*entry.blobs, *entry.histories], entry.states, entry.classes, parts)

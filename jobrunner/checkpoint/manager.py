@@ -11,6 +11,7 @@ from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.directory_run import DirectoryRun
 from jobrunner.checkpoint.epoch_axis import EpochAxis
 from jobrunner.checkpoint.history import check_metadata, frame_of, read_history
+from jobrunner.checkpoint.history_array import open_history
 from jobrunner.checkpoint.keep_policies import RetentionPolicy
 from jobrunner.checkpoint.load_plan import (
     choose_sources,
@@ -251,6 +252,36 @@ class MultiNodeCheckpointManager:
     def metrics(self) -> DataFrame:
         """The metrics of `history`'s whole epochs; needs pandas."""
         return frame_of(self.history())
+
+    @checked
+    def history_of(
+        self, blob: str, nodes: Collection[str] | None = None, epoch: EpochLike = "latest"
+    ) -> Any:
+        """All rows of a blob with ``history=`` as a `dask.array.Array`: nodes, rows, axes of a row.
+
+        Parameters
+        ----------
+        blob : str
+        nodes : collection of str, optional
+            By default all that have the history. They must have as many rows.
+        epoch : EpochLike
+            The rows up to this recorded epoch. By default all that are recorded, also while a run
+            goes on.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            The epoch is not recorded.
+        BlobNotFoundError
+            The blob has no history there, or none on a node that you named.
+        DefinitionError
+            The nodes have not equally many rows, or rows of another dtype or shape.
+
+        Notes
+        -----
+        Lazy: computing it reads and verifies rows, and raises `CheckpointCorruptError` for damage.
+        """
+        return open_history(self.directory, self.record(epoch), blob, nodes)
 
     @checked
     def get_ckpt_db_name(self, node: str, epoch: EpochLike) -> str:

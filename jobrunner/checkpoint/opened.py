@@ -88,19 +88,19 @@ class NodeCheckpoint(Mapping[str, Any]):
     def _find(self, blob: str) -> tuple[StoreReader, StoreDocument]:
         """The store that has the blob: that of the node which saved it."""
         owner = self._borrowed[blob]() if blob in self._borrowed else self
-        if blob not in owner._document.blobs:
+        if blob not in owner._document.names:
             names = ", ".join(map(repr, owner)) or "none"
             raise BlobNotFoundError(f"{owner.path} has no blob {blob!r}. Its blobs are: {names}.")
         return owner._reader, owner._document
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self._document.blobs, *self._borrowed])
+        return iter([*self._document.names, *self._borrowed])
 
     def __len__(self) -> int:
-        return len(self._document.blobs) + len(self._borrowed)
+        return len(self._document.names) + len(self._borrowed)
 
     def __contains__(self, blob: object) -> bool:
-        return blob in self._document.blobs or blob in self._borrowed
+        return blob in self._document.names or blob in self._borrowed
 
     def __repr__(self) -> str:
         return printable(f"<NodeCheckpoint {self.path}: {listed(self, _MOST_NAMED)}>", kept="")

@@ -33,9 +33,11 @@ from jobrunner.checkpoint.log import (
     RetireEntry,
     State,
     StoreKey,
+    is_history_label,
     read_details,
 )
 from jobrunner.checkpoint.storage import REMOVALS, Files, join_path, run_all
+from jobrunner.checkpoint.store import HISTORIES
 from jobrunner.errors import CheckpointError
 from jobrunner.names import ROOT_DOCUMENT, format_store_name, parse_store_name
 from jobrunner.positions import Position
@@ -63,6 +65,19 @@ class Retention:
         # Raises if another run has just taken over: the leftovers are then its own.
         self._directory.log.check_held()
         self.sweep(names)
+        if HISTORIES in names:
+            self.sweep_histories()
+
+    def sweep_histories(self) -> None:
+        """Delete, in the background, the histories that no recorded or set-aside epoch has."""
+        directory = self._directory
+        state = directory.log.check_held()
+        if state.keeps_histories:
+            return  # a lost entry may have had them
+        used = set(state.histories.values())
+        for name in directory.files.list_directories(join_path(directory.path, HISTORIES)):
+            if is_history_label(name) and name not in used:
+                self.sweeper.add([join_path(HISTORIES, name)])
 
     def sweep(self, names: Iterable[str]) -> None:
         """Delete, in the background, those of these stores that count for nothing."""

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from jobrunner.checkpoint.encoding import StatefulBlob, join_states
+from jobrunner.checkpoint.history_writer import find_origin
 from jobrunner.checkpoint.store import StoreReader
 from jobrunner.define import Task, TaskGroup, WorkspaceType
-from jobrunner.workspace import BlobUpdate, LoadedArrays, Workspace
+from jobrunner.workspace import BlobUpdate, LoadedArrays, Rows, Workspace
 
 _VERIFIED = "verified checkpoint"
 
@@ -21,6 +22,7 @@ _VERIFIED = "verified checkpoint"
 class _Verified:
     values: dict[str, Any]
     loaded: LoadedArrays | None  # those of `values` that are whole arrays of the node's own store
+    histories: dict[str, Rows]  # those that go on from a store
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +110,34 @@ class NodeLoad:
     """Blobs whose objects are made only after the load."""
     classes: Mapping[str, type] = field(default_factory=dict)
     """The job's, by the names that the values have."""
+    goes_on: bool = False
+    """Whether later rows of histories follow those that are loaded."""
 
     def read(self) -> _Verified:
         """Read and verify the blobs. A task on the node calls this."""
         values: dict[str, Any] = {}
+        histories: dict[str, Rows] = {}
         loaded = None
         for reader, names in self.stores:
             reader = replace(reader, classes=self.classes)
             document = reader.read_document()
             stored = reader.load(names, document=document, keeps_states=True)
             values.update({names[old]: value for old, value in stored.items()})
+            if self.goes_on:
+                for old in document.entry.histories.keys() & names.keys():
+                    origin = find_origin(reader.directory, reader.history(document, old))
+                    histories[names[old]] = origin.rows(names[old])
             if reader.store == self.own:
-                arrays = {names[old]: document.described_array(old) for old in stored}
+                arrays = {
+                    names[old]: document.described_array(old)
+                    for old in stored
+                    if old in document.blobs
+                }
                 files = document.files(reader.files.linked_bytes)
                 loaded = LoadedArrays(reader.identity, files, arrays)
         for name, part in self.parts.items():
             values[name] = part.load(self.classes)
-        return _Verified(values, loaded)
+        return _Verified(values, loaded, histories)
 
     def update(self, verified: _Verified, *, replaces: bool) -> BlobUpdate:
         """What changes in the node's workspace, once all nodes have read and verified.
@@ -147,6 +160,7 @@ class NodeLoad:
             changes=changes,
             waiting=waiting,
             loaded=verified.loaded,
+            histories=verified.histories,
         )
 
 

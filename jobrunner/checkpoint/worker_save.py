@@ -23,11 +23,14 @@ from jobrunner.checkpoint.encoding import (
     encode_blobs,
     with_options,
 )
+from jobrunner.checkpoint.history_writer import HistoryWriters, RowCount
 from jobrunner.checkpoint.log import NodeContents
 from jobrunner.checkpoint.storage import THREADS, Files, join_path, run_all, run_gently
 from jobrunner.checkpoint.store import (
+    HISTORIES,
     NO_STORE,
     Former,
+    HistoryMark,
     StoreWriter,
     digest_blob,
     encode_json,
@@ -70,6 +73,10 @@ class Encoding:
     """Name of a blob -> its axis, and the nodes that have its parts."""
     busy: frozenset[str] = frozenset()
     """The nodes that have tasks in every epoch."""
+    histories: tuple[str, ...] = ()
+    """The names of blobs that are histories."""
+    puts: int | None = None
+    """How many values a whole run puts in a history, if that is known."""
 
 
 class Receipt(msgspec.Struct, array_like=True):
@@ -101,6 +108,7 @@ class NodeCapture:
     """What the log says of the store; also of a replica that another node saves."""
     receipt: Receipt
     """What is known of it before the store is written."""
+    histories: dict[str, RowCount] = field(default_factory=dict)
 
 
 @gc_paused()  # of thousands of blobs, none of what is made here is garbage
@@ -159,7 +167,12 @@ def _capture_node(
                     f"checkpoints: outputs=Blob({name!r}, transient=True)."
                 )
     versions = {name: workspace.versions[name] for name in blobs}
-    return NodeCapture(blobs, versions, at_rest, contents, Receipt("", "", 0))
+    capture = NodeCapture(blobs, versions, at_rest, contents, Receipt("", "", 0))
+    for name, rows in workspace.histories.items():
+        if workspace.has_rows(name):
+            capture.histories[name] = RowCount(rows.count, rows.last or 0, rows.holds)
+            contents.blobs.append(name)
+    return capture
 
 
 def encode_node(
@@ -169,7 +182,7 @@ def encode_node(
     unchanged: dict[str, EncodedBlob] = {}
     values: dict[str, Any] = {}
     for name in workspace.globals:
-        if name not in workspace.transient:
+        if name not in workspace.transient and not workspace.has_rows(name):
             version, blob = constants.get((node, name), (0, None))
             values[name] = None
             if blob is not None and version == workspace.versions[name]:
@@ -228,13 +241,21 @@ class SaveOrder:
     """Of the records. The first node's store has a copy, for repairs."""
     drops: Sequence[Position]
     """Positions that are passed over: the retention policy would retire them at once."""
+    histories: str = ""
+    """The directory of the histories of this binding."""
 
     @property
     def at(self) -> Position:
         """The newest position."""
         return next(reversed(self.stores))
 
-    def describe(self, node: str, at: Position, contents: NodeContents) -> dict[str, Any]:
+    def describe(
+        self,
+        node: str,
+        at: Position,
+        contents: NodeContents,
+        histories: Mapping[str, HistoryMark],
+    ) -> dict[str, Any]:
         """What a store's document says of it."""
         described: dict[str, Any] = {
             "node": node,
@@ -242,12 +263,17 @@ class SaveOrder:
             "run": self.run,
             "attempt": self.label,
         }
+        if histories:
+            described["histories"] = histories
         if contents.states:
             described["states"] = contents.states
         if contents.classes:
             described["classes"] = contents.classes
         if node == next(iter(self.stores[at])):
-            described["record"] = {"nodes": list(self.stores[at]), "details": self.details[at]}
+            record: dict[str, Any] = {"nodes": list(self.stores[at]), "details": self.details[at]}
+            if self.histories:
+                record["histories"] = self.histories
+            described["record"] = record
         return described
 
 
@@ -282,8 +308,10 @@ class SaveQueue:
         self._encoding = encoding
         self._captures: dict[Position, dict[str, NodeCapture]] = {}
         self._constants: Constants = {}
-        self._counted: dict[tuple[str, str], int] = {}  # versions in the newest capture
+        # Of the newest capture: versions, and rows of histories.
+        self._counted: dict[tuple[str, str], int] = {}
         self._newest_bytes = 0
+        self._histories = HistoryWriters(encoding.puts)
 
     def capture(
         self,
@@ -313,6 +341,10 @@ class SaveQueue:
                         copied_bytes += part.data.nbytes
                     elif not is_counted:
                         held_bytes += part.data.nbytes
+            for name, rows in capture.histories.items():
+                before = self._counted.get((node, name), 0)
+                held_bytes += workspaces[node].histories[name].pending_bytes(before)
+                self._counted[node, name] = rows.rows
         self._newest_bytes = copied_bytes + held_bytes
         if changing and self._newest_bytes <= budget_bytes:
             # A task that updates an array at rest gets a copy itself, as long as this refers to it.
@@ -336,6 +368,7 @@ class SaveQueue:
     def close(self) -> None:
         """Forget everything."""
         self._captures.clear()
+        self._histories.close()
 
     def write(self, workspaces: Mapping[str, Workspace], *, order: SaveOrder) -> Written:
         """Write what was captured, at low priority if it is large.
@@ -362,6 +395,7 @@ class SaveQueue:
         names: list[str] = []
         receipts: list[dict[str, Receipt]] = []
         failure: Exception | None = None
+        is_flushed = False
         started = perf_counter()
         try:
             # `durable` reads the names at its end: those of stores that are written whole by then.
@@ -374,9 +408,17 @@ class SaveQueue:
                         break
                     for at in batch:
                         names += [order.stores[at][node] for node in receipts[-1]]
+                self._histories.write()
+                if order.histories:
+                    names.append(join_path(HISTORIES, order.histories))
+            is_flushed = True
+            self._histories.settle()
         except OSError as error:
             failure = self._explain(order, order.at, error)
             receipts = []
+        finally:
+            if not is_flushed:
+                self._histories.go_back()
         if failure is not None:
             # The system may have lost what it was to flush. So nothing is linked to that.
             for workspace in workspaces.values():
@@ -405,7 +447,11 @@ class SaveQueue:
         writers = {}
         for at, of_position in batch:
             for node, capture in of_position.items():
-                writers[at, node] = _plan_store(order, at, node, capture, workspaces[node])
+                marks = self._histories.advance(
+                    order.files, order.path, order.histories, workspaces[node], capture.histories
+                )
+                described = order.describe(node, at, capture.contents, marks)
+                writers[at, node] = _plan_store(order, at, capture, described, workspaces[node])
         write_stores(order.files, list(writers.values()))
         receipts: list[dict[str, Receipt]] = []
         for at, of_position in batch:
@@ -459,9 +505,13 @@ def _copy(part: Any) -> None:
 
 
 def _plan_store(
-    order: SaveOrder, at: Position, node: str, capture: NodeCapture, workspace: Workspace
+    order: SaveOrder,
+    at: Position,
+    capture: NodeCapture,
+    described: dict[str, Any],
+    workspace: Workspace,
 ) -> StoreWriter:
-    layout = lay_out(capture.blobs, order.describe(node, at, capture.contents))
+    layout = lay_out(capture.blobs, described)
     capture.blobs = {}  # so that each array is released as soon as it is written
     former = NO_STORE
     last = workspace.stored
@@ -473,7 +523,9 @@ def _plan_store(
                 # It is the array of the store before, and no task has updated its blob since.
                 is_same = blob.arrays.get(array.path) == array.document
                 array.is_unchanged = is_same and id(array.data) in capture.at_rest
-    return StoreWriter(order.files, join_path(order.path, order.stores[at][node]), layout, former)
+    return StoreWriter(
+        order.files, join_path(order.path, order.stores[at][workspace.node]), layout, former
+    )
 
 
 def _stored_as(

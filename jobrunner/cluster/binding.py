@@ -333,7 +333,8 @@ class Binding:
         new: dict[str, dict[str, Any]] = {address: {} for address in self._members.workers}
         for node in nodes:
             transient = sorted(self.plan.transient.get(node.name, ()))
-            new[placed[node.name]][node.name] = node.stream, transient
+            histories = dict(self.plan.histories.get(node.name, {}))
+            new[placed[node.name]][node.name] = node.stream, transient, histories
         request = Request("apply", what="placing nodes")
         for address, about in new.items():
             work = pickle_function(partial(add_nodes, about), "A node")

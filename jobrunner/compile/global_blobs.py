@@ -49,17 +49,18 @@ def checkpointed_nodes(job: Job) -> tuple[str, ...]:
 
 
 def find_globals(tasks: Collection[Task]) -> Collection[Key]:
-    """The blobs that init tasks make, and those that tasks marked GLOBAL make."""
+    """The blobs that init tasks make, those that tasks marked GLOBAL make, and histories."""
     makers: dict[Key, Task] = {}
     private_makers: dict[Key, Task] = {}
     for task in tasks:
         kind = task.blob_type
         if kind is None and task.group is not None and task.group.name == "init":
             kind = WorkspaceType.GLOBAL
-        if kind is not None:
-            of_kind = makers if kind is WorkspaceType.GLOBAL else private_makers
-            for blob in task.output_blobs:
-                of_kind.setdefault(blob.key, task)
+        for blob in task.output_blobs:
+            if kind is WorkspaceType.GLOBAL or (kind is None and blob.history):
+                makers.setdefault(blob.key, task)
+            elif kind is not None:
+                private_makers.setdefault(blob.key, task)
     for key in private_makers.keys() & makers.keys():
         raise DefinitionError(
             f"Blob {key[1]!r} is private in task {private_makers[key].full_name!r} and global in task "
@@ -101,7 +102,8 @@ def find_configured(
     configured = []
     for task in all_tasks(job):
         for blob in task.output_blobs:
-            if not (blob.replicated or blob.partition is not None or blob.array_options):
+            is_shared = blob.replicated or blob.partition is not None
+            if not (is_shared or blob.history or blob.array_options):
                 continue
             is_checkpointed = task.node.name in checkpointed
             if not is_checkpointed or blob.key not in global_blobs:
@@ -135,6 +137,29 @@ def find_shared(
         else:
             partitions[name] = (axis, tuple(members))
     return replicated, partitions
+
+
+def find_histories(job: Job, configured: Iterable[Blob]) -> dict[str, dict[str, bool]]:
+    """Node -> the blobs that are histories -> whether a value is rows, not one row."""
+    declared = {blob.key: blob for blob in configured if blob.history}
+    if not declared:
+        return {}
+    histories: dict[str, dict[str, bool]] = {}
+    for task in all_tasks(job):
+        for blob in task.output_blobs:
+            history = declared.get(blob.key)
+            if history is None:
+                continue
+            options = (blob.transient, blob.replicated, blob.partition, blob.array_options)
+            is_plain = options == (False, False, None, None)
+            if not is_plain or blob.history not in (False, history.history):
+                raise DefinitionError(
+                    f"Job {job.name!r}: blob {blob.name!r} of node {blob.key[0]!r} is declared as "
+                    f"{history!r} and as {blob!r}. Declare it the same way in all tasks."
+                )
+            node, name = blob.key
+            histories.setdefault(node, {})[name] = history.history == "extend"
+    return histories
 
 
 def find_array_options(job: Job, configured: Iterable[Blob]) -> dict[str, dict[str, ArrayOptions]]:

@@ -16,6 +16,7 @@ from jobrunner.compile.global_blobs import (
     find_array_options,
     find_configured,
     find_globals,
+    find_histories,
     find_shared,
     keys_of,
 )
@@ -69,6 +70,7 @@ def compile_job(job: Job) -> Plan:
         replicated=replicated,
         partitions=partitions,
         array_options=find_array_options(job, configured),
+        histories=find_histories(job, configured),
         parameters=job.parameters,
         structure=dict(_structures(job, global_blobs)),
         code=code,

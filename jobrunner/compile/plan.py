@@ -206,6 +206,8 @@ class Plan(Struct, frozen=True):
     partitions: Mapping[str, tuple[int, tuple[str, ...]]] = {}
     """Blob -> its axis, and the nodes of its parts, in order."""
     array_options: Mapping[str, Mapping[str, ArrayOptions]] = {}
+    histories: Mapping[str, Mapping[str, bool]] = {}
+    """Node -> the blobs that are histories -> whether a value is rows, not one row."""
     seed_global_rng: bool = False
     parameters: Mapping[str, Any] = {}
     """What the function that made the job was called with; see `job`."""

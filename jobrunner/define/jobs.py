@@ -164,7 +164,8 @@ class Job(Active):
         makers = (
             task.node
             for task in (*self.epoch_group.tasks(), *self.epoch_end_group.tasks())
-            if task.output_blobs and task.blob_type is WorkspaceType.GLOBAL
+            if (task.output_blobs and task.blob_type is WorkspaceType.GLOBAL)
+            or any(blob.history for blob in task.output_blobs)
         )
         return list(dict.fromkeys([*self.init_group.used_nodes(), *makers]))
 

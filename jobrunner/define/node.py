@@ -162,6 +162,11 @@ class Blob:
         axis, in the order in which the nodes are defined. Another number of nodes can load them.
         Objects with a state may take the place of arrays (and the axis means nothing): another
         number of nodes loads what their ``merge_state_dicts(states)`` makes of the states of all.
+    history : bool or "extend"
+        Keep every value: what tasks put in a step of an epoch is one more row, or with "extend" the
+        rows along its first axis, of one array, which
+        `MultiNodeCheckpointManager.history_of` returns. Values are arrays or numbers, all of the
+        first one's dtype and row shape. What init tasks put is only a first value to read.
     compressors : str or Zarr codec, optional
         Compress its arrays in checkpoints: ``"zstd"``, or a codec like
         ``zarr.codecs.ZstdCodec(level=3)``. ``()``: never, even if the manager compresses.
@@ -180,7 +185,15 @@ class Blob:
     The options apply if a task has the blob among its `outputs`.
     """
 
-    __slots__ = ("array_options", "name", "node", "partition", "replicated", "transient")
+    __slots__ = (
+        "array_options",
+        "history",
+        "name",
+        "node",
+        "partition",
+        "replicated",
+        "transient",
+    )
 
     @checked
     def __init__(
@@ -191,6 +204,7 @@ class Blob:
         transient: bool = False,
         replicated: bool = False,
         partition: Annotated[int, _AXIS] | None = None,
+        history: bool | Literal["extend"] = False,
         compressors: object = None,
         chunks: int | Sequence[int] | None = None,
         dims: str | Sequence[str] | None = None,
@@ -202,15 +216,23 @@ class Blob:
         self.transient = transient
         self.replicated = replicated
         self.partition = partition
+        self.history = history
         self.array_options = read_array_options(compressors, chunks, dims, coords, where)
         if self.transient and self.array_options is not None:
             raise DefinitionError(
                 f"{where} is transient, so it is not saved: omit compressors, chunks, dims "
                 f"and coords."
             )
-        if self.transient + self.replicated + (partition is not None) > 1:
+        is_history = bool(history)
+        if self.transient + self.replicated + (partition is not None) + is_history > 1:
             raise DefinitionError(
-                f"{where} combines transient, replicated and partition; give only one of them."
+                f"{where} combines transient, replicated, partition and history; give only one of "
+                f"them."
+            )
+        if is_history and self.array_options is not None:
+            raise DefinitionError(
+                f"{where} is a history, whose rows are stored as they are: omit compressors, "
+                f"chunks, dims and coords."
             )
 
     @property
@@ -235,5 +257,6 @@ class Blob:
         parts += [] if self.node is None else [repr(self.node.name)]
         parts += [f"{flag}=True" for flag in ("transient", "replicated") if getattr(self, flag)]
         parts += [] if self.partition is None else [f"partition={self.partition}"]
+        parts += [f"history={self.history!r}"] if self.history else []
         parts += [] if self.array_options is None else [str(self.array_options)]
         return f"Blob({', '.join(parts)})"

@@ -35,6 +35,7 @@ def load(session: Session, binding: Binding, origin: Directory, begin: Begin) ->
         partitions={name: nodes for name, (_, nodes) in binding.plan.partitions.items()},
         waiting=begin.waiting,
         homes=begin.match.nodes,
+        goes_on=True,
     )
     deadline_seconds = get_number("checkpoint.deadline-seconds")
     with origin.reading(record.at):

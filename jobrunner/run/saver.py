@@ -105,6 +105,7 @@ class Saver:
         The first call takes the directory for this run. If that is empty and not writable, and
         `on_save_error` is "warn", the run starts and each save tries again. No save is under way.
         """
+        self._manager.commits.refuse_histories(self._plan.histories)
         self._pace.continue_run(time.monotonic())
         self._groups.forget()
         self._binding = binding
@@ -150,6 +151,8 @@ class Saver:
             replicated=plan.replicated,
             partitions=plan.partitions,
             busy=plan.groups["epoch"].slices,
+            histories=sorted({name for blobs in plan.histories.values() for name in blobs}),
+            puts=None if plan.epoch_limit is None else plan.epoch_limit * plan.steps_per_epoch,
         )
         self._binding.keep(partial(SaveQueue, encoding))
         self._encoding = encoding

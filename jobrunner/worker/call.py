@@ -99,6 +99,8 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
             settle(parts, i)
     if step.updates:
         _settle_updates(step)
+    if step.puts_rows:
+        _put_rows(step, parts)
     if step.captures:
         _capture(program, step, parts)
     # Values for other nodes are captured before any blob is set.
@@ -124,6 +126,19 @@ def _apply(step: Step, update: BlobUpdate) -> None:
 def _settle_updates(step: Step) -> None:  # `describe_failure` looks for this name
     for place in step.updates:
         settle(place.values[place.key].box)
+
+
+def _put_rows(step: Step, parts: list[Any]) -> None:
+    """Let histories have what the task puts in them; raises DefinitionError for what is no row."""
+    histories = step.workspace.histories
+    where = f"Task {step.workspace.node}/{step.name}"
+    for i, output in enumerate(step.outputs[: len(parts)]):
+        if output is not None and output.key in histories:
+            parts[i] = histories[output.key].put(parts[i], where)
+    for place in step.updates:
+        if place.key in histories:
+            box = place.values[place.key].box
+            box[0] = histories[place.key].put(box[0], where)
 
 
 def hand_over(program: Program, handover: Handover, send: Send) -> None:

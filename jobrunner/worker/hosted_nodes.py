@@ -28,7 +28,7 @@ from jobrunner.worker.outcome import Outcome, describe_failure
 from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import CurrentTask
 from jobrunner.worker.threads import ThreadPool, call_on_loop
-from jobrunner.workspace import BEFORE_COPY, Pickled, Workspace, received, to_frames
+from jobrunner.workspace import BEFORE_COPY, Pickled, Rows, Workspace, received, to_frames
 
 FULL_SECONDS = 0.5
 """How long the reply to another worker's values is delayed while there is no room for more."""
@@ -381,6 +381,7 @@ class HostedNodes:
             finished=lambda outcome: call_on_loop(self._loop, self._end_run, run, outcome),
             drained=lambda: call_on_loop(self._loop, self._drained.set),
             capture=capture,
+            keeps_rows=self.keeper is not None,
         )
         run.start()
         early = self._early.pop(number, None)
@@ -456,10 +457,17 @@ class HostedNodes:
 # ---- what clients apply
 
 
-def add_nodes(nodes: Mapping[str, tuple[str, Sequence[str]]], hosted: HostedNodes) -> None:
-    """Make workspaces for nodes, given their streams and the names of their transient blobs."""
-    for node, (stream, transient) in nodes.items():
-        hosted.workspaces[node] = Workspace(node, frozenset(transient), stream)
+NewNode = tuple[str, Sequence[str], Mapping[str, bool]]
+"""The stream of a node, its transient blobs, and its histories: whether a value is rows, not one row."""
+
+
+def add_nodes(nodes: Mapping[str, NewNode], hosted: HostedNodes) -> None:
+    """Make workspaces for nodes."""
+    for node, (stream, transient, histories) in nodes.items():
+        workspace = Workspace(node, frozenset(transient), stream)
+        for name, extends in histories.items():
+            workspace.histories[name] = Rows(name, extends)
+        hosted.workspaces[node] = workspace
 
 
 @gc_paused()

@@ -92,6 +92,7 @@ class Step:
     sole: Place | None = None  # set if the return value goes into one blob and nowhere else
     captures: tuple[CapturedPart, ...] = ()
     handovers: tuple[Handover, ...] = ()
+    puts_rows: bool = False  # it may set or update a history, in an epoch
     num_instances: int = 1
     every: int = 1  # see `PlannedTask`
     setup: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
@@ -207,7 +208,13 @@ class Program:
         has_instances = step.num_instances > 1 or step.setup or step.instance_setup
         step.is_plain = step.every == 1 and not has_instances
         step.updates = tuple(place for place in step.arguments if place.is_updated)
-        if len(step.outputs) == 1 and not (step.captures or step.handovers or step.updates):
+        places = (*step.outputs, *step.updates)
+        written = {place.key for place in places if place is not None}
+        in_epoch = self.name in ("epoch", "epoch_end")
+        step.puts_rows = in_epoch and not written.isdisjoint(workspace.histories)
+        if step.puts_rows:
+            pass  # `finish` looks at the value
+        elif len(step.outputs) == 1 and not (step.captures or step.handovers or step.updates):
             step.sole = step.outputs[0]
         self.steps.append(step)
         self._connect(step, task)

@@ -9,6 +9,7 @@ from jobrunner.workspace.pickles import (
     received,
     to_frames,
 )
+from jobrunner.workspace.rows import Rows
 from jobrunner.workspace.values import (
     BEFORE_COPY,
     IMMUTABLE,

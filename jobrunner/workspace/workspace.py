@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.errors import BlobNotFoundError, ExecutionError
+from jobrunner.workspace.rows import Rows
 from jobrunner.workspace.values import (
     adopt,
     arrays_of,
@@ -61,6 +62,7 @@ class BlobUpdate:
     # The same, for blobs that other tasks make first; `Workspace.apply_waiting` applies them.
     waiting: Mapping[str, Callable[[Any], Any]] | None = None
     loaded: LoadedArrays | None = None  # which of `values` a store has
+    histories: Mapping[str, Rows] = field(default_factory=dict)  # what goes on from a store
 
 
 class Taken:
@@ -90,6 +92,7 @@ class Workspace:
     # For `TaskOutput.fetch`: group -> (task, part) -> captured value of the last run, or an error.
     retained: dict[str, dict[tuple[str, int], Any]] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # of global blobs
+    histories: dict[str, Rows] = field(default_factory=dict)  # of global blobs
     stored: StoredAs | None = None
     set_aside: dict[str, Any] = field(default_factory=dict)  # between two calls of other packages
     _waiting: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
@@ -138,6 +141,10 @@ class Workspace:
         """Whether a global blob is an array or a container of some."""
         return bool(arrays_of(stored_in(self.globals, name)))
 
+    def has_rows(self, name: str) -> bool:
+        """Whether a global blob is a history in which a task has put a value."""
+        return name in self.histories and self.histories[name].last is not None
+
     def has_at_rest(self, name: str, array: np.ndarray) -> bool:
         """Whether an array's memory is that of an array at rest in a global blob."""
         arrays = arrays_of(stored_in(self.globals, name))
@@ -182,6 +189,9 @@ class Workspace:
                 self.put(name, adopt(value))
         if update.waiting is not None:
             self._waiting = update.waiting
+        for name, rows in update.histories.items():
+            if name in self.histories:
+                self.histories[name].continue_from(rows)
         if update.loaded is not None:
             self._note_loaded(update.loaded)
 
@@ -200,6 +210,8 @@ class Workspace:
     def start_run(self, group: str) -> None:
         """Drop private blobs and what the group's last run retained."""
         self.private.clear()
+        for rows in self.histories.values():
+            rows.end_run(is_kept=False)  # of a run that was aborted
         self.forget(group)
 
     def forget(self, group: str) -> None:
@@ -208,7 +220,8 @@ class Workspace:
 
     def clear(self) -> None:
         """Drop everything."""
-        for values in (self.globals, self.private, self.retained, self.set_aside):
+        blobs = (self.globals, self.private, self.retained, self.set_aside, self.histories)
+        for values in blobs:
             values.clear()
         self.stored = None
 

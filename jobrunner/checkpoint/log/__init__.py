@@ -37,6 +37,7 @@ from jobrunner.checkpoint.log.entries import (
     entry_to_json,
     given_up_by,
     holder_of,
+    is_history_label,
     parse_entry,
     record_in,
 )

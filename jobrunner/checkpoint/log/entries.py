@@ -6,6 +6,7 @@ An entry is appended by the run that holds the directory, with two exceptions: a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
@@ -33,6 +34,11 @@ NodeName = Annotated[str, Meta(pattern=r"^[^/\x00-\x1f\ud800-\udfff]{1,128}\Z")]
 RunName = Annotated[
     str, Meta(pattern=r"^[^./\x00-\x1f\ud800-\udfff][^/\x00-\x1f\ud800-\udfff]{0,63}\Z")
 ]
+
+_HISTORY_LABEL = r"[0-9]{1,18}\.[0-9]{1,9}"
+
+HistoryLabel = Annotated[str, Meta(pattern=rf"^({_HISTORY_LABEL})?\Z")]
+"""The name of a directory of histories: the number of the ``run`` entry that made it, and a count."""
 
 StoreKey = tuple[Position, Annotated[int, Meta(ge=0, lt=10**18)]]
 """The position and the label in the name of a store, whatever its node; the label is 0 if it has none."""
@@ -74,6 +80,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     at: Position
     stores: dict[NodeName, Store] | None  # None: passed over, so only the history has it
+    histories: HistoryLabel = ""  # in which directory its histories lie
     contents: Natural | None = None  # number of the ``commit`` that says what the stores have
     details: dict[str, Any] = {}  # `Details` as strict JSON
 
@@ -253,6 +260,11 @@ def entry_to_json(entry: LogEntry) -> dict[str, Any]:
     """An entry as a `MetadataHandler` stores it: dicts and lists."""
     tree: dict[str, Any] = msgspec.to_builtins(entry, enc_hook=to_json)
     return tree
+
+
+def is_history_label(text: str) -> bool:
+    """Whether it is the name of a directory of histories."""
+    return re.fullmatch(_HISTORY_LABEL, text) is not None
 
 
 def to_json(value: object) -> int | str:

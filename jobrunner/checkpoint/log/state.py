@@ -15,6 +15,7 @@ from jobrunner.checkpoint.log.entries import (
     CommitEntry,
     DoneEntry,
     EndEntry,
+    HistoryLabel,
     Holder,
     HolderEntry,
     LogEntry,
@@ -80,6 +81,11 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
         Recorded epoch -> the label in the names of its stores, if they have one.
     pins : dict
         Recorded epoch -> its labels.
+    histories : dict
+        The stores of epochs that are recorded or set aside -> where their histories lie, if they
+        have any.
+    keeps_histories : bool
+        Entries were lost once, so nobody knows which directories of histories are in use.
     aside : set
         The stores that a rewind, a later record or a repair set aside. They stay.
     strangers : set
@@ -104,6 +110,8 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     recorded: dict[Position, int] = {}
     labels: dict[Position, int] = {}
     pins: dict[Position, tuple[str, ...]] = {}
+    histories: dict[StoreKey, HistoryLabel] = {}
+    keeps_histories: bool = False
     aside: set[StoreKey] = set()
     strangers: set[StoreKey] = set()
     done: Position | None = None
@@ -271,14 +279,14 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
             case EndEntry():
                 self._end(entry)
             case LostEntry():
-                self.is_unsure = True
+                self.is_unsure = self.keeps_histories = True
         self.number = entry.number
         self.last_id = entry.id
 
     def skip_to(self, number: int) -> None:
         """Note that all entries before `number` that have not been applied are lost."""
         self.number = number - 1
-        self.is_unsure = True
+        self.is_unsure = self.keeps_histories = True
 
     def _begin(self, entry: BeginEntry) -> None:
         self.attempt = Attempt(
@@ -304,6 +312,8 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
             self.recorded[at] = entry.number
             if label:
                 self.labels[at] = label
+            if record.histories:
+                self.histories[at, label] = record.histories
             self.aside.discard((at, label))
             self.done = None
             if entry.begin is None or self.is_unsure:
@@ -329,11 +339,16 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
                 self._remove(epoch)
 
     def _set_aside(self, epoch: Position) -> None:
-        self.aside.add((epoch, self.labels.get(epoch, 0)))
+        key = (epoch, self.labels.get(epoch, 0))
+        histories = self.histories.get(key)
+        self.aside.add(key)
         self._remove(epoch)
+        if histories is not None:
+            self.histories[key] = histories
 
     def _remove(self, epoch: Position) -> None:
         del self.recorded[epoch]
+        self.histories.pop((epoch, self.labels.get(epoch, 0)), None)
         self.labels.pop(epoch, None)
         self.pins.pop(epoch, None)
         if self.done == epoch:
@@ -363,7 +378,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     def to_bytes(self) -> bytes:
         """The state as JSON."""
         tree = {"format": FORMAT, **msgspec.structs.asdict(self)}
-        for name in ("recorded", "labels", "pins"):
+        for name in ("recorded", "labels", "pins", "histories"):
             tree[name] = list(tree[name].items())  # no key of an object is a position
         for name in ("nodes", "aside", "strangers"):
             tree[name] = sorted(tree[name])
@@ -378,9 +393,12 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
         recorded = _pairs(tree.pop("recorded", None), Natural)
         labels = _pairs(tree.pop("labels", None), Natural)
         pins = _pairs(tree.pop("pins", None), tuple[str, ...])
+        histories = tree.pop("histories", [])
         state = msgspec.convert(tree, cls, dec_hook=from_json)
         state.recorded = dict(sorted(recorded))
         state.labels, state.pins = dict(labels), dict(pins)
+        kind = list[tuple[StoreKey, HistoryLabel]]
+        state.histories = dict(msgspec.convert(histories, kind, dec_hook=from_json))
         if any(number > state.number for number in state.recorded.values()):
             raise ValueError("it records epochs by later entries")
         return state

@@ -16,7 +16,8 @@ import msgspec
 from jobrunner.checkpoint.commits import writing
 from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.history import as_json
-from jobrunner.checkpoint.load_plan import with_contents
+from jobrunner.checkpoint.history_writer import check_appendable, copy_history, make_groups
+from jobrunner.checkpoint.load_plan import store_readers, with_contents
 from jobrunner.checkpoint.log import CommitEntry, Record, State
 from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
@@ -28,7 +29,7 @@ from jobrunner.checkpoint.storage import (
     outer_directories,
     run_all,
 )
-from jobrunner.checkpoint.store import StoreReader
+from jobrunner.checkpoint.store import HISTORIES, StoreReader
 from jobrunner.errors import (
     CheckpointNotFoundError,
     DefinitionError,
@@ -64,7 +65,9 @@ def restore_epoch(directory: Directory, epoch: Position, *, take_over: bool = Fa
     manager.run.start([], {"command": "restore"})
     try:
         for store in (record.stores or {}).values():
-            StoreReader(directory.files, directory.path, store.name, store.sha256).verify()
+            StoreReader(
+                directory.files, directory.path, store.name, store.sha256, record.histories
+            ).verify()
         contents = record.contents
         if contents is None and commit.contents:
             contents = commit.number
@@ -120,6 +123,9 @@ def copy_epoch(
     snapshot = directory.snapshot()
     record = directory.record(epoch, snapshot)
     is_done = snapshot.done == epoch
+    histories = _find_histories(directory, record)
+    for blob in histories:
+        check_appendable(files, copy.path, blob)
     manager = MultiNodeCheckpointManager(copy.path, take_over=take_over, files=files)
     info = {**directory.info_of(record.run_number), "command": "copy"}
     details = record.details.to_json()
@@ -132,14 +138,16 @@ def copy_epoch(
             order = manager.commits.order({epoch: details})
             names = order.stores[epoch]
             with writing(copy.path, f"epoch {epoch} of {directory.path} could not be copied"):
-                _copy_stores(directory, record, copy, names)
+                label = f"{manager.commits.held().number}.0" if histories else ""
+                make_groups(files, copy.path, label, histories)
+                _copy_stores(directory, record, copy, names, label)
             stores = {}
             for node, store in record.stores.items():
                 stores[node] = msgspec.structs.replace(store, name=names[node])
             manager.retention.append(
                 CommitEntry,
                 begin=order.begin,
-                records=[Record(epoch, stores, details=as_json(details, "details"))],
+                records=[Record(epoch, stores, label, details=as_json(details, "details"))],
                 run_number=manager.commits.held().number,
                 contents=with_contents(directory, record).contents or {},
             )
@@ -163,17 +171,39 @@ def _refuse_within_another(path: str, files: Files) -> None:
             )
 
 
+def _find_histories(directory: Directory, record: EpochRecord) -> list[str]:
+    """The names of the blobs of an epoch that are histories."""
+    if not record.histories:
+        return []
+    names: set[str] = set()
+    with directory.reading(record.at):
+        for reader in store_readers(directory, record).values():
+            names.update(reader.read_document().entry.histories)
+    return sorted(names)
+
+
 def _copy_stores(
-    source: Directory, record: EpochRecord, target: Directory, names: Mapping[str, str]
+    source: Directory, record: EpochRecord, target: Directory, names: Mapping[str, str], label: str
 ) -> None:
-    """Copy all stores of an epoch to `names`, by node, and make them durable."""
+    """Copy all stores of an epoch to `names`, by node, and make them durable.
+
+    Their histories go to the directory `label`.
+    """
     pairs = []
-    for node, store in record.stores.items():
-        original = StoreReader(source.files, source.path, store.name, store.sha256)
-        copy = StoreReader(target.files, target.path, names[node], store.sha256)
+    for node, original in store_readers(source, record).items():
+        copy = StoreReader(target.files, target.path, names[node], original.sha256, label)
         pairs.append((original, copy))
-    with target.files.durable(target.path, list(names.values())):
+    written = list(names.values())
+    if label:
+        written.append(join_path(HISTORIES, label))
+    with target.files.durable(target.path, written):
         copy_files(pairs)
+        for original, copy in pairs if label else ():
+            document = original.read_document()
+            for blob in document.entry.histories:
+                root = copy.history(document, blob).root
+                reader = original.history(document, blob)
+                copy_history(reader, target.files, root, document.node)
         farther = max(source.files, target.files, key=lambda files: files.lookups)
         list(farther.each(lambda pair: copy_root(*pair), pairs))
 

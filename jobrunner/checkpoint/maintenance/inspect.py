@@ -13,10 +13,12 @@ from jobrunner.checkpoint.log import (
     FileMetadataHandler,
     State,
     each_entry,
+    is_history_label,
     parse_file_name,
 )
 from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.storage import join_path
+from jobrunner.checkpoint.store import HISTORIES
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.names import LOG_DIRECTORY, StoreName, parse_store_name
 from jobrunner.positions import Position
@@ -60,7 +62,9 @@ def inspect_directory(directory: Directory) -> list[Finding]:
             store = parse_store_name(name)
             if name in (LOG_DIRECTORY, RUNS_DIRECTORY):
                 continue
-            if store is None:
+            if name == HISTORIES and is_whole:
+                findings += _inspect_histories(directory, state)
+            elif store is None:
                 findings.append(Finding(name, "stray", _UNKNOWN))
             elif is_whole:
                 findings.append(_explain_store(directory, state, name, store))
@@ -129,6 +133,32 @@ def _inspect_log(
             for record in entry.records:
                 for store in (record.stores or {}).values():
                     stores[store.name] = record.at, entry.number
+    return findings
+
+
+def _inspect_histories(directory: Directory, state: State) -> list[Finding]:
+    """Explain the directories of histories; those of recorded epochs that are gone are damaged."""
+    findings = []
+    path = join_path(directory.path, HISTORIES)
+    present = directory.files.list_directories(path)
+    live: set[str] = set()
+    aside: set[str] = set()
+    for key, label in state.histories.items():
+        (live if state.is_recorded(key) else aside).add(label)
+    for label in sorted({*directory.files.list_names(path), *live}):
+        name = join_path(HISTORIES, label)
+        if not is_history_label(label):
+            findings.append(Finding(name, "stray", _UNKNOWN))
+        elif label in live and label not in present:
+            text = "The histories of a recorded epoch: expected a directory, found none."
+            findings.append(Finding(name, "damaged", text))
+        elif label in live:
+            findings.append(Finding(name, "live", "Histories of recorded epochs."))
+        elif label in aside:
+            findings.append(Finding(name, "aside", "Histories of epochs that were set aside."))
+        else:
+            text = "Histories of no recorded epoch: a run writes them, or a later one deletes them."
+            findings.append(Finding(name, "pending", text))
     return findings
 
 

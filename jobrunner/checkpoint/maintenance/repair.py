@@ -41,6 +41,7 @@ from jobrunner.checkpoint.log import (
     entry_to_json,
     given_up_by,
     holder_of,
+    is_history_label,
     is_left_behind,
     make_entry,
     read_beat,
@@ -52,6 +53,7 @@ from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage import join_path
 from jobrunner.checkpoint.store import (
     DOCUMENT_MOST_BYTES,
+    HISTORIES,
     RecordEntry,
     StoreDocument,
     StoreReader,
@@ -320,9 +322,10 @@ class _Planner:
         with contextlib.suppress(ValueError, RecursionError):
             partitions = read_details(lost_set.record.details).partitions
         contents = {}
+        label = self._find_histories(lost_set)
         try:
             for node, store in lost_set.stores.items():
-                reader = StoreReader(self._files, self._path, store.name, store.sha256)
+                reader = StoreReader(self._files, self._path, store.name, store.sha256, label)
                 reader.verify()
                 contents[node] = contents_of_store(reader, node, partitions)
         except CheckpointCorruptError as error:
@@ -330,12 +333,32 @@ class _Planner:
             repair.unproven |= dict.fromkeys(names, str(error))
             return
         run = self._runs.get(lost_set.run)
-        record = Record(at, lost_set.stores, details=lost_set.record.details)
+        record = Record(at, lost_set.stores, label, details=lost_set.record.details)
         number = None if run is None else run.number
         repair.rebuilt[at] = {"records": [record], "contents": contents, "run_number": number}
         repair.given_up.pop(at, None)
         if at in repair.kept:
             repair.kept.remove(at)
+
+    def _find_histories(self, lost_set: _LostSet) -> str:
+        """Where the histories of a lost set lie.
+
+        Usually where its documents say; those of a copy lie elsewhere, and prove it by their digests.
+        """
+        written = lost_set.record.histories
+        if not written:
+            return ""
+        names = self._files.list_directories(join_path(self._path, HISTORIES))
+        labels = [written, *(name for name in sorted(names) if is_history_label(name))]
+        for label in labels:
+            with contextlib.suppress(CheckpointCorruptError):
+                for store in lost_set.stores.values():
+                    reader = StoreReader(self._files, self._path, store.name, store.sha256, label)
+                    document = reader.read_document()
+                    for blob in document.entry.histories:
+                        reader.history(document, blob).verify()
+                return label
+        return written
 
     def holders(self) -> list[Holder]:
         """The runs that may be alive: all that have a heartbeat, as any ``run`` entry may be lost."""

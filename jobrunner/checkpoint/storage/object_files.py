@@ -72,6 +72,7 @@ class ObjectFiles:
     threads = 8
     lookups = 32
     linked_bytes = 4 << 20  # a link waits for the store twice, a write only once
+    writes_in_place = False
 
     def __init__(self, root: str, open_store: Callable[[str], ObjectStore] = open_store) -> None:
         self.root = root
@@ -83,6 +84,9 @@ class ObjectFiles:
 
     def before(self, operation: str, path: str) -> None:
         pass
+
+    def write_at(self, path: str, start: int, buffers: Buffers, nbytes: int) -> None:
+        raise NotImplementedError("objects are written whole")
 
     def reaches(self, path: str) -> bool:
         return path == self.root or path.startswith(f"{self.root}/")

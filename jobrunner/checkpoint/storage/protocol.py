@@ -32,6 +32,8 @@ class Files(Protocol):
     """Calls that `each` makes at once."""
     linked_bytes: int
     """Shorter unchanged chunks are written again: `link` would cost more."""
+    writes_in_place: bool
+    """Whether there is `write_at`, which histories need."""
 
     def reaches(self, path: str) -> bool:
         """Whether `path` is in this storage."""
@@ -62,6 +64,12 @@ class Files(Protocol):
         """Create a file; durable only once synced.
 
         A file must not exist; an object is replaced. Returns the xxh3_128 of the content in hex.
+        """
+
+    def write_at(self, path: str, start: int, buffers: Buffers, nbytes: int) -> None:
+        """Write a part of a file, which is then `nbytes` long and sparse where nothing was written.
+
+        Durable only once synced. Raises NotImplementedError if `writes_in_place` is false.
         """
 
     def link(self, source: str, target: str, nbytes: int) -> bool:

@@ -1,5 +1,7 @@
 """One node at one epoch, on disk."""
 
+from jobrunner.checkpoint.store.array_document import GROUP, describe_array
+from jobrunner.checkpoint.store.chunks import Grid
 from jobrunner.checkpoint.store.damage import (
     ADVICE as DAMAGE_ADVICE,
 )
@@ -9,6 +11,13 @@ from jobrunner.checkpoint.store.document import (
     StoreDocument,
     encode_json,
     is_sealed,
+)
+from jobrunner.checkpoint.store.history_reader import (
+    HISTORIES,
+    HistoryMark,
+    HistoryReader,
+    chain_of,
+    history_root,
 )
 from jobrunner.checkpoint.store.layout import PlannedArray, lay_out
 from jobrunner.checkpoint.store.store_reader import (

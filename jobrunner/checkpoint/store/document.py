@@ -24,6 +24,7 @@ from jobrunner.checkpoint.store.array_document import (
     read_zarr_document,
 )
 from jobrunner.checkpoint.store.damage import damage
+from jobrunner.checkpoint.store.history_reader import HistoryMark
 from jobrunner.errors import CheckpointError
 from jobrunner.names import ROOT_DOCUMENT
 from jobrunner.positions import position_from_json
@@ -71,6 +72,7 @@ class RecordEntry(_Part):
 
     nodes: list[str]
     details: dict[str, Any]
+    histories: str = ""  # where they were written; a copy has them elsewhere
 
 
 class StoreEntry(_Part):
@@ -81,6 +83,7 @@ class StoreEntry(_Part):
     epoch: Epoch
     run: str
     blobs: dict[str, BlobEntry]
+    histories: dict[str, HistoryMark] = {}  # blobs whose values are rows elsewhere
     attempt: Count = 0  # its label in the log
     stacks: list[ArrayFiles] = []
     states: list[str] = []
@@ -224,6 +227,8 @@ class StoreDocument:
             array = self._arrays[files.path] = read_array(files.path, document, files.files)
             return array
 
+        if not self.entry.blobs.keys().isdisjoint(self.entry.histories):
+            raise ValueError("a blob is a history, and is not")
         lengths = [_count_rows(add(stack)) for stack in self.entry.stacks]
         places: set[Place] = set()
         for name, blob in self.entry.blobs.items():
@@ -249,6 +254,11 @@ class StoreDocument:
     def blobs(self) -> dict[str, BlobEntry]:
         """The entries of the blobs, in the order in which they were saved."""
         return self.entry.blobs
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all blobs, histories last."""
+        return [*self.entry.blobs, *self.entry.histories]
 
     def locate(self, reference: ArrayFiles | Place) -> tuple[StoredArray, int | None]:
         """Return the array that a blob refers to, or the stack and the number of the row in it."""

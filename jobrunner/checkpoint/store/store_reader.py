@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jobrunner.checkpoint.encoding import (
     LONE_ARRAY,
     Array,
@@ -31,6 +33,7 @@ from jobrunner.checkpoint.store.document import (
     StoreDocument,
     encode_json,
 )
+from jobrunner.checkpoint.store.history_reader import HistoryReader, history_root
 from jobrunner.errors import BlobNotFoundError, CheckpointError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT
 
@@ -60,7 +63,8 @@ class StoredValue(NamedTuple):
 class StoreReader:
     """Reads and verifies the store named `store` in a checkpoint `directory`; picklable.
 
-    `sha256` is that of its root document, from the record; `codecs`, `allow_pickle` and the job's
+    `sha256` is that of its root document, and `histories` the directory of the epoch's histories,
+    both from the record; `codecs`, `allow_pickle` and the job's
     `classes` are for its values, see `Decoder`. Errors name the file, and what was expected and found.
     """
 
@@ -68,6 +72,7 @@ class StoreReader:
     directory: str
     store: str
     sha256: str
+    histories: str = ""
     codecs: Sequence[Codec] = ()
     allow_pickle: bool = False
     classes: Mapping[str, type] | None = None
@@ -130,10 +135,21 @@ class StoreReader:
     ) -> dict[str, StoredValue]:
         """Read some blobs, or all, as they are stored, and verify every byte of them."""
         for name in blobs or ():
-            self._blob(document, name)
+            self._check_name(document, name)
         names = [name for name in document.blobs if blobs is None or name in blobs]
         arrays = self._read_arrays(document, names)
-        return {name: StoredValue(document.blobs[name].tree, arrays[name]) for name in names}
+        stored = {name: StoredValue(document.blobs[name].tree, arrays[name]) for name in names}
+        for name in document.entry.histories:
+            if blobs is None or name in blobs:
+                stored[name] = StoredValue(LONE_ARRAY, [self.history(document, name).read_last()])
+        return stored
+
+    def history(self, document: StoreDocument, name: str) -> HistoryReader:
+        """The reader of a history."""
+        if not self.histories:
+            raise damage(self._document_path, "has histories, and the record says not where")
+        root = history_root(self.directory, self.histories, name, document.node)
+        return HistoryReader(self.files, root, document.entry.histories[name])
 
     def _read_arrays(self, document: StoreDocument, names: Sequence[str]) -> dict[str, list[Any]]:
         """Read and verify the arrays of some blobs, once their memory is known to exist."""
@@ -179,11 +195,18 @@ class StoreReader:
         reader = ArrayReader(self.verified, array)
         return reader if row is None else RowReader(reader, row)
 
-    def _blob(self, document: StoreDocument, name: str) -> BlobEntry:
-        if name not in document.blobs:
+    def _check_name(self, document: StoreDocument, name: str) -> None:
+        if name not in document.names:
             raise BlobNotFoundError(
                 f"Node {document.node!r} has no blob {name!r} at epoch {document.position} "
-                f"({self.root}). It has {', '.join(map(repr, document.blobs))}."
+                f"({self.root}). It has {', '.join(map(repr, document.names))}."
+            )
+
+    def _blob(self, document: StoreDocument, name: str) -> BlobEntry:
+        self._check_name(document, name)
+        if name in document.entry.histories:
+            raise DefinitionError(
+                f"Blob {name!r} in {self.root} is a history, so it cannot be part of an array."
             )
         return document.blobs[name]
 
@@ -233,6 +256,10 @@ class StoreReader:
 
     def digest(self, document: StoreDocument, name: str) -> str:
         """Return a SHA-256 of a blob's values, types and shapes."""
+        if name in document.entry.histories:
+            value = np.asarray(self.history(document, name).read_last())
+            head = f"{value.dtype.str} {value.shape} ".encode()
+            return hashlib.sha256(head + value.tobytes()).hexdigest()
         blob = self._blob(document, name)
         arrays = []
         for reference in blob.arrays:
@@ -254,6 +281,12 @@ class StoreReader:
         Arrays of other values (bytes, long texts, tensors) are read and verified, and so is each
         chunk that is read through a `zarr.Array` later.
         """
+        if name in document.entry.histories:
+            history = self.history(document, name)
+            mark = history.mark
+            if outline and mark.holds == "array":
+                return ArrayOutline(mark.value_shape, str(history.dtype))
+            return history.read_last()
         blob = self._blob(document, name)
 
         def read(i: int) -> Array:
@@ -327,6 +360,10 @@ def verify_stores(files: Files, readers: Sequence[StoreReader]) -> None:
             jobs.append(partial(verify, path, file))
             nbytes += file[0]
         jobs += reader.document_jobs(document.zarr_documents())
+        for name in document.entry.histories:
+            history = reader.history(document, name)
+            jobs.append(history.verify)
+            nbytes += history.mark.rows * history.mark.row_bytes
     run_all(jobs, files.threads, nbytes)
 
 

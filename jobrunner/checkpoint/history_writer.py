@@ -1,0 +1,369 @@
+"""Appends to histories, on workers.
+
+All histories of a binding lie in a directory of their own, in which nobody else ever writes. So a
+run that was stopped, lost the directory and wakes up harms nothing, and a run that goes back to an
+earlier epoch overwrites nothing that a later one needs. It begins with the rows of the loaded epoch:
+full chunks are linked, the counted rows of the last one are copied.
+
+Rows are then written in place behind those that count. Nothing reads them there until a record
+counts them, and until then a failed write is simply repeated.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import xxhash
+
+from jobrunner.checkpoint.encoding import core_type
+from jobrunner.checkpoint.storage import Files, join_path
+from jobrunner.checkpoint.store import (
+    GROUP,
+    HISTORIES,
+    Grid,
+    HistoryMark,
+    HistoryReader,
+    chain_of,
+    describe_array,
+    encode_json,
+    history_root,
+)
+from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
+from jobrunner.names import ROOT_DOCUMENT, escape
+from jobrunner.texts import get_logger
+from jobrunner.workspace import Rows, Workspace
+
+logger = get_logger(__name__)
+
+PUBLISH_SECONDS = 1.0
+"""An array's document is replaced so often at most, as that costs more than to append a row."""
+
+_LEAST_BYTES, _USUAL_BYTES, _MOST_BYTES = 16 << 10, 1 << 20, 4 << 20
+"""Of a chunk. It is sparse until it is full."""
+
+Key = tuple[str, str]
+"""Node and blob."""
+
+
+class RowCount(NamedTuple):
+    """How far a history has come at one position."""
+
+    rows: int
+    last: int
+    holds: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The history of a loaded epoch, from which a new one goes on."""
+
+    directory: str
+    reader: HistoryReader
+    digests: list[str]
+    tail: bytes
+
+    def rows(self, name: str) -> Rows:
+        """The same, for the workspace."""
+        mark = self.reader.mark
+        rows = Rows(name, mark.extends, self.reader.dtype, tuple(mark.shape), mark.rows)
+        rows.last, rows.holds, rows.origin = mark.last, mark.holds, self
+        return rows
+
+
+def find_origin(directory: str, reader: HistoryReader) -> Origin:
+    """Read what a new history needs: not its full chunks, which may be damaged.
+
+    Raises CheckpointCorruptError if the newest rows are.
+    """
+    mark, digests = reader.mark, reader.read_digests()
+    tail = b""
+    if mark.tail:
+        tail = bytes(reader.read_chunk(mark.full_chunks, digests))
+    return Origin(directory, reader, digests, tail)
+
+
+@dataclass(frozen=True, slots=True)
+class _Durable:
+    """How far a history is on disk."""
+
+    rows: int
+    chunks: int
+    tail: Any  # the hash of the rows of the chunk that is not full
+
+
+class HistoryWriter:
+    """Appends the rows of one history to the array at `root`."""
+
+    def __init__(
+        self, files: Files, directory: str, root: str, node: str, rows: Rows, puts: int | None
+    ) -> None:
+        assert rows.dtype is not None
+        self.rows = rows
+        self._files, self._directory, self._root, self._node = files, directory, root, node
+        self._dtype, self._shape = rows.dtype, rows.shape
+        self._origin: Origin | None = rows.origin
+        row_bytes = rows.dtype.itemsize * int(np.prod(rows.shape, dtype=np.int64))
+        if self._origin is not None:
+            self.chunk_rows = self._origin.reader.mark.chunk_rows
+        else:
+            whole_bytes = _USUAL_BYTES
+            if puts is not None:
+                whole_bytes = puts * max(1, rows.last or 0) * row_bytes
+            chunk_bytes = min(max(whole_bytes, _LEAST_BYTES), _MOST_BYTES)
+            self.chunk_rows = max(1, -(-chunk_bytes // row_bytes))
+            if chunk_bytes == _MOST_BYTES:
+                self.chunk_rows = max(1, chunk_bytes // row_bytes)
+        self._row_bytes = row_bytes
+        self._chunk_bytes = self.chunk_rows * row_bytes
+        self._is_made = self._has_failed = False
+        self._durable: _Durable | None = None
+        self._published = -1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._count = 0
+        self._digests: list[str] = []
+        self._tail = xxhash.xxh3_128()
+        self._unwritten: list[tuple[int, int, memoryview]] = []
+        if self._origin is not None:
+            self._digests += self._origin.digests
+            self._count = len(self._digests) * self.chunk_rows
+            self._take(memoryview(self._origin.tail))
+
+    def advance(self, at: RowCount) -> HistoryMark:
+        """Take rows up to a position; returns its mark."""
+        for end, rows in self.rows.pending[:]:
+            if self._count < end <= at.rows:
+                self._take(rows.reshape(-1).view(np.uint8).data)
+        if self._count != at.rows:
+            raise CheckpointWriteError(
+                f"{self._root} would have {self._count} rows, expected {at.rows}. Resume the job."
+            )
+        full = at.rows // self.chunk_rows
+        return HistoryMark(
+            dtype=self._dtype.str,
+            shape=list(self._shape),
+            chunk_rows=self.chunk_rows,
+            rows=at.rows,
+            last=at.last,
+            holds=at.holds,  # type: ignore[arg-type]
+            extends=self.rows.extends,
+            chain=chain_of(self._digests[:full]),
+            tail=self._tail.hexdigest() if at.rows % self.chunk_rows else "",
+        )
+
+    def _take(self, data: memoryview) -> None:
+        while len(data):
+            start = self._count % self.chunk_rows * self._row_bytes
+            part, data = data[: self._chunk_bytes - start], data[self._chunk_bytes - start :]
+            self._unwritten.append((len(self._digests), start, part))
+            self._tail.update(part)
+            self._count += len(part) // self._row_bytes
+            if start + len(part) == self._chunk_bytes:
+                self._digests.append(self._tail.hexdigest())
+                self._tail = xxhash.xxh3_128()
+
+    def write(self) -> None:
+        """Write what was taken; durable once the caller has flushed it."""
+        if not self._is_made:
+            self._make()
+        written: dict[int, tuple[int, list[memoryview]]] = {}
+        for chunk, start, part in self._unwritten:
+            written.setdefault(chunk, (start, []))[1].append(part)
+        for chunk, (start, parts) in written.items():
+            self._files.write_at(self._path(chunk), start, parts, self._chunk_bytes)
+
+    def _make(self) -> None:
+        """Make the directory, with the full chunks of the loaded epoch."""
+        if self._has_failed:
+            self._files.remove_tree(self._root)
+        self._files.make_directory(self._root)
+        origin = self._origin
+        for number in range(0 if origin is None else len(origin.digests)):
+            assert origin is not None
+            name, reader = origin.reader.name_chunk(number), origin.reader
+            source, target = join_path(reader.root, name), join_path(self._root, name)
+            is_linked = False
+            if origin.directory == self._directory:
+                is_linked = self._files.link(source, target, self._chunk_bytes)
+            if is_linked:
+                continue
+            # As it is: `verify` finds damage, but here it must not end the run.
+            data = reader.files.read(source, self._chunk_bytes)
+            if data is None or len(data) != self._chunk_bytes:
+                raise CheckpointWriteError(
+                    f"{source} is gone or cut: expected {self._chunk_bytes} bytes, a chunk of a "
+                    f"history that this run goes on with. Restore the file from a copy, or resume "
+                    f"from an earlier epoch."
+                )
+            self._files.write(target, [data])
+        self._is_made = True
+
+    def _path(self, chunk: int) -> str:
+        name = ".".join(["c", str(chunk), *["0"] * len(self._shape)])
+        return join_path(self._root, name)
+
+    def settle(self) -> None:
+        """Note that what was written is durable."""
+        self._unwritten = []
+        self._durable = _Durable(self._count, len(self._digests), self._tail.copy())
+        self.rows.drop_until(self._count)
+
+    def go_back(self) -> None:
+        """Forget what was written since the last flush: it may be lost. The rows are written again."""
+        if self._durable is None:
+            self._is_made, self._has_failed = False, True
+            self._begin()
+            return
+        self._unwritten = []
+        self._count = self._durable.rows
+        del self._digests[self._durable.chunks :]
+        self._tail = self._durable.tail.copy()
+
+    def publish(self) -> None:
+        """Replace the array's document, so that all readers see the rows that are durable."""
+        durable = self._durable
+        if durable is None or durable.rows == self._published:
+            return
+        document = describe_history(
+            self._node,
+            self._dtype,
+            (durable.rows, *self._shape),
+            self.chunk_rows,
+            self._digests[: durable.chunks],
+        )
+        self._files.put(join_path(self._root, ROOT_DOCUMENT), document)
+        self._published = durable.rows
+
+
+def describe_history(
+    node: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunk_rows: int, digests: list[str]
+) -> bytes:
+    """The Zarr document of a history."""
+    grid = Grid(shape, (chunk_rows, *shape[1:]), None)
+    core = core_type(dtype)
+    # Where rows are missing, a reader shall not see numbers.
+    fill = {"f": "NaN", "c": ["NaN", "NaN"]}.get(dtype.kind, core.fill)
+    # Histories of a group differ in length while a run writes, so each has an axis of its own.
+    described = describe_array(
+        dtype.str, grid, "history", dims=[f"{node} row"], core=core._replace(fill=fill)
+    )
+    document = msgspec.json.decode(described)
+    document["attributes"]["digests"] = digests
+    return encode_json(document)
+
+
+class HistoryWriters:
+    """The histories of a worker's nodes, in one binding. One thread at a time uses it."""
+
+    def __init__(self, puts: int | None) -> None:
+        self._puts = puts  # values that a whole run puts in a history; None: unknown
+        self._writers: dict[Key, HistoryWriter] = {}
+        self._publishing = threading.Lock()
+        self._published = 0.0
+        self._timer: threading.Timer | None = None
+
+    def advance(
+        self,
+        files: Files,
+        path: str,
+        label: str,
+        workspace: Workspace,
+        counts: Mapping[str, RowCount],
+    ) -> dict[str, HistoryMark]:
+        """Take the rows of a node up to one position; returns the marks for its store."""
+        marks = {}
+        for name, at in counts.items():
+            key = workspace.node, name
+            if key not in self._writers:
+                root = history_root(path, label, name, workspace.node)
+                rows = workspace.histories[name]
+                self._writers[key] = HistoryWriter(
+                    files, path, root, workspace.node, rows, self._puts
+                )
+            marks[name] = self._writers[key].advance(at)
+        return marks
+
+    def write(self) -> None:
+        """Write all that was taken; durable once the caller has flushed it."""
+        for writer in self._writers.values():
+            writer.write()
+
+    def settle(self) -> None:
+        """Note that what was written is durable, and let other readers see it."""
+        if not self._writers:
+            return
+        for writer in self._writers.values():
+            writer.settle()
+        seconds_left = self._published + PUBLISH_SECONDS - time.monotonic()
+        if seconds_left <= 0:
+            self.publish()
+        elif self._timer is None:
+            self._timer = threading.Timer(seconds_left, self.publish)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def go_back(self) -> None:
+        """Forget what was written since the last flush."""
+        for writer in self._writers.values():
+            writer.go_back()
+
+    def publish(self) -> None:
+        """Let other readers see what is durable."""
+        with self._publishing:
+            self._timer = None
+            self._published = time.monotonic()
+            for writer in list(self._writers.values()):
+                try:
+                    writer.publish()
+                except FileNotFoundError:
+                    return  # the directory was deleted: nobody needs it any more
+                except (OSError, CheckpointError) as error:
+                    # The rows are there. Only other readers of Zarr do not see them yet.
+                    logger.warning("A history's document cannot be replaced: %s", error)
+                    return
+
+    def close(self) -> None:
+        """Publish what is left, and stop."""
+        timer = self._timer
+        if timer is not None:
+            timer.cancel()
+        self.publish()
+        self._writers.clear()
+
+
+def check_appendable(files: Files, path: str, blob: str) -> None:
+    """Raise DefinitionError unless a storage can have a history."""
+    if not files.writes_in_place:
+        raise DefinitionError(
+            f"Blob {blob!r} is a history, but nothing can be appended to objects such as those of "
+            f"{path}. Checkpoint to a directory in a file system, or declare the blob without "
+            f"history=."
+        )
+
+
+def make_groups(files: Files, directory: str, label: str, blobs: Iterable[str]) -> None:
+    """Make the groups in which workers create the arrays of a binding, one for each blob."""
+    for blob in blobs:
+        check_appendable(files, directory, blob)
+        root = join_path(directory, f"{HISTORIES}/{label}/{escape(blob)}")
+        files.make_directories(root)
+        files.put(join_path(root, ROOT_DOCUMENT), GROUP, durable=True)
+
+
+def copy_history(reader: HistoryReader, files: Files, root: str, node: str) -> None:
+    """Copy what a mark counts, and verify it; the caller makes it durable."""
+    mark, digests = reader.mark, reader.read_digests()
+    files.make_directory(root)
+    for number in range(-(-mark.rows // mark.chunk_rows)):
+        path = join_path(root, reader.name_chunk(number))
+        files.write_at(path, 0, [reader.read_chunk(number, digests)], mark.chunk_bytes)
+    shape = (mark.rows, *mark.shape)
+    document = describe_history(node, reader.dtype, shape, mark.chunk_rows, digests)
+    files.write(join_path(root, ROOT_DOCUMENT), [document])

@@ -1,0 +1,343 @@
+"""Blobs with ``history=``: each epoch adds rows to one array of a node."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from jobrunner import (
+    Blob,
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    DefinitionError,
+    Job,
+    JobRunner,
+    KeepLast,
+    MultiNodeCheckpointManager,
+    Node,
+    Position,
+    SaveEvery,
+    Session,
+    Task,
+    TaskFailedError,
+    current_task,
+    epoch_limiter,
+)
+from jobrunner.checkpoint import copy_epoch, inspect_directory, restore_epoch
+from jobrunner.testing import assert_identical
+
+NODES = ("chain:0", "chain:1")
+
+
+def draw(state: Any) -> tuple[Any, Any, float]:
+    task = current_task()
+    draws = task.rng.standard_normal((3, 2)) + state[:, None].sum()
+    return draws, state + draws[-1, 0], float(state[0])
+
+
+def sampler(epochs: int, fails_at: int = -1, nodes: tuple[str, ...] = NODES, steps: int = 1) -> Job:
+    def check(state: Any) -> None:
+        task = current_task()
+        if (task.epoch, task.step) == (fails_at, steps - 1):
+            raise ValueError(state)
+
+    with Job("sampler", seed=3, steps_per_epoch=steps) as job:
+        for name in nodes:
+            with Node(name):
+                with job.init_group:
+                    Task(lambda: np.zeros(3), outputs="state")
+                outputs: Any = [
+                    Blob("draws", history="extend"),
+                    "state",
+                    Blob("energy", history=True),
+                ]
+                Task(draw, inputs="state", outputs=outputs)
+                Task(check, inputs="state")
+    epoch_limiter(job, epochs)
+    return job
+
+
+def run(
+    session: Session, path: Path, epochs: int, fails_at: int = -1, **options: Any
+) -> MultiNodeCheckpointManager:
+    managed = {name: options.pop(name) for name in ("keep", "save", "load_path") if name in options}
+    shape = {name: options.pop(name) for name in ("nodes", "steps") if name in options}
+    manager = MultiNodeCheckpointManager(path, **managed)
+    job = sampler(epochs, fails_at, **shape)
+    try:
+        JobRunner(job, manager, callbacks=[], **options).run(session)
+    except TaskFailedError:
+        assert fails_at >= 0
+    return manager
+
+
+def expect_rows(
+    manager: MultiNodeCheckpointManager, epochs: int, nodes: tuple[str, ...] = NODES
+) -> None:
+    """Compare the histories with what the job computes when it is not interrupted."""
+    draws, energy = manager.history_of("draws").compute(), manager.history_of("energy").compute()
+    assert draws.shape == (len(nodes), 3 * epochs, 2)
+    assert energy.shape == (len(nodes), epochs)
+    state = np.zeros((len(nodes), 3))
+    for epoch in range(epochs):
+        assert np.array_equal(energy[:, epoch], state[:, 0])
+        state = state + draws[:, 3 * epoch + 2, 0, None]
+    last = manager.open("latest")
+    for i, node in enumerate(nodes):
+        assert np.array_equal(last[node]["draws"], draws[i, -3:])
+        assert last[node].load("energy") == energy[i, -1]
+        assert type(last[node].load("energy")) is float
+        assert np.array_equal(last[node].load("state"), state[i])
+
+
+def labels(manager: MultiNodeCheckpointManager) -> list[str]:
+    return sorted(path.name for path in Path(manager.path, "_histories").iterdir())
+
+
+def test_each_epoch_adds_rows_to_one_array(session: Session, tmp_path: Path) -> None:
+    manager = run(session, tmp_path / "k", 5)
+    expect_rows(manager, 5)
+    assert len(labels(manager)) == 1
+    assert manager.history_of("draws", epoch=2).shape == (2, 6, 2)
+    assert manager.history_of("energy", nodes=["chain:1"]).shape == (1, 5)
+    with pytest.raises(BlobNotFoundError, match="no history of blob 'state'.*draws, energy"):
+        manager.history_of("state")
+    with pytest.raises(BlobNotFoundError, match="no node 'chain:2'"):
+        manager.history_of("draws", nodes=["chain:2"])
+    # At epoch 0 there are no rows, and no blob.
+    with pytest.raises(BlobNotFoundError, match="It has none"):
+        manager.history_of("draws", epoch=0)
+
+
+def test_any_reader_opens_the_rows_while_the_run_goes_on(session: Session, tmp_path: Path) -> None:
+    lengths: list[int] = []
+
+    class Look:
+        def on_save(self, report: Any) -> None:
+            (path,) = (tmp_path / "k" / "_histories").glob("*/draws")
+            arrays = list(zarr.open_group(path, mode="r").arrays())
+            lengths.extend(array.shape[0] for _, array in arrays)
+            for _, array in arrays:
+                assert not np.isnan(array[:]).any()
+
+    manager = MultiNodeCheckpointManager(tmp_path / "k", asynchronous=False)
+    JobRunner(sampler(3), manager, callbacks=[Look()]).run(session)
+    assert lengths[:2] == [3, 3]  # at once; later ones within a second
+    assert set(lengths) <= {3, 6, 9}
+
+
+@pytest.mark.parametrize("save", [SaveEvery(epochs=1), SaveEvery(epochs=3)])
+def test_a_resume_goes_on_with_the_rows_of_the_recorded_epoch(
+    save: SaveEvery, session: Session, tmp_path: Path
+) -> None:
+    manager = run(session, tmp_path / "k", 8, fails_at=6, save=save)
+    # What was not recorded does not count, although its rows are there.
+    at = manager.latest()
+    assert isinstance(at, int)
+    expect_rows(manager, at)
+    manager = run(session, tmp_path / "k", 8, save=save)
+    expect_rows(manager, 8)
+    assert len(labels(manager)) == 2
+    whole = run(session, tmp_path / "whole", 8)
+    for blob in ("draws", "energy"):
+        rows = manager.history_of(blob).compute()
+        assert np.array_equal(rows, whole.history_of(blob).compute())
+
+
+def test_a_rewind_keeps_the_rows_that_a_restore_needs(session: Session, tmp_path: Path) -> None:
+    manager = run(session, tmp_path / "k", 6)
+    before = manager.history_of("draws").compute()
+    run(session, tmp_path / "k", 4, resume_from_epoch=2)
+    expect_rows(manager, 4)
+    assert np.array_equal(manager.history_of("draws").compute(), before[:, :12])
+    for _ in range(2):
+        run(session, tmp_path / "k", 4)
+    restore_epoch(manager.directory, Position(6))
+    assert np.array_equal(manager.history_of("draws").compute(), before)
+    expect_rows(manager, 6)
+
+
+def test_what_no_epoch_needs_is_deleted_by_a_later_run(session: Session, tmp_path: Path) -> None:
+    for epochs in (3, 5, 7, 9):
+        manager = run(session, tmp_path / "k", epochs, keep=KeepLast(1))
+        assert manager.epochs()[-1] == epochs
+        expect_rows(manager, epochs)
+    # The epoch that was loaded stays until the next one is recorded, and one run longer its rows.
+    findings = {item.path: item.status for item in inspect_directory(manager.directory)}
+    statuses = [findings[f"_histories/{label}"] for label in labels(manager)]
+    assert sorted(statuses) == ["live", "live", "pending"]
+
+
+def test_a_copy_has_the_rows_of_its_epoch(session: Session, tmp_path: Path) -> None:
+    manager = run(session, tmp_path / "k", 5)
+    copy_epoch(manager.directory, Position(3), str(tmp_path / "copy"))
+    copy = MultiNodeCheckpointManager(tmp_path / "copy")
+    expect_rows(copy, 3)
+    copy.verify(3)
+    expect_rows(run(session, tmp_path / "copy", 5), 5)
+    # A run in a directory of its own copies them, too.
+    expect_rows(run(session, tmp_path / "fork", 7, load_path=tmp_path / "k"), 7)
+    expect_rows(manager, 5)
+
+
+def test_nodes_and_blobs_take_their_rows_along_under_new_names(
+    session: Session, tmp_path: Path
+) -> None:
+    run(session, tmp_path / "k", 3)
+    names = ("chain:1", "other")
+    rename = {"chain:0": "chain:1", "chain:1": "other"}
+    manager = run(session, tmp_path / "k", 5, nodes=names, rename=rename)
+    expect_rows(manager, 5, names)
+
+
+def test_a_new_node_begins_without_rows(session: Session, tmp_path: Path) -> None:
+    run(session, tmp_path / "k", 3)
+    nodes = (*NODES, "chain:2")
+    manager = run(session, tmp_path / "k", 5, nodes=nodes, missing="init")
+    with pytest.raises(DefinitionError, match="differ in length: chain:0: 15.*chain:2: 6"):
+        manager.history_of("draws")
+    assert manager.history_of("draws", nodes=["chain:2"]).shape == (1, 6, 2)
+    assert manager.history_of("draws", nodes=NODES).shape == (2, 15, 2)
+
+
+def test_each_step_adds_a_row(session: Session, tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    manager = run(session, path, 3, fails_at=2, steps=4, save=SaveEvery(steps=3))
+    assert manager.latest() == Position(1, 2)
+    assert manager.history_of("energy").shape == (2, 6)
+    manager = run(session, path, 3, steps=4, save=SaveEvery(steps=3))
+    expect_rows(manager, 12)
+
+
+def test_one_damaged_old_chunk_does_not_damage_every_epoch(
+    inproc_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_LEAST_BYTES", "_MOST_BYTES"):
+        monkeypatch.setattr(f"jobrunner.checkpoint.history_writer.{name}", 64)
+    path = tmp_path / "k"
+    manager = run(inproc_session, path, 4)
+    (chunk,) = path.glob("_histories/*/draws/chain:0/c.0.0")
+    content = bytearray(chunk.read_bytes())
+    content[3] ^= 1
+    chunk.write_bytes(content)
+    manager = run(inproc_session, path, 6)
+    last = manager.open(6)["chain:0"].load("draws")
+    assert last.shape == (3, 2)
+    with pytest.raises(CheckpointCorruptError, match=r"draws/chain:0/c.0.0.*of its rows 0 to 3"):
+        manager.verify(6)
+    with pytest.raises(CheckpointCorruptError, match=r"draws/chain:0/c.0.0"):
+        manager.history_of("draws").compute()
+    assert manager.history_of("draws", nodes=["chain:1"]).compute().shape == (1, 18, 2)
+
+
+def test_a_damaged_tail_makes_a_resume_fall_back(session: Session, tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    run(session, path, 4)
+    (chunk,) = path.glob("_histories/*/energy/chain:0/c.0")
+    content = bytearray(chunk.read_bytes())
+    content[3 * 8] ^= 1  # the row of epoch 4
+    chunk.write_bytes(content)
+    manager = run(session, path, 5)
+    expect_rows(manager, 5)
+
+
+def put(values: Any) -> Any:
+    return values[current_task().epoch - 1]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("history", "values", "message"),
+    [
+        (True, [np.zeros(2), np.zeros(3)], r"expected rows of float64 and shape \(2,\)"),
+        (True, [1.0, 1], "expected rows of float64 and shape .*found int64"),
+        (True, ["text"], "expected arrays or numbers .*found <class 'str'>"),
+        (True, [np.array(["a"])], "found an array of <U1"),
+        (True, [np.zeros((2, 0))], "expected rows with items"),
+        (True, [2**70], "expected arrays or numbers"),
+        ("extend", [1.0], "expected arrays whose first axis are rows"),
+        ("extend", [np.zeros((2, 3)), np.zeros((2, 4))], r"shape \(3,\), as those before"),
+    ],
+)
+def test_what_is_no_row_fails_its_task(
+    history: Any, values: list[Any], message: str, inproc_session: Session, tmp_path: Path
+) -> None:
+    with Job("j") as job, Node("a"):
+        Task(put, outputs=Blob("h", history=history), kwargs={"values": values}, inputs=())
+    epoch_limiter(job, len(values))
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    with pytest.raises(DefinitionError, match="Task a/put") as caught:
+        JobRunner(job, manager, callbacks=[]).run(inproc_session)
+    assert re.search(message, str(caught.value), re.S)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [np.float32(1), np.float32(2)],
+        [True, False],
+        [3, 4],
+        [1j, 2j],
+        [np.array(5, "<M8[s]"), np.array(6, "<M8[s]")],
+        [np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(3, 2).T],
+        [np.array([1, 2], ">i4"), np.array([3, 4], ">i4")],
+    ],
+)
+def test_the_last_value_comes_back_as_it_was(
+    values: list[Any], inproc_session: Session, tmp_path: Path
+) -> None:
+    with Job("j") as job, Node("a"):
+        Task(put, outputs=Blob("h", history=True), kwargs={"values": values}, inputs=())
+    epoch_limiter(job, 2)
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    JobRunner(job, manager, callbacks=[]).run(inproc_session)
+    assert_identical(
+        np.ascontiguousarray(values[1]) if np.ndim(values[1]) else values[1],
+        manager.open(2)["a"].load("h"),
+    )
+    rows = manager.history_of("h").compute()
+    assert np.array_equal(rows[0], np.stack([np.asarray(value) for value in values]))
+
+
+def test_updates_add_rows_and_init_only_makes_the_first_value(
+    inproc_session: Session, tmp_path: Path
+) -> None:
+    def add(x: Any) -> None:
+        x += 1
+
+    with Job("j") as job, Node("a"):
+        with job.init_group:
+            Task(lambda: np.zeros(2), outputs=Blob("x", history=True))
+        Task(add, updates="x")
+        Task(add, updates="x", name="again")
+    epoch_limiter(job, 3)
+    manager = MultiNodeCheckpointManager(tmp_path / "k")
+    JobRunner(job, manager, callbacks=[]).run(inproc_session)
+    assert manager.history_of("x").compute().tolist() == [[[2, 2], [4, 4], [6, 6]]]
+    assert manager.open(0)["a"].load("x").tolist() == [0, 0]
+
+
+def test_what_does_not_fit_a_history_is_refused_at_its_definition(tmp_path: Path) -> None:
+    for options in ({"partition": 0}, {"replicated": True}, {"transient": True}):
+        with pytest.raises(DefinitionError, match="give only one of them"):
+            Blob("x", history=True, **options)
+    with pytest.raises(DefinitionError, match="omit compressors, chunks"):
+        Blob("x", history=True, chunks=3)
+    with pytest.raises(DefinitionError, match="history"):
+        Blob("x", history="append")  # type: ignore[arg-type]
+    with Job("j") as job, Node("a"):
+        Task(float, outputs=Blob("x", history=True), inputs=())
+        Task(float, outputs=Blob("x", history="extend"), inputs=(), name="again")
+    epoch_limiter(job, 1)
+    with pytest.raises(DefinitionError, match="Declare it the same way in all tasks"):
+        job.compile()
+
+
+def test_an_object_store_is_refused_before_anything_runs(inproc_session: Session) -> None:
+    manager = MultiNodeCheckpointManager("memory://histories/k")
+    with pytest.raises(DefinitionError, match="nothing can be appended to objects"):
+        JobRunner(sampler(2), manager, callbacks=[]).run(inproc_session)
