@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any, Literal
 
 from jobrunner.checkpoint import Details, EpochRecord, blobs_of
@@ -93,8 +94,6 @@ class Names:
     """The renames that this checkpoint needs."""
     nodes: Mapping[str, str]
     """Node -> the recorded node that it was."""
-    every: Mapping[str, str]
-    """Blob -> its recorded name, if it was renamed on every node."""
     sources: Mapping[Key, Key]
     """Node and blob -> the recorded ones."""
 
@@ -102,15 +101,12 @@ class Names:
 def name_now(rename: Mapping[str, str], record: EpochRecord, path: str) -> Names:
     """Name what a checkpoint in the directory `path` has as a job does for which `rename` is given.
 
-    Renames come first, then equal names. Raises `PlanMismatchError` if a rename names nothing that
-    is recorded.
+    Renames come first, those of one blob before those on every node, then equal names. Raises
+    `PlanMismatchError` if a rename names nothing that is recorded.
     """
     recorded = blobs_of(record)
     done = record.details.renamed
     renamed = {old: new for old, new in rename.items() if done.get(old) != new}
-    nodes: dict[str, str] = {}
-    every: dict[str, str] = {}
-    sources: dict[Key, Key] = {}
     for old, new in renamed.items():
         node, blob = _key(old)
         if not _is_named(old, recorded):
@@ -120,26 +116,26 @@ def name_now(rename: Mapping[str, str], record: EpochRecord, path: str) -> Names
                 f"rename={{{old!r}: {new!r}}}: epoch {record.at} of {path} has no {lacks}. Its "
                 f"{'blobs' if node in recorded else 'nodes'} are {names}. Correct or omit it."
             )
-        if not blob:
-            nodes[new] = old
-        elif node == _EVERY:
-            every[_key(new)[1]] = blob
-        else:
-            sources[_key(new)] = (node, blob)
-    for node in recorded:
-        if node not in renamed:
-            nodes.setdefault(node, node)
-    moved = set(sources.values())
-    # What is renamed on every node comes before what has that name already.
-    for node, old in nodes.items():
-        for name, old_name in every.items():
-            if old_name in recorded[old] and (old, old_name) not in moved:
-                sources.setdefault((node, name), (old, old_name))
-    for node, old in nodes.items():
-        for name in recorded[old]:
-            if name not in every.values() and (old, name) not in moved:
-                sources.setdefault((node, name), (old, name))
-    return Names(renamed, nodes, every, sources)
+    taken = renamed.values()
+    now = {
+        node: renamed.get(node, node) for node in recorded if node in renamed or node not in taken
+    }
+    claims: list[tuple[int, Key, Key]] = []
+    for node, blobs in recorded.items():
+        for name in blobs:
+            new_name = _rename_everywhere(renamed, name)
+            if f"{node}/{name}" in renamed:
+                claims.append((0, _key(renamed[f"{node}/{name}"]), (node, name)))
+            elif node in now:
+                claims.append((1 if new_name != name else 2, (now[node], new_name), (node, name)))
+    # The last one has the name.
+    sources = {key: source for _, key, source in sorted(claims, reverse=True)}
+    return Names(renamed, {new: old for old, new in now.items()}, sources)
+
+
+def _rename_everywhere(renamed: Mapping[str, str], name: str) -> str:
+    """The name that a recorded blob has now, unless it is renamed on its node alone."""
+    return _key(renamed.get(f"{_EVERY}/{name}", f"{_EVERY}/{name}"))[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +182,17 @@ def match(plan: Plan, record: EpochRecord, path: str, adaptation: Adaptation) ->
     recorded = blobs_of(record)
     names = name_now(adaptation.rename, record, path)
     _check_new_names(plan, names.renamed, needed)
-    shared = _name_shared(plan, record, names)
+    shared: dict[str, str] = {}  # replicated and partitioned blobs -> their recorded names
+    for planned, stored in (
+        (plan.replicated, record.details.replicated),
+        (plan.partitions, record.details.partitions),
+    ):
+        now: dict[str, str] = {}
+        for old in stored:
+            name = _rename_everywhere(names.renamed, old)
+            if name != old or name not in now:
+                now[name] = old
+        shared.update({name: now[name] for name in planned if name in now})
     sources: dict[Key, Key] = {}
     missing: set[Key] = set()
     for node, blobs in needed.items():
@@ -219,25 +225,10 @@ def match(plan: Plan, record: EpochRecord, path: str, adaptation: Adaptation) ->
         frozenset(missing),
         frozenset(made),
         tuple(_describe_dropped(recorded, used, kept_nodes)),
-        tuple(_describe_renamed(names, sources)),
+        tuple(starmap(_describe_rename, names.renamed.items())),
         streams,
         bool(names.renamed or made),
     )
-
-
-def _name_shared(plan: Plan, record: EpochRecord, names: Names) -> dict[str, str]:
-    """The replicated and partitioned blobs of the plan that are recorded as such: recorded names."""
-    shared = {}
-    for planned, recorded in (
-        (plan.replicated, record.details.replicated),
-        (plan.partitions, record.details.partitions),
-    ):
-        for name in planned:
-            old_name = names.every.get(name, name)
-            is_moved = old_name in names.every.values() and name not in names.every
-            if old_name in recorded and not is_moved:
-                shared[name] = old_name
-    return shared
 
 
 def _refuse_missing(
@@ -293,16 +284,13 @@ def _name_blob(node: str, name: str) -> str:
     return f"blob {name!r} of node {node!r}"
 
 
-def _describe_renamed(names: Names, sources: Mapping[Key, Key]) -> Iterator[str]:
-    for node, old in names.nodes.items():
-        if node != old:
-            yield f"node {old!r} as {node!r}"
-    for name, old_name in names.every.items():
-        yield f"blob {old_name!r} of every node as {name!r}"
-    for (node, name), (old, old_name) in sources.items():
-        is_of_node = old == names.nodes.get(node, node)
-        if not (is_of_node and old_name == names.every.get(name, name)):
-            yield f"{_name_blob(old, old_name)} as {_name_blob(node, name)}"
+def _describe_rename(old: str, new: str) -> str:
+    (node, name), (_, new_name) = _key(old), _key(new)
+    if not name:
+        return f"node {old!r} as {new!r}"
+    if node == _EVERY:
+        return f"blob {name!r} of every node as {new_name!r}"
+    return f"{_name_blob(node, name)} as {_name_blob(*_key(new))}"
 
 
 def _describe_dropped(

@@ -172,7 +172,7 @@ def test_a_blob_renamed_on_every_node(session, manager):
     replaced = JobRunner(job_of({"b": {"w": 0}}, 2), manager, rename={"a": "b"}).plan_resume()
     assert replaced.drops == ("node 'b' ('w')",)
     runner = JobRunner(
-        job_of({"a": {"v": 0}, "c": {"v": 0}}, 2), manager, rename={"*/w": "*/v", "b": "c"}
+        job_of({"a": {"v": 0}, "c": {"v": 0}}, 2), manager, rename={"b": "c", "*/w": "*/v"}
     )
     assert runner.plan_resume().renames == (
         "node 'b' as 'c'",
