@@ -196,8 +196,9 @@ def diff_command(*, a: str, b: str) -> Output:
         _opened(directory, epoch) as one,
         _opened(other_directory or directory, other_epoch) as other,
     ):
-        data, text, is_equal = compare_checkpoints(one, other)
-    return Output({"a": a, "b": b, **data}, text.split("\n"), 0 if is_equal else DIFFERENT)
+        data, text = compare_checkpoints(one, other)
+    status = 0 if data["is_equal"] else DIFFERENT
+    return Output({"a": a, "b": b, **data}, text.split("\n"), status)
 
 
 def _split_checkpoint(text: str) -> tuple[str, NamedEpoch]:

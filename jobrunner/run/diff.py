@@ -33,8 +33,8 @@ Differences = Iterator[Difference]
 _LONGEST = 40  # characters of a value that is shown
 
 
-def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[dict[str, Any], str, bool]:
-    """Compare all blobs of all nodes; returns data for JSON, a text, and whether all are equal.
+def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[dict[str, Any], str]:
+    """Compare all blobs of all nodes; returns data for JSON, and a text.
 
     Blobs with equal digests are not read. ``only_in_a`` and ``only_in_b`` name a node or
     ``node/blob``; each of ``differences`` has ``node``, ``blob``, ``where`` (in the blob), ``what``,
@@ -55,9 +55,8 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[dict[str, A
             else:
                 num_different += 1
                 differences += _compare_blob(one, other, node, blob)
-    is_equal = not (differences or only_in_a or only_in_b)
     data = {
-        "is_equal": is_equal,
+        "is_equal": not (differences or only_in_a or only_in_b),
         "num_equal": num_equal,
         "only_in_a": only_in_a,
         "only_in_b": only_in_b,
@@ -67,7 +66,7 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[dict[str, A
     lines += [f"only in B: {name}" for name in only_in_b]
     lines += [f"{it['node']}/{it['blob']}{it['where']}: {it['what']}" for it in differences]
     lines.append(count_equal(num_equal, num_different))
-    return data, "\n".join(printable(line, kept="") for line in lines), is_equal
+    return data, "\n".join(printable(line, kept="") for line in lines)
 
 
 def _only_in(one: Checkpoint, other: Checkpoint) -> list[str]:
@@ -263,11 +262,11 @@ def compare_runs(
         try:
             with one.directory.reading(at), other.directory.reading(at):
                 checkpoints = open_record(one.directory, a), open_record(other.directory, b)
-                difference, text, is_equal = compare_checkpoints(*checkpoints)
+                difference, text = compare_checkpoints(*checkpoints)
         except CheckpointNotFoundError:  # a run has removed it meanwhile
             data["num_compared"] -= 1
             continue
-        if not is_equal:
+        if not difference["is_equal"]:
             return {**data, "differ_at": at.public, "difference": difference}, text
     return data, ""
 

@@ -237,12 +237,10 @@ class Run:
         manager, decided = self.runner.checkpoint_manager, self.resume
         if manager is None:
             return decided
-        if not self.has_begun and decided.snapshot is not None:
-            lock = manager.commits.lock
-            before = manager.directory.snapshot().number if lock is None else lock.number - 1
-            if before == decided.snapshot.number:
-                return replace(decided, in_use="")
-        return self._decide()
+        lock, before = manager.commits.lock, decided.snapshot
+        if self.has_begun or lock is None or before is None or before.number != lock.number - 1:
+            return self._decide()
+        return replace(decided, in_use="")
 
     def _load_newest(self) -> Begin | None:
         """Load what was decided; if it is damaged, decide without it, until an epoch is whole."""
@@ -481,7 +479,8 @@ class Run:
         """
         state = self.state
         if self._handed_over == state.at or state.is_recorded or state.steps_done:
-            self._wait_for_saves()
+            with self.watch.spending("save_wait"):
+                self.saver.wait()
             if not self.saver.must_retry:
                 return
         self._save(state.at, must_wait=True)
@@ -497,10 +496,6 @@ class Run:
             about = self._about(at)
             with self.watch.spending("save_wait"):
                 self.saver.save(at, about, must_wait=must_wait)
-
-    def _wait_for_saves(self) -> None:
-        with self.watch.spending("save_wait"):
-            self.saver.wait()
 
     def _about(self, at: Position) -> dict[str, Any]:
         """What the record of a position says of the run."""

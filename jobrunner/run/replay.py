@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from jobrunner.checkpoint import REGISTERED_CODECS, Codec, Directory, EpochRecord, verify_record
@@ -211,17 +212,18 @@ class Replay:
     def _writers(self) -> dict[Key, list[str]]:
         """Node and blob -> the tasks that write it; both in the order of tasks."""
         groups = ("epoch", "epoch_end") if self._target.record.at != Position(0) else ("init",)
-        planned = []
-        for key in groups:
-            if key in self._plan.groups:
-                for node, part in self._plan.groups[key].slices.items():
-                    planned += [(key, task.index, node, task) for task in part.tasks]
         writers: dict[Key, list[str]] = {}
-        for _, _, node, task in sorted(planned, key=lambda it: (groups.index(it[0]), it[1])):
-            names = [output.name for output in task.outputs if output.is_kept]
-            names += [it.name for it in task.arguments if isinstance(it, UpdateArgument)]
-            for name in names:
-                writers.setdefault((node, name), []).append(f"{node}/{task.name}")
+        for key in groups:
+            planned = []
+            for node, part in (
+                self._plan.groups[key].slices if key in self._plan.groups else {}
+            ).items():
+                planned += [(task.index, node, task) for task in part.tasks]
+            for _, node, task in sorted(planned, key=itemgetter(0)):
+                names = [output.name for output in task.outputs if output.is_kept]
+                names += [it.name for it in task.arguments if isinstance(it, UpdateArgument)]
+                for name in names:
+                    writers.setdefault((node, name), []).append(f"{node}/{task.name}")
         return writers
 
 

@@ -171,14 +171,12 @@ def decide(
             f"According to its log, another run uses {own.path} ({holder}). A new run waits for "
             f"that run's heartbeat, and does not begin if it sees one."
         )
-    origin, epochs = own, snapshot
-    record: EpochRecord | None = None
-    reason = "resume_from_epoch is None"
-    warnings: list[str] = []
     damage = dict(damaged or {})
     is_named = asked not in (None, "latest")
+    warnings: list[str] = []
     if asked == "latest" and not own.is_taken:
         warnings += _check_claimed(own, snapshot)
+    origin, epochs = own, snapshot
     if asked is not None and manager.origin is not None and not snapshot.recorded:
         origin, epochs = manager.origin, manager.origin.snapshot()
         if not epochs.recorded:
@@ -188,18 +186,13 @@ def decide(
             )
         if asked == "latest":
             warnings += _check_claimed(origin, epochs)
+    record: EpochRecord | None = None
+    reason = "resume_from_epoch is None"
     if asked is not None and is_named:
         record = origin.record(origin.resolve(asked, epochs), epochs)
         reason = "it was asked for"
     elif asked is not None:
-        record = _find_newest(origin, epochs, damage)
-        reason = f"it is the last epoch recorded in {origin.path}"
-        if damage:
-            reason += " that is not known to be damaged"
-        if record is None:
-            reason = f"no recorded epoch of {origin.path} is whole"
-        if not epochs.recorded:
-            reason = f"nothing is recorded in {origin.path}"
+        record, reason = _find_newest(origin, epochs, damage)
     begin, left, later = None, remainder(Position(0), None), tuple(epochs.epochs)
     if record is None:
         adaptation.check_start(plan)
@@ -232,8 +225,8 @@ def decide(
 
 def _find_newest(
     origin: Directory, snapshot: State, damaged: dict[Position, str]
-) -> EpochRecord | None:
-    """The newest record not known to be damaged; only its load shows if the epoch is whole.
+) -> tuple[EpochRecord | None, str]:
+    """The newest record not known to be damaged, and why it; only its load shows if it is whole.
 
     Adds newer epochs whose record cannot be read to `damaged`.
     """
@@ -241,10 +234,15 @@ def _find_newest(
         if at in damaged:
             continue
         try:
-            return origin.record(at, snapshot)
+            record = origin.record(at, snapshot)
         except CheckpointCorruptError as error:
             damaged[at] = describe_damage(error)
-    return None
+            continue
+        known = " that is not known to be damaged" if damaged else ""
+        return record, f"it is the last epoch recorded in {origin.path}{known}"
+    if damaged:
+        return None, f"no recorded epoch of {origin.path} is whole"
+    return None, f"nothing is recorded in {origin.path}"
 
 
 def describe_damage(error: CheckpointCorruptError) -> str:

@@ -131,7 +131,7 @@ class Case:
         epochs = manager.positions()[-2:]
         if epochs:
             with manager.open(epochs[0]) as one, manager.open(epochs[-1]) as other:
-                data, text, _ = compare_checkpoints(one, other)
+                data, text = compare_checkpoints(one, other)
             _print(Output(data, text.splitlines()))
 
     def fsck(self) -> None:
