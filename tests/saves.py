@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -26,9 +27,9 @@ class Save:
         **options: Any,
     ) -> None:
         self.at = Position.of(epoch)
-        self.commits = manager.commits
-        self.encoding = manager.commits.encoding(**options)
-        self.order = manager.commits.order({self.at: details or {}}, self.encoding)
+        self.run = manager.run
+        self.encoding = replace(manager.run.encoding(), **options)
+        self.order = manager.run.order({self.at: details or {}}, self.encoding)
         self.sent = self.order
         self.queue = SaveQueue(self.encoding)
 
@@ -56,11 +57,11 @@ class Save:
 
     def commit(self, receipts: Receipts) -> None:
         """Record the epoch."""
-        self.commits.commit(self.order, Written([dict(receipts)]))
+        self.run.commit(self.order, Written([dict(receipts)]))
 
     def abandon(self) -> None:
         """Give the epoch up."""
-        self.commits.abandon(self.order)
+        self.run.abandon(self.order)
 
 
 def save_epoch(

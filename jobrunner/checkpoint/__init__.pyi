@@ -1,4 +1,4 @@
-from .commits import (
+from .directory_run import (
     read_receipts as read_receipts,
 )
 from .encoding import (
@@ -32,6 +32,7 @@ from .keep_policies import (
     best_metrics as best_metrics,
     find_unreported as find_unreported,
     name_reported as name_reported,
+    rank as rank,
 )
 from .load_plan import (
     blobs_of as blobs_of,
@@ -90,10 +91,8 @@ from .maintenance import (
     restore_epoch as restore_epoch,
 )
 from .manager import (
-    MultiNodeCheckpointManager as MultiNodeCheckpointManager,
-)
-from .node_manager import (
     CheckpointManager as CheckpointManager,
+    MultiNodeCheckpointManager as MultiNodeCheckpointManager,
 )
 from .save_policies import (
     Moment as Moment,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any, Literal
+from typing import Any
 
-from jobrunner.checkpoint.keep_policies import KeepBest, SavedEpoch, name_reported
+from jobrunner.checkpoint.keep_policies import SavedEpoch, name_reported, rank
 from jobrunner.checkpoint.log import (
     CommitEntry,
     Details,
@@ -31,7 +31,7 @@ from jobrunner.checkpoint.log import (
     record_in,
 )
 from jobrunner.checkpoint.storage import Files, absolute_path, files_of, join_path
-from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, DefinitionError
+from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError
 from jobrunner.names import ROOT_DOCUMENT, format_store_name, parse_store_name
 from jobrunner.positions import BEST, EpochLike, Position, PublicPosition, format_ranges, name_step
 from jobrunner.texts import get_logger
@@ -120,12 +120,6 @@ class Directory:
         self.files = files_of(self.path, files)
         if metadata_handler is None:
             metadata_handler = FileMetadataHandler(self.files)
-        elif not isinstance(metadata_handler, MetadataHandler):
-            raise DefinitionError(
-                f"metadata_handler must be a MetadataHandler; got "
-                f"{type(metadata_handler).__name__}, which lacks some of its methods: set_params, "
-                f"append, last_number, entries."
-            )
         self.handler = metadata_handler
         self.handler.set_params(self.path, ())
         self.log = LogWriter(self.handler, self.path)
@@ -154,23 +148,17 @@ class Directory:
         best = BEST.fullmatch(epoch) if isinstance(epoch, str) else None
         if best is None:
             return Position.of(epoch)
-        mode: Literal["min", "max"] = "max" if best["mode"] == "max" else "min"
-        return self._find_best(best["metric"], mode, snapshot)
-
-    def _find_best(
-        self, metric: str, mode: Literal["min", "max"], snapshot: State | None
-    ) -> Position:
         saved = []
         for at, record in self.records(snapshot=snapshot):
             if isinstance(record, EpochRecord):
                 saved.append(SavedEpoch(at, metrics=record.details.metrics))
-        best = KeepBest(metric, mode=mode).rank(saved)
-        if not best:
+        ranked = rank(best["metric"], best["mode"], saved)
+        if not ranked:
             raise CheckpointNotFoundError(
-                f"No recorded epoch of {self.path} has a number for {metric!r}. Reported: "
+                f"No recorded epoch of {self.path} has a number for {best['metric']!r}. Reported: "
                 f"{name_reported(saved)}. Check the name of the metric."
             )
-        return best[0].at
+        return ranked[0].at
 
     def record(self, epoch: Position, snapshot: State | None = None) -> EpochRecord:
         """The record of an epoch; raises CheckpointNotFoundError if there is none."""
@@ -222,16 +210,6 @@ class Directory:
             record.histories,
             number if record.contents is None else record.contents,
         )
-
-    def contents_of(self, record: EpochRecord) -> dict[str, NodeContents] | None:
-        """What the stores of a record have in them, by node; None if the entry that says so is lost."""
-        try:
-            source = self.log.read_entry(record.contents_number)
-        except CheckpointCorruptError:
-            return None
-        if not isinstance(source, CommitEntry):
-            return None
-        return {node: source.contents.get(node) or NodeContents() for node in record.stores}
 
     def check_recorded(self, epoch: Position, facts: State) -> None:
         """Raise CheckpointNotFoundError, with what to do, unless the epoch is recorded."""
@@ -298,24 +276,29 @@ class Directory:
 
     def pin(self, epoch: Position, label: str) -> None:
         """See `MultiNodeCheckpointManager.pin`."""
-
-        def decide(state: State) -> Mapping[str, Any] | None:
-            self.check_recorded(epoch, state)
-            is_pinned = label in state.pins.get(epoch, ())
-            return None if is_pinned else {"epoch": epoch, "label": label}
-
-        self.log.note(PinEntry, decide)
+        self._note(PinEntry, epoch, label, lambda labels: label not in labels)
 
     def unpin(self, epoch: Position, label: str | None = None) -> bool:
         """See `MultiNodeCheckpointManager.unpin`."""
+        return self._note(
+            UnpinEntry, epoch, label, lambda labels: bool(labels) and label in (None, *labels)
+        )
+
+    def _note(
+        self,
+        kind: type[PinEntry | UnpinEntry],
+        epoch: Position,
+        label: str | None,
+        is_new: Callable[[Collection[str]], bool],
+    ) -> bool:
+        """Append an entry if it says something new of the labels of a recorded epoch."""
 
         def decide(state: State) -> Mapping[str, Any] | None:
             self.check_recorded(epoch, state)
-            labels = state.pins.get(epoch, ())
-            is_pinned = bool(labels) if label is None else label in labels
-            return {"epoch": epoch, "label": label} if is_pinned else None
+            has_news = is_new(state.pins.get(epoch, ()))
+            return {"epoch": epoch, "label": label} if has_news else None
 
-        return self.log.note(UnpinEntry, decide) is not None
+        return self.log.note(kind, decide) is not None
 
     def watch(
         self, after: Position | None, poll_seconds: float, timeout_seconds: float | None
@@ -330,21 +313,19 @@ class Directory:
         last_news = time.monotonic()
         while True:
             snapshot = self.snapshot()
-            news = sorted((number, at) for at, number in snapshot.recorded.items())
-            news = [item for item in news if item > newest]
-            for item in news:
-                newest = item
-                yield item[1]
-            if news:
+            recorded = sorted((number, at) for at, number in snapshot.recorded.items())
+            if recorded and recorded[-1] > newest:
+                for item in recorded:
+                    if item > newest:
+                        newest = item
+                        yield item[1]
                 last_news = time.monotonic()
                 continue  # the reader may have been slow: look again at once
-            if snapshot.holder is not None and snapshot.is_ended:
-                return
             seconds = poll_seconds
             if timeout_seconds is not None:
                 seconds = min(seconds, last_news + timeout_seconds - time.monotonic())
-                if seconds <= 0:
-                    return
+            if seconds <= 0 or (snapshot.holder is not None and snapshot.is_ended):
+                return
             time.sleep(seconds)
 
     # --- stores
@@ -368,27 +349,19 @@ class Directory:
         Runs claim every store before they write it. So the log, or its newest entries, must be
         lost. Reads names, no stores.
         """
-        names: Iterable[str] = self.files.list_names(self.path)
-        if snapshot is not None:
-            names = _unclaimed_among(names, snapshot)
-            if not names:
-                return []
-        # Another run may have claimed these names since the snapshot, and then used them.
-        suspects = _unclaimed_among(names, self.snapshot())
-        return sorted({suspects[name] for name in self.find_whole(suspects)})
+        names = self.files.list_names(self.path)  # first: what a run uses now, it has claimed
+        state = snapshot or self.snapshot()
+        unclaimed = {}
+        for name in names:
+            store = parse_store_name(name)
+            if store is not None and not state.has_claimed(store.key):
+                unclaimed[name] = store.epoch
+        if unclaimed and snapshot is not None:
+            return self.unclaimed()  # a run may have claimed these names since then
+        return sorted({unclaimed[name] for name in self.find_whole(unclaimed)})
 
     def find_whole(self, names: Collection[str]) -> list[str]:
         """Those of the named stores that have their root document, which is written last."""
         documents = [join_path(self.path, f"{name}/{ROOT_DOCUMENT}") for name in names]
         are_whole = self.files.each(self.files.is_taken, documents)
         return list(compress(names, are_whole))
-
-
-def _unclaimed_among(names: Iterable[str], snapshot: State) -> dict[str, Position]:
-    """Those that name a store and that no entry of the log claims, each with its epoch."""
-    unclaimed = {}
-    for name in names:
-        store = parse_store_name(name)
-        if store is not None and not snapshot.has_claimed(store.key):
-            unclaimed[name] = store.epoch
-    return unclaimed

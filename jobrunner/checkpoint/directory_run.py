@@ -1,50 +1,119 @@
-"""A run's use of its directory: takes it, sets epochs aside, releases it. Runs on the client."""
+"""A run's use of its directory: takes it, records epochs in it, sets some aside, releases it.
+
+Runs on the client; `worker_save` runs on the workers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
 
-from jobrunner.checkpoint.commits import Commits, writing
+import msgspec
+
 from jobrunner.checkpoint.directory import Directory
+from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes, refuse_classes
 from jobrunner.checkpoint.history import as_json
+from jobrunner.checkpoint.history_writer import check_appendable, make_groups
 from jobrunner.checkpoint.log import (
+    PARTITIONS,
+    REPLICATED,
+    Attempt,
+    CommitEntry,
     DoneEntry,
     EndEntry,
     FileMetadataHandler,
+    NodeContents,
     Patience,
+    Record,
     RetireEntry,
     RewindEntry,
     RunLock,
     State,
     Status,
+    Store,
     read_beat,
 )
 from jobrunner.checkpoint.retention import Retention
+from jobrunner.checkpoint.worker_save import Encoding, Receipt, SaveOrder, Written
 from jobrunner.config import get_number
-from jobrunner.errors import CheckpointError, DefinitionError
-from jobrunner.names import check_distinct
+from jobrunner.define import ArrayOptions
+from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
+from jobrunner.names import check_distinct, parse_store_name
 from jobrunner.positions import Position
-from jobrunner.texts import get_logger
+from jobrunner.texts import get_logger, listed
 
 logger = get_logger(__name__)
 
+_MOST_STORES = 20_000
+"""In an order: its entry of the log takes some megabytes then."""
+
 _LEAST_BEAT_SECONDS = 0.1
 
+Receipts = Mapping[str, Receipt]
+"""By node."""
 
-@dataclass(slots=True)
+Contents = dict[str, NodeContents]
+"""By node, what the log says of stores, so that a load can be planned without opening them."""
+
+
+class Committed(NamedTuple):
+    """What has become of an order."""
+
+    recorded: dict[Position, Receipts]  # in order; what is passed over is not among them
+    problem: Exception | None  # why later positions of the order are not
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """An order that was neither committed nor abandoned, and what only the client must know of it."""
+
+    order: SaveOrder
+    records: dict[Position, Record]
+    """Without stores; in order, with those passed over."""
+    encoding: Encoding
+    wanted: Position
+    """The newest position that was to be ordered."""
+
+
+@dataclass(eq=False)
 class DirectoryRun:
-    """A run that holds the directory, from `start` to `end`; one run at a time."""
+    """A run that holds the directory, from `start` to `end`; one run at a time.
+
+    A group of positions costs one entry of the log: its ``commit`` records them, retires others by
+    policy, and claims the names of what is expected next. Only where no earlier entry has claimed
+    the names of a group, a ``begin`` comes before it.
+    """
 
     directory: Directory
     retention: Retention
-    commits: Commits
+    default_options: ArrayOptions
     delete_on_success: bool
     take_over: bool
     patience: Patience | None = None
     """How long a silent run counts as alive, if not as configured."""
+    lock: RunLock | None = field(default=None, init=False)
+    """Of the current run."""
+    _group: _Group | None = field(default=None, init=False)
+    _abandoned: list[str] = field(default_factory=list, init=False)
+    """Stores that slow workers may still write."""
+    _has_failed: bool = field(default=False, init=False)
+    """Whether the newest order was abandoned: workers may have used the names of the attempt."""
+    _contents: tuple[int, Contents] | None = field(default=None, init=False)
+    """What the stores of this run have in them, and the number of the entry that says so."""
+    _names: Sequence[str] = field(default=(), init=False)
+    """Those in the directory when the run took it."""
+    _placements: int = field(default=0, init=False)
+    """How often workers have got nodes in this run. Those of before may still write histories."""
+    _made_histories: str = field(default="", init=False)
+    """The newest directory of histories."""
+    _must_look: bool = field(default=True, init=False)
+    """Whether the client has not yet seen what the workers write, as they are placed now."""
+
+    # ---- the run
 
     def start(
         self,
@@ -60,7 +129,7 @@ class DirectoryRun:
         the directory and is alive, and CheckpointWriteError if it cannot be created or written.
         """
         directory = self.directory
-        if self.commits.lock is not None:
+        if self.lock is not None:
             raise DefinitionError(
                 f"This checkpoint manager already serves a run in {self.directory.path}. Wait until "
                 f"that run ends, or make another manager for another directory."
@@ -82,23 +151,24 @@ class DirectoryRun:
                 before = directory.log.known()
                 holder = before.holder
                 if holder is not None and not before.is_ended:  # its heartbeat is removed below
-                    with suppress(OSError, CheckpointError):
+                    with contextlib.suppress(OSError, CheckpointError):
                         beat = read_beat(directory.files, path, holder.run)
                         info = {**info, "seen": {holder.run: beat.time}}
                 lock.take(as_json(info, "info"), patience, take_over=self.take_over)
-            self.commits.lock = lock
+            self.lock = lock
             directory.is_taken, directory.loaded = True, None
             with writing(path, "leftovers of earlier runs could not be removed"):
                 # After the `run` entry: whatever is there was not written for this run.
                 names = directory.files.list_names(path)
-                self.commits.start_run(names)
+                self._names = [name for name in names if parse_store_name(name) is not None]
+                self._has_failed, self._contents, self._placements = False, None, 0
                 self.retention.start_run(names)
                 lock.remove_traces_of_others()
                 if isinstance(directory.handler, FileMetadataHandler):
                     directory.handler.remove_leftovers(lock.number)
         except BaseException:
             # Also on Ctrl-C: a run that did not begin must not look alive to the next one.
-            if self.commits.lock is None:
+            if self.lock is None:
                 lock.leave()
             elif directory.log.repairs:
                 self.leave()  # its `end` would say that the log is repaired
@@ -112,17 +182,25 @@ class DirectoryRun:
         `outcome` is what the ``end`` entry says of the run. Every run calls this at its end, also
         after a failure. Raises nothing, and waits half a minute at most for deletions.
         """
-        lock = self.commits.lock
-        if lock is None:
+        if self.lock is None:
             return
         try:
-            upto = self.commits.end_run()
+            if self._group is not None:
+                self.abandon(self._group.order)
+            names, self._abandoned = self._abandoned, []
+            if names:
+                self._delete(names)
             if not self.retention.sweeper.drain():
                 logger.warning(
                     "%s: some stores are not deleted yet; the next run deletes them.",
                     self.directory.path,
                 )
-            self.directory.log.check_held()  # an entry must not follow those of another directory
+            # An entry must not follow those of another directory.
+            attempt = self.directory.log.check_held().attempt
+            # It gives the names back that no worker was told to use.
+            upto = None
+            if attempt is not None and not self._has_failed:
+                upto = attempt.last or attempt.after
             self.retention.append(EndEntry, upto=upto, **outcome or {})
         except CheckpointError as error:
             logger.warning(
@@ -133,10 +211,19 @@ class DirectoryRun:
 
     def leave(self) -> None:
         """Leave the directory as a run that was killed does, but without its heartbeat."""
-        if self.commits.lock is not None:
-            self.commits.lock.leave()
-            self.commits.lock = None
+        if self.lock is not None:
+            self.lock.leave()
+            self.lock = None
             self.directory.is_taken, self.directory.loaded = False, None
+
+    def held(self) -> RunLock:
+        """The lock of the current run; raises DefinitionError if there is none."""
+        if self.lock is None:
+            raise DefinitionError(
+                f"No run of this manager holds {self.directory.path}. Call run.start() first, as a "
+                f"JobRunner does."
+            )
+        return self.lock
 
     def probe(self) -> Callable[[Mapping[str, Any]], Any]:
         """Make the probe that shows whether workers share the directory; picklable.
@@ -144,9 +231,10 @@ class DirectoryRun:
         Call it on every worker with its workspaces, and pass the answers to `check_probe`.
         """
         with writing(self.directory.path, "the probe for the workers could not be written"):
-            probe = self.commits.held().probe
+            probe = self.held().probe
             self.directory.files.put(probe.path, probe.token)
-            self.commits.note_placement()
+            self._must_look = True
+            self._placements += 1
             return probe
 
     def check_probe(self, answers: Mapping[str, Any]) -> None:
@@ -155,7 +243,7 @@ class DirectoryRun:
         Raises CheckpointError if a worker sees another directory under that path, and
         CheckpointWriteError if it cannot read there.
         """
-        self.commits.held()
+        self.held()
         for worker, problem in answers.items():
             if problem is not None:
                 raise type(problem)(
@@ -188,5 +276,356 @@ class DirectoryRun:
 
     def _check_held(self) -> State:
         """What the log says now; raises unless a run of this manager still holds the directory."""
-        self.commits.held()
+        self.held()
         return self.directory.log.check_held()
+
+    def refuse_classes(self, planned: Mapping[tuple[str, str], type]) -> None:
+        """Raise `DefinitionError` if no object of a class can be saved that a blob will be one of."""
+        if not self.directory.allow_pickle:
+            refuse_classes(planned, tuple(REGISTERED_CODECS.values()))
+
+    def refuse_histories(self, histories: Mapping[str, Collection[str]]) -> None:
+        """Raise `DefinitionError` if there are histories, and the storage cannot append to files."""
+        for names in histories.values():
+            for name in names:
+                check_appendable(self.directory.files, self.directory.path, name)
+
+    def encoding(self) -> Encoding:
+        """How the blobs of the run's nodes are encoded, as far as the manager says."""
+        nodes = self.held().nodes
+        return Encoding(
+            nodes,
+            tuple(REGISTERED_CODECS.values()),
+            self.directory.allow_pickle,
+            default=self.default_options,
+            busy=frozenset(nodes),
+        )
+
+    # ---- a group
+
+    def order(
+        self, group: Mapping[Position, Mapping[str, Any]], encoding: Encoding | None = None
+    ) -> SaveOrder:
+        """Decide what is written of positions, in ascending order, and claim names for their stores.
+
+        `group` has the details of each record, which may contain NaN and infinities. A store has a
+        copy of them, for repairs, without ``timing``.
+
+        The order may be of the first ones only: those whose names an earlier commit has claimed. Let
+        the `SaveQueue` of every worker write them, then call `commit` with what they answer, or else
+        `abandon`.
+
+        Raises CommitConflictError if another run has taken the directory over, and
+        CheckpointWriteError if the claim could not be recorded.
+        """
+        lock, encoding = self.held(), encoding or self.encoding()
+        first, wanted = min(group), max(group)
+        records: dict[Position, Record] = {}
+        for at, described in group.items():
+            details = as_json({**described, **_shared(encoding)}, "details")
+            records[at] = Record(at, None, details=details)
+        if self._group is not None:
+            self.abandon(self._group.order)
+        if self._has_failed:
+            try:
+                self.retention.retire()  # the disk may be full
+            except CheckpointError as error:
+                logger.warning("%s: nothing was retired: %s", self.directory.path, error)
+        # The disk needs room for the epochs that are kept and one group, even if deletion is slow.
+        self.retention.sweeper.drain()
+        with writing(self.directory.path, f"the save of epoch {first} could not be begun"):
+            attempt = self._claim(first)
+        # A group that is larger than expected is cut, as a `begin` would give its epochs other names.
+        most = 1 + _MOST_STORES // (1 + len(lock.nodes))
+        for at in [at for i, at in enumerate(records) if i >= most or at > attempt.upto]:
+            del records[at]
+        retired = self.retention.choose(list(records.values()))
+        drops = [at for at in retired if at in records]
+        stores = {}
+        copies = {}
+        label = self._histories(encoding)
+        for at, record in records.items():
+            record.histories = label
+            if at not in drops:
+                stores[at] = {node: attempt.store_name(node, at) for node in lock.nodes}
+                copies[at] = {**record.details}
+                copies[at].pop("timing", None)
+        directory = self.directory
+        order = SaveOrder(
+            directory.path,
+            directory.files,
+            lock.run,
+            attempt.number,
+            attempt.label,
+            stores,
+            copies,
+            drops,
+            label,
+        )
+        self._group = _Group(order, records, encoding, wanted)
+        return order
+
+    def _claim(self, first: Position) -> Attempt:
+        """The attempt that may write a position; begins one unless the last one may."""
+        attempt = self.directory.log.check_held().attempt
+        if attempt is None or self._has_failed or not attempt.may_write(first):
+            # Slow workers may still write what was abandoned, under names of the attempt before. The
+            # new one has a label of its own, and what lies there is deleted once they are gone.
+            attempt = self.directory.log.begin(first, self._names)
+            self._has_failed = False
+        return attempt
+
+    def _histories(self, encoding: Encoding) -> str:
+        """The directory of the histories of this placement, which is made if it is new."""
+        if not encoding.histories:
+            return ""
+        label = f"{self.held().number}.{self._placements}"
+        if self._made_histories != label:
+            path = self.directory.path
+            with writing(path, "the directory of histories could not be made"):
+                make_groups(self.directory.files, path, label, encoding.histories)
+            self._made_histories = label
+        return label
+
+    def commit(self, order: SaveOrder, written: Written) -> Committed:
+        """Record the longest prefix of an order that is whole; and retire others by policy.
+
+        One ``commit`` entry of the log does it, or a few if stores contain different blobs. What is
+        left is abandoned. Raises CommitConflictError, and records nothing, if another run has taken
+        the directory over; what is wrong with the first position if nothing can be recorded; and
+        CheckpointWriteError if it is unknown what was recorded.
+        """
+        with writing(self.directory.path, f"epoch {order.at} could not be recorded"):
+            self.directory.log.check_held()
+            group = self._group
+            if group is None or group.order is not order:
+                raise CheckpointWriteError(
+                    f"The save of epoch {order.at} in {self.directory.path} was abandoned. Begin "
+                    f"it again."
+                )
+            recorded, problem = self._check_prefix(group, written)
+            if problem is not None and not recorded:
+                raise problem
+            last = max(recorded)
+            self._look_for(order.stores[last])
+            # Each entry has one say on what stores contain. What was passed over goes with what
+            # comes after it, and counts only if that is recorded.
+            pairs: list[tuple[Contents, Record]] = []
+            contents: Contents = {}
+            for at in reversed(group.records):
+                if at > last:
+                    continue
+                stores = None
+                if at in recorded:
+                    contents, stores = {}, {}
+                    for node, receipt in recorded[at].items():
+                        contents[node] = receipt.contents or NodeContents()
+                        stores[node] = _store(receipt)
+                pairs.append((contents, msgspec.structs.replace(group.records[at], stores=stores)))
+            for contents, part in groupby(reversed(pairs), itemgetter(0)):
+                self._append(group, [record for _, record in part], contents)
+        if problem is not None:
+            self.abandon(order)
+        self._group = None
+        return Committed(recorded, problem)
+
+    def _check_prefix(
+        self, group: _Group, written: Written
+    ) -> tuple[dict[Position, Receipts], Exception | None]:
+        """The receipts of what may be recorded, and what is wrong with the next position."""
+        order = group.order
+        prefix: dict[Position, Receipts] = {}
+        contents: dict[str, NodeContents | None] = {}
+        answers = iter(written.receipts)
+        for at, stores in order.stores.items():
+            receipts = next(answers, {})
+            for node, receipt in receipts.items():
+                receipt.contents = contents[node] = receipt.contents or contents.get(node)
+            try:
+                missing = [node for node in stores if node not in receipts]
+                if missing:
+                    raise CheckpointWriteError(
+                        written.failure
+                        or f"Epoch {at} of {order.path} cannot be recorded: expected a receipt from "
+                        f"each of {len(stores)} nodes, found none from {listed(missing, 8)}. Check "
+                        f"that they are placed on workers, and save again."
+                    )
+                _check_replicas(group.encoding, at, receipts)
+                _check_parts(group.encoding, at, receipts, order.path)
+            except (CheckpointWriteError, DefinitionError) as error:
+                return prefix, error
+            prefix[at] = receipts
+        return prefix, None
+
+    def _append(self, group: _Group, records: Sequence[Record], contents: Contents) -> None:
+        """Record positions, of which the last has stores."""
+        state, last = self.directory.log.known(), records[-1].at
+        number = None
+        if self._contents is not None and self._contents[1] == contents:
+            number = self._contents[0]
+        else:
+            where = f"Epoch {last} of {self.directory.path} is not recorded. It"
+            for store in contents.values():
+                find_classes(chain(*store.classes.values()), where)
+        for record in records:
+            record.contents = None if record.stores is None else number
+        # What comes next is as far away as the last two saves were, or of groups twice as far. A
+        # wrong guess costs a `begin`, or cuts a group; after a crash, the names are not used again.
+        distance = max(1, last.epoch - (state.latest or last).epoch)
+        if len(group.records) > 1 or group.wanted > last:
+            distance = 2 * max(distance, group.wanted.epoch - last.epoch)
+        expected = Position(last.epoch + distance)
+        is_claimed = state.attempt is not None and expected <= state.attempt.upto
+        entry = self.retention.append(
+            CommitEntry,
+            begin=group.order.begin,
+            records=list(records),
+            run_number=self.held().number,
+            contents=contents if number is None else {},
+            retires=self.retention.choose([item for item in records if item.stores is not None]),
+            upto=None if is_claimed else expected,
+        )
+        if number is None:
+            self._contents = (entry.number, contents)
+
+    def abandon(self, order: SaveOrder) -> None:
+        """Delete what an order has written and the log does not record; its names stay claimed."""
+        self._has_failed = True
+        if self._group is not None and self._group.order is order:
+            self._group = None
+        names = [name for stores in order.stores.values() for name in stores.values()]
+        # A slow worker may still write: the end of this run deletes them once more, and so does the
+        # next run.
+        self._abandoned += names
+        self._delete(names)
+
+    def _delete(self, names: Sequence[str]) -> None:
+        try:
+            self.directory.log.check_held()
+        except CheckpointError as error:
+            logger.warning(
+                "%s: %s of a failed save are not deleted: %s",
+                self.directory.path,
+                listed(names, 3),
+                error,
+            )
+        else:
+            # A commit that seemed to fail may have been recorded: then they stay.
+            self.retention.sweep(names)
+
+    def _look_for(self, stores: Mapping[str, str]) -> None:
+        """Raise CheckpointError unless the client sees what the workers have written.
+
+        Once after each placement: a worker may read the client's directory, and write to another
+        one that lies over it.
+        """
+        if self._must_look:
+            whole = self.directory.find_whole(stores.values())
+            for node, store in stores.items():
+                if store not in whole:
+                    raise CheckpointError(
+                        f"{self.directory.path} is not shared: expected to find {store}, which the "
+                        f"worker of node {node!r} has written, but found nothing. Use a directory "
+                        f"that the client and all workers share."
+                    )
+            self._must_look = False
+
+
+def _shared(encoding: Encoding) -> dict[str, Any]:
+    """What the details say of blobs that several nodes have."""
+    partitions = {}
+    for name, (axis, nodes) in encoding.partitions.items():
+        partitions[name] = {"axis": axis, "nodes": nodes}
+    shared = {REPLICATED: encoding.replicated, PARTITIONS: partitions}
+    return {name: blobs for name, blobs in shared.items() if blobs}
+
+
+def _store(receipt: Receipt) -> Store:
+    return Store(receipt.store, receipt.sha256, receipt.nbytes, round(receipt.seconds, 6))
+
+
+@contextlib.contextmanager
+def writing(path: str, problem: str) -> Iterator[None]:
+    """Raise CheckpointWriteError if the storage fails."""
+    try:
+        yield
+    except CheckpointError as error:
+        if type(error) is not CheckpointError:
+            raise
+        # The log cannot be read now, so it cannot be written either.
+        raise CheckpointWriteError(str(error)) from error
+    except (NotADirectoryError, FileExistsError) as error:
+        raise CheckpointWriteError(
+            f"{path} cannot be a checkpoint directory: it is a file, or in a file. Name another "
+            f"directory."
+        ) from error
+    except OSError as error:
+        raise CheckpointWriteError(
+            f"{path}: {problem}: {type(error).__name__}: {error}. Earlier epochs are still "
+            f"recorded. Repair the storage and run again."
+        ) from error
+
+
+_REPLIES = msgspec.json.Decoder(Written)
+
+
+def read_receipts(
+    replies: Mapping[str, Any], order: SaveOrder, placement: Mapping[str, str]
+) -> Written:
+    """What workers have written together, from their replies, by address.
+
+    Each worker gives receipts of its own nodes, as `placement` says, for the stores of the order.
+    """
+    whole = Written([{} for _ in order.stores])
+    for address, data in replies.items():
+        try:
+            reply = _REPLIES.decode(data)
+            if len(reply.receipts) > len(order.stores):
+                raise ValueError(f"they are of {len(reply.receipts)} epochs")
+            for i, stores in enumerate(list(order.stores.values())[: len(reply.receipts)]):
+                for node, receipt in reply.receipts[i].items():
+                    if placement.get(node) != address:
+                        raise ValueError(f"node {node!r:.80} is not on that worker")
+                    if receipt.store != stores.get(node):
+                        raise ValueError(f"store {receipt.store!r:.80} is not that of {node!r}")
+                    whole.receipts[i][node] = receipt
+            whole.failure = whole.failure or reply.failure
+        except (TypeError, ValueError) as error:
+            raise CheckpointWriteError(
+                f"Epoch {order.at} cannot be recorded: worker {address} returned receipts that "
+                f"do not fit: {error}. Check that the same version of jobrunner runs there, and "
+                f"who can reach the cluster."
+            ) from error
+    return whole
+
+
+def _check_replicas(encoding: Encoding, at: Position, receipts: Mapping[str, Receipt]) -> None:
+    for name, nodes in encoding.replicated.items():
+        first = receipts[nodes[0]].replicas.get(name)
+        for node in nodes:
+            if receipts[node].replicas.get(name) != first:
+                raise DefinitionError(
+                    f"Blob {name!r} is replicated, but at epoch {at} its value on node {node!r} "
+                    f"differs from its value on node {nodes[0]!r}. Make them equal, or declare the "
+                    f"blob without replicated=True."
+                )
+
+
+def _check_parts(
+    encoding: Encoding, at: Position, receipts: Mapping[str, Receipt], path: str
+) -> None:
+    """Refuse parts of arrays that no other number of nodes could load."""
+    for name, (axis, owners) in encoding.partitions.items():
+        nodes: dict[str, list[str]] = {}
+        for node in owners:
+            if name in receipts[node].parts:
+                nodes.setdefault(receipts[node].parts[name], []).append(node)
+        # Objects with a state are joined in another way.
+        if len(nodes) > 1 and any(part.endswith("]") for part in nodes):
+            parts = [f"{part} on {listed(map(repr, having), 3)}" for part, having in nodes.items()]
+            raise DefinitionError(
+                f"Epoch {at} of {path} is not recorded: the parts of blob {name!r} do "
+                f"not fit together along axis {axis}: expected {parts[0]}, found "
+                f"{listed(parts[1:])}. Make them of one dtype and one shape, but for their length "
+                f"along that axis, or declare the blob without partition={axis}."
+            )

@@ -195,16 +195,17 @@ class KeepBest(_JoinsRetention):
 
     def retires(self, saved: Sequence[SavedEpoch]) -> list[Position]:
         """All but the best."""
-        return _all_but(saved, self.rank(saved)[: self.n])
+        return _all_but(saved, rank(self.metric, self.mode, saved)[: self.n])
 
-    def rank(self, saved: Sequence[SavedEpoch]) -> list[SavedEpoch]:
-        """The whole epochs that have a number for the metric, the best first."""
-        newest_first = [row for row in reversed(saved) if _is_number(row.metrics.get(self.metric))]
-        return sorted(  # stable: the newer of equal values first
-            _whole_epochs(newest_first),
-            key=lambda row: row.metrics[self.metric],
-            reverse=self.mode == "max",
-        )
+
+def rank(metric: str, mode: str, saved: Sequence[SavedEpoch]) -> list[SavedEpoch]:
+    """The whole epochs that have a number for a metric, the best first."""
+    newest_first = [row for row in reversed(saved) if _is_number(row.metrics.get(metric))]
+    return sorted(  # stable: the newer of equal values first
+        _whole_epochs(newest_first),
+        key=lambda row: row.metrics[metric],
+        reverse=mode == "max",
+    )
 
 
 def _is_number(value: Any) -> bool:

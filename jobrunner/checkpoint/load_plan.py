@@ -16,15 +16,15 @@ from functools import partial
 
 from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
-from jobrunner.checkpoint.log import NodeContents, Partition
+from jobrunner.checkpoint.log import CommitEntry, NodeContents
 from jobrunner.checkpoint.opened import Checkpoint
 from jobrunner.checkpoint.store import StoreReader, verify_stores
 from jobrunner.checkpoint.worker_load import ArrayPart, NodeLoad, StatePart, cut_evenly
 from jobrunner.errors import (
     BlobNotFoundError,
+    CheckpointCorruptError,
     CheckpointError,
     CheckpointNotFoundError,
-    DefinitionError,
 )
 from jobrunner.positions import Position
 from jobrunner.texts import listed
@@ -69,7 +69,8 @@ def open_record(
     directory: Directory, record: EpochRecord, release: Callable[[], object] | None = None
 ) -> Checkpoint:
     """Open the epoch of a record; `release` is called when the checkpoint is closed."""
-    return Checkpoint(record, store_readers(directory, record), release)
+    readers = store_readers(directory, record)
+    return Checkpoint(record, readers, directory.files, release)
 
 
 def open_pinned(directory: Directory, epoch: Position) -> Checkpoint:
@@ -87,16 +88,23 @@ def open_pinned(directory: Directory, epoch: Position) -> Checkpoint:
 
 def with_contents(directory: Directory, record: EpochRecord) -> EpochRecord:
     """The record, with what its stores have in them; read from them if that entry is lost."""
-    contents = directory.contents_of(record)
-    if contents is None:
+    entry = None
+    with suppress(CheckpointCorruptError):
+        entry = directory.log.read_entry(record.contents_number)
+    if isinstance(entry, CommitEntry):
+        contents = {node: entry.contents.get(node, NodeContents()) for node in record.stores}
+    else:
         readers = store_readers(directory, record)
-
-        def read(node: str) -> NodeContents:
-            return contents_of_store(readers[node], node, record.details.partitions)
-
         with directory.reading(record.at):
-            contents = dict(zip(readers, directory.files.each(read, readers), strict=True))
+            read = directory.files.each(contents_of_store, readers.values())
+            contents = dict(zip(readers, read, strict=True))
     return replace(record, contents=contents)
+
+
+def contents_of_store(reader: StoreReader) -> NodeContents:
+    """What the log says of a store, from the store itself."""
+    entry = reader.read_document().entry
+    return NodeContents([*entry.blobs, *entry.histories], entry.states, entry.classes)
 
 
 def blobs_of(record: EpochRecord) -> dict[str, list[str]]:
@@ -123,18 +131,16 @@ def choose_sources(
 ) -> dict[Key, Key]:
     """The sources of a load under the recorded names; see `MultiNodeCheckpointManager.load`."""
     recorded = blobs_of(record)
-    named = list(nodes or ())
-    for node, names in (blobs or {}).items():
-        if not names:
-            named.append(node)
-    for node in named:
-        if node not in recorded:
+    chosen = recorded if blobs is None else blobs
+    for node in (*(nodes or ()), *chosen):
+        # Replicated and partitioned blobs may be loaded by other nodes: the plan finds them.
+        if node not in recorded and not chosen.get(node):
             raise BlobNotFoundError(
                 f"Epoch {record.at} of {directory.path} has no node {node!r}. It has "
                 f"{listed(recorded)}."
             )
     sources = {}
-    for node, names in (recorded if blobs is None else blobs).items():
+    for node, names in chosen.items():
         if nodes is None or node in nodes:
             sources.update({(node, name): (node, name) for name in names})
     return sources
@@ -147,7 +153,6 @@ def plan_load(
     *,
     partitions: Mapping[str, Sequence[str]] | None = None,
     waiting: Mapping[str, Collection[str]] | None = None,
-    homes: Mapping[str, str] | None = None,
     goes_on: bool = False,
 ) -> dict[str, NodeLoad]:
     """Say what each node loads.
@@ -162,8 +167,6 @@ def plan_load(
     waiting : mapping of str to collection of str
         Node -> blobs whose objects are made only after the load; `load_waiting_states` then loads
         their states. By default a state is loaded into the object that is there.
-    homes : mapping of str to str
-        Node -> the recorded node that it was, if that has another name.
     goes_on : bool
         Whether later rows of histories follow those of the checkpoint.
 
@@ -174,24 +177,19 @@ def plan_load(
     PlanMismatchError
         The program lacks a class of some of the values.
     """
-    plan = _LoadPlan(directory, record)
-    parted: dict[str, dict[str, ArrayPart | StatePart]] = defaultdict(dict)
+    plan = _LoadPlan(directory, record, sources)
     for name, nodes in (partitions or {}).items():
-        for node, part in plan.cut(name, nodes, sources).items():
-            parted[node][name] = part
+        plan.cut(name, nodes)
     reads: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
-    for (node, name), source in sources.items():
-        if name not in parted[node]:
+    for (node, name), source in plan.sources.items():
+        if name not in plan.parts[node]:
             reads[node][plan.locate(*source)][source[1]] = name
-    where = f"Epoch {record.at} of {directory.path}"
-    classes = find_classes(sorted(plan.classes), where)
+    classes = find_classes(sorted(plan.classes), f"Epoch {record.at} of {directory.path}")
     loads = {}
     for node in dict.fromkeys(node for node, _ in sources):
-        home = record.stores.get((homes or {}).get(node, node))
         loads[node] = NodeLoad(
-            own=None if home is None else home.name,
             stores=[(plan.readers[owner], names) for owner, names in reads[node].items()],
-            parts=parted[node],
+            parts=plan.parts[node],
             waiting=frozenset((waiting or {}).get(node, ())),
             classes=classes,
             goes_on=goes_on,
@@ -202,12 +200,15 @@ def plan_load(
 class _LoadPlan:
     """Finds blobs in the stores of a record, and collects the classes of their values."""
 
-    def __init__(self, directory: Directory, record: EpochRecord) -> None:
+    def __init__(self, directory: Directory, record: EpochRecord, sources: Sources) -> None:
         self._directory = directory
         self._record = record
         self._contents = record.contents or {}
+        self.sources = dict(sources)
         self.readers = store_readers(directory, record)
         self.classes: set[str] = set()
+        self.parts: dict[str, dict[str, ArrayPart | StatePart]] = defaultdict(dict)
+        """By node and blob: what is read of several stores."""
 
     def locate(self, node: str, blob: str) -> str:
         """The node whose store has a recorded blob."""
@@ -227,48 +228,31 @@ class _LoadPlan:
         self.classes.update(contents.classes.get(blob, ()))
         return owner
 
-    def cut(
-        self, name: str, nodes: Sequence[str], sources: Sources
-    ) -> dict[str, ArrayPart | StatePart]:
-        """The new parts of a partitioned blob that the nodes get, in order; of those with a source.
+    def cut(self, name: str, nodes: Sequence[str]) -> None:
+        """Divide a partitioned blob anew between nodes, of which only those with a source load it.
 
-        Nothing, if the parts are as they were saved: then each is in the store of its node.
+        If these are the nodes that saved it, each part is in the store of its node.
         """
-        wanted = {node: sources[node, name] for node in nodes if (node, name) in sources}
+        wanted = {node: self.sources[node, name] for node in nodes if (node, name) in self.sources}
         if not wanted:
-            return {}
+            return
         _, old_name = next(iter(wanted.values()))
         partition = self._record.details.partitions.get(old_name)
         homes = [wanted[node][0] if node in wanted else node for node in nodes]
         if partition is None or homes == partition.nodes:
-            return {}
+            return
         owners = [self.locate(node, old_name) for node in partition.nodes]
         stores = [self.readers[owner] for owner in owners]
-        contents = [self._contents[owner] for owner in owners]
-        parts: dict[str, ArrayPart | StatePart] = {}
-        if all(old_name in store.states for store in contents):
+        if all(old_name in self._contents[owner].states for owner in owners):
             for i, node in enumerate(nodes):
-                if len(nodes) == len(stores):
-                    parts[node] = StatePart(old_name, [stores[i]], None)
-                else:
-                    parts[node] = StatePart(old_name, stores, len(nodes))
-        else:
-            lengths = [store.parts.get(old_name, 0) for store in contents]
-            for node, pieces in zip(nodes, cut_evenly(lengths, len(nodes)), strict=True):
+                if node in wanted and len(nodes) == len(owners):
+                    self.sources[node, name] = owners[i], old_name
+                elif node in wanted:
+                    self.parts[node][name] = StatePart(old_name, stores, len(nodes))
+            return
+        measure = partial(StoreReader.axis_length, blob=old_name, axis=partition.axis)
+        lengths = list(self._directory.files.each(measure, stores))
+        for node, pieces in zip(nodes, cut_evenly(lengths, len(nodes)), strict=True):
+            if node in wanted:
                 named = [(stores[i], start, stop) for i, start, stop in pieces]
-                parts[node] = ArrayPart(old_name, partition.axis, named)
-        return {node: part for node, part in parts.items() if node in wanted}
-
-
-def contents_of_store(
-    reader: StoreReader, node: str, partitions: Mapping[str, Partition]
-) -> NodeContents:
-    """What the log says of the store of a node, from the store itself."""
-    entry = reader.read_document().entry
-    parts = {}
-    for name, partition in partitions.items():
-        if node in partition.nodes:
-            # Only arrays have a length: of objects, the states are joined.
-            with suppress(DefinitionError, BlobNotFoundError):
-                parts[name] = reader.axis_length(name, partition.axis)
-    return NodeContents([*entry.blobs, *entry.histories], entry.states, entry.classes, parts)
+                self.parts[node][name] = ArrayPart(old_name, partition.axis, named)

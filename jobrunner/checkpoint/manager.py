@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from jobrunner.checkpoint.commits import Commits
 from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.directory_run import DirectoryRun
 from jobrunner.checkpoint.epoch_axis import EpochAxis
@@ -37,7 +36,8 @@ from jobrunner.define import (
     checked,
     read_compressors,
 )
-from jobrunner.errors import CheckpointCorruptError, CheckpointError, DefinitionError
+from jobrunner.errors import CheckpointError, DefinitionError
+from jobrunner.names import check_name
 from jobrunner.positions import EpochLike, Position, PublicPosition
 from jobrunner.texts import Html, card, pairs, printable
 
@@ -99,7 +99,7 @@ class MultiNodeCheckpointManager:
     -----
     Making a manager touches no storage. Its methods need no cluster and no run; they only read,
     except `pin`, `unpin` and ``open(pin=True)``. Several runners may use one manager, one after
-    another. `directory`, `origin`, `retention`, `commits` and `run` are its parts, for `JobRunner`
+    another. `directory`, `origin`, `retention` and `run` are its parts, for `JobRunner`
     and the command line.
     """
 
@@ -107,7 +107,11 @@ class MultiNodeCheckpointManager:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        metadata_handler: MetadataHandler | None = None,
+        metadata_handler: Annotated[
+            MetadataHandler,
+            "a MetadataHandler, with set_params, append, last_number and entries",
+        ]
+        | None = None,
         *,
         save: Annotated[SavePolicy, "a SavePolicy, for example SaveEvery(epochs=5)"] | None = None,
         keep: Annotated[RetentionPolicy, "a RetentionPolicy, for example KeepLast(3)"]
@@ -141,9 +145,12 @@ class MultiNodeCheckpointManager:
             compressors = read_compressors(compressors, "compressors")
         self.metadata = check_metadata(metadata or {})
         self.retention = Retention(self.directory, keep)
-        self.commits = Commits(self.directory, self.retention, ArrayOptions(compressors))
         self.run = DirectoryRun(
-            self.directory, self.retention, self.commits, delete_on_success, take_over
+            self.directory,
+            self.retention,
+            ArrayOptions(compressors),
+            delete_on_success,
+            take_over,
         )
 
     def __repr__(self) -> str:
@@ -206,31 +213,6 @@ class MultiNodeCheckpointManager:
         """
         snapshot = self.directory.snapshot()
         return self.directory.record(self.directory.resolve(epoch, snapshot), snapshot)
-
-    @checked
-    def records(
-        self, epochs: Annotated[Collection[EpochLike], _EPOCHS] | None = None
-    ) -> Iterator[tuple[PublicPosition, EpochRecord | CheckpointCorruptError]]:
-        """Each epoch with its record, or with the error if its record is damaged.
-
-        Parameters
-        ----------
-        epochs : collection of EpochLike, optional
-            By default all recorded ones, in ascending order.
-
-        Raises
-        ------
-        CheckpointNotFoundError
-            One of `epochs` is not recorded.
-        CheckpointError
-            The storage fails.
-        """
-        directory, snapshot = self.directory, self.directory.snapshot()
-        positions = snapshot.epochs
-        if epochs is not None:
-            positions = [directory.resolve(epoch, snapshot) for epoch in epochs]
-        records = directory.records(positions, snapshot)
-        return ((at.public, record) for at, record in records)
 
     def history(self) -> list[dict[str, Any]]:
         """What all runs have recorded of the epochs that led to the newest one, in their order.
@@ -510,3 +492,25 @@ class MultiNodeCheckpointManager:
         loads = plan_load(directory, record, sources, partitions=partitions)
         directory.loaded = record.at
         return load_group(loads, replaces=blobs is None)
+
+
+class CheckpointManager(MultiNodeCheckpointManager):
+    """Saves and loads the node `node_name` of a job; otherwise as `MultiNodeCheckpointManager`.
+
+    `options` are the keywords of that class.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        node_name: str,
+        metadata_handler: MetadataHandler | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(path, metadata_handler, **options)
+        self.node_name = self.directory.only_node = check_name(node_name, "node")
+
+    @checked
+    def get_ckpt_db_name(self, node: str | None, epoch: EpochLike) -> str:
+        """As `MultiNodeCheckpointManager.get_ckpt_db_name`; None means the manager's node."""
+        return super().get_ckpt_db_name(self.node_name if node is None else node, epoch)

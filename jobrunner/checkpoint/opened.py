@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from jobrunner.checkpoint.directory import EpochRecord
-from jobrunner.checkpoint.storage import Result
+from jobrunner.checkpoint.storage import Files
 from jobrunner.checkpoint.store import StoreDocument, StoredValue, StoreReader
 from jobrunner.define import Natural, checked
 from jobrunner.errors import BlobNotFoundError, CheckpointNotFoundError
@@ -42,13 +41,16 @@ class NodeCheckpoint(Mapping[str, Any]):
         self,
         node: str,
         reader: StoreReader,
-        borrowed: Mapping[str, Callable[[], NodeCheckpoint]],
+        owners: Mapping[str, str],
+        nodes: Mapping[str, NodeCheckpoint],
     ) -> None:
         self.node = node
         self.path = reader.root
         self._reader = reader
         self._document = reader.read_document()
-        self._borrowed = borrowed  # replicated blobs, which are in other stores
+        self._owners = owners  # of replicated blobs, which are in other stores
+        self._nodes = nodes
+        self._names = [*self._document.names, *owners]
 
     def __getitem__(self, blob: str) -> Any:
         reader, document = self._find(blob)
@@ -87,20 +89,20 @@ class NodeCheckpoint(Mapping[str, Any]):
 
     def _find(self, blob: str) -> tuple[StoreReader, StoreDocument]:
         """The store that has the blob: that of the node which saved it."""
-        owner = self._borrowed[blob]() if blob in self._borrowed else self
+        owner = self._nodes[self._owners[blob]] if blob in self._owners else self
         if blob not in owner._document.names:
             names = ", ".join(map(repr, owner)) or "none"
             raise BlobNotFoundError(f"{owner.path} has no blob {blob!r}. Its blobs are: {names}.")
         return owner._reader, owner._document
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self._document.names, *self._borrowed])
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._document.names) + len(self._borrowed)
+        return len(self._names)
 
     def __contains__(self, blob: object) -> bool:
-        return blob in self._document.names or blob in self._borrowed
+        return blob in self._names
 
     def __repr__(self) -> str:
         return printable(f"<NodeCheckpoint {self.path}: {listed(self, _MOST_NAMED)}>", kept="")
@@ -128,12 +130,14 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         self,
         record: EpochRecord,
         readers: Mapping[str, StoreReader],
+        files: Files,
         release: Callable[[], object] | None = None,
     ) -> None:
         self.epoch = record.epoch
         self.step = record.at.step
         self.record = record
         self._readers = readers
+        self._files = files
         self._release = release
         self._open: dict[str, NodeCheckpoint] = {}
 
@@ -152,12 +156,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
 
     def read_ahead(self, nodes: Collection[str]) -> None:
         """Read the documents of nodes, many at once on slow storage."""
-        list(self._each(self.__getitem__, nodes))
-
-    def _each(self, call: Callable[[str], Result], nodes: Collection[str]) -> Iterator[Result]:
-        for reader in self._readers.values():
-            return reader.files.each(call, nodes)
-        return map(call, nodes)
+        list(self._files.each(self.__getitem__, nodes))
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -169,11 +168,11 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
             names = ", ".join(map(repr, self)) or "none"
             raise BlobNotFoundError(f"Epoch {self.epoch} has no node {node!r}. It has {names}.")
         if node not in self._open:
-            borrowed: dict[str, Callable[[], NodeCheckpoint]] = {}
-            for name, (owner, *others) in self.record.details.replicated.items():
-                if node in others and owner in self._readers:
-                    borrowed[name] = partial(self.__getitem__, owner)
-            self._open[node] = NodeCheckpoint(node, self._readers[node], borrowed)
+            owners = {}
+            for name, (owner, *replicas) in self.record.details.replicated.items():
+                if node in replicas and owner in self._readers:
+                    owners[name] = owner
+            self._open[node] = NodeCheckpoint(node, self._readers[node], owners, self)
         return self._open[node]
 
     @checked

@@ -158,12 +158,8 @@ class AnyOf(_JoinsSaves):
 
     def epochs_until(self, epoch: int, steps_per_epoch: int) -> int | None:
         """How many epochs may run before any policy must be asked."""
-        least = None
-        for policy in self.policies:
-            count = epochs_until(policy, epoch, steps_per_epoch)
-            if count is not None and (least is None or count < least):
-                least = count
-        return least
+        counts = [epochs_until(policy, epoch, steps_per_epoch) for policy in self.policies]
+        return min((count for count in counts if count is not None), default=None)
 
 
 @checked
@@ -208,7 +204,10 @@ class SaveEvery(_JoinsSaves):
         """Whether one of the intervals has ended."""
         if self.epochs is not None and moment.is_boundary and moment.epoch % self.epochs == 0:
             return True
-        if self.steps is not None and self._is_step_due(moment, self.steps):
+        total = moment.total_steps
+        # At the end of an epoch: whether a multiple of `steps` lies within it.
+        before = total - (moment.step if moment.is_boundary else 1)
+        if self.steps is not None and total // self.steps > before // self.steps:
             return True
         return self.seconds is not None and moment.seconds_since_save >= self.seconds
 
@@ -227,14 +226,6 @@ class SaveEvery(_JoinsSaves):
             whole_epochs, steps_left = divmod(self.steps, steps_per_epoch)
             intervals.append(1 if steps_left else whole_epochs)
         return intervals
-
-    @staticmethod
-    def _is_step_due(moment: Moment, steps: int) -> bool:
-        total = moment.total_steps
-        if not moment.is_boundary:
-            return total % steps == 0
-        # At the end of an epoch: whether a multiple of `steps` lies within it.
-        return total // steps > (total - moment.step) // steps
 
 
 _UNIX_SECONDS = number("Unix seconds", lambda seconds: 0 <= seconds < 1e12)

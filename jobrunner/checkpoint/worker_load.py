@@ -21,7 +21,7 @@ _VERIFIED = "verified checkpoint"
 @dataclass(frozen=True, slots=True)
 class _Verified:
     values: dict[str, Any]
-    loaded: LoadedArrays | None  # those of `values` that are whole arrays of the node's own store
+    loaded: LoadedArrays | None  # those of `values` that are whole arrays of one store
     histories: dict[str, Rows]  # those that go on from a store
 
 
@@ -53,13 +53,13 @@ class ArrayPart:
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """A node's part of a partitioned blob of objects: the states that other nodes saved."""
+    """A node's part of a partitioned blob of objects: what another number of nodes saved."""
 
     blob: str
     """Its name in these stores."""
     stores: Sequence[StoreReader]
-    new_parts: int | None
-    """If another number of nodes saved it, how many have it now: it gets the states of all, in order."""
+    new_parts: int
+    """How many nodes have it now: each gets the states of all, in order."""
 
     def load(self, classes: Mapping[str, type]) -> Any:
         """Read the states, whose values may be of the job's classes."""
@@ -67,8 +67,6 @@ class StatePart:
         for store in self.stores:
             reader = replace(store, classes=classes)
             parts.append(reader.load([self.blob], keeps_states=True)[self.blob])
-        if self.new_parts is None:
-            return parts[0]
         where = f"Blob {self.blob!r} in {', '.join(s.root for s in self.stores)}"
         return join_states(parts, self.new_parts, where)
 
@@ -100,8 +98,6 @@ def cut_evenly(lengths: Sequence[int], count: int) -> list[list[tuple[int, int, 
 class NodeLoad:
     """What a node loads, and from where."""
 
-    own: str | None
-    """Name of the node's own store, if it was saved: its next save may link what it loads from it."""
     stores: Sequence[tuple[StoreReader, Mapping[str, str]]]
     """Stores, and what is read of each: blobs there -> their names now."""
     parts: Mapping[str, ArrayPart | StatePart] = field(default_factory=dict)
@@ -127,12 +123,11 @@ class NodeLoad:
                 for old in document.entry.histories.keys() & names.keys():
                     origin = find_origin(reader.directory, reader.history(document, old))
                     histories[names[old]] = origin.rows(names[old])
-            if reader.store == self.own:
-                arrays = {
-                    names[old]: document.described_array(old)
-                    for old in stored
-                    if old in document.blobs
-                }
+            arrays = {}
+            for old in document.blobs.keys() & names.keys():
+                arrays[names[old]] = document.described_array(old)
+            # The next save may link what is loaded from one store: usually, the node's own.
+            if loaded is None or len(arrays) > len(loaded.arrays):
                 files = document.files(reader.files.linked_bytes)
                 loaded = LoadedArrays(reader.identity, files, arrays)
         for name, part in self.parts.items():

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 
 from jobrunner.checkpoint.encoding import (
-    LONE_ARRAY,
     Codec,
     EncodedBlob,
     check_dimensions,
@@ -73,7 +72,7 @@ class Encoding:
     """Name of a blob -> its axis, and the nodes that have its parts."""
     busy: frozenset[str] = frozenset()
     """The nodes that have tasks in every epoch."""
-    histories: tuple[str, ...] = ()
+    histories: Sequence[str] = ()
     """The names of blobs that are histories."""
     puts: int | None = None
     """How many values a whole run puts in a history, if that is known."""
@@ -134,11 +133,9 @@ def capture_nodes(
     for name, (axis, owners) in encoding.partitions.items():
         for node in owners:
             if node in captures and name in captures[node].blobs:
-                blob, value = captures[node].blobs[name], workspaces[node].value(name)
-                check_part(node, name, value, blob, axis)
+                value = workspaces[node].value(name)
+                check_part(node, name, value, captures[node].blobs[name], axis)
                 captures[node].receipt.parts[name] = _describe_part(value, axis)
-                if blob.tree == LONE_ARRAY:
-                    captures[node].contents.parts[name] = value.shape[axis]
     return captures
 
 

@@ -34,7 +34,6 @@ def load(session: Session, binding: Binding, origin: Directory, begin: Begin) ->
         begin.match.sources,
         partitions={name: nodes for name, (_, nodes) in binding.plan.partitions.items()},
         waiting=begin.waiting,
-        homes=begin.match.nodes,
         goes_on=True,
     )
     deadline_seconds = get_number("checkpoint.deadline-seconds")
@@ -87,7 +86,7 @@ def load_blobs(
     where = f"Epoch {epoch} of {directory.path}"
     sources = {key: names.sources[key] for key in _find_blobs(names.sources, where, asked)}
     with session.exclusive(f"The load of epoch {epoch} of {directory.path}"):
-        loads = plan_load(directory, record, sources, homes=names.nodes)
+        loads = plan_load(directory, record, sources)
         with directory.reading(epoch):
             session.run(load_group(loads))
 

@@ -237,7 +237,7 @@ class Run:
         manager, decided = self.runner.checkpoint_manager, self.resume
         if manager is None:
             return decided
-        lock, before = manager.commits.lock, decided.snapshot
+        lock, before = manager.run.lock, decided.snapshot
         if self.has_begun or lock is None or before is None or before.number != lock.number - 1:
             return self._decide()
         return replace(decided, in_use="")

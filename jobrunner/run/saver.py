@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -105,7 +106,7 @@ class Saver:
         The first call takes the directory for this run. If that is empty and not writable, and
         `on_save_error` is "warn", the run starts and each save tries again. No save is under way.
         """
-        self._manager.commits.refuse_histories(self._plan.histories)
+        self._manager.run.refuse_histories(self._plan.histories)
         self._pace.continue_run(time.monotonic())
         self._groups.forget()
         self._binding = binding
@@ -125,7 +126,7 @@ class Saver:
         if self._encoding is not None:
             return
         manager, plan = self._manager, self._plan
-        if manager.commits.lock is None:
+        if manager.run.lock is None:
             info = {
                 "plan": describe(plan),
                 "began": self._began,
@@ -145,12 +146,13 @@ class Saver:
             deadline_seconds=self._deadline_seconds,
         )
         manager.run.check_probe(answers)
-        encoding = manager.commits.encoding(
+        encoding = replace(
+            manager.run.encoding(),
             initial=plan.initial,
-            array_options=plan.array_options,
+            options=plan.array_options,
             replicated=plan.replicated,
             partitions=plan.partitions,
-            busy=plan.groups["epoch"].slices,
+            busy=frozenset(plan.groups["epoch"].slices),
             histories=sorted({name for blobs in plan.histories.values() for name in blobs}),
             puts=None if plan.epoch_limit is None else plan.epoch_limit * plan.steps_per_epoch,
         )
@@ -161,7 +163,7 @@ class Saver:
         """Raise `DefinitionError` if init tasks make objects that cannot be saved, as far as known."""
         saved = self._plan.saved_blobs(Position(0))
         made = find_classes(job.init_group.tasks()).items()
-        self._manager.commits.refuse_classes(
+        self._manager.run.refuse_classes(
             {(node, name): cls for (node, name), cls in made if name in saved.get(node, ())}
         )
 
@@ -197,12 +199,12 @@ class Saver:
 
     def rewind(self, to: Position | None, reason: str) -> None:
         """Set aside what is recorded after a position; None: all."""
-        if self._manager.commits.lock is not None:
+        if self._manager.run.lock is not None:
             self._manager.run.rewind(to, reason)
 
     def finish(self, at: Position) -> None:
         """Record that the job ended there and ran its exit group."""
-        is_held = self._manager.commits.lock is not None
+        is_held = self._manager.run.lock is not None
         if is_held and self._manager.directory.snapshot().latest == at:
             self._manager.run.finish(at)
 
@@ -448,9 +450,9 @@ class Saver:
 
         Returns how many of the group that was, and whether the run may go on.
         """
-        commits = self._manager.commits
+        run = self._manager.run
         try:
-            order = commits.order({save.at: save.details for save in group}, self._encoding)
+            order = run.order({save.at: save.details for save in group}, self._encoding)
             try:
                 replies = self._binding.apply(
                     partial(reply_to, write, order=order),
@@ -460,9 +462,9 @@ class Saver:
                     deadline_seconds=self._deadline_seconds,  # storage may hang without an error
                 )
                 written = read_receipts(replies, order, self._binding.placement)
-                committed = commits.commit(order, written)
+                committed = run.commit(order, written)
             except CheckpointWriteError:
-                commits.abandon(order)
+                run.abandon(order)
                 raise
         except BaseException as error:
             for save in group:

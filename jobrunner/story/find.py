@@ -15,12 +15,12 @@ from jobrunner.checkpoint import (
     Directory,
     EndEntry,
     Files,
-    KeepBest,
     SavedEpoch,
     State,
     check_plan,
     is_url,
     may_live,
+    rank,
     read_beat,
     read_history,
 )
@@ -248,7 +248,7 @@ def best_of(
         if isinstance(value, int | float) and abs(value) <= _LARGEST:
             values[Position.of(row["epoch"])] = float(value)
     saved = [SavedEpoch(at, metrics={metric: value}) for at, value in values.items()]
-    best = KeepBest(metric, mode=mode).rank(saved)
+    best = rank(metric, mode, saved)
     return (values[best[0].at], best[0].at.public) if best else None
 
 

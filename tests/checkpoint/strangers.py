@@ -558,7 +558,7 @@ def _save(path: Path) -> None:
             **{f"row{i}": np.arange(4.0) + i for i in range(LEAST_ALIKE)},
         }
     )
-    save_epoch(manager, Position(0), {"a": workspace}, array_options={"a": {"z": compressed}})
+    save_epoch(manager, Position(0), {"a": workspace}, options={"a": {"z": compressed}})
     manager.run.end()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Rig:
         self.files = FullFrom(sync=False)
         self.manager = MultiNodeCheckpointManager(path, files=self.files, **options)
         self.manager.run.start(["a", "b"], {})
-        self.encoding = self.manager.commits.encoding()
+        self.encoding = self.manager.run.encoding()
         self.queue = SaveQueue(self.encoding)
         self.workspaces = {node: Workspace(node) for node in "ab"}
         self.save(0)
@@ -57,15 +58,15 @@ class Rig:
 
     def save(self, *epochs: int) -> Any:
         """Save epochs in one order: the names of more than one must have been claimed before."""
-        order = self.manager.commits.order(self.capture(*epochs), self.encoding)
-        return self.manager.commits.commit(order, self.queue.write(self.workspaces, order=order))
+        order = self.manager.run.order(self.capture(*epochs), self.encoding)
+        return self.manager.run.commit(order, self.queue.write(self.workspaces, order=order))
 
     def claim(self) -> None:
         """Let epoch 1 claim the names of many epochs."""
-        commits = self.manager.commits
-        order = commits.order(self.capture(*range(1, 20)), self.encoding)
+        run = self.manager.run
+        order = run.order(self.capture(*range(1, 20)), self.encoding)
         assert list(order.stores) == [Position(1)]  # what epoch 0 has claimed
-        commits.commit(order, self.queue.write(self.workspaces, order=order))
+        run.commit(order, self.queue.write(self.workspaces, order=order))
 
     def entries(self, kind: type = CommitEntry) -> list[Any]:
         return [e for e in self.manager.directory.log.read_entries() if isinstance(e, kind)]
@@ -128,11 +129,11 @@ def test_a_first_position_that_fails_is_raised_and_nothing_is_recorded(rig: Rig)
 
 
 def test_an_epoch_without_all_receipts_and_all_that_follow_are_not_recorded(rig: Rig) -> None:
-    commits = rig.manager.commits
-    order = commits.order(rig.capture(2, 3, 4), rig.encoding)
+    run = rig.manager.run
+    order = run.order(rig.capture(2, 3, 4), rig.encoding)
     receipts = rig.queue.write(rig.workspaces, order=order).receipts
     receipts[1].pop("b")
-    committed = commits.commit(order, Written(receipts))
+    committed = run.commit(order, Written(receipts))
     assert [at.epoch for at in committed.recorded] == [2]
     assert "epoch 3" in str(committed.problem).lower()
     assert rig.manager.epochs() == [0, 1, 2]
@@ -162,28 +163,28 @@ def test_what_the_policy_would_retire_at_once_is_not_written_but_its_metrics_are
 
 
 def test_stores_that_contain_other_blobs_are_told_of_in_another_entry(rig: Rig) -> None:
-    commits = rig.manager.commits
+    run = rig.manager.run
     pending = rig.capture(2, 3)
     for workspace in rig.workspaces.values():
         workspace.put("more", 1)
     pending |= rig.capture(4, 5)
     before = len(rig.entries())
-    order = commits.order(pending, rig.encoding)
-    commits.commit(order, rig.queue.write(rig.workspaces, order=order))
+    order = run.order(pending, rig.encoding)
+    run.commit(order, rig.queue.write(rig.workspaces, order=order))
     added = rig.entries()[before:]
     assert [[record.at.epoch for record in entry.records] for entry in added] == [[2, 3], [4, 5]]
     rig.check()
 
 
 def test_a_worker_without_tasks_is_captured_when_it_is_written(rig: Rig) -> None:
-    commits = rig.manager.commits
-    encoding = commits.encoding(busy=["a"])
+    run = rig.manager.run
+    encoding = replace(run.encoding(), busy=frozenset("a"))
     idle = SaveQueue(encoding)
-    order = commits.order(rig.capture(2, 3), encoding)
+    order = run.order(rig.capture(2, 3), encoding)
     busy = {"a": rig.workspaces["a"]}
     queue = SaveQueue(encoding)
     with pytest.raises(CheckpointWriteError, match="no copy of its blobs"):
         queue.write(busy, order=order)
     written = idle.write({"b": rig.workspaces["b"]}, order=order)
     assert [list(receipts) for receipts in written.receipts] == [["b"], ["b"]]
-    commits.abandon(order)
+    run.abandon(order)

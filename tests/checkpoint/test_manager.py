@@ -568,7 +568,7 @@ def test_leftovers_of_a_run_that_died_are_removed_at_the_next_start(rig: Rig) ->
     again = Rig(root, take_over=True).start()
     again.manager.retention.sweeper.drain()
     assert [path.name for path in root.glob("*.1")] == ["stranger.1"]
-    assert [path.name for path in (root / "_runs").iterdir()] == [again.manager.commits.lock.run]  # type: ignore[union-attr]
+    assert [path.name for path in (root / "_runs").iterdir()] == [again.manager.run.lock.run]  # type: ignore[union-attr]
     assert not list((root / "_log").glob(".*"))
     again.manager.run.end()
 

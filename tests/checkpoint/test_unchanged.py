@@ -399,7 +399,7 @@ def resume(path: Path, **options: Any) -> Rig:
     names = {name: name for name in readers["a"].read_document().blobs}
     for name in options.get("values", ()):
         del names[name]
-    apply(rig, NodeLoad(readers["a"].store, [(readers["a"], names)], **options))
+    apply(rig, NodeLoad([(readers["a"], names)], **options))
     return rig
 
 
@@ -434,7 +434,7 @@ def loads_names_anew(path: Path) -> Rig:
     rig = Rig(path)
     readers = store_readers(rig.manager.directory, rig.manager.directory.record(Position(0)))
     names = {"fixed": "other", "other": "fixed"}
-    apply(rig, NodeLoad(readers["a"].store, [(readers["a"], names)]))
+    apply(rig, NodeLoad([(readers["a"], names)]))
     return rig
 
 

@@ -128,9 +128,9 @@ def test_runs_are_sorted_by_when_they_were_seen_or_their_best_value(root: Path) 
 
 def test_a_run_that_is_gone_is_lost(tmp_path: Path) -> None:
     manager = record(tmp_path / "a", [1.0])
-    assert manager.commits.lock is not None
-    beat = tmp_path / "a" / "_runs" / manager.commits.lock.run / "heartbeat"
-    manager.commits.lock.leave()
+    assert manager.run.lock is not None
+    beat = tmp_path / "a" / "_runs" / manager.run.lock.run / "heartbeat"
+    manager.run.lock.leave()
     assert ask("ls", tmp_path)["runs"][0]["state"] == "lost"
     beat.parent.mkdir()
     for age in (20, 0):  # its heartbeat's thread has ended
@@ -150,8 +150,8 @@ def test_commands_on_a_directory_do_not_change_how_its_run_ended(
     record(path, [1.0]).run.end({"outcome": "failed"})
     manager = record(path, [1.0, 2.0, 3.0])
     if before == "lost":
-        assert manager.commits.lock is not None
-        manager.commits.lock.leave()
+        assert manager.run.lock is not None
+        manager.run.lock.leave()
     else:
         if before == "finished":
             manager.run.finish(Position(2))
@@ -166,10 +166,10 @@ def test_commands_on_a_directory_do_not_change_how_its_run_ended(
     assert read_story(path).runs[-1].state == before
     killed = MultiNodeCheckpointManager(path)
     killed.run.start([], {"command": "prune"})
-    assert killed.commits.lock is not None
+    assert killed.run.lock is not None
     assert state(path) == before
     assert ask("top", tmp_path)["runs"] == []
-    killed.commits.lock.leave()
+    killed.run.lock.leave()
     assert invoke("copy", path, 2, tmp_path / "copy").exit_code == 0
     assert state(tmp_path / "copy") == ("finished" if before == "finished" else "stopped")
     assert state(path) == before
@@ -262,8 +262,8 @@ def alive(tmp_path: Path) -> Iterator[MultiNodeCheckpointManager]:
 
 
 def beat(manager: MultiNodeCheckpointManager, at: float, epoch: int, ended: int) -> None:
-    assert manager.commits.lock is not None
-    path = Path(manager.path) / "_runs" / manager.commits.lock.run / "heartbeat"
+    assert manager.run.lock is not None
+    path = Path(manager.path) / "_runs" / manager.run.lock.run / "heartbeat"
     status = {"epoch": epoch, "num_ended": ended, "metrics": {"loss": 1 / epoch}}
     path.write_text(json.dumps({"time": at, "status": status}))
 

@@ -66,7 +66,7 @@ def hostile(tmp_path: Path) -> Path:
     for epoch in range(3):
         save(manager, epoch, {NAME: {HOSTILE: HOSTILE}, "v": epoch})
     details = {"metrics": {HOSTILE: 1.0, "text": HOSTILE}, "stopped_by": [HOSTILE]}
-    manager.commits.lock.nodes = (NODE, "b")  # type: ignore[union-attr, assignment]
+    manager.run.lock.nodes = (NODE, "b")  # type: ignore[union-attr, assignment]
     assert manager is not None
     from jobrunner.workspace.workspace import Workspace
 

@@ -99,8 +99,8 @@ def group(ends: str) -> list[int]:
 
 def save_group(manager: MultiNodeCheckpointManager, epochs: Sequence[int]) -> None:
     """Capture epochs one after another, write all of them, and record what is whole."""
-    commits = manager.commits
-    encoding = commits.encoding()
+    run = manager.run
+    encoding = run.encoding()
     queue = SaveQueue(encoding)
     workspaces = {node: Workspace(node) for node in NODES}
     for epoch in epochs:
@@ -110,11 +110,11 @@ def save_group(manager: MultiNodeCheckpointManager, epochs: Sequence[int]) -> No
         queue.capture(workspaces, at=Position(epoch))
     left = [Position(epoch) for epoch in epochs]
     while left:
-        order = commits.order({at: {} for at in left}, encoding)
+        order = run.order({at: {} for at in left}, encoding)
         try:
-            committed = commits.commit(order, queue.write(workspaces, order=order))
+            committed = run.commit(order, queue.write(workspaces, order=order))
         except CheckpointWriteError:
-            commits.abandon(order)
+            run.abandon(order)
             raise
         if committed.problem is not None:
             raise committed.problem

@@ -481,7 +481,7 @@ def test_a_repair_whose_start_fails_does_not_end(
         raise OSError("test")
 
     with monkeypatch.context() as patch:
-        patch.setattr("jobrunner.checkpoint.commits.Commits.start_run", fail)
+        patch.setattr("jobrunner.checkpoint.retention.Retention.start_run", fail)
         with pytest.raises(CheckpointWriteError, match="leftovers"):
             repair_log(directory(path).directory)
     assert kinds_of(path)[count:] == ["run"]

@@ -22,7 +22,7 @@ def save(
     manager.run.start(["a"], {})
     workspace = Workspace("a")
     workspace.globals.update(blobs)
-    save_epoch(manager, Position(0), {"a": workspace}, array_options={"a": options or {}})
+    save_epoch(manager, Position(0), {"a": workspace}, options={"a": options or {}})
     manager.run.end()
     anonymize(path)
 

@@ -214,7 +214,7 @@ class Case:
         manager = self.manager()
         manager.latest()
         manager.pins()
-        list(manager.records())
+        list(manager.directory.records())
         manager.get_ckpt_db_name("a", 2)
         manager.directory.unclaimed()
         snapshot = manager.directory.snapshot()

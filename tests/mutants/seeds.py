@@ -143,7 +143,7 @@ def values(path: Path) -> Any:
     }
     life = Life(path, blobs, allow_pickle=True)
     life.start()
-    life.save(0, blobs, array_options={"a": options}, initial={"a": ["model"]})
+    life.save(0, blobs, options={"a": options}, initial={"a": ["model"]})
     life.manager.run.end()
     return life.names, {}
 

@@ -305,8 +305,8 @@ def test_that_the_run_before_was_killed_is_told_by_ls(
     manager = MultiNodeCheckpointManager(tmp_path / "k")
     JobRunner(count(2), manager).run(inproc_session)
     killed = begin(manager.path)
-    assert killed.commits.lock is not None
-    killed.commits.lock.leave()  # as a killed process does
+    assert killed.run.lock is not None
+    killed.run.lock.leave()  # as a killed process does
     assert "The last run ended without a word" in invoke("ls", manager.path).output
     JobRunner(count(3), MultiNodeCheckpointManager(manager.path)).run(inproc_session)
     assert "without a word" not in invoke("ls", manager.path).output

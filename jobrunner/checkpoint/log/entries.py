@@ -72,7 +72,6 @@ class NodeContents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     blobs: list[str] = []
     states: list[str] = []  # blobs that contain objects saved by their state
     classes: dict[str, list[str]] = {}  # of the job, by blob
-    parts: dict[str, Natural] = {}  # partitioned array -> length of its part along the axis
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

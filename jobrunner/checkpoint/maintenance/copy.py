@@ -13,8 +13,8 @@ from functools import partial
 
 import msgspec
 
-from jobrunner.checkpoint.commits import writing
 from jobrunner.checkpoint.directory import Directory, EpochRecord
+from jobrunner.checkpoint.directory_run import writing
 from jobrunner.checkpoint.history import as_json
 from jobrunner.checkpoint.history_writer import check_appendable, copy_history, make_groups
 from jobrunner.checkpoint.load_plan import store_readers, with_contents
@@ -135,10 +135,10 @@ def copy_epoch(
     with directory.reading(epoch):
         manager.run.start(list(record.stores), info)
         try:
-            order = manager.commits.order({epoch: details})
+            order = manager.run.order({epoch: details})
             names = order.stores[epoch]
             with writing(copy.path, f"epoch {epoch} of {directory.path} could not be copied"):
-                label = f"{manager.commits.held().number}.0" if histories else ""
+                label = f"{manager.run.held().number}.0" if histories else ""
                 make_groups(files, copy.path, label, histories)
                 _copy_stores(directory, record, copy, names, label)
             stores = {}
@@ -148,7 +148,7 @@ def copy_epoch(
                 CommitEntry,
                 begin=order.begin,
                 records=[Record(epoch, stores, label, details=as_json(details, "details"))],
-                run_number=manager.commits.held().number,
+                run_number=manager.run.held().number,
                 contents=with_contents(directory, record).contents or {},
             )
             if is_done:

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobrunner.checkpoint.commits import writing
 from jobrunner.checkpoint.directory import Directory
+from jobrunner.checkpoint.directory_run import writing
 from jobrunner.checkpoint.load_plan import contents_of_store
 from jobrunner.checkpoint.log import (
     RUNS_DIRECTORY,
@@ -29,7 +29,6 @@ from jobrunner.checkpoint.log import (
     LogWriter,
     LostEntry,
     MetadataHandler,
-    Partition,
     Patience,
     Record,
     RewindEntry,
@@ -45,7 +44,6 @@ from jobrunner.checkpoint.log import (
     is_left_behind,
     make_entry,
     read_beat,
-    read_details,
     record_in,
     refuse_if_alive,
 )
@@ -318,16 +316,13 @@ class _Planner:
     def _rebuild(self, lost_set: _LostSet) -> None:
         """Plan to record a lost set, if every byte is what was written."""
         repair, at = self._repair, lost_set.at
-        partitions: Mapping[str, Partition] = {}
-        with contextlib.suppress(ValueError, RecursionError):
-            partitions = read_details(lost_set.record.details).partitions
         contents = {}
         label = self._find_histories(lost_set)
         try:
             for node, store in lost_set.stores.items():
                 reader = StoreReader(self._files, self._path, store.name, store.sha256, label)
                 reader.verify()
-                contents[node] = contents_of_store(reader, node, partitions)
+                contents[node] = contents_of_store(reader)
         except CheckpointCorruptError as error:
             names = [store.name for store in lost_set.stores.values()]
             repair.unproven |= dict.fromkeys(names, str(error))

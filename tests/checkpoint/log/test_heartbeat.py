@@ -266,18 +266,14 @@ def test_a_newcomer_keeps_its_traces_while_another_cleans_up(tmp_path: Path) -> 
 
     class Racing(PosixFiles):
         def before(self, operation: str, path: str) -> None:
-            if (
-                operation == "list"
-                and path.endswith(RUNS_DIRECTORY)
-                and newcomer.commits.lock is None
-            ):
+            if operation == "list" and path.endswith(RUNS_DIRECTORY) and newcomer.run.lock is None:
                 waiting.start()
                 newcomer.run.start(["a"], {})
 
     MultiNodeCheckpointManager(path, files=Racing()).run.start(["a"], {})
-    assert newcomer.commits.lock is not None
+    assert newcomer.run.lock is not None
     left = {run.name for run in (path / RUNS_DIRECTORY).iterdir()}
-    assert {newcomer.commits.lock.run, "waiting"} <= left
+    assert {newcomer.run.lock.run, "waiting"} <= left
     newcomer.run.probe()
     waiting.stop()
     newcomer.run.end()
@@ -316,8 +312,8 @@ def test_traces_of_earlier_runs_elsewhere_are_removed(
     other = MultiNodeCheckpointManager(holder.path, take_over=True)
     other.run.start(["a"], {})
     left = [run.name for run in (Path(holder.path) / RUNS_DIRECTORY).iterdir()]
-    assert other.commits.lock is not None
-    assert left == [other.commits.lock.run]
+    assert other.run.lock is not None
+    assert left == [other.run.lock.run]
     other.run.end()
 
 

@@ -210,7 +210,10 @@ def test_details_that_do_not_fit_damage_one_epoch(
     with pytest.raises(CheckpointCorruptError, match=rf"entry 4 of the log.*{field}"):
         manager.record(2)
     assert manager.open(0)["a"].load("w")[2] == 2
-    assert [type(it) for _, it in manager.records()] == [EpochRecord, CheckpointCorruptError]
+    assert [type(it) for _, it in manager.directory.records()] == [
+        EpochRecord,
+        CheckpointCorruptError,
+    ]
 
 
 @pytest.mark.parametrize("plan", [5, {"nodes": [1]}, {"structure": {"x": 1}}, {"code": ""}])

@@ -547,9 +547,9 @@ def test_of_a_long_log_many_entries_are_read_at_once(gate: Gate) -> None:
     numbers = again.directory.log.refresh().recorded
     commits = "|".join(f"{numbers[Position(epoch)]:02}" for epoch in range(9))
     gate.expect("get", rf"_log/00000000({commits})\.json", 9)
-    listed = again.records()
+    listed = again.directory.records()
     assert [
-        epoch for epoch, record in listed if not isinstance(record, Exception)
+        at.epoch for at, record in listed if not isinstance(record, Exception)
     ] == again.epochs()
     assert gate.passed == 9
     assert other.retention.retirable() == [Position(epoch) for epoch in range(8)]

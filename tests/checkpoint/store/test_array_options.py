@@ -77,7 +77,7 @@ class Rig:
     ) -> Any:
         self.blobs = Blobs(self.workspace)
         self.blobs.update(blobs)
-        save = Save(self.manager, Position.of(epoch), array_options={"a": options or {}})
+        save = Save(self.manager, Position.of(epoch), options={"a": options or {}})
         save.send()
         receipts = save.write({"a": self.workspace})
         save.commit(receipts)

@@ -48,7 +48,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manager.run.start(["a"], {})
     workspace = Workspace("a")
     workspace.globals.update(BLOBS)
-    save_epoch(manager, Position(0), {"a": workspace}, array_options={"a": {"z": ZSTD}})
+    save_epoch(manager, Position(0), {"a": workspace}, options={"a": {"z": ZSTD}})
     manager.run.end()
     return path
 

@@ -264,7 +264,7 @@ def test_overlapping_views_that_are_alike_are_refused(rig: Rig) -> None:
 def test_blobs_with_array_options_are_not_stacked(rig: Rig, count: int) -> None:
     rig.blobs.update(many(np.arange(100), 2 * MANY))
     storage = {f"w{i}": ArrayOptions(chunks=(10,)) for i in range(count)}
-    rig.save(array_options={"a": storage})
+    rig.save(options={"a": storage})
     rig.check()
     assert rig.stacks() == [[2 * MANY - count, 100]]
     assert len(list((rig.path / "a.0" / "w1").glob("c.*"))) == 10
