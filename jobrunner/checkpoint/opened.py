@@ -253,15 +253,15 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         """
         from dask.delayed import delayed  # slow to import, and seldom needed
 
-        found = self._find_nodes(blob, nodes)
-        first, *_ = [node for node, _, _ in found] or [""]
-        kind = type_of_frame(self[first].load(blob)) if found else None
+        owners = self._find_nodes(blob, nodes)
+        first, *_ = [node for node, _, _ in owners] or [""]
+        kind = type_of_frame(self[first].load(blob)) if owners else None
         # What the documents say of sizes is enough to make chunks.
         types = {
             node: None if kind is None else kind._replace(nbytes=_size_of(document, blob))
-            for node, _, document in found
+            for node, _, document in owners
         }
-        readers = {node: reader for node, reader, _ in found}
+        readers = {node: reader for node, reader, _ in owners}
         frames = []
         for chunk in cut(blob, types, None):
             read = FrameChunk(blob, {node: readers[node] for node in chunk}, first, types[first])

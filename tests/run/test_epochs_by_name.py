@@ -56,7 +56,7 @@ def test_an_epoch_is_found_by_name(name, n, manager):
 
 def test_the_best_epoch_has_a_number(manager):
     assert (manager.best("loss"), manager.best("loss", mode="max")) == (2, 1)
-    with pytest.raises(CheckpointNotFoundError, match="has reported 'los'"):
+    with pytest.raises(CheckpointNotFoundError, match="a number for 'los'"):
         manager.best("los")
 
 
