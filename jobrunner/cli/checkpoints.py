@@ -129,37 +129,36 @@ def verify_epochs(
     failures: list[CheckpointError] = []
     log: dict[str, Any] | None = None
     if is_deep:
+        log = {"is_whole": True, "error": None, "repaired": []}
+        lines.append("log: whole")
         try:
-            repaired = directory.verify_log()
+            log["repaired"] = directory.verify_log()
         except CheckpointCorruptError as error:
             failures.append(error)
-            log = {"is_whole": False, "error": str(error), "repaired": []}
-            lines.append(f"log: {error}")
-        else:
-            log = {"is_whole": True, "error": None, "repaired": repaired}
-            but = f", except for the repaired entries {format_ranges(repaired)}" if repaired else ""
-            lines.append(f"log: whole{but}")
+            log |= {"is_whole": False, "error": str(error)}
+            lines = [f"log: {error}"]
+        if log["repaired"]:
+            lines[0] += f", except for the repaired entries {format_ranges(log['repaired'])}"
     snapshot = directory.snapshot()
-    for epoch in epochs:
-        at = Position.of(epoch)
-        name, place = f"epoch {at}", {"epoch": at.public}
+    for at in epochs:
+        place: dict[str, Any] = {"epoch": at.public}
         failure = None
         try:
             record = directory.record(at, snapshot)
-            name, place = record.name, describe_position(at, record.details.steps_per_epoch)
+            place = describe_position(at, record.details.steps_per_epoch)
             verify_record(directory, record)
             if is_deep:
                 _load_all(open_record(directory, record))
         except CheckpointNotFoundError:
             if not is_all:
                 raise
-            lines.append(f"{name}: deleted meanwhile")
+            lines.append(f"epoch {at}: deleted meanwhile")
             continue
         except CheckpointError as error:
             failure = str(error)
             failures.append(error)
         rows.append({**place, "is_whole": failure is None, "error": failure})
-        lines.append(f"{name}: {failure or 'whole'}")
+        lines.append(f"epoch {at}: {failure or 'whole'}")
     if not epochs:
         failures.append(nothing_recorded(directory))
         lines.append(str(failures[-1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +15,6 @@ from jobrunner.cli.disk import measure
 from jobrunner.cli.options import directory_argument, open_manager, take_over_option
 from jobrunner.cli.run import keep_options, keep_policy
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
-from jobrunner.names import parse_store_name
 from jobrunner.positions import Position, format_ranges
 from jobrunner.texts import format_bytes, listed
 
@@ -56,30 +56,27 @@ def prune_command(*, directory: str, dry_run: bool, take_over: bool, **keep: Any
 
 def prune(manager: MultiNodeCheckpointManager, policy: KeepAny, *, is_dry: bool) -> Output:
     """Delete the epochs that the policy of a manager does not keep, or only say which."""
-    log, retention = manager.directory.log, manager.retention
-    records = {record.at: record for record in find_retirable(manager, policy)}
-    stores = [store.name for record in records.values() for store in record.stores.values()]
-    space = measure(manager.directory, stores)
-    retired, left = [*records], []
+    records = find_retirable(manager, policy)
+    stores = {record.at: [store.name for store in record.stores.values()] for record in records}
+    space = measure(manager.directory, chain.from_iterable(stores.values()))
+    kept = [at for at in manager.positions() if at not in stores]
+    left: list[Position] = []
     if records and not is_dry:
         manager.run.start([], {"command": "prune"})
         try:
-            retired = retention.retire()
-            retention.sweeper.drain(_DELETION_SECONDS)
+            manager.retention.retire()
+            manager.retention.sweeper.drain(_DELETION_SECONDS)
         finally:
             manager.run.end()
-        state = log.refresh()
-        names = map(parse_store_name, manager.directory.files.list_names(manager.path))
-        undeleted = {name.epoch for name in names if name is not None and state.is_left_over(name)}
-        left = sorted(undeleted.intersection(retired))
-    deleted = [at for at in retired if at not in left]
-    kept = sorted(set(log.refresh().recorded).difference(retired))
-    nbytes = sum(records[at].nbytes for at in deleted if at in records)
+        names = set(manager.directory.files.list_names(manager.path))
+        left = [at for at in stores if names.intersection(stores[at])]
+    deleted = [at for at in stores if at not in left]
+    nbytes = sum(record.nbytes for record in records if record.at in deleted)
     freed = None if space is None or left else space.freed
     data = {
         "path": manager.path,
         "dry_run": is_dry,
-        "retired": retired,
+        "retired": list(stores),
         "left": left,
         "kept": kept,
         "pinned": list(manager.pins()),

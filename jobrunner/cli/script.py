@@ -43,27 +43,26 @@ class Script:
 
     def job(self, parameters: Mapping[str, str] | None = None) -> Job:
         """The job that was named, or the only one, made with `parameters`."""
-        jobs = {}
-        for name, value in vars(self._module).items():
+        values = vars(self._module)
+        names = []
+        for name, value in values.items():
             if isinstance(value, Job) or is_job_function(value):
-                jobs[name] = value
+                names.append(name)
         hint = (
             f" No variable of {self._source} is a Job, and no function has the decorator @job. "
             f"If a function returns the job, name it: {self._source}:FUNCTION."
         )
-        if jobs:
-            targets = [f"{self._source}:{name}" for name in sorted(jobs)]
+        if names:
+            targets = [f"{self._source}:{name}" for name in sorted(names)]
             hint = f" Name one of its jobs: {', '.join(targets)}."
-        name = self._name
-        if not name:
-            if len({id(job) for job in jobs.values()}) != 1:
-                raise DefinitionError(
-                    f"{self._source} defines {len(jobs) or 'no'} jobs; expected one.{hint}"
-                )
-            name = next(iter(jobs))
-        elif not hasattr(self._module, name):
+        if not self._name and len({id(values[name]) for name in names}) != 1:
+            raise DefinitionError(
+                f"{self._source} defines {len(names) or 'no'} jobs; expected one.{hint}"
+            )
+        name = self._name or names[0]
+        if name not in values:
             raise DefinitionError(f"{self._source} has no {name!r}.{hint}")
-        job = getattr(self._module, name)
+        job = values[name]
         arguments = {}
         if is_job_function(job):
             arguments = read_parameters(job, parameters or {})
@@ -147,18 +146,8 @@ def _import_file(source: str) -> ModuleType:
 
 def _import_module(name: str) -> ModuleType:
     _put_first(os.getcwd())
-    with _explained(f"{name} cannot be imported", None):
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            is_target = error.name is not None and f"{name}.".startswith(f"{error.name}.")
-            if not is_target:  # it imports one that is missing
-                raise
-            missing = str(error.name)
-    raise DefinitionError(
-        f"There is no module {name!r}: {missing!r} was not found in {os.getcwd()!r} or among the "
-        f"installed packages. To name a file, include '.py'."
-    )
+    with _explained(f"Module {name} cannot be imported. A file would be named with '.py'", None):
+        return importlib.import_module(name)
 
 
 def _put_first(directory: str) -> None:
@@ -168,27 +157,21 @@ def _put_first(directory: str) -> None:
 
 @contextlib.contextmanager
 def _explained(failure: str, file: str | None) -> Iterator[None]:
-    """Raise DefinitionError for an error of the user's code, which names the line that failed.
-
-    That is a line of `file` if there is one, else the innermost.
-    """
+    """Raise DefinitionError for an error of the user's code, which names the last line of `file`."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename == file]
-        frame = (own or frames)[-1]
-        place = f"{frame.filename}, line {frame.lineno}"
+        place = ""
+        for frame in traceback.extract_tb(error.__traceback__):
+            if frame.filename == file:
+                place = f" ({file}, line {frame.lineno})"
         reason = str(error)
-        if isinstance(error, SyntaxError):
-            place = f"{error.filename}, line {error.lineno}"
         if isinstance(error, SystemExit):
             reason += ". Exit only under `if __name__ == '__main__':`."
-        if not isinstance(error, DefinitionError):
-            reason = f"{type(error).__name__}: {reason}"
-        explained = DefinitionError(f"{failure} ({place}): {reason}")
-        if not isinstance(error, DefinitionError):
-            explained.add_note(_format_trace(error))
+        if isinstance(error, DefinitionError):
+            raise DefinitionError(f"{failure}{place}: {reason}") from error
+        explained = DefinitionError(f"{failure}{place}: {type(error).__name__}: {reason}")
+        explained.add_note(_format_trace(error))
         raise explained from error
 
 

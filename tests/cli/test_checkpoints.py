@@ -142,13 +142,13 @@ def test_copies_are_complete_checkpoints(runs: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", ["/_log/", "/a.0/"])
 def test_verify_of_all_epochs_skips_those_that_are_deleted_meanwhile(runs: Path, at: str) -> None:
     manager = MultiNodeCheckpointManager(runs, files=PrunedMeanwhile(runs, at))
-    epochs = MultiNodeCheckpointManager(runs).epochs()
+    epochs = MultiNodeCheckpointManager(runs).positions()
     output = verify_epochs(manager, epochs, is_all=True)
     assert output.exit_code == 0
     assert [found["epoch"] for found in output.data["epochs"]] == [2, 3]
     assert output.text.startswith("epoch 0: deleted meanwhile\nepoch 1: deleted meanwhile\n")
     with pytest.raises(CheckpointNotFoundError):
-        verify_epochs(manager, [0])
+        verify_epochs(manager, [Position(0)])
 
 
 @pytest.mark.parametrize("command", ["copy", "info"])
