@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 
 LOOK_SECONDS = 0.5
 """How often to see whether it is time to draw, at least."""
-DRAWING_SHARE = 400
+DRAWING_SHARE = 800
 """Drawing may take one of so many seconds."""
 
 
