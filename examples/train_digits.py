@@ -144,10 +144,7 @@ def add_in_pairs(tasks: list[Task]) -> Task:
     """
     while len(tasks) > 1:
         pairs = zip(tasks[::2], tasks[1::2], strict=False)
-        name = f"add {len(tasks)}"
-        sums = [
-            Task(add, inputs=[a.output(), b.output()], node=a.node, name=name) for a, b in pairs
-        ]
+        sums = [Task(add, [a.output(), b.output()], node=a.node) for a, b in pairs]
         tasks = sums + tasks[2 * len(sums) :]
     return tasks[0]
 
