@@ -17,7 +17,7 @@ from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.load_plan import with_contents
 from jobrunner.checkpoint.store import StoreDocument, StoreReader
 from jobrunner.errors import BlobNotFoundError, CheckpointError, DefinitionError
-from jobrunner.joined import ValueType, type_of_array
+from jobrunner.joined import CHUNK_BYTES, ValueType, cut, join_values, type_of_array
 from jobrunner.positions import EpochLike, PublicPosition, format_ranges
 from jobrunner.texts import listed
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _SMALL_BYTES = 8 << 20
 """Several shorter values make a chunk."""
 
-_CHUNK_BYTES = 32 << 20
-
 
 def find_type(reader: StoreReader, document: StoreDocument, blob: str) -> ValueType | None:
     """The type of an array or a number; None of anything else."""
+    if blob not in document.blobs:
+        return None  # a history
     array = reader.array_reader(document, blob)
     if array is not None:
         return ValueType(tuple(array.shape), array.dtype)
@@ -90,8 +90,7 @@ class EpochChunk:
                 if digest not in values:
                     values[digest] = part.reader.load([self.blob], document=document)[self.blob]
                 arrays.append(values[digest])
-            is_stacked = self.axis is None
-            joined.append(np.stack(arrays) if is_stacked else np.concatenate(arrays, self.axis))
+            joined.append(join_values(arrays, self.axis))
         return np.stack(joined)
 
     def read_documents(self) -> list[StoreDocument]:
@@ -189,40 +188,22 @@ class EpochAxis:
             raise BlobNotFoundError(
                 f"{self._directory.path}: {problem}. Name nodes and epochs that have it."
             )
-        types = self._find_types(blob, nodes)
+        types: dict[str, ValueType | None] = {}
+        for node in nodes:
+            types[node], _ = self._describe(node, blob)
+        partition = self.newest.details.partitions.get(blob)
+        axis = None if partition is None else partition.axis
+        chunks = cut(blob, types, axis)  # refuses None
         rows = []
         for record in self.records:
-            row = []
+            row = {}
             for node in nodes:
                 reader = self.find_reader(record, node, blob)
                 assert reader is not None
-                row.append(Part(record.at.public, node, reader, types[node]))
+                row[node] = Part(record.at.public, node, reader, types[node])  # type: ignore[arg-type]
             rows.append(row)
-        partition = self.newest.details.partitions.get(blob)
-        if partition is not None:
-            return _join(blob, rows, partition.axis)
-        array = _join(blob, rows, None)
-        return array if len(nodes) > 1 else array[:, 0]
-
-    def _find_types(self, blob: str, nodes: Sequence[str]) -> Mapping[str, ValueType]:
-        types: dict[str, ValueType] = {}
-        for node in nodes:
-            reader = self.find_reader(self.newest, node, blob)
-            assert reader is not None
-            value_type = find_type(reader, self.document(reader), blob)
-            if value_type is None:
-                raise DefinitionError(
-                    f"Blob {blob!r} of node {node!r} is no array or number at epoch "
-                    f"{self.newest.at} of {self._directory.path}. Open the epochs one by one."
-                )
-            types[node] = value_type
-            is_part = blob in self.newest.details.partitions
-            if value_type != types[nodes[0]] and not is_part:
-                raise DefinitionError(
-                    f"Blob {blob!r} of {self._directory.path} is {types[nodes[0]]} at node "
-                    f"{nodes[0]!r}, and {value_type} at node {node!r}. Name nodes that are alike."
-                )
-        return types
+        array = _join(blob, rows, chunks, axis)
+        return array[:, 0] if axis is None and len(nodes) == 1 else array
 
     # --- labels
 
@@ -271,9 +252,10 @@ class EpochAxis:
         assert reader is not None
         document = self.document(reader)
         value_type = find_type(reader, document, blob)
-        array = reader.array_reader(document, blob)
         dims = []
-        if array is not None and value_type is not None:
+        if value_type is not None and value_type.shape:
+            array = reader.array_reader(document, blob)
+            assert array is not None
             names = array.array.document.dimension_names
             for axis in range(len(value_type.shape)):
                 name = names[axis] or "_dim_"
@@ -304,35 +286,40 @@ class EpochAxis:
         return dataset
 
 
-def _join(blob: str, rows: Sequence[Sequence[Part]], axis: int | None) -> Array:
-    """Cut epochs and nodes into chunks, and return them as one array."""
+def _join(
+    blob: str,
+    rows: Sequence[Mapping[str, Part]],  # by epoch and node
+    chunks: Sequence[Sequence[str]],  # nodes that lie in one chunk, if their values are small
+    axis: int | None,
+) -> Array:
+    """Cut epochs into chunks, too, and return all as one array."""
     import dask.array  # slow to import
     from dask.base import tokenize
     from dask.delayed import delayed
 
-    num_nodes = len(rows[0])
-    largest_bytes = max(1, *(part.type.nbytes for part in rows[0]))
-    nodes_at_once = epochs_at_once = 1
-    documents = None
-    if largest_bytes < _SMALL_BYTES:
-        nodes_at_once = min(num_nodes, _CHUNK_BYTES // largest_bytes)
-        epochs_at_once = _CHUNK_BYTES // (largest_bytes * nodes_at_once)
+    nbytes = {node: part.type.nbytes for node, part in rows[0].items()}
+    is_small = max(nbytes.values()) < _SMALL_BYTES
+    if is_small:
+        longest = max(sum(nbytes[node] for node in chunk) for chunk in chunks)
+        epochs_at_once = max(1, CHUNK_BYTES // max(1, longest))
     else:
-        documents = iter(EpochChunk(blob, rows, axis).read_documents())
+        chunks = [[node] for node in nbytes]
+        epochs_at_once = 1
+        parts = [list(row.values()) for row in rows]
+        documents = iter(EpochChunk(blob, parts, axis).read_documents())
     columns = []
     for i in range(0, len(rows), epochs_at_once):
         pieces = []
-        for j in range(0, num_nodes, nodes_at_once):
-            cut = [row[j : j + nodes_at_once] for row in rows[i : i + epochs_at_once]]
-            chunk = EpochChunk(blob, cut, axis)
-            content: list[Any] = [part.reader.identity for row in cut for part in row]
-            if documents is not None:
-                content = [cut[0][0].reader.digest(next(documents), blob)]
-            task = delayed(EpochChunk.read)(
-                chunk, dask_key_name=f"{blob}-{tokenize(content, axis)}"
-            )
-            dtype = cut[0][0].type.dtype
-            pieces.append(dask.array.from_delayed(task, chunk.shape, dtype))
+        for nodes in chunks:
+            cut_rows = [[row[node] for node in nodes] for row in rows[i : i + epochs_at_once]]
+            chunk = EpochChunk(blob, cut_rows, axis)
+            content: list[Any] = [part.reader.identity for row in cut_rows for part in row]
+            if not is_small:
+                content = [cut_rows[0][0].reader.digest(next(documents), blob)]
+            name = f"{blob}-{tokenize(content, axis)}"
+            read = delayed(EpochChunk.read)(chunk, dask_key_name=name)
+            dtype = cut_rows[0][0].type.dtype
+            pieces.append(dask.array.from_delayed(read, chunk.shape, dtype))
         columns.append(dask.array.concatenate(pieces, 1 if axis is None else axis + 1))
     array: Array = dask.array.concatenate(columns)
     return array

@@ -28,6 +28,7 @@ from jobrunner import (
     Task,
     current_task,
     epoch_limiter,
+    joined,
 )
 from jobrunner.checkpoint import epoch_axis
 from jobrunner.testing import FaultyFiles
@@ -126,7 +127,8 @@ def test_chunks_hold_as_many_epochs_and_nodes_as_fit(
 ) -> None:
     expected = run.manager.array("w").compute()
     for limit, chunks in ((200, ((2, 2, 1), (2,))), (60, ((1,) * 5, (1, 1)))):
-        monkeypatch.setattr(epoch_axis, "_CHUNK_BYTES", limit)
+        monkeypatch.setattr(joined, "CHUNK_BYTES", limit)
+        monkeypatch.setattr(epoch_axis, "CHUNK_BYTES", limit)
         array = run.manager.array("w")
         assert array.chunks[:2] == chunks
         assert np.array_equal(array.compute(), expected)
@@ -169,7 +171,9 @@ def test_what_cannot_be_opened_is_named(run: Run) -> None:
         manager.array("v")
     with pytest.raises(BlobNotFoundError, match="node 'c' has no blob 'w'"):
         manager.array("w", nodes=["c"])
-    with pytest.raises(DefinitionError, match="'names' of node 'a' is no array or number"):
+    with pytest.raises(
+        DefinitionError, match="'names' of node 'a' is neither an array nor a number"
+    ):
         manager.array("names")
     with pytest.raises(CheckpointNotFoundError, match="Epoch 9"):
         manager.array("w", epochs=[9])
