@@ -3,7 +3,7 @@
 import pytest
 
 from jobrunner.positions import Position
-from jobrunner.run.decisions import Losses, next_step, remainder
+from jobrunner.run.decisions import Losses, remainder
 
 
 def test_tasks_that_ran_at_each_of_several_losses_are_named():
@@ -30,8 +30,3 @@ def test_tasks_that_ran_at_each_of_several_losses_are_named():
 )
 def test_what_is_left_after_a_resume(epoch, recorded, left):
     assert remainder(Position.of(epoch), 5, **recorded) == left
-
-
-def test_nodes_move_only_when_their_state_is_recorded():
-    assert next_step(is_leaving=True) == "run an epoch"
-    assert next_step(is_leaving=True, is_recorded=True) == "move"

@@ -3,16 +3,13 @@
 import dask
 import numpy as np
 import pytest
-from distributed import LocalCluster
 
 from jobrunner import (
     Job,
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
-    NodeLostError,
     SaveEvery,
-    Session,
     Task,
     TaskFailedError,
     current_task,
@@ -182,55 +179,3 @@ def test_batches_end_where_a_policy_must_be_asked(session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=policy)
     run(session, build(), epochs=21, batch_seconds=60, checkpoint_manager=manager)
     assert manager.epochs() == [0, 7, 10, 14, 20, 21]
-
-
-def test_a_callback_that_is_not_passive_is_called_after_each_epoch(session):
-    seen = []
-
-    class Asks:
-        is_essential = True
-
-        def on_epoch(self, epoch, seconds, metrics):
-            seen.append(session.fetch(Node("n0")["n"]))
-            if epoch == 12:
-                raise RuntimeError("enough")
-
-    with Job("asked") as job, Node("n0"):
-        with job.init_group:
-            Task(lambda: 0, outputs="n")
-        Task(lambda n: n + 1, inputs="n", outputs="n")
-    with pytest.raises(RuntimeError, match="enough"):
-        JobRunner(job, num_epochs=40, callbacks=[Asks()]).run(session)
-    assert seen == list(range(1, 13))
-
-
-def die_at(n, epoch, flag):
-    import os
-    import signal
-    from pathlib import Path
-
-    if current_task().epoch == epoch and not Path(flag).exists():
-        Path(flag).write_text("once")
-        os.kill(os.getpid(), signal.SIGKILL)
-    return n + 1
-
-
-def test_a_worker_lost_in_a_batch_is_noticed_and_the_run_begins_again(tmp_path):
-    with Job("dies") as job:
-        for i in range(2):
-            with Node(f"n{i}"):
-                with job.init_group:
-                    Task(lambda: 0, outputs="n")
-                kwargs = {"epoch": 30 if i else None, "flag": str(tmp_path / "flag")}
-                Task(die_at, inputs="n", outputs="n", kwargs=kwargs)
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        cluster.get_client() as client,
-        Session(client) as session,
-    ):
-        with pytest.raises(NodeLostError):
-            JobRunner(job, num_epochs=60, max_restarts=0).run(session)
-        (tmp_path / "flag").unlink()
-        result, _ = run(session, job, epochs=60, batch_seconds=60)
-        assert (result.epoch, result.restarts) == (60, 1)
-        assert session.fetch(Node("n1")["n"]) == 60

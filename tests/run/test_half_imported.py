@@ -11,7 +11,7 @@ import pytest
 
 from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Session, Task
 
-LIBRARIES = ["torch", "jax", "pandas", "pyarrow", "xarray", "scipy.sparse"]
+LIBRARIES = ["torch", "pandas", "scipy.sparse"]
 
 
 class Model:

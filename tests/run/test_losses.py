@@ -18,7 +18,6 @@ from jobrunner import (
     Node,
     Session,
     Task,
-    TaskFailedError,
     current_task,
     epoch_limiter,
 )
@@ -172,19 +171,6 @@ def test_after_a_transient_error_the_epoch_runs_again_from_recorded_state(
         result = JobRunner(job, manager).run(session)
         assert (result.epoch, result.restarts) == (5, 1)
         assert session.fetch(Node("a")["x"]).tolist() == [10, 10, 10]
-
-
-def test_a_repeated_transient_error_ends_the_run(inproc_client, tmp_path):
-    def fails():
-        raise OSError("again and again")
-
-    with Job("fails") as job, Node("a"):
-        with job.init_group:
-            Task(lambda: 0, outputs="n")
-        Task(fails, transient_errors=OSError)
-    epoch_limiter(job, 5)
-    with Session(inproc_client) as session, pytest.raises(TaskFailedError, match="max_restarts"):
-        JobRunner(job, max_restarts=2).run(session)
 
 
 def test_a_struck_worker_dies_once_and_the_epoch_runs_again(cluster, tmp_path):

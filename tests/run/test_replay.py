@@ -172,15 +172,6 @@ def test_changed_code_is_reported(inproc_session, manager):
     assert "changed since it was recorded:" in str(report)
 
 
-def test_a_changed_seed_is_reported_with_its_first_effect(inproc_session, manager):
-    JobRunner(build(), manager).run(inproc_session)
-    job = build()
-    job.seed = 6
-    report = JobRunner(job, manager).replay(inproc_session, 3)
-    assert report.changes == ("the seed was 5 and is 6",)
-    assert not report.is_equal
-
-
 class Model:
     """Saved by its state; created with other weights each time."""
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import threading
 from pathlib import Path
 
@@ -222,48 +221,6 @@ def held():
     SHARED["release"].set()
 
 
-def test_an_epoch_deadline_names_the_late_node(inproc_client, held):
-    with Session(inproc_client) as session:
-        runner = JobRunner(counter(2, fn=wait_for_release), epoch_deadline_seconds=0.2)
-        with pytest.raises(ExecutionError, match="a/count"):
-            runner.run(session)
-        held["release"].set()
-
-
-def interrupt_at_3(n):
-    if n == 2:
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        assert SHARED["asked"].wait(30)  # two signals sent at once may arrive as one
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        SHARED["release"].wait(30)
-    return n + 1
-
-
-class Asked:
-    def on_stop_asked(self, reason, at_once):
-        SHARED["asked"].set()
-
-
-def remember(n):
-    SHARED.setdefault("seen", []).append(n)
-
-
-def test_ctrl_c_stops_the_slices_and_leaves_the_last_epoch_recorded(inproc_client, manager, held):
-    job = counter(5, fn=interrupt_at_3)
-    Task(remember, inputs="n", node="a", group=job.epoch_group)
-    SHARED.update(seen=[], asked=threading.Event())
-    with Session(inproc_client) as session:
-        with pytest.raises(KeyboardInterrupt):
-            JobRunner(job, manager, callbacks=[Asked()]).run(session)
-        held["release"].set()
-    # Epoch 2 may have ended in the batch of epochs that was stopped.
-    latest = manager.latest()
-    assert latest in (1, 2)
-    assert SHARED["seen"] == [1, 2]
-    with Session(inproc_client) as session:
-        assert JobRunner(counter(5), manager).run(session).resumed_from == latest
-
-
 def test_one_runner_at_a_time_in_a_session(inproc_client, held):
     with Session(inproc_client) as session:
         runner = JobRunner(counter(1, fn=wait_for_release))
@@ -277,35 +234,6 @@ def test_one_runner_at_a_time_in_a_session(inproc_client, held):
             held["release"].set()
             thread.join(30)
         assert session.fetch(Node("a")["n"]) == 1
-
-
-def test_callbacks_are_called_for_everything_in_order(session, manager):
-    heard = []
-
-    class Listener:
-        def on_start(self, plan, total_epochs):
-            heard.append(("start", plan.epoch, total_epochs))
-
-        def on_epoch(self, epoch, seconds, metrics):
-            heard.append(("epoch", epoch, metrics["n"]))
-
-        def on_save(self, report):
-            heard.append(("save", report.epoch))
-
-        def on_finish(self, result):
-            heard.append(("finish", result.epoch))
-
-    manager = MultiNodeCheckpointManager(manager.path, asynchronous=False)
-    JobRunner(counter(2), manager, callbacks=[Listener()]).run(session)
-    assert heard == [
-        ("start", None, 2),
-        ("save", 0),
-        ("epoch", 1, 1),
-        ("save", 1),
-        ("epoch", 2, 2),
-        ("save", 2),
-        ("finish", 2),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -85,12 +85,6 @@ def test_a_resume_falls_back_past_all_damaged_epochs(inproc_session, manager):
     assert manager.epochs() == list(range(9))
 
 
-def test_epoch_10_comes_after_epoch_9(inproc_session, manager):
-    JobRunner(counter(10), manager).run(inproc_session)
-    assert (manager.latest(), manager.epochs()) == (10, list(range(11)))
-    assert JobRunner(counter(12), manager).run(inproc_session).resumed_from == 10
-
-
 def test_a_directory_is_named_and_neither_those_below_nor_the_one_above_are_searched(
     inproc_session, tmp_path
 ):
