@@ -40,8 +40,9 @@ CASES = [  # nodes, bytes of each, seconds of a task, epochs
     (2, 1 << 10, 0.0, 1000),
     (4, 128 << 10, 0.0025, 200),
     (100, 10 << 10, 0.0, 60),
+    (1000, 1 << 10, 0.0, 20),
 ]
-HAND_EPOCHS = 50
+HAND_FILES = 100
 
 
 def make(nbytes: int) -> np.ndarray[Any, Any]:
@@ -96,8 +97,9 @@ def ours(
 def by_hand(parent: Path, nodes: int, nbytes: int) -> float:
     path = Path(tempfile.mkdtemp(dir=parent))
     value = np.zeros(nbytes // 8)
+    epochs = max(2, HAND_FILES // nodes)
     started = time.perf_counter()
-    for epoch in range(HAND_EPOCHS):
+    for epoch in range(epochs):
         for node in range(nodes):
             with open(path / f"{node}.{epoch}.npy", "wb") as array:
                 np.save(array, value + epoch)
@@ -111,7 +113,7 @@ def by_hand(parent: Path, nodes: int, nbytes: int) -> float:
         directory = os.open(path, os.O_RDONLY)
         os.fsync(directory)
         os.close(directory)
-    return 1000 * (time.perf_counter() - started) / HAND_EPOCHS
+    return 1000 * (time.perf_counter() - started) / epochs
 
 
 # ---- a task beside a save
