@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +20,7 @@ from jobrunner.checkpoint import (
     SaveQueue,
     Status,
     epochs_until,
+    is_url,
     read_receipts,
     reply_to,
     stride_of,
@@ -50,6 +53,12 @@ DEFAULT_BUDGET_BYTES = 256 << 20
 
 LEAST_FAILED, FAILING_SECONDS = 3, 600.0
 """After so many failed saves in a row, over so long a time, the run ends."""
+
+LOOK_SECONDS = 10.0
+"""Between two looks at how much is free on the disk."""
+
+SHORT_SECONDS = 600.0
+"""What is free is short if it lasts no longer at the present pace."""
 
 PATIENCE_SECONDS = 5.0
 """How long a run that is interrupted at once waits for a save under way."""
@@ -85,6 +94,8 @@ class Saver:
         self._on_save_error = on_save_error
         self._failed: list[Position | None] = []  # in a row; None: the directory could not be taken
         self._failing_since = 0.0
+        self._looked = time.monotonic()  # at the disk
+        self._free: dict[str, int] = {}
         self._warn = warn
         self._saved = saved
         self._save_now = save_now
@@ -305,6 +316,7 @@ class Saver:
             self.must_retry = save.error is not None
             self._report(save)
             save = self._groups.take_ended()
+            self._look_at_disk()
 
     def make_room(self, epoch: int) -> None:
         """Wait if workers are to capture an epoch and too much is under way.
@@ -406,6 +418,29 @@ class Saver:
                 step=save.at.step,
             )
         )
+
+    def _look_at_disk(self) -> None:
+        """Warn once if the disk will soon be full: short epochs write thousands of files a second."""
+        path, now = self._manager.path, time.monotonic()
+        seconds = now - self._looked
+        if seconds < LOOK_SECONDS or is_url(path):
+            return
+        try:
+            disk = os.statvfs(path)
+        except OSError:  # a save says so
+            return
+        before, self._looked = self._free, now
+        self._free = {"bytes": disk.f_bavail * disk.f_frsize, "names of files": disk.f_favail}
+        for what, free in self._free.items():
+            used = before.get(what, 0) - free
+            if used > 0 and free * seconds < SHORT_SECONDS * used:
+                self._looked = math.inf
+                self._warn(
+                    f"The file system of {path} has free {what} for {free * seconds / used:.0f} s "
+                    f"more at the present pace. Save less often (SaveEvery(seconds=10), "
+                    f"--save-every 10s), or keep less (KeepLast(n), --keep-last N)."
+                )
+                return
 
     def _count_failure(self, at: Position | None, error: BaseException, text: str) -> None:
         """Warn of the first of failures in a row.

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -377,3 +378,23 @@ def test_of_saves_that_fail_in_a_row_the_first_is_named_and_the_others_are_count
     assert first.startswith("Epoch 2 was not saved: Epoch 2 of a could not be written: ")
     assert more == "2 more saves failed, the last that of epoch 4."
     assert last.startswith("Epoch 6 was not saved: ")
+
+
+def test_a_disk_that_will_soon_be_full_is_warned_of_once(inproc_session, tmp_path, monkeypatch):
+    class Warnings:
+        texts = []  # noqa: RUF012
+
+        def on_warning(self, message):
+            self.texts.append(message)
+
+    names = iter(range(1000, 0, -1))
+
+    def filling(path):
+        return SimpleNamespace(f_bavail=10**9, f_frsize=4096, f_favail=next(names))
+
+    monkeypatch.setattr("jobrunner.run.saver.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(os, "statvfs", filling)
+    JobRunner(counter(6), manager_of(tmp_path), callbacks=[Warnings()]).run(inproc_session)
+    [told] = Warnings.texts
+    assert told.startswith(f"The file system of {tmp_path / 'ckpt'} has free names of files for ")
+    assert "--keep-last N" in told
