@@ -24,6 +24,9 @@ from jobrunner.worker import PLUGIN_NAME, take_arrived
 LOOK_SECONDS = 0.2
 """How often to look for errors and losses at least, while Dask computes."""
 
+LEAST_IDLE_SECONDS = 10.0
+"""The scheduler may take so long to read a large graph."""
+
 
 class Arrivals:
     """The values of collections that tasks of a group get, as futures of Dask."""
@@ -37,10 +40,12 @@ class Arrivals:
     ) -> None:
         self._scheduler = scheduler
         self._job = job
-        self._idle_seconds = idle_seconds
+        self._idle_seconds = max(idle_seconds, LEAST_IDLE_SECONDS)
         self._futures: dict[int, Future[Any]] = {} if before is None else before._futures
         self.near: dict[str, dict[str, int]] = {}
         """How many bytes of what each node gets lie on which worker."""
+        self.sizes: dict[str, int] = {}
+        """How many bytes each node gets."""
 
     def has(self, plan: GroupPlan) -> bool:
         """Whether everything is computed that tasks of a group get."""
@@ -68,22 +73,22 @@ class Arrivals:
             self._wait([*self._futures.values()], lambda: None)
             self._check(plan)
             if plan.lazy:
-                self.near = self._find_near(plan)
+                self._look_where(plan)
         except BaseException:
             self.release()
             raise
 
-    def _find_near(self, plan: GroupPlan) -> dict[str, dict[str, int]]:
+    def _look_where(self, plan: GroupPlan) -> None:
         client = self._scheduler.client
         holders = client.who_has([*self._futures.values()])
         sizes = client.nbytes([future.key for future in self._futures.values()], summary=False)
-        near: dict[str, dict[str, int]] = {}
         for lazy in plan.lazy:
             key = self._futures[id(lazy.collection)].key
-            by_worker = near.setdefault(lazy.node, {})
+            nbytes = sizes.get(key, 0)
+            self.sizes[lazy.node] = self.sizes.get(lazy.node, 0) + nbytes
+            by_worker = self.near.setdefault(lazy.node, {})
             for address in holders.get(key, ()):
-                by_worker[address] = by_worker.get(address, 0) + sizes.get(key, 0)
-        return near
+                by_worker[address] = by_worker.get(address, 0) + nbytes
 
     def deliver(
         self,
@@ -107,17 +112,22 @@ class Arrivals:
                 workers=[address],
                 pure=False,
             )
-        self._wait([*tasks.values()], check)
-        check()
-        self._check(plan)
-        for address, task in tasks.items():
-            if task.status != "finished":
-                nodes = {plan.lazy[number].node: None for number in by_worker[address]}
-                raise ExecutionError(
-                    f"Worker {address} could not copy the arguments of the {plan.name} group, as "
-                    f"Dask has computed them, for {', '.join(map(repr, nodes))}: {task.exception()}."
-                ) from task.exception()
-        return [address for address, task in tasks.items() if not task.result()]
+        try:
+            self._wait([*tasks.values()], check)
+            check()
+            self._check(plan)
+            for address, task in tasks.items():
+                if task.status != "finished":
+                    nodes = {plan.lazy[number].node: None for number in by_worker[address]}
+                    raise ExecutionError(
+                        f"Worker {address} could not copy the arguments of the {plan.name} group, as "
+                        f"Dask has computed them, for {', '.join(map(repr, nodes))}: "
+                        f"{task.exception()}."
+                    ) from task.exception()
+            return [address for address, task in tasks.items() if not task.result()]
+        finally:
+            for task in tasks.values():
+                task.release()  # or that of a worker that is gone would wait for it
 
     def release(self) -> None:
         """Let Dask drop the values."""

@@ -339,6 +339,7 @@ class Session:
             )
             try:
                 binding.extend(plan.nodes, wait_seconds, wanted_workers)
+                binding.check_fit(self._arrivals.sizes, "What Dask has computed for init tasks")
                 binding.ship(plan.groups)
             except BaseException:
                 binding.release()

@@ -61,6 +61,14 @@ def job_of(epochs=2, part="part", make=keep, **argument):
     return job
 
 
+class Placements:
+    def __init__(self):
+        self.placements = []
+
+    def on_placement(self, placement):
+        self.placements.append(placement)
+
+
 def blocks_of(x):
     return {"kwargs": lambda i: {"part": x.blocks[i]}}
 
@@ -74,19 +82,13 @@ def test_blocks_of_a_persisted_array_are_taken_where_they_lie(inproc_session, in
     with inproc_client.as_current():
         wait(x)
     before = {key: set(where) for key, where in inproc_client.who_has(x).items()}
-    placements = []
-
-    class Seen:
-        def on_placement(self, placement):
-            placements.append(placement)
-
-    runner = JobRunner(job_of(**blocks_of(x)), callbacks=[Seen()])
-    runner.run(inproc_session)
+    seen = Placements()
+    JobRunner(job_of(**blocks_of(x)), callbacks=[seen]).run(inproc_session)
     assert np.array_equal(parts_in(inproc_session), X * 4)
     # The collection has the memory that its blocks had, unchanged.
     assert np.array_equal(inproc_client.compute(x).result(), X)
     homes = [before[x.name, i, 0] for i in range(4)]
-    at_home = [placements[0][name] in home for name, home in zip(NODES, homes, strict=True)]
+    at_home = [seen.placements[0][name] in home for name, home in zip(NODES, homes, strict=True)]
     assert sum(at_home) >= 2  # each worker has its share of the nodes
 
 
@@ -249,7 +251,23 @@ def test_data_of_another_cluster_are_named(inproc_session):
         assert client.scheduler.address in str(caught.value)
 
 
-def test_a_collection_may_ask_for_the_resource_that_nodes_hold():
+def test_a_run_that_cannot_load_what_it_decided_on_computes_what_it_needs(inproc_session, tmp_path):
+    x = counted("afresh")
+    JobRunner(job_of(1, **blocks_of(x)), MultiNodeCheckpointManager(tmp_path)).run(inproc_session)
+    for path in [path for path in tmp_path.rglob("c*") if path.is_file()]:
+        path.write_bytes(path.read_bytes()[::-1])
+    manager, seen = MultiNodeCheckpointManager(tmp_path), Placements()
+    runner = JobRunner(job_of(2, **blocks_of(x)), manager, callbacks=[seen])
+    assert runner.plan_resume().epoch == 1
+    result = runner.run(inproc_session)
+    assert (result.resumed_from, CALLS["afresh"]) == (None, 8)
+    assert len(seen.placements) == 2  # no node holds resources meanwhile
+    assert np.array_equal(parts_in(inproc_session), X * 4)
+
+
+def test_a_collection_may_ask_for_the_resource_that_nodes_hold(monkeypatch):
+    monkeypatch.setattr("jobrunner.cluster.arrivals.LEAST_IDLE_SECONDS", 0.0)
+
     def job():
         with dask.annotate(resources={"GPU": 1}):
             x = da.from_array(X, chunks=(2, 3)).map_blocks(count, "gpu", meta=X[:0])

@@ -82,6 +82,8 @@ def test_what_differs_is_refused_with_the_first_two(source):
         collections.frame("same")
     with pytest.raises(BlobNotFoundError, match="'gone'"):
         collections.array("gone")
+    with pytest.raises(DefinitionError, match="nodes must be a list"):
+        collections.array("same", nodes="n0")
     with pytest.raises(BlobNotFoundError, match="'elsewhere'"):
         collections.array("same", nodes=["n0", "elsewhere"])
 
