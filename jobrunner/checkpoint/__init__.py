@@ -1,4 +1,59 @@
-"""Managers, which save and load epochs; policies: when to save, which epochs to keep."""
+"""How a blob gets to disk and back, and what a crash leaves.
+
+A checkpoint directory has a log, ``_log``, and stores: one Zarr group for each node and epoch, such as
+``trainer:0.5``. An epoch exists if, and only if, an entry of the log records it. Entries are created
+only if absent, so of two runs one wins, and nothing is ever written under a name that was used before.
+
+**To disk.** Epochs are saved in groups; the worker's threads go on with the next epochs meanwhile.
+
+1. *Due*: `save_policies.py: SaveEvery.is_due`. `run/saver.py: Saver.save` takes the epoch.
+2. *Capture*, on each worker, between two epochs: `worker_save.py: SaveQueue.capture` encodes the blobs
+   (`encoding/encoded_blobs.py: encode_blobs`) as trees and arrays. It refers to arrays at rest, which
+   a task copies before it changes them, and copies all others.
+3. *Group*: when the one before is recorded, `run/save_groups.py: SaveGroups` takes all that waits.
+4. *Order*, on the client: `directory_run.py: DirectoryRun.order` names the stores. The commit before
+   has claimed these names, or else a ``begin`` entry does now: `log/log_writer.py: LogWriter.begin`.
+5. *Write*, on each worker: `worker_save.py: SaveQueue.write`. For each store `store/layout.py: lay_out`
+   plans the files, and `store/store_writer.py: StoreWriter` makes directories, arrays' documents and
+   chunks; chunks that have not changed are hard links to the node's store before. The root document,
+   with size and digest of each chunk, comes last.
+6. *Flush*: `storage/posix.py: PosixFiles.durable`, once for all stores of the group.
+7. *Receipts*: `worker_save.py: Receipt`, one for each store, with the SHA-256 of its root document.
+8. *Commit*: `directory_run.py: DirectoryRun.commit` checks the receipts and appends one ``commit``
+   entry. It records the longest prefix of the group that is whole, gives up what the policy does not
+   keep (`retention.py: Retention.choose`), and claims the names of what comes next.
+9. *Delete*: `retention.py: Sweeper` removes what was given up, root documents first.
+
+| a crash after | leaves | and the next run |
+|---|---|---|
+| due, capture, group | nothing on disk | goes on from the newest recorded epoch |
+| order | claimed names, without stores | names its stores ``node.epoch.rN`` up to there |
+| part of write | stores cut short: no root document, or chunks that are not on disk | deletes them |
+| write, flush, receipts | whole stores that no entry records | deletes them too |
+| commit, before the client knows | recorded epochs | goes on from them |
+| part of delete | stores that the log gave up, most without root document | deletes them |
+
+How does it know what to delete? A store whose name was claimed, and that is neither recorded nor set
+aside, counts for nothing: `log/state.py: State.is_left_over`. A store whose name no entry has claimed
+is not ours, and stays. If another run has taken the directory over meanwhile, `log/log_writer.py:
+LogWriter.check_held` raises before the order and before the commit, and the entry of the commit, whose
+number is taken by then, is refused.
+
+**Back.**
+
+1. *Decide*, on the client: `run/resume.py: decide` chooses the epoch from one look at the log.
+2. *Plan*: `load_plan.py: plan_load` says which stores each node reads. It opens none of them, unless
+   a blob is divided anew between other nodes.
+3. *Read*, on each node's worker: `worker_load.py: NodeLoad.read` compares the root document with the
+   SHA-256 in the record, and each chunk with its digest in that document, and decodes the blobs:
+   `store/store_reader.py: StoreReader.load`, `encoding/decode.py: Decoder.decode`.
+4. *Barrier*: nothing changes before all nodes have read and verified (`worker_load.py: load_group`).
+5. *Replace*: `workspace/workspace.py: Workspace.apply`. Objects that init tasks make get their states
+   afterwards: `worker_load.py: load_waiting_states`.
+
+A crash in between leaves the disk as it was. If something is not what was written, no blob is
+replaced; the run decides again, without that epoch, and a ``rewind`` entry sets it aside.
+"""
 
 import lazy_loader
 
