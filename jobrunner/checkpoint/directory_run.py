@@ -72,8 +72,6 @@ class _Group:
     """An order that was neither committed nor abandoned, and what only the client must know of it."""
 
     order: SaveOrder
-    records: dict[Position, Record]
-    """Without stores; in order, with those passed over."""
     encoding: Encoding
     wanted: Position
     """The newest position that was to be ordered."""
@@ -308,8 +306,7 @@ class DirectoryRun:
     ) -> SaveOrder:
         """Decide what is written of positions, in ascending order, and claim names for their stores.
 
-        `group` has the details of each record, which may contain NaN and infinities. A store has a
-        copy of them, for repairs, without ``timing``.
+        `group` has the details of each record, which may contain NaN and infinities.
 
         The order may be of the first ones only: those whose names an earlier commit has claimed. Let
         the `SaveQueue` of every worker write them, then call `commit` with what they answer, or else
@@ -319,11 +316,7 @@ class DirectoryRun:
         CheckpointWriteError if the claim could not be recorded.
         """
         lock, encoding = self.held(), encoding or self.encoding()
-        first, wanted = min(group), max(group)
-        records: dict[Position, Record] = {}
-        for at, described in group.items():
-            details = as_json({**described, **_shared(encoding)}, "details")
-            records[at] = Record(at, None, details=details)
+        first, shared = min(group), _shared(encoding)
         if self._group is not None:
             self.abandon(self._group.order)
         if self._has_failed:
@@ -335,21 +328,17 @@ class DirectoryRun:
         self.retention.sweeper.drain()
         with writing(self.directory.path, f"the save of epoch {first} could not be begun"):
             attempt = self._claim(first)
+        histories = self._histories(encoding)
         # A group that is larger than expected is cut, as a `begin` would give its epochs other names.
         most = 1 + _MOST_STORES // (1 + len(lock.nodes))
-        for at in [at for i, at in enumerate(records) if i >= most or at > attempt.upto]:
-            del records[at]
-        retired = self.retention.choose(list(records.values()))
-        drops = [at for at in retired if at in records]
+        records: dict[Position, Record] = {}
+        for at, described in list(group.items())[:most]:
+            if at <= attempt.upto:
+                details = as_json({**described, **shared}, "details")
+                records[at] = Record(at, None, histories, details=details)
         stores = {}
-        copies = {}
-        label = self._histories(encoding)
-        for at, record in records.items():
-            record.histories = label
-            if at not in drops:
-                stores[at] = {node: attempt.store_name(node, at) for node in lock.nodes}
-                copies[at] = {**record.details}
-                copies[at].pop("timing", None)
+        for at in records.keys() - self.retention.choose(list(records.values())):
+            stores[at] = {node: attempt.store_name(node, at) for node in lock.nodes}
         directory = self.directory
         order = SaveOrder(
             directory.path,
@@ -357,12 +346,10 @@ class DirectoryRun:
             lock.run,
             attempt.number,
             attempt.label,
-            stores,
-            copies,
-            drops,
-            label,
+            records,
+            dict(sorted(stores.items())),
         )
-        self._group = _Group(order, records, encoding, wanted)
+        self._group = _Group(order, encoding, max(group))
         return order
 
     def _claim(self, first: Position) -> Attempt:
@@ -412,7 +399,7 @@ class DirectoryRun:
             # comes after it, and counts only if that is recorded.
             pairs: list[tuple[Contents, Record]] = []
             contents: Contents = {}
-            for at in reversed(group.records):
+            for at in reversed(order.records):
                 if at > last:
                     continue
                 stores = None
@@ -421,7 +408,7 @@ class DirectoryRun:
                     for node, receipt in recorded[at].items():
                         contents[node] = receipt.contents or NodeContents()
                         stores[node] = _store(receipt)
-                pairs.append((contents, msgspec.structs.replace(group.records[at], stores=stores)))
+                pairs.append((contents, msgspec.structs.replace(order.records[at], stores=stores)))
             for contents, part in groupby(reversed(pairs), itemgetter(0)):
                 self._append(group, [record for _, record in part], contents)
         if problem is not None:
@@ -472,7 +459,7 @@ class DirectoryRun:
         # What comes next is as far away as the last two saves were, or of groups twice as far. A
         # wrong guess costs a `begin`, or cuts a group; after a crash, the names are not used again.
         distance = max(1, last.epoch - (state.latest or last).epoch)
-        if len(group.records) > 1 or group.wanted > last:
+        if len(group.order.records) > 1 or group.wanted > last:
             distance = 2 * max(distance, group.wanted.epoch - last.epoch)
         expected = Position(last.epoch + distance)
         is_claimed = state.attempt is not None and expected <= state.attempt.upto

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jobrunner.checkpoint.directory import Directory
+from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.keep_policies import (
     KeepAll,
     RetentionPolicy,
@@ -38,7 +38,6 @@ from jobrunner.checkpoint.log import (
 )
 from jobrunner.checkpoint.storage import REMOVALS, Files, join_path, run_all
 from jobrunner.checkpoint.store import HISTORIES
-from jobrunner.errors import CheckpointError
 from jobrunner.names import ROOT_DOCUMENT, format_store_name, parse_store_name
 from jobrunner.positions import Position
 from jobrunner.texts import get_logger, listed
@@ -161,24 +160,17 @@ class Retention:
         recorded = state.recorded
         if reads_records(self.policy):
             unread = [at for at, number in recorded.items() if (at, number) not in self._rows]
-            # Many at once: requests to an object store take longer than all else.
-            rows = self._directory.files.each(partial(self._read_row, state), unread)
-            for at, row in zip(unread, rows, strict=True):
+            for at, record in self._directory.records(unread, state):
+                row = SavedEpoch(at)
+                if isinstance(record, EpochRecord):
+                    details = record.details
+                    row = SavedEpoch(at, details.ended or math.nan, details.metrics)
                 self._rows[at, recorded[at]] = row
         saved = []
         for at, number in recorded.items():
             row = self._rows.get((at, number), SavedEpoch(at))
             saved.append(replace(row, is_pinned=True) if at in state.pins else row)
         return saved
-
-    def _read_row(self, state: State, at: Position) -> SavedEpoch:
-        try:
-            details = self._directory.read_record(at, state.recorded[at]).details
-        except CheckpointError as error:
-            path = self._directory.path
-            logger.warning("%s: the record of epoch %s cannot be read: %s", path, at, error)
-            return SavedEpoch(at)
-        return SavedEpoch(at, details.ended or math.nan, details.metrics)
 
     def _warn_of_unreported(self, saved: Sequence[SavedEpoch]) -> None:
         """Warn, once a run, if `KeepBest` keeps no epoch because none reported its metric."""

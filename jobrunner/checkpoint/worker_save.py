@@ -23,7 +23,7 @@ from jobrunner.checkpoint.encoding import (
     with_options,
 )
 from jobrunner.checkpoint.history_writer import HistoryWriters, RowCount
-from jobrunner.checkpoint.log import NodeContents
+from jobrunner.checkpoint.log import NodeContents, Record
 from jobrunner.checkpoint.storage import THREADS, Files, join_path, run_all, run_gently
 from jobrunner.checkpoint.store import (
     HISTORIES,
@@ -232,14 +232,11 @@ class SaveOrder:
     """The number of the attempt's entry in the log."""
     label: int
     """The attempt's."""
+    records: dict[Position, Record]
+    """In ascending order, without stores. The first node's store has a copy, for repairs."""
     stores: dict[Position, dict[str, str]]
-    """Position -> node -> name of its store; in ascending order, without those passed over."""
-    details: Mapping[Position, Mapping[str, Any]]
-    """Of the records. The first node's store has a copy, for repairs."""
-    drops: Sequence[Position]
-    """Positions that are passed over: the retention policy would retire them at once."""
-    histories: str = ""
-    """The directory of the histories of this binding."""
+    """Position -> node -> name of its store; without those that are passed over, because the retention
+    policy would retire them at once."""
 
     @property
     def at(self) -> Position:
@@ -267,10 +264,11 @@ class SaveOrder:
         if contents.classes:
             described["classes"] = contents.classes
         if node == next(iter(self.stores[at])):
-            record: dict[str, Any] = {"nodes": list(self.stores[at]), "details": self.details[at]}
-            if self.histories:
-                record["histories"] = self.histories
-            described["record"] = record
+            record = self.records[at]
+            details = {name: value for name, value in record.details.items() if name != "timing"}
+            described["record"] = {"nodes": list(self.stores[at]), "details": details}
+            if record.histories:
+                described["record"]["histories"] = record.histories
         return described
 
 
@@ -406,8 +404,9 @@ class SaveQueue:
                     for at in batch:
                         names += [order.stores[at][node] for node in receipts[-1]]
                 self._histories.write()
-                if order.histories:
-                    names.append(join_path(HISTORIES, order.histories))
+                label = order.records[order.at].histories
+                if label:
+                    names.append(join_path(HISTORIES, label))
             is_flushed = True
             self._histories.settle()
         except OSError as error:
@@ -445,7 +444,11 @@ class SaveQueue:
         for at, of_position in batch:
             for node, capture in of_position.items():
                 marks = self._histories.advance(
-                    order.files, order.path, order.histories, workspaces[node], capture.histories
+                    order.files,
+                    order.path,
+                    order.records[at].histories,
+                    workspaces[node],
+                    capture.histories,
                 )
                 described = order.describe(node, at, capture.contents, marks)
                 writers[at, node] = _plan_store(order, at, capture, described, workspaces[node])

@@ -505,7 +505,7 @@ class Saver:
             for save in group:
                 save.error = error
             return len(group), not self._is_fatal(error)
-        group = [save for save in group if save.at in order.stores or save.at in order.drops]
+        group = [save for save in group if save.at in order.records]
         ended = time.monotonic()
         last = max(committed.recorded)
         for save in group:
