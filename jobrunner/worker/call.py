@@ -141,29 +141,22 @@ def _put_rows(step: Step, parts: list[Any]) -> None:
             box[0] = histories[place.key].put(box[0], where)
 
 
-def hand_over(program: Program, handover: Handover, send: Send) -> None:
-    """Pass on a blob as it is before the group runs.
+def hand_over(
+    program: Program, handovers: Iterable[Handover], send: Send, *, must_exist: bool
+) -> None:
+    """Pass on blobs as they are: before the group runs, or of a task that is not due.
 
-    Raises `InputMissing` if there is no such blob.
+    One that does not exist is an `InputMissing`, or has no reader: whoever needs the task to make it
+    runs when it does.
     """
-    crossing, captured = handover.crossing, None
-    if crossing.blob is not None and is_due(crossing.every, program.number):
-        if crossing.blob not in handover.blobs:
-            missing = program.workspaces[crossing.source].not_found(crossing.blob)
-            raise InputMissing(crossing.source, missing)
-        captured = capture(stored_in(handover.blobs, crossing.blob))
-    _pass_on(program, handover, captured, send)
-
-
-def skip(program: Program, step: Step, send: Send) -> None:
-    """Pass on the blobs of a task that is not due, as they are.
-
-    One that does not exist yet has no reader: whoever needs the task to make it runs when it does.
-    """
-    for handover in step.handovers:
+    for handover in handovers:
         crossing, captured = handover.crossing, None
-        if crossing.blob in handover.blobs and is_due(crossing.every, program.number):
-            captured = capture(stored_in(handover.blobs, crossing.blob))
+        if crossing.blob is not None and is_due(crossing.every, program.number):
+            if crossing.blob in handover.blobs:
+                captured = capture(stored_in(handover.blobs, crossing.blob))
+            elif must_exist:
+                missing = program.workspaces[crossing.source].not_found(crossing.blob)
+                raise InputMissing(crossing.source, missing)
         _pass_on(program, handover, captured, send)
 
 
@@ -222,15 +215,15 @@ def _refuse_lazy(step: Step, values: Iterable[Any]) -> None:
 
 def _capture(program: Program, step: Step, parts: Sequence[Any]) -> None:
     """Capture the parts of a return value that tasks or the client read."""
-    for planned in step.captures:
-        part, is_retained = planned.capture.part, planned.capture.retain
+    for part, is_retained in step.captures:
+        is_read = (step.index, part) in program.read_parts
         try:
             captured = capture(parts[part])
         except TypeError as error:
-            if planned.is_read:
+            if is_read:
                 raise
             captured = TypeError(str(error))  # for the client's fetch
-        if planned.is_read:
+        if is_read:
             program.results[step.index, part] = captured
         if is_retained:
             retained = step.workspace.retained.setdefault(program.key, {})

@@ -20,7 +20,7 @@ from typing import Any
 
 from jobrunner.compile import is_due
 from jobrunner.texts import get_logger
-from jobrunner.worker.call import Send, finish, gather, hand_over, set_up, skip
+from jobrunner.worker.call import Send, finish, gather, hand_over, set_up
 from jobrunner.worker.outcome import Outcome, describe_failure, is_true
 from jobrunner.worker.program import InputMissing, Program, Step
 from jobrunner.worker.task_context import FRAME, CurrentTask, Reports
@@ -70,9 +70,9 @@ class GroupRun:
         self._seen = -1  # steps remaining at the last tick
         self._tick_seconds = FIRST_TICK_SECONDS
         self._handles: dict[int, TimerHandle] = {}  # -1: the tick; else a report's step
-        self._report_locks = {
-            step.position: threading.Lock() for step in program.steps if step.report is not None
-        }
+        self._report_locks: dict[int, threading.Lock] = {}
+        for position in program.reports:
+            self._report_locks[position] = threading.Lock()
         self._reports: Reports | None = None  # what tasks have reported
         self._make_current = self._make_task  # bound once, not at every call
 
@@ -80,7 +80,10 @@ class GroupRun:
 
     def start(self) -> None:
         """Begin, and return at once."""
-        self.program.begin_run(self.step)
+        program = self.program
+        program.number = self.step
+        program.arrived.clear()
+        program.results.clear()
         self._threads = self._pullers = 1
         self.submit(self._open)
         if self.nthreads > 1:
@@ -156,8 +159,7 @@ class GroupRun:
         try:
             for workspace in program.workspaces.values():
                 workspace.start_run(program.key)
-            for handover in program.openings:
-                hand_over(program, handover, self.send)
+            hand_over(program, program.openings, self.send, must_exist=True)
         except BaseException as error:
             self._fail("", "", error)
         self._is_open = True
@@ -190,7 +192,7 @@ class GroupRun:
                 elif step.report is not None:
                     self._report(step)
                 elif not is_due(step.every, self.step):
-                    skip(program, step, send)
+                    hand_over(program, step.handovers, send, must_exist=False)
                 else:
                     is_done = self._run_instances(step)
             except BaseException as error:
@@ -223,12 +225,10 @@ class GroupRun:
 
         FRAME.set([self._make_current, step, -1, None])
         with set_up(step.setup) as shared:
-            own_part = [0]  # of this thread, and what a pool refuses that has closed meanwhile
             for instance in range(1, count):
                 if not self.submit(partial(call, instance)):
-                    own_part.append(instance)
-            for instance in own_part:
-                call(instance)
+                    ended.release()  # the pool has closed, so nobody takes the results
+            call(0)
             for _ in range(count):
                 ended.acquire()
             FRAME.set([self._make_current, step, -1, None])

@@ -70,19 +70,13 @@ class Work:
     def __init__(self, number: int) -> None:
         self.number = number
         self.reply: Message | None = None
-        self._is_done = asyncio.Event()
+        self.is_done = asyncio.Event()
 
     def finish(self, reply: Message) -> None:
         """Set the reply. Only "done" can be replaced: when another worker then refuses values."""
         if self.reply is None or (self.reply["status"] == "done" and "suspect" in reply):
             self.reply = reply
-            self._is_done.set()
-
-    async def wait(self, seconds: float) -> None:
-        """Wait for the reply, but not for longer."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._is_done.wait()
+            self.is_done.set()
 
 
 @dataclass(slots=True)
@@ -243,7 +237,9 @@ class HostedNodes:
         if work.number != request.number:
             return {"status": "stale"}
         if work.reply is None:
-            await work.wait(request.wait_seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(request.wait_seconds):
+                    await work.is_done.wait()
         # It is kept: a client that lost the message asks again.
         if work.reply is not None:
             return work.reply
@@ -274,11 +270,11 @@ class HostedNodes:
     def _start_batch(self, program: Program, batch: EpochBatch, work: Work) -> None:
         self._program, self._batch, self._batch_work = program, batch, work
         self._outbox.start(batch.number)
-        # Those before it are over.
-        self._early = {n: early for n, early in self._early.items() if n >= batch.number}
-        for number, early in self._early.items():
-            if batch.covers(number):
-                batch.abort_reason = early.abort_reason or batch.abort_reason
+        for number in sorted(self._early):
+            if number < batch.number:  # it is over
+                del self._early[number]
+            elif batch.covers(number):
+                batch.abort_reason = self._early[number].abort_reason or batch.abort_reason
         if batch.number in self._early:
             self._hear(self._early[batch.number].notes)
         self._proceed()

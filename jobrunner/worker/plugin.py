@@ -47,6 +47,7 @@ from jobrunner.worker.messages import (
     Operation,
     Push,
     Release,
+    Request,
     Run,
 )
 
@@ -131,13 +132,12 @@ class WorkspaceHost(WorkerPlugin):
         binding = request.binding
         if isinstance(request, Release):
             return await self._release(binding)
-        is_known = binding in self.bindings or binding in self._expected
-        if is_known and not self._is_hosted(binding, request.lease):
+        if self._is_to_come(request):
             self.expect(binding)
             with suppress(TimeoutError):
                 seconds = request.wait_seconds if isinstance(request, Operation) else 0.0
                 await asyncio.wait_for(self._hosting.wait(), seconds)
-            if not self._is_hosted(binding, request.lease):
+            if self._is_to_come(request):
                 return {"status": "waiting"}
         hosted = self.bindings.get(binding)
         if hosted is None:
@@ -148,8 +148,10 @@ class WorkspaceHost(WorkerPlugin):
             logger.exception("Message %r failed", message.get("call"))
             return failed_reply(error)
 
-    def _is_hosted(self, binding: str, lease: str) -> bool:
-        return binding in self.bindings and (not lease or lease in self._leases)
+    def _is_to_come(self, request: Request) -> bool:
+        if request.binding in self.bindings:
+            return bool(request.lease) and request.lease not in self._leases
+        return request.binding in self._expected
 
     async def _release(self, binding: str) -> Message:
         hosted = self.bindings.get(binding)

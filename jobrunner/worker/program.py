@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from jobrunner.compile import (
     Argument,
     BlobArgument,
-    Capture,
     Condition,
     Crossing,
     CrossingArgument,
@@ -54,14 +53,6 @@ class Handover:
 
 
 @dataclass(slots=True)
-class CapturedPart:
-    """A part of a return value to capture."""
-
-    capture: Capture
-    is_read: bool  # by a task or a stop condition of the run
-
-
-@dataclass(slots=True)
 class Place:
     """Where a value is that a task reads, sets or updates."""
 
@@ -90,7 +81,7 @@ class Step:
     outputs: tuple[Place | None, ...] = ()  # None for an output that no blob takes
     output_names: tuple[str, ...] = ()
     sole: Place | None = None  # set if the return value goes into one blob and nowhere else
-    captures: tuple[CapturedPart, ...] = ()
+    captures: tuple[tuple[int, bool], ...] = ()  # parts of the return value; is it retained?
     handovers: tuple[Handover, ...] = ()
     puts_rows: bool = False  # it may set or update a history, in an epoch
     num_instances: int = 1
@@ -127,6 +118,7 @@ class Program:
         self.arrived: dict[int, Any] = {}
         self.results: dict[tuple[int | None, int | None], Any] = {}
         self.steps: list[Step] = []
+        self.reports: list[int] = []  # positions of the last runs of reports
         self.number = 0  # of the current step of an epoch
         self.waiters: dict[int, list[int]] = {}
         self.conditions = [c for c in plan.conditions if c.node in slices]
@@ -137,13 +129,13 @@ class Program:
             for node, part in slices.items()
         }
         # Parts of return values that tasks or conditions read.
-        self._read_parts = {(c.task, c.part) for c in self.conditions}
+        self.read_parts = {(c.task, c.part) for c in self.conditions}
         planned = sorted(
             ((task, workspaces[node]) for node, part in slices.items() for task in part.tasks),
             key=lambda pair: pair[0].index,
         )
         for task, _ in planned:
-            self._read_parts.update(
+            self.read_parts.update(
                 (a.task, a.part) for a in task.arguments if isinstance(a, ResultArgument)
             )
         self._positions = {task.index: i for i, (task, _) in enumerate(planned)}
@@ -155,12 +147,6 @@ class Program:
         ]
         self.needs = [step.needs for step in self.steps]
         self.first = [step.position for step in self.steps if step.needs == 0]
-
-    def begin_run(self, number: int) -> None:
-        """Prepare a run, as step `number` of an epoch."""
-        self.number = number
-        self.arrived.clear()
-        self.results.clear()
 
     def blobs(self, node: str, name: str) -> dict[str, Any]:
         """The dictionary of a blob: its node's private or global blobs."""
@@ -198,7 +184,7 @@ class Program:
             arguments=tuple(self._source(node, argument) for argument in task.arguments),
             outputs=tuple(self._place(node, o.name) if o.is_kept else None for o in task.outputs),
             output_names=tuple(o.name for o in task.outputs),
-            captures=tuple(self._captured(task, capture) for capture in task.captures),
+            captures=tuple((capture.part, capture.retain) for capture in task.captures),
             handovers=tuple(self._handover(self._crossings[c]) for c in task.hands_over),
             num_instances=task.num_instances,
             every=task.every,
@@ -218,9 +204,6 @@ class Program:
             step.sole = step.outputs[0]
         self.steps.append(step)
         self._connect(step, task)
-
-    def _captured(self, task: PlannedTask, capture: Capture) -> CapturedPart:
-        return CapturedPart(capture, (task.index, capture.part) in self._read_parts)
 
     def _place(self, node: str, name: str, *, is_updated: bool = False) -> Place:
         workspace, versions = self.workspaces[node], dict[Any, int]()
@@ -254,6 +237,7 @@ class Program:
                 step = Step(position, REPORT_INDEX + position, workspace, report.name, report.fn)
                 step.report = report
                 self.steps.append(step)
+                self.reports.append(position)
                 self._wait_for(step, own or range(num_tasks))
 
     def _source(self, node: str, argument: Argument) -> Place:

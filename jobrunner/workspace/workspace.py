@@ -212,7 +212,7 @@ class Workspace:
         self.private.clear()
         for rows in self.histories.values():
             rows.end_run(is_kept=False)  # of a run that was aborted
-        self.forget(group)
+        self.retained.pop(group, None)
 
     def forget(self, group: str) -> None:
         """Drop a group's retained values."""
