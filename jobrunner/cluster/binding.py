@@ -244,8 +244,8 @@ class Binding:
         for address, reply in replies.items():
             if "room" in reply:
                 self.rooms[address] = reply["room"]
-        conditions = [condition.name for condition in plan.conditions]
-        return read_runs(replies, order, conditions), request.failure(replies, self.plan.job)
+        results = read_runs(replies, order, plan.conditions)
+        return results, request.failure(replies, self.plan.job)
 
     def apply(
         self,

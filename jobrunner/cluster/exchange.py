@@ -317,7 +317,7 @@ def exchange(
     """
     is_run, is_aborted = request.call == "run", False
     started, warn_seconds, wait_seconds = now, WARN_SECONDS, FIRST_WAIT_SECONDS
-    asked: Sequence[str] = addresses
+    asked = [*addresses]
     unstarted = set(addresses)  # they may not have got the first message
     replies: dict[str, Reply] = {}
     while True:
@@ -358,17 +358,20 @@ def exchange(
             # This may reveal further losses.
             yield Abort(members.alive, f"worker {next(iter(members.lost))} is lost")
             raise members.error(request.epoch)
-        pending = [address for address in addresses if address not in replies]
-        if not pending:
+        if len(replies) == len(addresses):
             return {address: replies[address] for address in addresses}
-        asked = pending
-        if is_run:
+        pending, asked = [], []
+        for address in addresses:
+            reply_here = replies.get(address)
+            if reply_here is None:
+                pending.append(address)
             # A worker is "done" before others have its values, and sending these may still fail. Then
             # others wait for them, and only the sender can say of whom they could not be taken.
-            asked = [a for a in addresses if a not in replies or replies[a]["status"] == "done"]
-            if len(asked) < len(addresses) and not is_aborted:
-                is_aborted = True
-                heard = yield Abort(pending, "another worker's part has failed")
+            if reply_here is None or (is_run and reply_here["status"] == "done"):
+                asked.append(address)
+        if is_run and len(asked) < len(addresses) and not is_aborted:
+            is_aborted = True
+            heard = yield Abort(pending, "another worker's part has failed")
         wait_seconds = POLL_SECONDS
         now = heard.now
         if request.what and now - started > warn_seconds:

@@ -178,7 +178,10 @@ class Messenger:
                     members.lost.setdefault(address, f"its lease task was {lease.status}")
         if members.lost:
             return {}
-        sending = asyncio.ensure_future(self._send_all(ask.batches))
+        if len(ask.batches) == 1:
+            sending = asyncio.ensure_future(self._send(*ask.batches[0]))
+        else:
+            sending = asyncio.ensure_future(self._send_all(ask.batches))
         losing = asyncio.ensure_future(self._loss.wait())
         try:
             # Count only time in which this loop ran: the process may have been suspended.
@@ -210,8 +213,6 @@ class Messenger:
     # ---- messages
 
     async def _send_all(self, batches: Sequence[Batch]) -> dict[str, Answer]:
-        if len(batches) == 1:
-            return await self._send(*batches[0])
         slots = asyncio.Semaphore(MAX_BATCHES)
         answers: dict[str, Answer] = {}
 

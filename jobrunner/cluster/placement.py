@@ -191,14 +191,14 @@ def within_reach(
     sides: list[list[WorkerInfo]] = []
     seen: set[str] = set()
     for worker in workers:
-        if worker.address in seen:
-            continue
-        side = apart.keys() - apart[worker.address]
-        while most := max((len(apart[address] & side) for address in side), default=0):
-            # If several have as many cuts, remove the last, so that the result is reproducible.
-            side.remove([a for a in apart if a in side and len(apart[a] & side) == most][-1])
-        seen |= side
-        sides.append([w for w in workers if w.address in side])
+        if worker.address not in seen:
+            side = {worker.address}
+            # First those with the fewest cuts, which shut out the fewest others.
+            for address in sorted(apart, key=lambda other: len(apart[other])):
+                if not apart[address] & side:
+                    side.add(address)
+            seen |= side
+            sides.append([w for w in workers if w.address in side])
     return sorted(sides, key=lambda side: -sum(w.nthreads for w in side))
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from jobrunner.cluster.exchange import Reply, malformed
+from jobrunner.compile import Condition
 from jobrunner.define import Metric, MetricEntry, merge_reports
 from jobrunner.errors import ExecutionError
 from jobrunner.worker import RunOrder
@@ -35,7 +36,7 @@ class GroupResult:
 
 
 def read_runs(
-    replies: Mapping[str, Reply], order: RunOrder, conditions: Sequence[str]
+    replies: Mapping[str, Reply], order: RunOrder, conditions: Sequence[Condition]
 ) -> list[GroupResult]:
     """The epochs that have ended on all workers; `conditions` are all the group's.
 
@@ -60,7 +61,9 @@ def read_runs(
     return results
 
 
-def _merge(replies: Mapping[str, Reply], runs: slice, conditions: Sequence[str]) -> GroupResult:
+def _merge(
+    replies: Mapping[str, Reply], runs: slice, conditions: Sequence[Condition]
+) -> GroupResult:
     slowest, fired = 0.0, set[str]()
     entries: dict[int, list[MetricEntry]] = {}  # by step
     for address, reply in replies.items():
@@ -74,7 +77,11 @@ def _merge(replies: Mapping[str, Reply], runs: slice, conditions: Sequence[str])
     metrics: dict[str, Metric] = {}
     for step in sorted(entries):
         metrics |= merge_reports(entries[step])
-    return GroupResult(slowest, tuple(filter(fired.__contains__, conditions)), metrics)
+    stopped = []
+    for condition in conditions:
+        if condition.name in fired:
+            stopped.append(condition.name)
+    return GroupResult(slowest, tuple(stopped), metrics)
 
 
 def _read_metrics(address: str, text: str) -> list[MetricEntry]:

@@ -48,7 +48,7 @@ class GroupRun:
     submit: Callable[[Callable[[], None]], bool]  # runs a call in a thread at once, or says no
     timer: Callable[[float, Callable[[], None]], TimerHandle]  # like `loop.call_later`
     send: Send
-    finished: Callable[[Outcome], None]
+    finished: Callable[[GroupRun, Outcome], None]
     drained: Callable[[], None]
     step: int = 0  # of the epoch
     capture: Callable[[], object] | None = None  # called in a thread after the last task
@@ -344,7 +344,7 @@ class GroupRun:
                 return False
             self._is_over = True
             is_drained = self._threads == 0
-        self.finished(outcome)
+        self.finished(self, outcome)
         if is_drained:
             self.drained()
         return True

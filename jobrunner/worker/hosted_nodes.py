@@ -374,7 +374,7 @@ class HostedNodes:
             send=lambda crossing, value: self._outbox.put(
                 number, program.routes[crossing], crossing, to_frames(value)
             ),
-            finished=lambda outcome: call_on_loop(self._loop, self._end_run, run, outcome),
+            finished=partial(call_on_loop, self._loop, self._end_run),
             drained=lambda: call_on_loop(self._loop, self._drained.set),
             capture=capture,
             keeps_rows=self.keeper is not None,

@@ -24,6 +24,7 @@ from jobrunner.cluster.binding import read_value
 from jobrunner.cluster.exchange import read_reply
 from jobrunner.cluster.results import read_runs
 from jobrunner.cluster.scheduler import SchedulerLink
+from jobrunner.compile import Condition
 from jobrunner.positions import Position
 from jobrunner.worker import OPERATION, PLUGIN_NAME, RunOrder
 from tests.sampling import sampled
@@ -186,7 +187,8 @@ def test_an_epoch_lasts_as_on_its_slowest_worker_and_its_last_step_may_stop_it()
         HERE: {"status": "done", "runs": [ran(1.0, "a/x"), ran(2.0, "a/y")]},
         THERE: {"status": "done", "runs": [ran(0.5), ran(0.5)]},
     }
-    [epoch] = read_runs(replies, RunOrder(steps_per_epoch=2), ["a/x", "a/y"])
+    conditions = [Condition(f"a/{name}", "a") for name in "xy"]
+    [epoch] = read_runs(replies, RunOrder(steps_per_epoch=2), conditions)
     assert (epoch.seconds, epoch.stopped) == (3.0, ("a/y",))
 
 

@@ -124,7 +124,7 @@ class Bench:
             self.submitted.append(call)
             return self._submit(call)
 
-        def finished(outcome):
+        def finished(run, outcome):
             self.outcomes.append(outcome)
             self.finished.set()
 
