@@ -54,23 +54,12 @@ class Connection:
         connect: Callable[..., Client] | None = None,  # makes such a client again
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
-        if not isinstance(client, Client):
-            raise DefinitionError(
-                f"A session needs a dask.distributed Client; got {type(client).__name__}. Use "
-                f"Session.local() for a cluster on this machine, or Session.connect(address)."
-            )
         self.client = client  # `reconnect` may replace it
         most_workers = math.inf if cluster is None else cluster.most_workers
         self.scheduler = SchedulerLink(client, most_workers)
         self._cluster = cluster
         self._connect = connect
         self._close_seconds = close_seconds
-
-    @classmethod
-    def local(cls, workers: int | None, threads_per_worker: int | None, processes: bool) -> Self:
-        """Start a cluster on this machine; see `Session.local`."""
-        cluster = OwnCluster(workers, threads_per_worker, processes)
-        return cls(cluster.client, cluster=cluster)
 
     @classmethod
     def to(cls, address: str, **client_kwargs: Any) -> Self:
@@ -219,16 +208,11 @@ class OwnCluster:
                 )
             error = self._starting.exception()
             if isinstance(error, RuntimeError):
-                cause = _innermost(error)
-                if self._sockets is not None and getattr(cause, "errno", None) is not None:
-                    raise ExecutionError(
-                        f"The local cluster did not start: {cause}. Set TMPDIR to a directory of a "
-                        f"file system that has sockets, or jobrunner.local-protocol to tcp."
-                    ) from error
                 raise ExecutionError(
-                    f"The local cluster did not start: {cause}. Call "
-                    f"Session.local under `if __name__ == '__main__':`, since worker processes "
-                    f"import the script, or use Session.local(processes=False)."
+                    f"The local cluster did not start: {_innermost(error)}. Call Session.local under "
+                    f"`if __name__ == '__main__':`, since worker processes import the script, or use "
+                    f"Session.local(processes=False). If it is a socket that fails, set TMPDIR to a "
+                    f"directory of a file system that has sockets, or jobrunner.local-protocol to tcp."
                 ) from error
             self.cluster = self._starting.result()
             self.most_workers = count_workers(self.cluster)

@@ -13,7 +13,7 @@ from distributed import Client
 from jobrunner.cluster.arrivals import Arrivals
 from jobrunner.cluster.binding import RELEASE_SECONDS, Binding
 from jobrunner.cluster.collections import BlobOfNodes
-from jobrunner.cluster.connection import Connection
+from jobrunner.cluster.connection import Connection, OwnCluster
 from jobrunner.compile import GroupPlan, Plan, PlannedNode, planned_nodes
 from jobrunner.define import Blob, Count, Natural, Task, TaskGroup, TaskOutput, checked
 from jobrunner.errors import BlobNotFoundError, DefinitionError, ExecutionError
@@ -102,7 +102,8 @@ class Session:
         DefinitionError, ExecutionError
             `workers` or `threads_per_worker` is not a positive int; the workers did not start.
         """
-        return cls._over(Connection.local(workers, threads_per_worker, processes))
+        cluster = OwnCluster(workers, threads_per_worker, processes)
+        return cls._over(Connection(cluster.client, cluster=cluster))
 
     @classmethod
     @checked

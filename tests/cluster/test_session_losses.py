@@ -11,7 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
@@ -31,7 +30,7 @@ from jobrunner import (
 )
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.dask_internals import EVERY_WORKER
-from jobrunner.worker.plugin import PLUGIN_NAME, lease_key, run_lease
+from jobrunner.worker.plugin import PLUGIN_NAME
 from tests.processes import await_file, fork_dask
 
 SECOND = 1.0
@@ -145,23 +144,6 @@ def test_a_killed_worker_ends_the_run_within_a_second_and_the_others_stop(
     assert again.run("init", epoch=0).stopped == ()
 
 
-@pytest.mark.nightly
-def test_a_stopped_worker_counts_as_lost_after_its_time_of_silence(client, tmp_path):
-    with dask.config.set({"jobrunner.worker-silence-seconds": 1}), Session(client) as session:
-        binding, pids = bind(session, tmp_path / "flag")
-
-        def stop():
-            await_file(tmp_path / "flag")
-            os.kill(pids["a"], signal.SIGSTOP)
-
-        try:
-            with meanwhile(stop), pytest.raises(NodeLostError, match="not answered for 1 s") as e:
-                binding.run("epoch", epoch=1)
-            assert e.value.nodes == ("a",)
-        finally:
-            os.kill(pids["a"], signal.SIGCONT)
-
-
 def test_a_value_for_a_lost_worker_does_not_delay_the_error(session, client, tmp_path):
     with TaskGroup() as group:
         first = Task(os.getpid, node="b").output()
@@ -181,22 +163,6 @@ def test_a_cancelled_lease_is_a_loss_and_frees_the_worker(session, client, clust
     client.cancel(held_leases[:1])
     with pytest.raises(NodeLostError):
         run_until_it_fails(binding)
-
-
-def test_a_restarted_cluster_is_a_loss(session, client):
-    binding, _ = bind(session)
-    client.restart()
-    with pytest.raises(NodeLostError):
-        binding.run("init", epoch=0)
-    assert session.bind(binding.plan).run("init", epoch=0)
-
-
-def test_a_lease_that_runs_on_a_successor_of_its_worker_ends_at_once(session, client):
-    bind(session)
-    address = next(iter(client.scheduler_info()["workers"]))
-    key = lease_key("binding", "of another incarnation", 0)
-    future = client.submit(run_lease, key, None, key=key, workers=[address], pure=False)
-    assert future.result(timeout=10) == ()
 
 
 def test_a_worker_restarted_at_the_same_address_is_not_taken_for_the_old_one():
@@ -221,19 +187,6 @@ def test_a_worker_restarted_at_the_same_address_is_not_taken_for_the_old_one():
             session.fetch(Node("a")["pid"])
         # The lease task came to the successor, which has nothing to lend it to.
         await_nothing_held(client)
-
-
-def test_a_worker_that_lost_the_sessions_state_is_a_loss(session, client):
-    binding, _ = bind(session)
-    client.run(forget_everything)
-    with pytest.raises(NodeLostError, match="restarted and lost this session"):
-        binding.run("init", epoch=0)
-
-
-async def forget_everything(dask_worker):
-    host = dask_worker.plugins[PLUGIN_NAME]
-    await host.teardown(dask_worker)
-    host.setup(dask_worker)
 
 
 # ---- clients and schedulers
@@ -467,15 +420,3 @@ def test_a_users_handler_of_the_clusters_events_is_called_as_before(client):
         (0.0, {"action": "add-worker", "worker": "tcp://c"}),
         (0.0, {"action": "add-worker", "worker": "tcp://d"}),
     ]
-
-
-def test_the_private_attributes_of_dask_clients_that_we_use_exist(client):
-    """`cluster.scheduler` reads handlers by topic, and ends the loop of a client that failed."""
-
-    def handler(event):
-        pass
-
-    client.subscribe_topic("a topic", handler)
-    assert client._event_handlers["a topic"] is handler
-    client.unsubscribe_topic("a topic")
-    assert callable(client._loop_runner.stop)

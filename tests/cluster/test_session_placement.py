@@ -62,13 +62,6 @@ def test_resources_of_another_session_are_awaited_and_then_named(client, session
     assert where(session, node) == "gpu"
 
 
-def test_resources_of_nodes_placed_later_are_reserved_too(client, session):
-    assert where(session, Node("a", resources={"GPU": 1})) == "gpu"
-    assert where(session, Node("b", resources={"GPU": 1})) == "gpu"
-    with Session(client) as other, pytest.raises(PlacementError):
-        other.bind(job_of(Node("c", resources={"GPU": 1})).compile(), wait_seconds=0.3)
-
-
 def test_a_lease_takes_the_resources_of_all_nodes_of_its_worker(client, session):
     session.bind(job_of(*(Node(name, resources={"GPU": 1}) for name in "ab")).compile())
     with Session(client) as other, pytest.raises(PlacementError):

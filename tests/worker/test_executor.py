@@ -27,7 +27,7 @@ from jobrunner.define.group import TaskGroup
 from jobrunner.define.metrics import merge_reports
 from jobrunner.define.node import Node, WorkspaceType
 from jobrunner.define.task import Task
-from jobrunner.errors import BlobNotFoundError, DefinitionError
+from jobrunner.errors import DefinitionError
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import CurrentTask, current_task
@@ -203,23 +203,6 @@ def test_a_chain_runs_in_order_on_one_thread(bench):
     assert len(one.submitted) == 1
 
 
-def test_ready_tasks_run_in_the_order_of_definition(bench):
-    order = []
-    tasks = {
-        "a": [task(0, lambda: order.append(0)), task(3, lambda: order.append(3))],
-        "b": [task(1, lambda: order.append(1)), task(2, lambda: order.append(2))],
-    }
-    bench(group(tasks), nthreads=1).run()
-    assert order == [0, 1, 2, 3]
-
-
-def test_a_program_runs_again_and_again(bench):
-    one = bench(group({"a": [task(0, lambda n: n + 1, ["n"], ["n"])]}), blobs={"a": {"n": 0}})
-    for epoch in range(50):
-        assert one.run(epoch=epoch).status == "done"
-    assert one.workspaces["a"].globals == {"n": 50}
-
-
 def test_a_second_thread_starts_when_the_timer_sees_no_progress(bench):
     gate, ran = Gate(), threading.Event()
     one = bench(group({"a": [task(0, gate), task(1, ran.set)]}))
@@ -260,30 +243,6 @@ def test_a_task_known_to_be_long_starts_another_thread_at_once(bench):
     one.end()
 
 
-def test_all_instances_run_at_once_on_any_number_of_threads_and_return_a_list(bench):
-    barrier = threading.Barrier(5)
-
-    def instance():
-        barrier.wait(10)
-        return current_task().instance * 10
-
-    one = bench(group({"a": [task(0, instance, outputs=["all"], num_instances=5)]}), nthreads=1)
-    assert one.run().status == "done"
-    assert one.workspaces["a"].globals["all"] == [0, 10, 20, 30, 40]
-
-
-def test_instances_share_what_they_update_and_see_inputs_read_only(bench):
-    def add(steps, weights):
-        assert not steps.flags.writeable
-        weights[current_task().instance] += steps[0]
-
-    blobs = {"a": {"steps": np.ones(1), "w": np.zeros(3)}}
-    plan = group({"a": [task(0, add, ["steps"], updates=["w"], num_instances=3)]})
-    one = bench(plan, blobs=blobs)
-    one.run()
-    assert list(one.workspaces["a"].globals["w"]) == [1, 1, 1]
-
-
 def test_a_blob_read_and_updated_in_turns_is_never_copied(bench):
     held = np.zeros(3)
     address = held.__array_interface__["data"][0]
@@ -309,14 +268,6 @@ def test_a_blob_read_and_updated_in_turns_is_never_copied(bench):
 
 
 # ---- values
-
-
-def test_an_array_in_kwargs_is_read_only_and_copied_for_a_blob(bench):
-    constant = np.zeros(2)
-    plan = group({"a": [task(0, lambda c: c, outputs=["w"], kwargs={"c": constant})]})
-    one = bench(plan)
-    one.run()
-    assert not np.shares_memory(one.workspaces["a"].globals["w"], constant)
 
 
 def test_private_blobs_last_for_one_run(bench):
@@ -358,7 +309,7 @@ def test_an_output_that_cannot_be_copied_fails_the_task_only_if_another_reads_it
     assert (outcome.failure.task, "pickled" in outcome.failure.summary) == ("t0", True)
 
 
-@pytest.mark.parametrize("returned", [3, (1,), (1, 2, 3), "ab", {"a": 1, "b": 2}], ids=repr)
+@pytest.mark.parametrize("returned", [(1, 2, 3), "ab"], ids=repr)
 def test_several_outputs_need_a_sequence_of_that_length(bench, returned):
     one = bench(group({"a": [task(0, lambda: returned, outputs=["x", "y"])]}))
     outcome = one.run()
@@ -366,15 +317,6 @@ def test_several_outputs_need_a_sequence_of_that_length(bench, returned):
     assert isinstance(error, DefinitionError)
     assert "a/t0 has 2 outputs (x, y)" in str(error)
     assert one.workspaces["a"].globals == {}
-
-
-def test_a_missing_input_is_an_error_that_names_blob_and_task(bench):
-    outcome = bench(group({"a": [task(0, abs, ["gone"])]}), blobs={"a": {"there": 1}}).run()
-    error = outcome.failure.exception()
-    assert isinstance(error, BlobNotFoundError)
-    assert outcome.failure.is_own
-    assert "'a' has no blob 'gone'" in str(error)
-    assert "'there'" in str(error)
 
 
 # ---- crossings
@@ -581,16 +523,6 @@ def test_a_report_that_is_still_running_is_not_started_again(bench):
     assert one.end().status == "done"
 
 
-def test_a_report_on_a_node_without_tasks_runs_after_all_others(bench):
-    order = []
-    plan = group(
-        {"a": [task(0, lambda: order.append("task"))], "b": []},
-        reports={"b": [Report("r", lambda: order.append(current_task().node), 500)]},
-    )
-    bench(plan).run()
-    assert order == ["task", "b"]
-
-
 def test_a_report_that_raises_fails_the_run_and_is_named(bench):
     def fail():
         raise ValueError("bad report")
@@ -631,7 +563,7 @@ def conditions_of(value, capture=True):
 @pytest.mark.parametrize("capture", [True, False], ids=["output", "blob"])
 @pytest.mark.parametrize(
     ("value", "stops"),
-    [(True, True), (0, False), (np.float64(2), True), (np.array([[0]]), False), ([], False)],
+    [(True, True), (np.array([[0]]), False), ([], False)],
     ids=repr,
 )
 def test_stop_conditions_are_read_at_the_end(bench, value, stops, capture):
@@ -644,9 +576,6 @@ def test_a_stop_condition_of_several_elements_is_an_error_that_names_it(bench, v
     failure = bench(conditions_of(value)).run().failure
     assert isinstance(failure.exception(), DefinitionError)
     assert "'a/t0' is an array of shape" in failure.summary
-
-
-# ---- what a task knows
 
 
 # ---- with as many threads as can be

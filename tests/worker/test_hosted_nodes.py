@@ -32,7 +32,7 @@ from jobrunner.worker.memory import MemoryLimit
 from jobrunner.worker.messages import Abort, Apply, Push, Run, RunOrder
 from jobrunner.worker.outbox import Outbox
 from jobrunner.worker.outcome import Failure
-from jobrunner.workspace import from_frames, to_frames
+from jobrunner.workspace import to_frames
 
 HERE, THERE = "tcp://here", "tcp://there"
 ORDER = RunOrder("epoch")
@@ -219,17 +219,6 @@ async def test_a_thread_that_fails_outside_of_any_task_ends_the_run():
 
 
 @in_a_loop
-async def test_an_applied_function_gets_the_workspaces_and_its_value_is_returned():
-    async with Host(count(), blobs={"x": 5}) as hosted:
-        reply = await hosted.apply(3, lambda hosted: hosted.workspaces["a"].globals["x"] * 2)
-        assert from_frames(reply["frames"]) == 10
-        reply = await hosted.apply(4, lambda hosted: 1 / 0)
-        failure = Failure(**reply["failure"])
-        assert isinstance(failure.exception(), ZeroDivisionError)
-        assert failure.is_own
-
-
-@in_a_loop
 async def test_tasks_that_cannot_be_unpickled_are_named_with_their_node():
     async with Host(count()) as hosted:
         with pytest.raises(ExecutionError, match=r"tasks of node 'a'.*register_pickle_by_value"):
@@ -312,16 +301,6 @@ async def test_no_run_begins_while_too_many_values_wait_to_be_sent():
         peers.gate.set()
         assert (await hosted.run(3, 5))["status"] == "done"
         assert len(made) == 3
-
-
-@in_a_loop
-async def test_a_value_that_arrives_before_its_run_starts_is_kept():
-    async with Host(receiver()) as hosted:
-        await hosted.push([[3, [(0, frames(7))]]])
-        await hosted.push([[3, [(1, frames(4))]]])
-        reply = await hosted.run(3, 5, ORDER)
-        assert reply["status"] == "done"
-        assert hosted.workspaces["a"].globals["x"] == 7
 
 
 @in_a_loop

@@ -1,7 +1,6 @@
 """The plugin of a worker: messages for unknown bindings, and lease tasks."""
 
 import asyncio
-import json
 import logging
 
 from jobrunner.worker.outcome import Failure
@@ -102,8 +101,3 @@ async def test_the_plugin_stays_until_nothing_is_expected():
         await asyncio.sleep(0.005)
     assert worker.handlers == {}
     assert await host("c", worker) != first
-
-
-def test_metrics_survive_json_exactly():
-    entries = [["n", "a", 0, 0, 2**100], ["x", "a", 0, 0, float("inf")], ["s", "a", 0, 0, "\ud800"]]
-    assert json.loads(json.dumps(entries)) == entries
