@@ -142,7 +142,7 @@ class Host:
             **{"memory_limit": MemoryLimit(HERE, int, 0, 0), **self.options},
         )
         self.hosted = Asked(context, contextvars.copy_context())
-        add_nodes({"a": ("", ["t"])}, self.hosted)
+        add_nodes({"a": ("", ["t"], {})}, self.hosted)
         send(self.plan, self.hosted)
         self.hosted.workspaces["a"].globals.update(self.blobs)
         return self.hosted
