@@ -190,6 +190,11 @@ class EpochAxis:
             )
         types: dict[str, ValueType | None] = {}
         for node in nodes:
+            if self._is_history(node, blob):
+                raise DefinitionError(
+                    f"Blob {blob!r} of node {node!r} is a history, whose rows are one array "
+                    f"already: manager.history_of({blob!r})."
+                )
             types[node], _ = self._describe(node, blob)
         partition = self.newest.details.partitions.get(blob)
         axis = None if partition is None else partition.axis
@@ -229,7 +234,8 @@ class EpochAxis:
                 problem = self.missing(blob, [node])
                 value_type, dims = self._describe(node, blob)
                 if value_type is None:
-                    problem = f"blob {blob!r} of node {node!r} is no array or number"
+                    kind = "a history" if self._is_history(node, blob) else "no array or number"
+                    problem = f"blob {blob!r} of node {node!r} is {kind}"
                 if problem and blobs is None:
                     left_out.append(problem)
                 else:
@@ -245,6 +251,10 @@ class EpochAxis:
         for node in nodes:
             tree[node] = self._fill(xarray.Dataset(), by_node[node], [node])
         return xarray.DataTree.from_dict(tree)
+
+    def _is_history(self, node: str, blob: str) -> bool:
+        reader = self.find_reader(self.newest, node, blob)
+        return reader is not None and blob in self.document(reader).entry.histories
 
     def _describe(self, node: str, blob: str) -> tuple[ValueType | None, list[str]]:
         """The type of a blob, and the names of its axes."""

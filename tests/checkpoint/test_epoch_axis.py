@@ -202,7 +202,7 @@ def _start(i: int) -> Any:
 
 def _step(u: Any, same: Any) -> Any:
     current_task().report(u=Mean(float(u.mean())))
-    return u + 1, same
+    return u + 1, same, u[:1]
 
 
 def test_parts_are_joined_and_replicas_read_once(inproc_session: Session, tmp_path: Path) -> None:
@@ -211,7 +211,8 @@ def test_parts_are_joined_and_replicas_read_once(inproc_session: Session, tmp_pa
         nodes = ["part:0", "part:1"]
         with job.init_group:
             Task.on_each(nodes, _start, outputs=[u, same], kwargs=lambda i: {"i": i})
-        Task.on_each(nodes, _step, inputs=["u", "same"], outputs=["u", "same"])
+        rows = Blob("rows", history="extend")
+        Task.on_each(nodes, _step, inputs=["u", "same"], outputs=["u", "same", rows])
         epoch_limiter(job, 2)
     manager = MultiNodeCheckpointManager(tmp_path)
     JobRunner(job, manager).run(inproc_session)
@@ -220,7 +221,11 @@ def test_parts_are_joined_and_replicas_read_once(inproc_session: Session, tmp_pa
     assert np.array_equal(manager.array("same").compute(), np.full((3, 3), 7.0))
     one_node = CheckpointManager(tmp_path, "part:1")
     assert np.array_equal(one_node.array("u", nodes=["part:1"]).compute(), expected[:, 2:])
+    with pytest.raises(DefinitionError, match=r"'rows' .* is a history.*history_of\('rows'\)"):
+        manager.array("rows", epochs=[1, 2])
     pytest.importorskip("xarray")
+    whole = manager.to_xarray(epochs=[1, 2])
+    assert "blob 'rows' of node 'part:0' is a history" in whole.attrs["left_out"]
     labelled = manager.to_xarray(blobs=["u"])
     assert labelled["u"].dims == ("epoch", "x")
     assert np.array_equal(labelled["u"], expected)

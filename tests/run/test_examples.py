@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
 import re
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import cloudpickle
+import dask
 import numpy as np
 import pytest
 from distributed import Client
@@ -54,6 +59,11 @@ def kmeans() -> Iterator[Any]:
 def digits() -> Iterator[Any]:
     pytest.importorskip("sklearn", reason="the digits example needs scikit-learn")
     yield from _load("train_digits")
+
+
+@pytest.fixture
+def sampler() -> Iterator[Any]:
+    yield from _load("sampler")
 
 
 @pytest.fixture
@@ -239,6 +249,95 @@ def test_digits_interrupted_at_random_end_early_with_the_same_best_weights(
     assert best[0].epoch == best[1].epoch < whole.epoch
     networks = [_plain(checkpoint["trainer:0"].load("network")) for checkpoint in best]
     np.testing.assert_equal(networks[0], networks[1])
+
+
+def test_a_sampler_interrupted_at_random_has_the_same_draws(
+    sampler: Any, inproc_client: Client, tmp_path: Path
+) -> None:
+    options = {"chains": 3, "epochs": 8}
+    with Session(inproc_client) as session:
+        _run(session, sampler.build_job(**options), tmp_path / "whole")
+        for epoch in [*sorted(random.Random(3).sample(range(1, 8), 2)), None]:
+            _run(session, sampler.build_job(**options), tmp_path / "parts", epoch)
+    whole, parts = (
+        MultiNodeCheckpointManager(tmp_path / name).history_of("draws").compute(scheduler="sync")
+        for name in ("whole", "parts")
+    )
+    assert whole.shape == (3, 8 * sampler.DRAWS, 2)
+    assert whole.tobytes() == parts.tobytes()
+
+
+def test_a_sampler_is_summarized_in_xarray(
+    sampler: Any, inproc_session: Session, tmp_path: Path
+) -> None:
+    pytest.importorskip("xarray")
+    _run(inproc_session, sampler.build_job(), tmp_path)
+    with dask.config.set(scheduler="sync"):
+        summary = sampler.summarize(MultiNodeCheckpointManager(tmp_path))
+    for name, counts in sampler.COUNTS.items():
+        exact = (sum(counts) + 1) / (len(counts) + 0.1)  # of the Gamma distribution
+        assert abs(float(summary["mean"].sel(rate=name)) - exact) < 0.15
+    assert float(summary["r_hat"].max()) < 1.1
+
+
+def _outcome(path: Path, epoch: str) -> dict[str, Any]:
+    """What a run has recorded of its newest epoch and of another, and its history."""
+    manager = MultiNodeCheckpointManager(path)
+    found = {}
+    for checkpoint in (manager.open("latest"), manager.open(epoch)):
+        for node in checkpoint:
+            for blob in checkpoint[node]:
+                found[f"{checkpoint.epoch} {node} {blob}"] = checkpoint[node].digest(blob)
+                if blob == "draws":
+                    found["draws"] = manager.history_of(blob).compute(scheduler="sync").tobytes()
+    return found
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "epoch", "options"),
+    [
+        ("sampler", "latest", "chains=6 epochs=300"),
+        ("train_digits", "best:accuracy:max", "epochs=60 trainers=3 batch=32"),
+    ],
+)
+def test_killed_at_random_moments_an_example_ends_with_the_same_bits(
+    name: str, epoch: str, options: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("sklearn", reason="the digits example needs scikit-learn")
+    chance = random.Random(name)
+    command = [sys.executable, "-m", "jobrunner", "run", str(_EXAMPLES / f"{name}.py")]
+    command += ["--workers", "2", "--threads", "1", "--keep-last", "2"]
+    for option in options.split():
+        command += ["--param", option]
+    if name == "train_digits":
+        command += ["--callback", "stop_early", "--keep-best", "accuracy:max"]
+        command += ["--save-every", "2steps"]
+
+    def start(path: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*command, "--checkpoint", str(path)], start_new_session=True)
+
+    def reached(path: Path) -> int:
+        return Position.of(MultiNodeCheckpointManager(path).latest() or 0).epoch
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert start(whole).wait(300) == 0
+    kills = 0
+    for _ in range(100):
+        driver = start(killed)
+        aim = reached(killed) + chance.randint(1, max(2, reached(whole) // 8))
+        deadline = time.monotonic() + 120
+        while driver.poll() is None and kills < 8 and time.monotonic() < deadline:
+            if reached(killed) >= aim:
+                os.killpg(driver.pid, signal.SIGKILL)
+                kills += 1
+                break
+            time.sleep(chance.uniform(0.001, 0.02))  # a random moment, not an order
+        if driver.wait(300) == 0:
+            break
+        assert driver.returncode == -signal.SIGKILL
+    assert kills > 2
+    assert _outcome(killed, epoch) == _outcome(whole, epoch)
 
 
 @pytest.mark.nightly
