@@ -6,7 +6,7 @@ The drawings have no text of their own: the page labels them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,14 +25,6 @@ _WIDE = 1000  # an axis is logarithmic if its highest value is so many times the
 _LARGEST = 1e300  # a number that can be drawn
 
 Point = tuple[float, float]
-
-LEGEND = {
-    "curve": "Recorded",
-    "node": "Values on nodes",
-    "aside": "Set aside: run again, or not continued",
-    "resume": "Resume",
-    "loss": "Loss",
-}
 
 
 class Line(NamedTuple):
@@ -65,10 +57,10 @@ class Chart:
 
 @dataclass(frozen=True)
 class Charts:
-    """Charts beside each other, what their colours mean, and how many there would be."""
+    """Charts beside each other, the kinds of their lines, and how many metrics there are."""
 
     charts: Sequence[Chart]
-    legend: Mapping[str, str]
+    kinds: Collection[str]
     num_metrics: int
 
 
@@ -134,7 +126,7 @@ def metric_charts(story: Story) -> Charts | None:
         drawn += [("aside", former[name]) for former in aside if name in former]
         charts.append(draw_chart(name, x, [*drawn, ("curve", curves[name])], marks))
     kinds = {line.kind for chart in charts for line in chart.lines}
-    return Charts(charts, {kind: LEGEND[kind] for kind in LEGEND if kind in kinds}, len(names))
+    return Charts(charts, kinds, len(names))
 
 
 def draw_chart(

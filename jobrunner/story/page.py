@@ -25,7 +25,6 @@ from jobrunner.texts import (
     format_metrics,
     format_seconds,
     format_time,
-    listed,
     printable,
     show,
     whole_metrics,
@@ -33,16 +32,6 @@ from jobrunner.texts import (
 
 MOST_CHARACTERS = 2000  # of a text: names and values may come from a stranger's files
 MOST_ROWS = 20  # of a table
-
-PARTS = {
-    "compute": ("Compute", "epochs that count"),
-    "start": ("Start", "until the first epoch began"),
-    "save_wait": ("Save wait", "the run waited for a save"),
-    "redone": ("Redone", "epochs that were lost, and so ran in vain"),
-    "recovery": ("Recovery", "from a loss to the next epoch; moves to other workers"),
-    "idle": ("Idle", "all else: callbacks, and the upload, download and exit groups"),
-}
-"""What the page calls the parts of a ledger, and what they mean."""
 
 _TOLD = Rule(
     "a checkpoint directory, its manager or its Story",
@@ -89,11 +78,11 @@ def to_page(story: Story) -> str:
         title=(last and last.job) or os.path.basename(story.path),
         story=story,
         last=last,
-        advice=last and _advise(last),
+        outcome=last and OUTCOMES[last.state],
         command=last and last.environment.get("command"),
+        directory=last and last.environment.get("directory"),
         path=shlex.quote(story.path),
         nodes=described_nodes(last.plan) if last else (),
-        parts=PARTS,
         metrics=metric_charts(story),
         newest=epochs[-1] if epochs else None,
         kept=kept[::-1],
@@ -104,28 +93,6 @@ def to_page(story: Story) -> str:
         now=time(),
         style=Markup(_read("page.css")),
     )
-
-
-def _advise(last: RunStory) -> str:
-    """What to do next, before the command that does it."""
-    command, directory = (last.environment.get(key) for key in ("command", "directory"))
-    outcome = OUTCOMES[last.state]
-    if last.state == "finished":
-        limits = {"epoch_limiter", "num_epochs", "the limit of epochs"}
-        then = "To continue, raise the limit of epochs, and run the same command again"
-        if last.stopped_by:
-            outcome += f", ended by {listed(last.stopped_by, 3)}"
-            if not limits.intersection(last.stopped_by):
-                then = (
-                    "To continue all the same, change what ended it, and run the same command again"
-                )
-    elif last.state == "running":
-        then = "If it does not run any more, run the same command again to resume it"
-    else:
-        at = f"epoch {last.epochs[-1].epoch}" if last.epochs else "what earlier runs recorded"
-        then = f"Run the same command again to resume it from {at}"
-    then += f", in {directory}:" if command and directory else ", such as:"
-    return f"Run {last.number} {outcome}; it was last seen at {format_time(last.last_seen)}. {then}"
 
 
 def _environment(run: RunStory) -> dict[str, object]:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from distributed import LocalCluster
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.cli.command import main
 from tests.processes import await_true, kill
-
-_COMMANDS_OF_DASK = entry_points(group="dask_cli", name="jobrunner")
 
 _COUNT = """
 import time
@@ -337,20 +334,6 @@ def test_a_directory_that_is_not_writable_is_refused(
     assert "epoch" not in refused.stdout  # nothing has run
 
 
-def test_saving_can_be_tuned(process_cluster: LocalCluster, tmp_path: Path) -> None:
-    script = _write(tmp_path, step="lambda n: n + 1", limit=5)
-    script.write_text(
-        script.read_text().replace("lambda: 0", "lambda: __import__('collections').UserString('x')")
-    )
-    refused = _run(process_cluster, script)
-    assert refused.exit_code == 2
-    assert "--allow-pickle" in refused.stderr
-    options = ("--save-every", 2, "--keep-last", 2, "--allow-pickle")
-    result = _run(process_cluster, script, *options)
-    assert result.exit_code == 0, result.output
-    assert MultiNodeCheckpointManager(tmp_path / "runs").epochs() == [4, 5]
-
-
 def test_parameters_and_all_options_of_a_manager_reach_the_run(
     process_cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -494,11 +477,6 @@ def _start(script: Path, *options: str, **settings: str) -> Iterator[subprocess.
             yield process
         finally:
             kill(process)
-
-
-@pytest.mark.skipif(not _COMMANDS_OF_DASK, reason="jobrunner is not installed")
-def test_dask_jobrunner_is_the_same_command() -> None:
-    assert {command.load() for command in _COMMANDS_OF_DASK} == {main}
 
 
 def test_the_command_that_resumes_a_run_has_no_secrets(

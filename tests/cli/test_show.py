@@ -51,18 +51,6 @@ def test_ls_json_has_the_same_in_strict_json(runs: Path) -> None:
     assert told["epochs"][0]["nbytes"] > 48
 
 
-def test_ls_of_an_empty_directory_is_no_error_but_of_a_missing_one_is(tmp_path: Path) -> None:
-    empty = invoke("ls", tmp_path)
-    assert (empty.exit_code, empty.stdout) == (0, f"No epoch is recorded in {tmp_path}.\n")
-    none = invoke("ls", tmp_path / "tpyo")
-    assert (none.exit_code, none.stdout) == (6, "")
-    assert none.stderr.startswith("Error: There is no directory")
-    assert invoke("ls", "").exit_code == 2
-    (tmp_path / "file").write_text("")
-    file = invoke("ls", tmp_path / "file")
-    assert (file.exit_code, "but a file" in file.stderr) == (6, True)
-
-
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of many epochs of a job without nodes."""

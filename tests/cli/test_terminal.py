@@ -134,14 +134,6 @@ def test_every_command_escapes_what_a_directory_contains(hostile: Path, tmp_path
     assert "[red]\\x01" in shown("info", hostile, 3).output
 
 
-def test_a_script_and_its_errors_are_shown_escaped(tmp_path: Path) -> None:
-    script = tmp_path / f"job{FILE}.py"
-    script.write_text(f"raise ValueError({HOSTILE!r})")
-    told = shown("run", script, "--checkpoint", tmp_path / "runs", "--dry-run")
-    assert "\\x1b" in told.stderr
-    assert "ValueError" in told.stderr
-
-
 def test_errors_and_logs_are_escaped(
     inproc_session: Session, caplog: pytest.LogCaptureFixture, hostile: Path
 ) -> None:

@@ -43,4 +43,4 @@ def test_a_metric_is_drawn_with_its_values_on_nodes_losses_and_what_was_set_asid
     kinds = [line.kind for line in drawn.charts[0].lines]
     assert (kinds.count("node"), kinds.count("curve"), kinds.count("aside")) == (2, 1, 1)
     assert {"resume", "loss"} <= set(kinds)
-    assert set(drawn.legend) == set(kinds)
+    assert drawn.kinds == set(kinds)

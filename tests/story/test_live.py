@@ -126,17 +126,6 @@ def test_a_line_has_epoch_pace_time_left_metrics_and_saves() -> None:
     )
 
 
-def test_each_node_is_shown_with_its_worker_and_a_task_that_runs() -> None:
-    runner = Runner(UnderWay("epoch", 5, 1.0, ("a/fit", "a/score")))
-    runner.binding = SimpleNamespace(worker_names={"tcp://1": "first"})
-    state = RunState()
-    state.on_setup(runner)
-    state.on_placement({"a": "tcp://1", "b": "tcp://2"})
-    state.on_save(save(4))
-    nodes = [(it.node, it.worker, it.task, it.saved_bytes) for it in state.now().nodes]
-    assert nodes == [("a", "first", "fit", 2**20), ("b", "tcp://2", None, None)]
-
-
 def test_a_resumed_run_shows_where_it_continues_and_counts_its_pace_from_there() -> None:
     clock = Clock()
     state = RunState(clock=clock)
@@ -271,13 +260,6 @@ def test_drawing_that_takes_long_is_done_less_often() -> None:
         live.state.on_epoch(epoch, 0.1, {})
         live.look()
     assert len(live._view.drawn) == 2
-
-
-def test_a_refused_run_leaves_no_bar() -> None:
-    stream = Terminal()
-    with show_on(stream):
-        pass
-    assert "starting" not in stream.getvalue().rpartition("\x1b[2K")[2]
 
 
 def test_a_process_without_streams_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,15 @@ def test_a_run_whose_client_was_killed_is_counted_beside_the_losses() -> None:
     assert "runs that broke off" in text_of(to_page(killed))
 
 
+def test_a_job_that_something_else_than_its_limit_ended_is_continued_by_changing_that() -> None:
+    story = make_story(10, num_runs=1, nodes=["a"])
+    early = replace(story.runs[0], stopped_by=("EarlyStopping",))
+    assert "raise the limit of epochs" in text_of(to_page(story))
+    text = text_of(to_page(replace(story, runs=(early,))))
+    assert "ended by EarlyStopping; " in text
+    assert "change what ended it" in text
+
+
 def test_the_checkpoints_that_can_be_loaded_are_listed() -> None:
     story = make_story(10, num_runs=1, nodes=["a"])
     [run] = story.runs

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import astuple
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +50,6 @@ def test_a_record_with_a_strange_time_is_corrupt_and_left_out_of_the_story(path,
         manager.record(2)
     [run] = read_story(path).runs
     assert [epoch.epoch for epoch in run.epochs] == [0]
-
-
-@pytest.mark.parametrize(
-    "info", [{"began": -1}, {"began": 1e300}, {"seen": {"x": {}}}, {"seen": 1}]
-)
-def test_a_run_with_strange_times_began_with_its_entry(path, info):
-    edit(path, RUN, info=info)
-    [run] = read_story(path).runs
-    time = json.loads((path / "_log" / f"{RUN:010d}.json").read_text())["entry"]["time"]
-    assert run.began == datetime.fromisoformat(time).timestamp()
 
 
 def test_times_that_contradict_each_other_give_no_negative_part(path):
