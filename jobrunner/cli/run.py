@@ -377,7 +377,7 @@ def _summarize(job: str, result: RunResult, manager: MultiNodeCheckpointManager)
     with contextlib.suppress(errors.JobRunnerError, OSError):
         num_kept = len(manager.positions())
         if num_kept < result.num_saves:
-            saved += f", which keeps {num_kept} of all"
+            saved += f", where {num_kept} are kept"
     lines = [f"{job}: done at epoch {result.epoch}{began}, stopped by {result.stopped_by}", saved]
     if result.restarts:
         lines.append(f"restarted {counted(result.restarts, 'time')} after a loss")

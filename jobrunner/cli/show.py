@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -159,14 +160,12 @@ def list_epochs(directory: Directory, last: int | None = None) -> Output:
     rows: list[dict[str, Any]] = []
     stores: list[str] = []
     damaged: dict[str, str] = {}
-    parameters: dict[int | None, Mapping[str, Any]] = {}  # by run
+    parameters_of = cache(partial(_parameters_of, directory))
     for at, record in directory.records(listed, snapshot):
         if isinstance(record, CheckpointCorruptError):
             damaged[str(at)] = str(record)
             continue
-        if record.run_number not in parameters:
-            parameters[record.run_number] = _parameters_of(directory, record)
-        row = _describe_epoch(record, parameters[record.run_number])
+        row = _describe_epoch(record, parameters_of(record.run_number))
         rows.append({**row, "pins": snapshot.pins.get(at, ())})
         stores += [store.name for store in record.stores.values()]
     unclaimed = [at.public for at in directory.unclaimed()]
@@ -363,7 +362,7 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) ->
                 "nbytes": store.nbytes,
                 "blobs": {name: _describe_blob(blobs, name) for name in blobs},
             }
-    row = _describe_epoch(record, _parameters_of(manager.directory, record))
+    row = _describe_epoch(record, _parameters_of(manager.directory, record.run_number))
     data = {"path": manager.path, **row, "run": record.run, "nodes": nodes}
     size, duration = format_bytes(record.nbytes), format_seconds(record.seconds)
     lines = [
@@ -397,10 +396,9 @@ def _describe_epoch(record: EpochRecord, parameters: Mapping[str, Any]) -> dict[
     }
 
 
-def _parameters_of(directory: Directory, record: EpochRecord) -> Mapping[str, Any]:
-    """What the function that made the job of an epoch was called with."""
-    plan = directory.plan_of(record.run_number) or {}
-    parameters: Mapping[str, Any] = plan.get("parameters", {})
+def _parameters_of(directory: Directory, run_number: int | None) -> Mapping[str, Any]:
+    """What the function that made the job of a run was called with."""
+    parameters: Mapping[str, Any] = (directory.plan_of(run_number) or {}).get("parameters", {})
     return parameters
 
 

@@ -231,15 +231,21 @@ class _Reader:
             last = self._recorded.get(first)  # which has ended the job already
         if last is not None:
             story.stopped_by = last.stopped_by
-        if story.state != "running":
-            wall = story.last_seen - story.began
-            story.ledger = story.ledger.closed(wall, is_lost=story.state == "lost")
+        ledger = story.ledger
+        if story.state != "running":  # what came after its last record
+            rest = max(0.0, story.last_seen - story.began - ledger.wall)
+            if story.state == "lost":
+                ledger.redone += rest
+            else:
+                ledger.idle += rest
         if kept != _END:
             left = 0.0
             for epoch in story.epochs:
                 if kept is not None and Position.of(epoch.epoch) <= kept:
                     left = max(left, epoch.compute)
-            story.ledger = story.ledger.after_going_back(left)
+            in_vain = max(0.0, ledger.compute - left)
+            ledger.compute -= in_vain
+            ledger.redone += in_vain
 
 
 def unix_time(time: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Literal
 
 from jobrunner.positions import PublicPosition
@@ -20,7 +20,7 @@ OUTCOMES = {
 """What people read of each state."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ledger:
     """Where the time of a run, or of several, went, in seconds.
 
@@ -64,21 +64,6 @@ class Ledger:
         for ledger in ledgers:
             total = cls(*map(sum, zip(astuple(total), astuple(ledger), strict=True)))
         return total
-
-    def closed(self, wall: float, *, is_lost: bool) -> Ledger:
-        """The ledger of a run that took `wall` in all, and had spent this at its last record.
-
-        What came after is idle; or redone, if the run was lost.
-        """
-        rest = max(0.0, wall - self.wall)
-        if is_lost:
-            return replace(self, redone=self.redone + rest)
-        return replace(self, idle=self.idle + rest)
-
-    def after_going_back(self, kept_compute: float) -> Ledger:
-        """The ledger of a run after a later one has left only so much of its computing."""
-        lost = max(0.0, self.compute - kept_compute)
-        return replace(self, compute=self.compute - lost, redone=self.redone + lost)
 
 
 PARTS = tuple(part.name for part in fields(Ledger))

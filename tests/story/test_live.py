@@ -126,6 +126,17 @@ def test_a_line_has_epoch_pace_time_left_metrics_and_saves() -> None:
     )
 
 
+def test_each_node_is_shown_with_its_worker_and_a_task_that_runs() -> None:
+    runner = Runner(UnderWay("epoch", 5, 1.0, ("a/fit", "a/score")))
+    runner.binding = SimpleNamespace(worker_names={"tcp://1": "first"})
+    state = RunState()
+    state.on_setup(runner)
+    state.on_placement({"a": "tcp://1", "b": "tcp://2"})
+    state.on_save(save(4))
+    nodes = [(it.node, it.worker, it.task, it.saved_bytes) for it in state.now().nodes]
+    assert nodes == [("a", "first", "fit", 2**20), ("b", "tcp://2", None, None)]
+
+
 def test_a_resumed_run_shows_where_it_continues_and_counts_its_pace_from_there() -> None:
     clock = Clock()
     state = RunState(clock=clock)

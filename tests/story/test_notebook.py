@@ -101,6 +101,7 @@ def test_a_page_shows_the_state_and_the_last_lines_as_text(
         for i in range(KEPT_LINES + 1):
             logging.getLogger("jobrunner.x").warning("<i>%d", i)
     html = page.shown
+    assert "<job>: epoch 3/8" in page.text  # where nothing shows HTML
     for text in ("&lt;job&gt;", "epoch 3/8", "&lt;loss&gt;", "saves failed: 1", "2.5 s an epoch"):
         assert text in html
     assert f"warning: &lt;i&gt;{KEPT_LINES}" in html
