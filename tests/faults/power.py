@@ -66,6 +66,13 @@ class TracingFiles(PosixFiles):
         self.trace.append(Operation("write", path, Path(path).read_bytes()))
         return digest
 
+    def write_at(
+        self, path: str, start: int, buffers: Sequence[bytes | memoryview], nbytes: int
+    ) -> None:
+        self.trace.append(Operation("create", path))
+        super().write_at(path, start, buffers, nbytes)
+        self.trace.append(Operation("write", path, Path(path).read_bytes()))
+
     def _link(self, source: str, target: str) -> os.stat_result:
         self.trace.append(Operation("link", target, source))
         return super()._link(source, target)
@@ -86,7 +93,10 @@ class _File:
     def _ways(self) -> list[bytes]:
         if self.content == self.flushed:
             return [self.content]
-        half = self.content[: len(self.content) // 2]
+        middle = len(self.content) // 2
+        half = self.content[:middle]
+        if len(self.flushed) == len(self.content):
+            half += self.flushed[middle:]  # it was written in place
         return list(dict.fromkeys((self.flushed, half, self.content)))
 
     def count(self) -> int:

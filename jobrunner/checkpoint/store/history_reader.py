@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from jobrunner.checkpoint.storage import Files, join_path
+from jobrunner.checkpoint.storage import DOCUMENT_BYTES, Files, join_path
 from jobrunner.checkpoint.store.array_document import Count, Digest, Length
 from jobrunner.checkpoint.store.damage import VerifiedFiles, changed_file
 from jobrunner.errors import CheckpointCorruptError
@@ -122,7 +122,8 @@ class HistoryReader:
             return []
         listed: list[str] = []
         with contextlib.suppress(ValueError, RecursionError, CheckpointCorruptError):
-            data = self.files.read(join_path(self.root, ROOT_DOCUMENT)) or b""
+            verified = VerifiedFiles(self.files, self.root)
+            data = verified.read_document(ROOT_DOCUMENT, DOCUMENT_BYTES)
             listed = _DOCUMENTS.decode(data).attributes.digests[: mark.full_chunks]
         for digests in (listed, []):
             for number in range(len(digests), mark.full_chunks):
