@@ -76,7 +76,12 @@ class Retention:
         used = set(state.histories.values())
         for name in directory.files.list_directories(join_path(directory.path, HISTORIES)):
             if is_history_label(name) and name not in used:
-                self.sweeper.add([join_path(HISTORIES, name)])
+                # First the documents of arrays: no reader sees one whose chunks are missing.
+                root = join_path(HISTORIES, name)
+                documents = directory.files.walk(join_path(directory.path, root))
+                arrays = [path for path, _ in documents if path.endswith(ROOT_DOCUMENT)]
+                self.sweeper.add([join_path(root, path.rpartition("/")[0]) for path in arrays])
+                self.sweeper.add([root])
 
     def sweep(self, names: Iterable[str]) -> None:
         """Delete, in the background, those of these stores that count for nothing."""

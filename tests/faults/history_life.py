@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from jobrunner import CheckpointWriteError, MultiNodeCheckpointManager, Position
@@ -31,7 +33,6 @@ class Sampler:
     def __init__(self, manager: MultiNodeCheckpointManager, at: Position | None = None) -> None:
         self.manager = manager
         manager.run.start(NODES, {})
-        manager.commits.note_placement()
         directory = manager.directory
         at = at or directory.snapshot().latest
         self.epoch = 0 if at is None else at.epoch
@@ -44,7 +45,7 @@ class Sampler:
             for node, load in loads.items():
                 self.workspaces[node].apply(load.update(load.read(), replaces=False))
             manager.run.rewind(at, "it was asked for")
-        self.encoding = manager.commits.encoding(histories=["h"], puts=20)
+        self.encoding = replace(manager.run.encoding(), histories=("h",), puts=20)
         self.queue = SaveQueue(self.encoding)
         self.pending: list[Position] = []
 
@@ -58,14 +59,14 @@ class Sampler:
                 history.end_run(is_kept=True)
             self.queue.capture(self.workspaces, at=Position(self.epoch))
             self.pending.append(Position(self.epoch))
-        commits = self.manager.commits
+        run = self.manager.run
         while self.pending:
-            order = commits.order({at: {} for at in self.pending}, self.encoding)
+            order = run.order({at: {} for at in self.pending}, self.encoding)
             self.pending = [at for at in self.pending if at > order.at]  # it may be cut
             try:
-                committed = commits.commit(order, self.queue.write(self.workspaces, order=order))
+                committed = run.commit(order, self.queue.write(self.workspaces, order=order))
             except CheckpointWriteError:
-                commits.abandon(order)
+                run.abandon(order)
                 raise
             if committed.problem is not None:
                 raise committed.problem
