@@ -68,7 +68,6 @@ from .log import (
     Timing as Timing,
     UnpinEntry as UnpinEntry,
     check_info as check_info,
-    check_plan as check_plan,
     entry_to_json as entry_to_json,
     given_up_by as given_up_by,
     is_known_dead as is_known_dead,

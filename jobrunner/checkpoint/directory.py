@@ -24,7 +24,7 @@ from jobrunner.checkpoint.log import (
     State,
     Store,
     UnpinEntry,
-    check_plan,
+    check_info,
     is_known_dead,
     loose_json,
     read_details,
@@ -242,20 +242,15 @@ class Directory:
         """What a run logged in its ``run`` entry, of that number; empty if the entry is lost."""
         try:
             entry = None if run_number is None else self.log.read_entry(run_number)
-            info: Mapping[str, Any] = loose_json(entry.info) if isinstance(entry, RunEntry) else {}
-            return info
+            return check_info(loose_json(entry.info)) if isinstance(entry, RunEntry) else {}
         except (CheckpointCorruptError, ValueError, RecursionError) as error:
             logger.warning("%s: the info of a run is lost: %s", self.path, error)
             return {}
 
     def plan_of(self, run_number: int | None) -> Mapping[str, Any] | None:
         """The plan of a run, as it described it when it began; None if it is unknown."""
-        plan = self.info_of(run_number).get("plan")
-        try:
-            return check_plan(plan) if plan else None
-        except ValueError as error:
-            logger.warning("%s: the plan of run %s: %s", self.path, run_number, error)
-            return None
+        plan: Mapping[str, Any] | None = self.info_of(run_number).get("plan")
+        return plan or None
 
     def verify_log(self) -> list[int]:
         """Check every entry of the log; returns the numbers of those that a repair has replaced.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from jobrunner.checkpoint.directory import Directory
-from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes, refuse_classes
+from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
 from jobrunner.checkpoint.history import as_json
 from jobrunner.checkpoint.history_writer import check_appendable, make_groups
 from jobrunner.checkpoint.log import (
@@ -277,11 +277,6 @@ class DirectoryRun:
         self.held()
         return self.directory.log.check_held()
 
-    def refuse_classes(self, planned: Mapping[tuple[str, str], type]) -> None:
-        """Raise `DefinitionError` if no object of a class can be saved that a blob will be one of."""
-        if not self.directory.allow_pickle:
-            refuse_classes(planned, tuple(REGISTERED_CODECS.values()))
-
     def refuse_histories(self, histories: Mapping[str, Collection[str]]) -> None:
         """Raise `DefinitionError` if there are histories, and the storage cannot append to files."""
         for names in histories.values():
@@ -345,7 +340,6 @@ class DirectoryRun:
             directory.files,
             lock.run,
             attempt.number,
-            attempt.label,
             records,
             dict(sorted(stores.items())),
         )

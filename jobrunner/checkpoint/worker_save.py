@@ -230,8 +230,6 @@ class SaveOrder:
     run: str
     begin: int
     """The number of the attempt's entry in the log."""
-    label: int
-    """The attempt's."""
     records: dict[Position, Record]
     """In ascending order, without stores. The first node's store has a copy, for repairs."""
     stores: dict[Position, dict[str, str]]
@@ -255,7 +253,7 @@ class SaveOrder:
             "node": node,
             "epoch": at.to_json(),
             "run": self.run,
-            "attempt": self.label,
+            "attempt": self.begin,
         }
         if histories:
             described["histories"] = histories

@@ -1,7 +1,6 @@
 """Job -> Plan: slices, edges, blob lifetimes, fingerprint. Pure: no I/O, no Dask."""
 
 from jobrunner.compile.fingerprint import changes, describe
-from jobrunner.compile.global_blobs import find_classes
 from jobrunner.compile.job import compile_group, compile_job, compile_resume, planned_nodes
 from jobrunner.compile.plan import (
     Argument,

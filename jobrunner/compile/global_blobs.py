@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
-from jobrunner.define import ArrayOptions, Blob, Job, Task, WorkspaceType, without_partials
+from jobrunner.define import ArrayOptions, Blob, Job, Task, WorkspaceType
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_distinct
 from jobrunner.texts import listed
@@ -71,28 +70,6 @@ def find_globals(tasks: Collection[Task]) -> Collection[Key]:
     for blobs, node in {blobs: node for node, blobs in names.items()}.items():
         check_distinct(sorted(blobs), f"blobs of node {node!r}")
     return makers.keys()
-
-
-def find_classes(tasks: Iterable[Task]) -> dict[Key, type]:
-    """The blobs that will be objects of a class, since the last task that makes one calls the class.
-
-    What functions return is not known: nothing checks their annotations. Nor is it of a class that
-    chooses in `__new__` what to make.
-    """
-    classes: dict[Key, type] = {}
-    for task in tasks:
-        for blob in (*task.output_blobs, *task.updates):
-            classes.pop(blob.key, None)
-        fn = without_partials(task.fn)
-        makes_one = task.num_instances == len(task.output_blobs) == 1
-        if isinstance(fn, type) and makes_one and _is_plain(fn):
-            classes[task.output_blobs[0].key] = fn
-    return classes
-
-
-def _is_plain(cls: Any) -> bool:
-    """Whether a call of a class makes an object of exactly this class."""
-    return cls.__new__ is object.__new__ and type(cls).__call__ is type.__call__
 
 
 def find_configured(

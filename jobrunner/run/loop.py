@@ -287,7 +287,6 @@ class Run:
             self.saver.set_aside(self.resume.damaged)
         self.watch.go_back(None)
         self.lineage = runner.adaptation.lineage(Details(), self.streams)
-        self.saver.refuse_classes(runner.job)
         self._run_group("init", 0)
         self.saver.rewind(None, "started afresh")
         state.fired, state.reported, state.recorded = (), {}, None

@@ -15,7 +15,7 @@ class NullSaver:
     def start(self, *args: object, **options: object) -> None:
         """Do nothing."""
 
-    refuse_classes = end = set_aside = rewind = finish = save = save_captured = start
+    end = set_aside = rewind = finish = save = save_captured = start
     poll = make_room = wait = wait_unreported = wait_quietly = start
 
     def epochs_until(self, epoch: int) -> int | None:

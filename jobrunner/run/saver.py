@@ -26,9 +26,8 @@ from jobrunner.checkpoint import (
     stride_of,
 )
 from jobrunner.cluster import Binding, describe_environment
-from jobrunner.compile import Plan, describe, find_classes
+from jobrunner.compile import Plan, describe
 from jobrunner.config import get_number
-from jobrunner.define import Job
 from jobrunner.errors import CheckpointWriteError, CommitConflictError
 from jobrunner.positions import Position
 from jobrunner.run.result import NodeSave, SaveReport
@@ -169,14 +168,6 @@ class Saver:
         )
         self._binding.keep(partial(SaveQueue, encoding))
         self._encoding = encoding
-
-    def refuse_classes(self, job: Job) -> None:
-        """Raise `DefinitionError` if init tasks make objects that cannot be saved, as far as known."""
-        saved = self._plan.saved_blobs(Position(0))
-        made = find_classes(job.init_group.tasks()).items()
-        self._manager.run.refuse_classes(
-            {(node, name): cls for (node, name), cls in made if name in saved.get(node, ())}
-        )
 
     def end(self, about: Callable[[], Mapping[str, Any]], *, at_once: bool = False) -> None:
         """Unlock the directory, so that another run can lock it; `about` says how this one ended.

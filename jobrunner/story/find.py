@@ -17,7 +17,6 @@ from jobrunner.checkpoint import (
     Files,
     SavedEpoch,
     State,
-    check_plan,
     is_url,
     may_live,
     rank,
@@ -140,10 +139,13 @@ def find_runs(
 def _list(files: Files, path: str, name: str) -> list[str]:
     try:
         inside = files.list_directories(os.path.join(path, name) if name else path)
-    except PermissionError:
-        if not name:
-            raise
-        return []  # of another user
+    except OSError as error:
+        if name and isinstance(error, PermissionError):
+            return []  # of another user
+        raise CheckpointError(
+            f"{path} cannot be searched for runs: {type(error).__name__}: {error}. Its user needs "
+            f"permission to list it and what is in it."
+        ) from error
     return [entry for entry in inside if "\n" not in entry]  # no checkpoint directory is named so
 
 
@@ -178,7 +180,7 @@ def _summarize(directory: Directory, name: str, snapshot: State) -> RunSummary:
         if "plan" not in info:
             # A command such as `prune` holds the directory for a while, as a run without a plan.
             info = directory.info_of(record.run_number)
-    plan = _plan_of(info)
+    plan: Mapping[str, Any] = info.get("plan") or {}
     run.job = clip(str(plan.get("job") or ""), MAX_NAME_LENGTH)
     run.parameters = plan.get("parameters", {})
     run.nodes = described_nodes(plan)
@@ -202,13 +204,6 @@ def _summarize(directory: Directory, name: str, snapshot: State) -> RunSummary:
             run.epoch = max(latest or Position(0), Position(beat.status.epoch)).public
             run.metrics = beat.status.metrics or run.metrics
     return run
-
-
-def _plan_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    try:
-        return check_plan(info["plan"]) if info.get("plan") else {}
-    except ValueError:  # a stranger's
-        return {}
 
 
 def _end_of_last_run(

@@ -20,7 +20,6 @@ from jobrunner.checkpoint import (
     State,
     Timing,
     check_info,
-    check_plan,
     given_up_by,
     loose_json,
     may_live,
@@ -164,7 +163,7 @@ class _Reader:
         story.host, story.pid = entry.process.host or "", entry.process.pid
         try:
             info = check_info(loose_json(entry.info))
-            story.plan = check_plan(info["plan"]) if info.get("plan") else {}
+            story.plan = info.get("plan") or {}
         except (ValueError, RecursionError) as error:
             logger.warning("The begin of run %s cannot be read: %s", story.name, error)
             return

@@ -208,12 +208,12 @@ def _(store: Store) -> None:
     store.array("w")["files"] = [store.put("w/c.0.0", bytes(64)), store.put("w/c.1.0", bytes(32))]
 
 
-@case("chunk: compressed, of another size", "it holds 88 bytes, expected 96")
+@case("chunk: compressed, of another size", "cannot decompress")
 def _(store: Store) -> None:
     from numcodecs import Zstd
 
     store.describe("w", codecs=[BYTES, ZSTD])
-    store.array("w")["files"] = [store.put("w/c.0.0", bytes(Zstd(1).encode(bytes(88))))]
+    store.array("w")["files"] = [store.put("w/c.0.0", bytes(Zstd(1).encode(bytes(104))))]
 
 
 @case("file: longer than it says", "expected 96 bytes, found 1099511627776")
@@ -398,7 +398,7 @@ def _zstd_bomb(says: int = BOMB_BYTES) -> bytes:
 
 for _name, _says in {"": BOMB_BYTES, ", lies": 96}.items():
 
-    @case(f"bomb: zstd{_name}", "it holds .* bytes, expected 96|cannot decompress")
+    @case(f"bomb: zstd{_name}", "cannot decompress")
     def _(store: Store, says: int = _says) -> None:
         store.describe("w", codecs=[BYTES, ZSTD])
         store.array("w")["files"] = [store.put("w/c.0.0", _zstd_bomb(says))]

@@ -49,7 +49,7 @@ class Run:
         self.files = FaultyFiles(sync=False)
         self.manager = MultiNodeCheckpointManager(path, files=self.files, **options)
         self.workspaces = {node: Workspace(node) for node in ("a", "b")}
-        self.manager.run.start(tuple(self.workspaces), {"plan": "p"})
+        self.manager.run.start(tuple(self.workspaces), {"plan": {"job": "p"}})
 
     def save(self, epoch: Any, a: Any, b: Any, **metrics: float) -> None:
         for node, blobs in (("a", a), ("b", b)):

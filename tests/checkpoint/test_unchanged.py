@@ -5,14 +5,12 @@ from __future__ import annotations
 import collections
 import errno
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 
 from jobrunner import (
     CheckpointCorruptError,
@@ -20,9 +18,8 @@ from jobrunner import (
     KeepLast,
     MultiNodeCheckpointManager,
 )
-from jobrunner.checkpoint import Directory, Receipt, SaveQueue, inspect_directory
+from jobrunner.checkpoint import Receipt, SaveQueue
 from jobrunner.checkpoint.load_plan import store_readers
-from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store import store_writer
 from jobrunner.checkpoint.worker_load import NodeLoad
 from jobrunner.positions import Position
@@ -64,19 +61,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     rig.manager.run.end()
 
 
-def test_a_long_tree_of_plain_values_is_linked_like_an_array(rig: Rig) -> None:
-    rows = [{"id": i, "name": f"row {i}"} for i in range(20_000)]
-    names = [f"name {i}" for i in range(20_000)]
-    rig.blobs.update(rows=rows, both={"names": names, "n": [0]})
-    rig.save(0)
-    rows[7]["id"] = -1
-    rig.blobs.update(rows=rows, both={"names": list(names), "n": [0]})
-    rig.save(1)
-    for name, is_same in (("rows/_tree", False), ("both/_tree", True)):
-        assert rig.chunk(0, name).samefile(rig.chunk(1, name)) is is_same, name
-    assert rig.manager.open(1)["a"].load("rows") == rows
-
-
 def test_an_unchanged_array_is_linked_and_a_changed_one_written(rig: Rig) -> None:
     rig.blobs["moving"] = np.zeros(BIG)
     assert rig.save(0).linked_bytes == 0
@@ -101,14 +85,6 @@ def test_an_array_with_one_changed_bit_is_not_linked(rig: Rig, place: int) -> No
     assert rig.manager.open(1)["a"].load("fixed").tobytes() == changed.tobytes()
 
 
-def test_an_array_whose_values_were_swapped_is_not_linked(rig: Rig) -> None:
-    rig.save(0)
-    swapped = rig.blobs["fixed"].copy()
-    swapped[[BIG // 2, BIG - 1]] = swapped[[BIG - 1, BIG // 2]]
-    rig.blobs["fixed"] = swapped
-    assert rig.save(1).linked_bytes == 0
-
-
 def test_the_same_bytes_of_another_shape_or_dtype_are_linked_and_load_as_what_they_are(
     rig: Rig,
 ) -> None:
@@ -117,16 +93,6 @@ def test_the_same_bytes_of_another_shape_or_dtype_are_linked_and_load_as_what_th
     assert rig.save(1).linked_bytes == 8 * BIG
     assert rig.manager.open(1)["a"].load("fixed").dtype == np.dtype("<i8")
     assert rig.manager.open(0)["a"].load("fixed").dtype == np.dtype("<f8")
-
-
-def test_each_store_opens_by_itself_in_any_zarr_reader(rig: Rig, tmp_path: Path) -> None:
-    rig.save(0)
-    rig.save(1)
-    alone = tmp_path / "alone"
-    shutil.copytree(rig.manager.get_ckpt_db_name("a", 1), alone)
-    shutil.rmtree(rig.manager.get_ckpt_db_name("a", 0))
-    assert np.array_equal(zarr.open_group(str(alone), mode="r")["fixed"][:], rig.blobs["fixed"])
-    rig.manager.verify(1)
 
 
 def test_retiring_an_epoch_leaves_those_that_share_its_files_whole(tmp_path: Path) -> None:
@@ -249,19 +215,6 @@ def test_an_array_that_may_have_changed_is_read(rig: Rig, happens: Callable[[Rig
     assert (value["fixed"] if "box" in rig.blobs else value)[-1] == BIG
 
 
-def test_a_compressed_array_that_nothing_can_have_changed_is_not_compressed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = Rig(tmp_path / "k", compressors="zstd")
-    rig.blobs["fixed"] = np.random.default_rng(0).random(BIG)
-    size = rig.save(0).nbytes
-    monkeypatch.setattr(store_writer, "encode_chunk", None)
-    # The other blob is short, and neither of these two epochs is one that reads.
-    del rig.blobs["small"]
-    assert rig.save(2).linked_bytes > size // 2
-    rig.manager.run.end()
-
-
 def test_a_container_that_nothing_can_have_changed_is_not_encoded_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,18 +258,6 @@ class Counter(collections.UserDict[str, int]):
     """An object, which a task may change without naming it."""
 
 
-def test_what_holds_an_object_is_encoded_each_time(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "k", allow_pickle=True)
-    counter = Counter(n=0)
-    rig.blobs["box"] = [[0], counter]
-    for epoch in range(3):
-        counter["n"] = epoch
-        rig.save(epoch)
-        loaded = MultiNodeCheckpointManager(tmp_path / "k", allow_pickle=True).open(epoch)["a"]
-        assert loaded.load("box")[1]["n"] == epoch
-    rig.manager.run.end()
-
-
 def test_a_file_system_without_links_only_costs_the_links(tmp_path: Path) -> None:
     class NoLinks(FaultyFiles):
         def link(self, source: str, target: str, nbytes: int) -> bool:
@@ -343,22 +284,6 @@ class RefusedLinks(FaultyFiles):
             raise OSError(self.number, os.strerror(self.number), path)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EOPNOTSUPP, errno.EACCES, errno.ENOSYS],
-    ids=errno.errorcode.get,
-)
-def test_a_link_that_is_refused_only_costs_the_link(tmp_path: Path, number: int) -> None:
-    rig = Rig(tmp_path / "k", files=RefusedLinks(number))
-    for epoch in range(2):
-        assert rig.save(epoch).linked_bytes == 0
-    chunks = [rig.chunk(epoch) for epoch in range(2)]
-    assert [chunk.stat().st_nlink for chunk in chunks] == [1, 1]
-    assert chunks[0].read_bytes() == chunks[1].read_bytes()
-    rig.manager.verify(1)
-    rig.manager.run.end()
-
-
 def test_a_link_that_fails_otherwise_is_an_error(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "k", files=RefusedLinks(errno.EIO))
     rig.save(0)
@@ -366,24 +291,6 @@ def test_a_link_that_fails_otherwise_is_an_error(tmp_path: Path) -> None:
         rig.save(1)
     assert rig.manager.epochs() == [0]
     rig.manager.run.end()
-
-
-@pytest.mark.parametrize("folder", ["", "_log"], ids=["beside the names", "beside the log"])
-def test_fsck_during_a_run_calls_none_of_its_stores_stray(rig: Rig, folder: str) -> None:
-    class Busy(PosixFiles):
-        is_first = True
-
-        def before(self, operation: str, path: str) -> None:
-            if self.is_first and (operation, path) == ("list", listed):
-                self.is_first = False
-                rig.save(1)
-
-    rig.save(0)
-    listed = str(Path(rig.manager.path, folder))
-    found = inspect_directory(Directory(rig.manager.path, files=Busy()))
-    assert [finding for finding in found if finding.status in ("stray", "damaged")] == []
-    assert "a.0" in [finding.path for finding in found]
-    assert rig.manager.epochs() == [0, 1]
 
 
 def apply(rig: Rig, load: NodeLoad) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from jobrunner import (
+    CheckpointError,
     Job,
     JobRunner,
     MultiNodeCheckpointManager,
@@ -218,11 +219,28 @@ def test_directories_of_other_users_are_skipped_but_failures_are_told(root: Path
     files = Failing()
     files.bind(str(root))
     assert sorted(find_runs(files, str(root))[0]) == ["b/c/d/running", "damaged", "stopped"]
-    with pytest.raises(PermissionError):
+    with pytest.raises(CheckpointError, match=f"{root}/a cannot be searched.*PermissionError"):
         find_runs(files, str(root / "a"))
     files.number = errno.EIO
-    with pytest.raises(OSError, match="not now"):
+    with pytest.raises(CheckpointError, match="not now"):
         find_runs(files, str(root))
+
+
+def test_a_directory_that_may_not_be_listed_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if path == str(root):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    result = invoke("ls", root)
+    assert result.exit_code == 8
+    assert f"{root} cannot be searched for runs: PermissionError" in result.stderr
+    assert "needs permission to list it" in result.stderr
 
 
 def test_runs_in_a_bucket_are_listed_and_followed(s3: S3Server) -> None:

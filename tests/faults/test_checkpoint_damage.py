@@ -69,6 +69,11 @@ def stored_files(path: Path) -> list[Path]:
     return sorted(file for file in path.glob("a.1/**/*") if file.is_file())
 
 
+def is_repeated(file: Path) -> bool:
+    """Whether the store's document says the same: a load does not need it."""
+    return file.name == "zarr.json" and file.parent.name != "a.1"
+
+
 def loads(path: Path) -> Iterator[Callable[[], object]]:
     """All ways to read node ``a`` at epoch 1 whole."""
     manager = MultiNodeCheckpointManager(path)
@@ -81,12 +86,16 @@ def loads(path: Path) -> Iterator[Callable[[], object]]:
     ]
 
 
-def expect_found(path: Path, file: Path | None, what: str) -> None:
-    for load in loads(path):
+def expect_found(path: Path, file: Path | None, what: str, *, loads_anyway: bool = False) -> None:
+    verify, *others = loads(path)
+    for load in (verify,) if loads_anyway else (verify, *others):
         with pytest.raises(CheckpointCorruptError) as caught:
             load()
         assert str(file or path / "a.1") in str(caught.value), what
         assert "expected" in str(caught.value), what
+    if loads_anyway:
+        for load in others:
+            load()
     MultiNodeCheckpointManager(path).verify(0)  # the epoch before is as good as ever
 
 
@@ -105,7 +114,7 @@ def test_any_flipped_bit_is_found(flips_a_file: int, copy: Path) -> None:
             flipped = bytearray(content)
             flipped[bit // 8] ^= 1 << bit % 8
             file.write_bytes(flipped)
-            expect_found(copy, file, f"bit {bit} of {file}")
+            expect_found(copy, file, f"bit {bit} of {file}", loads_anyway=is_repeated(file))
             count += 1
         file.write_bytes(content)
     print(f"{count} flipped bits of {len(stored_files(copy))} files, all found")
@@ -121,7 +130,8 @@ def test_any_cut_and_any_addition_is_found(cuts_a_file: int, copy: Path) -> None
         lengths |= {draw.randrange(len(content)) for _ in range(cuts_a_file)}
         for damaged in (*(content[:length] for length in lengths), content + b"\0"):
             file.write_bytes(damaged)
-            expect_found(copy, file, f"{file}: {len(damaged)} of {len(content)} bytes")
+            what = f"{file}: {len(damaged)} of {len(content)} bytes"
+            expect_found(copy, file, what, loads_anyway=is_repeated(file))
             count += 1
         file.write_bytes(content)
     print(f"{count} cuts and additions, all found")
@@ -131,9 +141,9 @@ def test_any_removal_is_found(copy: Path) -> None:
     for file in stored_files(copy):
         content = file.read_bytes()
         file.unlink()
-        expect_found(copy, file, f"without {file}")
+        expect_found(copy, file, f"without {file}", loads_anyway=is_repeated(file))
         file.mkdir()
-        expect_found(copy, file, f"{file} as a directory")
+        expect_found(copy, file, f"{file} as a directory", loads_anyway=is_repeated(file))
         file.rmdir()
         file.write_bytes(content)
 
@@ -149,9 +159,12 @@ def test_any_file_twice_and_any_two_swapped_are_found(
         others = [f for f in contents if contents[f] != content]
         for other in draw.sample(others, others_a_file or len(others)):
             file.write_bytes(contents[other])
-            expect_found(copy, file, f"{other} in the place of {file}")
+            what = f"{other} in the place of {file}"
+            expect_found(copy, file, what, loads_anyway=is_repeated(file))
             other.write_bytes(content)
-            expect_found(copy, None, f"{other} and {file} in each other's place")
+            both = is_repeated(file) and is_repeated(other)
+            what = f"{other} and {file} in each other's place"
+            expect_found(copy, None, what, loads_anyway=both)
             file.write_bytes(content)
             other.write_bytes(contents[other])
             count += 2

@@ -247,20 +247,6 @@ def test_a_log_that_is_gone_is_made_again_from_the_stores(copies: Iterator[Path]
     check_that_a_run_goes_on(path, (1, 2, 3))
 
 
-def test_stores_that_nobody_claims_stay_unclaimed_during_a_run(copies: Iterator[Path]) -> None:
-    path = next(copies)
-    (path / "_log").rename(path / "gone")
-    manager = MultiNodeCheckpointManager(path)
-    for _ in range(2):
-        manager.run.start(NODES, {})
-        assert manager.directory.unclaimed()[:2] == at(
-            1, 2
-        )  # the plain names: no entry can claim them any more
-        save(manager, 4)
-        assert manager.directory.unclaimed()[:2] == at(1, 2)
-        manager.run.end()
-
-
 @pytest.mark.parametrize("left", [0, 1])
 def test_newest_entries_that_are_gone_are_made_again_from_the_stores(
     left: int, copies: Iterator[Path]
@@ -318,15 +304,6 @@ def test_what_was_set_aside_stays_so_if_the_rewind_is_lost(
     stores = directory(path).record(2).stores
     assert [store.name for store in stores.values()] == ["a.2.r2", "b.2.r2"]
     check_that_a_run_goes_on(path, (1, 2))
-
-
-def test_what_a_rewind_set_aside_stays_so_if_its_commit_is_lost(tmp_path: Path) -> None:
-    path = tmp_path / "k"
-    kinds = go_back(path)
-    third = [number for number, kind in enumerate(kinds) if kind == "commit"][2]
-    cut(log_of(path)[third])
-    repair_log(directory(path).directory)
-    assert recorded(path) == (1, 2)
 
 
 def test_an_abandoned_save_is_not_recorded_though_its_stores_are_whole(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from jobrunner.checkpoint.encoding.encoded_blobs import (
     check_part,
     encode_blobs,
     join_lines,
-    refuse_classes,
     with_options,
 )
 from jobrunner.checkpoint.encoding.job_classes import (

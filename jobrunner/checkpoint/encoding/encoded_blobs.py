@@ -17,10 +17,8 @@ from jobrunner.checkpoint.encoding.codecs import (
 )
 from jobrunner.checkpoint.encoding.decode import LONE_ARRAY
 from jobrunner.checkpoint.encoding.dtypes import Array, ArrayPart, Trail, Tree
-from jobrunner.checkpoint.encoding.encode import OWN_CODECS, Encoder
-from jobrunner.checkpoint.encoding.job_classes import has_fields
-from jobrunner.checkpoint.encoding.libraries import type_of
-from jobrunner.checkpoint.encoding.stateful import has_state, name_class
+from jobrunner.checkpoint.encoding.encode import Encoder
+from jobrunner.checkpoint.encoding.stateful import name_class
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions, is_of_dask
 from jobrunner.errors import DefinitionError
 from jobrunner.texts import counted
@@ -132,19 +130,6 @@ def _encode(
     # What needs a pickle is pickled with all that it lies in, so that objects stay shared.
     encoder = Encoder(codecs)
     return encoder, encoder.pickle(value)
-
-
-def refuse_classes(planned: Mapping[tuple[str, str], type], codecs: Sequence[Codec]) -> None:
-    """Refuse blobs (node and name) that will be objects of these classes, if none can be saved."""
-    table = CodecTable(codecs)
-    refused = {}
-    for (node, name), cls in planned.items():
-        by_codec = table.get(cls) or OWN_CODECS.get(cls)
-        if not (by_codec or type_of(cls) or has_state(cls) or has_fields(cls)):
-            error = RefusedValueError((), cls, "there is no codec for its type")
-            refused[node, name] = error
-    if refused:
-        raise join_lines([*_explain(refused)])
 
 
 def check_part(node: str, name: str, value: object, blob: EncodedBlob, axis: int) -> None:

@@ -84,15 +84,6 @@ class Details(msgspec.Struct, omit_defaults=True):
         return tree
 
 
-class RunInfo(msgspec.Struct):
-    """What a ``run`` entry says beside its plan."""
-
-    command: str = ""  # of the command line, if it is no run of a job
-    began: Unix = 0.0  # the call of `JobRunner.run`
-    # The last heartbeat of a run that did not end, by its name.
-    last_heartbeats: dict[str, Unix] = msgspec.field(name="seen", default_factory=dict)
-
-
 class Plan(msgspec.Struct):
     """The description of a run's plan, to be compared with that of a later one."""
 
@@ -106,11 +97,21 @@ class Plan(msgspec.Struct):
     code: dict[str, str] = {}
 
 
+class RunInfo(msgspec.Struct):
+    """What a ``run`` entry says."""
+
+    plan: Plan | None = None
+    command: str = ""  # of the command line, if it is no run of a job
+    began: Unix = 0.0  # the call of `JobRunner.run`
+    # The last heartbeat of a run that did not end, by its name.
+    last_heartbeats: dict[str, Unix] = msgspec.field(name="seen", default_factory=dict)
+
+
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 Tree = TypeVar("Tree", bound=Mapping[str, Any])
 
 # Two threads that use a class first would crash in msgspec, so it learns all fields here.
-for _kind in (Details, RunInfo, Plan):
+for _kind in (Details, RunInfo):
     msgspec.json.Decoder(_kind)
 
 
@@ -121,12 +122,6 @@ def read_details(details: Mapping[str, Any]) -> Details:
     nested too deep.
     """
     return _convert(loose_json(details), Details, "details")
-
-
-def check_plan(plan: Tree) -> Tree:
-    """Return the plan of a run; raises ValueError, which names the field, if it is invalid."""
-    _convert(plan, Plan, "plan")
-    return plan
 
 
 def check_info(info: Tree) -> Tree:

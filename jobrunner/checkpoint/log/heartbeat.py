@@ -101,24 +101,13 @@ _decoder = msgspec.json.Decoder(Beat)
 
 def read_beat(files: Files, path: str, run: str) -> Beat:
     """The last heartbeat of a run in a checkpoint directory; an unknown one if there is none."""
-    return _parse_beat(files.read(_beat_path(path, run), _MOST_BYTES))
-
-
-def is_left_behind(files: Files, path: str, run: str) -> bool:
-    """Whether the run that made a heartbeat's directory has certainly ended, or never began."""
-    process = _parse_beat(files.read(_beat_path(path, run), _MOST_BYTES)).process
-    # A heartbeat is replaced whole, so one that names no process is what a power loss has left.
-    return not process.pid or is_known_dead(process, run)
+    with contextlib.suppress(ValueError, RecursionError):
+        return _decoder.decode(files.read(_beat_path(path, run), _MOST_BYTES) or b"")
+    return Beat()
 
 
 def _beat_path(path: str, run: str) -> str:
     return join_path(path, f"{RUNS_DIRECTORY}/{run}/{HEARTBEAT}")
-
-
-def _parse_beat(data: bytes | None) -> Beat:
-    with contextlib.suppress(ValueError, RecursionError):
-        return _decoder.decode(data or b"")
-    return Beat()
 
 
 def may_live(silent_seconds: float, process: Process, run: str, beat_seconds: float) -> bool:
@@ -160,19 +149,13 @@ class Heartbeat:
         self._status = status
         self._stopped = threading.Event()
         self._thread = threading.Thread(
-            target=self._beat, name=_THREAD_NAME.format(run=run), daemon=True
+            target=self._beat_on, name=_THREAD_NAME.format(run=run), daemon=True
         )
 
     def start(self) -> None:
         """Write the first heartbeat, and start the thread; raises OSError if it cannot write."""
-        self._files.make_directories(self.directory)
-        self._write()
+        self.beat()
         self._thread.start()
-
-    def restore(self) -> None:
-        """Write the heartbeat again if a process removed it as that of a dead run."""
-        if not self._files.is_taken(self._path):
-            self._write()
 
     def stop(self) -> None:
         """Stop writing; removes nothing."""
@@ -180,22 +163,20 @@ class Heartbeat:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
 
-    def _beat(self) -> None:
+    def _beat_on(self) -> None:
         while not self._stopped.wait(self._interval_seconds):
             try:
-                self._write()
+                self.beat()
             except Exception as error:  # whatever it is, the run is alive
                 logger.warning("Cannot write the heartbeat in %s: %s", self.directory, error)
 
-    def _write(self) -> None:
-        data = msgspec.json.encode(Beat(time.time(), self._process, self._ask_status()))
-        try:
-            self._files.put(self._path, data)
-        except FileNotFoundError:
-            # A run that cleans up may remove the directory before it contains a heartbeat: a
-            # directory without one looks like that of a run that never began.
-            self._files.make_directories(self.directory)
-            self._files.put(self._path, data)
+    def beat(self) -> None:
+        """Write a heartbeat."""
+        # A run that cleans up may remove the directory before it contains a heartbeat: a directory
+        # without one looks like that of a run that never began.
+        self._files.make_directories(self.directory)
+        beat = Beat(time.time(), self._process, self._ask_status())
+        self._files.put(self._path, msgspec.json.encode(beat))
 
     def _ask_status(self) -> Status | None:
         """How far the run is, without metrics if they do not fit; None if JSON cannot say it."""

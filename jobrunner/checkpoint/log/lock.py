@@ -18,8 +18,8 @@ from jobrunner.checkpoint.log.heartbeat import (
     Patience,
     Status,
     is_known_dead,
-    is_left_behind,
     own_process,
+    read_beat,
 )
 from jobrunner.checkpoint.log.log_writer import LogWriter
 from jobrunner.checkpoint.log.state import State
@@ -95,7 +95,7 @@ class RunLock:
         try:
             self._files.prove_creation(self._heartbeat.directory)
             self.number = self._log.take(self.run, decide)
-            self._heartbeat.restore()
+            self._heartbeat.beat()  # another run may have removed the first as that of a dead one
         except BaseException:
             self._stop()
             raise
@@ -123,8 +123,10 @@ class RunLock:
         former = "" if self._former is None else self._former.run
         try:
             for name in self._files.list_names(runs):
-                is_over = name == former or is_left_behind(self._files, self._path, name)
-                if name != self.run and is_over:
+                process = read_beat(self._files, self._path, name).process
+                # A heartbeat is replaced whole: a power loss has left one that names no process.
+                is_over = not process.pid or is_known_dead(process, name)
+                if name == former or (name != self.run and is_over):
                     self._files.remove_tree(join_path(runs, name))
         except OSError as error:
             logger.warning("Cannot remove the files of earlier runs in %s: %s", runs, error)

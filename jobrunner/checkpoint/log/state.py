@@ -205,44 +205,22 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
             )
 
     def _find_problem(self, entry: LogEntry) -> str:
-        epochs: set[Position] = set()
-        match entry:
-            case BeginEntry() if entry.label <= self.label:
-                return f"label {entry.label} was used before"
-            case CommitEntry():
-                epochs = {*entry.retires} - {record.at for record in entry.records}
-                problem = self._find_problem_of(entry)
-                if problem:
-                    return problem
-            case RetireEntry():
-                epochs = {*entry.epochs}
-            case RewindEntry() if entry.only is not None:
-                epochs = {entry.only}
-            case PinEntry():
-                epochs = {entry.epoch}
-            case EndEntry() if entry.upto is not None:
-                last = None if self.attempt is None else self.attempt.last
-                if self.attempt is None or (last is not None and entry.upto < last):
-                    return f"the names up to {entry.upto} are not all that are in use"
-        unknown = [str(epoch) for epoch in sorted(epochs) if epoch not in self.recorded]
-        if unknown:
-            return f"epochs {', '.join(unknown[:10])} are not recorded"
-        return ""
-
-    def _find_problem_of(self, entry: CommitEntry) -> str:
-        # Without `begin`, the stores were there: no attempt has written them.
-        attempt = None if entry.begin is None else self.attempt
-        if entry.begin is not None and (attempt is None or attempt.number != entry.begin):
+        if isinstance(entry, BeginEntry) and entry.label <= self.label:
+            return f"label {entry.label} was used before"
+        # Other entries do no harm: what they give up or name may be gone. And without `begin`, the
+        # stores were there: no attempt has written them.
+        if not isinstance(entry, CommitEntry) or entry.begin is None:
+            return ""
+        attempt = self.attempt
+        if attempt is None or attempt.number != entry.begin:
             return f"attempt {entry.begin} is over, or never began"
-        before = None if attempt is None else attempt.last
+        last = attempt.last
         for record in entry.records:
-            if before is not None and record.at <= before:
-                return f"epoch {record.at} follows epoch {before}"
-            before = record.at
-        if attempt is not None and before is not None and before > attempt.upto:
-            return f"epoch {before} was never claimed"
-        if entry.upto is not None and (attempt is None or entry.upto < attempt.upto):
-            return f"epochs up to {entry.upto} are not all that are claimed"
+            if last is not None and record.at <= last:
+                return f"epoch {record.at} follows epoch {last}"
+            last = record.at
+        if last is not None and last > attempt.upto:
+            return f"epoch {last} was never claimed"
         return ""
 
     # --- the next entry

@@ -6,7 +6,6 @@ commit. Each file is verified while it is copied.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,11 +21,9 @@ from jobrunner.checkpoint.log import CommitEntry, Record, State
 from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage import (
-    Files,
     absolute_path,
     files_beside,
     join_path,
-    outer_directories,
     run_all,
 )
 from jobrunner.checkpoint.store import HISTORIES, StoreReader
@@ -34,7 +31,7 @@ from jobrunner.errors import (
     CheckpointNotFoundError,
     DefinitionError,
 )
-from jobrunner.names import LOG_DIRECTORY, ROOT_DOCUMENT
+from jobrunner.names import ROOT_DOCUMENT
 from jobrunner.positions import Position
 
 
@@ -109,8 +106,8 @@ def copy_epoch(
 
     `take_over` takes that directory even from a run that is alive.
 
-    Raises DefinitionError if the epoch is recorded there already or `target` is within a checkpoint
-    directory, CheckpointNotFoundError if it is not recorded here, or was retired meanwhile, CheckpointCorruptError if it is damaged, and
+    Raises DefinitionError if the epoch is recorded there already, CheckpointNotFoundError if it is
+    not recorded here, or was retired meanwhile, CheckpointCorruptError if it is damaged, and
     CommitConflictError if a run holds the other directory and is alive.
     """
     files = files_beside(absolute_path(target), directory.files)
@@ -119,7 +116,6 @@ def copy_epoch(
         raise DefinitionError(
             f"Epoch {epoch} is recorded in {copy.path} already. Name another directory."
         )
-    _refuse_within_another(copy.path, files)
     snapshot = directory.snapshot()
     record = directory.record(epoch, snapshot)
     is_done = snapshot.done == epoch
@@ -157,20 +153,6 @@ def copy_epoch(
             manager.run.end()
 
 
-def _refuse_within_another(path: str, files: Files) -> None:
-    """Refuse a directory within a checkpoint directory, where it would be a stray or be deleted."""
-    for outer in outer_directories(path):
-        has_log = False
-        with contextlib.suppress(OSError):  # it may be another user's
-            outer_files = files_beside(outer, files)
-            has_log = outer_files.is_directory(join_path(outer, LOG_DIRECTORY))
-        if has_log:
-            raise DefinitionError(
-                f"{path} is within {outer}, which is a checkpoint directory. Copy to a directory "
-                f"that is in no other."
-            )
-
-
 def _find_histories(directory: Directory, record: EpochRecord) -> list[str]:
     """The names of the blobs of an epoch that are histories."""
     if not record.histories:
@@ -204,8 +186,8 @@ def _copy_stores(
                 root = copy.history(document, blob).root
                 reader = original.history(document, blob)
                 copy_history(reader, target.files, root, document.node)
-        farther = max(source.files, target.files, key=lambda files: files.lookups)
-        list(farther.each(lambda pair: copy_root(*pair), pairs))
+        roots = [partial(copy_root, *pair) for pair in pairs]
+        run_all(roots, max(source.files.threads, target.files.threads), 0)
 
 
 def copy_files(pairs: Sequence[tuple[StoreReader, StoreReader]]) -> None:
@@ -214,34 +196,28 @@ def copy_files(pairs: Sequence[tuple[StoreReader, StoreReader]]) -> None:
     All files of all stores are one list of jobs, so that many small stores are copied as quickly as
     a large one: requests to an object store take longer than all else.
     """
-    if not pairs:  # an epoch of no nodes
-        return
-    source, target = pairs[0]
-    farther = max(source.files, target.files, key=lambda files: files.lookups)
-    jobs = []
-    nbytes = 0
-    for store_jobs, store_nbytes in farther.each(lambda pair: _begin_copy(*pair), pairs):
-        jobs += store_jobs
-        nbytes += store_nbytes
-    run_all(jobs, max(source.files.threads, target.files.threads), nbytes)
+    jobs: list[Callable[[], None]] = []
+    sizes: list[int] = []
 
+    def begin(source: StoreReader, target: StoreReader) -> None:
+        """Make the copy's directories, with the arrays' documents; add a job for each chunk."""
+        document = source.read_document()
+        target.files.make_directory(target.root)
+        for path, content in document.zarr_documents().items():
+            directory = join_path(target.root, os.path.dirname(path))
+            target.files.make_directory(directory)
+            target.files.write(join_path(directory, ROOT_DOCUMENT), [content])
+        for path, file in document.files().items():
+            jobs.append(partial(copy, source, target, path, file))
+            sizes.append(file[0])
 
-def _begin_copy(source: StoreReader, target: StoreReader) -> tuple[list[Callable[[], None]], int]:
-    """Make the copy's directories, with the arrays' documents; returns a job for each chunk."""
-    document = source.read_document()
-    chunks = document.files()
-
-    def copy(path: str) -> None:
-        content = source.verified.read(path, chunks[path])
+    def copy(source: StoreReader, target: StoreReader, path: str, file: tuple[int, str]) -> None:
+        content = source.verified.read(path, file)
         target.files.write(join_path(target.root, path), [content])
 
-    target.files.make_directory(target.root)
-    for path, content in document.zarr_documents().items():
-        directory = join_path(target.root, os.path.dirname(path))
-        target.files.make_directory(directory)
-        target.files.write(join_path(directory, ROOT_DOCUMENT), [content])
-    jobs: list[Callable[[], None]] = [partial(copy, path) for path in chunks]
-    return jobs, sum(size for size, _ in chunks.values())
+    threads = max((reader.files.threads for pair in pairs for reader in pair), default=1)
+    run_all([partial(begin, *pair) for pair in pairs], threads, 0)
+    run_all(jobs, threads, sum(sizes))
 
 
 def copy_root(source: StoreReader, target: StoreReader, *, durable: bool = False) -> None:

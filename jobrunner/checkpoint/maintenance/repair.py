@@ -38,10 +38,7 @@ from jobrunner.checkpoint.log import (
     StoreKey,
     each_entry,
     entry_to_json,
-    given_up_by,
-    holder_of,
     is_history_label,
-    is_left_behind,
     make_entry,
     read_beat,
     record_in,
@@ -112,7 +109,7 @@ class _LostSet:
 
     at: Position
     attempt: int
-    """The label of the attempt, which its documents have."""
+    """The number of its ``begin``, as its documents say; 0: of another directory."""
     run: str
     stores: dict[str, Store]
     """By node."""
@@ -124,20 +121,17 @@ class _Planner:
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
-        self._files = directory.files
-        self._path = directory.path
         # List before the log is read: a name is claimed before it is used.
-        self.names = self._files.list_names(self._path)
+        self.names = directory.files.list_names(directory.path)
         self._repair = Repair()
         self._state = State()
-        self._begins: dict[int, int] = {}
-        """Label of an attempt -> number of its ``begin``."""
-        self._runs: dict[str, RunEntry] = {}
-        self._commits: dict[int, tuple[CommitEntry, int]] = {}
-        """Each with the label of the attempt that was the newest then."""
-        self._rewinds: list[tuple[RewindEntry, int]] = []
-        self._last_lost = -1
-        """The last entry that is lost and that no repair has made up for."""
+        self._runs: dict[str, int] = {}
+        """Run -> number of its entry."""
+        self._attempts: dict[int, str] = {}
+        """Number of a ``begin`` -> its run."""
+        self._commits: dict[int, CommitEntry] = {}
+        self._lost: set[int] = set()
+        """The entries that are lost and that no repair has made up for."""
         for number, entry in each_entry(directory.handler):
             self._take_in(number, entry)
 
@@ -154,19 +148,17 @@ class _Planner:
             case CheckpointCorruptError():
                 self._repair.lost[number] = str(entry)
                 state.skip_to(number + 1)
-                self._last_lost = number
+                self._lost.add(number)
             case LostEntry():
-                self._last_lost = number
+                self._lost.add(number)
             case RunEntry():
-                self._runs[entry.run] = entry
+                self._runs[entry.run] = number
             case BeginEntry():
-                self._begins[entry.label] = number
+                self._attempts[number] = entry.run
             case CommitEntry():
-                self._commits[number] = entry, state.label
-            case RewindEntry():
-                self._rewinds.append((entry, state.label))
+                self._commits[number] = entry
         if not state.is_unsure:
-            self._last_lost = -1
+            self._lost = set(self._repair.lost)
 
     @property
     def highest(self) -> Position | None:
@@ -176,74 +168,55 @@ class _Planner:
 
     def plan(self) -> Repair | None:
         """The repair; None if none is necessary."""
-        repair, state = self._repair, self._state
+        repair = self._repair
         lost_sets = self._find_lost_sets()
-        if self._last_lost < 0:
+        if not self._lost:
             return None
         # An attempt writes positions in ascending order, and the next one begins after the newest
         # that is recorded. So what a later attempt wrote proves that a rewind, which may be lost,
         # has set aside whatever was recorded at that position and above. To each attempt, the
         # lowest position that it wrote:
-        written = {
-            lost_set.attempt: lost_set.at for lost_set in lost_sets
-        }  # the last is the lowest
-        for commit, _ in self._commits.values():
+        pairs = [(lost_set.attempt, lost_set.at) for lost_set in lost_sets]
+        for commit in self._commits.values():
             if commit.begin is not None and commit.records:
-                attempt, at = self._attempt_of(commit.number), commit.records[0].at
-                written[attempt] = min(at, written.get(attempt, at))
+                pairs.append((commit.begin, commit.records[0].at))
+        written: dict[int, Position] = {}
+        for attempt, at in pairs:
+            written[attempt] = min(at, written.get(attempt, at))
 
         def is_superseded(at: Position, attempt: int) -> bool:
             return any(later > attempt and lowest <= at for later, lowest in written.items())
 
-        for at, number in state.recorded.items():
+        for at, number in self._state.recorded.items():
+            begin = self._commits[number].begin
             if self._is_cut(at, number):
                 repair.given_up[at] = "stores of it are gone"
-            elif is_superseded(at, self._attempt_of(number)):
+            # Stores that were there, as after a restore, are newer than all that was begun before.
+            elif is_superseded(at, number if begin is None else begin):
                 repair.given_up[at] = "a later attempt wrote it, or an epoch before it"
             else:
                 repair.kept.append(at)
         for lost_set in lost_sets:
-            at, attempt = lost_set.at, lost_set.attempt
-            rewinds = [entry for entry, label in self._rewinds if attempt <= label]
-            is_set_aside = any(given_up_by(entry, [at]) for entry in rewinds)
-            is_older = at in repair.kept and attempt <= self._attempt_of(state.recorded[at])
-            # No entry is lost that could have recorded them: their save came to no `commit`.
-            is_abandoned = self._begins.get(attempt, -1) > self._last_lost
-            if not (is_superseded(at, attempt) or is_set_aside or is_older or is_abandoned):
+            # If no entry is lost that could have recorded them, their save came to no `commit`.
+            is_known = self._attempts.get(lost_set.attempt) == lost_set.run
+            is_abandoned = is_known and lost_set.attempt > max(self._lost)
+            if not is_superseded(lost_set.at, lost_set.attempt) and not is_abandoned:
                 self._rebuild(lost_set)
-        repair.rebuilt = dict(sorted(repair.rebuilt.items()))
         return repair
-
-    def _attempt_of(self, number: int) -> int:
-        """The label of the attempt that wrote what an entry records.
-
-        Of an entry that records stores that were there, the last attempt before it.
-        """
-        commit, label = self._commits[number]
-        if commit.begin is None:
-            return label
-        for attempt, begin in self._begins.items():
-            if begin == commit.begin:
-                return attempt
-        for store in (commit.records[0].stores or {}).values():
-            with contextlib.suppress(CheckpointCorruptError):
-                reader = StoreReader(self._files, self._path, store.name, store.sha256)
-                return reader.read_document().entry.attempt
-        return label
 
     def _is_cut(self, at: Position, number: int) -> bool:
         """Whether a store of a recorded epoch is gone: it is deleted from its root document on."""
-        stores = record_in(self._commits[number][0], at).stores or {}
+        stores = record_in(self._commits[number], at).stores or {}
         names = [store.name for store in stores.values()]
         return len(self._directory.find_whole(names)) < len(names)
 
     # --- what is not recorded, though its stores are there
 
     def _find_lost_sets(self) -> list[_LostSet]:
-        """Those that a lost entry may have recorded, the newest first."""
+        """Those that a lost entry may have recorded, by position."""
         state = self._state
         recorded: set[str] = set()
-        for commit, _ in self._commits.values():
+        for commit in self._commits.values():
             for record in commit.records:
                 # What became of these, the entries say.
                 recorded.update(store.name for store in (record.stores or {}).values())
@@ -253,34 +226,34 @@ class _Planner:
             if store is not None and name not in recorded and store.key not in state.aside:
                 sets[store.key][store.node] = name
         lost_sets = []
-        for key, names in sets.items():
-            is_claimed = state.has_claimed(key)
+        for key, names in sorted(sets.items()):
             try:
-                lost_set = self._read_set(key[0], names)
+                lost_set = self._read_set(key, names)
             except CheckpointCorruptError as error:
-                if self._last_lost >= 0 or not is_claimed:
-                    self._repair.unproven |= dict.fromkeys(names.values(), str(error))
+                self._repair.unproven |= dict.fromkeys(names.values(), str(error))
                 continue
             if lost_set is None:
                 continue
             lost_sets.append(lost_set)
-            if not is_claimed or lost_set.attempt not in self._begins:
+            is_begun = self._attempts.get(lost_set.attempt) == lost_set.run
+            if not state.has_claimed(key) or not (is_begun or not lost_set.attempt):
                 # Only lost entries can have begun this attempt or claimed these names, although
                 # none that follows shows it.
-                self._last_lost = state.number + 1
-        return sorted(lost_sets, key=lambda item: (item.attempt, item.at), reverse=True)
+                self._lost.add(state.number + 1)
+        return lost_sets
 
-    def _read_set(self, at: Position, names: Mapping[str, str]) -> _LostSet | None:
+    def _read_set(self, key: StoreKey, names: Mapping[str, str]) -> _LostSet | None:
         """A lost set by its documents; None if no store is whole, as after a save that died.
 
         Raises CheckpointCorruptError if they do not prove that they belong together.
         """
+        at, state = key[0], self._state
         stores: dict[str, Store] = {}
         origins: set[tuple[int, str]] = set()
         record: RecordEntry | None = None
         for node, name in names.items():
-            path = join_path(self._path, f"{name}/{ROOT_DOCUMENT}")
-            data = self._files.read(path, DOCUMENT_MOST_BYTES)
+            path = join_path(self._directory.path, f"{name}/{ROOT_DOCUMENT}")
+            data = self._directory.files.read(path, DOCUMENT_MOST_BYTES)
             if data is None:
                 continue
             if not is_sealed(data):
@@ -311,62 +284,56 @@ class _Planner:
                 f"The stores of epoch {at} are not all stores of one save: {problem}."
             )
         attempt, run = origins.pop()
+        is_ours = run in self._runs or attempt in self._lost or attempt > state.number
+        if state.has_claimed(key) and not is_ours:
+            attempt = 0  # copied from another directory, before all that was written here
         return _LostSet(at, attempt, run, {node: stores[node] for node in nodes}, record)
 
     def _rebuild(self, lost_set: _LostSet) -> None:
         """Plan to record a lost set, if every byte is what was written."""
-        repair, at = self._repair, lost_set.at
+        repair, directory = self._repair, self._directory
         contents = {}
         label = self._find_histories(lost_set)
         try:
             for node, store in lost_set.stores.items():
-                reader = StoreReader(self._files, self._path, store.name, store.sha256, label)
+                reader = StoreReader(
+                    directory.files, directory.path, store.name, store.sha256, label
+                )
                 reader.verify()
                 contents[node] = contents_of_store(reader)
         except CheckpointCorruptError as error:
             names = [store.name for store in lost_set.stores.values()]
             repair.unproven |= dict.fromkeys(names, str(error))
             return
-        run = self._runs.get(lost_set.run)
-        record = Record(at, lost_set.stores, label, details=lost_set.record.details)
-        number = None if run is None else run.number
-        repair.rebuilt[at] = {"records": [record], "contents": contents, "run_number": number}
-        repair.given_up.pop(at, None)
-        if at in repair.kept:
-            repair.kept.remove(at)
+        record = Record(lost_set.at, lost_set.stores, label, details=lost_set.record.details)
+        number = self._runs.get(lost_set.run)
+        repair.rebuilt[lost_set.at] = {
+            "records": [record],
+            "contents": contents,
+            "run_number": number,
+        }
+        repair.given_up.pop(lost_set.at, None)
 
     def _find_histories(self, lost_set: _LostSet) -> str:
         """Where the histories of a lost set lie.
 
         Usually where its documents say; those of a copy lie elsewhere, and prove it by their digests.
         """
+        files, path = self._directory.files, self._directory.path
         written = lost_set.record.histories
         if not written:
             return ""
-        names = self._files.list_directories(join_path(self._path, HISTORIES))
+        names = files.list_directories(join_path(path, HISTORIES))
         labels = [written, *(name for name in sorted(names) if is_history_label(name))]
         for label in labels:
             with contextlib.suppress(CheckpointCorruptError):
                 for store in lost_set.stores.values():
-                    reader = StoreReader(self._files, self._path, store.name, store.sha256, label)
+                    reader = StoreReader(files, path, store.name, store.sha256, label)
                     document = reader.read_document()
                     for blob in document.entry.histories:
                         reader.history(document, blob).verify()
                 return label
         return written
-
-    def holders(self) -> list[Holder]:
-        """The runs that may be alive: all that have a heartbeat, as any ``run`` entry may be lost."""
-        holders = []
-        for name in self._files.list_names(join_path(self._path, RUNS_DIRECTORY)):
-            if is_left_behind(self._files, self._path, name):
-                continue
-            if name in self._runs:
-                holders.append(holder_of(self._runs[name]))
-            else:
-                process = read_beat(self._files, self._path, name).process
-                holders.append(Holder(0, name, process=process))
-        return holders
 
 
 def repair_log(directory: Directory, patience: Patience | None = None) -> Repair | None:
@@ -386,8 +353,16 @@ def repair_log(directory: Directory, patience: Patience | None = None) -> Repair
         repair = planner.plan()
         if repair is None:
             return None
-        for holder in planner.holders():
-            refuse_if_alive(directory.files, directory.path, holder, patience or Patience())
+        # Any `run` entry may be lost: whoever has a heartbeat may be alive.
+        for name in directory.files.list_names(join_path(directory.path, RUNS_DIRECTORY)):
+            process = read_beat(directory.files, directory.path, name).process
+            if process.pid:
+                refuse_if_alive(
+                    directory.files,
+                    directory.path,
+                    Holder(0, name, process=process),
+                    patience or Patience(),
+                )
     run = uuid.uuid4().hex
     with writing(directory.path, "the log could not be repaired"):
         for number in repair.lost:

@@ -13,7 +13,6 @@ from .places import (
     files_beside as files_beside,
     files_of as files_of,
     is_url as is_url,
-    outer_directories as outer_directories,
 )
 from .posix import (
     PosixFiles as PosixFiles,

@@ -7,7 +7,6 @@ import os
 import re
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.storage.protocol import Files
@@ -68,15 +67,6 @@ def _may_have_credentials(text: str) -> bool:
         return scheme in _OBJECT_SCHEMES
     authority = address[2:].partition("/")[0]
     return "@" in authority or ":" in authority or "?" in address or "#" in address
-
-
-def outer_directories(path: str) -> Iterator[str]:
-    """The directories that contain this absolute path, links resolved, or the URLs, from within."""
-    inner = path if is_url(path) else os.path.realpath(path)
-    outer = os.path.dirname(inner)
-    while outer != inner and not outer.endswith(":"):
-        yield outer
-        inner, outer = outer, os.path.dirname(outer)
 
 
 def _absolute_url(text: str, scheme: str, address: str) -> str:

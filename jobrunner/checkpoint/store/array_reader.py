@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from jobrunner.checkpoint.store.chunks import (
     is_text,
     padding_is_last,
     to_logical,
+    to_memory,
     unpack_chunk,
 )
 from jobrunner.checkpoint.store.damage import VerifiedFiles, damage
@@ -31,11 +32,15 @@ Jobs = list[Callable[[], None]]
 
 
 class ArrayReader:
-    """Reads an array of a store; making one raises if this platform lacks its dtype."""
+    """Reads an array of a store, or a row of a stack of arrays as if it were one.
 
-    def __init__(self, files: VerifiedFiles, array: StoredArray) -> None:
+    Making one raises if this platform lacks its dtype.
+    """
+
+    def __init__(self, files: VerifiedFiles, array: StoredArray, row: int | None = None) -> None:
         self.array = array
-        self.grid = array.grid
+        self.row = row
+        self.grid = array.grid if row is None else _grid_of_row(array.grid)
         self._files = files
         try:
             self.dtype = dtype_from_spec(array.dtype)
@@ -56,7 +61,9 @@ class ArrayReader:
         return math.prod(self.grid.shape) * self.dtype.itemsize
 
     def digests(self) -> list[str]:
-        """The digests of its chunks."""
+        """The digests of its chunks: of a row, that of the chunk that it would have."""
+        if self.row is not None:
+            return [xxhash.xxh3_128_hexdigest(self.read_chunk(()))]
         return [digest for _, digest in self.array.files]
 
     def read(self) -> tuple[Array, Jobs]:
@@ -68,14 +75,25 @@ class ArrayReader:
         return result, jobs
 
     def read_whole(self) -> Array:
-        """Read the array."""
+        """Read the array; a row does not keep the memory of the others."""
+        if self.row is not None:
+            (data,) = ArrayReader(self._files, self.array).read_rows([self.row])
+            return data
         data, jobs = self.read()
         for job in jobs:
             job()
         return data
 
+    def read_rows(self, rows: Iterable[int]) -> list[Array]:
+        """Read a stack, and copy some of its rows, so that none keeps the memory of the others."""
+        stack = self.read_whole()
+        return [stack[row, ...].copy(order="K") for row in rows]
+
     def read_slice(self, axis: int, start: int, stop: int) -> tuple[Array, Jobs]:
         """Return a part along an axis, to be filled, and the jobs that fill it from its chunks."""
+        if self.row is not None:
+            index = (slice(None),) * axis
+            return self.read_whole()[(*index, slice(start, stop))], []
         along = axis if self.grid.order is None else self.grid.order.index(axis)
         shape = list(self.grid.shape)
         shape[along] = stop - start
@@ -118,14 +136,19 @@ class ArrayReader:
 
     def read_chunk(self, at: Sequence[int]) -> bytes:
         """Read a chunk, not compressed, at coordinates in the order of the array's own axes."""
-        corner = tuple(at[axis] for axis in self.grid.order) if self.grid.order else tuple(at)
+        if self.row is not None:
+            stack = ArrayReader(self._files, self.array)
+            data = stack.read_chunk((0,) * len(stack.shape))
+            step = len(data) // stack.shape[0]
+            return data[self.row * step : (self.row + 1) * step]
+        corner = to_memory(at, self.grid.order)
         path = f"{self.array.path}/{self.grid.key(corner)}"
         data = self._files.read(path, self.array.files[self.grid.number_at(corner)])
         with self._decoding(path):
-            data = unpack_chunk(data, self.grid, self.dtype, self.array.zstd)
+            content = unpack_chunk(data, self.grid, self.dtype, self.array.zstd)
             if is_text(self.dtype):
-                decode_texts(data)
-        return data
+                decode_texts(content)
+        return bytes(content)
 
     def _allocate(self, shape: Sequence[int]) -> tuple[Array, Array]:
         """Return a new array twice: with its own axes, and with axes in memory order."""
@@ -153,35 +176,7 @@ class ArrayReader:
             raise damage(document, f"does not describe {path}: {error}") from error
 
 
-class RowReader:
-    """Reads a row of a stack as if it were an array of its own."""
-
-    def __init__(self, stack: ArrayReader, row: int) -> None:
-        grid = stack.grid
-        shape = grid.shape[1:]
-        order = None if grid.order is None else tuple(axis - 1 for axis in grid.order[1:])
-        self.array = stack.array
-        self.dtype = stack.dtype
-        self.grid = Grid(shape, shape, order, grid.item_axis)
-        self.shape = stack.shape[1:]
-        self._stack = stack
-        self._row = row
-
-    def digests(self) -> list[str]:
-        """The digest that an array of its own would have."""
-        return [xxhash.xxh3_128_hexdigest(self.read_chunk(()))]
-
-    def read_whole(self) -> Array:
-        """Read the row; it does not keep the memory of the others."""
-        return self._stack.read_whole()[self._row, ...].copy(order="K")
-
-    def read_slice(self, axis: int, start: int, stop: int) -> tuple[Array, Jobs]:
-        """Return a part along an axis, and no job."""
-        index = (slice(None),) * axis
-        return self.read_whole()[(*index, slice(start, stop))], []
-
-    def read_chunk(self, at: Sequence[int]) -> bytes:
-        """Read the bytes of the row, its only chunk."""
-        data = self._stack.read_chunk((0,) * len(self._stack.shape))
-        step = len(data) // self._stack.shape[0]
-        return data[self._row * step : (self._row + 1) * step]
+def _grid_of_row(stack: Grid) -> Grid:
+    shape = stack.shape[1:]
+    order = None if stack.order is None else tuple(axis - 1 for axis in stack.order[1:])
+    return Grid(shape, shape, order, stack.item_axis)

@@ -25,8 +25,6 @@ MOST_RATIO = 1 << 16
 """How many times shorter zstd can make data: a block of 128 KiB takes 4 bytes at least."""
 
 _LEAST_ROWS = 8  # of fewer, one that is padding is too large a part
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_ZSTD_HEADER_BYTES = 18  # of the longest one
 _LENGTH = struct.Struct("<I")
 
 
@@ -181,7 +179,9 @@ def decode_chunk(data: bytes, grid: Grid, dtype: np.dtype[Any], zstd: Zstd | Non
     return whole
 
 
-def unpack_chunk(data: bytes, grid: Grid, dtype: np.dtype[Any], zstd: Zstd | None) -> bytes:
+def unpack_chunk(
+    data: bytes, grid: Grid, dtype: np.dtype[Any], zstd: Zstd | None
+) -> bytes | memoryview:
     """Return the bytes of a chunk, not compressed, of which there are as many as there must be."""
     items = math.prod(grid.chunk_shape)
     if is_text(dtype):
@@ -205,7 +205,7 @@ def encode_texts(data: Array, count: int) -> bytes:
     return b"".join(parts)
 
 
-def decode_texts(data: bytes) -> list[str]:
+def decode_texts(data: bytes | memoryview) -> list[str]:
     """Decode the strings that `encode_texts` encoded."""
     texts = []
     position = _LENGTH.size
@@ -214,7 +214,7 @@ def decode_texts(data: bytes) -> list[str]:
         position = start + int.from_bytes(data[position:start], "little")
         if position > len(data):
             raise ValueError("the texts are cut off")
-        texts.append(data[start:position].decode())
+        texts.append(str(data[start:position], "utf-8"))
     if position != len(data):
         raise ValueError(f"{len(data) - position} bytes follow the texts")
     return texts
@@ -224,36 +224,19 @@ def decode_texts(data: bytes) -> list[str]:
 
 
 def compress(data: bytes | memoryview, zstd: Zstd) -> bytes:
-    """Compress data to one frame whose header says how long the content is."""
+    """Compress data to one frame."""
     import numcodecs  # slow to import, and seldom needed
 
     return bytes(numcodecs.Zstd(zstd.level, zstd.checksum).encode(data))
 
 
-def decompress(data: bytes, nbytes: int) -> bytes:
-    """Decompress one frame of so many bytes; raises ValueError before it allocates more."""
+def decompress(data: bytes, nbytes: int) -> memoryview:
+    """Decompress what `compress` returned; raises ValueError if it has more than so many bytes."""
     import numcodecs
 
-    size = _content_bytes(data)
-    if size != nbytes:
-        raise ValueError(f"zstd cannot decompress it: it holds {size} bytes, expected {nbytes}")
+    content = np.zeros(nbytes, np.uint8)
     try:
-        content: bytes = numcodecs.Zstd().decode(data)
+        numcodecs.Zstd().decode(data, out=content)
     except Exception as error:
         raise ValueError(f"zstd cannot decompress it: {error}") from error
-    if len(content) != size:
-        raise ValueError(f"zstd made {len(content)} bytes, and its header says {size}")
-    return content
-
-
-def _content_bytes(data: bytes) -> int:
-    """Return how long the content of a frame is, as its header says."""
-    header = data[:_ZSTD_HEADER_BYTES]
-    flags = header[4] if len(header) > len(_ZSTD_MAGIC) else 0
-    is_single_segment, dictionary, size_code = flags & 32, flags & 3, flags >> 6
-    if header[:4] != _ZSTD_MAGIC or dictionary or not (size_code or is_single_segment):
-        raise ValueError("zstd cannot decompress it: it does not begin as jobrunner writes it")
-    start = 5 if is_single_segment else 6
-    width = 1 << size_code
-    size = int.from_bytes(header[start : start + width], "little")
-    return size + 256 if size_code == 1 else size
+    return content.data

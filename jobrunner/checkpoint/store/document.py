@@ -7,8 +7,9 @@ that are no arrays, and size and digest of each file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -84,7 +85,7 @@ class StoreEntry(_Part):
     run: str
     blobs: dict[str, BlobEntry]
     histories: dict[str, HistoryMark] = {}  # blobs whose values are rows elsewhere
-    attempt: Count = 0  # its label in the log
+    attempt: Count = 0  # the number of its ``begin`` in the log
     stacks: list[ArrayFiles] = []
     states: list[str] = []
     classes: dict[str, list[str]] = {}  # of the job, by blob
@@ -111,23 +112,9 @@ class _RootDocument(_Part):
     attributes: _Attributes
 
 
-class _AnyEntry(msgspec.Struct):
-    format: Count
-
-
-class _AnyAttributes(msgspec.Struct):
-    own: _AnyEntry = msgspec.field(name=OWN_KEY)
-
-
-class _AnyDocument(msgspec.Struct):
-    """The root document of a store of any format."""
-
-    attributes: _AnyAttributes
-
-
 # Made once: two threads that first use a type at the same time would crash.
 _ROOT_DECODER = msgspec.json.Decoder(_RootDocument)
-_ANY_DECODER = msgspec.json.Decoder(_AnyDocument)
+_ANY_DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -197,11 +184,10 @@ class StoreDocument:
             raise damage(path, f"is not a document that jobrunner writes: {problem}") from None
 
     def _refuse_later(self, data: bytes) -> None:
-        try:
-            version = _ANY_DECODER.decode(data).attributes.own.format
-        except (ValueError, RecursionError):
-            return
-        if version > STORE_FORMAT:
+        version = None
+        with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
+            version = _ANY_DECODER.decode(data)["attributes"][OWN_KEY]["format"]
+        if isinstance(version, int) and version > STORE_FORMAT:
             raise CheckpointError(
                 f"{self.path} has format {version}, and this version of jobrunner reads up to "
                 f"{STORE_FORMAT}. Read it with a later version."
@@ -276,23 +262,9 @@ class StoreDocument:
                     files[path] = file
         return files
 
-    def zarr_documents(self, arrays: Collection[str] | None = None) -> dict[str, bytes]:
-        """Return the content of Zarr documents, by path within the store: all but this one.
-
-        Or those of some arrays, given by their paths, and of the groups that they are in.
-        """
-        paths = set(self._documents)
-        if arrays is not None:
-            paths = set(arrays)
-            for path in arrays:
-                while "/" in path:
-                    path = path.rpartition("/")[0]
-                    paths.add(path)
-        return {
-            f"{path}/{ROOT_DOCUMENT}": bytes(data)
-            for path, data in self._documents.items()
-            if path in paths
-        }
+    def zarr_documents(self) -> dict[str, bytes]:
+        """Return the content of all other Zarr documents, by path within the store."""
+        return {f"{path}/{ROOT_DOCUMENT}": bytes(data) for path, data in self._documents.items()}
 
     def described_array(self, name: str) -> dict[str, bytes]:
         """The Zarr document of a blob that is an array with files of its own, by its path.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -37,9 +36,8 @@ from jobrunner.checkpoint.store.document import (
     BlobEntry,
     Place,
     StoreEntry,
-    write_document,
 )
-from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
+from jobrunner.define import ArrayOptions
 from jobrunner.names import child_names
 
 LEAST_ALIKE = 64
@@ -52,7 +50,6 @@ Member = tuple[str, ArrayPart]
 """An array that may become a row of a stack, and its blob."""
 
 _STACK_BYTES = 1 << 20
-_MOST_PLANNED = 4096
 _STACKED_KINDS = "biufcmMSU"
 
 
@@ -79,13 +76,10 @@ class PlannedArray:
 class StoreLayout:
     """All files of a store."""
 
-    described: Mapping[str, Any]
-    """What the document says of the store: node, epoch, run, and for the first node the record."""
+    entry: StoreEntry
     arrays: list[PlannedArray] = field(default_factory=list)
     documents: dict[str, bytes] = field(default_factory=dict)  # groups before their content
     attributes: dict[str, Any] = field(default_factory=dict)
-    blobs: dict[str, BlobEntry] = field(default_factory=dict)
-    stacks: list[ArrayFiles] = field(default_factory=list)
 
     def add(self, array: PlannedArray) -> ArrayFiles:
         """Add an array; the entry that is returned lists its files as soon as they are written."""
@@ -93,26 +87,21 @@ class StoreLayout:
         self.arrays.append(array)
         return ArrayFiles(array.path, array.files)  # the same list
 
-    def write_document(self) -> bytes:
-        """Return the root document, once all chunks are written."""
-        entry = StoreEntry(STORE_FORMAT, **self.described, blobs=self.blobs, stacks=self.stacks)
-        return write_document(entry, self.attributes, self.documents)
-
 
 def lay_out(blobs: Mapping[str, EncodedBlob], described: Mapping[str, Any]) -> StoreLayout:
-    """Plan a store; `described` is its node, epoch, run, and more for the document, as JSON."""
-    layout = StoreLayout(described)
+    """Plan a store; `described` are the other fields of its `StoreEntry`."""
+    layout = StoreLayout(StoreEntry(STORE_FORMAT, **described, blobs={}))
     rows = _add_stacks(layout, blobs)
     with_arrays = []  # of their own
     for name, blob in blobs.items():
         references: list[Any] = [rows.get(id(part)) for part in blob.parts]
-        layout.blobs[name] = BlobEntry(blob.tree, references)
+        layout.entry.blobs[name] = BlobEntry(blob.tree, references)
         if None in references:
             with_arrays.append(name)
         elif blob.tree is not LONE_ARRAY:
             layout.attributes[name] = blob.tree
     for name, path in zip(with_arrays, child_names(with_arrays), strict=True):
-        references = layout.blobs[name].arrays
+        references = layout.entry.blobs[name].arrays
         for i, part in enumerate(blobs[name].parts):
             if references[i] is None:
                 array = _plan_array(name, part, path, blobs[name].options)
@@ -129,13 +118,14 @@ def _add_stacks(layout: StoreLayout, blobs: Mapping[str, EncodedBlob]) -> dict[i
         return rows
     for group in _group_alike(blobs):
         layout.documents[STACKS] = GROUP
+        stacks = layout.entry.stacks
         length = max(1, _STACK_BYTES // group[0][1].data.nbytes)
         for start in range(0, len(group), length):
             members = group[start : start + length]
             for row, (_, part) in enumerate(members):
-                rows[id(part)] = (len(layout.stacks), row)
-            path = f"{STACKS}/{len(layout.stacks)}"
-            layout.stacks.append(layout.add(_plan_stack(path, members)))
+                rows[id(part)] = (len(stacks), row)
+            path = f"{STACKS}/{len(stacks)}"
+            stacks.append(layout.add(_plan_stack(path, members)))
     return rows
 
 
@@ -174,9 +164,6 @@ def _plan_stack(path: str, members: Sequence[Member]) -> PlannedArray:
 def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) -> PlannedArray:
     data = part.data
     path = "/".join((path, *part.trail)) if part.trail else path
-    if options is DEFAULT_ARRAY_OPTIONS and data.dtype.isbuiltin == 1:
-        grid, document = _plan_usual(data.dtype, data.shape, part.order, part.holds)
-        return PlannedArray(blob, path, data, grid, None, document)
     if options.chunks is not None:
         order = part.order or tuple(range(data.ndim))
         chunk_shape = tuple(options.chunks[axis] for axis in order)
@@ -194,15 +181,6 @@ def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) ->
     dims, coords = options.dims or (), options.coords or ()
     document = describe_array(spec, grid, part.holds, zstd, dims=dims, coords=coords)
     return PlannedArray(blob, path, data, grid, zstd, document)
-
-
-@lru_cache(maxsize=_MOST_PLANNED)
-def _plan_usual(
-    dtype: np.dtype[Any], shape: tuple[int, ...], order: tuple[int, ...] | None, holds: str
-) -> tuple[Grid, bytes]:
-    """The chunks and the document of an array; most are those of the epoch before."""
-    grid = Grid(shape, plan_chunks(shape, dtype.itemsize), order, _has_item_axis(dtype))
-    return grid, describe_array(dtype_to_spec(dtype), grid, holds)
 
 
 def _has_item_axis(dtype: np.dtype[Any]) -> bool:

@@ -27,7 +27,7 @@ from zarr.dtype import data_type_registry
 
 from jobrunner.checkpoint.encoding import CoreType, core_type
 from jobrunner.checkpoint.store.array_document import describe_array
-from jobrunner.checkpoint.store.array_reader import ArrayReader, RowReader
+from jobrunner.checkpoint.store.array_reader import ArrayReader
 from jobrunner.checkpoint.store.document import encode_json
 from jobrunner.names import ROOT_DOCUMENT
 
@@ -39,15 +39,11 @@ class VerifyingStore(Store):
     supports_deletes = False
     supports_listing = False
 
-    def __init__(self, reader: ArrayReader | RowReader, path: str, document: bytes) -> None:
+    def __init__(self, reader: ArrayReader, path: str, document: bytes) -> None:
         super().__init__(read_only=True)
         self._reader = reader
         self._path = path
         self._document = document
-
-    def with_read_only(self, read_only: bool = False) -> VerifyingStore:
-        """It always is."""
-        return self
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
@@ -97,11 +93,6 @@ class VerifyingStore(Store):
     def __eq__(self, store: object) -> bool:
         return isinstance(store, VerifyingStore) and self._path == store._path
 
-    __hash__ = None  # type: ignore[assignment]
-
-    def __reduce__(self) -> Any:
-        return VerifyingStore, (self._reader, self._path, self._document)
-
     def __str__(self) -> str:
         return self._path
 
@@ -118,7 +109,7 @@ def _cut(data: bytes, part: ByteRequest | None) -> bytes:
             return data[-suffix:]
 
 
-def open_array(reader: ArrayReader | RowReader, path: str) -> Any:
+def open_array(reader: ArrayReader, path: str) -> Any:
     """Open an array as a `zarr.Array`; `path` is for users to see."""
     dtype, stored = reader.dtype, reader.array
     core = core_type(dtype)
@@ -127,7 +118,7 @@ def open_array(reader: ArrayReader | RowReader, path: str) -> Any:
         core = _own_type(dtype)
     grid = replace(reader.grid, item_axis=False)
     document = json.loads(describe_array(stored.dtype, grid, "ndarray", core=core))
-    if isinstance(reader, ArrayReader):
+    if reader.row is None:
         document["dimension_names"] = stored.document.dimension_names[: len(reader.shape)]
         if not has_own_type:  # or they would tell how numbers are to be read
             document["attributes"] = {**stored.document.attributes, **document["attributes"]}

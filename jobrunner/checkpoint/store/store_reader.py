@@ -23,7 +23,7 @@ from jobrunner.checkpoint.encoding import (
     show_outline,
 )
 from jobrunner.checkpoint.storage import Files, join_path, run_all
-from jobrunner.checkpoint.store.array_reader import ArrayReader, Jobs, RowReader
+from jobrunner.checkpoint.store.array_reader import ArrayReader, Jobs
 from jobrunner.checkpoint.store.damage import VerifiedFiles, changed_file, damage
 from jobrunner.checkpoint.store.document import (
     DOCUMENT_MOST_BYTES,
@@ -165,7 +165,7 @@ class StoreReader:
                     readings[array.path] = _Reading(ArrayReader(verified, array))
                 readings[array.path].targets.append((slots, i, row))
         self._check_memory([reading.reader for reading in readings.values()])
-        jobs = self.document_jobs(document.zarr_documents(readings))
+        jobs: Jobs = []
         nbytes = 0
         for reading in readings.values():
             jobs += reading.begin()
@@ -187,13 +187,9 @@ class StoreReader:
                     f"or read them elsewhere."
                 )
 
-    def _reader(
-        self, document: StoreDocument, reference: ArrayFiles | Place
-    ) -> ArrayReader | RowReader:
+    def _reader(self, document: StoreDocument, reference: ArrayFiles | Place) -> ArrayReader:
         """The reader of one array that a blob refers to."""
-        array, row = document.locate(reference)
-        reader = ArrayReader(self.verified, array)
-        return reader if row is None else RowReader(reader, row)
+        return ArrayReader(self.verified, *document.locate(reference))
 
     def _check_name(self, document: StoreDocument, name: str) -> None:
         if name not in document.names:
@@ -210,7 +206,7 @@ class StoreReader:
             )
         return document.blobs[name]
 
-    def array_reader(self, document: StoreDocument, name: str) -> ArrayReader | RowReader | None:
+    def array_reader(self, document: StoreDocument, name: str) -> ArrayReader | None:
         """The reader of a blob that is an array; None of any other."""
         blob = self._blob(document, name)
         return self._reader(document, blob.arrays[0]) if blob.tree == LONE_ARRAY else None
@@ -230,7 +226,7 @@ class StoreReader:
         run_all(jobs, self.files.threads, data.nbytes)
         return data
 
-    def _lone_array(self, name: str, axis: int) -> ArrayReader | RowReader:
+    def _lone_array(self, name: str, axis: int) -> ArrayReader:
         """The reader of an array blob."""
         document = self.read_document()
         reader = self.array_reader(document, name)
@@ -248,11 +244,6 @@ class StoreReader:
     def verify(self) -> None:
         """Read and verify every file of the store."""
         verify_stores(self.files, [self])
-
-    def document_jobs(self, documents: Mapping[str, bytes]) -> Jobs:
-        """The jobs that compare Zarr documents with their copies in the root document."""
-        verify = self.verified.verify_document
-        return [partial(verify, path, content) for path, content in documents.items()]
 
     def digest(self, document: StoreDocument, name: str) -> str:
         """Return a SHA-256 of a blob's values, types and shapes."""
@@ -303,7 +294,7 @@ class StoreReader:
         with self._invalid_trees_are_damage(name):
             return show_outline(blob.tree, leaf)
 
-    def _open_lazily(self, reader: ArrayReader | RowReader) -> Any:
+    def _open_lazily(self, reader: ArrayReader) -> Any:
         from jobrunner.checkpoint.store import lazy  # imports Zarr, which is slow
 
         path = join_path(self.root, reader.array.path)
@@ -355,11 +346,12 @@ def verify_stores(files: Files, readers: Sequence[StoreReader]) -> None:
     nbytes = 0
     documents = files.each(StoreReader.read_document, readers)
     for reader, document in zip(readers, documents, strict=True):
-        verify = reader.verified.verify
+        verified = reader.verified
         for path, file in document.files().items():
-            jobs.append(partial(verify, path, file))
+            jobs.append(partial(verified.verify, path, file))
             nbytes += file[0]
-        jobs += reader.document_jobs(document.zarr_documents())
+        for path, content in document.zarr_documents().items():
+            jobs.append(partial(verified.verify_document, path, content))
         for name in document.entry.histories:
             history = reader.history(document, name)
             jobs.append(history.verify)
@@ -385,6 +377,6 @@ class _Reading:
 
     def _read_rows(self) -> None:
         """Read the stack, and copy its rows, so that none keeps the memory of the others."""
-        stack = self.reader.read_whole()
-        for slots, i, row in self.targets:
-            slots[i] = stack[row, ...].copy(order="K")
+        rows = self.reader.read_rows(row or 0 for _, _, row in self.targets)
+        for (slots, i, _), row in zip(self.targets, rows, strict=True):
+            slots[i] = row

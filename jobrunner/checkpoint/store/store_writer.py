@@ -26,7 +26,7 @@ from jobrunner.checkpoint.storage import (
 from jobrunner.checkpoint.store.array_document import File
 from jobrunner.checkpoint.store.chunks import encode_chunk, encode_texts, is_text
 from jobrunner.checkpoint.store.damage import ADVICE, VerifiedFiles
-from jobrunner.checkpoint.store.document import DOCUMENT_MOST_BYTES, encode_json
+from jobrunner.checkpoint.store.document import DOCUMENT_MOST_BYTES, encode_json, write_document
 from jobrunner.checkpoint.store.layout import PlannedArray, StoreLayout
 from jobrunner.errors import CheckpointError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT
@@ -125,7 +125,7 @@ class StoreWriter:
 
         Depends on name and epoch, so that each file's turn comes under any save policy.
         """
-        text = f"{path} {self._layout.described['epoch']}"
+        text = f"{path} {self._layout.entry.epoch}"
         return zlib.crc32(text.encode()) % READ_AGAIN_SAVES == 0
 
     def _is_whole(self, path: str, file: File) -> bool:
@@ -138,10 +138,11 @@ class StoreWriter:
 
     def finish(self) -> None:
         """Write the root document, after all else."""
-        document = self._layout.write_document()
+        layout = self._layout
+        document = write_document(layout.entry, layout.attributes, layout.documents)
         if len(document) > DOCUMENT_MOST_BYTES:
             raise DefinitionError(
-                f"Node {self._layout.described['node']!r}: the document of its store would have "
+                f"Node {layout.entry.node!r}: the document of its store would have "
                 f"{len(document):,} bytes, and {DOCUMENT_MOST_BYTES:,} is the most that is read. It "
                 f"lists every array and every item of containers that are no arrays. Hold large "
                 f"data in arrays, or divide the blobs between nodes."
@@ -149,7 +150,7 @@ class StoreWriter:
         # It comes last, so that it proves a complete store.
         self._write(ROOT_DOCUMENT, [document])
         self.sha256 = hashlib.sha256(document).hexdigest()
-        self.nbytes = len(document) + sum(map(len, self._layout.documents.values()))
+        self.nbytes = len(document) + sum(map(len, layout.documents.values()))
         for array in self.arrays:
             self.nbytes += sum(size for size, _ in array.files)
 

@@ -149,19 +149,6 @@ def test_a_checkpoint_returns_the_state_without_the_class(rig: Rig) -> None:
     assert stateful_of(rig.manager) == {("a", "opt")}
 
 
-def test_a_save_in_the_background_writes_the_state_at_its_epoch(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, asynchronous=True)
-    rig.workspace.globals["opt"] = opt = Momentum()
-    opt.step()
-    workspaces = {"a": rig.workspace}
-    save = Save(rig.manager, Position(0), initial=rig.initial)
-    save.capture(workspaces)
-    opt.step()  # changes the very array that state_dict() gave
-    save.commit(save.write_captured(workspaces))
-    assert_identical(rig.manager.open(0)["a"].load("opt")["velocity"], np.full(3, 0.1))
-    rig.manager.run.end()
-
-
 def test_an_object_that_no_init_task_makes_is_named_before_anything_is_written(rig: Rig) -> None:
     rig.workspace.globals["late"] = Momentum()
     with pytest.raises(DefinitionError, match=r"'a', blob 'late'.*no task of the init group"):

@@ -17,7 +17,6 @@ from hypothesis.extra import numpy as hnp
 
 from jobrunner.checkpoint.encoding import encode_blobs
 from jobrunner.checkpoint.store import layout
-from jobrunner.checkpoint.store.chunks import plan_chunks
 from jobrunner.checkpoint.worker_save import Encoding, encode_node
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
@@ -115,20 +114,3 @@ def test_any_blobs_come_back_when_alike_ones_are_stacked(
         assert_identical(workspace.globals, reader.load())
         for name, value in workspace.globals.items():
             assert_identical({name: value}, reader.load([name]))
-
-
-@given(st.lists(st.integers(0, 10**7), max_size=4).map(tuple), st.sampled_from([1, 8, 1000, 10**9]))
-def test_chunks_are_small_contiguous_and_pad_little(shape: tuple[int, ...], itemsize: int) -> None:
-    chunk = plan_chunks(shape, itemsize, 64 << 20)
-    size = itemsize
-    for length in chunk:
-        size *= length
-    assert size <= 64 << 20 or set(chunk) <= {1} or 0 in shape
-    # Contiguous: whole axes behind the one that is cut, single rows before it.
-    cut = [axis for axis, length in enumerate(shape) if chunk[axis] < length]
-    if cut:
-        axis = cut[-1]
-        assert all(length == 1 for length in chunk[:axis])
-        assert chunk[axis + 1 :] == tuple(max(1, length) for length in shape[axis + 1 :])
-        padded = -(-shape[axis] // chunk[axis]) * chunk[axis]
-        assert padded - shape[axis] <= max(1, shape[axis] // 8)

@@ -9,7 +9,6 @@ import sys
 import warnings
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from jobrunner import CheckpointError, DefinitionError
 from jobrunner.checkpoint.encoding import encode_blobs
 from jobrunner.checkpoint.encoding.codecs import Codec
 from jobrunner.checkpoint.encoding.dtypes import dtype_from_spec
-from jobrunner.checkpoint.store.chunks import plan_chunks
 from jobrunner.checkpoint.store.store_reader import StoreReader
 from jobrunner.testing import assert_identical
 from tests.stores import write_store
@@ -148,36 +146,6 @@ def test_texts_come_back_as_they_were(tmp_path: Path, array: np.ndarray[Any, Any
     assert_identical(array, round_trip(tmp_path, array))
 
 
-@pytest.mark.parametrize("dtype", [np.dtypes.StringDType(), object], ids=str)
-def test_plain_zarr_reads_texts(tmp_path: Path, dtype: Any) -> None:
-    array = np.array([TEXTS, TEXTS[::-1]], dtype)
-    save(tmp_path, {"x": array})
-    assert read_with_zarr(tmp_path, "x").tolist() == array.tolist()
-
-
-def test_large_arrays_have_several_chunks_and_plain_zarr_reads_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "jobrunner.checkpoint.store.layout.plan_chunks", partial(plan_chunks, limit=1000)
-    )
-    blobs = {
-        "rows": np.arange(3_000).reshape(300, 10),
-        "fortran": np.asfortranarray(np.arange(3_000).reshape(10, 300)),
-        "long rows": np.arange(3_000).reshape(3, 1000),
-        "cube": np.arange(4_000).reshape(4, 5, 200)[:, ::-1],
-        "texts": np.array([str(i) * 7 for i in range(300)], np.dtypes.StringDType()),
-        "bytes": bytes(5_555),
-    }
-    reader = save(tmp_path, blobs)
-    loaded = reader.load()
-    for name, value in blobs.items():
-        assert_identical(value, loaded[name], name)
-        assert len(list((tmp_path / "n.0" / name).glob("c.*"))) > 2
-        if isinstance(value, np.ndarray):
-            assert np.array_equal(read_with_zarr(tmp_path, name), value)
-
-
 def test_small_values_are_attributes_that_plain_zarr_reads(tmp_path: Path) -> None:
     save(tmp_path, {"lr": 0.1, "name": "é", "sizes": [1, 2], "none": None, "w": np.ones(2)})
     attributes = zarr.open_group(str(tmp_path / "n.0"), mode="r").attrs.asdict()
@@ -274,13 +242,6 @@ def test_a_container_that_contains_itself_is_refused() -> None:
 
 
 FRACTIONS = Codec(Fraction, lambda f: f.as_integer_ratio(), lambda t: Fraction(*t), "fraction")
-CUSTOM = Codec(Custom, lambda c: {"value": c.value}, lambda d: Custom(d["value"]), "custom")
-
-
-def test_a_codec_saves_a_users_type(tmp_path: Path) -> None:
-    value = {"f": Fraction(1, 3), "c": Custom([Fraction(2), np.arange(3).tolist()])}
-    loaded = round_trip(tmp_path, value, codecs=[FRACTIONS, CUSTOM])
-    assert loaded == value
 
 
 def test_a_missing_codec_is_named(tmp_path: Path) -> None:
@@ -336,11 +297,6 @@ def test_pickles_are_written_and_read_only_when_allowed(tmp_path: Path) -> None:
     loaded = replace(reader, allow_pickle=True).load()["x"]
     assert loaded[:2] == value[:2]
     assert loaded[2].mask.tolist() == [True, False]
-
-
-def test_a_value_that_cannot_be_pickled_is_an_error(tmp_path: Path) -> None:
-    with open(tmp_path / "file", "w") as file, pytest.raises(DefinitionError, match="pickling it"):
-        encode_blobs("n", {"x": file}, allow_pickle=True)
 
 
 def test_saving_arrays_imports_neither_zarr_nor_torch() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -82,10 +81,6 @@ def test_a_run_that_beats_slowly_may_live_for_several_beats() -> None:
     process = replace(own_process(), **ELSEWHERE)
     assert may_live(100.0, process, RUN, beat_seconds=30.0)
     assert not may_live(100.0, process, RUN, beat_seconds=1.0)
-
-
-def test_a_process_of_this_machine_that_ended_is_known_dead(dead_process: Process) -> None:
-    assert is_known_dead(dead_process, RUN)
 
 
 def test_another_process_with_the_same_pid_is_told_apart() -> None:
@@ -184,15 +179,6 @@ def test_a_run_in_the_same_process_that_lives_is_refused(
     assert len(list(Path(holder.path).glob(f"{RUNS_DIRECTORY}/*"))) == 1
 
 
-def test_take_over_does_not_wait(holder: MultiNodeCheckpointManager) -> None:
-    time = Time()
-    other = MultiNodeCheckpointManager(holder.path, take_over=True)
-    other.run.patience = time.patience()
-    other.run.start(["a"], {})
-    assert time.now == 100
-    other.run.end()
-
-
 def test_a_run_that_has_ended_is_followed_at_once(holder: MultiNodeCheckpointManager) -> None:
     holder.run.end()
     time = Time()
@@ -277,32 +263,6 @@ def test_a_newcomer_keeps_its_traces_while_another_cleans_up(tmp_path: Path) -> 
     newcomer.run.probe()
     waiting.stop()
     newcomer.run.end()
-
-
-def test_a_heartbeat_makes_its_directory_again_if_another_run_removed_it(
-    tmp_path: Path,
-) -> None:
-    """Before its first beat, and again at any later one."""
-    beaten = threading.Event()
-
-    class Cleaned(PosixFiles):
-        writes = 0
-
-        def before(self, operation: str, path: str) -> None:
-            if operation == "write":
-                self.writes += 1
-                if self.writes in (1, 4):
-                    shutil.rmtree(os.path.dirname(path))
-                if self.writes > 6:
-                    beaten.set()
-
-    heartbeat = Heartbeat(Cleaned(), str(tmp_path), RUN, 0.001)
-    heartbeat.start()
-    assert beaten.wait(10)
-    heartbeat.stop()
-    beat = read_beat(PosixFiles(), str(tmp_path), RUN)
-    assert 0 <= time.time() - beat.time < 60
-    assert beat.process == own_process()
 
 
 def test_traces_of_earlier_runs_elsewhere_are_removed(

@@ -263,13 +263,6 @@ FIRST: list[tuple[type[LogEntry], dict[str, Any]]] = [
         (CommitEntry, {"begin": 0, "records": []}, "attempt 0 is over, or never began"),
         (CommitEntry, {"begin": 1, "records": [Record(Position(1), {})]}, "1 follows epoch 1"),
         (CommitEntry, {"begin": 1, "records": [Record(Position(4), {})]}, "4 was never claimed"),
-        (CommitEntry, {"begin": 1, "records": [], "upto": Position(2)}, "2 are not all"),
-        (CommitEntry, {"begin": None, "records": [], "upto": Position(9)}, "9 are not all"),
-        (CommitEntry, {"begin": 1, "records": [], "retires": [Position(2)]}, "2 are not recorded"),
-        (RetireEntry, {"epochs": [Position(2)]}, "epochs 2 are not recorded"),
-        (RewindEntry, {"only": Position(2)}, "epochs 2 are not recorded"),
-        (PinEntry, {"epoch": Position(2), "label": "x"}, "epochs 2 are not recorded"),
-        (EndEntry, {"upto": Position(0)}, "names up to 0 are not all that are in use"),
     ],
 )
 def test_an_entry_that_contradicts_those_before_is_corrupt(
@@ -280,6 +273,21 @@ def test_an_entry_that_contradicts_those_before_is_corrupt(
     with pytest.raises(CheckpointCorruptError, match=f"contradicts .*{told}"):
         state.apply(make_entry(kind, 3, "r", **body))
     assert state.to_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (RetireEntry, {"epochs": [Position(2)]}),
+        (RewindEntry, {"only": Position(2)}),
+        (PinEntry, {"epoch": Position(2), "label": "x"}),
+        (UnpinEntry, {"epoch": Position(2), "label": None}),
+    ],
+)
+def test_what_is_not_recorded_can_be_given_up(kind: type[LogEntry], body: dict[str, Any]) -> None:
+    state = fold(make_entry(of, i, "r", **fields) for i, (of, fields) in enumerate(FIRST))
+    state.apply(make_entry(kind, 3, "r", **body))
+    assert (state.epochs, state.pins) == ([Position(1)], {})
 
 
 @given(histories(), st.data())

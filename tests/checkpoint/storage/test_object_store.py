@@ -7,7 +7,6 @@ import errno
 import importlib.util
 import inspect
 import json
-import pickle
 import re
 import threading
 import uuid
@@ -21,7 +20,6 @@ import pytest
 import zarr
 from click.testing import CliRunner, Result
 from obstore.store import LocalStore
-from xxhash import xxh3_128_hexdigest
 
 from jobrunner import (
     CheckpointCorruptError,
@@ -37,7 +35,6 @@ from jobrunner import (
 from jobrunner import checkpoint as package
 from jobrunner.checkpoint import (
     Directory,
-    FileMetadataHandler,
     Files,
     Receipt,
     copy_epoch,
@@ -53,7 +50,7 @@ from jobrunner.cli.show import describe_checkpoint, list_epochs
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyObjects, assert_identical
 from jobrunner.workspace.workspace import Workspace
-from tests.saves import Save, save_epoch
+from tests.saves import Save
 
 BIG = 600_000  # items, so that the store copies them
 VALUES = {
@@ -155,7 +152,7 @@ def test_no_other_module_reaches_files_by_itself() -> None:
     }
     assert len(found["posix"]) > 10
     # The system is asked about processes and priorities; that is no checkpoint's business.
-    about_processes = {"heartbeat": {"os.readlink"}, "places": {"os.path.realpath"}}
+    about_processes = {"heartbeat": {"os.readlink"}}
     assert {
         module: calls for module, calls in found.items() if calls and module != "posix"
     } == about_processes
@@ -170,8 +167,9 @@ def test_loaded_values_are_those_saved(rig: Rig) -> None:
     assert isinstance(loaded["w"], zarr.Array)
     assert loaded["w"][1].tolist() == [3, 4, 5]
     (rig.objects / "a:0.0/w/zarr.json").unlink()
+    loaded.load("w")  # that is for others
     with pytest.raises(CheckpointError, match=r"s3://bucket/runs/k/a:0\.0/w"):
-        loaded.load("w")
+        rig.manager.verify(0)
 
 
 def test_any_zarr_reader_opens_a_store(rig: Rig) -> None:
@@ -197,14 +195,6 @@ def test_unchanged_chunks_are_copied_by_the_store(rig: Rig) -> None:
     (rig.objects / "a:0.1/fixed/c.0").write_bytes(b"cut")
     assert rig.save(2).linked_bytes == 0
     rig.manager.verify(2)
-
-
-def test_short_unchanged_chunks_are_written_again(rig: Rig) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(VALUES, "fixed", VALUES["fixed"][: BIG // 2])
-        rig.save(0)
-        assert rig.save(1).linked_bytes == 0  # a copy would wait for the store twice
-    rig.manager.verify(1)
 
 
 def test_damage_is_found_and_named(rig: Rig) -> None:
@@ -280,18 +270,6 @@ def test_a_store_without_conditional_creation_is_refused(tmp_path: Path) -> None
     assert list(rig.objects.rglob("heartbeat")) == []
 
 
-def test_long_objects_are_written_and_read_back(tmp_path: Path) -> None:
-    files = FaultyObjects("s3://b", tmp_path)
-    data = np.random.default_rng(0).bytes(40 << 20)
-    digest = files.write("s3://b/x", [data[:5], b"", memoryview(data)[5:]])
-    assert digest == xxh3_128_hexdigest(data)
-    assert files.read("s3://b/x") == data
-    target = bytearray(len(data) - 3)
-    assert files.read_into("s3://b/x", memoryview(target), len(data)) == (len(data), digest)
-    assert target == data[:-3]
-    assert files.read_into("s3://b/x", memoryview(b""), 7) == (len(data), "")
-
-
 def test_errors_of_the_store_are_oserrors_that_name_the_object(tmp_path: Path) -> None:
     files = FaultyObjects("s3://b", tmp_path)
     with pytest.raises(FileNotFoundError) as caught:
@@ -303,13 +281,6 @@ def test_errors_of_the_store_are_oserrors_that_name_the_object(tmp_path: Path) -
     with pytest.raises(OSError, match="Unable to canonicalize") as failed:
         closed.read("s3://b/x")
     assert failed.value.filename == "s3://b/x"
-
-
-def test_pickles_contain_no_client_and_no_credentials() -> None:
-    files = ObjectFiles("memory://x", open_store)
-    files.put("memory://x/k", b"1")
-    assert b"obstore" not in pickle.dumps(files)  # of the client's own class
-    assert pickle.loads(pickle.dumps(files)).read("memory://x/k") == b"1"
 
 
 @pytest.mark.parametrize(
@@ -350,15 +321,6 @@ def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.Monk
         MultiNodeCheckpointManager("s3://b/x")
 
 
-def test_a_handler_made_without_files_stores_the_log_in_objects() -> None:
-    url = f"memory://{uuid.uuid4().hex}"
-    manager = MultiNodeCheckpointManager(url, FileMetadataHandler())
-    manager.run.start(["a:0"], {})
-    save(manager, 0)
-    manager.run.end()
-    assert MultiNodeCheckpointManager(url).epochs() == [0]
-
-
 # --- commands
 
 
@@ -385,15 +347,6 @@ def test_epochs_are_copied_to_a_directory_and_back(memory: str, tmp_path: Path) 
     again = MultiNodeCheckpointManager(tmp_path / "new", load_path=back)
     assert again.origin is not None
     assert again.origin.snapshot().epochs == [Position(1)]
-
-
-def test_a_lost_log_is_rebuilt_from_the_stores(memory: str) -> None:
-    files = MultiNodeCheckpointManager(memory).directory.files
-    files.remove_tree(f"{memory}/_log")
-    assert MultiNodeCheckpointManager(memory).epochs() == []
-    assert "2 stray" in invoke("fsck", memory).stdout
-    assert invoke("fsck", memory, "--repair").exit_code == 0
-    assert MultiNodeCheckpointManager(memory).epochs() == [0, 1]
 
 
 def test_stores_are_uploaded(memory: str, tmp_path: Path) -> None:
@@ -508,27 +461,6 @@ def test_the_stores_of_all_nodes_are_copied_at_once(
     copy = MultiNodeCheckpointManager("s3://bucket/copy", files=bucket)
     copy.verify(0)
     assert copy.open(0).keys() == open_record(source, source.record(Position(0))).keys()
-
-
-@pytest.mark.parametrize("where", ["here", "s3://bucket/copy"])
-def test_the_files_of_a_store_are_uploaded_at_once(
-    bucket: Gate, where: str, tmp_path: Path
-) -> None:
-    manager = MultiNodeCheckpointManager("s3://bucket/k", files=bucket)
-    manager.run.start(["a"], {})
-    workspace = Workspace("a")
-    workspace.globals.update({f"b{i}": np.arange(9.0) + i for i in range(ObjectFiles.threads)})
-    save_epoch(manager, Position(1), {"a": workspace})
-    manager.run.end()
-    target = where if where.startswith("s3:") else str(tmp_path / where)
-    task, *others = CopyTo(target).build(1, manager).tasks()
-    bucket.expect("get", r"k/a\.1/b\d/c\.0")
-    task.fn()
-    assert (bucket.passed, others) == (8, [])
-    copied = (tmp_path / "objects" / "copy") if where.startswith("s3:") else tmp_path / where
-    group = zarr.open_group(copied / "a.1", mode="r")
-    assert_identical(np.arange(9.0) + 3, group["b3"][:])
-    assert not list(copied.rglob("*.partial"))
 
 
 def test_of_a_long_log_many_entries_are_read_at_once(gate: Gate) -> None:

@@ -161,20 +161,12 @@ def test_strings_are_not_compressed(tmp_path: Path) -> None:
     rig.manager.run.end()
 
 
-def test_what_zstd_holds_is_known_before_it_is_decompressed() -> None:
+def test_no_more_is_decompressed_than_expected() -> None:
     for size in (1, 255, 256, 300, 65_791, 65_792, 1 << 20):
-        data = compress(bytes(size), Zstd(1))
-        assert decompress(data, size) == bytes(size)
-        for other in (size + 1, max(0, size - 1)):
-            if other != size:
-                with pytest.raises(ValueError, match=f"holds {size} bytes, expected {other}"):
-                    decompress(data, other)
-
-
-def test_large_arrays_are_chunks_of_16_mib() -> None:
-    assert plan_chunks((100_000, 1_000, 125), 8) == (16, 1000, 125)  # 100 GB
-    assert plan_chunks((2_000_000,), 8) == (2_000_000,)
-    assert plan_chunks((3, 1_000_000_000), 1)[0] == 1
+        data = compress(b"a" * size, Zstd(1))
+        assert decompress(data, size) == b"a" * size
+        with pytest.raises(ValueError, match="zstd cannot decompress it"):
+            decompress(data, size - 1)
 
 
 @given(st.integers((CHUNK_BYTES >> 2) + 1, 1 << 26))
@@ -342,15 +334,6 @@ def test_chunks_that_do_not_fit_the_blob_are_refused_before_epoch_1(
 ) -> None:
     with pytest.raises(DefinitionError, match=f"'a', blob 'w': chunks=.*{found}"):
         rig.save(0, {"w": ArrayOptions(chunks=(2, 2))}, w=value)
-
-
-def test_a_blob_can_opt_out_of_the_jobs_compression(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, compressors="zstd")
-    rig.save(0, {"plain": ArrayOptions(())}, plain=np.zeros(10_000), other=np.zeros(10_000))
-    sizes = {file.parent.name: file.stat().st_size for file in rig.stored(0)}
-    assert sizes["plain"] == 80_000 > 1_000 > sizes["other"]
-    rig.check(0)
-    rig.manager.run.end()
 
 
 def test_a_plan_says_how_blobs_are_stored() -> None:

@@ -12,18 +12,17 @@ import pytest
 import zarr
 
 from jobrunner import DefinitionError, MultiNodeCheckpointManager
-from jobrunner.checkpoint import Directory, copy_epoch, inspect_directory, verify_record
 from jobrunner.checkpoint.store.document import ROOT_DOCUMENT
 from jobrunner.checkpoint.store.layout import LEAST_ALIKE
 from jobrunner.checkpoint.store.layout import STACKED_BYTES as MOST_BYTES
 from jobrunner.define.array_options import ArrayOptions
 from jobrunner.positions import Position
-from jobrunner.testing import FaultyFiles, assert_identical
+from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
-from tests.blobs import Blobs, updated
+from tests.blobs import Blobs
 from tests.checkpoint.store.test_array_options import CountingFiles
 from tests.checkpoint.test_manager import run_group
-from tests.saves import Save, save_epoch
+from tests.saves import save_epoch
 
 MANY = LEAST_ALIKE + 10
 
@@ -106,13 +105,6 @@ def test_arrays_of_another_shape_or_dtype_are_not_alike(rig: Rig) -> None:
     assert sorted(rig.stacks()) == [[MANY, 2, 3], [MANY, 2, 3], [MANY, 3, 2]]
 
 
-def test_a_few_are_stored_by_themselves(rig: Rig) -> None:
-    rig.blobs.update(many(np.arange(4), LEAST_ALIKE - 1), w=np.arange(4.0), v=np.arange(5))
-    rig.save()
-    rig.check()
-    assert rig.stacks() == []
-
-
 @pytest.mark.parametrize(
     "array",
     [
@@ -186,30 +178,11 @@ def test_arrays_within_a_blob_are_stacked_too(rig: Rig) -> None:
     assert np.array_equal(np.asarray(group["params/scale"][...]), np.arange(7))  # type: ignore[index]
 
 
-def test_an_array_twice_in_a_blob_comes_back_as_one(rig: Rig) -> None:
-    arrays = list(many(np.arange(4)).values())
-    rig.blobs.update(tied=[*arrays, arrays[3]])
-    rig.save()
-    rig.check()
-    with rig.manager.open(0) as checkpoint:
-        found = checkpoint["a"].load("tied")
-    assert found[-1] is found[3]
-
-
 def test_long_stacks_are_cut_at_a_megabyte(rig: Rig) -> None:
     rig.blobs.update(many(np.zeros(5000), 90))
     rig.save()
     rig.check()
     assert rig.stacks() == [[26, 5000], [26, 5000], [26, 5000], [12, 5000]]
-
-
-def test_one_blob_reads_one_stack_and_verifies_it(rig: Rig) -> None:
-    rig.blobs.update(many(np.arange(5000.0), 90))
-    rig.save()
-    with rig.manager.open(0) as checkpoint:
-        CountingFiles.nbytes = 0
-        assert_identical(rig.blobs["w5"], checkpoint["a"].load("w5"))
-        assert CountingFiles.nbytes == 26 * 40_000
 
 
 def test_a_row_can_be_part_of_a_partitioned_array(tmp_path: Path) -> None:
@@ -234,21 +207,6 @@ def test_the_digest_of_a_row_is_that_of_an_array_by_itself(rig: Rig) -> None:
         assert one["a"].digest("w5") != other["a"].digest("w6")
 
 
-@pytest.mark.parametrize("what", ["twice", "in a list", "a window on it", "a list's window"])
-def test_stacked_blobs_that_share_memory_are_refused(rig: Rig, what: str) -> None:
-    rig.blobs.update(many(np.arange(4)))
-    shared = rig.blobs["w3"]
-    rig.blobs["other"] = {
-        "twice": shared,
-        "in a list": [shared],
-        "a window on it": shared[1:],
-        "a list's window": [shared[:2]],
-    }[what]
-    with pytest.raises(DefinitionError, match=r"'w3'.*'other|'other.*'w3'"):
-        rig.save()
-    assert rig.manager.epochs() == []
-
-
 def test_overlapping_views_that_are_alike_are_refused(rig: Rig) -> None:
     memory = np.arange(4.0 * MANY)
     rig.blobs.update({f"w{i}": memory[3 * i : 3 * i + 4] for i in range(MANY)})
@@ -268,68 +226,3 @@ def test_blobs_with_array_options_are_not_stacked(rig: Rig, count: int) -> None:
     rig.check()
     assert rig.stacks() == [[2 * MANY - count, 100]]
     assert len(list((rig.path / "a.0" / "w1").glob("c.*"))) == 10
-
-
-def test_replicas_are_compared_and_not_stacked(tmp_path: Path) -> None:
-    manager = MultiNodeCheckpointManager(tmp_path, files=FaultyFiles(sync=False))
-    manager.run.start(["a", "b"], {})
-    workspaces = {node: Workspace(node) for node in "ab"}
-    for workspace in workspaces.values():
-        workspace.globals.update(many(np.arange(4)))
-    save = Save(manager, Position(0), replicated={"w3": ["a", "b"]})
-    receipts = save.write(workspaces)
-    assert receipts["a"].replicas == receipts["b"].replicas != {}
-    save.commit(receipts)
-    with manager.open(0) as checkpoint:
-        assert_identical(checkpoint["b"].load("w3"), workspaces["b"].globals["w3"])
-    manager.run.end()
-
-
-def test_a_compressed_job_has_no_stacks(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, compressors="zstd")
-    rig.blobs.update(many(np.zeros(100)))
-    rig.save()
-    rig.check()
-    assert rig.stacks() == []
-    rig.manager.run.end()
-
-
-def test_a_change_after_the_capture_is_not_saved(rig: Rig) -> None:
-    params = {"p": list(many(np.arange(50.0)).values())}
-    Blobs(rig.workspace).update(many(np.arange(100)), params=params)
-    before = {name: value.copy() for name, value in many(np.arange(100)).items()}
-    save = Save(rig.manager, Position(0))
-    save.capture({"a": rig.workspace})
-    for name in before:
-        updated(rig.workspace, name, lambda array: array.__iadd__(1))
-    updated(rig.workspace, "params", lambda params: [array.__iadd__(1) for array in params["p"]])
-    save.commit(save.write_captured({"a": rig.workspace}))
-    with rig.manager.open(0) as checkpoint:
-        assert_identical({name: checkpoint["a"].load(name) for name in before}, before)
-        assert_identical(checkpoint["a"].load("params")["p"][7], many(np.arange(50.0))["w7"])
-
-
-def test_a_copy_of_the_epoch_contains_its_stacks_and_no_stray_files(
-    rig: Rig, tmp_path: Path
-) -> None:
-    rig.blobs.update(many(np.arange(100)))
-    rig.save()
-    rig.manager.run.end()
-    source, copied = (
-        Directory(path, files=CountingFiles()) for path in (rig.path, tmp_path / "copy")
-    )
-    copy_epoch(source, Position(0), str(tmp_path / "copy"))
-    verify_record(copied, copied.record(Position(0)))
-    for directory in (source, copied):
-        assert {finding.status for finding in inspect_directory(directory)} <= {"live", "pending"}
-    rig.manager.run.start(["a"], {})
-
-
-def test_loading_blob_after_blob_reads_the_document_once(rig: Rig) -> None:
-    rig.blobs.update(many(np.arange(4.0)), t={"a": [np.arange(3)]})
-    rig.save()
-    files = FaultyFiles()
-    node = MultiNodeCheckpointManager(rig.path, files=files).open(0)["a"]
-    assert_identical(rig.blobs, {name: node.load(name) for name in node})
-    opened = [path for operation, path in files.trace if operation == "open"]
-    assert sum(path.endswith(f"a.0/{ROOT_DOCUMENT}") for path in opened) == 1
