@@ -71,7 +71,8 @@ def test_an_object_is_one_line_at_a_prompt_and_a_table_in_a_notebook(
 
 
 def test_a_manager_whose_directory_cannot_be_read_shows_why(tmp_path: Path) -> None:
-    (tmp_path / "_log").write_text("no directory")
+    (tmp_path / "_log").mkdir()
+    (tmp_path / "_log" / "0000000000.json").write_text("no entry")
     assert "cannot be read" in MultiNodeCheckpointManager(tmp_path)._repr_html_()
     missing = MultiNodeCheckpointManager(tmp_path / "none")
     assert "none" in missing._repr_html_()

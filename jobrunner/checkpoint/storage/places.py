@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import urllib.parse
-import urllib.request
 
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.storage.protocol import Files
@@ -45,16 +43,11 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
     if separator and scheme.isalnum():
         if scheme in _OBJECT_SCHEMES:
             return _absolute_url(text, scheme, address)
-        if scheme != "file":
-            raise DefinitionError(
-                f"{text}: checkpoints can be in directories and object stores "
-                f"({'://, '.join(_OBJECT_SCHEMES)}://), not in {scheme}://. "
-                f"Use one that the client and all workers share."
-            )
-        host, _, _ = address.partition("/")
-        if host not in ("", "localhost"):
-            raise DefinitionError(f"{text}: a file URL must have no host: file:///...")
-        text = urllib.request.url2pathname(urllib.parse.urlsplit(text).path)
+        raise DefinitionError(
+            f"{text}: checkpoints can be in directories, given by their paths, and object stores "
+            f"({'://, '.join(_OBJECT_SCHEMES)}://), not in {scheme}://. Use one that the client and "
+            f"all workers share."
+        )
     return os.path.abspath(text)
 
 
