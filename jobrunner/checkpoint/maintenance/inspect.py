@@ -25,11 +25,11 @@ from jobrunner.positions import Position
 
 Status = Literal["live", "pending", "aside", "stray", "damaged"]
 
-Told = tuple[Status, str]
+Explained = tuple[Status, str]
 """Status and explanation."""
 
-_UNKNOWN: Told = ("stray", "Not a name that jobrunner uses.")
-_LOG_FILES: dict[str, Told] = {
+_UNKNOWN: Explained = ("stray", "Not a name that jobrunner uses.")
+_LOG_FILES: dict[str, Explained] = {
     "state": ("live", "The state of the log, for a quicker start."),
     "temporary": (
         "pending",
@@ -37,8 +37,11 @@ _LOG_FILES: dict[str, Told] = {
     ),
     "damaged": ("aside", "A damaged entry, as a repair found it. Nothing reads it."),
 }
-_HEARTBEAT: Told = ("pending", "Heartbeat of a run; once that has ended, the next run removes it.")
-_NO_LOG: Told = (
+_HEARTBEAT: Explained = (
+    "pending",
+    "Heartbeat of a run; once that has ended, the next run removes it.",
+)
+_NO_LOG: Explained = (
     "damaged",
     "The log is damaged, so nothing is known about this store. Repair it first.",
 )
@@ -64,24 +67,28 @@ def inspect_directory(directory: Directory) -> list[Finding]:
     Also runs while a run uses the directory. Looks at names and reads the log; `verify_record`
     reads the stores. Raises CheckpointError if the directory cannot be read.
     """
-    told: dict[str, Told] = {}
+    explanations: dict[str, Explained] = {}
     with reading(directory):
         # List before the log is read: a store that a run claims in between is no stray.
         names = directory.files.list_names(directory.path)
-        state, stores = _inspect_log(directory, told)
-        is_whole = not state.is_unsure and all(status != "damaged" for status, _ in told.values())
+        state, stores = _inspect_log(directory, explanations)
+        is_whole = not state.is_unsure and all(
+            status != "damaged" for status, _ in explanations.values()
+        )
         for name in directory.files.list_names(join_path(directory.path, RUNS_DIRECTORY)):
-            told[f"{RUNS_DIRECTORY}/{name}"] = _HEARTBEAT
+            explanations[f"{RUNS_DIRECTORY}/{name}"] = _HEARTBEAT
         for name in names:
             store = parse_store_name(name)
             if name in (LOG_DIRECTORY, RUNS_DIRECTORY):
                 continue
             if name == HISTORIES and is_whole:
-                told |= _inspect_histories(directory, state)
+                explanations |= _inspect_histories(directory, state)
             elif store is None:
-                told[name] = _UNKNOWN
+                explanations[name] = _UNKNOWN
             else:
-                told[name] = _explain_store(directory, state, store) if is_whole else _NO_LOG
+                explanations[name] = (
+                    _explain_store(directory, state, store) if is_whole else _NO_LOG
+                )
         if is_whole:
             recorded = []
             for name, (at, number) in stores.items():
@@ -90,12 +97,12 @@ def inspect_directory(directory: Directory) -> list[Finding]:
             for name in set(recorded).difference(directory.find_whole(recorded)):
                 at, _ = stores[name]
                 text = f"Epoch {at} is recorded, but this store of it is missing, or cut."
-                told[name] = "damaged", text
-    return [Finding(path, status, text) for path, (status, text) in sorted(told.items())]
+                explanations[name] = "damaged", text
+    return [Finding(path, status, text) for path, (status, text) in sorted(explanations.items())]
 
 
 def _inspect_log(
-    directory: Directory, told: dict[str, Told]
+    directory: Directory, explanations: dict[str, Explained]
 ) -> tuple[State, dict[str, tuple[Position, int]]]:
     """Explain the files of the log; apply the entries up to the first damaged one.
 
@@ -108,11 +115,13 @@ def _inspect_log(
     for name in directory.files.list_names(join_path(directory.path, LOG_DIRECTORY)):
         file = parse_file_name(name)
         if file is None or file.kind != "entry":
-            told[f"{LOG_DIRECTORY}/{name}"] = _UNKNOWN if file is None else _LOG_FILES[file.kind]
+            explanations[f"{LOG_DIRECTORY}/{name}"] = (
+                _UNKNOWN if file is None else _LOG_FILES[file.kind]
+            )
     try:
         handler.last_number()
     except CheckpointCorruptError as error:
-        told[os.path.relpath(error.path, directory.path)] = "damaged", str(error)
+        explanations[os.path.relpath(error.path, directory.path)] = "damaged", str(error)
         return state, stores
     is_whole = True
     for number, entry in each_entry(handler):
@@ -128,9 +137,9 @@ def _inspect_log(
                 f"{error} Restore it from a copy, or run `jobrunner fsck {directory.path} "
                 f"--repair`, which records what can be proven without it."
             )
-            told[path] = "damaged", text
+            explanations[path] = "damaged", text
             continue
-        told[path] = "live", f"{entry.kind} of run {entry.run[:8]}, {entry.time}"
+        explanations[path] = "live", f"{entry.kind} of run {entry.run[:8]}, {entry.time}"
         if isinstance(entry, CommitEntry):
             for record in entry.records:
                 for store in (record.stores or {}).values():
@@ -138,9 +147,9 @@ def _inspect_log(
     return state, stores
 
 
-def _inspect_histories(directory: Directory, state: State) -> dict[str, Told]:
+def _inspect_histories(directory: Directory, state: State) -> dict[str, Explained]:
     """Explain the directories of histories; those of recorded epochs that are gone are damaged."""
-    told: dict[str, Told] = {}
+    explanations: dict[str, Explained] = {}
     path = join_path(directory.path, HISTORIES)
     present = directory.files.list_directories(path)
     live: set[str] = set()
@@ -160,11 +169,11 @@ def _inspect_histories(directory: Directory, state: State) -> dict[str, Told]:
         elif label not in live:
             status = "pending"
             text = "Histories of no recorded epoch: a run writes them, or a later one deletes them."
-        told[join_path(HISTORIES, label)] = status, text
-    return told
+        explanations[join_path(HISTORIES, label)] = status, text
+    return explanations
 
 
-def _explain_store(directory: Directory, state: State, store: StoreName) -> Told:
+def _explain_store(directory: Directory, state: State, store: StoreName) -> Explained:
     at = store.epoch
     if state.is_recorded(store.key):
         return "live", f"Epoch {at} of node {store.node!r}."
