@@ -187,14 +187,13 @@ class Binding:
         seconds: float,
         captures: tuple[int, int] | None = None,
         deadline_seconds: float | None = None,
-    ) -> Iterator[tuple[int, GroupResult, bool]]:
+    ) -> Iterator[tuple[int, GroupResult]]:
         """Run the epoch group for up to `epochs` epochs with one message to each worker.
 
         The workers stop after a whole epoch: the last, one with a true stop condition, or one that
         ended after `seconds`. With stop conditions on several workers, only epoch `first` runs:
         these would have to agree after each epoch, and asking the client takes no longer.
-        Yields each epoch, its result, and whether it is the last that has ended; raises afterwards
-        what made one fail.
+        Yields each epoch and its result; raises afterwards what made one fail.
         """
         plan, addresses = self._groups["epoch"]
         judges = {self.placement[condition.node] for condition in plan.conditions}
@@ -211,7 +210,7 @@ class Binding:
         )
         results, failure = self._run(order, deadline_seconds)
         for i, result in enumerate(results):
-            yield first + i, result, i == len(results) - 1
+            yield first + i, result
         if failure is not None:
             raise failure
 

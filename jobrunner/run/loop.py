@@ -403,7 +403,7 @@ class Run:
         self.watch.enter("compute")
         self.callbacks.notify("on_epoch_start", first)
         try:
-            for epoch, result, _ in self.binding.run_epochs(
+            for epoch, result in self.binding.run_epochs(
                 first, count, self.batch_seconds, captures, self.runner.epoch_deadline_seconds
             ):
                 if epoch > first:

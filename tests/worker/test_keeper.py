@@ -67,7 +67,7 @@ def kept(binding):
 
 
 def batch(binding, first, count, **options):
-    return [epoch for epoch, _, _ in binding.run_epochs(first, count, 60, **options)]
+    return [epoch for epoch, _ in binding.run_epochs(first, count, 60, **options)]
 
 
 def test_due_epochs_of_a_batch_are_captured_before_the_next_begins(session):
