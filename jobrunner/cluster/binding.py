@@ -291,7 +291,7 @@ class Binding:
         self._is_released = True
         with suppress(ExecutionError):  # without a scheduler, workers free everything themselves
             self._messenger.sync(self._messenger.tell, {"call": "release"}, wait_seconds)
-        self._messenger.part(self._members.workers)
+        self._messenger.close()
         self._leases.release(wait_seconds)
 
     def ship(self, plans: Mapping[str, GroupPlan]) -> None:

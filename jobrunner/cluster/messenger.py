@@ -98,8 +98,12 @@ class Messenger:
                 self.run_number = request.number
         return self.sync(self._exchange, request, addresses)
 
+    def close(self) -> None:
+        """Stop listening to news of the workers."""
+        self.scheduler.unwatch(list(self.members.workers), self._hear)
+
     def part(self, addresses: Collection[str]) -> None:
-        """Stop listening to news of workers, and forget what was heard."""
+        """Stop listening to news of workers that are not used, and forget what was heard."""
         self.scheduler.unwatch(addresses, self._hear)
         for address in addresses:
             self.members.lost.pop(address, None)

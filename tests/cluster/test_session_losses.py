@@ -141,6 +141,7 @@ def test_a_killed_worker_ends_the_run_within_a_second_and_the_others_stop(
     # The session continues with the workers left.
     again = session.bind(binding.plan)
     assert again.attempt == 1
+    assert again.doubted == {error.worker}  # it must answer before it gets nodes again
     assert again.run("init", epoch=0).stopped == ()
 
 
