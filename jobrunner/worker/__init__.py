@@ -1,6 +1,5 @@
 """What runs inside a worker process."""
 
-from jobrunner.worker.call import set_up
 from jobrunner.worker.dask_values import describe_blob, lend_blob, take_arrived
 from jobrunner.worker.hosted_nodes import (
     FETCH,
@@ -21,7 +20,6 @@ from jobrunner.worker.outcome import Failure
 from jobrunner.worker.plugin import (
     MOST_PINGS,
     PLUGIN_NAME,
-    WorkspaceHost,
     find_cut,
     host,
     lease_key,
@@ -29,11 +27,9 @@ from jobrunner.worker.plugin import (
 )
 from jobrunner.worker.preload import MemoryOnly
 from jobrunner.worker.task_context import (
-    FRAME,
     cancellation,
     current_task,
     renumber,
-    seed_calls,
     seeded,
 )
 from jobrunner.worker.unix import SCHEME as UNIX
