@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _SMALL_BYTES = 8 << 20
 """Several shorter values make a chunk."""
 
+_AXES = ("epoch", "node", "step")
+"""Coordinates of a Dataset, so no blob or metric has such a name there."""
+
 
 def find_type(reader: StoreReader, document: StoreDocument, blob: str) -> ValueType | None:
     """The type of an array or a number; None of anything else."""
@@ -125,6 +128,8 @@ class EpochAxis:
         snapshot = directory.snapshot()
         if epochs is None:
             positions = [at for at in snapshot.epochs if not at.step]
+        elif len(epochs) == 0:
+            raise DefinitionError("epochs must name at least one epoch; got none.")
         else:
             positions = [directory.resolve(epoch, snapshot) for epoch in epochs]
         if not positions:
@@ -178,7 +183,7 @@ class EpochAxis:
 
     def array(self, blob: str, nodes: Collection[str] | None = None) -> Array:
         """See `MultiNodeCheckpointManager.array`."""
-        nodes = self.nodes_of(blob) if nodes is None else list(nodes)
+        nodes = list(dict.fromkeys(self.nodes_of(blob) if nodes is None else nodes))
         if not nodes:
             raise BlobNotFoundError(
                 f"No node has a blob {blob!r} at epoch {self.newest.at} of {self._directory.path}."
@@ -269,7 +274,8 @@ class EpochAxis:
             names = array.array.document.dimension_names
             for axis in range(len(value_type.shape)):
                 name = names[axis] or "_dim_"
-                dims.append(f"{blob}_{axis}" if name.startswith("_dim_") else name)
+                is_free = not name.startswith("_dim_") and name not in _AXES
+                dims.append(name if is_free else f"{blob}_{axis}")
         return value_type, dims
 
     def _label(self, dataset: Dataset) -> Dataset:
@@ -281,16 +287,22 @@ class EpochAxis:
         if any(at.step for at in positions):
             dataset = dataset.assign_coords(step=("epoch", [at.step for at in positions]))
         metrics = DataFrame([record.details.metrics for record in self.records])
-        return dataset.assign({name: ("epoch", metrics[name].to_numpy()) for name in metrics})
+        for name in metrics:
+            variable = f"metric_{name}" if name in _AXES else name
+            dataset[variable] = "epoch", metrics[name].to_numpy()
+        return dataset
 
     def _fill(self, dataset: Dataset, described: Mapping[str, Any], nodes: list[str]) -> Dataset:
         """Add blobs; a metric of the same name is called ``metric_...`` then."""
-        both = {name: f"metric_{name}" for name in described if name in dataset.variables}
+        both = {name: f"metric_{name}" for name in described if name in dataset.data_vars}
         dataset = dataset.rename(both)
         for blob, (_, dims) in described.items():
             array = self.array(blob, nodes)
             is_by_node = array.ndim > 1 + len(dims)
-            dataset[blob] = (["epoch", "node", *dims] if is_by_node else ["epoch", *dims]), array
+            # A variable that has the name of an axis would have to be its labels.
+            variable = f"blob_{blob}" if blob in (*_AXES, *dims) else blob
+            axes = ["epoch", "node", *dims] if is_by_node else ["epoch", *dims]
+            dataset[variable] = axes, array
             if is_by_node:
                 dataset = dataset.assign_coords(node=nodes)
         return dataset

@@ -433,7 +433,8 @@ class MultiNodeCheckpointManager:
         xarray.Dataset or xarray.DataTree
             Variables are the blobs, lazy and as in `array`, and the metrics, along the coordinate
             ``epoch``. A `DataTree` with a child for each node if the nodes have different blobs, or
-            blobs of different shapes. Axes have the names that ``Blob(dims=...)`` gave them. By
+            blobs of different shapes. Axes have the names that ``Blob(dims=...)`` gave them. A metric
+            with the name of a blob is called ``metric_...``, a blob with that of an axis ``blob_...``. By
             default, blobs that are neither arrays nor numbers are left out, as are those that some
             epochs lack: the attribute ``left_out`` lists them.
 

@@ -93,7 +93,7 @@ def test_an_array_has_the_axes_epoch_node_and_those_of_the_blob(run: Run) -> Non
     for epoch in range(5):
         assert np.array_equal(values[epoch, 0], w_of_a(epoch))
     assert np.all(values[:, 1] == 1)
-    chosen = run.manager.array("w", nodes=["a"], epochs=["latest", 1]).compute()
+    chosen = run.manager.array("w", nodes=["a"], epochs=np.array([4, 1])).compute()
     assert np.array_equal(chosen, [w_of_a(4), w_of_a(1)])
 
 
@@ -177,6 +177,8 @@ def test_what_cannot_be_opened_is_named(run: Run) -> None:
         manager.array("names")
     with pytest.raises(CheckpointNotFoundError, match="Epoch 9"):
         manager.array("w", epochs=[9])
+    with pytest.raises(DefinitionError, match="at least one epoch"):
+        manager.array("w", epochs=[])
 
 
 def test_nothing_of_a_checkpoint_is_run(run: Run) -> None:
@@ -247,6 +249,26 @@ def test_a_run_is_a_dataset_if_its_nodes_are_alike(run: Run) -> None:
     assert "'names' of node 'a' is no array" in labelled.attrs["left_out"][0]
     within = run.manager.to_xarray(epochs=[2, 4], nodes=["a"], blobs=["w"])
     assert dict(within.sizes) == {"epoch": 2, "w_0": 2, "w_1": 3}
+
+
+def test_names_of_axes_are_free_for_them(inproc_session: Session, tmp_path: Path) -> None:
+    pytest.importorskip("xarray")
+
+    def report(x: Any) -> None:
+        current_task().report(step=2.0)
+
+    with Job("labels") as job:
+        with job.init_group:
+            for name, dims in {"x": "x", "epoch": "x", "y": "node"}.items():
+                Task(np.ones, outputs=Blob(name, dims=dims), kwargs={"shape": 2}, name=name)
+        Task(report, inputs="x")
+        epoch_limiter(job, 1)
+    manager = MultiNodeCheckpointManager(tmp_path)
+    JobRunner(job, manager).run(inproc_session)
+    labelled = manager.to_xarray()
+    assert labelled["blob_x"].dims == labelled["blob_epoch"].dims == ("epoch", "x")
+    assert labelled["y"].dims == ("epoch", "y_0")
+    assert np.array_equal(labelled["metric_step"], [np.nan, 2.0], equal_nan=True)
 
 
 def test_a_run_is_a_tree_if_its_nodes_differ(run: Run) -> None:
