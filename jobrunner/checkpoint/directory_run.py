@@ -39,7 +39,6 @@ from jobrunner.checkpoint.log import (
 )
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.worker_save import Encoding, Receipt, SaveOrder, Written
-from jobrunner.config import get_number
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.names import check_distinct, parse_store_name
@@ -140,6 +139,8 @@ class DirectoryRun:
             )
         check_distinct(nodes, "node")
         directory.handler.set_params(directory.path, tuple(nodes))
+        from jobrunner.config import get_number  # imports Dask, which reading does not need
+
         beat_seconds = max(_LEAST_BEAT_SECONDS, get_number("checkpoint.heartbeat-seconds"))
         patience = self.patience or Patience(get_number("checkpoint.silence-seconds"))
         path = directory.path

@@ -107,7 +107,7 @@ FEW = "numpy zarr dask distributed rich jobrunner.run jobrunner.compile"
         ("run --help", FEW),
         ("ls {0}", FEW),
         ("stats {0}", FEW),
-        ("diff {0}@1 @2", "distributed zarr"),
+        ("diff {0}@1 @2", "dask zarr"),
     ],
 )
 def test_commands_load_only_what_they_need(command: str, heavy: str, runs: Path) -> None:
