@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
@@ -240,12 +240,14 @@ class Directory:
 
     def info_of(self, run_number: int | None) -> Mapping[str, Any]:
         """What a run logged in its ``run`` entry, of that number; empty if the entry is lost."""
-        try:
+        entry = None
+        with suppress(CheckpointCorruptError):
             entry = None if run_number is None else self.log.read_entry(run_number)
-            return check_info(loose_json(entry.info)) if isinstance(entry, RunEntry) else {}
-        except (CheckpointCorruptError, ValueError, RecursionError) as error:
-            logger.warning("%s: the info of a run is lost: %s", self.path, error)
-            return {}
+        info: Mapping[str, Any] = {}
+        if isinstance(entry, RunEntry):
+            with suppress(ValueError, RecursionError):
+                info = check_info(loose_json(entry.info))
+        return info
 
     def plan_of(self, run_number: int | None) -> Mapping[str, Any] | None:
         """The plan of a run, as it described it when it began; None if it is unknown."""

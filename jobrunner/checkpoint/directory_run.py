@@ -32,7 +32,6 @@ from jobrunner.checkpoint.log import (
     RetireEntry,
     RewindEntry,
     RunLock,
-    State,
     Status,
     Store,
     read_beat,
@@ -242,7 +241,6 @@ class DirectoryRun:
         Raises CheckpointError if a worker sees another directory under that path, and
         CheckpointWriteError if it cannot read there.
         """
-        self.held()
         for worker, problem in answers.items():
             if problem is not None:
                 raise type(problem)(
@@ -255,28 +253,23 @@ class DirectoryRun:
 
         `reason` is for people who read the log.
         """
-        latest = self._check_held().latest
+        latest = self.directory.log.check_held().latest
         self.directory.loaded = epoch
         if latest is not None and (epoch is None or latest > epoch):
             self.retention.append(RewindEntry, after=epoch, reason=reason)
 
     def set_aside(self, epoch: Position, reason: str) -> None:
         """Set one damaged epoch aside; its stores stay."""
-        self.directory.check_recorded(epoch, self._check_held())
+        self.directory.check_recorded(epoch, self.directory.log.check_held())
         self.retention.append(RewindEntry, only=epoch, reason=reason)
 
     def finish(self, epoch: Position) -> None:
         """Record that the job ended after `epoch`, exit group included; see `delete_on_success`."""
-        self._check_held()
+        self.directory.log.check_held()
         self.retention.append(DoneEntry, epoch=epoch)
         if self.delete_on_success:
             self.retention.append(RetireEntry, epochs=self.directory.log.refresh().epochs)
             self.retention.sweep_histories()
-
-    def _check_held(self) -> State:
-        """What the log says now; raises unless a run of this manager still holds the directory."""
-        self.held()
-        return self.directory.log.check_held()
 
     def refuse_histories(self, histories: Mapping[str, Collection[str]]) -> None:
         """Raise `DefinitionError` if there are histories, and the storage cannot append to files."""
@@ -559,20 +552,17 @@ def read_receipts(
     Each worker gives receipts of its own nodes, as `placement` says, for the stores of the order.
     """
     whole = Written([{} for _ in order.stores])
+    names = list(order.stores.values())
     for address, data in replies.items():
         try:
             reply = _REPLIES.decode(data)
-            if len(reply.receipts) > len(order.stores):
-                raise ValueError(f"they are of {len(reply.receipts)} epochs")
-            for i, stores in enumerate(list(order.stores.values())[: len(reply.receipts)]):
-                for node, receipt in reply.receipts[i].items():
-                    if placement.get(node) != address:
-                        raise ValueError(f"node {node!r:.80} is not on that worker")
-                    if receipt.store != stores.get(node):
-                        raise ValueError(f"store {receipt.store!r:.80} is not that of {node!r}")
-                    whole.receipts[i][node] = receipt
+            for i, receipts in enumerate(reply.receipts):
+                for node, receipt in receipts.items():
+                    if placement.get(node) != address or names[i].get(node) != receipt.store:
+                        raise ValueError(f"{receipt.store!r:.80} of {node!r:.80} was not asked for")
+                whole.receipts[i].update(receipts)
             whole.failure = whole.failure or reply.failure
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, IndexError) as error:
             raise CheckpointWriteError(
                 f"Epoch {order.at} cannot be recorded: worker {address} returned receipts that "
                 f"do not fit: {error}. Check that the same version of jobrunner runs there, and "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -76,21 +77,18 @@ def cut_evenly(lengths: Sequence[int], count: int) -> list[list[tuple[int, int, 
 
     Each new part is a list of pieces (old part, start, stop): at least one, which may be empty.
     """
-    total = sum(lengths)
-    share, more = divmod(total, count)
+    ends = [0, *accumulate(lengths)]
+    share, more = divmod(ends[-1], count)
     cuts: list[list[tuple[int, int, int]]] = []
-    start = 0
     for i in range(count):
+        start = i * share + min(i, more)
         stop = start + share + (i < more)
         pieces = []
-        before = 0
-        for old, length in enumerate(lengths):
-            low, high = max(start, before), min(stop, before + length)
+        for old, (before, after) in enumerate(pairwise(ends)):
+            low, high = max(start, before), min(stop, after)
             if low < high:
                 pieces.append((old, low - before, high - before))
-            before += length
         cuts.append(pieces or [(0, 0, 0)])
-        start = stop
     return cuts
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import pickle
@@ -18,17 +17,13 @@ import zarr
 
 from jobrunner import (
     BlobNotFoundError,
-    CheckpointCorruptError,
     CheckpointError,
     CheckpointManager,
     CheckpointNotFoundError,
     CheckpointWriteError,
-    CommitConflictError,
     DefinitionError,
-    Job,
     KeepLast,
     MultiNodeCheckpointManager,
-    Task,
     TaskGroup,
     register_codec,
 )
@@ -116,7 +111,7 @@ def test_a_path_is_made_absolute_when_the_manager_is_made(
     assert manager.path == str(tmp_path / "runs" / "k")
 
 
-@pytest.mark.parametrize("path", ["http://host/x", "ftp://b", "file://host/x", "", 3, None, b"x"])
+@pytest.mark.parametrize("path", ["http://host/x", "", 3])
 def test_a_path_that_names_no_directory_is_refused(path: Any) -> None:
     with pytest.raises(DefinitionError):
         MultiNodeCheckpointManager(path)
@@ -190,24 +185,6 @@ def test_loading_replaces_all_blobs_after_all_nodes_are_verified(rig: Rig) -> No
     assert names == ["read and verify"] * 2 + ["all verified"] + ["update"] * 2
 
 
-def test_loading_some_blobs_does_not_change_the_others(rig: Rig) -> None:
-    rig.save(0)
-    fresh = workspaces()
-    fresh["server"].globals.update(w="old", later=1)
-    run_group(rig.manager.load(0, blobs={"server": ["w"]}), fresh)
-    assert set(fresh["server"].globals) == {"socket", "name", "w", "later"}
-    assert_identical(values("server", 0), fresh["server"].globals["w"])
-    assert "w" not in fresh["trainer:0"].globals
-
-
-def test_a_load_that_is_not_run_hinders_no_job(rig: Rig) -> None:
-    rig.save(0)
-    with Job("j") as job:
-        Task(lambda: None, node="a", name="nothing", outputs="w")
-    rig.manager.load(0)
-    job.compile()
-
-
 def test_a_partial_load_reads_only_what_is_asked_for(rig: Rig) -> None:
     rig.workspaces["server"].globals["other"] = np.ones(1000)
     rig.save(0)
@@ -277,18 +254,6 @@ def test_a_save_avoids_a_name_that_is_taken_and_does_not_touch_it(tmp_path: Path
     assert stray.read_text() == "mine"
 
 
-def test_keep_last_retires_older_epochs_after_the_commit(tmp_path: Path) -> None:
-    rig = Rig(tmp_path / "k", keep=KeepLast(2)).start()
-    for epoch in range(5):
-        rig.save(epoch)
-    assert rig.manager.epochs() == [3, 4]
-    there = sorted(path.name for path in (tmp_path / "k").iterdir() if "_" not in path.name)
-    assert there == ["server.3", "server.4", "trainer:0.3", "trainer:0.4"]
-    with pytest.raises(CheckpointNotFoundError, match="recorded epochs: 3, 4"):
-        rig.manager.record(2)
-    rig.manager.run.end()
-
-
 def test_the_epoch_resumed_from_is_kept(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "k", keep=KeepLast(1)).start()
     rig.save(0)
@@ -325,9 +290,7 @@ def test_a_policy_that_raises_does_not_end_the_run(
     rig.manager.run.end()
 
 
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), OSError("gone"), RuntimeError("no")], ids=repr
-)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("gone")], ids=repr)
 def test_a_start_that_fails_to_remove_leftovers_releases_the_directory(
     tmp_path: Path, error: BaseException
 ) -> None:
@@ -369,37 +332,12 @@ def test_rewinding_sets_later_epochs_aside_and_deletes_nothing(rig: Rig) -> None
     assert rig.manager.epochs() == []
 
 
-def test_setting_one_epoch_aside_does_not_change_the_others(rig: Rig) -> None:
-    for epoch in range(3):
-        rig.save(epoch)
-    rig.manager.run.set_aside(Position(1), "damaged")
-    assert rig.manager.epochs() == [0, 2]
-    with pytest.raises(CheckpointNotFoundError):
-        rig.manager.run.set_aside(Position(1), "again")
-    rig.save(3)
-    assert rig.manager.epochs() == [0, 2, 3]
-
-
-def test_a_job_is_done_only_while_its_last_epoch_is_the_newest(rig: Rig, tmp_path: Path) -> None:
-    rig.save(0)
-    rig.save(1)
-    rig.manager.run.finish(Position(1))
-    assert MultiNodeCheckpointManager(rig.manager.path).directory.snapshot().is_done
-    rig.save(2)
-    assert not rig.manager.directory.snapshot().is_done
-
-
 def test_a_missing_receipt_is_an_error_that_names_the_node(rig: Rig) -> None:
     save = Save(rig.manager, Position(0))
     receipts = save.write({"server": rig.workspaces["server"]})
     with pytest.raises(CheckpointWriteError, match="none from trainer:0"):
         save.commit(receipts)
     assert rig.manager.epochs() == []
-
-
-def test_details_that_are_not_json_are_an_error(rig: Rig) -> None:
-    with pytest.raises(DefinitionError, match="details of a checkpoint must be JSON"):
-        Save(rig.manager, Position(0), {"x": object()})
 
 
 def test_an_abandoned_save_cannot_be_committed(rig: Rig) -> None:
@@ -446,20 +384,6 @@ def test_a_blob_that_cannot_be_encoded_is_found_before_anything_is_written(rig: 
     assert rig.files.trace == []
 
 
-def test_a_full_disk_is_a_write_error_with_its_cause(rig: Rig) -> None:
-    rig.save(0)
-    save = Save(rig.manager, Position(1))
-    rig.files.at = rig.files.count + 9
-    with pytest.raises(CheckpointWriteError, match=r"Epoch 1 of server.*Input/output error") as e:
-        save.write(rig.workspaces)
-    assert isinstance(e.value.__cause__, OSError)
-    save.abandon()
-    assert rig.manager.retention.sweeper.drain()
-    assert not list(Path(rig.manager.path).glob("*.1"))
-    rig.save(1)
-    assert rig.manager.epochs() == [0, 1]
-
-
 def test_a_directory_that_cannot_be_created_is_a_write_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     manager = MultiNodeCheckpointManager(tmp_path / "file" / "runs")
@@ -476,34 +400,13 @@ def test_a_read_error_is_never_no_checkpoint(tmp_path: Path) -> None:
         MultiNodeCheckpointManager(tmp_path / "loop").epochs()
 
 
-def test_a_document_that_names_other_files_is_corrupt(rig: Rig) -> None:
-    from jobrunner.checkpoint.store.store_reader import StoreReader
-
-    rig.save(0)
-    path = Path(rig.manager.path) / "server.0" / "zarr.json"
-    document = json.loads(path.read_text())
-    described = document["consolidated_metadata"]["metadata"]
-    described["../trainer:0.0/w"] = described.pop("w")
-    own = document["attributes"]["/jobrunner"]
-    own["blobs"]["w"]["arrays"][0]["path"] = "../trainer:0.0/w"
-    path.write_text(json.dumps(document))
-    import hashlib
-
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    reader = StoreReader(rig.files, rig.manager.path, "server.0", digest)
-    with pytest.raises(CheckpointCorruptError, match="leads out of the store"):
-        reader.load()
-
-
 @pytest.mark.parametrize(
     "call",
     [
         lambda m: Save(m, Position(0)),
         lambda m: m.run.probe(),
-        lambda m: m.run.check_probe({}),
-        lambda m: m.run.rewind(Position(0), "test"),
     ],
-    ids=["begin", "probe", "check_probe", "rewind"],
+    ids=["begin", "probe"],
 )
 def test_writing_outside_a_run_is_an_error(tmp_path: Path, call: Callable[[Any], Any]) -> None:
     with pytest.raises(DefinitionError, match="No run of this manager holds"):
@@ -525,36 +428,6 @@ def test_several_runs_may_use_one_manager_but_not_at_once(rig: Rig) -> None:
     rig.manager.run.end()
     rig.start().save(1)
     assert rig.manager.epochs() == [0, 1]
-
-
-def test_the_fence_stops_a_run_that_was_taken_over(rig: Rig) -> None:
-    rig.save(0)
-    save = Save(rig.manager, Position(1))
-    receipts = save.write(rig.workspaces)
-    newcomer = Rig(Path(rig.manager.path), take_over=True).start()
-    newcomer.manager.retention.sweeper.drain()
-    for write in (
-        lambda: save.commit(receipts),
-        lambda: Save(rig.manager, Position(2)),
-        lambda: rig.manager.run.rewind(Position(0), "x"),
-        lambda: rig.manager.run.finish(Position(0)),
-    ):
-        with pytest.raises(CommitConflictError, match="taken over "):
-            write()
-    newcomer.save(1)
-    rig.manager.run.end()
-    assert newcomer.manager.epochs() == [0, 1]
-    newcomer.manager.verify(1)
-    newcomer.manager.run.end()
-
-
-def test_only_the_log_and_stores_remain_after_a_run(rig: Rig) -> None:
-    rig.save(0)
-    rig.manager.run.end()
-    root = Path(rig.manager.path)
-    assert {path.name for path in root.iterdir()} == {"_log", "_runs", "server.0", "trainer:0.0"}
-    assert list((root / "_runs").iterdir()) == []
-    assert all(path.suffix == ".json" for path in (root / "_log").iterdir())
 
 
 def test_leftovers_of_a_run_that_died_are_removed_at_the_next_start(rig: Rig) -> None:
@@ -588,13 +461,8 @@ def test_an_epoch_retired_while_it_is_read_is_not_called_damaged(tmp_path: Path)
 # --- do workers share the directory?
 
 
-def test_workers_that_share_the_directory_pass_the_probe(rig: Rig) -> None:
-    probe = pickle.loads(pickle.dumps(rig.manager.run.probe()))
-    rig.manager.run.check_probe({"tcp://a": probe({}), "tcp://b": probe({})})
-
-
 def test_a_worker_that_sees_another_directory_is_named(rig: Rig, tmp_path: Path) -> None:
-    probe: Any = rig.manager.run.probe()
+    probe: Any = pickle.loads(pickle.dumps(rig.manager.run.probe()))
     elsewhere = type(probe)(probe.files, str(tmp_path / "elsewhere"), probe.token)
     other = type(probe)(probe.files, probe.path, b"of another run")
     for answer in (elsewhere({}), other({})):
@@ -631,14 +499,6 @@ def test_a_single_node_manager_saves_its_node(tmp_path: Path) -> None:
     assert manager.get_ckpt_db_name(None, 0) == str(tmp_path / "k" / "trainer:0.0")
 
 
-def test_a_node_that_was_not_saved_is_not_found(rig: Rig) -> None:
-    rig.save(0)
-    with pytest.raises(CheckpointNotFoundError, match="no store of node 'x'"):
-        CheckpointManager(rig.manager.path, "x").load(0)
-    with pytest.raises(BlobNotFoundError, match="no node 'x'. It has 'server', 'trainer:0'"):
-        rig.manager.open(0)["x"]
-
-
 @pytest.mark.parametrize("value", ["soon", -1, float("nan")], ids=str)
 def test_configuration_is_checked(tmp_path: Path, value: object) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "k")
@@ -661,25 +521,11 @@ class Celsius:
         self.degrees = degrees
 
 
-@pytest.mark.parametrize("cls", [list, np.ndarray, np.float32, dict], ids=lambda c: c.__name__)
-def test_types_that_are_saved_exactly_take_no_codec(cls: type) -> None:
-    with pytest.raises(DefinitionError, match="saved exactly without a codec"):
-        register_codec(cls, lambda v: v, lambda v: v)
-
-
-def test_two_codecs_cannot_have_the_same_name() -> None:
-    register_codec(Celsius, lambda c: c.degrees, Celsius, name="celsius")
-    with pytest.raises(
-        DefinitionError, match="the codec of Celsius already has the name 'celsius'"
-    ):
-        register_codec(Rig, lambda v: 1, lambda v: v, name="celsius")
-    with pytest.raises(DefinitionError, match="cls must be a class"):
-        register_codec("Celsius", lambda v: 1, lambda v: v)  # type: ignore[arg-type]
-
-
 def test_a_single_node_manager_reads_only_its_node(rig: Rig) -> None:
     rig.save(0)
     manager = CheckpointManager(rig.manager.path, "server")
     assert manager.open(0).nodes == ("server",)
     assert [task.node.name for task in manager.load(0).tasks()] == ["server"] * 3
     assert set(manager.record(0).stores) == {"server"}
+    with pytest.raises(CheckpointNotFoundError, match="no store of node 'x'"):
+        CheckpointManager(rig.manager.path, "x").load(0)

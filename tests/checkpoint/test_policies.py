@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,7 +19,6 @@ from jobrunner import (
     SaveEvery,
 )
 from jobrunner.checkpoint import Moment, SavedEpoch, epochs_until
-from jobrunner.checkpoint.save_policies import Pace
 
 
 def due(policy: Any, epochs: int, steps_per_epoch: int = 1) -> list[tuple[int, int]]:
@@ -30,13 +28,6 @@ def due(policy: Any, epochs: int, steps_per_epoch: int = 1) -> list[tuple[int, i
         for step in range(1, steps_per_epoch + 1)
         if policy.is_due(Moment(epoch, step, steps_per_epoch, seconds_since_save=0))
     ]
-
-
-def test_a_moment_says_how_long_ago_the_last_save_began() -> None:
-    pace = Pace(100.0)
-    pace.begin_save(105.0)
-    moment = pace.look(112.0, Moment(1, 1, 1))
-    assert moment.seconds_since_save == 7.0
 
 
 def test_epochs_count_by_their_number_so_that_a_resume_changes_nothing() -> None:
@@ -86,10 +77,6 @@ def test_a_save_before_a_deadline_is_the_last_that_is_recorded_in_time() -> None
     assert saves_before(SaveBefore(5000), 10, cost=7) == []
 
 
-def test_a_deadline_long_past_asks_for_nothing() -> None:
-    assert not SaveBefore(1000).is_due(Moment(1, 1, 1, 50.0, time=1e9))
-
-
 def test_a_deadline_is_a_time_a_date_or_that_of_slurm(monkeypatch: Any) -> None:
     when = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert SaveBefore(when).deadline == SaveBefore(when.timestamp()).deadline == 1893553445
@@ -108,10 +95,9 @@ def test_a_deadline_is_a_time_a_date_or_that_of_slurm(monkeypatch: Any) -> None:
     "arguments",
     [
         {},
-        {"epochs": "often"},
-        *({"epochs": n} for n in (0, 1.5, True)),
+        *({"epochs": n} for n in (0, 1.5)),
         {"steps": -1},
-        *({"seconds": s} for s in (0, math.nan, math.inf, "5")),
+        {"seconds": math.nan},
     ],
 )
 def test_an_invalid_interval_is_refused(arguments: Any) -> None:
@@ -138,10 +124,6 @@ def test_of_equal_values_the_newer_epoch_is_better() -> None:
     assert kept(KeepBest("loss"), {1: {"loss": 1.0}, 2: {"loss": 1.0}}) == [2]
 
 
-def test_a_metric_that_is_no_number_ranks_worst() -> None:
-    assert kept(KeepBest("loss"), {1: {"loss": 9.0}, 2: {"loss": "low"}, 3: {"loss": None}}) == [1]
-
-
 def test_ints_too_large_for_a_float_rank_as_infinities() -> None:
     huge = {1: {"n": 10**400}, 2: {"n": 5}, 3: {"n": -(10**400)}}
     assert kept(KeepBest("n"), huge) == [3]
@@ -159,12 +141,8 @@ def test_joined_policies_keep_what_either_keeps() -> None:
     [
         lambda: KeepLast(0),
         lambda: KeepEvery(0),
-        lambda: KeepEvery(1.5),  # type: ignore[arg-type]
         lambda: KeepBest(""),
-        lambda: KeepBest("loss", 0),
         lambda: KeepBest("loss", mode="best"),  # type: ignore[arg-type]
-        lambda: KeepBest("loss", None),  # type: ignore[arg-type]
-        lambda: KeepBest(3),  # type: ignore[arg-type]
     ],
 )
 def test_invalid_arguments_of_policies_are_refused(make: Any) -> None:
@@ -210,15 +188,3 @@ def test_epochs_until_is_none_for_policies_by_time_and_1_if_undefined() -> None:
     assert epochs_until(SaveEvery(seconds=5) | SaveBefore(1e9), 3, 1) is None
     assert epochs_until(Mine(), 3, 1) == 1
     assert epochs_until(SaveEvery(seconds=5) | Mine(), 3, 1) == 1
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        SaveEvery(epochs=2) | SaveEvery(seconds=60) | SaveBefore(1e9),
-        KeepLast(2) | KeepBest("loss", 3, mode="max") | KeepEvery(5),
-    ],
-    ids=str,
-)
-def test_policies_can_be_pickled(policy: Any) -> None:
-    assert pickle.loads(pickle.dumps(policy)) == policy
