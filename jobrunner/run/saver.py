@@ -53,7 +53,7 @@ DEFAULT_BUDGET_BYTES = 256 << 20
 LEAST_FAILED, FAILING_SECONDS = 3, 600.0
 """After so many failed saves in a row, over so long a time, the run ends."""
 
-LOOK_SECONDS = 10.0
+LOOK_SECONDS = 60.0
 """Between two looks at how much is free on the disk."""
 
 SHORT_SECONDS = 600.0
@@ -95,6 +95,7 @@ class Saver:
         self._failing_since = 0.0
         self._looked = time.monotonic()  # at the disk
         self._free: dict[str, int] = {}
+        self._shortage = ""  # what the run's thread is to say of it
         self._warn = warn
         self._saved = saved
         self._save_now = save_now
@@ -307,7 +308,9 @@ class Saver:
             self.must_retry = save.error is not None
             self._report(save)
             save = self._groups.take_ended()
-            self._look_at_disk()
+        warning, self._shortage = self._shortage, ""
+        if warning:
+            self._warn(warning)
 
     def make_room(self, epoch: int) -> None:
         """Wait if workers are to capture an epoch and too much is under way.
@@ -411,7 +414,7 @@ class Saver:
         )
 
     def _look_at_disk(self) -> None:
-        """Warn once if the disk will soon be full: short epochs write thousands of files a second."""
+        """Say once if the disk will soon be full: short epochs write thousands of files a second."""
         path, now = self._manager.path, time.monotonic()
         seconds = now - self._looked
         if seconds < LOOK_SECONDS or is_url(path):
@@ -426,7 +429,7 @@ class Saver:
             used = before.get(what, 0) - free
             if used > 0 and free * seconds < SHORT_SECONDS * used:
                 self._looked = math.inf
-                self._warn(
+                self._shortage = (
                     f"The file system of {path} has free {what} for {free * seconds / used:.0f} s "
                     f"more at the present pace. Save less often (SaveEvery(seconds=10), "
                     f"--save-every 10s), or keep less (KeepLast(n), --keep-last N)."
@@ -497,6 +500,7 @@ class Saver:
                 save.error = error
             return len(group), not self._is_fatal(error)
         group = [save for save in group if save.at in order.records]
+        self._look_at_disk()
         ended = time.monotonic()
         last = max(committed.recorded)
         for save in group:
