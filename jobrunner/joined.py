@@ -87,7 +87,7 @@ def cut(
         raise BlobNotFoundError(f"No node has a blob {blob!r}.")
     first = next(iter(types))
     chunks: list[list[str]] = []
-    nbytes = CHUNK_BYTES
+    nbytes = 0
     for node, value in types.items():
         if value is None:
             raise DefinitionError(
@@ -103,7 +103,7 @@ def cut(
                 f"Blob {blob!r} is {types[first]} at node {first!r}, and {value} at node {node!r}, "
                 f"so they cannot be joined. Name nodes that are alike: nodes=[...]."
             )
-        if nbytes + value.nbytes > CHUNK_BYTES:
+        if not chunks or nbytes + value.nbytes > CHUNK_BYTES:
             chunks.append([])
             nbytes = 0
         chunks[-1].append(node)

@@ -11,6 +11,7 @@ counts them, and until then a failed write is simply repeated.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -33,6 +34,7 @@ from jobrunner.checkpoint.store import (
     describe_array,
     encode_json,
     history_root,
+    name_chunk,
 )
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT, escape
@@ -88,15 +90,6 @@ def find_origin(directory: str, reader: HistoryReader) -> Origin:
     return Origin(directory, reader, digests, tail)
 
 
-@dataclass(frozen=True, slots=True)
-class _Durable:
-    """How far a history is on disk."""
-
-    rows: int
-    chunks: int
-    tail: Any  # the hash of the rows of the chunk that is not full
-
-
 class HistoryWriter:
     """Appends the rows of one history to the array at `root`."""
 
@@ -104,142 +97,114 @@ class HistoryWriter:
         self, files: Files, directory: str, root: str, node: str, rows: Rows, puts: int | None
     ) -> None:
         assert rows.dtype is not None
-        self.rows = rows
         self._files, self._directory, self._root, self._node = files, directory, root, node
-        self._dtype, self._shape = rows.dtype, rows.shape
-        self._origin: Origin | None = rows.origin
-        row_bytes = rows.dtype.itemsize * int(np.prod(rows.shape, dtype=np.int64))
-        if self._origin is not None:
-            self.chunk_rows = self._origin.reader.mark.chunk_rows
-        else:
+        self._rows = rows
+        self._row_bytes = rows.dtype.itemsize * math.prod(rows.shape)
+        self._count = 0
+        self._digests: list[str] = []  # of full chunks
+        self._tail = xxhash.xxh3_128()  # of the rows after them
+        self._unwritten: list[tuple[int, int, memoryview]] = []  # since the last flush
+        self._durable: tuple[int, int] | None = None  # rows and full chunks at the last flush
+        self._published = -1  # rows that other readers see
+        origin: Origin | None = rows.origin
+        if origin is None:
             whole_bytes = _USUAL_BYTES
             if puts is not None:
-                whole_bytes = puts * max(1, rows.last or 0) * row_bytes
+                whole_bytes = puts * max(1, rows.last or 0) * self._row_bytes
             chunk_bytes = min(max(whole_bytes, _LEAST_BYTES), _MOST_BYTES)
-            self.chunk_rows = max(1, -(-chunk_bytes // row_bytes))
-            if chunk_bytes == _MOST_BYTES:
-                self.chunk_rows = max(1, chunk_bytes // row_bytes)
-        self._row_bytes = row_bytes
-        self._chunk_bytes = self.chunk_rows * row_bytes
-        self._is_made = self._has_failed = False
-        self._durable: _Durable | None = None
-        self._published = -1
-        self._begin()
-
-    def _begin(self) -> None:
-        self._count = 0
-        self._digests: list[str] = []
-        self._tail = xxhash.xxh3_128()
-        self._unwritten: list[tuple[int, int, memoryview]] = []
-        if self._origin is not None:
-            self._digests += self._origin.digests
-            self._count = len(self._digests) * self.chunk_rows
-            self._take(memoryview(self._origin.tail))
+            self._chunk_rows = max(1, chunk_bytes // self._row_bytes)
+        else:
+            self._chunk_rows = origin.reader.mark.chunk_rows
+            self._digests += origin.digests
+            self._count = len(origin.digests) * self._chunk_rows
+            self._take(memoryview(origin.tail))
 
     def advance(self, at: RowCount) -> HistoryMark:
         """Take rows up to a position; returns its mark."""
-        for end, rows in self.rows.pending[:]:
-            if self._count < end <= at.rows:
-                self._take(rows.reshape(-1).view(np.uint8).data)
+        for rows in self._rows.take(at.rows):
+            self._take(rows.reshape(-1).view(np.uint8).data)
         if self._count != at.rows:
             raise CheckpointWriteError(
                 f"{self._root} would have {self._count} rows, expected {at.rows}. Resume the job."
             )
-        full = at.rows // self.chunk_rows
+        assert self._rows.dtype is not None
         return HistoryMark(
-            dtype=self._dtype.str,
-            shape=list(self._shape),
-            chunk_rows=self.chunk_rows,
+            dtype=self._rows.dtype.str,
+            shape=list(self._rows.shape),
+            chunk_rows=self._chunk_rows,
             rows=at.rows,
             last=at.last,
             holds=at.holds,  # type: ignore[arg-type]
-            extends=self.rows.extends,
-            chain=chain_of(self._digests[:full]),
-            tail=self._tail.hexdigest() if at.rows % self.chunk_rows else "",
+            extends=self._rows.extends,
+            chain=chain_of(self._digests),
+            tail=self._tail.hexdigest() if at.rows % self._chunk_rows else "",
         )
 
     def _take(self, data: memoryview) -> None:
+        chunk_bytes = self._chunk_rows * self._row_bytes
         while len(data):
-            start = self._count % self.chunk_rows * self._row_bytes
-            part, data = data[: self._chunk_bytes - start], data[self._chunk_bytes - start :]
+            start = self._count % self._chunk_rows * self._row_bytes
+            part, data = data[: chunk_bytes - start], data[chunk_bytes - start :]
             self._unwritten.append((len(self._digests), start, part))
             self._tail.update(part)
             self._count += len(part) // self._row_bytes
-            if start + len(part) == self._chunk_bytes:
+            if start + len(part) == chunk_bytes:
                 self._digests.append(self._tail.hexdigest())
                 self._tail = xxhash.xxh3_128()
 
     def write(self) -> None:
-        """Write what was taken; durable once the caller has flushed it."""
-        if not self._is_made:
+        """Write what was taken since the last flush, which the caller repeats.
+
+        If that fails, some of it may be lost, though the system says no more of it. Then the next
+        call writes all of it again.
+        """
+        if self._durable is None:
             self._make()
         written: dict[int, tuple[int, list[memoryview]]] = {}
         for chunk, start, part in self._unwritten:
             written.setdefault(chunk, (start, []))[1].append(part)
         for chunk, (start, parts) in written.items():
-            self._files.write_at(self._path(chunk), start, parts, self._chunk_bytes)
+            path = join_path(self._root, name_chunk(chunk, self._rows.shape))
+            self._files.write_at(path, start, parts, self._chunk_rows * self._row_bytes)
 
     def _make(self) -> None:
         """Make the directory, with the full chunks of the loaded epoch."""
-        if self._has_failed:
-            self._files.remove_tree(self._root)
+        self._files.remove_tree(self._root)  # what a call before has left
         self._files.make_directory(self._root)
-        origin = self._origin
+        origin: Origin | None = self._rows.origin
         for number in range(0 if origin is None else len(origin.digests)):
             assert origin is not None
-            name, reader = origin.reader.name_chunk(number), origin.reader
-            source, target = join_path(reader.root, name), join_path(self._root, name)
-            is_linked = False
-            if origin.directory == self._directory:
-                is_linked = self._files.link(source, target, self._chunk_bytes)
-            if is_linked:
+            name, nbytes = name_chunk(number, self._rows.shape), origin.reader.mark.chunk_bytes
+            source, target = join_path(origin.reader.root, name), join_path(self._root, name)
+            is_own = origin.directory == self._directory
+            if is_own and self._files.link(source, target, nbytes):
                 continue
             # As it is: `verify` finds damage, but here it must not end the run.
-            data = reader.files.read(source, self._chunk_bytes)
-            if data is None or len(data) != self._chunk_bytes:
+            data = origin.reader.files.read(source, nbytes)
+            if data is None or len(data) != nbytes:
                 raise CheckpointWriteError(
-                    f"{source} is gone or cut: expected {self._chunk_bytes} bytes, a chunk of a "
-                    f"history that this run goes on with. Restore the file from a copy, or resume "
-                    f"from an earlier epoch."
+                    f"{source} is gone or cut: expected {nbytes} bytes, a chunk of a history that "
+                    f"this run goes on with. Restore the file from a copy, or resume from an "
+                    f"earlier epoch."
                 )
             self._files.write(target, [data])
-        self._is_made = True
-
-    def _path(self, chunk: int) -> str:
-        name = ".".join(["c", str(chunk), *["0"] * len(self._shape)])
-        return join_path(self._root, name)
 
     def settle(self) -> None:
         """Note that what was written is durable."""
         self._unwritten = []
-        self._durable = _Durable(self._count, len(self._digests), self._tail.copy())
-        self.rows.drop_until(self._count)
-
-    def go_back(self) -> None:
-        """Forget what was written since the last flush: it may be lost. The rows are written again."""
-        if self._durable is None:
-            self._is_made, self._has_failed = False, True
-            self._begin()
-            return
-        self._unwritten = []
-        self._count = self._durable.rows
-        del self._digests[self._durable.chunks :]
-        self._tail = self._durable.tail.copy()
+        self._durable = self._count, len(self._digests)
 
     def publish(self) -> None:
         """Replace the array's document, so that all readers see the rows that are durable."""
-        durable = self._durable
-        if durable is None or durable.rows == self._published:
+        if self._durable is None or self._durable[0] == self._published:
             return
-        document = describe_history(
-            self._node,
-            self._dtype,
-            (durable.rows, *self._shape),
-            self.chunk_rows,
-            self._digests[: durable.chunks],
-        )
+        count, chunks = self._durable
+        assert self._rows.dtype is not None
+        shape = (count, *self._rows.shape)
+        digests = self._digests[:chunks]
+        document = describe_history(self._node, self._rows.dtype, shape, self._chunk_rows, digests)
         self._files.put(join_path(self._root, ROOT_DOCUMENT), document)
-        self._published = durable.rows
+        self._published = count
 
 
 def describe_history(
@@ -309,11 +274,6 @@ class HistoryWriters:
             self._timer.daemon = True
             self._timer.start()
 
-    def go_back(self) -> None:
-        """Forget what was written since the last flush."""
-        for writer in self._writers.values():
-            writer.go_back()
-
     def publish(self) -> None:
         """Let other readers see what is durable."""
         with self._publishing:
@@ -362,7 +322,7 @@ def copy_history(reader: HistoryReader, files: Files, root: str, node: str) -> N
     mark, digests = reader.mark, reader.read_digests()
     files.make_directory(root)
     for number in range(-(-mark.rows // mark.chunk_rows)):
-        path = join_path(root, reader.name_chunk(number))
+        path = join_path(root, name_chunk(number, mark.shape))
         files.write_at(path, 0, [reader.read_chunk(number, digests)], mark.chunk_bytes)
     shape = (mark.rows, *mark.shape)
     document = describe_history(node, reader.dtype, shape, mark.chunk_rows, digests)

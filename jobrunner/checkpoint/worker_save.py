@@ -388,7 +388,6 @@ class SaveQueue:
         names: list[str] = []
         receipts: list[dict[str, Receipt]] = []
         failure: Exception | None = None
-        is_flushed = False
         started = perf_counter()
         try:
             # `durable` reads the names at its end: those of stores that are written whole by then.
@@ -405,14 +404,10 @@ class SaveQueue:
                 label = order.records[order.at].histories
                 if label:
                     names.append(join_path(HISTORIES, label))
-            is_flushed = True
             self._histories.settle()
         except OSError as error:
             failure = self._explain(order, order.at, error)
             receipts = []
-        finally:
-            if not is_flushed:
-                self._histories.go_back()
         if failure is not None:
             # The system may have lost what it was to flush. So nothing is linked to that.
             for workspace in workspaces.values():

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from jobrunner.checkpoint import Details
 from jobrunner.cluster import Binding, GroupResult, Session
 from jobrunner.config import get_number
@@ -100,7 +102,10 @@ class Run:
         self._handed_over: Position | None = None  # what the saver was given last
         self.saver: Saver | NullSaver = NullSaver()
         manager = runner.checkpoint_manager
-        if manager is not None:
+        if manager is None:
+            # Rows of histories would wait in memory for a save.
+            self.plan = structs.replace(self.plan, histories={})
+        else:
             warn, policy = self.callbacks.warn, runner.on_save_error
             asked, status = runner.save_asked, self.state.status
             since = round(time.time() - (time.monotonic() - began), 3)

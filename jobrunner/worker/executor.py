@@ -52,7 +52,6 @@ class GroupRun:
     drained: Callable[[], None]
     step: int = 0  # of the epoch
     capture: Callable[[], object] | None = None  # called in a thread after the last task
-    keeps_rows: bool = False  # those that tasks put in histories, for a save
 
     def __post_init__(self) -> None:
         program = self.program
@@ -315,7 +314,7 @@ class GroupRun:
         for workspace in program.workspaces.values():
             workspace.private.clear()
             for rows in workspace.histories.values():
-                rows.end_run(is_kept=self.keeps_rows)
+                rows.end_run()
         program.arrived.clear()
         program.results.clear()
         if self.capture is not None and not self._is_over:

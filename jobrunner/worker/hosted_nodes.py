@@ -377,7 +377,6 @@ class HostedNodes:
             finished=partial(call_on_loop, self._loop, self._end_run),
             drained=lambda: call_on_loop(self._loop, self._drained.set),
             capture=capture,
-            keeps_rows=self.keeper is not None,
         )
         run.start()
         early = self._early.pop(number, None)

@@ -16,10 +16,10 @@ _MOST_BYTES = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16, "m": 8, "M": 8}
 
 @dataclass(eq=False, slots=True)
 class Rows:
-    """The rows of a history: those that are not written yet, and how many there are.
+    """The rows of a history: those that nobody has taken yet, and how many there are.
 
     A task's thread puts values, and at the end of the run the last one becomes rows. Another thread
-    reads and drops those that it has written: `pending` is only appended to and cut at its begin.
+    takes them from the begin of `pending`, and writes them.
     """
 
     name: str
@@ -79,9 +79,13 @@ class Rows:
             f"Convert the value, or declare the blob without history=."
         )
 
-    def end_run(self, *, is_kept: bool) -> None:
-        """Make rows of the last value of the run; `is_kept`, for a save."""
-        if self._fresh is not None and is_kept:
+    def begin_run(self) -> None:
+        """Forget what a task has put in a run that was aborted."""
+        self._fresh = None
+
+    def end_run(self) -> None:
+        """Make rows of the last value of the run."""
+        if self._fresh is not None:
             rows, self.holds = self._fresh
             self.last = len(rows)
             self.count += len(rows)
@@ -89,12 +93,11 @@ class Rows:
                 self.pending.append((self.count, rows))
         self._fresh = None
 
-    def drop_until(self, count: int) -> None:
-        """Drop the first `count` rows: they are on disk."""
-        number = 0
-        for end, _ in self.pending[:]:
-            number += end <= count
-        del self.pending[:number]
+    def take(self, count: int) -> list[np.ndarray]:
+        """Return and drop what is pending of the first `count` rows."""
+        pieces = [rows for end, rows in self.pending[:] if end <= count]
+        del self.pending[: len(pieces)]
+        return pieces
 
     def pending_bytes(self, after: int) -> int:
         """The size of what is not written and comes after the first `after` rows."""

@@ -211,7 +211,7 @@ class Workspace:
         """Drop private blobs and what the group's last run retained."""
         self.private.clear()
         for rows in self.histories.values():
-            rows.end_run(is_kept=False)  # of a run that was aborted
+            rows.begin_run()
         self.retained.pop(group, None)
 
     def forget(self, group: str) -> None:

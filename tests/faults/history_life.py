@@ -56,7 +56,7 @@ class Sampler:
             for node, workspace in self.workspaces.items():
                 history = workspace.histories["h"]
                 workspace.put("h", history.put(rows_of(node, self.epoch), node))
-                history.end_run(is_kept=True)
+                history.end_run()
             self.queue.capture(self.workspaces, at=Position(self.epoch))
             self.pending.append(Position(self.epoch))
         run = self.manager.run

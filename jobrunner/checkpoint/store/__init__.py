@@ -18,6 +18,7 @@ from jobrunner.checkpoint.store.history_reader import (
     HistoryReader,
     chain_of,
     history_root,
+    name_chunk,
 )
 from jobrunner.checkpoint.store.layout import PlannedArray, lay_out
 from jobrunner.checkpoint.store.store_reader import (

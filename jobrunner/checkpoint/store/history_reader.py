@@ -83,6 +83,11 @@ def chain_of(digests: Sequence[str]) -> str:
     return xxhash.xxh3_128_hexdigest("".join(digests).encode()) if digests else ""
 
 
+def name_chunk(number: int, shape: Sequence[int]) -> str:
+    """The file name of a chunk of rows of a shape."""
+    return ".".join(["c", str(number), *["0"] * len(shape)])
+
+
 class _Attributes(msgspec.Struct):
     digests: list[Digest]
 
@@ -106,10 +111,6 @@ class HistoryReader:
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the rows."""
         return np.dtype(self.mark.dtype)
-
-    def name_chunk(self, number: int) -> str:
-        """The file name of a chunk."""
-        return ".".join(["c", str(number), *["0"] * len(self.mark.shape)])
 
     def read_digests(self) -> list[str]:
         """The digests of all full chunks.
@@ -138,7 +139,7 @@ class HistoryReader:
 
     def _read_whole(self, number: int) -> bytes:
         """Read a chunk of the right size."""
-        name, nbytes = self.name_chunk(number), self.mark.chunk_bytes
+        name, nbytes = name_chunk(number, self.mark.shape), self.mark.chunk_bytes
         verified = VerifiedFiles(self.files, self.root)
         data = verified.read_document(name, nbytes)
         if len(data) != nbytes:
@@ -158,7 +159,7 @@ class HistoryReader:
         if digest != expected:
             start = number * mark.chunk_rows
             raise changed_file(
-                join_path(self.root, self.name_chunk(number)),
+                join_path(self.root, name_chunk(number, self.mark.shape)),
                 f"expected xxh3_128 {expected} of its rows {start} to {start + rows - 1}, found "
                 f"{digest}",
             )
