@@ -43,10 +43,7 @@ from .load_plan import (
     with_contents as with_contents,
 )
 from .log import (
-    PARTITIONS as PARTITIONS,
-    REPLICATED as REPLICATED,
     STATE_INTERVAL as STATE_INTERVAL,
-    Beat as Beat,
     BeginEntry as BeginEntry,
     CommitEntry as CommitEntry,
     Details as Details,
@@ -64,7 +61,6 @@ from .log import (
     State as State,
     Status as Status,
     Store as Store,
-    LossRecord as LossRecord,
     Timing as Timing,
     UnpinEntry as UnpinEntry,
     check_info as check_info,
@@ -125,7 +121,6 @@ from .worker_load import (
 from .worker_save import (
     Encoding as Encoding,
     Receipt as Receipt,
-    SaveOrder as SaveOrder,
     SaveQueue as SaveQueue,
     Written as Written,
     reply_to as reply_to,

@@ -7,7 +7,6 @@ from .checks import (
     COUNT as COUNT,
     EPOCH as EPOCH,
     MOST_DIGITS as MOST_DIGITS,
-    NATURAL as NATURAL,
     PATH as PATH,
     Count as Count,
     Interval as Interval,
@@ -16,12 +15,10 @@ from .checks import (
     Rule as Rule,
     Seconds as Seconds,
     check_call as check_call,
-    check_runs as check_runs,
     checked as checked,
     constants_of as constants_of,
     instance as instance,
     number as number,
-    read_setup as read_setup,
     without_partials as without_partials,
 )
 from .group import (

@@ -1,5 +1,4 @@
 from .find import (
-    DEPTH as DEPTH,
     LiveRuns as LiveRuns,
     RunSummary as RunSummary,
     best_of as best_of,
@@ -31,8 +30,6 @@ from .places import (
     IS_SHOWN as IS_SHOWN,
     RUNS as RUNS,
     ToldRun as ToldRun,
-    TolerantStream as TolerantStream,
-    placement_text as placement_text,
 )
 from .render import (
     draw_html as draw_html,

@@ -25,7 +25,6 @@ from jobrunner.checkpoint.encoding.encoded_blobs import (
     check_dimensions,
     check_part,
     encode_blobs,
-    join_lines,
     with_options,
 )
 from jobrunner.checkpoint.encoding.job_classes import (

@@ -5,7 +5,6 @@ from jobrunner.checkpoint.log.details import (
     REPLICATED,
     Details,
     LossRecord,
-    Partition,
     Timing,
     check_info,
     loose_json,

@@ -20,7 +20,7 @@ from jobrunner.checkpoint.store.history_reader import (
     history_root,
     name_chunk,
 )
-from jobrunner.checkpoint.store.layout import PlannedArray, lay_out
+from jobrunner.checkpoint.store.layout import lay_out
 from jobrunner.checkpoint.store.store_reader import (
     ArrayOutline,
     StoredValue,
