@@ -246,14 +246,16 @@ async def test_closing_a_binding_frees_its_blobs_without_the_garbage_collector()
 
 @in_a_loop
 async def test_no_run_begins_while_memory_is_over_its_limit():
-    async with Host(
-        count(), blobs={"x": 0}, memory_limit=MemoryLimit(HERE, lambda: 95, 100, 0.9)
-    ) as hosted:
-        reply = await hosted.run(3, 5, ORDER)
-        error = Failure(**reply["failure"]).exception()
-        assert isinstance(error, ExecutionError)
-        assert "it uses 95 B of its limit of 100 B" in str(error)
-        assert hosted.workspaces["a"].globals["x"] == 0
+    limit = MemoryLimit(HERE, lambda: 95, 100, 0.9)
+    with pytest.MonkeyPatch.context() as patch:
+        # So that no later look ends it.
+        patch.setattr("jobrunner.worker.hosted_nodes.LOOK_SECONDS", 60)
+        async with Host(count(), blobs={"x": 0}, memory_limit=limit) as hosted:
+            reply = await hosted.run(3, 5, ORDER)
+            error = Failure(**reply["failure"]).exception()
+            assert isinstance(error, ExecutionError)
+            assert "it uses 95 B of its limit of 100 B" in str(error)
+            assert hosted.workspaces["a"].globals["x"] == 0
 
 
 # ---- values from other workers
