@@ -193,7 +193,7 @@ class Binding:
         The workers stop after a whole epoch: the last, one with a true stop condition, or one that
         ended after `seconds`. With stop conditions on several workers, only epoch `first` runs:
         these would have to agree after each epoch, and asking the client takes no longer.
-        Yields each epoch and its result; raises afterwards what made one fail.
+        Yields each epoch that has ended, and its result; raises afterwards what made one fail.
         """
         plan, addresses = self._groups["epoch"]
         judges = {self.placement[condition.node] for condition in plan.conditions}
@@ -209,8 +209,7 @@ class Binding:
             captures=captures,
         )
         results, failure = self._run(order, deadline_seconds)
-        for i, result in enumerate(results):
-            yield first + i, result
+        yield from enumerate(results, start=first)
         if failure is not None:
             raise failure
 

@@ -216,18 +216,18 @@ def check_fit(
     by_worker: dict[str, dict[str, int]] = {}
     for node, size in sizes.items():
         by_worker.setdefault(placement[node], {})[node] = size
-    full = {
-        address: sum(on_it.values()) / (share * limits[address])
-        for address, on_it in by_worker.items()
-        if share * limits.get(address, 0)
-    }
-    worst = max(full, key=full.__getitem__, default="")
-    if worst and full[worst] > 1:
+    full: dict[str, float] = {}  # workers that would exceed it
+    for address, on_it in by_worker.items():
+        most_bytes = share * limits.get(address, 0)
+        if 0 < most_bytes < sum(on_it.values()):
+            full[address] = sum(on_it.values()) / most_bytes
+    if full:
+        worst = max(full, key=full.__getitem__)
         nodes = by_worker[worst]
-        over = sum(1 for filled in full.values() if filled > 1)
         raise PlacementError(
-            f"{what} does not fit: it would fill {over} of {len(full)} workers beyond {share:.0%} "
-            f"of their memory. The fullest is {worst}, with {format_bytes(sum(nodes.values()))} in "
+            f"{what} does not fit: it would fill {len(full)} of {len(by_worker)} workers beyond "
+            f"{share:.0%} of their memory. The fullest is {worst}, with "
+            f"{format_bytes(sum(nodes.values()))} in "
             f"{len(nodes)} nodes and a limit of {format_bytes(limits[worst])}: {largest(nodes)}. "
             f"Start more workers or workers with more memory, or place the nodes differently "
             f"(Node(workers=...)), and run the same command again."

@@ -407,19 +407,22 @@ class HostedNodes:
     # ---- other workers
 
     def _take(self, pushed: RunValues) -> None:
-        nbytes = [  # TypeError, before anything is taken, if a frame has none
-            sum(frame_bytes(frames) for crossing, frames in values if crossing >= 0)
-            for _, values in pushed
-        ]
-        for (number, values), size in zip(pushed, nbytes, strict=True):
-            arrived = {c: received(frames) for c, frames in values if c >= 0}
-            notes = [(c, frames) for c, frames in values if c < 0]
+        for number, values in pushed:
+            arrived: dict[int, Pickled] = {}
+            notes: list[tuple[int, Sequence[Any]]] = []
+            nbytes = 0
+            for crossing, frames in values:
+                if crossing < 0:
+                    notes.append((crossing, frames))
+                else:
+                    arrived[crossing] = received(frames)  # TypeError for what is no frame
+                    nbytes += frame_bytes(frames)
             if number == self._run_number and self._run is not None:
                 self._run.deliver(arrived)
             elif number >= self._run_number:
                 early = self._early.setdefault(number, _Early())
                 early.values.update(arrived)
-                early.nbytes += size
+                early.nbytes += nbytes
             if notes and number == self._batch.number:
                 self._hear(notes)
                 if self._batch_work.reply is None:
