@@ -22,7 +22,15 @@ from jobrunner.worker.epoch_batch import EpochBatch, Grant
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.keeper import Keeper
 from jobrunner.worker.memory import LOOK_SECONDS, MemoryLimit
-from jobrunner.worker.messages import Abort, Apply, Message, Push, Run, RunOrder, RunValues
+from jobrunner.worker.messages import (
+    AbortMessage,
+    ApplyMessage,
+    Message,
+    PushMessage,
+    RunMessage,
+    RunOrder,
+    RunValues,
+)
 from jobrunner.worker.outbox import Outbox, frame_bytes, wrap_frames
 from jobrunner.worker.outcome import Outcome, describe_failure
 from jobrunner.worker.program import Program
@@ -141,7 +149,7 @@ class HostedNodes:
 
     # ---- messages
 
-    async def run(self, request: Run) -> Message:
+    async def run(self, request: RunMessage) -> Message:
         """Run a group, once or for a batch of epochs."""
         work = self._begin("run", request.number)
         if work is None:
@@ -168,14 +176,14 @@ class HostedNodes:
             self._waiting = asyncio.ensure_future(waiting)
         return await self._reply("run", request)
 
-    async def apply(self, request: Apply) -> Message:
+    async def apply(self, request: ApplyMessage) -> Message:
         """Call a function with this in a thread."""
         work = self._begin(request.channel, request.number)
         if work is not None:
             self.threads.submit(partial(self._apply, request.fn, work))
         return await self._reply(request.channel, request)
 
-    async def push(self, request: Push) -> Message:
+    async def push(self, request: PushMessage) -> Message:
         """Take values and notes from another worker.
 
         While too many wait here for later runs, the reply waits for the end of this one. So a worker
@@ -191,7 +199,7 @@ class HostedNodes:
                 return {"status": "done", "is_full": True}
         return {"status": "done"}
 
-    async def abort(self, request: Abort) -> Message:
+    async def abort(self, request: AbortMessage) -> Message:
         """Start nothing more of the batch with a run of that number."""
         if self._batch.covers(request.number):
             self._abort(request.reason)
@@ -232,7 +240,7 @@ class HostedNodes:
         work = self._works[channel] = Work(number)
         return work
 
-    async def _reply(self, channel: str, request: Run | Apply) -> Message:
+    async def _reply(self, channel: str, request: RunMessage | ApplyMessage) -> Message:
         work = self._works[channel]
         if work.number != request.number:
             return {"status": "stale"}

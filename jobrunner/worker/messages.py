@@ -43,14 +43,14 @@ class RunOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first epoch that the binding's keepers capture when it ends, and every how many epochs."""
 
 
-class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="call"):
+class BindingMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="call"):
     """A message to a binding, and what its sender knows of that."""
 
     binding: str
     lease: str = ""  # that must run before this is answered
 
 
-class Operation(Request):
+class OperationMessage(BindingMessage):
     """Starts the operation of that number, or asks for its reply if it has started.
 
     No message waits for long: the answer is "running" after that time.
@@ -60,31 +60,34 @@ class Operation(Request):
     wait_seconds: Seconds
 
 
-class Run(Operation, tag="run"):
+class RunMessage(OperationMessage, tag="run"):
     """Runs a group that was shipped."""
 
     order: RunOrder | None = None
 
 
-class Apply(Operation, tag="apply"):
+class ApplyMessage(OperationMessage, tag="apply"):
     """Calls the pickled ``fn(hosted_nodes)`` in a thread; one at a time on each channel."""
 
     fn: bytes = b""
     channel: str = "apply"
 
 
-class Push(Request, tag="push"):
+class PushMessage(BindingMessage, tag="push"):
     """Values and notes from another worker."""
 
     values: RunValues
 
 
-class Abort(Request, tag="abort"):
+class AbortMessage(BindingMessage, tag="abort"):
     """Starts nothing more of the batch with a run of that number."""
 
     number: int
     reason: str
 
 
-class Release(Request, tag="release"):
+class ReleaseMessage(BindingMessage, tag="release"):
     """Ends the binding."""
+
+
+AnyMessage = RunMessage | ApplyMessage | PushMessage | AbortMessage | ReleaseMessage

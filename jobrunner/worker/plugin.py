@@ -41,14 +41,15 @@ from jobrunner.worker.memory import MemoryLimit
 from jobrunner.worker.messages import (
     OPERATION,
     PROTOCOL_VERSION,
-    Abort,
-    Apply,
+    AbortMessage,
+    AnyMessage,
+    ApplyMessage,
+    BindingMessage,
     Message,
-    Operation,
-    Push,
-    Release,
-    Request,
-    Run,
+    OperationMessage,
+    PushMessage,
+    ReleaseMessage,
+    RunMessage,
 )
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class WorkspaceHost(WorkerPlugin):
         again.
         """
         try:
-            request = msgspec.convert(message, Run | Apply | Push | Abort | Release)
+            request = msgspec.convert(message, AnyMessage)
         except msgspec.ValidationError as error:  # it may come from anyone
             logger.error("Message %.80r is not understood: %s", message.get("call"), error)
             return failed_reply(
@@ -130,12 +131,12 @@ class WorkspaceHost(WorkerPlugin):
                 )
             )
         binding = request.binding
-        if isinstance(request, Release):
+        if isinstance(request, ReleaseMessage):
             return await self._release(binding)
         if self._is_to_come(request):
             self.expect(binding)
             with suppress(TimeoutError):
-                seconds = request.wait_seconds if isinstance(request, Operation) else 0.0
+                seconds = request.wait_seconds if isinstance(request, OperationMessage) else 0.0
                 await asyncio.wait_for(self._hosting.wait(), seconds)
             if self._is_to_come(request):
                 return {"status": "waiting"}
@@ -148,7 +149,7 @@ class WorkspaceHost(WorkerPlugin):
             logger.exception("Message %r failed", message.get("call"))
             return failed_reply(error)
 
-    def _is_to_come(self, request: Request) -> bool:
+    def _is_to_come(self, request: BindingMessage) -> bool:
         if request.binding in self.bindings:
             return bool(request.lease) and request.lease not in self._leases
         return request.binding in self._expected
@@ -245,10 +246,10 @@ class WorkspaceHost(WorkerPlugin):
 
 
 _METHODS: dict[type, Callable[[HostedNodes, Any], Awaitable[Message]]] = {
-    Run: HostedNodes.run,
-    Apply: HostedNodes.apply,
-    Push: HostedNodes.push,
-    Abort: HostedNodes.abort,
+    RunMessage: HostedNodes.run,
+    ApplyMessage: HostedNodes.apply,
+    PushMessage: HostedNodes.push,
+    AbortMessage: HostedNodes.abort,
 }
 
 

@@ -29,7 +29,13 @@ from jobrunner.worker.hosted_nodes import (
     add_nodes,
 )
 from jobrunner.worker.memory import MemoryLimit
-from jobrunner.worker.messages import Abort, Apply, Push, Run, RunOrder
+from jobrunner.worker.messages import (
+    AbortMessage,
+    ApplyMessage,
+    PushMessage,
+    RunMessage,
+    RunOrder,
+)
 from jobrunner.worker.outbox import Outbox
 from jobrunner.worker.outcome import Failure
 from jobrunner.workspace import to_frames
@@ -104,18 +110,20 @@ class Asked(HostedNodes):
 
     async def run(self, number, wait_seconds, order=None):
         return await super().run(
-            Run(binding="b", number=number, wait_seconds=wait_seconds, order=order)
+            RunMessage(binding="b", number=number, wait_seconds=wait_seconds, order=order)
         )
 
     async def apply(self, number, fn):
         data = cloudpickle.dumps(fn)
-        return await super().apply(Apply(binding="b", number=number, wait_seconds=5, fn=data))
+        return await super().apply(
+            ApplyMessage(binding="b", number=number, wait_seconds=5, fn=data)
+        )
 
     async def push(self, values):
-        return await super().push(Push(binding="b", values=values))
+        return await super().push(PushMessage(binding="b", values=values))
 
     async def abort(self, number, reason):
-        return await super().abort(Abort(binding="b", number=number, reason=reason))
+        return await super().abort(AbortMessage(binding="b", number=number, reason=reason))
 
 
 class Host:
