@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,11 +28,12 @@ from jobrunner.cli.options import (
     open_manager,
     resolve,
 )
+from jobrunner.cli.run import read_keep_best
 from jobrunner.cli.tables import Column, draw_table
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 from jobrunner.json_output import to_json
 from jobrunner.outputs import check_output
-from jobrunner.positions import BEST, Position, describe_position, format_ranges
+from jobrunner.positions import Position, describe_position, format_ranges
 from jobrunner.texts import (
     clip,
     counted,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from jobrunner.checkpoint import (
         Directory,
         EpochRecord,
+        KeepBest,
         MultiNodeCheckpointManager,
         NodeCheckpoint,
     )
@@ -128,10 +130,11 @@ METRIC_COLUMNS = (
 )
 @click.option(
     "--best",
+    type=read_keep_best,
     metavar="METRIC[:min|max]",
     help="Of the runs below DIR, show the best value of a metric, and sort by it. [default: min]",
 )
-def ls_command(*, directory: str, last: int | None, best: str | None) -> Output:
+def ls_command(*, directory: str, last: int | None, best: KeepBest | None) -> Output:
     """List the recorded epochs of DIR, or the runs below it.
 
     For example:
@@ -208,7 +211,7 @@ def list_epochs(directory: Directory, last: int | None = None) -> Output:
 def list_runs(
     directory: Directory,
     names: Sequence[str],
-    best: str | None,
+    best: KeepBest | None,
     last: int | None,
     *,
     is_whole: bool,
@@ -220,18 +223,16 @@ def list_runs(
     from jobrunner.story import best_of, open_run, summarize_run
 
     path = directory.path
-    wanted = None if best is None else BEST.fullmatch(f"best:{best}")
-    mode: Literal["min", "max"] = "max" if wanted and wanted["mode"] == "max" else "min"
     rows = []
     for name in names:
         opened = open_run(directory.files, path, name)
         row = describe_run(summarize_run(opened, name))
-        value = best_of(opened, wanted["metric"], mode) if wanted and "error" not in row else None
+        value = best_of(opened, best) if best and "error" not in row else None
         row["best"], row["best_epoch"] = value or (None, None)
         rows.append(row)
     rows.sort(key=lambda row: row["last_seen"] or "", reverse=True)
-    if wanted:
-        sign = 1 if mode == "min" else -1
+    if best:
+        sign = 1 if best.mode == "min" else -1
         rows.sort(key=lambda row: math.inf if row["best"] is None else sign * row["best"])
     rows = rows[:last]
     lines = draw_runs(rows)

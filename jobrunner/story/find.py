@@ -15,6 +15,7 @@ from jobrunner.checkpoint import (
     Directory,
     EndEntry,
     Files,
+    KeepBest,
     SavedEpoch,
     State,
     is_url,
@@ -96,16 +97,11 @@ class RunSummary:
     nodes: Collection[str] = ()
 
     @property
-    def whole_epochs(self) -> int:
-        """How many epochs have ended, as far as is known."""
-        return Position.of(self.epoch or 0).epoch
-
-    @property
     def eta_seconds(self) -> float | None:
         """Until its last epoch ends; None if nobody knows."""
         if self.pace_seconds is None or self.total_epochs is None:
             return None
-        return self.pace_seconds * max(0, self.total_epochs - self.whole_epochs)
+        return self.pace_seconds * max(0, self.total_epochs - Position.of(self.epoch or 0).epoch)
 
 
 def find_runs(
@@ -229,22 +225,20 @@ def _end_of_last_run(
     return ("finished" if snapshot.is_done else "stopped"), None
 
 
-def best_of(
-    directory: Directory, metric: str, mode: Literal["min", "max"]
-) -> tuple[float, PublicPosition] | None:
-    """The lowest or highest value of a metric that a directory's runs recorded, and its last epoch.
+def best_of(directory: Directory, best: KeepBest) -> tuple[float, PublicPosition] | None:
+    """The best value of a metric that a directory's runs recorded, and its last epoch.
 
     Epochs removed since also count, those set aside do not: reads the whole log. None if there is no
     such value.
     """
     values: dict[Position, float] = {}
     for row in read_history(directory.log.read_entries()):
-        value = row["metrics"].get(metric)
+        value = row["metrics"].get(best.metric)
         if isinstance(value, int | float) and abs(value) <= _LARGEST:
             values[Position.of(row["epoch"])] = float(value)
-    saved = [SavedEpoch(at, metrics={metric: value}) for at, value in values.items()]
-    best = rank(metric, mode, saved)
-    return (values[best[0].at], best[0].at.public) if best else None
+    saved = [SavedEpoch(at, metrics={best.metric: value}) for at, value in values.items()]
+    ranked = rank(best.metric, best.mode, saved)
+    return (values[ranked[0].at], ranked[0].at.public) if ranked else None
 
 
 class LiveRuns:

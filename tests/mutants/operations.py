@@ -102,7 +102,7 @@ class Case:
         json.dumps(
             to_json(show.describe_run(summarize_run(manager.directory, "x"))), allow_nan=False
         )
-        best_of(manager.directory, "loss", "min")
+        best_of(manager.directory, KeepBest("loss"))
 
     def top(self) -> None:
         self._begin()
