@@ -395,7 +395,8 @@ class DirectoryRun:
                     contents, stores = {}, {}
                     for node, receipt in recorded[at].items():
                         contents[node] = receipt.contents or NodeContents()
-                        stores[node] = _store(receipt)
+                        seconds = round(receipt.seconds, 6)
+                        stores[node] = Store(receipt.store, receipt.sha256, receipt.nbytes, seconds)
                 pairs.append((contents, msgspec.structs.replace(order.records[at], stores=stores)))
             for contents, part in groupby(reversed(pairs), itemgetter(0)):
                 self._append(group, [record for _, record in part], contents)
@@ -513,10 +514,6 @@ def _shared(encoding: Encoding) -> dict[str, Any]:
         partitions[name] = {"axis": axis, "nodes": nodes}
     shared = {REPLICATED: encoding.replicated, PARTITIONS: partitions}
     return {name: blobs for name, blobs in shared.items() if blobs}
-
-
-def _store(receipt: Receipt) -> Store:
-    return Store(receipt.store, receipt.sha256, receipt.nbytes, round(receipt.seconds, 6))
 
 
 @contextlib.contextmanager

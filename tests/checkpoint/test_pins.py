@@ -75,17 +75,6 @@ def test_a_pin_that_comes_before_the_retirement_wins(tmp_path: Path) -> None:
     run.run.end()
 
 
-def test_a_rewind_sets_a_pinned_epoch_aside_and_deletes_nothing(tmp_path: Path) -> None:
-    run = begin(tmp_path)
-    save(run, 0)
-    save(run, 1)
-    run.pin(1)
-    run.run.rewind(Position(0), "test")
-    assert (run.epochs(), run.pins()) == ([0], {})
-    assert (tmp_path / "a.1" / "zarr.json").exists()
-    run.run.end()
-
-
 def test_the_replaced_store_of_a_pinned_epoch_is_set_aside(tmp_path: Path) -> None:
     run = begin(tmp_path)
     save(run, 0)

@@ -136,20 +136,6 @@ def test_joined_policies_keep_what_either_keeps() -> None:
     assert kept(KeepAll() | KeepLast(1)) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: KeepLast(0),
-        lambda: KeepEvery(0),
-        lambda: KeepBest(""),
-        lambda: KeepBest("loss", mode="best"),  # type: ignore[arg-type]
-    ],
-)
-def test_invalid_arguments_of_policies_are_refused(make: Any) -> None:
-    with pytest.raises(DefinitionError):
-        make()
-
-
 def test_only_policies_can_be_joined() -> None:
     with pytest.raises(TypeError):
         KeepLast(1) | 3  # type: ignore[operator]
