@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -77,17 +77,11 @@ class ArrayReader:
     def read_whole(self) -> Array:
         """Read the array; a row does not keep the memory of the others."""
         if self.row is not None:
-            (data,) = ArrayReader(self._files, self.array).read_rows([self.row])
-            return data
+            return ArrayReader(self._files, self.array).read_whole()[self.row, ...].copy(order="K")
         data, jobs = self.read()
         for job in jobs:
             job()
         return data
-
-    def read_rows(self, rows: Iterable[int]) -> list[Array]:
-        """Read a stack, and copy some of its rows, so that none keeps the memory of the others."""
-        stack = self.read_whole()
-        return [stack[row, ...].copy(order="K") for row in rows]
 
     def read_slice(self, axis: int, start: int, stop: int) -> tuple[Array, Jobs]:
         """Return a part along an axis, to be filled, and the jobs that fill it from its chunks."""

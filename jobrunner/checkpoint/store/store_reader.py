@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,6 +39,9 @@ from jobrunner.errors import BlobNotFoundError, CheckpointError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT
 
 _SURELY_FREE_BYTES = 1 << 28
+
+Target = tuple[list[Any], int, int | None]
+"""Where an array that is read goes: a list, an index of it, and the number of a row, if it is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,21 +159,27 @@ class StoreReader:
         """Read and verify the arrays of some blobs, once their memory is known to exist."""
         verified = self.verified
         arrays: dict[str, list[Any]] = {}
-        readings: dict[str, _Reading] = {}
+        readers: dict[str, ArrayReader] = {}
+        targets: dict[str, list[Target]] = defaultdict(list)
         for name in names:
             references = document.blobs[name].arrays
             slots = arrays[name] = [None] * len(references)
             for i, reference in enumerate(references):
                 array, row = document.locate(reference)
-                if array.path not in readings:
-                    readings[array.path] = _Reading(ArrayReader(verified, array))
-                readings[array.path].targets.append((slots, i, row))
-        self._check_memory([reading.reader for reading in readings.values()])
+                if array.path not in readers:
+                    readers[array.path] = ArrayReader(verified, array)
+                targets[array.path].append((slots, i, row))
+        self._check_memory(readers.values())
         jobs: Jobs = []
         nbytes = 0
-        for reading in readings.values():
-            jobs += reading.begin()
-            nbytes += reading.reader.nbytes
+        for path, reader in readers.items():
+            slots, i, row = targets[path][0]
+            if row is None:
+                slots[i], chunk_jobs = reader.read()
+                jobs += chunk_jobs
+            else:
+                jobs.append(partial(_read_rows, reader, targets[path]))
+            nbytes += reader.nbytes
         run_all(jobs, self.files.threads, nbytes)
         return arrays
 
@@ -359,24 +369,8 @@ def verify_stores(files: Files, readers: Sequence[StoreReader]) -> None:
     run_all(jobs, files.threads, nbytes)
 
 
-@dataclass(slots=True)
-class _Reading:
-    """An array that is read, and the places where it goes, or each of its rows."""
-
-    reader: ArrayReader
-    targets: list[tuple[list[Any], int, int | None]] = field(default_factory=list)
-    """A list, an index of it, and the number of a row; None: the array is no stack."""
-
-    def begin(self) -> Jobs:
-        """Take memory for the array, unless it is a stack; return the jobs that read it."""
-        slots, i, row = self.targets[0]
-        if row is not None:
-            return [self._read_rows]
-        slots[i], jobs = self.reader.read()
-        return jobs
-
-    def _read_rows(self) -> None:
-        """Read the stack, and copy its rows, so that none keeps the memory of the others."""
-        rows = self.reader.read_rows(row or 0 for _, _, row in self.targets)
-        for (slots, i, _), row in zip(self.targets, rows, strict=True):
-            slots[i] = row
+def _read_rows(reader: ArrayReader, targets: Sequence[Target]) -> None:
+    """Read a stack, and copy its rows, so that none keeps the memory of the others."""
+    stack = reader.read_whole()
+    for slots, i, row in targets:
+        slots[i] = stack[row, ...].copy(order="K")
