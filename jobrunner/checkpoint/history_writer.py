@@ -217,7 +217,7 @@ def describe_history(
     fill = {"f": "NaN", "c": ["NaN", "NaN"]}.get(dtype.kind, core.fill)
     # Histories of a group differ in length while a run writes, so each has an axis of its own.
     described = describe_array(
-        dtype.str, grid, "history", dims=[f"{node} row"], core=core._replace(fill=fill)
+        dtype, grid, "history", dims=[f"{node} row"], core=core._replace(fill=fill)
     )
     document = msgspec.json.decode(described)
     document["attributes"]["digests"] = digests

@@ -19,6 +19,7 @@ from jobrunner.checkpoint.encoding import (
     UnsupportedDtypeError,
     core_type,
     dtype_from_spec,
+    dtype_to_spec,
 )
 from jobrunner.checkpoint.store.chunks import MOST_RATIO, Grid, Zstd, is_text, to_logical, to_memory
 from jobrunner.names import escape
@@ -102,7 +103,7 @@ GROUP = _ENCODER.encode(GroupDocument())
 
 
 def describe_array(
-    spec: Spec,
+    dtype: np.dtype[Any],
     grid: Grid,
     holds: str,
     zstd: Zstd | None = None,
@@ -117,7 +118,7 @@ def describe_array(
     `core` is another data type than the one of Zarr's core. `dims` and `coords`, the names of axes
     and of the arrays along them, are for other readers only.
     """
-    core = core or core_type(dtype_from_spec(spec))
+    core = core or core_type(dtype)
     item = [core.length] if grid.item_axis else []
     codecs = []
     if grid.order:
@@ -131,7 +132,7 @@ def describe_array(
         attributes["names"] = names
     if coords:
         attributes["coordinates"] = " ".join(map(escape, coords))
-    attributes[OWN_KEY] = OwnAttributes(holds, spec, grid.item_axis)
+    attributes[OWN_KEY] = OwnAttributes(holds, dtype_to_spec(dtype), grid.item_axis)
     shape = to_logical(grid.shape, grid.order) + item
     chunk_shape = to_logical(grid.chunk_shape, grid.order) + item
     document = ArrayDocument(

@@ -21,7 +21,6 @@ from jobrunner.checkpoint.encoding import (
     ArrayPart,
     EncodedBlob,
     core_type,
-    dtype_to_spec,
 )
 from jobrunner.checkpoint.store.array_document import (
     GROUP,
@@ -157,7 +156,7 @@ def _plan_stack(path: str, members: Sequence[Member]) -> PlannedArray:
     axes = None if order is None else (0, *(axis + 1 for axis in order))
     grid = Grid(data.shape, data.shape, axes, _has_item_axis(data.dtype))
     names = ["/".join((blob, *part.trail)) for blob, part in members]
-    document = describe_array(dtype_to_spec(data.dtype), grid, "stack", names=names)
+    document = describe_array(data.dtype, grid, "stack", names=names)
     return PlannedArray("", path, data, grid, None, document)
 
 
@@ -177,9 +176,8 @@ def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) ->
     zstd = None
     if options.compressors and not is_text(data.dtype):  # a reader would not know a bomb from texts
         zstd = Zstd(**options.compressors[0]["configuration"])
-    spec = dtype_to_spec(data.dtype)
     dims, coords = options.dims or (), options.coords or ()
-    document = describe_array(spec, grid, part.holds, zstd, dims=dims, coords=coords)
+    document = describe_array(data.dtype, grid, part.holds, zstd, dims=dims, coords=coords)
     return PlannedArray(blob, path, data, grid, zstd, document)
 
 

@@ -117,7 +117,7 @@ def open_array(reader: ArrayReader, path: str) -> Any:
     if has_own_type:
         core = _own_type(dtype)
     grid = replace(reader.grid, item_axis=False)
-    document = json.loads(describe_array(stored.dtype, grid, "ndarray", core=core))
+    document = json.loads(describe_array(dtype, grid, "ndarray", core=core))
     if reader.row is None:
         document["dimension_names"] = stored.document.dimension_names[: len(reader.shape)]
         if not has_own_type:  # or they would tell how numbers are to be read
