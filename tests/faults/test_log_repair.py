@@ -18,7 +18,6 @@ from jobrunner import (
     CheckpointError,
     CheckpointWriteError,
     CommitConflictError,
-    KeepAll,
     KeepLast,
     MultiNodeCheckpointManager,
     Position,
@@ -188,29 +187,6 @@ def test_whatever_becomes_of_two_entries_the_same_epochs_are_recorded_after_a_re
         check_repaired(path, before, f"{first} and {second}")
         shutil.rmtree(path)
     print(f"two entries: {len(pairs)} pairs, 0 epochs lost")
-
-
-@sampled("every_kth", sample=3, nightly=1)
-def test_whatever_becomes_of_an_entry_positions_stay_recorded_after_a_repair(
-    every_kth: int, tmp_path: Path
-) -> None:
-    source = tmp_path / "source"
-    manager = MultiNodeCheckpointManager(
-        source, keep=KeepAll(partial=True), files=FaultyFiles(sync=False)
-    )
-    manager.run.start(NODES, {})
-    epochs = (0, Position(0, 2), 1, Position(1, 1), Position(1, 2))
-    for epoch in epochs:
-        save(manager, epoch)
-    manager.run.end()
-    cases = [*itertools.product((swap, cut, remove), range(1, len(log_of(source)) - 1))]
-    for i, (damage, k) in enumerate(cases[::every_kth]):
-        path = Path(shutil.copytree(source, tmp_path / str(i)))
-        damage(log_of(path)[k])
-        before = contents(path)
-        assert repair_log(directory(path).directory) is not None
-        assert recorded(path) == epochs, (damage, k)
-        check_repaired(path, before, f"{damage.__name__} {k}")
 
 
 @pytest.mark.parametrize("change", [{"format": 99}, {"kind": "merge"}])

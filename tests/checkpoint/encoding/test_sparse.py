@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -66,24 +65,6 @@ def test_unusual_ones_come_back_as_they_were() -> None:
     several = [wide, spare, unsorted, blocks, cube, line, empty]
     for matrix in several:
         assert_same(matrix, written_and_read(matrix))
-
-
-def test_ties_are_kept_and_other_readers_see_the_arrays(tmp_path: Path) -> None:
-    matrix = sparse.csr_array(np.eye(3))
-    reader = write_store(tmp_path, encode_blobs("n", {"x": {"a": matrix, "b": [matrix]}}))
-    found = reader.load()["x"]
-    assert found["a"] is found["b"][0]
-    group = zarr.open_group(tmp_path / "n.0", mode="r")
-    assert_identical(matrix.data, group["x/a/data"][:])
-    assert_identical(matrix.indptr, group["x/a/indptr"][:])
-
-
-def test_two_blobs_that_share_one_are_refused() -> None:
-    matrix = sparse.csr_array(np.eye(3))
-    with pytest.raises(DefinitionError, match="contain the same csr_array"):
-        encode_blobs("n", {"a": matrix, "b": [matrix]})
-    with pytest.raises(DefinitionError, match=r"'a/(\w+)' and 'b/\1' share memory"):
-        encode_blobs("n", {"a": matrix, "b": matrix._with_data(np.zeros(3), copy=False)})
 
 
 def test_what_would_be_lost_is_refused_by_name() -> None:

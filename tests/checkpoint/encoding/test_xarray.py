@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +13,7 @@ from jobrunner import CheckpointError, DefinitionError
 from jobrunner.checkpoint import Decoder, encode_blobs
 from jobrunner.testing import assert_identical
 from tests.sampling import examples
-from tests.stores import write_store, written_and_read
+from tests.stores import written_and_read
 
 xr = pytest.importorskip("xarray", "2024.10")
 pd = pytest.importorskip("pandas")
@@ -97,24 +95,6 @@ def test_any_dataset_and_its_arrays_come_back_as_they_were(dataset: Any) -> None
     assert_same(dataset, written_and_read(dataset))
     for array in dataset.variables:
         assert_same(dataset[array], written_and_read(dataset[array]))
-
-
-def test_other_readers_see_the_variables(tmp_path: Path) -> None:
-    dataset = xr.Dataset({"t": ("x", [1.0, 2])}, {"x": [10, 20], "lat": ("x", [5, 6])})
-    write_store(tmp_path, encode_blobs("n", {"ds": dataset}))
-    group = zarr.open_group(tmp_path / "n.0", mode="r")
-    assert group["ds/variables/t/data"][:].tolist() == [1, 2]
-    assert group["ds/coords/lat/data"][:].tolist() == [5, 6]
-
-
-def test_derived_datasets_share_indexes_but_not_memory(tmp_path: Path) -> None:
-    dataset = xr.Dataset({"t": (("x", "y"), np.ones((2, 2)))}, {"x": [1, 2]}, {"a": 1})
-    blobs = {"a": dataset, "b": dataset.mean("y"), "c": dataset["t"] + 1}
-    found = write_store(tmp_path, encode_blobs("n", blobs)).load()
-    for name, value in blobs.items():
-        assert_same(value, found[name])
-    with pytest.raises(DefinitionError, match="share memory"):
-        encode_blobs("n", {"a": dataset, "b": dataset["t"]})
 
 
 class Zlib:

@@ -86,14 +86,6 @@ def test_an_absurd_number_ends_each_command_at_once(path: Path, number: str) -> 
     assert manager_of(path).epochs() == [0, 2]
 
 
-@pytest.mark.parametrize("name", ["00000000000009.json", "٠٠٠٠٠٠٠٠٠٩.json", "9.json"])
-def test_a_name_that_is_almost_an_entrys_is_ignored(path: Path, name: str) -> None:
-    (path / "_log" / name).write_bytes(b"x")
-    assert manager_of(path).epochs() == [0, 2]
-    statuses = {it.path: it.status for it in inspect_directory(manager_of(path).directory)}
-    assert statuses[f"_log/{name}"] == "stray"
-
-
 def test_states_that_no_run_has_kept_are_not_used(path: Path) -> None:
     last = decode_entry((path / "_log" / "0000000005.json").read_bytes(), 5, "")
     state = State()
@@ -127,23 +119,6 @@ def test_a_state_of_another_log_is_not_used(path: Path, tmp_path: Path) -> None:
     state.last_id = "of another entry"
     (path / "_log" / "state.json").write_bytes(frame(state.to_bytes()))
     assert manager_of(path).epochs() == [0, 2]
-
-
-def test_stores_that_a_log_names_and_that_are_not_there_cost_nothing(
-    path: Path, edit: Edit
-) -> None:
-    edit(0, lambda entry: entry.update(nodes=["a", *map(str, range(50_000))]))
-    (path / "a.9").mkdir()
-    (path / "z.8").mkdir()
-    edit(3, lambda entry: entry.update(upto=10**17))  # its attempt ends with the run
-    edit(4, lambda entry: entry.pop("upto"))
-    edit(5, lambda entry: entry.pop("upto"))
-    manager = manager_of(path)
-    started = time.process_time()
-    manager.run.start(["a"], {})
-    manager.run.end()
-    assert time.process_time() - started < 2
-    assert sorted(it.name for it in path.glob("?.*")) == ["a.0", "a.2", "z.8"]
 
 
 @pytest.mark.parametrize(
