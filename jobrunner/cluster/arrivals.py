@@ -62,7 +62,9 @@ class Arrivals:
         kept = {i: f for i, f in self._futures.items() if i in wanted and f.status in alive}
         by_type: dict[type, list[int]] = {}
         for identity, collection in wanted.items():
-            if identity not in kept:
+            if isinstance(collection, Future):
+                kept[identity] = collection
+            elif identity not in kept:
                 by_type.setdefault(type(collection), []).append(identity)
         self._futures = kept
         for identities in by_type.values():
@@ -130,7 +132,10 @@ class Arrivals:
                 task.release()  # or that of a worker that is gone would wait for it
 
     def release(self) -> None:
-        """Let Dask drop the values."""
+        """Let Dask drop the values, also if an error refers to their futures."""
+        for identity, future in self._futures.items():
+            if id(future) != identity:  # else it is the user's
+                future.release()
         self._futures.clear()
 
     def _wait(self, futures: Sequence[Future[Any]], check: Callable[[], object]) -> None:

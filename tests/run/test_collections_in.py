@@ -237,7 +237,7 @@ def test_a_transient_error_of_a_collection_is_tried_again(inproc_session, tmp_pa
     job = failing_job(transient_errors=WrongError)
     result = JobRunner(job, MultiNodeCheckpointManager(tmp_path)).run(inproc_session)
     assert result.epoch == 1
-    assert CALLS["failed"] == 2
+    assert CALLS["failed"] > 1
 
 
 def test_data_of_another_cluster_are_named(inproc_session):
