@@ -113,7 +113,7 @@ def test_a_resume_computes_only_what_init_tasks_need_that_run_again(inproc_sessi
 
 def look(value, deep, plain, frame=None):
     assert plain == [1, 2]
-    value += deep["a"][0][1]  # it is the task's own
+    value += deep["a"][1][1]  # it is the task's own
     return {"sum": value.sum(), "deep": deep, "named": type(frame).__name__}
 
 
@@ -123,8 +123,8 @@ def test_what_lies_deep_in_containers_arrives_too_and_is_computed_once(
     x, future = counted("deep"), inproc_client.submit(lambda: 7)
     total = x.sum()
     argument = {
+        "deep": {"a": [dask.delayed(len)([1, 2]), (0, total)], "b": future},
         "value": x.blocks[0],
-        "deep": {"a": [(0, total), dask.delayed(len)([1, 2])], "b": future},
         "plain": [1, 2],
     }
     with Job("deep") as job:
@@ -134,8 +134,25 @@ def test_what_lies_deep_in_containers_arrives_too_and_is_computed_once(
     JobRunner(job).run(inproc_session)
     out = inproc_session.fetch(Node("n1")["out"])
     assert out["sum"] == pytest.approx(X[:2].sum() + 6 * X.sum())
-    assert out["deep"] == {"a": [(0, pytest.approx(X.sum())), 2], "b": 7}
+    assert out["deep"] == {"a": [2, (0, pytest.approx(X.sum()))], "b": 7}
     assert CALLS["deep"] == 4
+
+
+def rename(table):
+    table["a"] += 1
+    return table
+
+
+def test_a_data_frame_is_the_tasks_own(inproc_session, inproc_client):
+    pandas = pytest.importorskip("pandas")
+    frame = inproc_client.scatter(pandas.DataFrame({"a": [1, 2]}), hash=False)
+    with Job("frame") as job:
+        with job.init_group:
+            Task.on_each(NODES, rename, outputs="table", kwargs={"table": frame})
+        epoch_limiter(job, 1)
+    JobRunner(job).run(inproc_session)
+    assert [list(inproc_session.fetch(Node(name)["table"]).a) for name in NODES] == [[2, 3]] * 4
+    assert list(frame.result().a) == [1, 2]
 
 
 def test_each_instance_of_a_task_gets_the_value(inproc_session):

@@ -159,7 +159,9 @@ def test_frames_are_joined(inproc_session, manager):
     runner = JobRunner(framed([0, 1, 2]), manager)
     runner.run(inproc_session)
     expected = [1, 1, 2, 1, 2, 3]
-    for frame in (inproc_session.frame("table"), manager.open(1).frame("table")):
+    frames = [inproc_session.frame("table"), manager.open(1).frame("table")]
+    inproc_session.run(Task(add_to_frame, updates="table", node="f0"))  # of a frame, not of a copy
+    for frame in frames:
         assert list(frame.columns) == ["a", "b"]
         assert frame.npartitions == 1
         computed = inproc_session.client.compute(frame).result()
