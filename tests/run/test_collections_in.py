@@ -113,7 +113,7 @@ def test_a_resume_computes_only_what_init_tasks_need_that_run_again(inproc_sessi
 
 def look(value, deep, plain, frame=None):
     assert plain == [1, 2]
-    value += deep["a"][1][1]  # it is the task's own
+    value += deep["a"][0][1]  # it is the task's own
     return {"sum": value.sum(), "deep": deep, "named": type(frame).__name__}
 
 
@@ -123,7 +123,7 @@ def test_what_lies_deep_in_containers_arrives_too_and_is_computed_once(
     x, future = counted("deep"), inproc_client.submit(lambda: 7)
     total = x.sum()
     argument = {
-        "deep": {"a": [dask.delayed(len)([1, 2]), (0, total)], "b": future},
+        "deep": {"a": [(0, total), dask.delayed(len)([1, 2])], "b": future},
         "value": x.blocks[0],
         "plain": [1, 2],
     }
@@ -134,7 +134,7 @@ def test_what_lies_deep_in_containers_arrives_too_and_is_computed_once(
     JobRunner(job).run(inproc_session)
     out = inproc_session.fetch(Node("n1")["out"])
     assert out["sum"] == pytest.approx(X[:2].sum() + 6 * X.sum())
-    assert out["deep"] == {"a": [2, (0, pytest.approx(X.sum()))], "b": 7}
+    assert out["deep"] == {"a": [(0, pytest.approx(X.sum())), 2], "b": 7}
     assert CALLS["deep"] == 4
 
 
