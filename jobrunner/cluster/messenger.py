@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from jobrunner.cluster.exchange import (
+    DEPARTURE_SECONDS,
     Answer,
     Ask,
     AwaitNews,
@@ -182,6 +183,9 @@ class Messenger:
                     members.lost.setdefault(address, f"its lease task was {lease.status}")
         if members.lost:
             return {}
+        patience = self.scheduler.silence_seconds
+        if not members.leaving.keys().isdisjoint(ask.addresses):
+            patience = min(patience, DEPARTURE_SECONDS)
         if len(ask.batches) == 1:
             sending = asyncio.ensure_future(self._send(*ask.batches[0]))
         else:
@@ -189,7 +193,7 @@ class Messenger:
         losing = asyncio.ensure_future(self._loss.wait())
         try:
             # Count only time in which this loop ran: the process may have been suspended.
-            seconds = ask.wait_seconds + self.scheduler.silence_seconds
+            seconds = ask.wait_seconds + patience
             for _ in range(int(seconds / LOOK_SECONDS) + 1):
                 await asyncio.wait(
                     (sending, losing), timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
@@ -203,8 +207,7 @@ class Messenger:
             sending.cancel()
         await self.scheduler.identity()  # raises if the scheduler is silent
         for address in await self.scheduler.find_silent(ask.addresses):
-            how = f"it has not answered for {self.scheduler.silence_seconds:g} s"
-            members.lost.setdefault(address, how)
+            members.lost.setdefault(address, f"it has not answered for {patience:g} s")
         return {}  # and ask again
 
     async def _await_news(self, wanted: AwaitNews) -> None:

@@ -145,6 +145,18 @@ def test_a_killed_worker_ends_the_run_within_a_second_and_the_others_stop(
     assert again.run("init", epoch=0).stopped == ()
 
 
+def test_a_worker_that_retires_and_is_gone_is_lost_soon(session, client, tmp_path):
+    binding, _ = bind(session, tmp_path / "flag")
+
+    def retire():
+        await_file(tmp_path / "flag")
+        client.retire_workers([binding.placement["a"]])
+
+    with meanwhile(retire) as retired, pytest.raises(NodeLostError, match="'a'"):
+        binding.run("epoch", epoch=1)
+    assert time.monotonic() - retired[0] < 20  # Dask takes 30 s to give up a connection
+
+
 def test_a_value_for_a_lost_worker_does_not_delay_the_error(session, client, tmp_path):
     with TaskGroup() as group:
         first = Task(os.getpid, node="b").output()
