@@ -240,8 +240,8 @@ class Binding:
         finally:
             self._under_way = None
         for address, reply in replies.items():
-            if "room" in reply:
-                self.rooms[address] = reply["room"]
+            if reply.room is not None:
+                self.rooms[address] = reply.room
         results = read_runs(replies, order, plan.conditions)
         return results, request.failure(replies, self.plan.job)
 
@@ -416,7 +416,7 @@ class Binding:
 def read_value(address: str, reply: Reply) -> Any:
     """Unpickle the value in a reply; its arrays use the memory of the reply."""
     try:
-        head, *buffers = [memoryview(frame) for frame in reply.get("frames", ())]
+        head, *buffers = [memoryview(frame) for frame in reply.frames or ()]
     except (TypeError, ValueError) as error:
         raise malformed(address, f"there is no value in it ({error})") from error
     try:

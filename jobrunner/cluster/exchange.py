@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -165,15 +165,15 @@ class Request:
         """A worker's error, if any; what several workers refuse is one error."""
         failed = []
         for reply in replies.values():
-            if "failure" in reply:
-                failed.append(self._failed(reply, job))
+            if reply.failure is not None:
+                failed.append(self._failed(reply, reply.failure, job))
         if failed:
             if self.call == "apply" and {type(error) for error in failed} == {DefinitionError}:
                 failed[0].args = ("\n".join(dict.fromkeys(map(str, failed))),)
             return failed[0]
         for address, reply in replies.items():
-            if reply["status"] != "done":
-                reason = reply.get("reason") or f"it answered {reply['status']!r}"
+            if reply.status != "done":
+                reason = reply.reason or f"it answered {reply.status!r}"
                 return ExecutionError(
                     f"Worker {address} did not finish its part of {self._name()}: {reason}. Start "
                     f"the job again."
@@ -193,9 +193,9 @@ class Request:
     def _name(self) -> str:
         return self.what or f"the {self.group} group"
 
-    def _failed(self, reply: Reply, job: str) -> BaseException:
-        failure, epoch = reply["failure"], reply.get("epoch", self.epoch)
-        at = _at(epoch) + (f", step {reply.get('step', 0) + 1}" if self.has_steps else "")
+    def _failed(self, reply: Reply, failure: Failure, job: str) -> BaseException:
+        epoch = self.epoch if reply.epoch is None else reply.epoch
+        at = _at(epoch) + (f", step {reply.step + 1}" if self.has_steps else "")
         cause = failure.exception()
         if failure.is_own:
             error = cause
@@ -244,19 +244,19 @@ def pickle_function(fn: Any, what: str) -> bytes:
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 
 
-class Reply(TypedDict, total=False):
+class Reply(msgspec.Struct, frozen=True):
     """A worker's reply to a request."""
 
-    status: Required[Literal["done", "running", "failed", "aborted", "waiting", "stale", "unknown"]]
-    tasks: Sequence[tuple[str, str]]  # those that run, as (node, task)
-    runs: Sequence[EndedRun]
-    failure: Failure
-    epoch: int | None  # in which it failed
-    step: Count  # of it, from 0
-    reason: str  # why it was aborted
-    suspect: str  # address of a worker that this one could not reach
-    frames: Frames
-    room: tuple[Count, Count]  # bytes of a capture, bytes free: see `Keeper.room`
+    status: Literal["done", "running", "failed", "aborted", "waiting", "stale", "unknown"]
+    tasks: Sequence[tuple[str, str]] = ()  # those that run, as (node, task)
+    runs: Sequence[EndedRun] = ()
+    failure: Failure | None = None
+    epoch: int | None = None  # in which it failed
+    step: Count = 0  # of it, from 0
+    reason: str = ""  # why it was aborted
+    suspect: str = ""  # address of a worker that this one could not reach
+    frames: Frames | None = None
+    room: tuple[Count, Count] | None = None  # bytes of a capture, bytes free: see `Keeper.room`
 
 
 def malformed(address: str, problem: str) -> ExecutionError:
@@ -344,21 +344,21 @@ def exchange(
                 continue
             reply = read_reply(address, answer, members.placement)
             members.waiting.discard(address)
-            if reply["status"] == "waiting":
+            if reply.status == "waiting":
                 unstarted.add(address)
                 members.waiting.add(address)
-            elif reply["status"] != "running":
+            elif reply.status != "running":
                 replies[address] = reply
                 if is_run:
                     members.running.pop(address, None)
             elif is_run:
-                members.running[address] = reply.get("tasks", ())
+                members.running[address] = reply.tasks
         for reply in replies.values():
-            if "suspect" in reply and not members.lost:
+            if reply.suspect and not members.lost:
                 yield AwaitNews(LOSS_SECONDS)
                 if not members.lost:
-                    members.lost[reply["suspect"]] = reply.get("reason", "it is suspect")
-                    members.cut.add(reply["suspect"])
+                    members.lost[reply.suspect] = reply.reason
+                    members.cut.add(reply.suspect)
         if members.lost:
             # This may reveal further losses.
             yield Abort(members.alive, f"worker {next(iter(members.lost))} is lost")
@@ -372,7 +372,7 @@ def exchange(
                 pending.append(address)
             # A worker is "done" before others have its values, and sending these may still fail. Then
             # others wait for them, and only the sender can say of whom they could not be taken.
-            if reply_here is None or (is_run and reply_here["status"] == "done"):
+            if reply_here is None or (is_run and reply_here.status == "done"):
                 asked.append(address)
         if is_run and len(asked) < len(addresses) and not is_aborted:
             is_aborted = True
@@ -401,12 +401,12 @@ def read_reply(address: str, answer: object, placement: Mapping[str, str]) -> Re
         reply = msgspec.convert(answer, Reply)
     except msgspec.ValidationError as error:
         raise malformed(address, str(error)) from error
-    tasks = [*reply.get("tasks", ())]
-    if "failure" in reply and reply["failure"].node:
-        tasks.append((reply["failure"].node, ""))
+    tasks = [*reply.tasks]
+    if reply.failure is not None and reply.failure.node:
+        tasks.append((reply.failure.node, ""))
     for node, _ in tasks:
         if placement.get(node) != address:
             raise malformed(address, f"node {node!r:.80} is not on that worker")
-    if "suspect" in reply and reply["suspect"] not in placement.values():
-        raise malformed(address, f"suspect {reply['suspect']!r:.80} is no worker in use")
+    if reply.suspect and reply.suspect not in placement.values():
+        raise malformed(address, f"suspect {reply.suspect!r:.80} is no worker in use")
     return reply

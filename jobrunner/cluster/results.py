@@ -46,9 +46,9 @@ def read_runs(
     width, most = order.steps_per_epoch, order.epochs * order.steps_per_epoch
     ended, done = most, None
     for address, reply in replies.items():
-        count = len(reply.get("runs", ()))
+        count = len(reply.runs)
         is_wrong = count > most
-        if reply["status"] == "done":
+        if reply.status == "done":
             is_wrong |= not count or count % width > 0 or done not in (None, count)
             done = count
         if is_wrong:
@@ -68,11 +68,11 @@ def _merge(
     entries: dict[int, list[MetricEntry]] = {}  # by step
     for address, reply in replies.items():
         seconds = 0.0
-        for step, run in enumerate(reply["runs"][runs]):
+        for step, run in enumerate(reply.runs[runs]):
             seconds += run["seconds"]
             if run["metrics"]:
                 entries.setdefault(step, []).extend(_read_metrics(address, run["metrics"]))
-        fired.update(reply["runs"][runs][-1]["stopped"])
+        fired.update(reply.runs[runs][-1]["stopped"])
         slowest = max(slowest, seconds)
     metrics: dict[str, Metric] = {}
     for step in sorted(entries):

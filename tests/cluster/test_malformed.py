@@ -21,7 +21,7 @@ from jobrunner import (
 from jobrunner.checkpoint import Receipt, Written, read_receipts
 from jobrunner.checkpoint.store.document import encode_json
 from jobrunner.cluster.binding import read_value
-from jobrunner.cluster.exchange import read_reply
+from jobrunner.cluster.exchange import Reply, read_reply
 from jobrunner.cluster.results import read_runs
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.compile import Condition
@@ -152,7 +152,7 @@ FORGED = [
 
 
 def test_every_answer_is_read_or_refused_by_the_workers_name():
-    assert read_reply(HERE, ANSWER, PLACEMENT)["failure"].task == "t"
+    assert read_reply(HERE, ANSWER, PLACEMENT).failure.task == "t"
     draw, read = random.Random(1), 0
     for _ in range(1000):
         answer = copy.deepcopy(ANSWER)
@@ -184,8 +184,8 @@ def test_an_epoch_lasts_as_on_its_slowest_worker_and_its_last_step_may_stop_it()
         return {**RUN, "seconds": seconds, "stopped": [*stopped]}
 
     replies = {
-        HERE: {"status": "done", "runs": [ran(1.0, "a/x"), ran(2.0, "a/y")]},
-        THERE: {"status": "done", "runs": [ran(0.5), ran(0.5)]},
+        HERE: Reply("done", runs=[ran(1.0, "a/x"), ran(2.0, "a/y")]),
+        THERE: Reply("done", runs=[ran(0.5), ran(0.5)]),
     }
     conditions = [Condition(f"a/{name}", "a") for name in "xy"]
     [epoch] = read_runs(replies, RunOrder(steps_per_epoch=2), conditions)
@@ -193,7 +193,7 @@ def test_an_epoch_lasts_as_on_its_slowest_worker_and_its_last_step_may_stop_it()
 
 
 def test_workers_that_are_done_must_have_run_as_much():
-    replies = {a: {"status": "done", "runs": [RUN] * n} for a, n in ((HERE, 1), (THERE, 2))}
+    replies = {a: Reply("done", runs=[RUN] * n) for a, n in ((HERE, 1), (THERE, 2))}
     with pytest.raises(ExecutionError, match="as many as other workers"):
         read_runs(replies, RunOrder(epochs=2), [])
 
