@@ -221,19 +221,10 @@ def owner_of(array: np.ndarray) -> int:
     return id(owner)
 
 
-def size_of(stored: Any, counted: set[int]) -> int:
-    """Approximate size of a stored or captured value in bytes, without what is `counted`."""
+def size_of(stored: Any) -> int:
+    """Approximate size of a stored value in bytes; of most containers, without their items."""
     if type(stored) is Frozen:
-        return len(stored.head) + sum(size_of(part, counted) for part in stored.parts)
-    if type(stored) is Pickled:
-        return sum(memoryview(frame).nbytes for frame in stored.frames)
-    identity = owner_of(stored) if isinstance(stored, np.ndarray) else id(stored)
-    if identity in counted:
-        return 0
-    counted.add(identity)
-    if type(stored) in _FLAT:
-        items = stored.values() if type(stored) is dict else stored
-        return sys.getsizeof(stored) + sum(map(sys.getsizeof, list(items)))
+        return len(stored.head) + sum(map(size_of, stored.parts))
     nbytes = getattr(stored, "nbytes", None)  # tensors and frames of other libraries, too
     return nbytes if isinstance(nbytes, int) else sys.getsizeof(stored)
 

@@ -98,12 +98,8 @@ class Workspace:
     _waiting: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
     def nbytes(self) -> int:
-        """Approximate size of the blobs and retained values; memory that they share counts once."""
-        counted: set[int] = set()
-        values = [*self.globals.values(), *self.private.values()]
-        for retained in list(self.retained.values()):
-            values += retained.values()
-        return sum(size_of(value, counted) for value in values)
+        """Approximate size of the blobs; memory that two of them share counts twice."""
+        return sum(map(size_of, [*self.globals.values(), *self.private.values()]))
 
     def lookup(self, name: str) -> Any:
         """Return a blob as a task reads it; `BlobNotFoundError` if there is none."""

@@ -8,7 +8,7 @@ from jobrunner.worker.memory import (
     KNOWN_BYTES,
     MemoryLimit,
 )
-from jobrunner.workspace import BEFORE_COPY, Workspace, capture, settle
+from jobrunner.workspace import BEFORE_COPY, Workspace, settle
 
 MIB = 1 << 20
 
@@ -33,16 +33,6 @@ def test_sizes_of_blobs_include_items_of_containers():
         space.put(name, settle([value]))
     space.private["p"] = settle([np.zeros(125)])
     assert 15_000 <= space.nbytes() < 15_300
-
-
-def test_memory_that_blobs_and_retained_values_share_counts_once():
-    space = Workspace("a", frozenset())
-    space.put("x", settle([[np.zeros(1000)]]))
-    space.retained["epoch"] = {
-        ("t", 0): capture(space.globals["x"]),
-        ("t", 1): settle([np.zeros(10)]),
-    }
-    assert 8_080 <= space.nbytes() < 8_400
 
 
 def test_the_error_names_the_largest_nodes_the_limit_and_what_to_do():
