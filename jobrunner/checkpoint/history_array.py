@@ -30,6 +30,7 @@ def open_history(
     readers = _find_readers(directory, record, blob, nodes)
     types: dict[str, ValueType | None] = {}
     for node, reader in readers.items():
+        reader.check_files()  # before the array has a chunk for each
         types[node] = ValueType((reader.mark.rows, *reader.mark.shape), reader.dtype)
     pieces = []
     for names in cut(blob, types, None):

@@ -155,6 +155,7 @@ def ls_command(*, directory: str, last: int | None, best: KeepBest | None) -> Ou
 
 def list_epochs(directory: Directory, last: int | None = None) -> Output:
     """List the recorded epochs, or only the newest `last`."""
+    from jobrunner.checkpoint import HISTORIES
     from jobrunner.story import OUTCOMES, summarize_run
 
     snapshot = directory.snapshot()
@@ -162,6 +163,7 @@ def list_epochs(directory: Directory, last: int | None = None) -> Output:
     listed = recorded if last is None else recorded[-last:]
     rows: list[dict[str, Any]] = []
     stores: list[str] = []
+    histories: set[str] = set()
     damaged: dict[str, str] = {}
     parameters_of = cache(partial(_parameters_of, directory))
     for at, record in directory.records(listed, snapshot):
@@ -171,8 +173,10 @@ def list_epochs(directory: Directory, last: int | None = None) -> Output:
         row = _describe_epoch(record, parameters_of(record.run_number))
         rows.append({**row, "pins": snapshot.pins.get(at, ())})
         stores += [store.name for store in record.stores.values()]
+        if record.histories:
+            histories.add(f"{HISTORIES}/{record.histories}")
     unclaimed = [at.public for at in directory.unclaimed()]
-    space = measure(directory, stores) if len(stores) <= _MOST_MEASURED else None
+    space = measure(directory, [*stores, *histories]) if len(stores) <= _MOST_MEASURED else None
     data = {
         "path": directory.path,
         "is_done": snapshot.is_done,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,28 @@ def test_one_damaged_old_chunk_does_not_damage_every_epoch(
     with pytest.raises(CheckpointCorruptError, match=r"draws/chain:0/c.0.0"):
         manager.history_of("draws").compute()
     assert manager.history_of("draws", nodes=["chain:1"]).compute().shape == (1, 18, 2)
+
+
+def test_a_damaged_document_of_an_array_does_no_harm(
+    inproc_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_LEAST_BYTES", "_MOST_BYTES"):
+        monkeypatch.setattr(f"jobrunner.checkpoint.history_writer.{name}", 64)
+    monkeypatch.setattr("jobrunner.checkpoint.history_writer.PUBLISH_SECONDS", 0)
+    path = tmp_path / "k"
+    manager = run(inproc_session, path, 4)
+    (document,) = path.glob("_histories/*/draws/chain:0/zarr.json")
+    content = document.read_bytes()
+    digest = json.loads(content)["attributes"]["digests"][1]
+    for damaged in (b"", content[:-1], content.replace(digest.encode(), b"0" * 32)):
+        document.write_bytes(damaged)
+        expect_rows(manager, 4)
+        manager.verify(4)
+    expect_rows(run(inproc_session, path, 6), 6)
+    (chunk,) = path.glob("_histories/*.1/draws/chain:1/c.2.0")
+    chunk.unlink()
+    with pytest.raises(CheckpointCorruptError, match="expected 5 chunks"):
+        manager.history_of("draws")
 
 
 def test_a_damaged_tail_makes_a_resume_fall_back(session: Session, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import xxhash
 
 from jobrunner.checkpoint.storage import DOCUMENT_BYTES, Files, join_path
 from jobrunner.checkpoint.store.array_document import Count, Digest, Length
-from jobrunner.checkpoint.store.damage import VerifiedFiles, changed_file
+from jobrunner.checkpoint.store.damage import VerifiedFiles, changed_file, reading
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.names import ROOT_DOCUMENT, escape
 
@@ -111,6 +111,14 @@ class HistoryReader:
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the rows."""
         return np.dtype(self.mark.dtype)
+
+    def check_files(self) -> None:
+        """Raise CheckpointCorruptError if there are fewer chunks than the mark counts."""
+        with reading(self.root):
+            count = len(self.files.list_names(self.root))
+        expected = -(-self.mark.rows // self.mark.chunk_rows)
+        if count < expected:
+            raise changed_file(self.root, f"expected {expected} chunks, found {count} files")
 
     def read_digests(self) -> list[str]:
         """The digests of all full chunks.
