@@ -67,7 +67,7 @@ class MultiNodeCheckpointManager:
     asynchronous : bool
         Save in the background, which is the default: epochs go on while the ones before are written
         and recorded, in groups. NumPy arrays are saved by reference; everything else is copied
-        first. At most 256 epochs are under way, and for a second; then the next one waits. False:
+        first. At most 512 epochs are under way, and for a second; then the next one waits. False:
         each epoch waits until the one before is recorded.
     budget_bytes : int, optional
         With `asynchronous`: limit for each worker on the copies, together with the arrays that

@@ -258,7 +258,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         kind = type_of_frame(self[first].load(blob)) if owners else None
         # What the documents say of sizes is enough to make chunks.
         types = {
-            node: None if kind is None else kind._replace(nbytes=_size_of(document, blob))
+            node: None if kind is None else kind._replace(nbytes=document.nbytes_of(blob))
             for node, _, document in owners
         }
         readers = {node: reader for node, reader, _ in owners}
@@ -323,9 +323,3 @@ class FrameChunk:
             frames[node] = reader.load([self.blob])[self.blob]
             cut(self.blob, {self.first: self.kind, node: type_of_frame(frames[node])}, None)
         return concatenate_frames([*frames.values()])
-
-
-def _size_of(document: StoreDocument, blob: str) -> int:
-    """How many bytes the arrays of a blob have on disk."""
-    arrays = [document.locate(reference)[0] for reference in document.blobs[blob].arrays]
-    return sum(array.nbytes for array in arrays)

@@ -36,7 +36,7 @@ class Moment:
     time : float
         Unix time, in seconds.
     metrics : mapping
-        What the tasks of this epoch have reported so far, by name; see `TaskContext.report`.
+        What the tasks of this epoch have reported so far, by name; see `CurrentTask.report`.
     """
 
     epoch: int

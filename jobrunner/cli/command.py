@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import json
 import os
 import sys
@@ -199,7 +200,8 @@ def _asks_for_json(args: Sequence[str]) -> bool:
 
 
 def _asks_for_lines(args: Sequence[str]) -> bool:
-    return "--log-format json" in " ".join(args).replace("=", " ")
+    pairs = itertools.pairwise(args)
+    return "--log-format=json" in args or ("--log-format", "json") in pairs
 
 
 def _print_json(data: Mapping[str, Any], exit_code: int, args: Sequence[str]) -> None:

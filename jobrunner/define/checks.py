@@ -94,9 +94,10 @@ def _is_path(value: object) -> bool:
     if not isinstance(value, str | os.PathLike):
         return False
     try:
-        return b"\0" not in os.fsencode(value) != b""
+        encoded = os.fsencode(value)
     except UnicodeEncodeError:
         return False
+    return encoded != b"" and b"\0" not in encoded
 
 
 COUNT = whole(1)

@@ -89,7 +89,7 @@ class Run:
         self.runner = runner
         self.session = session
         self.resume = resume  # where it begins; after a loss, where it goes on
-        self.has_begun = False  # there
+        self.has_begun = False  # at `resume.begin`, or with the init group
         self.streams = resume.streams
         self.plan = with_streams(resume.plan, resume.streams)
         self.callbacks = Callbacks([*views, *runner.callbacks])
@@ -106,10 +106,16 @@ class Run:
             # Rows of histories would wait in memory for a save.
             self.plan = structs.replace(self.plan, histories={})
         else:
-            warn, policy = self.callbacks.warn, runner.on_save_error
-            asked, status = runner.save_asked, self.state.status
-            since = round(time.time() - (time.monotonic() - began), 3)
-            self.saver = Saver(manager, self.plan, policy, warn, self._saved, asked, status, since)
+            self.saver = Saver(
+                manager,
+                self.plan,
+                on_save_error=runner.on_save_error,
+                warn=self.callbacks.warn,
+                saved=self._saved,
+                save_now=runner.save_asked,
+                status=self.state.status,
+                began=round(time.time() - (time.monotonic() - began), 3),
+            )
 
     def run(self) -> RunResult:
         """See `JobRunner.run`."""

@@ -208,18 +208,18 @@ def decide(
             is_done=epochs.is_done,
         )
     return Resume(
-        plan,
-        reason,
-        snapshot,
-        origin,
-        origin is own,
-        is_named,
-        begin,
-        left,
-        later,
-        in_use,
-        tuple(warnings),
-        damage,
+        plan=plan,
+        reason=reason,
+        snapshot=snapshot,
+        origin=origin,
+        is_own=origin is own,
+        is_named=is_named,
+        begin=begin,
+        left=left,
+        later=later,
+        in_use=in_use,
+        warnings=tuple(warnings),
+        damaged=damage,
     )
 
 

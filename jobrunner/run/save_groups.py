@@ -114,7 +114,13 @@ class SaveGroups:
 
     def _work(self) -> None:
         while self._form_group():
-            count, may_go_on = self._record(self._group)
+            try:
+                count, may_go_on = self._record(self._group)
+            except BaseException as error:
+                # `wait` would wait for ever for a thread that has died.
+                for save in self._group:
+                    save.error = error
+                count, may_go_on = len(self._group), False
             with self._changed:
                 self._waiting = [*self._group[count:], *self._waiting]
                 self._group = self._group[:count]

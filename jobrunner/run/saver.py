@@ -81,6 +81,7 @@ class Saver:
         self,
         manager: MultiNodeCheckpointManager,
         plan: Plan,
+        *,
         on_save_error: SaveErrorPolicy,
         warn: Callable[[str], None],
         saved: Callable[[SaveReport], None],

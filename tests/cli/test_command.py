@@ -51,6 +51,7 @@ def test_without_a_command_the_help_is_shown_as_it_is_written() -> None:
         ["info", ".", "9" * 5000],
         ["prune", ".", "--keep-best", "m:" + "9" * 5000],
         ["ls"],
+        ["run", "job.py", "--nope", "--param", "note=see --log-format json"],
     ],
     ids=lambda args: " ".join(args)[:80],
 )

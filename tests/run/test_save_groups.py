@@ -111,3 +111,14 @@ def test_a_wait_for_room_ends_before_all_has_ended(recorder: Recorder, groups: S
     recorder.gate.set()
     groups.wait()
     assert ended(groups) == [0, 1]
+
+
+def test_an_error_in_recording_ends_the_saves_of_the_group_and_nobody_waits_for_ever() -> None:
+    def record(group: Sequence[Save]) -> tuple[int, bool]:
+        raise ValueError("by hand")
+
+    groups = SaveGroups(record)
+    groups.add(saves(0, 1))
+    groups.wait()
+    ended_saves = [groups.take_ended(), groups.take_ended()]
+    assert [str(save.error) for save in ended_saves if save is not None] == ["by hand"] * 2

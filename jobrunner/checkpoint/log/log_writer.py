@@ -187,7 +187,7 @@ class LogWriter:
         with self._lock:
             if self._run is None:
                 raise CommitConflictError(
-                    f"No run of this manager holds {self._path}: call start_run first."
+                    f"No run of this manager holds {self._path}: call run.start() first."
                 )
             while True:
                 self._held(self.known())

@@ -253,6 +253,14 @@ class StoreDocument:
         stack, row = reference
         return self._arrays[self.entry.stacks[stack].path], row
 
+    def nbytes_of(self, name: str) -> int:
+        """How many bytes the arrays of a blob have on disk."""
+        nbytes = 0
+        for reference in self.blobs[name].arrays:
+            array, row = self.locate(reference)
+            nbytes += array.nbytes if row is None else array.nbytes // array.grid.shape[0]
+        return nbytes
+
     def files(self, least_bytes: int = 0) -> dict[str, File]:
         """Return size and digest of all chunks that are so long, by path within the store."""
         files: dict[str, File] = {}

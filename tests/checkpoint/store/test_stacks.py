@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from jobrunner import DefinitionError, MultiNodeCheckpointManager
-from jobrunner.checkpoint.store.document import ROOT_DOCUMENT
+from jobrunner.checkpoint.store.document import ROOT_DOCUMENT, StoreDocument
 from jobrunner.checkpoint.store.layout import LEAST_ALIKE
 from jobrunner.checkpoint.store.layout import STACKED_BYTES as MOST_BYTES
 from jobrunner.define.array_options import ArrayOptions
@@ -226,3 +226,10 @@ def test_blobs_with_array_options_are_not_stacked(rig: Rig, count: int) -> None:
     rig.check()
     assert rig.stacks() == [[2 * MANY - count, 100]]
     assert len(list((rig.path / "a.0" / "w1").glob("c.*"))) == 10
+
+
+def test_a_row_has_the_size_of_a_row(rig: Rig) -> None:
+    rig.blobs.update(many(np.ones(4)))
+    rig.save()
+    data = (rig.path / "a.0" / ROOT_DOCUMENT).read_bytes()
+    assert StoreDocument(data, "a.0").nbytes_of("w0") == 32
