@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from jobrunner import Job, Node, Task, current_task, epoch_limiter
+from jobrunner import Blob, Job, Node, Task, current_task, epoch_limiter
 
 NODES = 3
 EPOCHS = int(os.environ.get("DRIFT_EPOCHS", "40"))
@@ -28,18 +28,24 @@ def drift(history, *others):
     return (*history[-5:], float(x[0]))
 
 
+def sample(x):
+    return x[:6].reshape(3, 2).copy()
+
+
 def write_sum(path, x):
     with open(path, "w") as file:
         file.write(x.tobytes().hex())
 
 
-def build():
+def build(has_samples):
     nodes = [Node(f"part:{i}") for i in range(NODES)]
     with Job("drift", seed=7) as job:
         for i, node in enumerate(nodes):
             with job.init_group:
                 Task(start, outputs=["x", "history"], node=node, kwargs={"i": i})
             Task(edge, inputs="x", outputs="edge", node=node)
+            if has_samples:
+                Task(sample, inputs="x", outputs=Blob("samples", history="extend"), node=node)
         for i, node in enumerate(nodes):
             left = nodes[(i + 1) % NODES]["edge"]
             Task(drift, inputs=["history", left], updates="x", outputs="history", node=node)
@@ -47,4 +53,4 @@ def build():
     return job
 
 
-job = build()
+job = build("DRIFT_SAMPLES" in os.environ)

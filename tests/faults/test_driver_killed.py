@@ -1,5 +1,6 @@
 """The driver's whole process group dies at random moments; the job comes to the same end."""
 
+import contextlib
 import os
 import random
 import signal
@@ -22,7 +23,9 @@ SCRIPT = Path(__file__).with_name("drift_job.py")
 def final_state(path):
     manager = MultiNodeCheckpointManager(path)
     checkpoint = manager.open(drift_job.EPOCHS)
-    return {
+    samples = manager.history_of("samples").compute()
+    assert samples.shape == (drift_job.NODES, 3 * drift_job.EPOCHS, 2)
+    return samples.tobytes(), {
         node: (np.asarray(checkpoint[node]["x"]).tobytes(), checkpoint[node]["history"])
         for node in checkpoint
     }
@@ -34,7 +37,7 @@ def uninterrupted(inproc_cluster, tmp_path_factory):
 
     path = tmp_path_factory.mktemp("uninterrupted") / "ckpt"
     with Client(inproc_cluster, set_as_default=False) as client, Session(client) as session:
-        JobRunner(drift_job.build(), MultiNodeCheckpointManager(path)).run(session)
+        JobRunner(drift_job.build(has_samples=True), MultiNodeCheckpointManager(path)).run(session)
     return path
 
 
@@ -42,6 +45,7 @@ def start_driver(path):
     command = [sys.executable, "-m", "jobrunner", "run", str(SCRIPT), "--checkpoint", str(path)]
     return subprocess.Popen(
         [*command, "--workers", "2", "--threads", "1"],
+        env={**os.environ, "DRIFT_SAMPLES": "1"},
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -67,7 +71,8 @@ def test_killed_at_random_moments_the_job_ends_with_the_same_bits(tmp_path, unin
             deadline = time.monotonic() + 60
             while driver.poll() is None and latest(path) < aim and time.monotonic() < deadline:
                 time.sleep(chance.uniform(0.001, 0.02))  # a random moment, not an order
-            os.killpg(driver.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(driver.pid, signal.SIGKILL)
         output = driver.communicate(timeout=120)[0].decode()
         assert latest(path) >= reached, "the last recorded epoch went back"
         reached = latest(path)
@@ -99,12 +104,12 @@ def test_a_damaged_newest_epoch_is_never_resumed_from_in_silence(
     path = tmp_path / "ckpt"
     manager = MultiNodeCheckpointManager(path)
     with Session(inproc_client) as session:
-        JobRunner(drift_job.build(), manager, num_epochs=10).run(session)
+        JobRunner(drift_job.build(has_samples=True), manager, num_epochs=10).run(session)
     damage(Path(manager.get_ckpt_db_name("part:1", 10)), how)
     damage(Path(manager.get_ckpt_db_name("part:2", 9)), how)
 
     with Session(inproc_client) as session, pytest.raises(CheckpointCorruptError, match="part:1"):
-        JobRunner(drift_job.build(), manager, 10).run(session)
+        JobRunner(drift_job.build(has_samples=True), manager, 10).run(session)
 
     warnings = []
 
@@ -113,7 +118,9 @@ def test_a_damaged_newest_epoch_is_never_resumed_from_in_silence(
             warnings.append(message)
 
     with Session(inproc_client) as session:
-        result = JobRunner(drift_job.build(), manager, callbacks=[Listener()]).run(session)
+        result = JobRunner(drift_job.build(has_samples=True), manager, callbacks=[Listener()]).run(
+            session
+        )
     assert result.resumed_from == 8
     assert ["Epoch 10" in warnings[0], "Epoch 9" in warnings[1]] == [True, True]
     assert final_state(path) == final_state(uninterrupted)

@@ -58,7 +58,7 @@ def go_on(path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["fail", "die"])
-@sampled("every", sample=97, nightly=1)
+@sampled("every", sample=173, nightly=1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_at_any_operation_loses_no_row(
     every: int, how: Literal["fail", "die"], tmp_path: Path
@@ -80,7 +80,7 @@ def test_a_fault_at_any_operation_loses_no_row(
     assert check(path)[-1] == 12
 
 
-@sampled("every", sample=60, nightly=2)
+@sampled("every", sample=100, nightly=2)
 def test_a_power_loss_at_any_moment_loses_no_recorded_row(every: int, tmp_path: Path) -> None:
     path = tmp_path / "k"
     files = TracingFiles()
