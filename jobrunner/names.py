@@ -22,6 +22,9 @@ LOG_DIRECTORY = "_log"
 ROOT_DOCUMENT = "zarr.json"
 """The document of a store, written last, by which a whole one is known."""
 
+HISTORIES = "_histories"
+"""The directory of all histories in a checkpoint directory; no node can have this name."""
+
 _MAX_NAME_BYTES = 200
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

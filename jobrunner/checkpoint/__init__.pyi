@@ -109,7 +109,6 @@ from .storage import (
 )
 from .store import (
     DAMAGE_ADVICE as DAMAGE_ADVICE,
-    HISTORIES as HISTORIES,
     ArrayOutline as ArrayOutline,
     StoredValue as StoredValue,
     StoreReader as StoreReader,

@@ -26,7 +26,6 @@ from jobrunner.checkpoint.encoding import core_type
 from jobrunner.checkpoint.storage import Files, join_path
 from jobrunner.checkpoint.store import (
     GROUP,
-    HISTORIES,
     Grid,
     HistoryMark,
     HistoryReader,
@@ -37,7 +36,7 @@ from jobrunner.checkpoint.store import (
     name_chunk,
 )
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
-from jobrunner.names import ROOT_DOCUMENT, escape
+from jobrunner.names import HISTORIES, ROOT_DOCUMENT, escape
 from jobrunner.texts import get_logger
 from jobrunner.workspace import Rows, Workspace
 

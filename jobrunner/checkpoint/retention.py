@@ -37,8 +37,7 @@ from jobrunner.checkpoint.log import (
     read_details,
 )
 from jobrunner.checkpoint.storage import REMOVALS, Files, join_path, run_all
-from jobrunner.checkpoint.store import HISTORIES
-from jobrunner.names import ROOT_DOCUMENT, format_store_name, parse_store_name
+from jobrunner.names import HISTORIES, ROOT_DOCUMENT, format_store_name, parse_store_name
 from jobrunner.positions import Position
 from jobrunner.texts import get_logger, listed
 

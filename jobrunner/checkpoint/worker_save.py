@@ -26,7 +26,6 @@ from jobrunner.checkpoint.history_writer import HistoryWriters, RowCount
 from jobrunner.checkpoint.log import NodeContents, Record
 from jobrunner.checkpoint.storage import THREADS, Files, join_path, run_all, run_gently
 from jobrunner.checkpoint.store import (
-    HISTORIES,
     NO_STORE,
     Former,
     HistoryMark,
@@ -39,6 +38,7 @@ from jobrunner.checkpoint.store import (
 from jobrunner.compile import gc_paused
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
+from jobrunner.names import HISTORIES
 from jobrunner.positions import Position
 from jobrunner.workspace import StoredAs, StoredBlob, Workspace
 

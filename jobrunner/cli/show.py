@@ -32,6 +32,7 @@ from jobrunner.cli.run import read_keep_best
 from jobrunner.cli.tables import Column, draw_table
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 from jobrunner.json_output import to_json
+from jobrunner.names import HISTORIES
 from jobrunner.outputs import check_output
 from jobrunner.positions import Position, describe_position, format_ranges
 from jobrunner.texts import (
@@ -155,7 +156,6 @@ def ls_command(*, directory: str, last: int | None, best: KeepBest | None) -> Ou
 
 def list_epochs(directory: Directory, last: int | None = None) -> Output:
     """List the recorded epochs, or only the newest `last`."""
-    from jobrunner.checkpoint import HISTORIES
     from jobrunner.story import OUTCOMES, summarize_run
 
     snapshot = directory.snapshot()

@@ -26,12 +26,12 @@ from jobrunner.checkpoint.storage import (
     join_path,
     run_all,
 )
-from jobrunner.checkpoint.store import HISTORIES, StoreReader
+from jobrunner.checkpoint.store import StoreReader
 from jobrunner.errors import (
     CheckpointNotFoundError,
     DefinitionError,
 )
-from jobrunner.names import ROOT_DOCUMENT
+from jobrunner.names import HISTORIES, ROOT_DOCUMENT
 from jobrunner.positions import Position
 
 

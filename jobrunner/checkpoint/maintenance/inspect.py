@@ -18,9 +18,8 @@ from jobrunner.checkpoint.log import (
 )
 from jobrunner.checkpoint.maintenance.repair import reading
 from jobrunner.checkpoint.storage import join_path
-from jobrunner.checkpoint.store import HISTORIES
 from jobrunner.errors import CheckpointCorruptError
-from jobrunner.names import LOG_DIRECTORY, StoreName, parse_store_name
+from jobrunner.names import HISTORIES, LOG_DIRECTORY, StoreName, parse_store_name
 from jobrunner.positions import Position
 
 Status = Literal["live", "pending", "aside", "stray", "damaged"]

@@ -48,7 +48,6 @@ from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage import join_path
 from jobrunner.checkpoint.store import (
     DOCUMENT_MOST_BYTES,
-    HISTORIES,
     RecordEntry,
     StoreDocument,
     StoreReader,
@@ -59,7 +58,7 @@ from jobrunner.errors import (
     CheckpointError,
     DefinitionError,
 )
-from jobrunner.names import ROOT_DOCUMENT, parse_store_name
+from jobrunner.names import HISTORIES, ROOT_DOCUMENT, parse_store_name
 from jobrunner.positions import Position
 
 

@@ -13,7 +13,6 @@ from jobrunner.checkpoint.store.document import (
     is_sealed,
 )
 from jobrunner.checkpoint.store.history_reader import (
-    HISTORIES,
     HistoryMark,
     HistoryReader,
     chain_of,

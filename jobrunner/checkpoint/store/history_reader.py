@@ -20,10 +20,7 @@ from jobrunner.checkpoint.storage import DOCUMENT_BYTES, Files, join_path
 from jobrunner.checkpoint.store.array_document import Count, Digest, Length
 from jobrunner.checkpoint.store.damage import VerifiedFiles, changed_file, reading
 from jobrunner.errors import CheckpointCorruptError
-from jobrunner.names import ROOT_DOCUMENT, escape
-
-HISTORIES = "_histories"
-"""The directory of all histories in a checkpoint directory; no node can have this name."""
+from jobrunner.names import HISTORIES, ROOT_DOCUMENT, escape
 
 _MOST_CHUNK_BYTES = 1 << 30
 
