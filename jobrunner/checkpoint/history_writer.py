@@ -152,10 +152,10 @@ class HistoryWriter:
                 self._tail = xxhash.xxh3_128()
 
     def write(self) -> None:
-        """Write what was taken since the last flush, which the caller repeats.
+        """Write what was taken since the last `settle`; the caller flushes it, and calls that.
 
-        If that fails, some of it may be lost, though the system says no more of it. Then the next
-        call writes all of it again.
+        If the flush fails, the system may have lost any of it, and does not say so again. So the
+        next call writes all of it once more, at the same places.
         """
         if self._durable is None:
             self._make()
