@@ -104,6 +104,7 @@ class HistoryWriter:
         self._tail = xxhash.xxh3_128()  # of the rows after them
         self._unwritten: list[tuple[int, int, memoryview]] = []  # since the last flush
         self._durable: tuple[int, int] | None = None  # rows and full chunks at the last flush
+        self._has_tried = False  # to make the directory
         self._published = -1  # rows that other readers see
         origin: Origin | None = rows.origin
         if origin is None:
@@ -168,8 +169,11 @@ class HistoryWriter:
 
     def _make(self) -> None:
         """Make the directory, with the full chunks of the loaded epoch."""
-        self._files.remove_tree(self._root)  # what a call before has left
+        # What is there, if this writer has not made it, is nothing to delete: then this fails.
+        if self._has_tried:
+            self._files.remove_tree(self._root)
         self._files.make_directory(self._root)
+        self._has_tried = True
         origin: Origin | None = self._rows.origin
         for number in range(0 if origin is None else len(origin.digests)):
             assert origin is not None
@@ -294,7 +298,6 @@ class HistoryWriters:
         if timer is not None:
             timer.cancel()
         self.publish()
-        self._writers.clear()
 
 
 def check_appendable(files: Files, path: str, blob: str) -> None:
