@@ -29,6 +29,7 @@ from jobrunner.errors import (
     CheckpointNotFoundError,
     DefinitionError,
 )
+from jobrunner.outputs import refuse_within_checkpoint
 from jobrunner.positions import Position, describe_position, format_ranges
 from jobrunner.signals import terminated_as_interrupt
 
@@ -296,6 +297,8 @@ def copy_command(*, directory: str, epoch: NamedEpoch, target: str, take_over: b
         jobrunner copy runs/kmeans latest runs/backup
         jobrunner copy runs/kmeans all s3://bucket/kmeans
     """
+    if "://" not in target:
+        refuse_within_checkpoint(target)  # a run there would not know it, and might delete it
     manager = open_manager(directory)
     is_all = epoch == "all"
     epochs = manager.positions() if is_all else [resolve(epoch, manager.directory)]

@@ -225,3 +225,19 @@ def test_verify_deep_describes_the_log_alike_in_json_and_text(runs: Path) -> Non
     assert result.stdout.startswith("log: whole, except for the repaired entries 3\n")
     told = ask("verify", runs, "--deep")["log"]
     assert told == {"is_whole": True, "error": None, "repaired": [3]}
+
+
+def test_copy_refuses_a_target_within_a_checkpoint_directory(runs: Path, tmp_path: Path) -> None:
+    begin(tmp_path / "other").run.end()
+    (tmp_path / "link").symlink_to(runs / "a.0")
+    before = sorted(tmp_path.rglob("*"))
+    for target in (
+        runs / "copy",
+        runs / "a.0" / "deep",
+        tmp_path / "other" / "x",
+        tmp_path / "link",
+    ):
+        result = invoke("copy", runs, 1, target)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "would be within the checkpoint directory" in result.stderr
+    assert sorted(tmp_path.rglob("*")) == before
