@@ -79,7 +79,7 @@ class Encoding:
 
 
 class Receipt(msgspec.Struct, array_like=True):
-    """What a worker returns once a node's store is durable."""
+    """What a worker says of a node's store: begun by a capture, returned once the store is durable."""
 
     store: str
     sha256: str  # of the root document

@@ -78,7 +78,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One epoch, or a position within one, in a ``commit``."""
 
     at: Position
-    stores: dict[NodeName, Store] | None  # None: passed over, so only the history has it
+    stores: dict[NodeName, Store] | None  # None: passed over, so only `Directory.history` has it
     histories: HistoryLabel = ""  # in which directory its histories lie
     contents: Natural | None = None  # number of the ``commit`` that says what the stores have
     details: dict[str, Any] = {}  # `Details` as strict JSON

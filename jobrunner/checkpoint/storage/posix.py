@@ -1,4 +1,4 @@
-"""Files in a POSIX file system: the checkpoint package accesses files only through this module.
+"""Files in a POSIX file system: the checkpoint package accesses local files only through this module.
 
 A checkpoint directory may come from a stranger. A link in it could lead a run, or a command such as
 `jobrunner prune`, to any file of this user; a pipe would make a reader wait for ever. So each part of
