@@ -80,6 +80,7 @@ from .maintenance import (
     copy_files as copy_files,
     copy_root as copy_root,
     copy_epoch as copy_epoch,
+    find_copied as find_copied,
     inspect_directory as inspect_directory,
     plan_repair as plan_repair,
     repair_log as repair_log,

@@ -80,7 +80,11 @@ def read_history(entries: Iterable[LogEntry]) -> list[dict[str, Any]]:
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> DataFrame:
     """The metrics of whole epochs as a table."""
-    import pandas as pd  # slow to import, and seldom needed
+    try:
+        import pandas as pd  # slow to import, and seldom needed
+    except ModuleNotFoundError as error:
+        advice = "The table of metrics needs pandas: pip install 'dask-jobrunner[pandas]'."
+        raise ModuleNotFoundError(advice) from error
 
     whole = [row for row in rows if not row["step"]]
     index = pd.Index([row["epoch"] for row in whole], name="epoch")

@@ -142,24 +142,24 @@ def verify_epochs(
             lines[0] += f", except for the repaired entries {format_ranges(log['repaired'])}"
     snapshot = directory.snapshot()
     for at in epochs:
-        place: dict[str, Any] = {"epoch": at.public}
+        name, place = f"epoch {at}", {"epoch": at.public}
         failure = None
         try:
             record = directory.record(at, snapshot)
-            place = describe_position(at, record.details.steps_per_epoch)
+            name, place = record.name, describe_position(at, record.details.steps_per_epoch)
             verify_record(directory, record)
             if is_deep:
                 _load_all(open_record(directory, record))
         except CheckpointNotFoundError:
             if not is_all:
                 raise
-            lines.append(f"epoch {at}: deleted meanwhile")
+            lines.append(f"{name}: deleted meanwhile")
             continue
         except CheckpointError as error:
             failure = str(error)
             failures.append(error)
         rows.append({**place, "is_whole": failure is None, "error": failure})
-        lines.append(f"epoch {at}: {failure or 'whole'}")
+        lines.append(f"{name}: {failure or 'whole'}")
     if not epochs:
         failures.append(nothing_recorded(directory))
         lines.append(str(failures[-1]))
@@ -182,7 +182,8 @@ def diff_command(*, a: str, b: str) -> Output:
     """Show which blobs of two checkpoints differ, and by how much.
 
     A and B are each DIR@EPOCH, or DIR for its latest epoch. B may be @EPOCH, for A's directory.
-    Compares what is stored, and runs no code from it; pickles are compared byte for byte.
+    Compares blobs by the digests that were recorded, and values where these differ. Runs no code from
+    the directories; pickles are compared byte for byte. It does not look for damage: verify does.
 
     For example:
         jobrunner diff runs/kmeans@3 @4
@@ -313,11 +314,17 @@ def copy_epochs(
     is_all: bool = False,
     take_over: bool = False,
 ) -> Output:
-    """Copy epochs to another directory; `is_all`: skip those that a run deletes meanwhile."""
-    from jobrunner.checkpoint import absolute_path, copy_epoch
+    """Copy epochs to another directory; `is_all`: skip those that a run deletes meanwhile.
 
+    What is there already from an earlier copy is not copied again.
+    """
+    from jobrunner.checkpoint import absolute_path, copy_epoch, find_copied
+
+    present = find_copied(manager.directory, epochs, target) if is_all else set()
     copied = []
     for epoch in epochs:
+        if epoch in present:
+            continue
         try:
             copy_epoch(manager.directory, epoch, target, take_over=take_over)
         except CheckpointNotFoundError:
@@ -325,8 +332,11 @@ def copy_epochs(
                 raise
         else:
             copied.append(epoch.public)
-    if not copied:  # a backup of nothing is no success
+    if not copied and not present:  # a backup of nothing is no success
         raise nothing_recorded(manager.directory)
     path = absolute_path(target)
     data = {"path": manager.path, "target": path, "epochs": copied}
-    return Output(data, [f"Copied to {path}: {format_ranges(copied)}"])
+    lines = [f"Copied to {path}: {format_ranges(copied) or 'nothing'}"]
+    if present:
+        lines.append(f"There already: {format_ranges([at.public for at in sorted(present)])}")
+    return Output(data, lines)

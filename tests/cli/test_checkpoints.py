@@ -241,3 +241,21 @@ def test_copy_refuses_a_target_within_a_checkpoint_directory(runs: Path, tmp_pat
         assert (result.exit_code, result.stdout) == (2, "")
         assert "would be within the checkpoint directory" in result.stderr
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_copy_of_all_epochs_goes_on_where_an_earlier_one_was_interrupted(
+    runs: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "copy"
+    assert invoke("copy", runs, 1, target).exit_code == 0
+    result = invoke("copy", runs, "all", target)
+    assert result.exit_code == 0
+    assert "There already: 1" in result.stdout
+    assert recorded(target) == recorded(runs)
+    other = begin(tmp_path / "other")
+    save(other, 1, {"another": 5})
+    other.run.end()
+    result = invoke("copy", runs, "all", tmp_path / "other")
+    assert result.exit_code == 2
+    assert "Epoch 1 is recorded in" in result.stderr
+    assert recorded(tmp_path / "other") == [1]

@@ -99,6 +99,34 @@ def _find_set_aside(
     return set_aside
 
 
+def find_copied(directory: Directory, epochs: Sequence[Position], target: str) -> set[Position]:
+    """The epochs that are recorded in directory `target` with the same stores.
+
+    Raises DefinitionError if another epoch has one of these numbers there.
+    """
+    copy = Directory(target, None, files_beside(absolute_path(target), directory.files))
+    snapshot, copied = directory.snapshot(), copy.snapshot()
+    present: set[Position] = set()
+    for epoch in epochs:
+        if epoch not in copied.recorded or epoch not in snapshot.recorded:
+            continue
+        if _digests(directory, epoch, snapshot) != _digests(copy, epoch, copied):
+            raise _recorded_already(epoch, copy)
+        present.add(epoch)
+    return present
+
+
+def _digests(directory: Directory, epoch: Position, snapshot: State) -> dict[str, str]:
+    stores = directory.record(epoch, snapshot).stores
+    return {node: store.sha256 for node, store in stores.items()}
+
+
+def _recorded_already(epoch: Position, copy: Directory) -> DefinitionError:
+    return DefinitionError(
+        f"Epoch {epoch} is recorded in {copy.path} already. Name another directory."
+    )
+
+
 def copy_epoch(
     directory: Directory, epoch: Position, target: str, *, take_over: bool = False
 ) -> None:
@@ -113,9 +141,7 @@ def copy_epoch(
     files = files_beside(absolute_path(target), directory.files)
     copy = Directory(target, None, files)
     if epoch in copy.log.refresh().recorded:
-        raise DefinitionError(
-            f"Epoch {epoch} is recorded in {copy.path} already. Name another directory."
-        )
+        raise _recorded_already(epoch, copy)
     snapshot = directory.snapshot()
     record = directory.record(epoch, snapshot)
     is_done = snapshot.done == epoch
