@@ -86,7 +86,7 @@ class ObjectFiles:
         pass
 
     def write_at(self, path: str, start: int, buffers: Buffers, nbytes: int) -> None:
-        raise NotImplementedError("objects are written whole")
+        raise OSError(errno.EOPNOTSUPP, "objects are written whole", path)
 
     def reaches(self, path: str) -> bool:
         return path == self.root or path.startswith(f"{self.root}/")

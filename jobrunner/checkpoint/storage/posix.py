@@ -245,17 +245,37 @@ class PosixFiles:
         os.unlink(self._check_way(path))
 
     def remove_tree(self, path: str) -> None:
+        # By open directories: if somebody puts a link there meanwhile, the link is removed, and
+        # nothing that it leads to.
+        def fail(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):  # meanwhile
+                raise error
+
         with contextlib.suppress(FileNotFoundError):
-            for entry in self._walk(path):
-                is_directory = entry.is_dir(follow_symlinks=False)
-                self.before("rmdir" if is_directory else "unlink", entry.path)
-                with contextlib.suppress(FileNotFoundError):
-                    if is_directory:
-                        os.rmdir(entry.path)
-                    else:
-                        os.unlink(entry.path)
+            members = os.fwalk(self._check(path), topdown=False, onerror=fail)
+            for place, directories, files, descriptor in members:
+                if place.count("/") - path.count("/") > _MOST_LEVELS:
+                    raise _refuse_depth(place)
+                for name in [*files, *directories]:
+                    self._remove(os.path.join(place, name), name, descriptor)
             self.before("rmdir", path)
             os.rmdir(path)
+
+    def _remove(self, path: str, name: str, directory: int) -> None:
+        """Remove a name of an open directory: a file, a link or an empty directory."""
+        try:
+            mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+            if stat.S_ISDIR(mode):
+                self.before("rmdir", path)
+                os.rmdir(name, dir_fd=directory)
+            else:
+                self.before("unlink", path)
+                os.unlink(name, dir_fd=directory)
+        except FileNotFoundError:
+            pass  # meanwhile
+        except OSError as error:
+            error.filename = path
+            raise
 
     # --- durability
 
@@ -396,12 +416,16 @@ class PosixFiles:
     def _walk(self, path: str, level: int = 0) -> Iterator[os.DirEntry[str]]:
         """All that is below a directory, each directory after its content."""
         if level > _MOST_LEVELS:
-            raise refuse(path, f"nested in more than {_MOST_LEVELS} directories")
+            raise _refuse_depth(path)
         for entry in self._scan(path):
             if entry.is_dir(follow_symlinks=False):
                 with contextlib.suppress(*_GONE):  # meanwhile
                     yield from self._walk(entry.path, level + 1)
             yield entry
+
+
+def _refuse_depth(path: str) -> OSError:
+    return refuse(path, f"nested in more than {_MOST_LEVELS} directories")
 
 
 def others_may_write(path: str) -> bool:

@@ -69,7 +69,7 @@ class Files(Protocol):
     def write_at(self, path: str, start: int, buffers: Buffers, nbytes: int) -> None:
         """Write a part of a file, which is then `nbytes` long and sparse where nothing was written.
 
-        Durable only once synced. Raises NotImplementedError if `writes_in_place` is false.
+        Durable only once synced. Raises OSError if `writes_in_place` is false.
         """
 
     def link(self, source: str, target: str, nbytes: int) -> bool:
