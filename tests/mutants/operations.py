@@ -165,7 +165,8 @@ class Case:
         for finding in aside[:2]:
             epoch = finding.path.split(".")[1]
             if epoch.isdecimal():
-                restore_epoch(recorded, Position.of(int(epoch)))
+                # Else it waits in real time for a sign of the run that holds the directory.
+                restore_epoch(recorded, Position.of(int(epoch)), take_over=True)
 
     def copy_all(self) -> None:
         manager = self.manager()
