@@ -209,22 +209,22 @@ class Save:
     """A save of one epoch that has begun, without a job and its workers."""
 
     def __init__(self, manager: MultiNodeCheckpointManager, epoch: Any) -> None:
-        self.at, self.commits = Position.of(epoch), manager.commits
-        encoding = manager.commits.encoding()
-        self.order = manager.commits.order({self.at: {}}, encoding)
+        self.at, self.run = Position.of(epoch), manager.run
+        encoding = manager.run.encoding()
+        self.order = manager.run.order({self.at: {}}, encoding)
         self.queue = SaveQueue(encoding)
 
     def write(self, workspaces: Mapping[str, Workspace]) -> Mapping[str, Receipt]:
-        return self.queue.save(workspaces, order=self.order).receipts[self.at]
+        return self.queue.save(workspaces, order=self.order).receipts[0]
 
     def capture(self, workspaces: Mapping[str, Workspace]) -> None:
         self.queue.capture(workspaces, at=self.at)
 
     def write_captured(self, workspaces: Mapping[str, Workspace]) -> Mapping[str, Receipt]:
-        return self.queue.write(workspaces, order=self.order).receipts[self.at]
+        return self.queue.write(workspaces, order=self.order).receipts[0]
 
     def commit(self, receipts: Mapping[str, Receipt]) -> None:
-        self.commits.commit(self.order, Written({self.at: receipts}))
+        self.run.commit(self.order, Written([dict(receipts)]))
 
 
 def save_epoch(
