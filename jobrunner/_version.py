@@ -1,3 +1,3 @@
 """The version; the build and ``jobrunner --version`` read it from here."""
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
