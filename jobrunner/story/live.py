@@ -213,7 +213,10 @@ class RunState:
 
     def on_finish(self, result: Any) -> None:
         """Note that the job has ended, and what ended it."""
-        self._run.phase, self._run.ended_by = "finished", result.stopped_by
+        run = self._run
+        run.phase, run.ended_by = "finished", result.stopped_by
+        # Nothing is placed or loaded if the job had ended before.
+        run.epoch, run.doing = max(run.epoch, result.epoch), ""
 
     def on_error(self, error: BaseException) -> None:
         """Note that an exception has ended the run."""

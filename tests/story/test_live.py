@@ -233,6 +233,15 @@ def test_a_job_that_ends_early_is_done_and_says_what_ended_it() -> None:
         assert "has finished, ended by EarlyStopping(loss)" in drawn
 
 
+def test_a_job_that_had_ended_before_shows_its_last_epoch() -> None:
+    state = RunState()
+    state.on_setup(Runner())
+    state.on_finish(RunResult(24, 24, "server/stood_still", 0, [], [], []))
+    now = state.now()
+    assert (now.epoch, now.doing) == (24, "")
+    assert "places its nodes" not in draw_line(now)
+
+
 @pytest.mark.parametrize("broken", ["open", "tell", "draw", "close"])
 def test_a_view_that_fails_ends_no_run(broken: str, caplog: pytest.LogCaptureFixture) -> None:
     def fail(*args: object) -> None:
