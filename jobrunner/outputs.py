@@ -56,7 +56,9 @@ def write_output(path: str | os.PathLike[str], content: str | bytes) -> None:
         if os.path.isfile(target) and not os.path.islink(target):
             shutil.copymode(target, temporary)
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename = target  # the user has named this one
         raise

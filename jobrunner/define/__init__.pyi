@@ -34,7 +34,7 @@ from .jobs import (
     Job as Job,
     epoch_limiter as epoch_limiter,
 )
-from .lazy import (
+from .dask_arguments import (
     Arrives as Arrives,
     LazyArgument as LazyArgument,
     is_lazy as is_lazy,

@@ -22,7 +22,7 @@ from typing import (
     get_type_hints,
 )
 
-from jobrunner.define.lazy import WHERE_COMPUTED, is_lazy, leaves
+from jobrunner.define.dask_arguments import WHERE_COMPUTED, is_lazy, leaves
 from jobrunner.errors import DefinitionError
 from jobrunner.positions import EpochLike, is_whole, read_epoch
 from jobrunner.texts import clip, show

@@ -21,8 +21,8 @@ from jobrunner.define.checks import (
     dask_hint,
     read_setup,
 )
+from jobrunner.define.dask_arguments import is_lazy, leaves
 from jobrunner.define.group import TaskGroup
-from jobrunner.define.lazy import is_lazy, leaves
 from jobrunner.define.node import (
     Blob,
     Node,

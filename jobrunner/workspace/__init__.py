@@ -1,5 +1,6 @@
 """One node's values in memory. No Dask, no I/O."""
 
+from jobrunner.workspace.history_rows import Rows
 from jobrunner.workspace.pickles import (
     NotPicklableError,
     Pickled,
@@ -9,7 +10,6 @@ from jobrunner.workspace.pickles import (
     received,
     to_frames,
 )
-from jobrunner.workspace.rows import Rows
 from jobrunner.workspace.values import (
     BEFORE_COPY,
     IMMUTABLE,

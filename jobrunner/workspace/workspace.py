@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jobrunner.errors import BlobNotFoundError, ExecutionError
-from jobrunner.workspace.rows import Rows
+from jobrunner.workspace.history_rows import Rows
 from jobrunner.workspace.values import (
     adopt,
     arrays_of,

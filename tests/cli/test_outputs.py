@@ -43,8 +43,9 @@ def test_a_file_is_replaced_whole_and_keeps_its_rights(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(OSError, match="No space left on device") as error:
         WRITERS[name](runs, target)
+    assert error.value.filename == str(target)
     assert target.read_bytes() == before
     assert os.listdir(target.parent) == [name]
 
