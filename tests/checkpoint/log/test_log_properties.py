@@ -351,3 +351,14 @@ def test_what_the_log_claims_and_keeps_no_record_of_is_left_over() -> None:
     kept = state.strangers_among(["a.2", "a.9.r8", "notes"])
     state.apply(make_entry(BeginEntry, 9, "s", upto=Position(9), label=9, strangers=kept))
     assert left_over() == ["a.1", "a.2.r8", "a.9"]
+
+
+def test_an_epoch_that_was_pinned_before_the_entry_that_retires_it_stays() -> None:
+    state = fold(make_entry(of, i, "r", **fields) for i, (of, fields) in enumerate(FIRST))
+    epoch = min(state.recorded)
+    state.apply(make_entry(PinEntry, 3, "r", epoch=epoch, label="best"))
+    state.apply(make_entry(RetireEntry, 4, "r", epochs=[epoch]))
+    assert epoch in state.recorded
+    state.apply(make_entry(UnpinEntry, 5, "r", epoch=epoch, label="best"))
+    state.apply(make_entry(RetireEntry, 6, "r", epochs=[epoch]))
+    assert epoch not in state.recorded
