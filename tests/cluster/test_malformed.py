@@ -96,7 +96,7 @@ def test_no_message_ends_a_worker_or_leaves_a_run_waiting(process_cluster, round
                 messenger = session._binding._messenger
                 for address in pids:
                     number = messenger._number
-                    messages = [mutant(draw, messenger.name, number) for _ in range(20)]
+                    messages = [mutant(draw, messenger.name, number) for _ in range(4)]
                     answers = client.sync(tell, address, messages)
                     # None: there is no binding any more, and so no handler.
                     assert all(answer is None or "status" in answer for answer in answers)
