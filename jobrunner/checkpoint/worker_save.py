@@ -354,9 +354,9 @@ class SaveQueue:
         self._captures = {order.at: capture_nodes(self._encoding, workspaces, self._constants)}
         return self._write(workspaces, order)
 
-    def room(self) -> tuple[int, int]:
-        """How much memory the newest capture keeps from being freed; the client knows the rest."""
-        return (self._newest_bytes, 0)
+    def capture_bytes(self) -> int:
+        """How much memory the newest capture keeps from being freed."""
+        return self._newest_bytes
 
     def close(self) -> None:
         """Forget everything."""

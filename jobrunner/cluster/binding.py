@@ -83,8 +83,8 @@ class Binding:
         )
         self.lost = self._members.lost  # workers that this binding has lost: address -> cause
         self.leaving = self._members.leaving  # workers in use about to leave: address -> cause
-        self.rooms: dict[str, tuple[int, int]] = {}
-        """What `Keeper.room` of each worker has said in its last reply to a run."""
+        self.capture_bytes: dict[str, int] = {}
+        """What `Keeper.capture_bytes` of each worker has said in its last reply to a run."""
         # The groups that the workers have, by key: their plans, and which workers take part.
         self._groups: dict[str, tuple[GroupPlan, list[str]]] = {}
         self._digests: dict[str, str] = {}  # of what each came in
@@ -240,8 +240,8 @@ class Binding:
         finally:
             self._under_way = None
         for address, reply in replies.items():
-            if reply.room is not None:
-                self.rooms[address] = reply.room
+            if reply.capture_bytes is not None:
+                self.capture_bytes[address] = reply.capture_bytes
         results = read_runs(replies, order, plan.conditions)
         return results, request.failure(replies, self.plan.job)
 
@@ -270,10 +270,10 @@ class Binding:
     def keep(self, factory: Callable[[], Keeper]) -> None:
         """Make a `Keeper` on each worker in use, and close an earlier one.
 
-        From now on runs whose `RunOrder` say so let it capture the workspaces, and `rooms` says
-        how much it can take. `factory` must be picklable.
+        From now on runs whose `RunOrder` say so let it capture the workspaces, and `capture_bytes`
+        says how much that takes. `factory` must be picklable.
         """
-        self.rooms.clear()
+        self.capture_bytes.clear()
         request = Request("apply", channel="keeper", what="making room for saves")
         self._apply(request, partial(install_keeper, factory))
 

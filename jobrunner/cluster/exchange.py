@@ -256,7 +256,7 @@ class Reply(msgspec.Struct, frozen=True):
     reason: str = ""  # why it was aborted
     suspect: str = ""  # address of a worker that this one could not reach
     frames: Frames | None = None
-    room: tuple[Count, Count] | None = None  # bytes of a capture, bytes free: see `Keeper.room`
+    capture_bytes: Count | None = None  # see `Keeper.capture_bytes`
 
 
 def malformed(address: str, problem: str) -> ExecutionError:

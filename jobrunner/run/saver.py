@@ -296,7 +296,7 @@ class Saver:
     def save_captured(self, captured: Sequence[tuple[Position, Mapping[str, Any]]]) -> None:
         """Save positions that workers captured when they ended, with what the record of each says."""
         saves = [self._begin(at, about) for at, about in captured]
-        self._capture_bytes = max((size for size, _ in self._binding.rooms.values()), default=0)
+        self._capture_bytes = max(self._binding.capture_bytes.values(), default=0)
         for save in saves:
             save.nbytes = self._capture_bytes
         self._pace.continue_run(time.monotonic())

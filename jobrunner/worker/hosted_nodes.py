@@ -330,7 +330,7 @@ class HostedNodes:
     def _finish(self, reply: Message) -> None:
         reply = {**reply, "runs": list(self._batch.ended)}
         if self.keeper is not None:
-            reply["room"] = self.keeper.room()
+            reply["capture_bytes"] = self.keeper.capture_bytes()
         self._batch_work.finish(reply)
 
     def _stop(self, reason: str) -> None:

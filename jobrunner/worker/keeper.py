@@ -20,8 +20,8 @@ class Keeper(Protocol):
         group take no part in its runs, and capture nothing: nothing changes their values.
         """
 
-    def room(self) -> tuple[int, int]:
-        """The bytes that one capture takes, and those that are free; at once, in any thread."""
+    def capture_bytes(self) -> int:
+        """The bytes that one capture takes; at once, in any thread."""
 
     def close(self) -> None:
         """Drop everything. Runs in a thread, when the binding ends or another keeper comes."""

@@ -198,9 +198,8 @@ class Program:
         written = {place.key for place in places if place is not None}
         in_epoch = self.name in ("epoch", "epoch_end")
         step.puts_rows = in_epoch and not written.isdisjoint(workspace.histories)
-        if step.puts_rows:
-            pass  # `finish` looks at the value
-        elif len(step.outputs) == 1 and not (step.captures or step.handovers or step.updates):
+        goes_elsewhere = step.captures or step.handovers or step.updates or step.puts_rows
+        if len(step.outputs) == 1 and not goes_elsewhere:
             step.sole = step.outputs[0]
         self.steps.append(step)
         self._connect(step, task)

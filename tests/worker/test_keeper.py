@@ -24,8 +24,8 @@ class Captures:
         for space in workspaces.values():
             self.kept[at] = {name: capture(value) for name, value in space.globals.items()}
 
-    def room(self):
-        return 8, 100 - len(self.kept)
+    def capture_bytes(self):
+        return 8 * len(self.kept)
 
     def close(self):
         closed_with.append(sorted(self.kept))
@@ -75,7 +75,7 @@ def test_due_epochs_of_a_batch_are_captured_before_the_next_begins(session):
     binding.keep(Captures)
     assert batch(binding, 1, 7, captures=(2, 3)) == [1, 2, 3, 4, 5, 6, 7]
     assert kept(binding) == {2: 2.0, 5: 5.0}
-    assert list(binding.rooms.values()) == [(8, 98)]
+    assert list(binding.capture_bytes.values()) == [16]
 
 
 def test_an_epoch_of_several_steps_is_captured_after_its_last_one(session):
@@ -96,7 +96,7 @@ def test_a_single_run_is_captured_if_its_epoch_is_due(session):
 def test_without_a_keeper_nothing_is_captured_and_calls_say_so(session):
     binding = bind(session)
     batch(binding, 1, 2, captures=(1, 1))
-    assert binding.rooms == {}
+    assert binding.capture_bytes == {}
     with pytest.raises(ExecutionError, match=r"Binding\.keep"):
         kept(binding)
 
