@@ -109,7 +109,6 @@ from .storage import (
     run_all as run_all,
 )
 from .store import (
-    DAMAGE_ADVICE as DAMAGE_ADVICE,
     ArrayOutline as ArrayOutline,
     StoredValue as StoredValue,
     StoreReader as StoreReader,

@@ -42,7 +42,6 @@ from jobrunner.run.resume import (
     Begin,
     Resume,
     decide,
-    describe_damage,
     recorded_stops,
     with_streams,
 )
@@ -284,7 +283,7 @@ class Run:
             except CheckpointCorruptError as error:
                 if resume.is_named:
                     raise
-                self.resume = self._decide({**resume.damaged, record.at: describe_damage(error)})
+                self.resume = self._decide({**resume.damaged, record.at: error.without_advice()})
                 continue
             changed = begin.match.describe()
             if changed:

@@ -10,7 +10,6 @@ from typing import Literal
 from msgspec import structs
 
 from jobrunner.checkpoint import (
-    DAMAGE_ADVICE,
     Directory,
     EpochRecord,
     MultiNodeCheckpointManager,
@@ -236,18 +235,13 @@ def _find_newest(
         try:
             record = origin.record(at, snapshot)
         except CheckpointCorruptError as error:
-            damaged[at] = describe_damage(error)
+            damaged[at] = error.without_advice()  # the run does what it advises
             continue
         known = " that is not known to be damaged" if damaged else ""
         return record, f"it is the last epoch recorded in {origin.path}{known}"
     if damaged:
         return None, f"no recorded epoch of {origin.path} is whole"
     return None, f"nothing is recorded in {origin.path}"
-
-
-def describe_damage(error: CheckpointCorruptError) -> str:
-    """What is damaged, without what to do about it: the run does it."""
-    return str(error).removesuffix(DAMAGE_ADVICE).rstrip()
 
 
 def prepare(

@@ -134,7 +134,9 @@ def test_a_truncated_or_missing_file_is_written_anew(rig: Rig) -> None:
         rig.manager.verify(1)
 
 
-def test_damage_that_epochs_share_ends_when_the_file_is_read_again(rig: Rig) -> None:
+def test_damage_that_epochs_share_ends_when_the_file_is_read_again(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     rig.save(0)
     content = bytearray(rig.chunk(0).read_bytes())
     content[BIG] ^= 1
@@ -143,8 +145,10 @@ def test_damage_that_epochs_share_ends_when_the_file_is_read_again(rig: Rig) -> 
     mended = is_linked.index(False) + 1
     assert mended > 1  # at least one epoch shared the damage
     for epoch in (0, mended - 1):
-        with pytest.raises(CheckpointCorruptError, match="expected xxh3_128"):
+        with pytest.raises(CheckpointCorruptError, match="expected xxh3_128") as caught:
             rig.manager.verify(epoch)
+    assert caught.value.advice.startswith("Resume with 'latest'")
+    assert caplog.messages == [f"{caught.value.without_advice()} Its data is written again."]
     for epoch in range(mended, 40):
         rig.manager.verify(epoch)
     assert is_linked.count(False) == 1

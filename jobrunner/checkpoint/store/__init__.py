@@ -2,9 +2,6 @@
 
 from jobrunner.checkpoint.store.array_document import GROUP, describe_array
 from jobrunner.checkpoint.store.chunks import Grid
-from jobrunner.checkpoint.store.damage import (
-    ADVICE as DAMAGE_ADVICE,
-)
 from jobrunner.checkpoint.store.document import (
     DOCUMENT_MOST_BYTES,
     RecordEntry,

@@ -13,12 +13,12 @@ from jobrunner.checkpoint.store.array_document import File
 from jobrunner.errors import CheckpointCorruptError, CheckpointError
 from jobrunner.names import ROOT_DOCUMENT
 
-ADVICE = "Resume with 'latest' to fall back to the epoch before, or restore the file from a copy."
+_ADVICE = "Resume with 'latest' to fall back to the epoch before, or restore the file from a copy."
 
 
 def damage(path: str, problem: str) -> CheckpointCorruptError:
     """The error for a file that is not as it should be; `problem` follows its path."""
-    return CheckpointCorruptError(f"{path} {problem}. {ADVICE}", path=path)
+    return CheckpointCorruptError(f"{path} {problem}.", path=path).advise(_ADVICE)
 
 
 def changed_file(path: str, problem: str) -> CheckpointCorruptError:

@@ -25,7 +25,7 @@ from jobrunner.checkpoint.storage import (
 )
 from jobrunner.checkpoint.store.array_document import File
 from jobrunner.checkpoint.store.chunks import encode_chunk, encode_texts, is_text
-from jobrunner.checkpoint.store.damage import ADVICE, VerifiedFiles
+from jobrunner.checkpoint.store.damage import VerifiedFiles
 from jobrunner.checkpoint.store.document import DOCUMENT_MOST_BYTES, encode_json, write_document
 from jobrunner.checkpoint.store.layout import PlannedArray, StoreLayout
 from jobrunner.errors import CheckpointError, DefinitionError
@@ -132,7 +132,7 @@ class StoreWriter:
         try:
             VerifiedFiles(self._files, self._former.root).verify(path, file)
         except CheckpointError as error:
-            logger.warning("%sIts data is written again.", str(error).removesuffix(ADVICE))
+            logger.warning("%s Its data is written again.", error.without_advice())
             return False
         return True
 
