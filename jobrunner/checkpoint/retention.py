@@ -11,7 +11,6 @@ import contextlib
 import math
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,7 +31,6 @@ from jobrunner.checkpoint.log import (
     Record,
     RetireEntry,
     State,
-    StoreKey,
     is_history_label,
     read_details,
 )
@@ -85,14 +83,15 @@ class Retention:
     def sweep(self, names: Iterable[str]) -> None:
         """Delete, in the background, those of these stores that count for nothing."""
         log = self._directory.log
-        left: dict[StoreKey, list[str]] = defaultdict(list)
+        if log.repairs:
+            return  # nobody knows what a lost entry said of a store
+        stores = []
         for name in names:
             store = parse_store_name(name)
             if store is not None and log.known().is_left_over(store):
-                left[store.key].append(name)
-        if not log.repairs:  # which does not know what a lost entry said of a store
-            for stores in left.values():  # one after another: some may not be deletable
-                self.sweeper.add(stores)
+                stores.append(name)
+        if stores:
+            self.sweeper.add(stores)
 
     def append(self, kind: type[HolderEntry], **fields: Any) -> LogEntry:
         """Append an entry of the run; then delete, in the background, what it has retired."""
@@ -230,26 +229,43 @@ class Sweeper:
                     return
                 stores = self._waiting.pop(0)
             try:
-                self._delete([join_path(self._path, store) for store in stores])
+                failures = self._delete(stores)
             except BaseException as error:  # without a thread, nothing would ever tell `drain`
+                failures = dict.fromkeys(stores, error)
+            if failures:
                 logger.warning(
                     "%s: %s could not be deleted; the next run tries again: %s",
                     self._path,
-                    listed(stores, 3),
-                    error,
+                    listed(failures, 3),
+                    next(iter(failures.values())),
                 )
 
-    def _delete(self, roots: Sequence[str]) -> None:
+    def _delete(self, stores: Sequence[str]) -> dict[str, BaseException]:
+        """Delete stores, and return which could not be deleted, and why."""
+        # One sync of a file system may take long, so all stores share it. What hinders the deletion
+        # of one store, such as its owner, hinders no other.
+        failures: dict[str, BaseException] = {}
         changed = []
 
-        def delete_document(root: str) -> None:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                self._files.remove_file(join_path(root, ROOT_DOCUMENT))
-            # A process may have deleted it and died before that was durable.
-            if self._files.is_taken(root):
-                changed.append(root)
+        def delete_document(store: str) -> None:
+            root = join_path(self._path, store)
+            try:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    self._files.remove_file(join_path(root, ROOT_DOCUMENT))
+                # A process may have deleted it and died before that was durable.
+                if self._files.is_taken(root):
+                    changed.append(root)
+            except OSError as error:
+                failures[store] = error
+
+        def delete_rest(store: str) -> None:
+            try:
+                self._files.remove_tree(join_path(self._path, store))
+            except OSError as error:
+                failures[store] = error
 
         with self._files.durable(self._path, (), changed):
-            list(self._files.each(delete_document, roots))
-        removals = [partial(self._files.remove_tree, root) for root in roots]
+            list(self._files.each(delete_document, stores))
+        removals = [partial(delete_rest, store) for store in stores if store not in failures]
         run_all(removals, max(REMOVALS, self._files.lookups), 0)
+        return failures
