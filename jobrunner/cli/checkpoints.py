@@ -23,6 +23,7 @@ from jobrunner.cli.options import (
     resolve,
     take_over_option,
 )
+from jobrunner.cli.progress import told_while_slow
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -30,8 +31,9 @@ from jobrunner.errors import (
     DefinitionError,
 )
 from jobrunner.outputs import refuse_within_checkpoint
-from jobrunner.positions import Position, describe_position, format_ranges
+from jobrunner.positions import Position, PublicPosition, describe_position, format_ranges
 from jobrunner.signals import terminated_as_interrupt
+from jobrunner.texts import counted, format_bytes
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import Checkpoint, MultiNodeCheckpointManager
@@ -141,26 +143,48 @@ def verify_epochs(
         if log["repaired"]:
             lines[0] += f", except for the repaired entries {format_ranges(log['repaired'])}"
     snapshot = directory.snapshot()
-    for at in epochs:
-        name, place = f"epoch {at}", {"epoch": at.public}
-        failure = None
-        try:
-            record = directory.record(at, snapshot)
-            name, place = record.name, describe_position(at, record.details.steps_per_epoch)
-            verify_record(directory, record)
-            if is_deep:
-                _load_all(open_record(directory, record))
-        except CheckpointNotFoundError:
-            if not is_all:
-                raise
-            lines.append(f"{name}: deleted meanwhile")
-            continue
-        except CheckpointError as error:
-            failure = str(error)
-            failures.append(error)
-        rows.append({**place, "is_whole": failure is None, "error": failure})
-        lines.append(f"{name}: {failure or 'whole'}")
-    if not epochs:
+    whole: list[Position] = []
+    deleted: list[Position] = []
+    nodes: set[str] = set()
+    nbytes = 0
+
+    def describe_progress() -> str:
+        return f"checked {len(rows)} of {counted(len(epochs), 'epoch')}"
+
+    with told_while_slow(describe_progress):
+        for at in epochs:
+            name, place = f"epoch {at}", {"epoch": at.public}
+            failure = None
+            try:
+                record = directory.record(at, snapshot)
+                name, place = record.name, describe_position(at, record.details.steps_per_epoch)
+                nodes.update(record.stores)
+                nbytes += record.nbytes
+                verify_record(directory, record)
+                if is_deep:
+                    _load_all(open_record(directory, record))
+                whole.append(at)
+            except CheckpointNotFoundError:
+                if not is_all:
+                    raise
+                deleted.append(at)
+                continue
+            except CheckpointError as error:
+                failure = str(error)
+                failures.append(error)
+                lines.append(f"{name}: {failure}")
+            rows.append({**place, "is_whole": failure is None, "error": failure})
+    for title, positions in (("whole", whole), ("deleted meanwhile", deleted)):
+        if positions:
+            lines.append(f"{title}: {format_ranges([at.public for at in positions])}")
+    if epochs:
+        num_damaged = len(rows) - len(whole)
+        outcome = f"{num_damaged} not whole" if num_damaged else "all whole"
+        lines.append(
+            f"Checked {counted(len(rows), 'epoch')} of {counted(len(nodes), 'node')}, "
+            f"{format_bytes(nbytes)}: {outcome}."
+        )
+    else:
         failures.append(nothing_recorded(directory))
         lines.append(str(failures[-1]))
     data = {"path": manager.path, "log": log, "epochs": rows}
@@ -321,17 +345,21 @@ def copy_epochs(
     from jobrunner.checkpoint import absolute_path, copy_epoch, find_copied
 
     present = find_copied(manager.directory, epochs, target) if is_all else set()
-    copied = []
-    for epoch in epochs:
-        if epoch in present:
-            continue
-        try:
-            copy_epoch(manager.directory, epoch, target, take_over=take_over)
-        except CheckpointNotFoundError:
-            if not is_all or epoch in manager.positions():
-                raise
-        else:
-            copied.append(epoch.public)
+    missing = [epoch for epoch in epochs if epoch not in present]
+    copied: list[PublicPosition] = []
+
+    def describe_progress() -> str:
+        return f"copied {len(copied)} of {counted(len(missing), 'epoch')}"
+
+    with told_while_slow(describe_progress):
+        for epoch in missing:
+            try:
+                copy_epoch(manager.directory, epoch, target, take_over=take_over)
+            except CheckpointNotFoundError:
+                if not is_all or epoch in manager.positions():
+                    raise
+            else:
+                copied.append(epoch.public)
     if not copied and not present:  # a backup of nothing is no success
         raise nothing_recorded(manager.directory)
     path = absolute_path(target)

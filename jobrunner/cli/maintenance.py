@@ -13,10 +13,11 @@ import click
 from jobrunner.cli.command import Output, exit_code_of, main
 from jobrunner.cli.disk import measure
 from jobrunner.cli.options import directory_argument, open_manager, take_over_option
+from jobrunner.cli.progress import told_while_slow
 from jobrunner.cli.run import keep_options, keep_policy
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
 from jobrunner.positions import Position, format_ranges
-from jobrunner.texts import format_bytes, listed
+from jobrunner.texts import counted, format_bytes, listed
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import (
@@ -61,15 +62,25 @@ def prune(manager: MultiNodeCheckpointManager, policy: KeepAny, *, is_dry: bool)
     space = measure(manager.directory, chain.from_iterable(stores.values()))
     kept = [at for at in manager.positions() if at not in stores]
     left: list[Position] = []
+
+    def find_left() -> list[Position]:
+        """The epochs of which stores are still there."""
+        names = set(manager.directory.files.list_names(manager.path))
+        return [at for at in stores if names.intersection(stores[at])]
+
+    def describe_progress() -> str:
+        num_deleted = len(stores) - len(find_left())
+        return f"deleted {num_deleted} of {counted(len(stores), 'epoch')}"
+
     if records and not is_dry:
         manager.run.start([], {"command": "prune"})
         try:
             manager.retention.retire()
-            manager.retention.sweeper.drain(_DELETION_SECONDS)
+            with told_while_slow(describe_progress):
+                manager.retention.sweeper.drain(_DELETION_SECONDS)
         finally:
             manager.run.end()
-        names = set(manager.directory.files.list_names(manager.path))
-        left = [at for at in stores if names.intersection(stores[at])]
+        left = find_left()
     deleted = [at for at in stores if at not in left]
     nbytes = sum(record.nbytes for record in records if record.at in deleted)
     freed = None if space is None or left else space.freed

@@ -15,6 +15,7 @@ from jobrunner.cli.show import describe_checkpoint
 from jobrunner.positions import Position
 from jobrunner.run.diff import compare_values
 from jobrunner.testing import assert_identical
+from jobrunner.texts import format_bytes
 from tests.cli.directories import PrunedMeanwhile, ask, begin, invoke, lengthen_log, recorded, save
 
 
@@ -133,7 +134,7 @@ def test_verify_of_all_epochs_skips_those_that_are_deleted_meanwhile(runs: Path,
     output = verify_epochs(manager, epochs, is_all=True)
     assert output.exit_code == 0
     assert [found["epoch"] for found in output.data["epochs"]] == [2, 3]
-    assert output.text.startswith("epoch 0: deleted meanwhile\nepoch 1: deleted meanwhile\n")
+    assert output.text.startswith("whole: 2, 3\ndeleted meanwhile: 0, 1\nChecked 2 epochs ")
     with pytest.raises(CheckpointNotFoundError):
         verify_epochs(manager, [Position(0)])
 
@@ -191,17 +192,19 @@ def test_a_copy_of_all_epochs_skips_those_that_are_deleted_meanwhile(
 def test_verify_names_each_damaged_epoch_and_exits_with_7(runs: Path, tmp_path: Path) -> None:
     whole = invoke("verify", runs)
     assert whole.exit_code == 0
-    assert whole.stdout == "".join(f"epoch {epoch}: whole\n" for epoch in range(4))
+    nbytes = format_bytes(sum(row["nbytes"] for row in ask("ls", runs)["epochs"]))
+    checked = f"Checked 4 epochs of 2 nodes, {nbytes}"
+    assert whole.stdout == f"whole: 0 to 3\n{checked}: all whole.\n"
     chunk = runs / "a.1" / "w" / "c.0"
     chunk.write_bytes(chunk.read_bytes()[::-1])
     result = invoke("verify", runs)
     assert result.exit_code == 7
-    assert "epoch 0: whole\nepoch 1: " in result.stdout
-    assert "expected xxh3_128" in result.stdout
-    assert "epoch 2: whole" in result.stdout
+    damage, *others = result.stdout.splitlines()
+    assert damage.startswith(f"epoch 1: {chunk} is not what was written: expected xxh3_128")
+    assert others == ["whole: 0, 2, 3", f"{checked}: 1 not whole."]
     told = ask("verify", runs)["epochs"]
     assert [epoch["is_whole"] for epoch in told] == [True, False, True, True]
-    assert invoke("verify", runs, "latest").stdout == "epoch 3: whole\n"
+    assert invoke("verify", runs, "latest").stdout.startswith("whole: 3\nChecked 1 epoch of ")
     empty = invoke("verify", tmp_path / "runs" / "_runs")
     assert (empty.exit_code, "No epoch is recorded" in empty.stdout) == (6, True)
 
@@ -214,7 +217,7 @@ def test_verify_deep_describes_the_log_alike_in_json_and_text(runs: Path) -> Non
     result = invoke("verify", runs, 2, "--deep")
     assert result.exit_code == 7
     first, second, *_ = result.stdout.splitlines()
-    assert second == "epoch 2: whole"  # whatever the log is like
+    assert second == "whole: 2"  # whatever the log is like
     told = ask("verify", runs, 2, "--deep")
     assert told["log"] == {"is_whole": False, "error": first.removeprefix("log: "), "repaired": []}
     assert "0000000003.json, is empty" in first

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
-from jobrunner import MultiNodeCheckpointManager
+from jobrunner import KeepLast, MultiNodeCheckpointManager
+from jobrunner.checkpoint import KeepAny
+from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.cli import progress
+from jobrunner.cli.maintenance import prune
 from jobrunner.positions import Position
 from tests.cli.directories import ask, begin, invoke, lengthen_log, recorded, save
 from tests.saves import Save
@@ -24,6 +29,30 @@ def test_prune_does_what_its_dry_run_shows(runs: Path) -> None:
     assert recorded(runs) == [2, 3]
     assert not (runs / "a.0").exists()
     assert "deleted: none (" in invoke("prune", runs, "--keep-last", 2).stdout
+
+
+def test_prune_says_how_far_it_is_if_deletions_take_long(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "TELL_SECONDS", 0.001)
+    told = threading.Event()
+
+    class Slow(PosixFiles):
+        def remove_tree(self, path: str) -> None:
+            assert told.wait(60)
+            super().remove_tree(path)
+
+    said = []
+
+    def echo(text: str, *, err: bool) -> None:
+        said.append((text, err))
+        told.set()
+
+    monkeypatch.setattr(progress.click, "echo", echo)
+    policy = KeepAny((KeepLast(1),))
+    manager = MultiNodeCheckpointManager(runs, files=Slow(), keep=policy)
+    assert prune(manager, policy, is_dry=False).data["left"] == []
+    assert said[0] == ("deleted 0 of 3 epochs ...", True)
 
 
 def test_prune_keeps_epochs_that_any_option_keeps_pinned_ones_and_the_newest(runs: Path) -> None:
