@@ -1,9 +1,12 @@
-"""A checkpoint directory."""
+"""A checkpoint directory; and what tests import is forgotten."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 from tests.cli.directories import begin, save
@@ -17,3 +20,15 @@ def runs(tmp_path: Path) -> Path:
         save(manager, epoch)
     manager.run.end()
     return tmp_path / "runs"
+
+
+@pytest.fixture(autouse=True)
+def _imports_of_scripts_are_undone() -> Iterator[None]:
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith(("jobrunner_script_", "cli_")):
+            if name in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.unregister_pickle_by_value(sys.modules[name])
+            del sys.modules[name]

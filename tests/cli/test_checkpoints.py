@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from jobrunner import CheckpointNotFoundError, MultiNodeCheckpointManager
 from jobrunner.cli.checkpoints import copy_epochs, verify_epochs
 from jobrunner.cli.show import describe_checkpoint
 from jobrunner.positions import Position
-from jobrunner.run.diff import compare_values
 from jobrunner.testing import assert_identical
 from jobrunner.texts import format_bytes
 from tests.cli.directories import PrunedMeanwhile, ask, begin, invoke, lengthen_log, recorded, save
+from tests.sampling import sampled
 
 
 def test_diff_names_each_blob_that_differs_and_by_how_much(tmp_path: Path) -> None:
@@ -42,28 +43,6 @@ def test_diff_of_equal_checkpoints_exits_with_0(runs: Path, tmp_path: Path) -> N
     assert (result.exit_code, result.stdout) == (0, "4 blobs are equal, 0 differ.\n")
     assert invoke("diff", "@1", f"{runs}@2").exit_code == 2
     assert invoke("diff", f"{runs}@9", f"{runs}@2").exit_code == 6
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        (1, 1.0, "type: int and float"),
-        (np.zeros(2), np.zeros(3), "shape: (2,) and (3,)"),
-        (np.zeros(2), np.zeros(2, np.float32), "dtype: float64 and float32"),
-        ("a", "b", "value: 'a' and 'b'"),
-        ([1], [1, 2], "length: 1 and 2"),
-        ({"x": 1}, {"y": 1}, "only in A"),
-        ({"x": 1, "y": 2}, {"y": 2, "x": 1}, "order of keys"),
-        (0.0, -0.0, "value: 0.0 and -0.0"),
-        (0.5, float("nan"), "value: 0.5 and nan"),
-        (np.array([0.0]), np.array([-0.0]), "elements"),
-        (np.array(["a", "b"]), np.array(["a", "c"]), "elements"),
-        (10**400, 10**400 + 1, "value: 1000000000000000000000000000000000000... and"),
-    ],
-)
-def test_every_kind_of_difference_is_named(one: Any, other: Any, expected: str) -> None:
-    assert expected in "; ".join(found["what"] for found in compare_values(one, other))
-    assert list(compare_values(one, one)) == []
 
 
 def test_restore_records_an_epoch_again_that_a_rewind_set_aside(runs: Path) -> None:
@@ -127,8 +106,47 @@ def test_copies_are_complete_checkpoints(runs: Path, tmp_path: Path) -> None:
     assert invoke("copy", target, 0, target).exit_code == 2
 
 
+def at_each_operation(
+    runs: Path, saved: Path, every_kth: int
+) -> Iterator[MultiNodeCheckpointManager]:
+    """Managers of a directory that is pruned at every k-th operation of what is done with each."""
+    shutil.copytree(runs, saved)
+    for count in itertools.count(1, every_kth):
+        shutil.rmtree(runs)
+        shutil.copytree(saved, runs)
+        files = PrunedMeanwhile(runs, str(runs), count)
+        yield MultiNodeCheckpointManager(runs, files=files)
+        if files.left > 0:
+            return
+
+
+@sampled("every_kth", sample=4, nightly=1)
+@pytest.mark.parametrize("command", ["copy", "info", "pin"])
+def test_an_epoch_may_be_deleted_at_any_operation(
+    runs: Path, tmp_path: Path, command: str, every_kth: int
+) -> None:
+    commands: dict[str, Callable[[MultiNodeCheckpointManager, Path], object]] = {
+        "copy": lambda manager, copy: copy_epochs(manager, [Position(0)], str(copy)),
+        "info": lambda manager, copy: describe_checkpoint(manager, Position(0)),
+        "pin": lambda manager, copy: manager.pin(3, "paper"),  # which stays
+    }
+    told = set()
+    managers = at_each_operation(runs, tmp_path / "saved", every_kth)
+    for number, manager in enumerate(managers):
+        try:
+            commands[command](manager, tmp_path / f"copy{number}")
+        except CheckpointNotFoundError as error:
+            told.add("retired while" in str(error))
+        if command == "pin":
+            assert MultiNodeCheckpointManager(runs).pins() == {3: ["paper"]}
+    assert told == (set() if command == "pin" else {False, True})
+
+
 @pytest.mark.parametrize("at", ["/_log/", "/a.0/"])
-def test_verify_of_all_epochs_skips_those_that_are_deleted_meanwhile(runs: Path, at: str) -> None:
+def test_verify_and_copy_of_all_epochs_skip_those_that_are_deleted_meanwhile(
+    runs: Path, tmp_path: Path, at: str
+) -> None:
+    shutil.copytree(runs, tmp_path / "again")
     manager = MultiNodeCheckpointManager(runs, files=PrunedMeanwhile(runs, at))
     epochs = MultiNodeCheckpointManager(runs).positions()
     output = verify_epochs(manager, epochs, is_all=True)
@@ -137,56 +155,11 @@ def test_verify_of_all_epochs_skips_those_that_are_deleted_meanwhile(runs: Path,
     assert output.text.startswith("whole: 2, 3\ndeleted meanwhile: 0, 1\nChecked 2 epochs ")
     with pytest.raises(CheckpointNotFoundError):
         verify_epochs(manager, [Position(0)])
-
-
-@pytest.mark.parametrize("command", ["copy", "info"])
-def test_an_epoch_that_is_deleted_at_any_operation_is_reported_as_retired(
-    runs: Path, tmp_path: Path, command: str
-) -> None:
-    shutil.copytree(runs, tmp_path / "saved")
-    told = set()
-    for count in range(1, 1000):
-        shutil.rmtree(runs)
-        shutil.copytree(tmp_path / "saved", runs)
-        files = PrunedMeanwhile(runs, str(runs), count)
-        manager = MultiNodeCheckpointManager(runs, files=files)
-        try:
-            if command == "copy":
-                copy_epochs(manager, [Position(0)], str(tmp_path / f"copy{count}"))
-            else:
-                describe_checkpoint(manager, Position(0))
-        except CheckpointNotFoundError as error:
-            told.add("retired while" in str(error))
-        if files.left > 0:
-            break
-    assert told == {False, True}
-
-
-def test_a_pin_succeeds_though_another_process_writes_at_any_operation(
-    runs: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(runs, tmp_path / "saved")
-    for count in range(1, 1000):
-        shutil.rmtree(runs)
-        shutil.copytree(tmp_path / "saved", runs)
-        files = PrunedMeanwhile(runs, str(runs), count)
-        manager = MultiNodeCheckpointManager(runs, files=files)
-        manager.pin(3, "paper")
-        assert MultiNodeCheckpointManager(runs).pins() == {3: ["paper"]}
-        if files.left > 0:
-            break
-
-
-def test_a_copy_of_all_epochs_skips_those_that_are_deleted_meanwhile(
-    runs: Path, tmp_path: Path
-) -> None:
-    manager = MultiNodeCheckpointManager(runs, files=PrunedMeanwhile(runs, "/a.0/"))
-    target = str(tmp_path / "copy")
-    output = copy_epochs(manager, manager.positions(), target, is_all=True)
+    runs, target = tmp_path / "again", str(tmp_path / "copy")
+    manager = MultiNodeCheckpointManager(runs, files=PrunedMeanwhile(runs, at))
+    output = copy_epochs(manager, epochs, target, is_all=True)
     assert output.data["epochs"] == [2, 3] == recorded(tmp_path / "copy")
     assert output.text == f"Copied to {target}: 2, 3"
-    with pytest.raises(CheckpointNotFoundError):
-        copy_epochs(manager, [Position(0)], str(tmp_path / "other"))
 
 
 def test_verify_names_each_damaged_epoch_and_exits_with_7(runs: Path, tmp_path: Path) -> None:

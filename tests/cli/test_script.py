@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import cloudpickle
@@ -11,7 +10,6 @@ import pytest
 
 from jobrunner.cli.script import Script
 from jobrunner.errors import DefinitionError
-from jobrunner.texts import printable
 from tests.cli.directories import ask, invoke
 
 _IMPORT = "from jobrunner.define.jobs import Job\n"
@@ -21,29 +19,16 @@ def make(lr: float = 0.1, n=1, sizes: list[int] = [], fast=False): return Job('m
 """
 
 
-@pytest.fixture(autouse=True)
-def _imports_are_undone() -> Iterator[None]:
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        if name in cloudpickle.list_registry_pickle_by_value():
-            cloudpickle.unregister_pickle_by_value(sys.modules[name])
-        del sys.modules[name]
-
-
 def _write(directory: Path, text: str, name: str = "script.py") -> str:
     path = directory / name
     path.write_text(_IMPORT + text)
     return str(path)
 
 
-def test_the_only_job_needs_no_name(tmp_path: Path) -> None:
-    script = _write(tmp_path, "anything = Job('only')\nsame = anything\n")
-    assert Script(script).job().name == "only"
-
-
-def test_a_name_is_a_variable_or_a_function(tmp_path: Path) -> None:
+def test_the_only_job_needs_no_name_and_a_name_is_a_variable_or_a_function(tmp_path: Path) -> None:
+    assert (
+        Script(_write(tmp_path, "anything = Job('only')\nsame = anything\n")).job().name == "only"
+    )
     script = _write(tmp_path, "a = Job('first')\ndef make(name='made'): return Job(name)\n")
     assert Script(f"{script}:a").job().name == "first"
     assert Script(f"{script}:make").job().name == "made"
@@ -83,19 +68,15 @@ def test_a_module_is_found_in_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _write(tmp_path, "job = Job('module')\n", "cli_module_for_test.py")
-    monkeypatch.chdir(tmp_path)
-    assert Script("cli_module_for_test").job().name == "module"
-    with pytest.raises(DefinitionError, match="cannot be imported.*'cli_absent_for_test'"):
-        Script("cli_absent_for_test:job").job()
-
-
-def test_a_module_that_cannot_import_another_is_refused_with_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     _write(tmp_path, "import no_such_thing\n", "cli_broken_for_test.py")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DefinitionError, match="cannot be imported.*'no_such_thing'"):
-        Script("cli_broken_for_test").job()
+    assert Script("cli_module_for_test").job().name == "module"
+    for name, missing in (
+        ("cli_absent_for_test:job", "cli_absent_for_test"),
+        ("cli_broken_for_test", "no_such_thing"),
+    ):
+        with pytest.raises(DefinitionError, match=f"cannot be imported.*'{missing}'"):
+            Script(name).job()
 
 
 def test_an_import_error_shows_the_traceback_of_the_users_code(tmp_path: Path) -> None:
@@ -124,13 +105,6 @@ def test_a_script_goes_to_workers_by_value_under_a_name_of_its_own(tmp_path: Pat
         assert cloudpickle.loads(text)(4) == 8
     finally:
         sys.modules["jobrunner_script_numpy"] = module
-
-
-def test_what_a_script_defines_is_shown_under_the_name_of_its_file(tmp_path: Path) -> None:
-    Script(_write(tmp_path, "class Model: pass\njob = Job('j')\n", "my-own job.py"))
-    assert printable("jobrunner_script_my-own_job.Model") == "my-own job.py:Model"
-    assert printable("no jobrunner_script_not-here.Model") == "no not-here.py:Model"
-    assert printable("no jobrunner_script_gone.Model") == "no gone.py:Model"
 
 
 @pytest.mark.parametrize(

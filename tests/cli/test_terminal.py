@@ -30,6 +30,7 @@ from jobrunner.cluster import UnderWay
 from jobrunner.positions import Position
 from jobrunner.run.result import ResumePlan
 from jobrunner.story import show_on
+from jobrunner.workspace.workspace import Workspace
 from tests.cli.directories import begin, invoke, save
 from tests.saves import save_epoch
 from tests.story.test_live import Runner
@@ -67,9 +68,6 @@ def hostile(tmp_path: Path) -> Path:
         save(manager, epoch, {NAME: {HOSTILE: HOSTILE}, "v": epoch})
     details = {"metrics": {HOSTILE: 1.0, "text": HOSTILE}, "stopped_by": [HOSTILE]}
     manager.run.lock.nodes = (NODE, "b")  # type: ignore[union-attr, assignment]
-    assert manager is not None
-    from jobrunner.workspace.workspace import Workspace
-
     workspaces = {node: Workspace(node) for node in (NODE, "b")}
     for workspace in workspaces.values():
         workspace.globals.update({NAME: 1, "v": HOSTILE})

@@ -4,8 +4,7 @@ import pytest
 
 from jobrunner import Blob, DefinitionError, Job, Node, Task, TaskGroup, WorkspaceType
 from jobrunner.compile.fingerprint import changes, describe
-from jobrunner.compile.job import compile_group
-from jobrunner.compile.plan import BlobArgument, CrossingArgument, ResultArgument, UpdateArgument
+from jobrunner.compile.plan import BlobArgument, CrossingArgument
 from jobrunner.positions import Position
 
 A, B = Node("a"), Node("b")
@@ -48,19 +47,6 @@ def test_readers_wait_for_the_last_writer_and_writers_for_readers():
     assert tasks["a/other"].waits_for == ()
 
 
-def test_updates_count_as_a_write_and_come_after_the_inputs():
-    def epoch():
-        Task(f, inputs="y", updates="x", name="update", node=A)
-        Task(f, inputs="x", name="read", node=A)
-
-    def init():
-        Task(f, outputs=["x", "y"], node=A)
-
-    tasks = tasks_of(job_with(epoch=epoch, init=init).compile())
-    assert tasks["a/update"].arguments == (BlobArgument("y"), UpdateArgument("x"))
-    assert tasks["a/read"].waits_for == (0,)
-
-
 def test_a_remote_read_sees_the_last_write_defined_before_it_or_the_value_before_the_group():
     def epoch():
         Task(f, inputs=A["x"], name="before", node=B)
@@ -81,20 +67,6 @@ def test_a_remote_read_sees_the_last_write_defined_before_it_or_the_value_before
     assert tasks["a/write"].hands_over == (1,)
     # The value was taken at the start, so the write does not wait for a remote reader.
     assert tasks["a/write"].crossings == ()
-
-
-def test_a_task_output_is_a_result_on_its_own_node_and_a_crossing_on_another():
-    def epoch():
-        out = Task(f, name="make", node=A).output()
-        Task(f, inputs=out, name="near", node=A)
-        Task(f, inputs=out, name="far", node=B)
-
-    plan = job_with(epoch=epoch).compile()
-    tasks = tasks_of(plan)
-    assert tasks["a/near"].arguments == (ResultArgument(0, 0),)
-    assert tasks["b/far"].arguments == (CrossingArgument(0),)
-    assert plan.groups["epoch"].crossings[0].part == 0
-    assert [c.part for c in tasks["a/make"].captures] == [0]
 
 
 def test_after_adds_an_edge_on_the_node_and_a_signal_between_nodes():
@@ -327,18 +299,3 @@ def test_a_description_is_the_same_in_another_process(tmp_path):
         for seed in ("1", "2")
     }
     assert len(answers) == 1
-
-
-def test_a_group_of_no_job_assumes_that_other_blobs_exist():
-    with TaskGroup() as group:
-        Task(f, inputs="w", outputs="w", node=A)
-        Task(f, outputs="v", node=A)
-        Task(f, inputs=A["w"], outputs="u", node=B, workspace_type=WorkspaceType.GLOBAL)
-    plan = compile_group(group, {"a": frozenset({"w"})})
-    outputs = {
-        (part.node, o.name): o.is_global
-        for part in plan.slices.values()
-        for task in part.tasks
-        for o in task.outputs
-    }
-    assert outputs == {("a", "w"): True, ("a", "v"): False, ("b", "u"): True}

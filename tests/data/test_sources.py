@@ -162,11 +162,6 @@ def test_each_kind_of_data_is_read_in_any_way(kind: str, tmp_path: Path) -> None
     assert flat(cloudpickle.loads(cloudpickle.dumps(half))) == flat(half)
 
 
-def test_records_without_batches_are_single_ones() -> None:
-    assert list(from_records(np.arange(3))) == [0, 1, 2]
-    assert [one.shape for one in from_records(np.zeros((2, 5)))] == [(5,), (5,)]
-
-
 def test_parts_of_dicts_and_tuples_stay_together() -> None:
     data = {"x": np.arange(10), "y": (np.arange(10) * 2, list("abcdefghij"))}
     for batch in from_records(data).shuffled(3).batched(4):

@@ -13,7 +13,6 @@ from jobrunner import (
     Node,
     Task,
     TaskGroup,
-    WorkspaceType,
     epoch_limiter,
 )
 
@@ -34,27 +33,11 @@ def test_tasks_join_the_innermost_group_and_node():
     assert [epoch_task.node.name, init_task.node.name, plain.node.name] == ["a", "b", "local"]
 
 
-def test_library_code_adds_tasks_to_the_active_job():
-    def add_counter():
-        with Job.current().init_group:
-            Task(lambda: 0, outputs="n", name="zero")
-        Task(lambda n: n + 1, inputs="n", outputs="n", name="count")
-
-    with Job() as job, Node("here"):
-        add_counter()
-    assert [task.full_name for task in job.init_group.tasks()] == ["here/zero"]
-    assert [task.full_name for task in job.epoch_group.tasks()] == ["here/count"]
-
-
 def test_no_job_is_active_outside_its_block():
     with Job():
         pass
     with pytest.raises(DefinitionError, match="No job is active"):
         Job.current()
-
-
-def test_a_task_outside_any_group_has_none():
-    assert Task(one).group is None
 
 
 def test_default_names_are_numbered_within_a_node_and_group_and_repeat_from_build_to_build():
@@ -76,11 +59,6 @@ def test_two_tasks_of_one_given_name_are_refused():
         with pytest.raises(DefinitionError, match="'a/t'"):
             Task(one, name="t", node="a")
     assert len(job.epoch_group.tasks()) == 2
-
-
-def test_nodes_are_the_same_by_name_alone():
-    assert Node("a", workers="w") == Node("a")
-    assert len({Node("a"), Node("a", resources={"GPU": 1}), Node("b")}) == 2
 
 
 def test_a_blob_reference_has_its_node():
@@ -224,7 +202,3 @@ def test_errors_survive_pickling():
         assert type(copy) is type(error)
         assert str(copy) == "m"
         assert copy.__dict__ == error.__dict__
-
-
-def test_workspace_type_of_a_task_is_kept():
-    assert Task(one, workspace_type=WorkspaceType.GLOBAL).workspace_type is WorkspaceType.GLOBAL

@@ -15,7 +15,6 @@ from jobrunner import (
     DefinitionError,
     Job,
     JobRunner,
-    MultiNodeCheckpointManager,
     Node,
     Task,
     current_task,
@@ -213,19 +212,3 @@ def test_options_of_each_node_are_values_or_functions_of_its_index():
     assert [task.inputs[0].task for task in then] == [made[2], made[0], made[1]]
     assert [(task.kwargs["by"], task.after) for task in then] == [(i, (made[i],)) for i in range(3)]
     assert all(pickle.loads(cloudpickle.dumps(task.kwargs)) == task.kwargs for task in then)
-
-
-def test_a_replayed_epoch_calls_by_name_too(tmp_path, inproc_session):
-    with Job() as job, Node("a"):
-        with job.init_group:
-            Task(lambda: np.zeros(2), outputs="field")
-            Task(lambda: np.ones(2), outputs="amount")
-        Task(
-            lambda *, amounts, field: grow(amounts[0], field),
-            inputs={"amounts": ["amount"]},
-            updates="field",
-        )
-    epoch_limiter(job, 2)
-    runner = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "runs"))
-    runner.run(inproc_session)
-    assert runner.replay(inproc_session, 2).is_equal

@@ -60,17 +60,14 @@ class Case:
         copy: str,
         job: Job,
         check: Check,
-        begin: Callable[[], None] = lambda: None,
         whole: str = "",
     ) -> None:
         self.path, self.copy, self.job, self._check = path, copy, job, check
-        self._begin = begin  # called before each command, which makes a manager
         self._whole = whole or path  # what the mutant was before
 
     # ---- parts
 
     def manager(self, path: str = "", **options: Any) -> MultiNodeCheckpointManager:
-        self._begin()
         clock = Clock()
         files = FaultyFiles(sync=False)
         manager = MultiNodeCheckpointManager(path or self.path, files=files, **options)
@@ -105,7 +102,6 @@ class Case:
         best_of(manager.directory, KeepBest("loss"))
 
     def top(self) -> None:
-        self._begin()
         LiveRuns(FaultyFiles(), str(self.path)).look()
 
     def compare(self, one: str = "", other: str = "") -> None:
@@ -271,6 +267,7 @@ class Case:
 
 
 READING = (
+    *("ls", "info", "verify", "verify_deep", "diff", "fsck", "prune_best", "report"),
     *("ls_runs", "top", "compare", "compare_from"),
     *("load", "look", "look_lazily", "ask", "plan", "plan_epoch", "replay", "load_in_run"),
 )

@@ -24,7 +24,7 @@ from tests.sampling import sampled
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches files by inotify")
 
-QUICK = ("two_runs", "killed", "stacks", "format_3")
+QUICK = ("two_runs", "killed", "stacks", "format_1")
 
 
 @sampled("count", sample=350, nightly=100_000)

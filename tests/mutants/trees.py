@@ -179,13 +179,11 @@ def _sign_entry(
     is_stale = False
     with contextlib.suppress(ValueError, RecursionError, LookupError, AttributeError, TypeError):
         entry = split_entry(content)
-        commits = [entry, *(entry.get("commits") or ())]
-        for commit in commits:
-            for about in (commit.get("stores") or {}).values():
-                if about["store"] in stores and about["manifest"] != digests.get(
-                    about["store"], about["manifest"]
-                ):
-                    about["manifest"] = digests[about["store"]]
+        for record in entry.get("records") or ():
+            for store in (record.get("stores") or {}).values():
+                digest = digests.get(store["name"], store["sha256"])
+                if store["name"] in stores and store["sha256"] != digest:
+                    store["sha256"] = digest
                     is_stale = True
     if is_stale:
         return frame_entry(dump(entry))

@@ -172,34 +172,6 @@ def test_what_has_no_position_is_refused_when_a_pipe_reads_from_it(
         JobRunner(job).run(inproc_session)
 
 
-def test_a_reader_that_replaces_something_else_is_read(inproc_session: Session) -> None:
-    with TaskGroup() as group, Node("here"):
-        Task(list, (), "reader")
-        Task(Numbers, (), "reader", kwargs={"n": 2})
-        got = pipe("reader", square).output()
-    inproc_session.run(group)
-    assert got.fetch() == [0, 1]
-
-
-def test_a_loaded_blob_that_is_no_reader_is_named(tmp_path: Path) -> None:
-    def make(reader: Any, *, is_read: bool) -> Job:
-        with Job("reading") as job, Node("here"):
-            with job.init_group:
-                Task(reader, (), "reader", name="make")
-            if is_read:
-                pipe("reader", square)
-        epoch_limiter(job, 1 + is_read)
-        return job
-
-    with Session.local(workers=1, processes=False) as session:
-        manager = MultiNodeCheckpointManager(tmp_path / "runs")
-        JobRunner(make(lambda: [1], is_read=False), manager).run(session)
-        runner = JobRunner(make(lambda: Numbers(3), is_read=True), manager)
-        refused = "'square'.*the pipe reads from blob 'reader', which is list"
-        with pytest.raises(TaskFailedError, match=refused):
-            runner.run(session)
-
-
 def test_inputs_are_shared_by_all_calls(inproc_session: Session) -> None:
     with TaskGroup() as group, Node("here"):
         Task(Numbers, (), "reader", kwargs={"n": 5})
@@ -296,16 +268,6 @@ def test_a_resumed_run_reads_on_from_what_was_processed(
         assert inproc_session.fetch(Node("here")["total"])[0] == final
 
 
-@pytest.mark.nightly
-def test_processes_pass_items_to_each_other(process_client: Any) -> None:
-    with Session(process_client) as session:
-        job, results = make_job(
-            lambda: pipe("reader", times_two, limit=30, num_threads=2, name="double")
-        )
-        JobRunner(job).run(session)
-        assert results.fetch() == [2 * x for x in range(10)]
-
-
 def die_once(x: int, marker: str) -> int:
     if x == 7 and not Path(marker).exists():
         Path(marker).touch()
@@ -329,10 +291,6 @@ def test_after_a_loss_each_item_still_counts_once(
         assert result.restarts == 1
         total = int(session.fetch(Node("here")["total"])[0])
     assert total == sum(x * x for x in range(10))
-
-
-def times_two(x: int) -> int:
-    return 2 * x
 
 
 class Slow(Numbers):

@@ -7,17 +7,14 @@ import pytest
 from jobrunner import (
     Callback,
     DefinitionError,
-    Job,
     JobRunner,
     MultiNodeCheckpointManager,
-    Node,
     RunStoppedError,
     SaveEvery,
-    Task,
     current_task,
-    epoch_limiter,
 )
 from jobrunner.run.callbacks import EVENTS
+from tests.jobs import counter
 
 
 @pytest.fixture
@@ -28,11 +25,6 @@ def session(inproc_session):
 @pytest.fixture
 def manager(tmp_path):
     return MultiNodeCheckpointManager(tmp_path / "ckpt")
-
-
-def count(n):
-    current_task().report(n=n + 1)
-    return n + 1
 
 
 FLAKY, RAN = [], []  # tasks run in this process
@@ -47,16 +39,6 @@ def count_or_fail(n):
 def note_and_count(n):
     RAN.append(current_task().epoch)
     return n + 1
-
-
-def counter(limit=3, fn=count, **options):
-    with Job("counter", **options) as job, Node("a"):
-        with job.init_group:
-            Task(lambda: 0, outputs="n")
-        Task(fn, inputs="n", outputs="n", name="count", transient_errors=(OSError,))
-    if limit is not None:
-        epoch_limiter(job, limit)
-    return job
 
 
 class Hears(Callback):
@@ -136,7 +118,9 @@ def test_a_run_that_resumes_within_an_epoch_says_so(session, tmp_path):
 def test_a_loss_and_the_recovery_from_it_are_told(session, manager):
     FLAKY.append(OSError("by hand"))
     hears = Hears("on_loss", "on_load", "on_recovery", "on_epoch")
-    JobRunner(counter(2, count_or_fail), manager, callbacks=[hears]).run(session)
+    JobRunner(counter(2, count_or_fail, transient_errors=OSError), manager, callbacks=[hears]).run(
+        session
+    )
     assert hears.heard == [
         ("epoch", 1),
         ("loss",),
@@ -242,16 +226,14 @@ def test_a_state_that_no_record_can_hold_is_a_warning(session, manager, caplog):
 
 
 def test_a_callback_ends_a_job_that_nothing_else_ends(session, manager):
-    result = JobRunner(counter(None), manager, callbacks=[Adds(2, "the sum")]).run(session)
+    result = JobRunner(counter(), manager, callbacks=[Adds(2, "the sum")]).run(session)
     assert (result.epoch, result.stopped_by) == (2, "the sum")
-    assert (
-        JobRunner(counter(None), manager, callbacks=[Adds(2, "the sum")]).plan_resume().is_finished
-    )
+    assert JobRunner(counter(), manager, callbacks=[Adds(2, "the sum")]).plan_resume().is_finished
     # Without it, or under another name, the job has not ended.
     assert not JobRunner(counter(3), manager).plan_resume().is_finished
     assert JobRunner(counter(3), manager, callbacks=[Adds(0)]).run(session).epoch == 3
     with pytest.raises(DefinitionError, match="would never end"):
-        JobRunner(counter(None), manager, callbacks=[Adds(2)]).plan_resume()
+        JobRunner(counter(), manager, callbacks=[Adds(2)]).plan_resume()
 
 
 class Typo(Callback):
@@ -284,4 +266,4 @@ class Wider(Callback):
 )
 def test_a_method_that_no_run_can_call_is_refused_before_anything_runs(callback, says):
     with pytest.raises(DefinitionError, match=says):
-        JobRunner(counter(), callbacks=[Wider(), callback]).plan_resume()
+        JobRunner(counter(3), callbacks=[Wider(), callback]).plan_resume()

@@ -27,6 +27,7 @@ from jobrunner import (
     TaskGroup,
     epoch_limiter,
 )
+from tests.jobs import Listener
 
 CALLS = Counter()
 NODES = ["n0", "n1", "n2", "n3"]
@@ -62,14 +63,6 @@ def job_of(epochs=2, part="part", make=keep, **argument):
     return job
 
 
-class Placements:
-    def __init__(self):
-        self.placements = []
-
-    def on_placement(self, placement):
-        self.placements.append(placement)
-
-
 def blocks_of(x):
     return {"kwargs": lambda i: {"part": x.blocks[i]}}
 
@@ -83,7 +76,7 @@ def test_blocks_of_a_persisted_array_are_taken_where_they_lie(inproc_session, in
     with inproc_client.as_current():
         wait(x)
     before = {key: set(where) for key, where in inproc_client.who_has(x).items()}
-    seen = Placements()
+    seen = Listener()
     JobRunner(job_of(**blocks_of(x)), callbacks=[seen]).run(inproc_session)
     assert np.array_equal(parts_in(inproc_session), X * 4)
     # The collection has the memory that its blocks had, unchanged.
@@ -154,32 +147,6 @@ def test_a_data_frame_is_the_tasks_own(inproc_session, inproc_client):
     JobRunner(job).run(inproc_session)
     assert [list(inproc_session.fetch(Node(name)["table"]).a) for name in NODES] == [[2, 3]] * 4
     assert list(frame.result().a) == [1, 2]
-
-
-def test_each_instance_of_a_task_gets_the_value(inproc_session):
-    with Job("instances") as job:
-        with job.init_group:
-            Task(
-                lambda part: part.sum(),
-                outputs="sums",
-                kwargs={"part": counted("i")},
-                num_instances=3,
-            )
-        epoch_limiter(job, 1)
-    JobRunner(job).run(inproc_session)
-    assert inproc_session.fetch(Node()["sums"]) == [X.sum()] * 3
-
-
-def test_an_xarray_object_in_memory_is_an_ordinary_argument(inproc_session):
-    xarray = pytest.importorskip("xarray")
-    data = xarray.Dataset({"u": ("x", np.arange(4))})
-    for value in (data, data.chunk({"x": 2})):
-        total = Task(lambda data: int(data.u.sum()), kwargs={"data": value}, name="total").output()
-        with Job("labeled", init_group=None) as job:
-            job.init_group.add(total.task)
-            epoch_limiter(job, 1)
-        JobRunner(job).run(inproc_session)
-        assert inproc_session.fetch(total) == 6
 
 
 @pytest.mark.parametrize("where", ["epoch", "session", "partial", "input"])
@@ -274,7 +241,7 @@ def test_a_run_that_cannot_load_what_it_decided_on_computes_what_it_needs(inproc
     JobRunner(job_of(1, **blocks_of(x)), MultiNodeCheckpointManager(tmp_path)).run(inproc_session)
     for path in [path for path in tmp_path.rglob("c*") if path.is_file()]:
         path.write_bytes(path.read_bytes()[::-1])
-    manager, seen = MultiNodeCheckpointManager(tmp_path), Placements()
+    manager, seen = MultiNodeCheckpointManager(tmp_path), Listener()
     runner = JobRunner(job_of(2, **blocks_of(x)), manager, callbacks=[seen])
     assert runner.plan_resume().epoch == 1
     result = runner.run(inproc_session)

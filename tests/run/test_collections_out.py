@@ -1,21 +1,16 @@
 """Blobs of several nodes as one Dask array or data frame, from memory and from disk."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 
 from jobrunner import (
     Blob,
     BlobNotFoundError,
-    CheckpointCorruptError,
     DefinitionError,
     Job,
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
-    Session,
     Task,
     epoch_limiter,
     joined,
@@ -120,16 +115,6 @@ def test_a_collection_stays_as_it_was_when_it_was_made(inproc_session, manager):
     assert inproc_session.fetch(Node("n0")["rows"]).min() == 40
 
 
-def test_from_disk_damage_is_found(inproc_session, manager, tmp_path):
-    JobRunner(job_of(1), manager).run(inproc_session)
-    same = manager.open(1).array("same")
-    chunks = [path for path in Path(tmp_path).rglob("n3.1/same/c*") if path.is_file()]
-    for path in chunks:
-        path.write_bytes(path.read_bytes()[::-1])
-    with pytest.raises(CheckpointCorruptError):
-        same.compute(scheduler="synchronous")
-
-
 def frame_of(i):
     pd = pytest.importorskip("pandas")
     dtype = "int64" if i < 9 else "float64"
@@ -179,26 +164,3 @@ def test_frames_that_differ_are_refused(inproc_session, manager):
         inproc_session.frame("table")
     with pytest.raises(DefinitionError, match=says):
         manager.open(1).frame("table").compute(scheduler="synchronous")
-
-
-def test_a_collection_outlives_its_session_but_fails_with_its_workers():
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        with Session(client) as session:
-            JobRunner(job_of(1)).run(session)
-            same = session.array("same")
-        assert client.compute(same.sum()).result() == -(15 + 30)
-        addresses = list(client.scheduler_info()["workers"])
-        deaths = [client.submit(die, workers=[address], pure=False) for address in addresses]
-        while any(address in client.nthreads() for address in addresses):
-            assert deaths
-        with pytest.raises(Exception, match="cancelled"):
-            client.compute(same.sum()).result(timeout=60)
-
-
-def die():
-    import os
-
-    os._exit(1)

@@ -9,25 +9,14 @@ from click.testing import CliRunner
 from jobrunner import (
     CheckpointCorruptError,
     CheckpointNotFoundError,
-    Job,
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
-    Task,
-    epoch_limiter,
 )
 from jobrunner.cli.command import main
 from jobrunner.testing import FaultyFiles
 from tests.cli.directories import lengthen_log
-
-
-def counter(limit):
-    with Job("counter") as job, Node("a"):
-        with job.init_group:
-            Task(lambda: 0, outputs="n", name="zero")
-        Task(lambda n: n + 1, inputs="n", outputs="n", name="count")
-        epoch_limiter(job, limit)
-    return job
+from tests.jobs import Listener, counter
 
 
 @pytest.fixture
@@ -92,11 +81,7 @@ def test_lost_newest_entries_are_reported(inproc_session, manager):
     for entry in sorted(Path(manager.path, "_log").iterdir())[4:]:
         entry.unlink()
 
-    class Hear:
-        def on_warning(self, message):
-            heard.append(message)
-
-    heard = []
+    listener = Listener()
     again = MultiNodeCheckpointManager(manager.path)
     plan = JobRunner(counter(5), again).plan_resume()
     assert plan.epoch == 1
@@ -109,9 +94,9 @@ def test_lost_newest_entries_are_reported(inproc_session, manager):
     for entry in sorted(Path(manager.path, "_log").iterdir())[4:]:
         entry.unlink()
     again = MultiNodeCheckpointManager(manager.path)
-    result = JobRunner(counter(4), again, callbacks=[Hear()]).run(inproc_session)
+    result = JobRunner(counter(4), again, callbacks=[listener]).run(inproc_session)
     assert (result.resumed_from, result.epoch) == (1, 4)
-    assert any(told in message for message in heard)
+    assert any(told in message for message in listener.warnings)
     again.verify(4)
 
 

@@ -1,9 +1,17 @@
-"""What a run decides from losses in a row and from recorded epochs."""
+"""What a run decides: after losses, at a resume, and when workers join."""
+
+import math
 
 import pytest
 
 from jobrunner.positions import Position
-from jobrunner.run.decisions import Losses, remainder
+from jobrunner.run.decisions import (
+    MOST_EPOCHS,
+    Losses,
+    Stopwatch,
+    is_move_worthwhile,
+    remainder,
+)
 
 
 def test_tasks_that_ran_at_each_of_several_losses_are_named():
@@ -30,3 +38,51 @@ def test_tasks_that_ran_at_each_of_several_losses_are_named():
 )
 def test_what_is_left_after_a_resume(epoch, recorded, left):
     assert remainder(Position.of(epoch), 5, **recorded) == left
+
+
+THREADS = {"w1": 1, "w2": 1, "w3": 2}
+
+
+def pays(now, after, **facts):
+    facts = {"epoch_seconds": 1.0, "epochs_left": 100, "save_seconds": 0.01, **facts}
+    placements = ({f"n{i}": worker for i, worker in enumerate(it.split())} for it in (now, after))
+    return is_move_worthwhile(*placements, THREADS, **facts)
+
+
+def test_a_worker_that_halves_the_fullest_one_is_worth_a_move():
+    assert pays("w1 w1", "w1 w2")
+    assert pays("w1 w1", "w3 w3")
+    assert not pays("w1 w2", "w2 w1")
+    assert not pays("w1 " * 11, "w1 " * 10 + "w2", epoch_seconds=1000.0)  # a tenth is the least
+    assert not pays("w1 w1 w2 w2", "w1 w1 w2 w3")  # the fullest has as much as before
+
+
+def test_a_move_must_pay_for_itself_in_the_epochs_that_are_left():
+    assert not pays("w1 w1", "w1 w2", epochs_left=0)
+    assert not pays("w1 w1", "w1 w2", epochs_left=10, epoch_seconds=0.01)
+    assert pays("w1 w1", "w1 w2", epochs_left=None, epoch_seconds=0.01)
+    assert not pays("w1 w1", "w1 w2", save_seconds=MOST_EPOCHS, epochs_left=10_000_000)
+    assert pays("w1 w1", "w1 w2", epoch_seconds=math.inf)
+
+
+def test_a_loss_is_told_once_and_at_the_end_again_though_nothing_went_on():
+    now = [100.0]
+    watch = Stopwatch(now[0], clock=lambda: now[0])
+
+    def losses(epoch):
+        return watch.capture(Position(epoch))["timing"].get("losses", ())
+
+    watch.enter("compute")
+    now[0] += 16
+    watch.lose("first")
+    now[0] += 5
+    watch.go_back(Position(2))
+    watch.enter("compute")
+    now[0] += 4
+    assert losses(3) == [{"at": 16, "text": "first", "resumed": 21, "epoch": 2}]
+    assert not losses(4)
+    watch.lose("second")
+    ended = watch.end("failed", Position(4))
+    assert [loss["text"] for loss in ended["timing"]["losses"]] == ["first", "second"]
+    assert "resumed" not in ended["timing"]["losses"][1]
+    assert ended["outcome"] == "failed"

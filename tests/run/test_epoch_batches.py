@@ -153,27 +153,6 @@ def test_a_failure_names_its_epoch_and_earlier_epochs_are_reported(session):
     assert run(session, build(), epochs=5, batch_seconds=60)[0].epoch == 5
 
 
-@pytest.mark.processes
-def test_batches_end_where_a_save_is_due(session, tmp_path):
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(epochs=7))
-    result, watcher = run(
-        session, build(steps=2), epochs=30, batch_seconds=60, checkpoint_manager=manager
-    )
-    assert watcher.epochs == list(range(1, 31))
-    assert manager.epochs() == [0, 7, 14, 21, 28, 30]
-    whole = state(session)
-    result, _ = run(
-        session,
-        build(steps=2),
-        epochs=30,
-        batch_seconds=60,
-        checkpoint_manager=MultiNodeCheckpointManager(tmp_path / "ckpt"),
-        resume_from_epoch=14,
-    )
-    assert (result.resumed_from, result.epoch) == (14, 30)
-    assert state(session) == whole
-
-
 def test_batches_end_where_a_policy_must_be_asked(session, tmp_path):
     policy = SaveEvery(epochs=7) | SaveEvery(epochs=10)
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=policy)

@@ -8,17 +8,14 @@ from click.testing import CliRunner
 from jobrunner import (
     CheckpointNotFoundError,
     DefinitionError,
-    Job,
     JobRunner,
     MultiNodeCheckpointManager,
-    Node,
-    Task,
     current_task,
-    epoch_limiter,
 )
 from jobrunner.checkpoint import restore_epoch
 from jobrunner.cli import main
 from jobrunner.positions import Position
+from tests.jobs import counter
 
 LOSSES = [5.0, 2.0, math.nan, 4.0]
 
@@ -28,19 +25,10 @@ def descend(n):
     return n + 1
 
 
-def make_job(limit=4):
-    with Job("descent") as job, Node("a"):
-        with job.init_group:
-            Task(lambda: 0, outputs="n", name="zero")
-        Task(descend, inputs="n", outputs="n", name="descend")
-        epoch_limiter(job, limit)
-    return job
-
-
 @pytest.fixture
 def manager(inproc_session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "k")
-    JobRunner(make_job(), manager).run(inproc_session)
+    JobRunner(counter(4, descend), manager).run(inproc_session)
     return manager
 
 
@@ -61,7 +49,7 @@ def test_the_best_epoch_has_a_number(manager):
 
 
 def test_a_run_goes_on_from_the_best_epoch(manager, inproc_session):
-    runner = JobRunner(make_job(3), manager, resume_from_epoch="best:loss")
+    runner = JobRunner(counter(3, descend), manager, resume_from_epoch="best:loss")
     plan = runner.plan_resume()
     assert (plan.epoch, plan.sets_aside) == (2, (3, 4))
     result = runner.run(inproc_session)
@@ -85,4 +73,4 @@ def test_an_epoch_that_was_restored_is_not_newer_than_later_ones(manager):
     for epoch in (4, 3):  # the log has the older one last
         restore_epoch(manager.directory, Position(epoch))
     assert manager.latest() == 4
-    assert JobRunner(make_job(), manager).plan_resume().epoch == 4
+    assert JobRunner(counter(4, descend), manager).plan_resume().epoch == 4

@@ -11,21 +11,19 @@ from click.testing import CliRunner
 
 from jobrunner import (
     CheckpointCorruptError,
-    CheckpointError,
     DefinitionError,
-    ExecutionError,
     Job,
     JobRunner,
     JobRunnerError,
     MultiNodeCheckpointManager,
     NodeLostError,
-    SchedulerLostError,
     Session,
     Task,
     TaskFailedError,
     epoch_limiter,
 )
 from jobrunner.cli.command import main
+from tests.jobs import Listener
 
 MANY = 10_000_000
 
@@ -45,11 +43,8 @@ def run(session: Session, fn: Any, path: Path | None = None, **options: Any) -> 
     "error",
     [
         DefinitionError("mine"),
-        CheckpointError("mine"),
         CheckpointCorruptError("mine", path="p"),
-        ExecutionError("mine"),
         NodeLostError("mine", nodes=("b",)),
-        SchedulerLostError("mine"),
         TaskFailedError("mine", node="b", task="other", epoch=7),
     ],
     ids=lambda error: type(error).__name__,
@@ -153,22 +148,14 @@ epoch_limiter(job, 2)
 """
 
 
-class Warnings:
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def on_warning(self, message: str) -> None:
-        self.texts.append(message)
-
-
 def test_while_a_run_recovers_by_itself_nobody_is_told_to_act(inproc_session: Session) -> None:
     space: dict[str, Any] = {}
     exec(FLAKY, space)
-    heard = Warnings()
+    heard = Listener()
     with pytest.raises(TaskFailedError) as caught:
         JobRunner(space["job"], max_restarts=2, callbacks=[heard]).run(inproc_session)
-    assert len(heard.texts) == 2
-    for text in heard.texts:
+    assert len(heard.warnings) == 2
+    for text in heard.warnings:
         assert "flaky" in text
         assert "Beginning again from the start." in text
         assert "start the same command" not in text.lower()
@@ -186,9 +173,9 @@ def test_a_run_that_falls_back_by_itself_does_not_advise_to(
     with Job("j") as job, job.init_group:
         Task(list, outputs="x", node="a")
     epoch_limiter(job, 3)
-    heard = Warnings()
+    heard = Listener()
     JobRunner(job, MultiNodeCheckpointManager(tmp_path), callbacks=[heard]).run(inproc_session)
-    [text] = [text for text in heard.texts if "damaged" in text]
+    [text] = [text for text in heard.warnings if "damaged" in text]
     assert "is not what was written" in text
     assert "Resume with" not in text
 

@@ -6,40 +6,29 @@ import pytest
 from jobrunner import (
     CheckpointManager,
     DefinitionError,
-    Job,
     JobRunner,
     KeepLast,
     MultiNodeCheckpointManager,
-    Node,
     Position,
     RunStoppedError,
     SaveEvery,
-    Task,
     current_task,
-    epoch_limiter,
 )
 from jobrunner.checkpoint import repair_log
 from jobrunner.cli.show import describe_checkpoint
+from tests.jobs import counter
 
 
-def counter(limit, **options):
-    def step(n):
-        current_task().report(n=n + 1, time=float("nan"))
-        return n + 1
-
-    with Job("counter", **options) as job, Node("a"):
-        with job.init_group:
-            Task(lambda: 0, outputs="n", name="zero")
-        Task(step, inputs="n", outputs="n")
-        epoch_limiter(job, limit)
-    return job
+def step(n):
+    current_task().report(n=n + 1, time=float("nan"))
+    return n + 1
 
 
 @pytest.fixture
 def run(inproc_session, tmp_path):
     def run(limit, *, resume="latest", job=None, callbacks=(), **options):
         manager = MultiNodeCheckpointManager(tmp_path / "k", **options)
-        runner = JobRunner(job or counter(limit), manager, resume, callbacks=callbacks)
+        runner = JobRunner(job or counter(limit, step), manager, resume, callbacks=callbacks)
         return manager, runner.run(inproc_session)
 
     return run
@@ -76,7 +65,7 @@ def test_a_checkpoint_of_some_steps_is_told_from_a_whole_epoch(run, tmp_path):
             if (epoch, step) == (2, 1):
                 self.runner.stop()
 
-    job = counter(2, steps_per_epoch=3)
+    job = counter(2, step, steps_per_epoch=3)
     with pytest.raises(RunStoppedError):
         run(2, job=job, callbacks=[Stop()])
     manager = MultiNodeCheckpointManager(tmp_path / "k")

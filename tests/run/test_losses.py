@@ -1,4 +1,4 @@
-"""Workers that hang and come back, spare workers, and transient errors."""
+"""Workers that die, hang and come back, spare workers, and transient errors."""
 
 import os
 import signal
@@ -16,12 +16,14 @@ from jobrunner import (
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
+    NodeLostError,
     Session,
     Task,
     current_task,
     epoch_limiter,
 )
 from jobrunner.testing import Struck
+from tests.jobs import Listener
 from tests.processes import await_file
 
 NODES = 6
@@ -36,11 +38,14 @@ def cluster():
 
 
 def walk(x, *, at, flag, seconds):
-    """Draws; in epoch `at` writes its process id and gives the test time to act."""
+    """Draws; in epoch `at` writes its process id and gives the test time to act, or dies."""
     task = current_task()
-    if task.epoch == at and not Path(flag).exists():
-        Path(f"{flag}.tmp").write_text(str(os.getpid()))
-        os.replace(f"{flag}.tmp", flag)
+    if task.epoch == at and (flag is None or not Path(flag).exists()):
+        if flag is not None:
+            Path(f"{flag}.tmp").write_text(str(os.getpid()))
+            os.replace(f"{flag}.tmp", flag)
+        if seconds is None:
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(seconds)
     return x + task.rng.standard_normal(x.size)
 
@@ -60,7 +65,7 @@ def build(flag, *, at=4, epochs=8, seconds=2.0, joined=None):
             with Node(f"n{i}"):
                 with job.init_group:
                     Task(lambda: np.zeros(100), outputs="x")
-                kwargs = {"at": at if i == 1 else None, "flag": str(flag), "seconds": seconds}
+                kwargs = {"at": at if i == 1 else None, "flag": flag, "seconds": seconds}
                 Task(walk, inputs="x", outputs="x", kwargs=kwargs)
                 if joined:
                     Task(pause, inputs="x", outputs="y", kwargs={"joined": str(joined)})
@@ -86,12 +91,8 @@ def undisturbed(inproc_client, tmp_path):
 
 
 def test_a_worker_that_hangs_and_comes_back_changes_nothing(cluster, tmp_path, undisturbed):
-    flag, pids, placements = tmp_path / "flag", [], []
+    flag, pids, listener = tmp_path / "flag", [], Listener()
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
-
-    class Placed:
-        def on_placement(self, placement):
-            placements.append(placement)
 
     def stop():
         pids.append(int(await_file(flag)))
@@ -105,10 +106,10 @@ def test_a_worker_that_hangs_and_comes_back_changes_nothing(cluster, tmp_path, u
         thread = threading.Thread(target=stop)
         thread.start()
         try:
-            runner = JobRunner(build(flag, seconds=0.5), manager, callbacks=[Placed()])
+            runner = JobRunner(build(flag, seconds=0.5), manager, callbacks=[listener])
             result = runner.run(session)
             assert (result.epoch, result.restarts) == (8, 1)
-            before, after = placements
+            before, after = listener.placements
             kept = {node: at for node, at in before.items() if at != before["n1"]}
             assert kept.items() <= after.items()
             assert len(set(after.values())) == 2
@@ -144,6 +145,36 @@ def test_a_worker_that_joins_later_takes_the_place_of_a_lost_one(cluster, tmp_pa
         thread.join()
         assert (result.epoch, result.restarts) == (20, 1)
         assert len(set(session._binding.placement.values())) == 3
+
+
+def test_a_lost_worker_ends_the_run_within_a_second_with_advice(cluster, tmp_path, undisturbed):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=False)
+    flag = tmp_path / "flag"
+    with Client(cluster, set_as_default=False) as client:
+        with Session(client) as session, pytest.raises(NodeLostError) as caught:
+            JobRunner(build(flag, seconds=None), manager, max_restarts=0).run(session)
+        ended = time.time()
+        error = caught.value
+        assert "n1" in error.nodes
+        assert error.epoch == 4
+        assert error.worker in str(error)
+        assert "Run the same command again" in str(error)
+        assert "epoch 3" in str(error)
+        assert ended - flag.stat().st_mtime < 1.0
+        assert manager.latest() == 3
+        with Session(client) as session:
+            result = JobRunner(build(flag), manager).run(session)
+            assert (result.resumed_from, result.epoch) == (3, 8)
+            assert state(session) == undisturbed
+
+
+def test_a_task_that_kills_every_worker_ends_the_run_and_nothing_loops(cluster, tmp_path):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt")
+    with Client(cluster, set_as_default=False) as client, Session(client) as session:
+        with pytest.raises(NodeLostError, match="max_restarts is 1") as caught:
+            JobRunner(build(None, seconds=None), manager, max_restarts=1).run(session)
+        assert "n1" in caught.value.nodes
+        assert manager.latest() == 3
 
 
 def half_change(x):

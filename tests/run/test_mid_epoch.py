@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -149,23 +148,6 @@ def test_policies_rank_whole_epochs(
     # Every third step is saved, and the end of each epoch with such a step.
     train(inproc_session, tmp_path, every=3, last=8, keep=keep)
     assert recorded(MultiNodeCheckpointManager(tmp_path)) == kept
-
-
-def test_a_policy_of_ones_own_sees_which_epochs_have_not_ended(
-    tmp_path: Path, inproc_session: Session, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Asks:
-        asked: list[list[tuple[int, int]]] = []  # noqa: RUF012
-
-        def retires(self, saved: Any) -> Any:
-            self.asked.append([(row.epoch, row.step) for row in saved])
-            return ()
-
-    caplog.set_level(logging.WARNING)
-    train(inproc_session, tmp_path, every=3, last=8, keep=Asks())
-    assert not caplog.records
-    expected = [Position.of(at) for at in (0, AT_1, 2, 3, AT_4, 5, 6, AT_7)]
-    assert Asks.asked[-1] == [(at.epoch, at.step) for at in expected]
 
 
 def test_a_position_is_set_aside_restored_and_recorded_again(

@@ -1,4 +1,4 @@
-"""What a prompt and a notebook show for jobs, plans, sessions, results and checkpoints."""
+"""What a prompt and a notebook show for managers, results and failed tasks; a job: `define/test_drawing.py`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jobrunner import (
-    Blob,
     Job,
     JobRunner,
     MultiNodeCheckpointManager,
@@ -18,56 +16,23 @@ from jobrunner import (
     Session,
     Task,
     TaskFailedError,
-    current_task,
     epoch_limiter,
 )
 from jobrunner.run import RunResult
+from tests.jobs import counter
 
 
-def add(w: Any) -> Any:
-    current_task().report(loss=1 / 3)
-    return w + 1
-
-
-def build() -> Job:
-    with Job("a <b>&job") as job, Node("<i>n&"):
-        with job.init_group:
-            Task(lambda: np.zeros((4, 3)), outputs=Blob("w", partition=0), name="make")
-        Task(add, inputs="w", outputs="w", name="<u>add")
-    epoch_limiter(job, 3)
-    return job
-
-
-@pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One object of each kind, of a job whose names are HTML."""
-    path = tmp_path_factory.mktemp("run")
-    job, manager = build(), MultiNodeCheckpointManager(path)
-    with Session.local(workers=1, processes=False) as session:
-        runner = JobRunner(job, manager)
-        result = runner.run(session)
-    checkpoint = manager.open(3)
-    made = [job, runner, manager, runner.plan_resume(), result]
-    return {type(it).__name__: it for it in made} | {"Checkpoint": checkpoint}
-
-
-KINDS = {
-    "Job": ("<Job 'a <b>&job'", "saved nodes"),
-    "MultiNodeCheckpointManager": ("<MultiNodeCheckpointManager of /", "3, the newest of 4"),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_object_is_one_line_at_a_prompt_and_a_table_in_a_notebook(
-    shown: dict[str, Any], kind: str
+def test_a_manager_is_one_line_at_a_prompt_and_a_table_in_a_notebook(
+    inproc_session: Session, tmp_path: Path
 ) -> None:
-    start, text = KINDS[kind]
-    line = repr(shown[kind])
-    assert line.startswith(start)
+    manager = MultiNodeCheckpointManager(tmp_path / "<b>&runs")
+    JobRunner(counter(3), manager).run(inproc_session)
+    line = repr(manager)
+    assert line.startswith("<MultiNodeCheckpointManager of /")
     assert "\n" not in line
-    root = ET.fromstring(shown[kind]._repr_html_())  # names that were tags would be elements of it
-    assert not {it.tag for it in root.iter()} & {"i", "b", "u"}
-    assert text in "".join(root.itertext())
+    root = ET.fromstring(manager._repr_html_())  # a name that was a tag would be an element of it
+    assert "b" not in {it.tag for it in root.iter()}
+    assert "3, the newest of 4" in "".join(root.itertext())
 
 
 def test_a_manager_whose_directory_cannot_be_read_shows_why(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What `JobRunner` promises beyond Caffe2's scenarios."""
 
-import errno
 import os
 import threading
 from pathlib import Path
@@ -15,7 +14,6 @@ from jobrunner import (
     CopyTo,
     DefinitionError,
     ExecutionError,
-    Job,
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
@@ -29,24 +27,10 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.checkpoint.storage.posix import PosixFiles
+from tests.jobs import RefusingFiles, count_until, counter
 
 SHARED: dict = {}
 """Shared by tests and by tasks on workers in this process."""
-
-
-def count(n):
-    current_task().report(n=n + 1, epoch_seen=current_task().epoch)
-    return n + 1
-
-
-def counter(limit=None, *, fn=count, start=0, name="count", **kwargs):
-    with Job("counter", **kwargs) as job, Node("a"):
-        with job.init_group:
-            Task(lambda: start, outputs="n", name="zero")
-        Task(fn, inputs="n", outputs="n", name=name)
-        if limit is not None:
-            epoch_limiter(job, limit)
-    return job
 
 
 @pytest.fixture
@@ -56,16 +40,11 @@ def manager(tmp_path):
 
 @pytest.mark.processes
 def test_a_failing_task_is_named_and_the_job_resumes_from_the_last_epoch(session, manager):
-    def fails_at_3(n):
-        if n == 2:
-            raise ZeroDivisionError("by hand")
-        return n + 1
-
     with pytest.raises(TaskFailedError) as caught:
-        JobRunner(counter(5, fn=fails_at_3), manager).run(session)
+        JobRunner(counter(5, count_until(3)), manager).run(session)
     error = caught.value
     assert (error.job, error.node, error.task, error.epoch) == ("counter", "a", "count", 3)
-    assert "fails_at_3" in error.remote_traceback
+    assert "count_or_fail" in error.remote_traceback
     assert isinstance(error.__cause__, ZeroDivisionError)
     for part in ("'counter'", "'a'", "'count'", "epoch 3", "by hand"):
         assert part in str(error)
@@ -142,21 +121,6 @@ def test_transient_blobs_are_made_again_at_a_resume_and_never_saved(client, mana
         assert session.fetch(Node("a")["lock"]) == [2]
 
 
-def test_nodes_that_are_not_checkpointed_run_their_init_again(client, manager):
-    def build(limit):
-        job = counter(limit, nodes_to_checkpoint=["a"])
-        with job.init_group:
-            Task(lambda: [7], outputs="table", node="b")
-        return job
-
-    with Session(client) as session:
-        JobRunner(build(1), manager).run(session)
-    with Session(client) as session:
-        assert JobRunner(build(2), manager).run(session).resumed_from == 1
-        assert session.fetch(Node("b")["table"]) == [7]
-        assert session.fetch(Node("a")["n"]) == 2
-
-
 def test_a_job_that_would_never_end_is_refused_and_can_be_fixed(session):
     job = counter()
     with pytest.raises(DefinitionError, match=r"never end.*num_epochs=n\) or --epochs n\.$"):
@@ -223,7 +187,7 @@ def held():
 
 def test_one_runner_at_a_time_in_a_session(inproc_client, held):
     with Session(inproc_client) as session:
-        runner = JobRunner(counter(1, fn=wait_for_release))
+        runner = JobRunner(counter(1, wait_for_release))
         thread = threading.Thread(target=runner.run, args=(session,))
         thread.start()
         try:
@@ -239,24 +203,12 @@ def test_one_runner_at_a_time_in_a_session(inproc_client, held):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"on_save_error": "ignore"},
         {"checkpoint_manager": "runs/kmeans"},
         {"callbacks": print},
-        {"worker_wait_seconds": "3"},
-        {"max_restarts": -1},
-        {"resume_from_epoch": "first"},
-        {"resume_from_epoch": True},
-        {"resume_from_epoch": -1},
-        {"resume_from_epoch": 3},
-        {"worker_wait_seconds": -1},
-        {"epoch_deadline_seconds": float("nan")},
-        {"num_epochs": 0},
-        {"worker_wait_seconds": None},
-        {"scheduler_wait_seconds": None},
         {"callbacks": [PosixFiles]},
+        {"resume_from_epoch": 3},
         {"upload_task_group_builder": CopyTo("/elsewhere")},  # without a manager
     ],
-    ids=range(16),
 )
 def test_invalid_arguments_are_refused(arguments):
     with pytest.raises(DefinitionError, match="counter"):
@@ -267,19 +219,6 @@ def test_invalid_arguments_are_refused(arguments):
 def test_an_invalid_upload_builder_is_refused_before_anything_runs(manager, builder):
     with pytest.raises(DefinitionError, match=r"build\(epoch, manager\)"):
         JobRunner(counter(1), manager, upload_task_group_builder=builder)
-
-
-def test_a_replay_and_a_load_refuse_invalid_arguments(session, manager):
-    JobRunner(counter(1), manager).run(session)
-    runner = JobRunner(counter(1), manager)
-    for call in (
-        lambda: runner.replay(session.client, 1),
-        lambda: runner.load_blobs_from_checkpoints(["n"], 1, session.client),
-        lambda: runner.load_blobs_from_checkpoints(["n"], "1", session),
-        lambda: runner.load_blobs_from_checkpoints([3], 1, session),
-    ):
-        with pytest.raises(DefinitionError, match="got"):
-            call()
 
 
 def draw(n=None):
@@ -320,44 +259,24 @@ def test_blobs_made_after_the_epochs_do_not_prevent_a_resume(session, manager):
     assert (result.resumed_from, session.fetch(Node("a")["collected"])) == (2, [4])
 
 
-def test_a_finished_job_whose_last_epoch_is_damaged_finishes_again(session, manager):
-    def build():
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("{}")])
+def test_a_finished_job_whose_last_epoch_is_damaged_finishes_again(session, manager, damage):
+    def runner():
         job = counter(3)
         with job.exit_group:
             Task(lambda n: n, inputs="n", node="a", name="leave").output()
-        return job
+        return JobRunner(job, manager)
 
-    JobRunner(build(), manager).run(session)
-    Path(manager.get_ckpt_db_name("a", 3), "zarr.json").write_text("{}")
-    job = build()
-    result = JobRunner(job, manager).run(session)
+    assert runner().result_if_finished() is None
+    runner().run(session)
+    assert runner().result_if_finished().epoch == 3
+    damage(Path(manager.get_ckpt_db_name("a", 3), "zarr.json"))
+    again = runner()
+    assert again.result_if_finished() is None or damage is not Path.unlink
+    result = again.run(session)
     assert (result.resumed_from, result.epoch) == (2, 3)
-    assert job.exit_group.find("a", "leave").output().fetch() == 3
+    assert again.job.exit_group.find("a", "leave").output().fetch() == 3
     assert manager.directory.snapshot().is_done
-
-
-def test_a_finished_job_is_over_only_while_the_stores_of_its_last_epoch_are_there(session, manager):
-    runner = JobRunner(counter(3), manager)
-    assert runner.result_if_finished() is None
-    runner.run(session)
-    assert runner.result_if_finished().epoch == 3
-    Path(manager.get_ckpt_db_name("a", 3), "zarr.json").unlink()
-    assert runner.result_if_finished() is None
-    result = runner.run(session)
-    assert (result.resumed_from, result.epoch) == (2, 3)
-    assert runner.result_if_finished().epoch == 3
-
-
-class FullDisk(PosixFiles):
-    """A disk without room for stores whose name contains a text."""
-
-    def __init__(self, name):
-        super().__init__()
-        self.name = name
-
-    def before(self, operation, path):
-        if operation == "create" and self.name in path:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["at once", "in the background"])
@@ -367,7 +286,7 @@ def test_an_epoch_that_is_not_recorded_is_not_uploaded_and_the_job_is_not_done(
 ):
     manager = MultiNodeCheckpointManager(
         tmp_path / "ckpt",
-        files=FullDisk(f"/{store}"),
+        files=RefusingFiles([f"/{store}"]),
         save=SaveEvery(steps=1),
         asynchronous=asynchronous,
     )
@@ -420,16 +339,17 @@ def test_a_start_that_fails_sets_nothing_aside(session, manager, resume_from):
 @pytest.mark.processes
 def test_a_run_whose_saves_fail_for_long_ends(session, tmp_path, monkeypatch):
     monkeypatch.setattr("jobrunner.run.saver.FAILING_SECONDS", 0.0)
-    files = FullDisk("ckpt/a.")
+    files = RefusingFiles(["ckpt/a."])
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=files, asynchronous=False)
     with pytest.raises(CheckpointWriteError, match="The last 3 saves have failed.*No space left"):
         JobRunner(counter(9), manager).run(session)
 
 
-def test_a_worker_that_cannot_write_is_a_warning_while_nothing_is_recorded(session, tmp_path):
-    files = FullDisk("ckpt/a.")
-    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=files)
-    result = JobRunner(counter(2), manager).run(session)
-    assert result.epoch == 2
-    # An epoch that fails in a group is tried once more alone, so it may be named twice.
-    assert list(dict.fromkeys(save.epoch for save in result.failed_saves)) == [0, 1, 2]
+def test_without_a_manager_nothing_is_written_and_every_run_begins_at_the_start(
+    inproc_session, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        result = JobRunner(counter(3)).run(inproc_session)
+        assert (result.resumed_from, len(result.metrics), result.saves) == (None, 3, [])
+    assert not list(tmp_path.iterdir())

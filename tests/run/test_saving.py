@@ -37,26 +37,13 @@ from jobrunner import (
 )
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.workspace.workspace import Workspace
+from tests.jobs import At, Listener, RefusingFiles, count_until, counter
 from tests.saves import save_epoch
 
 
-def count(n):
+def approach_3(n):
     current_task().report(n=n + 1, loss=abs(n + 1 - 3))
     return n + 1
-
-
-def counter(limit, *, fails_at=None, **kwargs):
-    def step(n):
-        if n + 1 == fails_at:
-            raise ZeroDivisionError("by hand")
-        return count(n)
-
-    with Job("counter", **kwargs) as job, Node("a"):
-        with job.init_group:
-            Task(lambda: 0, outputs="n", name="zero")
-        Task(step, inputs="n", outputs="n", name="count")
-        epoch_limiter(job, limit)
-    return job
 
 
 def manager_of(tmp_path, **options):
@@ -100,11 +87,10 @@ def test_policies_get_what_was_measured(inproc_session, tmp_path):
     assert began < told.moments[0].time < told.moments[-1].time <= time.time()
 
 
-@pytest.mark.parametrize("asked", [Position(1, 1), (1, 1), "1.s1"])
-def test_a_run_resumes_from_the_position_asked_for(asked, inproc_session, tmp_path):
+def test_a_run_resumes_from_the_position_asked_for(inproc_session, tmp_path):
     manager = manager_of(tmp_path, save=SaveEvery(steps=1), keep=KeepAll(partial=True))
     JobRunner(counter(2, steps_per_epoch=3), manager).run(inproc_session)
-    runner = JobRunner(counter(3, steps_per_epoch=3), manager, resume_from_epoch=asked)
+    runner = JobRunner(counter(3, steps_per_epoch=3), manager, resume_from_epoch="1.s1")
     assert runner.plan_resume().sets_aside == (Position(1, 2), 2)
     assert "sets aside epochs:\n  1.s2, 2" in str(runner.plan_resume())
     assert runner.run(inproc_session).resumed_from == Position(1, 1)
@@ -119,7 +105,7 @@ def test_an_epoch_that_has_begun_is_finished_even_if_the_limit_is_lower_now(
 ):
     manager = manager_of(tmp_path, save=SaveEvery(steps=2))
     with pytest.raises(TaskFailedError):
-        JobRunner(counter(9, steps_per_epoch=3, fails_at=9), manager).run(inproc_session)
+        JobRunner(counter(9, count_until(9), steps_per_epoch=3), manager).run(inproc_session)
     assert manager.latest() == Position(2, 2)
     result = JobRunner(counter(1, steps_per_epoch=3), manager).run(inproc_session)
     assert (result.epoch, inproc_session.fetch(Node("a")["n"])) == (3, 9)
@@ -128,19 +114,14 @@ def test_an_epoch_that_has_begun_is_finished_even_if_the_limit_is_lower_now(
 def test_a_step_that_the_job_no_longer_has_is_refused(inproc_session, tmp_path):
     manager = manager_of(tmp_path, save=SaveEvery(steps=4))
     with pytest.raises(TaskFailedError):
-        JobRunner(counter(9, steps_per_epoch=5, fails_at=5), manager).run(inproc_session)
+        JobRunner(counter(9, count_until(5), steps_per_epoch=5), manager).run(inproc_session)
     with pytest.raises(PlanMismatchError, match=rf"{tmp_path}.*after step 4.*steps_per_epoch=3"):
         JobRunner(counter(9, steps_per_epoch=3), manager).run(inproc_session)
 
 
 def test_save_now_saves_after_the_step(inproc_session, tmp_path):
-    class Asks:
-        def on_epoch(self, epoch, seconds, metrics):
-            if epoch == 4:
-                runner.save_now()
-
     manager = manager_of(tmp_path, save=SaveEvery(epochs=100))
-    runner = JobRunner(counter(6), manager, callbacks=[Asks()])
+    runner = JobRunner(counter(6), manager, callbacks=[At(4, lambda: runner.save_now())])
     runner.run(inproc_session)
     assert manager.epochs() == [0, 4, 6]
 
@@ -152,53 +133,43 @@ def test_a_metric_that_no_task_reports_is_warned_about_once_a_run(
     manager = manager_of(tmp_path, keep=keep)
     for limit in (6, 9):
         caplog.clear()
-        JobRunner(counter(limit), manager).run(inproc_session)
+        JobRunner(counter(limit, approach_3), manager).run(inproc_session)
         told = [record.getMessage() for record in caplog.records if "'los'" in record.getMessage()]
         assert len(told) == 1
         assert told[0].startswith(manager.path)
         assert "Reported: loss, n" in told[0]
     caplog.clear()
-    JobRunner(counter(12), manager_of(tmp_path, keep=KeepBest("loss"))).run(inproc_session)
+    JobRunner(counter(12, approach_3), manager_of(tmp_path, keep=KeepBest("loss"))).run(
+        inproc_session
+    )
     assert not [record for record in caplog.records if record.name.startswith("jobrunner")]
 
 
 def test_a_run_that_succeeds_deletes_its_checkpoints_if_told_to(inproc_session, tmp_path):
     manager = manager_of(tmp_path, delete_on_success=True)
     with pytest.raises(TaskFailedError):
-        JobRunner(counter(4, fails_at=3), manager).run(inproc_session)
+        JobRunner(counter(4, count_until(3)), manager).run(inproc_session)
     assert manager.epochs() == [0, 1, 2]
     assert JobRunner(counter(4), manager).run(inproc_session).resumed_from == 2
     assert manager.epochs() == []
     assert not [path for path in Path(manager.path).iterdir() if path.name.startswith("a.")]
 
 
-class LostOnce(PosixFiles):
-    """Storage that refuses to write some stores, but reads all."""
-
-    def __init__(self, number, stores):
-        super().__init__()
-        self.number, self.stores = number, stores
-
-    def before(self, operation, path):
-        is_write = operation in ("mkdir", "create", "write")
-        if is_write and any(f"/{store}" in path for store in self.stores):
-            raise OSError(self.number, os.strerror(self.number), path)
-
-
 def test_checkpoints_stay_if_the_last_epoch_could_not_be_saved(inproc_session, tmp_path):
-    files = LostOnce(errno.ENOSPC, ["a.4"])
+    files = RefusingFiles(["/a.4"])
     manager = manager_of(tmp_path, delete_on_success=True, files=files)
     JobRunner(counter(4), manager).run(inproc_session)
     assert manager.epochs() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
-@pytest.mark.parametrize("on_save_error", ["warn", "raise"])
+@pytest.mark.parametrize(
+    ("on_save_error", "number"), [("warn", errno.ENOSPC), ("raise", errno.EROFS)]
+)
 def test_storage_lost_during_a_save_costs_no_recorded_epoch(
     inproc_session, tmp_path, number, on_save_error
 ):
     # The document of the blob, when the store has been begun already.
-    manager = manager_of(tmp_path, files=LostOnce(number, ["a.2/zarr.json", "a.3"]))
+    manager = manager_of(tmp_path, files=RefusingFiles(["/a.2/zarr.json", "/a.3"], number))
     runner = JobRunner(counter(4), manager, on_save_error=on_save_error)
     what = os.strerror(number)
     if on_save_error == "raise":
@@ -363,30 +334,17 @@ def test_storage_that_hangs_during_a_load_ends_the_run(inproc_client, tmp_path, 
 def test_of_saves_that_fail_in_a_row_the_first_is_named_and_the_others_are_counted(
     inproc_session, tmp_path
 ):
-    class Warnings:
-        def __init__(self):
-            self.texts = []
-
-        def on_warning(self, message):
-            self.texts.append(message)
-
-    files = LostOnce(errno.ENOSPC, [f"a.{epoch}" for epoch in (2, 3, 4, 6)])
+    files = RefusingFiles([f"/a.{epoch}" for epoch in (2, 3, 4, 6)])
     manager = manager_of(tmp_path, files=files, asynchronous=False)
-    warnings = Warnings()
-    JobRunner(counter(6), manager, callbacks=[warnings]).run(inproc_session)
-    first, more, last = warnings.texts
+    listener = Listener()
+    JobRunner(counter(6), manager, callbacks=[listener]).run(inproc_session)
+    first, more, last = listener.warnings
     assert first.startswith("Epoch 2 was not saved: Epoch 2 of a could not be written: ")
     assert more == "2 more saves failed, the last that of epoch 4."
     assert last.startswith("Epoch 6 was not saved: ")
 
 
 def test_a_disk_that_will_soon_be_full_is_warned_of_once(inproc_session, tmp_path, monkeypatch):
-    class Warnings:
-        texts = []  # noqa: RUF012
-
-        def on_warning(self, message):
-            self.texts.append(message)
-
     names = iter(range(1000, 0, -1))
 
     def filling(path):
@@ -394,7 +352,36 @@ def test_a_disk_that_will_soon_be_full_is_warned_of_once(inproc_session, tmp_pat
 
     monkeypatch.setattr("jobrunner.run.saver.LOOK_SECONDS", 0.0)
     monkeypatch.setattr(os, "statvfs", filling)
-    JobRunner(counter(6), manager_of(tmp_path), callbacks=[Warnings()]).run(inproc_session)
-    [told] = Warnings.texts
+    listener = Listener()
+    JobRunner(counter(6), manager_of(tmp_path), callbacks=[listener]).run(inproc_session)
+    [told] = listener.warnings
     assert told.startswith(f"The file system of {tmp_path / 'ckpt'} has free names of files for ")
     assert "--keep-last N" in told
+
+
+BEGUN = threading.Event()
+"""Another store is about to be made."""
+
+
+class SlowToDelete(PosixFiles):
+    """Storage that deletes only once the next save begins, unless that waits for it."""
+
+    most = 0
+
+    def before(self, operation, path):
+        root = Path(path).parent
+        if operation == "mkdir" and Path(path).name.startswith("a."):
+            BEGUN.set()
+            stores = [p for p in root.iterdir() if p.name.startswith("a.")]
+            SlowToDelete.most = max(SlowToDelete.most, len(stores) + 1)
+        elif operation == "unlink" and root.name.startswith("a."):
+            BEGUN.clear()
+            BEGUN.wait(0.1)
+
+
+def test_keep_last_1_has_at_most_two_epochs_on_disk(inproc_session, tmp_path):
+    path = tmp_path / "ckpt"
+    manager = MultiNodeCheckpointManager(path, keep=KeepLast(1), files=SlowToDelete())
+    JobRunner(counter(5), manager).run(inproc_session)
+    assert SlowToDelete.most == 2
+    assert [p.name for p in path.iterdir() if p.name.startswith("a.")] == ["a.5"]

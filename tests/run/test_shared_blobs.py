@@ -53,13 +53,6 @@ def test_one_copy_is_saved_and_all_nodes_load_it(inproc_session, manager):
     assert [inproc_session.fetch(Node(node)["w"])[0] for node in "abc"] == [5.0] * 3
 
 
-def test_a_node_that_was_not_there_loads_its_replica(inproc_session, manager):
-    JobRunner(replicas(2, "ab"), manager).run(inproc_session)
-    result = JobRunner(replicas(4, "abcd"), manager).run(inproc_session)
-    assert result.resumed_from == 2
-    assert [inproc_session.fetch(Node(node)["w"])[0] for node in "abcd"] == [4.0] * 4
-
-
 def test_replicas_that_differ_are_an_error_that_names_both(inproc_session, manager):
     with pytest.raises(DefinitionError, match=r"'w' is replicated.*epoch 1.*'b'.*'a'"):
         JobRunner(replicas(3, diverge=True), manager).run(inproc_session)

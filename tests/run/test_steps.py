@@ -124,11 +124,6 @@ def test_a_stop_condition_may_be_of_the_epoch_end_group(session: Session) -> Non
     assert any("until a/met" in step for step in JobRunner(job).plan_resume().steps)
 
 
-def test_an_epoch_has_at_least_one_step() -> None:
-    with pytest.raises(DefinitionError, match="steps_per_epoch must be an int >= 1"):
-        Job("j", steps_per_epoch=0)
-
-
 def test_a_failure_in_the_end_group_repeats_only_what_was_not_saved(
     session: Session, tmp_path: Path
 ) -> None:

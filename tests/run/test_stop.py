@@ -9,45 +9,20 @@ import time
 import pytest
 
 from jobrunner import (
-    Job,
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
     RunStoppedError,
     SaveEvery,
-    Task,
     current_task,
-    epoch_limiter,
 )
 from jobrunner.checkpoint.storage.posix import PosixFiles
+from tests.jobs import At, counter
 
 
 @pytest.fixture
 def manager(tmp_path):
     return MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=False)
-
-
-def counter(limit=8, *, fn=lambda n: n + 1, **kwargs):
-    with Job("counter", **kwargs) as job, Node("a"):
-        with job.init_group:
-            Task(lambda: 0, outputs="n", name="zero")
-        Task(fn, inputs="n", outputs="n", name="count")
-    epoch_limiter(job, limit)
-    return job
-
-
-class At:
-    """Does something when an epoch has ended."""
-
-    def __init__(self, epoch, action):
-        self.epoch, self.action, self.told = epoch, action, []
-
-    def on_epoch(self, epoch, seconds, metrics):
-        if epoch == self.epoch:
-            self.action()
-
-    def on_stop_asked(self, reason, at_once):
-        self.told.append((reason, at_once))
 
 
 HAS_BEGUN, MAY_END = threading.Event(), threading.Event()
@@ -74,14 +49,14 @@ def test_a_signal_that_interrupts_no_wait_is_heard_soon(inproc_session):
     threading.Thread(target=interrupt, daemon=True).start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            JobRunner(counter(fn=wait)).run(inproc_session)
+            JobRunner(counter(8, wait)).run(inproc_session)
         assert time.monotonic() - sent[0] < 5
     finally:
         MAY_END.set()
 
 
 def test_a_stopped_run_has_recorded_its_epoch_and_can_be_resumed(inproc_session, manager):
-    runner = JobRunner(counter(), manager, callbacks=[At(3, lambda: runner.stop("enough"))])
+    runner = JobRunner(counter(8), manager, callbacks=[At(3, lambda: runner.stop("enough"))])
     with pytest.raises(RunStoppedError, match="stopped on request") as caught:
         runner.run(inproc_session)
     assert (caught.value.reason, caught.value.epoch, manager.latest()) == ("enough", 3, 3)
@@ -92,12 +67,14 @@ def test_a_stopped_run_has_recorded_its_epoch_and_can_be_resumed(inproc_session,
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_the_first_signal_lets_the_epoch_end(inproc_session, manager, name):
+    told = []
     listener = At(2, lambda: signal.raise_signal(signal.Signals[name]))
+    listener.on_stop_asked = lambda reason, at_once: told.append(reason)
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(RunStoppedError, match=name) as caught:
-        JobRunner(counter(), manager, callbacks=[listener]).run(inproc_session)
+        JobRunner(counter(8), manager, callbacks=[listener]).run(inproc_session)
     assert (caught.value.reason, manager.latest()) == (name, 2)
-    assert [reason for reason, _ in listener.told] == [name]
+    assert told == [name]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
@@ -131,7 +108,7 @@ class Again:
 
 def test_the_second_ctrl_c_does_not_wait_for_the_epoch(inproc_session, manager, hung):
     with pytest.raises(KeyboardInterrupt):
-        JobRunner(counter(fn=hang), manager, callbacks=[Again()]).run(inproc_session)
+        JobRunner(counter(8, hang), manager, callbacks=[Again()]).run(inproc_session)
     assert manager.latest() == 2
 
 
@@ -145,11 +122,11 @@ def terminate_and_hang(n):
 def test_after_sigterm_the_grace_period_ends_an_epoch_that_takes_longer(
     inproc_session, manager, hung
 ):
-    runner = JobRunner(counter(fn=terminate_and_hang), manager, grace_seconds=0.3)
+    runner = JobRunner(counter(8, terminate_and_hang), manager, grace_seconds=0.3)
     with pytest.raises(RunStoppedError, match="no more time") as caught:
         runner.run(inproc_session)
     assert (caught.value.reason, manager.latest()) == ("SIGTERM", 2)
-    result = JobRunner(counter(), manager).run(inproc_session)
+    result = JobRunner(counter(8), manager).run(inproc_session)
     assert (result.resumed_from, inproc_session.fetch(Node("a")["n"])) == (2, 8)
 
 
@@ -161,7 +138,7 @@ def stop_in_step_2(n):
 
 
 def test_a_job_of_several_steps_stops_between_two_of_them(inproc_session, manager):
-    job = counter(3, fn=stop_in_step_2, steps_per_epoch=4)
+    job = counter(3, stop_in_step_2, steps_per_epoch=4)
     with pytest.raises(RunStoppedError, match="step 2 of epoch 2") as caught:
         JobRunner(job, manager).run(inproc_session)
     assert caught.value.epoch == 1
@@ -198,7 +175,7 @@ def count_and_tell(n):
 
 def test_a_run_that_saves_seldom_records_the_epoch_at_which_it_is_stopped(inproc_session, tmp_path):
     manager = MultiNodeCheckpointManager(tmp_path / "seldom", save=SaveEvery(epochs=10**6))
-    runner = JobRunner(counter(10**6, fn=count_and_tell), manager)
+    runner = JobRunner(counter(10**6, count_and_tell), manager)
 
     def stop():
         assert SECOND_EPOCH.wait(60)
@@ -229,13 +206,13 @@ def test_a_stopped_run_says_so_even_if_storage_is_gone(inproc_session, tmp_path)
         Unplugged.is_gone = True
         runner.stop("enough")
 
-    runner = JobRunner(counter(), manager, callbacks=[At(3, stop)])
+    runner = JobRunner(counter(8), manager, callbacks=[At(3, stop)])
     try:
         with pytest.raises(RunStoppedError, match=r"enough.*cannot be read now.*Input/output"):
             runner.run(inproc_session)
     finally:
         Unplugged.is_gone = False
-    assert JobRunner(counter(), manager).run(inproc_session).resumed_from == 2
+    assert JobRunner(counter(8), manager).run(inproc_session).resumed_from == 2
 
 
 class Stuck(PosixFiles):
@@ -252,6 +229,6 @@ def test_the_second_ctrl_c_leaves_a_save_that_hangs_to_the_next_run(
     monkeypatch.setattr("jobrunner.run.saver.PATIENCE_SECONDS", 0.2)
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=Stuck())
     with pytest.raises(KeyboardInterrupt):
-        JobRunner(counter(fn=hang), manager, callbacks=[Again()]).run(inproc_session)
+        JobRunner(counter(8, hang), manager, callbacks=[Again()]).run(inproc_session)
     assert "A save is still under way after 0.2 s" in caplog.text
     assert manager.latest() == 1

@@ -15,14 +15,10 @@ from hypothesis import strategies as st
 
 from jobrunner import (
     CheckpointCorruptError,
-    Job,
     JobRunner,
     MultiNodeCheckpointManager,
-    Node,
+    SaveEvery,
     Session,
-    Task,
-    current_task,
-    epoch_limiter,
 )
 from jobrunner.checkpoint.log.details import Timing
 from jobrunner.checkpoint.log.entries import (
@@ -41,8 +37,9 @@ from jobrunner.checkpoint.log.entries import (
 from jobrunner.checkpoint.log.log_writer import make_entry
 from jobrunner.positions import Position
 from jobrunner.run.decisions import Stopwatch
-from jobrunner.story import Story, read_story
+from jobrunner.story import RunStory, Story, read_story
 from tests.cli.directories import begin, invoke, save
+from tests.jobs import counter
 
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 
@@ -89,27 +86,14 @@ def log() -> Log:
     return Log()
 
 
-def count(limit: int) -> Job:
-    def step(n: int) -> int:
-        current_task().report(n=n + 1)
-        return n + 1
-
-    with Job("count") as job, Node("a"):
-        with job.init_group:
-            Task(lambda: 0, outputs="n", name="zero")
-        Task(step, inputs="n", outputs="n")
-        epoch_limiter(job, limit)
-    return job
-
-
 def test_the_runs_of_a_directory_are_told_with_their_epochs_and_saves(inproc_session, tmp_path):
     for limit in (2, 3):
-        JobRunner(count(limit), MultiNodeCheckpointManager(tmp_path / "k")).run(inproc_session)
+        JobRunner(counter(limit), MultiNodeCheckpointManager(tmp_path / "k")).run(inproc_session)
     story = read_story(tmp_path / "k")
     first, second = story.runs
     assert (first.number, first.job, first.state, first.resumed_from) == (
         1,
-        "count",
+        "counter",
         "finished",
         None,
     )
@@ -121,6 +105,28 @@ def test_the_runs_of_a_directory_are_told_with_their_epochs_and_saves(inproc_ses
     for ledger in (first.ledger, second.ledger, story.ledger):
         assert ledger.wall > 0
         assert min(astuple(ledger)) >= 0
+
+
+class Reader:
+    """Reads the story of the run while it runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.found = path, list[RunStory]()
+
+    def on_epoch_start(self, epoch: int) -> None:
+        self.found += read_story(self.path).runs
+
+
+def test_a_run_that_still_runs_is_told_up_to_its_last_save(inproc_session, tmp_path):
+    reader = Reader(tmp_path)
+    manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(epochs=2), asynchronous=False)
+    JobRunner(counter(4), manager, callbacks=[reader]).run(inproc_session)
+    [run] = read_story(tmp_path).runs
+    assert (run.state, [found.state for found in reader.found]) == ("finished", ["running"] * 4)
+    assert [len(found.epochs) for found in reader.found] == [1, 1, 2, 2]
+    for found in reader.found:
+        assert 0 < found.ledger.wall <= found.last_seen - found.began + 0.01
+    assert reader.found[-1].ledger.compute < run.ledger.compute
 
 
 def test_time_before_a_resume_from_an_earlier_epoch_was_spent_in_vain(log):
@@ -303,10 +309,10 @@ def test_that_the_run_before_was_killed_is_told_by_ls(
     inproc_session: Session, tmp_path: Path
 ) -> None:
     manager = MultiNodeCheckpointManager(tmp_path / "k")
-    JobRunner(count(2), manager).run(inproc_session)
+    JobRunner(counter(2), manager).run(inproc_session)
     killed = begin(manager.path)
     assert killed.run.lock is not None
     killed.run.lock.leave()  # as a killed process does
     assert "The last run ended without a word" in invoke("ls", manager.path).output
-    JobRunner(count(3), MultiNodeCheckpointManager(manager.path)).run(inproc_session)
+    JobRunner(counter(3), MultiNodeCheckpointManager(manager.path)).run(inproc_session)
     assert "without a word" not in invoke("ls", manager.path).output
