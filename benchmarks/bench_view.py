@@ -52,7 +52,7 @@ from jobrunner import (
 from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import Stopwatch
 from jobrunner.story import IS_SHOWN
-from jobrunner.story.show import Live
+from jobrunner.story.live_view import Live
 
 CASES = {"no work": 0.0, "1 ms": 1e-3, "10 ms": 10e-3, "50 ms": 50e-3}
 CALLS = [

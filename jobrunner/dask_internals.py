@@ -86,7 +86,9 @@ def read_news(topic: str, event: tuple[float, Any]) -> tuple[str, WorkerNews] | 
     return (topic, "leaving") if message.get("status") in LEAVING_STATUSES else None
 
 
-async def adopt(client: Client, held: Mapping[str, Mapping[str, int]]) -> dict[str, Future[Any]]:
+async def adopted_futures(
+    client: Client, held: Mapping[str, Mapping[str, int]]
+) -> dict[str, Future[Any]]:
     """Make futures of what workers `hold`: address -> key -> size. As `Client.scatter` does."""
     rpc: Any = client.scheduler
     where = {key: [address] for address, sizes in held.items() for key in sizes}
@@ -163,7 +165,7 @@ async def call_worker(
 
 
 def hold(worker: Worker, values: dict[Any, Any]) -> dict[str, int]:
-    """Put values into Dask's memory on a worker, under keys; returns their sizes. For `adopt`."""
+    """Put values into Dask's memory on a worker, under keys; returns their sizes. For `adopted_futures`."""
     sizes: dict[str, int] = worker.update_data(data=values)["nbytes"]
     return sizes
 

@@ -25,6 +25,9 @@ ROOT_DOCUMENT = "zarr.json"
 HISTORIES = "_histories"
 """The directory of all histories in a checkpoint directory; no node can have this name."""
 
+BlobKey = tuple[str, str]
+"""A blob: its node and its own name."""
+
 _MAX_NAME_BYTES = 200
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

@@ -14,7 +14,7 @@ from jobrunner.define import Label, checked
 from jobrunner.errors import DefinitionError, RunStoppedError
 from jobrunner.run import Callback, JobRunner
 
-Status = Literal["finished", "stopped", "failed"]
+Ending = Literal["finished", "stopped", "failed"]
 
 MOST_METRICS = 1000
 """MLflow takes no more of them at once."""
@@ -40,7 +40,7 @@ class Tracker(Protocol):
     def flush(self) -> None:
         """Send or write all that was logged: a save begins."""
 
-    def end(self, status: Status) -> None:
+    def end(self, status: Ending) -> None:
         """End the run."""
 
 
@@ -126,7 +126,7 @@ class Track(Callback):
         is_stopped = isinstance(error, RunStoppedError | KeyboardInterrupt)
         self._end("stopped" if is_stopped else "failed")
 
-    def _end(self, status: Status) -> None:
+    def _end(self, status: Ending) -> None:
         if self._has_begun:
             self._has_begun = False
             self.tracker.end(status)
@@ -178,7 +178,7 @@ class TensorBoard:
         """Write what waits."""
         self._writer.flush()
 
-    def end(self, status: Status) -> None:
+    def end(self, status: Ending) -> None:
         """Close the file."""
         self._writer.close()
         self._writer = None
@@ -258,7 +258,7 @@ class MLflow:
         for start in range(0, len(waiting), MOST_METRICS):
             self._client.log_batch(self._run_id, waiting[start : start + MOST_METRICS])
 
-    def end(self, status: Status) -> None:
+    def end(self, status: Ending) -> None:
         """Say how the run ended."""
         names = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
         try:
@@ -314,7 +314,7 @@ class WandB:
     def flush(self) -> None:
         """Do nothing: the library sends in the background."""
 
-    def end(self, status: Status) -> None:
+    def end(self, status: Ending) -> None:
         """End the run there, as failed if the library knows that."""
         run, self._run = self._run, None
         if self._is_trackio:

@@ -45,7 +45,7 @@ def find_type(reader: StoreReader, document: StoreDocument, blob: str) -> ValueT
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EpochValue:
     """The value of a node at an epoch, and what it must be."""
 
     epoch: PublicPosition
@@ -65,7 +65,7 @@ class EpochChunk:
     """
 
     # Not a dataclass: Dask would search all its fields for collections.
-    def __init__(self, blob: str, rows: Sequence[Sequence[Part]], axis: int | None) -> None:
+    def __init__(self, blob: str, rows: Sequence[Sequence[EpochValue]], axis: int | None) -> None:
         self.blob = blob
         self.rows = rows  # one an epoch
         self.axis = axis
@@ -99,7 +99,7 @@ class EpochChunk:
     def read_documents(self) -> list[StoreDocument]:
         """Read the documents of all parts; raises CheckpointError if the values are not alike."""
         parts = [part for row in self.rows for part in row]
-        documents = list(parts[0].reader.files.each(Part.read_document, parts))
+        documents = list(parts[0].reader.files.each(EpochValue.read_document, parts))
         by_problem: dict[str, list[PublicPosition]] = {}
         for part, document in zip(parts, documents, strict=True):
             actual = find_type(part.reader, document, self.blob)
@@ -210,7 +210,7 @@ class EpochAxis:
             for node in nodes:
                 reader = self.find_reader(record, node, blob)
                 assert reader is not None
-                row[node] = Part(record.at.public, node, reader, types[node])  # type: ignore[arg-type]
+                row[node] = EpochValue(record.at.public, node, reader, types[node])  # type: ignore[arg-type]
             rows.append(row)
         array = _join(blob, rows, chunks, axis)
         return array[:, 0] if axis is None and len(nodes) == 1 else array
@@ -310,7 +310,7 @@ class EpochAxis:
 
 def _join(
     blob: str,
-    rows: Sequence[Mapping[str, Part]],  # by epoch and node
+    rows: Sequence[Mapping[str, EpochValue]],  # by epoch and node
     chunks: Sequence[Sequence[str]],  # nodes that lie in one chunk, if their values are small
     axis: int | None,
 ) -> Array:

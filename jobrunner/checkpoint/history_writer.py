@@ -36,7 +36,7 @@ from jobrunner.checkpoint.store import (
     name_chunk,
 )
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
-from jobrunner.names import HISTORIES, ROOT_DOCUMENT, escape
+from jobrunner.names import HISTORIES, ROOT_DOCUMENT, BlobKey, escape
 from jobrunner.texts import get_logger
 from jobrunner.workspace import Rows, Workspace
 
@@ -47,9 +47,6 @@ PUBLISH_SECONDS = 1.0
 
 _LEAST_BYTES, _USUAL_BYTES, _MOST_BYTES = 16 << 10, 1 << 20, 4 << 20
 """Of a chunk. It is sparse until it is full."""
-
-Key = tuple[str, str]
-"""Node and blob."""
 
 
 class RowCount(NamedTuple):
@@ -232,7 +229,7 @@ class HistoryWriters:
 
     def __init__(self, puts: int | None) -> None:
         self._puts = puts  # values that a whole run puts in a history; None: unknown
-        self._writers: dict[Key, HistoryWriter] = {}
+        self._writers: dict[BlobKey, HistoryWriter] = {}
         self._publishing = threading.Lock()
         self._published = 0.0
         self._timer: threading.Timer | None = None

@@ -19,20 +19,18 @@ from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
 from jobrunner.checkpoint.log import CommitEntry, NodeContents
 from jobrunner.checkpoint.opened import Checkpoint
 from jobrunner.checkpoint.store import StoreReader, verify_stores
-from jobrunner.checkpoint.worker_load import ArrayPart, NodeLoad, StatePart, cut_evenly
+from jobrunner.checkpoint.worker_load import NodeLoad, PartitionLoad, StateLoad, cut_evenly
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
     CheckpointError,
     CheckpointNotFoundError,
 )
+from jobrunner.names import BlobKey
 from jobrunner.positions import Position
 from jobrunner.texts import listed
 
-Key = tuple[str, str]
-"""Node and blob."""
-
-Sources = Mapping[Key, Key]
+Sources = Mapping[BlobKey, BlobKey]
 """Node and blob -> the recorded ones. Of a blob that several nodes share, the recorded node is that
 which the node was, whichever store has the value."""
 
@@ -117,7 +115,7 @@ def blobs_of(record: EpochRecord) -> dict[str, list[str]]:
     return blobs
 
 
-def stateful_blobs(record: EpochRecord) -> set[Key]:
+def stateful_blobs(record: EpochRecord) -> set[BlobKey]:
     """The blobs with objects that were saved by their state; of a record with contents."""
     contents = record.contents or {}
     return {(node, name) for node, store in contents.items() for name in store.states}
@@ -128,7 +126,7 @@ def choose_sources(
     record: EpochRecord,
     nodes: Collection[str] | None = None,
     blobs: Mapping[str, Collection[str]] | None = None,
-) -> dict[Key, Key]:
+) -> dict[BlobKey, BlobKey]:
     """The sources of a load under the recorded names; see `MultiNodeCheckpointManager.load`."""
     recorded = blobs_of(record)
     chosen = recorded if blobs is None else blobs
@@ -207,7 +205,7 @@ class _LoadPlan:
         self.sources = dict(sources)
         self.readers = store_readers(directory, record)
         self.classes: set[str] = set()
-        self.parts: dict[str, dict[str, ArrayPart | StatePart]] = defaultdict(dict)
+        self.parts: dict[str, dict[str, PartitionLoad | StateLoad]] = defaultdict(dict)
         """By node and blob: what is read of several stores."""
 
     def locate(self, node: str, blob: str) -> str:
@@ -248,11 +246,11 @@ class _LoadPlan:
                 if node in wanted and len(nodes) == len(owners):
                     self.sources[node, name] = owners[i], old_name
                 elif node in wanted:
-                    self.parts[node][name] = StatePart(old_name, stores, len(nodes))
+                    self.parts[node][name] = StateLoad(old_name, stores, len(nodes))
             return
         measure = partial(StoreReader.axis_length, blob=old_name, axis=partition.axis)
         lengths = list(self._directory.files.each(measure, stores))
         for node, pieces in zip(nodes, cut_evenly(lengths, len(nodes)), strict=True):
             if node in wanted:
                 named = [(stores[i], start, stop) for i, start, stop in pieces]
-                self.parts[node][name] = ArrayPart(old_name, partition.axis, named)
+                self.parts[node][name] = PartitionLoad(old_name, partition.axis, named)

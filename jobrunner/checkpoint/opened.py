@@ -207,7 +207,11 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         from dask.base import tokenize  # slow to import, and seldom needed
         from dask.delayed import delayed
 
-        from jobrunner.checkpoint.epoch_axis import EpochChunk, Part, find_type  # it opens records
+        from jobrunner.checkpoint.epoch_axis import (  # it opens records
+            EpochChunk,
+            EpochValue,
+            find_type,
+        )
 
         partition = self.record.details.partitions.get(blob)
         if axis is None and partition is not None:
@@ -215,7 +219,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         parts = {}
         for node, reader, document in self._find_nodes(blob, nodes):
             kind = find_type(reader, document, blob)
-            parts[node] = Part(self.epoch, node, reader, kind)  # type: ignore[arg-type]  # `cut` refuses None
+            parts[node] = EpochValue(self.epoch, node, reader, kind)  # type: ignore[arg-type]  # `cut` refuses None
         types = {node: part.type for node, part in parts.items()}
         pieces: list[tuple[list[str], Any]] = []
         for chunk in cut(blob, types, axis):

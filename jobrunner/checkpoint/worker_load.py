@@ -27,7 +27,7 @@ class _Verified:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayPart:
+class PartitionLoad:
     """A node's part of a partitioned array: pieces (store, start, stop) along an axis, in order."""
 
     blob: str
@@ -53,7 +53,7 @@ class ArrayPart:
 
 
 @dataclass(frozen=True, slots=True)
-class StatePart:
+class StateLoad:
     """A node's part of a partitioned blob of objects: what another number of nodes saved."""
 
     blob: str
@@ -98,7 +98,7 @@ class NodeLoad:
 
     stores: Sequence[tuple[StoreReader, Mapping[str, str]]]
     """Stores, and what is read of each: blobs there -> their names now."""
-    parts: Mapping[str, ArrayPart | StatePart] = field(default_factory=dict)
+    parts: Mapping[str, PartitionLoad | StateLoad] = field(default_factory=dict)
     """Partitioned blobs whose parts differ from those that were saved."""
     waiting: frozenset[str] = frozenset()
     """Blobs whose objects are made only after the load."""

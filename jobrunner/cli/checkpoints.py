@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobrunner.cli.command import DIFFERENT, Output, exit_code_of, main
+from jobrunner.cli.command import DIFFERENT, CommandOutput, exit_code_of, main
 from jobrunner.cli.options import (
     PATH,
     NamedEpoch,
@@ -75,7 +75,7 @@ def verify_command(
     allow_pickle: bool,
     parameters: Mapping[str, str],
     **cluster: Any,
-) -> Output:
+) -> CommandOutput:
     """Compare every byte of an epoch with its record.
 
     EPOCH is a number, a position such as 4.s200, 'latest', or 'best:METRIC' for the lowest value of a
@@ -110,7 +110,7 @@ def verify_command(
     with terminated_as_interrupt(), open_session(**cluster) as session:
         report = again.run(session)
     data = {"job": job.name, "path": manager.path, **report.to_dict()}
-    return Output(data, str(report).split("\n"), 0 if report.is_equal else DIFFERENT)
+    return CommandOutput(data, str(report).split("\n"), 0 if report.is_equal else DIFFERENT)
 
 
 def verify_epochs(
@@ -119,7 +119,7 @@ def verify_epochs(
     *,
     is_all: bool = False,
     is_deep: bool = False,
-) -> Output:
+) -> CommandOutput:
     """Verify each of these epochs, whatever the state of the others and of the log.
 
     `is_all`: skip epochs that a run deletes meanwhile.
@@ -188,7 +188,7 @@ def verify_epochs(
         failures.append(nothing_recorded(directory))
         lines.append(str(failures[-1]))
     data = {"path": manager.path, "log": log, "epochs": rows}
-    return Output(data, lines, exit_code_of(failures[0] if failures else None))
+    return CommandOutput(data, lines, exit_code_of(failures[0] if failures else None))
 
 
 def _load_all(checkpoint: Checkpoint) -> None:
@@ -202,7 +202,7 @@ def _load_all(checkpoint: Checkpoint) -> None:
 @main.command("diff")
 @click.argument("a", metavar="A", type=PATH)
 @click.argument("b", metavar="B", type=PATH)
-def diff_command(*, a: str, b: str) -> Output:
+def diff_command(*, a: str, b: str) -> CommandOutput:
     """Show which blobs of two checkpoints differ, and by how much.
 
     A and B are each DIR@EPOCH, or DIR for its latest epoch. B may be @EPOCH, for A's directory.
@@ -223,7 +223,7 @@ def diff_command(*, a: str, b: str) -> Output:
     ):
         data, text = compare_checkpoints(one, other)
     status = 0 if data["is_equal"] else DIFFERENT
-    return Output({"a": a, "b": b, **data}, text.split("\n"), status)
+    return CommandOutput({"a": a, "b": b, **data}, text.split("\n"), status)
 
 
 def _split_checkpoint(text: str) -> tuple[str, NamedEpoch]:
@@ -249,7 +249,7 @@ def _opened(directory: str, name: NamedEpoch) -> Iterator[Checkpoint]:
 @click.option(
     "--label", metavar="TEXT", default="kept", show_default=True, help="Who pins it, or why."
 )
-def pin_command(*, directory: str, epoch: NamedEpoch, label: str) -> Output:
+def pin_command(*, directory: str, epoch: NamedEpoch, label: str) -> CommandOutput:
     """Protect an epoch from deletion, also during a run.
 
     For example:
@@ -265,7 +265,7 @@ def pin_command(*, directory: str, epoch: NamedEpoch, label: str) -> Output:
 @directory_argument
 @epoch_argument
 @click.option("--label", metavar="TEXT", help="Remove only the pin with this label. [default: all]")
-def unpin_command(*, directory: str, epoch: NamedEpoch, label: str | None) -> Output:
+def unpin_command(*, directory: str, epoch: NamedEpoch, label: str | None) -> CommandOutput:
     """Remove the pins of an epoch.
 
     For example:
@@ -276,18 +276,18 @@ def unpin_command(*, directory: str, epoch: NamedEpoch, label: str | None) -> Ou
     return _tell_pins(manager, at, was_pinned=manager.unpin(at, label))
 
 
-def _tell_pins(manager: MultiNodeCheckpointManager, at: Position, **outcome: bool) -> Output:
+def _tell_pins(manager: MultiNodeCheckpointManager, at: Position, **outcome: bool) -> CommandOutput:
     labels = manager.pins().get(at.public, [])
     state = f"is pinned: {', '.join(labels)}" if labels else "is not pinned"
     data = {"path": manager.path, "epoch": at.public, **outcome, "pins": labels}
-    return Output(data, [f"Epoch {at} {state}."])
+    return CommandOutput(data, [f"Epoch {at} {state}."])
 
 
 @main.command("restore")
 @directory_argument
 @epoch_argument
 @take_over_option
-def restore_command(*, directory: str, epoch: NamedEpoch, take_over: bool) -> Output:
+def restore_command(*, directory: str, epoch: NamedEpoch, take_over: bool) -> CommandOutput:
     """Record again an epoch that '--resume' or damage set aside.
 
     Verifies every byte first. `jobrunner fsck` lists the epochs that are set aside.
@@ -302,7 +302,7 @@ def restore_command(*, directory: str, epoch: NamedEpoch, take_over: bool) -> Ou
     commit = restore_epoch(manager.directory, at, take_over=take_over)
     stores = {node: store.name for node, store in manager.record(at).stores.items()}
     data = {"path": manager.path, "epoch": at.public, "commit": commit.number, "stores": stores}
-    return Output(data, [f"Epoch {at} is recorded again, as saved at {commit.time}."])
+    return CommandOutput(data, [f"Epoch {at} is recorded again, as saved at {commit.time}."])
 
 
 @main.command("copy")
@@ -312,7 +312,9 @@ def restore_command(*, directory: str, epoch: NamedEpoch, take_over: bool) -> Ou
 )
 @click.argument("target", metavar="TARGET", type=PATH)
 @take_over_option
-def copy_command(*, directory: str, epoch: NamedEpoch, target: str, take_over: bool) -> Output:
+def copy_command(
+    *, directory: str, epoch: NamedEpoch, target: str, take_over: bool
+) -> CommandOutput:
     """Copy an epoch to the checkpoint directory TARGET.
 
     EPOCH is a number, 'latest' or 'all'. Verifies every byte. A job can resume from the copy as from
@@ -337,7 +339,7 @@ def copy_epochs(
     *,
     is_all: bool = False,
     take_over: bool = False,
-) -> Output:
+) -> CommandOutput:
     """Copy epochs to another directory; `is_all`: skip those that a run deletes meanwhile.
 
     What is there already from an earlier copy is not copied again.
@@ -367,4 +369,4 @@ def copy_epochs(
     lines = [f"Copied to {path}: {format_ranges(copied) or 'nothing'}"]
     if present:
         lines.append(f"There already: {format_ranges([at.public for at in sorted(present)])}")
-    return Output(data, lines)
+    return CommandOutput(data, lines)

@@ -73,7 +73,7 @@ STDOUT = "jobrunner.stdout"
 
 
 @dataclass(frozen=True)
-class Output:
+class CommandOutput:
     """What a command prints: `data` with ``--json``, else `lines`.
 
     Each of the `lines` is printed as one line. Line breaks and control characters in it, which come
@@ -91,7 +91,7 @@ class Output:
 
 
 class Command(click.Command):
-    """A command with ``--json``: prints the `Output` that its function returns, or its error.
+    """A command with ``--json``: prints the `CommandOutput` that its function returns, or its error.
 
     The docstring of the function, which is its help, ends with examples.
     """
@@ -125,7 +125,7 @@ class Command(click.Command):
         try:
             redirected = contextlib.nullcontext(sys.stdout) if is_text else _stdout_to_stderr()
             with _wrong_usage_told(args), redirected as ctx.meta[STDOUT]:
-                output: Output = super().invoke(ctx)
+                output: CommandOutput = super().invoke(ctx)
         except (errors.JobRunnerError, OSError, KeyboardInterrupt) as error:
             output, is_error = _describe_error(error), True
         if not is_text:
@@ -160,7 +160,7 @@ def exit_code_of(error: BaseException | None) -> int:
     return 1
 
 
-def _describe_error(error: BaseException) -> Output:
+def _describe_error(error: BaseException) -> CommandOutput:
     kind, message = type(error).__name__, str(error)
     text = f"Error: {message}"
     if isinstance(error, errors.RunStoppedError):  # as requested: it has not failed
@@ -179,7 +179,7 @@ def _describe_error(error: BaseException) -> Output:
     exit_code = exit_code_of(error)
     # Messages of errors have lines of their own, and escape themselves what is a stranger's.
     lines = "\n\n".join([text, *notes]).split("\n")
-    return Output({"error": told, "exit_code": exit_code}, lines, exit_code)
+    return CommandOutput({"error": told, "exit_code": exit_code}, lines, exit_code)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobrunner.cli.command import Output, exit_code_of, main
+from jobrunner.cli.command import CommandOutput, exit_code_of, main
 from jobrunner.cli.disk import measure
 from jobrunner.cli.options import directory_argument, open_manager, take_over_option
 from jobrunner.cli.progress import told_while_slow
@@ -36,7 +36,7 @@ _DELETION_SECONDS = 3600.0  # that prune waits; the next run deletes the rest
 @keep_options
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted; change nothing.")
 @take_over_option
-def prune_command(*, directory: str, dry_run: bool, take_over: bool, **keep: Any) -> Output:
+def prune_command(*, directory: str, dry_run: bool, take_over: bool, **keep: Any) -> CommandOutput:
     """Delete the epochs of DIR that no option keeps.
 
     Always keeps the newest epoch and pinned epochs.
@@ -55,7 +55,7 @@ def prune_command(*, directory: str, dry_run: bool, take_over: bool, **keep: Any
     return prune(manager, policy, is_dry=dry_run)
 
 
-def prune(manager: MultiNodeCheckpointManager, policy: KeepAny, *, is_dry: bool) -> Output:
+def prune(manager: MultiNodeCheckpointManager, policy: KeepAny, *, is_dry: bool) -> CommandOutput:
     """Delete the epochs that the policy of a manager does not keep, or only say which."""
     records = find_retirable(manager, policy)
     stores = {record.at: [store.name for store in record.stores.values()] for record in records}
@@ -100,7 +100,7 @@ def prune(manager: MultiNodeCheckpointManager, policy: KeepAny, *, is_dry: bool)
         lines.append(f"freed on the disk: {format_bytes(freed)}")
     if left:
         lines.append(f"not deleted yet (the next run tries again): {_format(left)}")
-    return Output(data, [*lines, f"kept: {_format(kept)}"])
+    return CommandOutput(data, [*lines, f"kept: {_format(kept)}"])
 
 
 def find_retirable(manager: MultiNodeCheckpointManager, policy: KeepAny) -> list[EpochRecord]:
@@ -145,7 +145,7 @@ def _format(positions: Iterable[Position]) -> str:
     is_flag=True,
     help="If log entries are lost, record what the other files prove.",
 )
-def fsck_command(*, directory: str, is_repair: bool) -> Output:
+def fsck_command(*, directory: str, is_repair: bool) -> CommandOutput:
     """Explain everything in DIR that is not part of a checkpoint.
 
     Without --repair, changes nothing and shows what a repair would do. No run may use DIR during a
@@ -159,7 +159,7 @@ def fsck_command(*, directory: str, is_repair: bool) -> Output:
     return repair(manager) if is_repair else inspect(manager)
 
 
-def inspect(manager: MultiNodeCheckpointManager) -> Output:
+def inspect(manager: MultiNodeCheckpointManager) -> CommandOutput:
     """Explain the objects of a directory, and what a repair would do."""
     from jobrunner.checkpoint import inspect_directory, plan_repair
 
@@ -187,10 +187,10 @@ def inspect(manager: MultiNodeCheckpointManager) -> Output:
         "repair": _repair_to_json(plan),
     }
     damaged = CheckpointCorruptError(manager.path) if counts["damaged"] else None
-    return Output(data, lines, exit_code_of(damaged))
+    return CommandOutput(data, lines, exit_code_of(damaged))
 
 
-def repair(manager: MultiNodeCheckpointManager) -> Output:
+def repair(manager: MultiNodeCheckpointManager) -> CommandOutput:
     """Repair the log of a directory."""
     from jobrunner.checkpoint import repair_log
 
@@ -198,7 +198,7 @@ def repair(manager: MultiNodeCheckpointManager) -> Output:
     lines = [f"{manager.path}: nothing to repair."]
     if done is not None:
         lines = [f"The log of {manager.path} can be read again.", *_tell_repair(done)]
-    return Output({"path": manager.path, "repair": _repair_to_json(done)}, lines)
+    return CommandOutput({"path": manager.path, "repair": _repair_to_json(done)}, lines)
 
 
 def _repair_to_json(plan: Repair | None) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobrunner import errors
-from jobrunner.cli.command import ARGUMENTS, SAVES_FAILED, STDOUT, Output, main
+from jobrunner.cli.command import ARGUMENTS, SAVES_FAILED, STDOUT, CommandOutput, main
 from jobrunner.cli.options import (
     COUNT,
     PATH,
@@ -248,7 +248,7 @@ def run(
     save_before: float | None,
     dry_run: bool,
     **options: Any,  # of `JobRunner`
-) -> Output:
+) -> CommandOutput:
     """Run a job, or resume it.
 
     FILE_OR_MODULE is a Python file or an importable module. JOB names a variable of type Job, or a
@@ -287,7 +287,7 @@ def run(
     data: dict[str, Any] = {"job": job.name, "checkpoint": manager.path}
     if dry_run:
         plan = JobRunner(job, manager, callbacks=callback_objects, **options).plan_resume()
-        return Output({**data, "plan": plan.to_dict()}, str(plan).split("\n"))
+        return CommandOutput({**data, "plan": plan.to_dict()}, str(plan).split("\n"))
     COMMAND.set(_command_again(job))
     stdout = click.get_current_context().meta[STDOUT]
     view = show_lines(stdout) if log_format == "json" else show_on(sys.stdout)
@@ -300,7 +300,9 @@ def run(
             with open_session(workers, threads, scheduler) as session, save_now:
                 result = runner.run(session, progress=False)
     exit_code = SAVES_FAILED if result.failed_saves else 0
-    return Output({**data, **result.to_dict()}, _summarize(job.name, result, manager), exit_code)
+    return CommandOutput(
+        {**data, **result.to_dict()}, _summarize(job.name, result, manager), exit_code
+    )
 
 
 class _EndsInTime:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from jobrunner.cli.command import Output, main
+from jobrunner.cli.command import CommandOutput, main
 from jobrunner.cli.options import PATH
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
@@ -16,7 +16,7 @@ from jobrunner.outputs import refuse_within_checkpoint
 
 @main.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion_command(*, shell: str) -> Output:
+def completion_command(*, shell: str) -> CommandOutput:
     """Print a script that completes what you type in a shell.
 
     For example:
@@ -26,12 +26,12 @@ def completion_command(*, shell: str) -> Output:
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(main, {}, "jobrunner", "_JOBRUNNER_COMPLETE").source()
-    return Output({"shell": shell, "script": script}, script.strip("\n").split("\n"))
+    return CommandOutput({"shell": shell, "script": script}, script.strip("\n").split("\n"))
 
 
 @main.command("new")
 @click.argument("name", metavar="NAME", type=PATH)
-def new_command(*, name: str) -> Output:
+def new_command(*, name: str) -> CommandOutput:
     """Make a directory NAME with a job that runs.
 
     Its file, job.py, says what to try with it.
@@ -50,4 +50,6 @@ def new_command(*, name: str) -> Output:
     except FileExistsError:
         raise DefinitionError(f"{path} exists already. Choose another name.") from None
     run = f"cd {path.parent} && jobrunner run job.py --checkpoint runs/first --workers 2"
-    return Output({"name": job, "paths": [str(path)]}, [f"Wrote {path}. To run it:", f"    {run}"])
+    return CommandOutput(
+        {"name": job, "paths": [str(path)]}, [f"Wrote {path}. To run it:", f"    {run}"]
+    )

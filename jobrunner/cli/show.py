@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobrunner.cli.command import DIFFERENT, Output, main
+from jobrunner.cli.command import DIFFERENT, CommandOutput, main
 from jobrunner.cli.disk import measure
 from jobrunner.cli.options import (
     COUNT,
@@ -135,7 +135,7 @@ METRIC_COLUMNS = (
     metavar="METRIC[:min|max]",
     help="Of the runs below DIR, show the best value of a metric, and sort by it. [default: min]",
 )
-def ls_command(*, directory: str, last: int | None, best: KeepBest | None) -> Output:
+def ls_command(*, directory: str, last: int | None, best: KeepBest | None) -> CommandOutput:
     """List the recorded epochs of DIR, or the runs below it.
 
     For example:
@@ -154,7 +154,7 @@ def ls_command(*, directory: str, last: int | None, best: KeepBest | None) -> Ou
     return list_epochs(opened, last)
 
 
-def list_epochs(directory: Directory, last: int | None = None) -> Output:
+def list_epochs(directory: Directory, last: int | None = None) -> CommandOutput:
     """List the recorded epochs, or only the newest `last`."""
     from jobrunner.story import OUTCOMES, summarize_run
 
@@ -196,7 +196,7 @@ def list_epochs(directory: Directory, last: int | None = None) -> Output:
             f"`jobrunner fsck {directory.path}` explains them."
         )
     if not rows:
-        return Output(data, [*lines, f"No epoch is recorded in {directory.path}."])
+        return CommandOutput(data, [*lines, f"No epoch is recorded in {directory.path}."])
     if rows[-1]["parameters"]:
         lines.append(f"Parameters: {name_parameters(rows[-1]['parameters'])}")
     if space is None:
@@ -209,7 +209,7 @@ def list_epochs(directory: Directory, last: int | None = None) -> Output:
     run = summarize_run(directory, ".")
     if run.state in OUTCOMES and run.state != "finished":
         lines.append(f"The last run {OUTCOMES[run.state]}.")
-    return Output(data, lines)
+    return CommandOutput(data, lines)
 
 
 def list_runs(
@@ -219,7 +219,7 @@ def list_runs(
     last: int | None,
     *,
     is_whole: bool,
-) -> Output:
+) -> CommandOutput:
     """List the runs of these names below a directory, or the first `last`.
 
     `is_whole`: these are all that there are.
@@ -255,7 +255,7 @@ def list_runs(
         "runs": rows,
         "is_whole": is_whole,
     }
-    return Output(data, lines)
+    return CommandOutput(data, lines)
 
 
 def describe_run(run: RunSummary) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def _without_nodes(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @main.command("top")
 @click.argument("root", metavar="[ROOT]", default=".", type=PATH)
-def top_command(*, root: str) -> Output:
+def top_command(*, root: str) -> CommandOutput:
     """Follow the runs below ROOT that are alive, until Ctrl-C.
 
     A run is alive while its heartbeat changes. They are shown once if stdout is no terminal. ROOT is a
@@ -316,14 +316,14 @@ def top_command(*, root: str) -> Output:
     directory = open_directory(root)
     runs = LiveRuns(directory.files, directory.path)
 
-    def look() -> Output:
+    def look() -> CommandOutput:
         now = time.time()
         rows = []
         for run in runs.look():
             times = {"eta_seconds": run.eta_seconds, "beat_seconds": now - (run.last_seen or now)}
             rows.append({**describe_run(run), **times})
         lines = draw_runs(rows) or [f"No run is alive below {directory.path}."]
-        return Output({"path": directory.path, "runs": rows}, lines)
+        return CommandOutput({"path": directory.path, "runs": rows}, lines)
 
     output = look()
     with contextlib.suppress(KeyboardInterrupt):
@@ -339,7 +339,7 @@ def top_command(*, root: str) -> Output:
 @main.command("info")
 @directory_argument
 @epoch_argument
-def info_command(*, directory: str, epoch: NamedEpoch) -> Output:
+def info_command(*, directory: str, epoch: NamedEpoch) -> CommandOutput:
     """Show an epoch and the blobs of its nodes.
 
     EPOCH is a number, a position such as 4.s200, 'latest', or 'best:METRIC' for the lowest value of a
@@ -353,7 +353,7 @@ def info_command(*, directory: str, epoch: NamedEpoch) -> Output:
     return describe_checkpoint(manager, resolve(epoch, manager.directory))
 
 
-def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) -> Output:
+def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) -> CommandOutput:
     """Describe an epoch: its record, and the blobs of each node."""
     with manager.directory.reading(epoch):
         checkpoint = manager.open(epoch)
@@ -383,7 +383,7 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) ->
         lines += ["", f"{node}  ({content['store']}, {format_bytes(content['nbytes'])})"]
         blobs_shown = [{"name": name, **blob} for name, blob in content["blobs"].items()]
         lines += draw_table(BLOB_COLUMNS, blobs_shown)
-    return Output(data, lines)
+    return CommandOutput(data, lines)
 
 
 def _describe_epoch(record: EpochRecord, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -425,7 +425,7 @@ def _describe_blob(node: NodeCheckpoint, name: str) -> dict[str, Any]:
 @main.command("compare")
 @click.argument("a", metavar="A", type=PATH)
 @click.argument("b", metavar="B", type=PATH)
-def compare_command(*, a: str, b: str) -> Output:
+def compare_command(*, a: str, b: str) -> CommandOutput:
     """Tell where two runs part.
 
     A and B are checkpoint directories. It shows how their jobs and metrics differ, and the first
@@ -437,7 +437,7 @@ def compare_command(*, a: str, b: str) -> Output:
     return compare(open_manager(a), open_manager(b))
 
 
-def compare(one: MultiNodeCheckpointManager, other: MultiNodeCheckpointManager) -> Output:
+def compare(one: MultiNodeCheckpointManager, other: MultiNodeCheckpointManager) -> CommandOutput:
     """Say how two runs differ; see `compare_runs`."""
     from jobrunner.run import compare_runs
 
@@ -465,7 +465,7 @@ def compare(one: MultiNodeCheckpointManager, other: MultiNodeCheckpointManager) 
         lines.append("No epoch is recorded in both now, so no blobs are compared.")
     is_equal = bool(count) and epoch is None
     data = {"a": one.path, "b": other.path, "is_equal": is_equal, **data}
-    return Output(data, lines, 0 if is_equal else DIFFERENT)
+    return CommandOutput(data, lines, 0 if is_equal else DIFFERENT)
 
 
 @main.command("report")
@@ -479,7 +479,7 @@ def compare(one: MultiNodeCheckpointManager, other: MultiNodeCheckpointManager) 
     type=PATH,
     help="The file to write, outside of checkpoint directories; it is replaced.",
 )
-def report_command(*, directory: str, output: str) -> Output:
+def report_command(*, directory: str, output: str) -> CommandOutput:
     """Write what the runs of DIR did as one HTML page.
 
     It shows how to resume, where time went, metrics, checkpoints, losses and runs. It is
@@ -495,12 +495,12 @@ def report_command(*, directory: str, output: str) -> Output:
     write_report(story, output)
     path = os.path.abspath(output)
     ledger = _describe_ledger(story.ledger)
-    return Output({"path": story.path, "report": path, "ledger": ledger}, [f"Wrote {path}"])
+    return CommandOutput({"path": story.path, "report": path, "ledger": ledger}, [f"Wrote {path}"])
 
 
 @main.command("stats")
 @directory_argument
-def stats_command(*, directory: str) -> Output:
+def stats_command(*, directory: str) -> CommandOutput:
     """Show where the time of the runs of DIR went.
 
     GOODPUT is the share of COMPUTE: time in epochs that did not have to run again.
@@ -528,7 +528,9 @@ def stats_command(*, directory: str) -> Output:
     rows = [{**run, **run["ledger"]} for run in runs]
     lines = draw_table(STATS_COLUMNS, [*rows, {"number": "all", **ledger}])
     gap = story.gap_seconds
-    return Output({"path": story.path, "ledger": ledger, "gap_seconds": gap, "runs": runs}, lines)
+    return CommandOutput(
+        {"path": story.path, "ledger": ledger, "gap_seconds": gap, "runs": runs}, lines
+    )
 
 
 def _read(directory: str) -> Story:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobrunner.cluster.binding import Binding
 from jobrunner.cluster.scheduler import SchedulerLink
-from jobrunner.dask_internals import adopt
+from jobrunner.dask_internals import adopted_futures
 from jobrunner.errors import BlobNotFoundError, ExecutionError
 from jobrunner.joined import (
     concatenate_frames,
@@ -101,7 +101,7 @@ class BlobOfNodes:
                     f"Worker {address} could not lend blob {self._blob!r} to Dask: "
                     f"{sizes or 'it has restarted'}."
                 )
-        futures = self._binding.sync(adopt, self._scheduler.client, held)
+        futures = self._binding.sync(adopted_futures, self._scheduler.client, held)
         pieces = []
         for chunk, part in zip(chunks, parts, strict=True):
             order = [node for nodes in part.values() for node in nodes]

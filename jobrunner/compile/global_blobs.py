@@ -6,17 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 
 from jobrunner.define import ArrayOptions, Blob, Job, Task, WorkspaceType
 from jobrunner.errors import DefinitionError
-from jobrunner.names import check_distinct
+from jobrunner.names import BlobKey, check_distinct
 from jobrunner.texts import listed
 
-Key = tuple[str, str]
-"""Node and name of a blob: `Blob.key`."""
-
-Names = Mapping[str, frozenset[str]]
+BlobNames = Mapping[str, frozenset[str]]
 """Node -> names of blobs."""
 
 
-def by_node(keys: Iterable[Key]) -> dict[str, frozenset[str]]:
+def by_node(keys: Iterable[BlobKey]) -> dict[str, frozenset[str]]:
     """Group blobs by their node."""
     names: dict[str, set[str]] = {}
     for node, name in keys:
@@ -24,7 +21,7 @@ def by_node(keys: Iterable[Key]) -> dict[str, frozenset[str]]:
     return {node: frozenset(blobs) for node, blobs in names.items()}
 
 
-def keys_of(names: Names) -> set[Key]:
+def keys_of(names: BlobNames) -> set[BlobKey]:
     """Undo `by_node`."""
     return {(node, blob) for node, blobs in names.items() for blob in blobs}
 
@@ -47,10 +44,10 @@ def checkpointed_nodes(job: Job) -> tuple[str, ...]:
     return tuple(node.name for node in nodes)
 
 
-def find_globals(tasks: Collection[Task]) -> Collection[Key]:
+def find_globals(tasks: Collection[Task]) -> Collection[BlobKey]:
     """The blobs that init tasks make, those that tasks marked GLOBAL make, and histories."""
-    makers: dict[Key, Task] = {}
-    private_makers: dict[Key, Task] = {}
+    makers: dict[BlobKey, Task] = {}
+    private_makers: dict[BlobKey, Task] = {}
     for task in tasks:
         kind = task.blob_type
         if kind is None and task.group is not None and task.group.name == "init":
@@ -73,7 +70,7 @@ def find_globals(tasks: Collection[Task]) -> Collection[Key]:
 
 
 def find_configured(
-    job: Job, checkpointed: Collection[str], global_blobs: Collection[Key]
+    job: Job, checkpointed: Collection[str], global_blobs: Collection[BlobKey]
 ) -> list[Blob]:
     """The outputs that declare how to save them; raises `DefinitionError` if one is not saved."""
     configured = []

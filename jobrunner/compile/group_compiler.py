@@ -13,7 +13,6 @@ from graphlib import CycleError, TopologicalSorter
 from math import gcd
 from typing import Any
 
-from jobrunner.compile.global_blobs import Key
 from jobrunner.compile.plan import (
     Argument,
     BlobArgument,
@@ -41,6 +40,7 @@ from jobrunner.define import (
     replaced,
 )
 from jobrunner.errors import DefinitionError
+from jobrunner.names import BlobKey
 from jobrunner.texts import listed
 
 CrossingKey = tuple[str, int | None, str | None, int | None]
@@ -73,10 +73,10 @@ class GroupCompiler:
 
     group: TaskGroup
     tasks: Sequence[Task]  # in order of definition
-    globals: Collection[Key]
-    available: Collection[Key] | None  # exist when the group starts; None: not known yet
+    globals: Collection[BlobKey]
+    available: Collection[BlobKey] | None  # exist when the group starts; None: not known yet
     groups: Collection[TaskGroup] | None = None  # whose outputs may be read; None: any
-    loaded: Collection[Key] = ()  # are not written, because a checkpoint has them
+    loaded: Collection[BlobKey] = ()  # are not written, because a checkpoint has them
     is_seeded: bool = False  # see `PlannedTask`
     has_reports: bool = True  # the group's, besides those of its tasks
     steps: int = 1  # of an epoch, if it is the epoch group
@@ -84,10 +84,10 @@ class GroupCompiler:
     def __post_init__(self) -> None:
         self._index = {task: i for i, task in enumerate(self.tasks)}
         self._drafts = [_Draft() for _ in self.tasks]
-        self._writer: dict[Key, int] = {}  # the last one
-        self._readers: dict[Key, list[int]] = {}  # since then
+        self._writer: dict[BlobKey, int] = {}  # the last one
+        self._readers: dict[BlobKey, list[int]] = {}  # since then
         # The intervals at which tasks make a blob that does not exist when the group starts.
-        self._intervals: dict[Key, set[int]] = {}
+        self._intervals: dict[BlobKey, set[int]] = {}
         self._crossings: dict[CrossingKey, _Readers] = {}
         # Many nodes have blobs of the same names.
         self._arguments: dict[str, BlobArgument] = {}
@@ -183,7 +183,7 @@ class GroupCompiler:
             )
         return value.blob
 
-    def _write(self, i: int, key: Key) -> None:
+    def _write(self, i: int, key: BlobKey) -> None:
         waits_for = self._drafts[i].waits_for
         writer = self._writer.get(key)
         if writer is not None and writer != i:

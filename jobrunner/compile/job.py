@@ -8,8 +8,7 @@ from msgspec import structs
 
 from jobrunner.compile.fingerprint import code_of, kind_of, structure_of, task_code
 from jobrunner.compile.global_blobs import (
-    Key,
-    Names,
+    BlobNames,
     all_tasks,
     by_node,
     checkpointed_nodes,
@@ -34,7 +33,7 @@ from jobrunner.define import (
     is_lazy,
 )
 from jobrunner.errors import DefinitionError
-from jobrunner.names import check_distinct
+from jobrunner.names import BlobKey, check_distinct
 from jobrunner.positions import Position
 
 
@@ -92,13 +91,13 @@ def _check_seedable(tasks: Iterable[Task]) -> None:
 
 
 def _compile_groups(
-    job: Job, global_blobs: Collection[Key]
-) -> tuple[dict[str, GroupPlan], dict[str, set[Key]]]:
+    job: Job, global_blobs: Collection[BlobKey]
+) -> tuple[dict[str, GroupPlan], dict[str, set[BlobKey]]]:
     """The groups by name, and the global blobs that each is sure to have made when it has run."""
     after_step, after_epoch = _split_stops(job, global_blobs)
     stops = {"epoch": after_step, "epoch_end": after_epoch}
     groups: dict[str, GroupPlan] = {}
-    lasting_blobs: dict[str, set[Key]] = {}
+    lasting_blobs: dict[str, set[BlobKey]] = {}
     for name, group in job.groups.items():
         lasting = group.tasks()
         compiler = GroupCompiler(
@@ -116,7 +115,7 @@ def _compile_groups(
 
 
 def _split_stops(
-    job: Job, global_blobs: Collection[Key]
+    job: Job, global_blobs: Collection[BlobKey]
 ) -> tuple[list[TaskOutput | Blob], list[TaskOutput | Blob]]:
     """The stop conditions that are read after a step, and after the epoch end group."""
     if "epoch_end" not in job.groups:
@@ -134,18 +133,18 @@ def _split_stops(
     return after_step, after_epoch
 
 
-def _made_by(tasks: Iterable[Task], global_blobs: Collection[Key]) -> set[Key]:
+def _made_by(tasks: Iterable[Task], global_blobs: Collection[BlobKey]) -> set[BlobKey]:
     return {blob.key for task in tasks for blob in task.output_blobs}.intersection(global_blobs)
 
 
-def _transient_blobs(tasks: Iterable[Task]) -> Iterator[Key]:
+def _transient_blobs(tasks: Iterable[Task]) -> Iterator[BlobKey]:
     for task in tasks:
         for blob in task.output_blobs:
             if blob.transient:
                 yield blob.key
 
 
-def _structures(job: Job, global_blobs: Collection[Key]) -> Iterator[tuple[str, str]]:
+def _structures(job: Job, global_blobs: Collection[BlobKey]) -> Iterator[tuple[str, str]]:
     for name, group in job.groups.items():
         for task in group.tasks():
             yield f"{name}:{task.full_name}", structure_of(task, global_blobs)
@@ -171,7 +170,7 @@ def _codes(job: Job) -> Iterator[tuple[str, str]]:
             yield f"{name}:{task.full_name}", task_code(task, digests[id(task.fn)])
 
 
-def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
+def compile_group(group: TaskGroup, global_blobs: BlobNames) -> GroupPlan:
     """Compile a group that belongs to no job; `global_blobs` exist.
 
     Whether the other blobs that the group reads exist is checked when it runs.
@@ -189,9 +188,9 @@ def compile_group(group: TaskGroup, global_blobs: Names) -> GroupPlan:
 def compile_resume(
     job: Job,
     plan: Plan,
-    anew: Names | None = None,
-    present: Names | None = None,
-    missing: Names | None = None,
+    anew: BlobNames | None = None,
+    present: BlobNames | None = None,
+    missing: BlobNames | None = None,
 ) -> GroupPlan:
     """Compile the init tasks that run again after a load.
 
@@ -222,7 +221,11 @@ def compile_resume(
 
 
 def _resumed_tasks(
-    job: Job, loaded: Collection[Key], remade: set[Key], lacking: set[Key], plan: Plan | None
+    job: Job,
+    loaded: Collection[BlobKey],
+    remade: set[BlobKey],
+    lacking: set[BlobKey],
+    plan: Plan | None,
 ) -> list[Task]:
     """The init tasks that run again after a load, in order of definition.
 
@@ -241,7 +244,7 @@ def _resumed_tasks(
         written = outputs.union(blob.key for blob in task.updates)
         return not (remade.isdisjoint(outputs) and changed.isdisjoint(written))
 
-    makers: dict[Key, list[Task]] = {}
+    makers: dict[BlobKey, list[Task]] = {}
     for task in tasks:
         # The loaded state would replace an update of these blobs.
         updates = [blob for blob in task.updates if blob.key not in remade - lacking]

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from jobrunner.define import ArrayOptions, LazyArgument
+from jobrunner.define import ArrayOptions, LazyArgument, ParameterPlace
 from jobrunner.positions import Position
 from jobrunner.texts import counted, printable
 
@@ -70,15 +70,11 @@ class Capture(Struct, frozen=True):
     retain: bool  # for `TaskOutput.fetch`, until the group runs again; else for this run
 
 
-Place = tuple[str, int | None]
-"""A parameter, and of how many arguments it gets the list; None: it gets one argument."""
-
-
 class ByName(Struct, frozen=True):
     """Passes arguments to parameters of `fn`: those of `places`, in order."""
 
     fn: Callable[..., Any]
-    places: tuple[Place, ...]
+    places: tuple[ParameterPlace, ...]
 
     def __call__(self, *arguments: Any, **kwargs: Any) -> Any:
         """Call `fn`."""
@@ -106,7 +102,7 @@ class PlannedTask(Struct, frozen=True):
     instance_setup: Mapping[str, Callable[[], Any]] = {}
     is_seeded: bool = False  # see `Job(seed_global_rng=)`
     every: int = 1  # it runs only in steps of an epoch that are due; see `is_due`
-    places: tuple[Place, ...] = ()  # of the arguments; (): they are passed in order
+    places: tuple[ParameterPlace, ...] = ()  # of the arguments; (): they are passed in order
     lazy_parameters: tuple[str, ...] = ()  # those in whose `kwargs` is an `Arrives`
 
     def callee(self) -> Callable[..., Any]:

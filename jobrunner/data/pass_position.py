@@ -55,11 +55,11 @@ class PassPosition:
 
     def peek(self, count: int, skip: int = 0) -> Ranges:
         """The next `count` positions after `skip` others, or as many as there are."""
-        return cut(self._left[0], skip, skip + count)
+        return cut_ranges(self._left[0], skip, skip + count)
 
     def advance(self, count: int) -> None:
         """Count the next positions as read."""
-        self._left[0] = cut(self._left[0], count, self._length)
+        self._left[0] = cut_ranges(self._left[0], count, self._length)
 
     def begin(self) -> None:
         """Begin the next pass."""
@@ -68,7 +68,7 @@ class PassPosition:
 
     def whole_share(self, shard: tuple[int, int]) -> Ranges:
         """The part that a shard has of a whole pass."""
-        return share([range(self._length)], shard)
+        return shard_ranges([range(self._length)], shard)
 
     def state_dict(self) -> dict[str, Any]:
         """The place as plain values."""
@@ -80,7 +80,7 @@ class PassPosition:
         saved = SavedPosition.read_own(state, self._shard)
         left = self._left_in(saved)
         if saved.shard is None:
-            left = [share(ranges, self._shard) for ranges in left]
+            left = [shard_ranges(ranges, self._shard) for ranges in left]
         self.number, self._left = saved.number, left
 
     def merge_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class PassPosition:
             for number in range(state.number, stop):
                 place = number - state.number
                 left[number - first] += begun[place] if place < len(begun) else whole
-        return self._write(None, first, [joined(ranges) for ranges in left])
+        return self._write(None, first, [joined_ranges(ranges) for ranges in left])
 
     def _write(
         self, shard: tuple[int, int] | None, number: int, left: Sequence[Ranges]
@@ -131,14 +131,14 @@ class PassPosition:
         return left or [[]]
 
 
-def share(ranges: Ranges, shard: tuple[int, int]) -> Ranges:
+def shard_ranges(ranges: Ranges, shard: tuple[int, int]) -> Ranges:
     """The part of a shard: as many positions as any other has, or one more or less."""
     i, n = shard
     total = sum(map(len, ranges))
-    return cut(ranges, i * total // n, (i + 1) * total // n)
+    return cut_ranges(ranges, i * total // n, (i + 1) * total // n)
 
 
-def cut(ranges: Ranges, start: int, stop: int) -> Ranges:
+def cut_ranges(ranges: Ranges, start: int, stop: int) -> Ranges:
     """The positions from the `start`-th to before the `stop`-th."""
     pieces = []
     for positions in ranges:
@@ -149,7 +149,7 @@ def cut(ranges: Ranges, start: int, stop: int) -> Ranges:
     return pieces
 
 
-def joined(ranges: Ranges) -> Ranges:
+def joined_ranges(ranges: Ranges) -> Ranges:
     """The same positions in ascending order, in as few ranges as can be."""
     pieces: Ranges = []
     for positions in sorted(ranges, key=lambda positions: positions.start):

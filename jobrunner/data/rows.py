@@ -152,7 +152,7 @@ class Blocks:
             if start < end:
                 pieces.append(self._rows(number)(slice(start - first, end - first)))
             start, number = end, number + 1
-        return joined(pieces)
+        return joined_batch(pieces)
 
     def _gather(self, numbers: Indices) -> Any:
         """Gather each block's records together, so that no block is loaded twice for a batch."""
@@ -162,7 +162,7 @@ class Blocks:
         for places in np.split(by_block, np.flatnonzero(np.diff(blocks[by_block])) + 1):
             number = int(blocks[places[0]])
             pieces.append(self._rows(number)(numbers[places] - self._start(number)))
-        batch = joined(pieces)
+        batch = joined_batch(pieces)
         if (by_block[1:] > by_block[:-1]).all():
             return batch
         return rows_of(batch)(np.argsort(by_block))
@@ -269,7 +269,7 @@ def _read_sequence(items: Any, index: Index) -> Any:
     return [items[number] for number in numbers]
 
 
-def joined(pieces: Sequence[Any]) -> Any:
+def joined_batch(pieces: Sequence[Any]) -> Any:
     """One batch of several that follow each other."""
     first = pieces[0]
     if len(pieces) == 1:

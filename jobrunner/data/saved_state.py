@@ -12,7 +12,7 @@ from jobrunner.errors import PlanMismatchError
 SavedInt = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
-class SavedState(Struct, kw_only=True, forbid_unknown_fields=True, rename={"number": "pass"}):
+class SavedReader(Struct, kw_only=True, forbid_unknown_fields=True, rename={"number": "pass"}):
     """A `state_dict`."""
 
     number: SavedInt  # of the pass
@@ -34,7 +34,7 @@ class SavedState(Struct, kw_only=True, forbid_unknown_fields=True, rename={"numb
         return plain
 
 
-class SavedShard(SavedState, kw_only=True):
+class SavedShard(SavedReader, kw_only=True):
     """A `state_dict` of a shard i of n, or of the whole (None)."""
 
     shard: tuple[SavedInt, SavedInt] | None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jobrunner.data.reader import AS_STORED, DataReader, Options, end_of
-from jobrunner.data.saved_state import SavedState
+from jobrunner.data.saved_state import SavedReader
 from jobrunner.errors import DefinitionError, PlanMismatchError
 
 _END = object()
@@ -47,7 +47,7 @@ def from_loader(loader: Any) -> DataReader:
     return LoaderReader(loader)
 
 
-class SavedLoader(SavedState, kw_only=True):
+class SavedLoader(SavedReader, kw_only=True):
     """A `state_dict` of a reader of a loader."""
 
     finished: bool

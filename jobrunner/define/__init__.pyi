@@ -60,6 +60,7 @@ from .node import (
 )
 from .parameters import (
     HIDDEN as HIDDEN,
+    ParameterPlace as ParameterPlace,
 )
 from .seeding import (
     check_seedable as check_seedable,

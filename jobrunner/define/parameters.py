@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from jobrunner.define.checks import without_partials
 from jobrunner.errors import DefinitionError
 
-Place = tuple[str, int | None]
+ParameterPlace = tuple[str, int | None]
 """A parameter, and of how many values it gets the list; None: it gets one value."""
 
 HIDDEN = "…"
@@ -24,7 +24,7 @@ class Arguments(NamedTuple):
 
     inputs: tuple[Any, ...]
     updates: tuple[Any, ...]
-    places: tuple[Place, ...] = ()
+    places: tuple[ParameterPlace, ...] = ()
     """Where the inputs, and then the updates, go; if there are none, they are passed in order."""
     implied: frozenset[str] = frozenset()
     """Parameters that get the blobs of their names, because nothing else was given for them."""
@@ -94,7 +94,7 @@ def read_arguments(
         ) from None
     by_name.update((name, name) for name in implied)
     order = {name: i for i, name in enumerate(signature.parameters)}
-    places: list[Place] = []
+    places: list[ParameterPlace] = []
     values: list[Any] = []
     for name in sorted(by_name, key=lambda name: order.get(name, len(order))):
         value = by_name[name]
@@ -109,7 +109,7 @@ def read_arguments(
     )
 
 
-def _are_in_order(signature: inspect.Signature, places: Sequence[Place]) -> bool:
+def _are_in_order(signature: inspect.Signature, places: Sequence[ParameterPlace]) -> bool:
     first = list(signature.parameters.values())[: len(places)]
     return [(parameter.name, None) for parameter in first] == list(places) and all(
         parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in first

@@ -17,9 +17,9 @@ from jobrunner.compile import Plan
 from jobrunner.positions import Position, PublicPosition
 from jobrunner.run.result import RunResult, SaveReport
 
-Step = Literal["run an epoch", "finish", "stop", "move"]
-Part = Literal["start", "compute", "save_wait", "redone", "recovery", "idle"]
-PARTS: tuple[Part, ...] = get_args(Part)
+Decision = Literal["run an epoch", "finish", "stop", "move"]
+TimePart = Literal["start", "compute", "save_wait", "redone", "recovery", "idle"]
+TIME_PARTS: tuple[TimePart, ...] = get_args(TimePart)
 
 MOST_MARKS = 200
 """Saves that a run may go back to without counting all its epochs as lost."""
@@ -75,7 +75,7 @@ class Losses:
 
 
 @dataclass(slots=True)
-class State:
+class Progress:
     """How far a run is."""
 
     losses: Losses
@@ -175,14 +175,14 @@ class Stopwatch:
     def __init__(self, began: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._began = self._since = began
         self._clock = clock
-        self._part: Part = "start"
-        self._spent = dict.fromkeys(PARTS, 0.0)
+        self._part: TimePart = "start"
+        self._spent = dict.fromkeys(TIME_PARTS, 0.0)
         self._marks: dict[Position, float] = {}  # what is saved -> `compute` when its save began
         self._losses: list[dict[str, Any]] = []
         self._told = 0  # how many of them a record tells
         self._from: Position | None = None  # what was loaded last
 
-    def enter(self, part: Part) -> Part:
+    def enter(self, part: TimePart) -> TimePart:
         """Count the time from now on as `part`; returns what it was before."""
         now, before = self._clock(), self._part
         self._spent[before] += now - self._since
@@ -195,7 +195,7 @@ class Stopwatch:
         return before
 
     @contextmanager
-    def spending(self, part: Part) -> Iterator[None]:
+    def spending(self, part: TimePart) -> Iterator[None]:
         """Count the time of a with block as `part`."""
         before = self.enter(part)
         try:
@@ -257,14 +257,14 @@ class Stopwatch:
         return {part: round(seconds, 4) for part, seconds in self._spent.items() if seconds}
 
 
-def next_step(
+def next_decision(
     *,
     stopped_by: str = "",  # the stop condition or limit that ends the job here
     stop_asked: str = "",  # the reason of a request to stop
     is_recorded: bool = False,
     is_leaving: bool = False,  # a worker in use has announced that it retires
     has_room: bool = False,  # a move to workers that have joined is worthwhile
-) -> Step:
+) -> Decision:
     """Decide what comes after an epoch that has ended or was loaded.
 
     A job at its end runs its last groups even if it was asked to stop. Nodes move only after a

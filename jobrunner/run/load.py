@@ -15,8 +15,9 @@ from jobrunner.cluster import Binding, Session
 from jobrunner.config import get_number
 from jobrunner.define import Blob
 from jobrunner.errors import BlobNotFoundError
+from jobrunner.names import BlobKey
 from jobrunner.positions import Position
-from jobrunner.run.matching import Key, name_now
+from jobrunner.run.matching import name_now
 from jobrunner.run.resume import Begin
 
 
@@ -44,7 +45,7 @@ def load(session: Session, binding: Binding, origin: Directory, begin: Begin) ->
 def _whole_stores(begin: Begin) -> dict[str, int]:
     """The bytes on disk of the stores that nodes load whole."""
     record, matched = begin.record, begin.match
-    loaded: dict[str, set[Key]] = {}
+    loaded: dict[str, set[BlobKey]] = {}
     for (node, _), source in matched.sources.items():
         loaded.setdefault(node, set()).add(source)
     sizes = {}
@@ -92,8 +93,8 @@ def load_blobs(
 
 
 def _find_blobs(
-    present: Mapping[Key, Key], where: str, asked: str | Blob | Sequence[str | Blob]
-) -> list[Key]:
+    present: Mapping[BlobKey, BlobKey], where: str, asked: str | Blob | Sequence[str | Blob]
+) -> list[BlobKey]:
     """The blobs that were asked for; a name stands for every node that has the blob."""
     keys = []
     for item in [asked] if isinstance(asked, str | Blob) else asked:

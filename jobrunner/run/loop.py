@@ -26,14 +26,14 @@ from jobrunner.errors import (
 from jobrunner.positions import Position
 from jobrunner.run.callbacks import Callbacks
 from jobrunner.run.decisions import (
+    Decision,
     Losses,
-    State,
-    Step,
+    Progress,
     Stopwatch,
     each_step,
     is_captured,
     is_move_worthwhile,
-    next_step,
+    next_decision,
 )
 from jobrunner.run.load import finish_load, load
 from jobrunner.run.null_saver import NullSaver
@@ -63,7 +63,7 @@ def tell_finished(runner: JobRunner, resume: Resume) -> RunResult:
     """The result of a run of a job that has finished: nothing is placed, and nothing is loaded."""
     begin = resume.begin
     assert begin is not None
-    state = State(Losses(runner.max_restarts))
+    state = Progress(Losses(runner.max_restarts))
     state.epoch, state.resumed_from = begin.record.at.epoch, begin.record.epoch
     state.fired = recorded_stops(resume.plan, begin.record)
     result = state.result(resume.plan.epoch_limit)
@@ -92,7 +92,7 @@ class Run:
         self.streams = resume.streams
         self.plan = with_streams(resume.plan, resume.streams)
         self.callbacks = Callbacks([*views, *runner.callbacks])
-        self.state = State(Losses(runner.max_restarts))
+        self.state = Progress(Losses(runner.max_restarts))
         self.watch = Stopwatch(began)
         self.lineage: Mapping[str, Any] = {}  # what each record says of `adaptation`
         self.batch_seconds = get_number("stint-seconds")
@@ -356,10 +356,10 @@ class Run:
     def _run_epochs(self) -> None:
         """Run epochs until the job ends; raises `RunStoppedError` if the run is to stop before."""
         while True:
-            if self._next_step(is_recorded=True) != "run an epoch":
+            if self._next_decision(is_recorded=True) != "run an epoch":
                 # The state must be recorded before the nodes leave their workspaces.
                 self._record_epoch()
-            step = self._next_step(is_recorded=self.state.is_recorded)
+            step = self._next_decision(is_recorded=self.state.is_recorded)
             if step == "finish":
                 return
             if step == "stop":
@@ -374,8 +374,8 @@ class Run:
             else:
                 self._run_epoch()
 
-    def _next_step(self, *, is_recorded: bool) -> Step:
-        return next_step(
+    def _next_decision(self, *, is_recorded: bool) -> Decision:
+        return next_decision(
             stopped_by=self.state.stopped_by(self.plan.epoch_limit),
             stop_asked=self.runner.stop_reason,
             is_recorded=is_recorded,

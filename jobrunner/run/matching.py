@@ -16,12 +16,9 @@ from jobrunner.checkpoint import Details, EpochRecord, blobs_of
 from jobrunner.compile import Plan
 from jobrunner.define import Job
 from jobrunner.errors import DefinitionError, PlanMismatchError
-from jobrunner.names import check_name
+from jobrunner.names import BlobKey, check_name
 from jobrunner.positions import Position
 from jobrunner.texts import listed
-
-Key = tuple[str, str]
-"""Node and blob."""
 
 Blobs = Mapping[str, Collection[str]]
 """Node -> names of blobs."""
@@ -94,7 +91,7 @@ class Names:
     """The renames that this checkpoint needs."""
     nodes: Mapping[str, str]
     """Node -> the recorded node that it was."""
-    sources: Mapping[Key, Key]
+    sources: Mapping[BlobKey, BlobKey]
     """Node and blob -> the recorded ones."""
 
 
@@ -120,7 +117,7 @@ def name_now(rename: Mapping[str, str], record: EpochRecord, path: str) -> Names
     now = {
         node: renamed.get(node, node) for node in recorded if node in renamed or node not in taken
     }
-    claims: list[tuple[int, Key, Key]] = []
+    claims: list[tuple[int, BlobKey, BlobKey]] = []
     for node, blobs in recorded.items():
         for name in blobs:
             new_name = _rename_everywhere(renamed, name)
@@ -144,11 +141,11 @@ class Match:
 
     nodes: Mapping[str, str]
     """Node -> the recorded node that it was."""
-    sources: Mapping[Key, Key]
+    sources: Mapping[BlobKey, BlobKey]
     """Node and blob to load -> the recorded ones; of a shared blob, the node that the node was."""
-    missing: frozenset[Key]
+    missing: frozenset[BlobKey]
     """What the checkpoint lacks."""
-    made: frozenset[Key]
+    made: frozenset[BlobKey]
     """Those of `missing` that init tasks make."""
     dropped: tuple[str, ...]
     """What the job does not load, in words."""
@@ -193,8 +190,8 @@ def match(plan: Plan, record: EpochRecord, path: str, adaptation: Adaptation) ->
             if name != old or name not in now:
                 now[name] = old
         shared.update({name: now[name] for name in planned if name in now})
-    sources: dict[Key, Key] = {}
-    missing: set[Key] = set()
+    sources: dict[BlobKey, BlobKey] = {}
+    missing: set[BlobKey] = set()
     for node, blobs in needed.items():
         for name in sorted(blobs):
             source = names.sources.get((node, name))
@@ -237,7 +234,7 @@ def _refuse_missing(
     path: str,
     names: Names,
     needed: Blobs,
-    missing: Collection[Key],
+    missing: Collection[BlobKey],
 ) -> None:
     lacks = []
     for node, blobs in needed.items():
@@ -275,7 +272,7 @@ def _is_named(name: str, blobs: Blobs) -> bool:
     return any(blob in names for owner, names in blobs.items() if node in (_EVERY, owner))
 
 
-def _key(name: str) -> Key:
+def _key(name: str) -> BlobKey:
     node, _, blob = name.partition("/")
     return node, blob
 
@@ -294,7 +291,7 @@ def _describe_rename(old: str, new: str) -> str:
 
 
 def _describe_dropped(
-    recorded: Blobs, used: Collection[Key], nodes: Collection[str | None]
+    recorded: Blobs, used: Collection[BlobKey], nodes: Collection[str | None]
 ) -> Iterator[str]:
     for node, names in recorded.items():
         dropped = [name for name in names if (node, name) not in used]

@@ -13,18 +13,19 @@ from jobrunner.cluster import Binding, GroupResult, Session
 from jobrunner.compile import UpdateArgument, changes, describe
 from jobrunner.define import Job
 from jobrunner.json_output import to_json
+from jobrunner.names import BlobKey
 from jobrunner.positions import Position, PublicPosition
 from jobrunner.run.decisions import each_step
 from jobrunner.run.diff import compare_values, count_equal
 from jobrunner.run.load import finish_load, load
-from jobrunner.run.matching import Adaptation, Key
+from jobrunner.run.matching import Adaptation
 from jobrunner.run.resume import Begin, check_steps, prepare, with_streams
 from jobrunner.texts import get_logger, printable
 from jobrunner.workspace import Workspace
 
 logger = get_logger(__name__)
 
-Differences = dict[Key, list[dict[str, Any]]]
+Differences = dict[BlobKey, list[dict[str, Any]]]
 """Node and blob -> its differences; none if it is equal."""
 
 _REPLAYED = "replayed"  # under this, a workspace sets replayed values aside
@@ -209,10 +210,10 @@ class Replay:
             differences.update(by_blob)
         return differences
 
-    def _writers(self) -> dict[Key, list[str]]:
+    def _writers(self) -> dict[BlobKey, list[str]]:
         """Node and blob -> the tasks that write it; both in the order of tasks."""
         groups = ("epoch", "epoch_end") if self._target.record.at != Position(0) else ("init",)
-        writers: dict[Key, list[str]] = {}
+        writers: dict[BlobKey, list[str]] = {}
         for key in groups:
             planned = []
             for node, part in (

@@ -34,7 +34,7 @@ from .places import (
 from .render import (
     draw_html as draw_html,
 )
-from .show import (
+from .live_view import (
     show_lines as show_lines,
     show_on as show_on,
     show_run as show_run,

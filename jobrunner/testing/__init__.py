@@ -4,7 +4,7 @@
 - `FaultyObjects`: an object store in a directory, with the same faults;
 - `Struck`: a task function that once kills or stops its worker, or raises;
 - `assert_identical`: compares type, dtype, byte order, memory order and bits;
-- `jobrunner.testing.contracts`, `jobrunner.testing.codecs`: test suites for your own metadata
+- `jobrunner.testing.contracts`, `jobrunner.testing.codec_contract`: test suites for your own metadata
   handlers and codecs.
 """
 

@@ -18,7 +18,7 @@ from jobrunner.cli.command import (
     EXIT_CODES,
     SAVES_FAILED,
     Command,
-    Output,
+    CommandOutput,
     exit_code_of,
     main,
 )
@@ -92,7 +92,7 @@ def test_the_exit_codes_are_in_the_help_and_in_the_guide() -> None:
 
 def test_a_bug_is_not_hidden() -> None:
     @click.command("broken", cls=Command)
-    def broken() -> Output:
+    def broken() -> CommandOutput:
         """Fail."""
         raise ZeroDivisionError
 

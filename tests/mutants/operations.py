@@ -19,7 +19,7 @@ from jobrunner.checkpoint import (
 )
 from jobrunner.checkpoint.log.heartbeat import Patience
 from jobrunner.cli import checkpoints, maintenance, show
-from jobrunner.cli.command import Output
+from jobrunner.cli.command import CommandOutput
 from jobrunner.cli.options import open_directory
 from jobrunner.define import Job
 from jobrunner.errors import JobRunnerError
@@ -128,7 +128,7 @@ class Case:
         if epochs:
             with manager.open(epochs[0]) as one, manager.open(epochs[-1]) as other:
                 data, text = compare_checkpoints(one, other)
-            _print(Output(data, text.splitlines()))
+            _print(CommandOutput(data, text.splitlines()))
 
     def fsck(self) -> None:
         _print(maintenance.inspect(self.manager()))
@@ -279,6 +279,6 @@ def operate(case: Case, name: str) -> None:
     getattr(case, name)()
 
 
-def _print(output: Output) -> None:
+def _print(output: CommandOutput) -> None:
     json.dumps(to_json(output.data), allow_nan=False)
     output.text.encode(errors="replace")

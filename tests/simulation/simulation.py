@@ -45,7 +45,7 @@ from jobrunner.cluster.exchange import (
 from jobrunner.cluster.placement import WorkerInfo, within_reach
 from jobrunner.errors import NodeLostError
 from jobrunner.positions import Position
-from jobrunner.run.decisions import Losses, next_step
+from jobrunner.run.decisions import Losses, next_decision
 
 NODES = ("a", "b", "c")
 EPOCHS = 6
@@ -227,7 +227,7 @@ class Driver:
                     yield from self.bind()
                     epoch = yield from self.start()
                     lost = False
-                step = next_step(
+                step = next_decision(
                     stopped_by="limit" if epoch >= EPOCHS else "",
                     stop_asked=self.stop_asked,
                     is_recorded=self.state.latest == at(epoch),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobrunner.run.decisions import Losses, next_step
+from jobrunner.run.decisions import Losses, next_decision
 from tests.sampling import sampled
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -54,12 +54,12 @@ def test_the_simulation_finds_omissions_in_the_protocol(mutation):
 
 
 def test_what_comes_after_an_epoch():
-    assert next_step() == "run an epoch"
-    assert next_step(stopped_by="a/met", stop_asked="SIGTERM") == "finish"
-    assert next_step(stop_asked="SIGTERM", is_leaving=True) == "stop"
-    assert next_step(is_leaving=True) == "run an epoch"  # moving would undo one
-    assert next_step(is_leaving=True, is_recorded=True) == "move"
-    assert next_step(has_room=True, is_recorded=True) == "move"
+    assert next_decision() == "run an epoch"
+    assert next_decision(stopped_by="a/met", stop_asked="SIGTERM") == "finish"
+    assert next_decision(stop_asked="SIGTERM", is_leaving=True) == "stop"
+    assert next_decision(is_leaving=True) == "run an epoch"  # moving would undo one
+    assert next_decision(is_leaving=True, is_recorded=True) == "move"
+    assert next_decision(has_room=True, is_recorded=True) == "move"
 
 
 def test_losses_in_a_row_are_too_many_after_the_last_restart():

@@ -14,10 +14,10 @@ import pytest
 
 from jobrunner.cluster import UnderWay
 from jobrunner.run.result import NodeSave, ResumePlan, RunResult, SaveReport
-from jobrunner.story import RunNow, RunState, render, show, show_on, told_if_slow
+from jobrunner.story import RunNow, RunState, live_view, render, show_on, told_if_slow
+from jobrunner.story.live_view import Live
 from jobrunner.story.places import Lines, View, event_text
 from jobrunner.story.render import draw_line
-from jobrunner.story.show import Live
 from jobrunner.texts import counted, format_seconds
 
 
@@ -289,7 +289,7 @@ def test_a_process_without_streams_can_be_watched(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(sys, "stderr", stream)
         monkeypatch.setattr(sys, "stdout", stream)
         monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
-        assert show._is_watched() is False
+        assert live_view._is_watched() is False
         with show_on(stream) as live:
             live.state.on_start(START, 3)
             live.state.on_epoch(1, 0.1, {})

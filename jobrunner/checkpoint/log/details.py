@@ -84,7 +84,7 @@ class Details(msgspec.Struct, omit_defaults=True):
         return tree
 
 
-class Plan(msgspec.Struct):
+class RecordedPlan(msgspec.Struct):
     """The description of a run's plan, to be compared with that of a later one."""
 
     job: Any = None
@@ -100,7 +100,7 @@ class Plan(msgspec.Struct):
 class RunInfo(msgspec.Struct):
     """What a ``run`` entry says."""
 
-    plan: Plan | None = None
+    plan: RecordedPlan | None = None
     command: str = ""  # of the command line, if it is no run of a job
     began: Unix = 0.0  # the call of `JobRunner.run`
     # The last heartbeat of a run that did not end, by its name.

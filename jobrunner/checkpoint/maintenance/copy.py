@@ -18,7 +18,7 @@ from jobrunner.checkpoint.history import as_json
 from jobrunner.checkpoint.history_writer import check_appendable, copy_history, make_groups
 from jobrunner.checkpoint.load_plan import store_readers, with_contents
 from jobrunner.checkpoint.log import CommitEntry, Record, State
-from jobrunner.checkpoint.maintenance.repair import reading
+from jobrunner.checkpoint.maintenance.repair import reading_storage
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage import (
     absolute_path,
@@ -84,7 +84,7 @@ def _find_set_aside(
     directory: Directory, state: State
 ) -> dict[Position, tuple[CommitEntry, Record]]:
     """The epochs that are not recorded any more but whose stores all still exist."""
-    with reading(directory):
+    with reading_storage(directory):
         names = set(directory.files.list_names(directory.path))
     set_aside = {}
     for entry in directory.log.read_entries():

@@ -16,15 +16,15 @@ from jobrunner.checkpoint.log import (
     is_history_label,
     parse_file_name,
 )
-from jobrunner.checkpoint.maintenance.repair import reading
+from jobrunner.checkpoint.maintenance.repair import reading_storage
 from jobrunner.checkpoint.storage import join_path
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.names import HISTORIES, LOG_DIRECTORY, StoreName, parse_store_name
 from jobrunner.positions import Position
 
-Status = Literal["live", "pending", "aside", "stray", "damaged"]
+FileStatus = Literal["live", "pending", "aside", "stray", "damaged"]
 
-Explained = tuple[Status, str]
+Explained = tuple[FileStatus, str]
 """Status and explanation."""
 
 _UNKNOWN: Explained = ("stray", "Not a name that jobrunner uses.")
@@ -52,7 +52,7 @@ class Finding:
 
     path: str
     """Relative to the directory, with ``/``."""
-    status: Status
+    status: FileStatus
     """``live``: part of the log or of a recorded checkpoint. ``pending``: a run uses it, or the
     next one removes it. ``aside``: not in use, but not deleted: a store that was set aside, or a
     damaged entry that a repair has kept. ``stray``: no entry of the log claims it, and jobrunner
@@ -67,7 +67,7 @@ def inspect_directory(directory: Directory) -> list[Finding]:
     reads the stores. Raises CheckpointError if the directory cannot be read.
     """
     explanations: dict[str, Explained] = {}
-    with reading(directory):
+    with reading_storage(directory):
         # List before the log is read: a store that a run claims in between is no stray.
         names = directory.files.list_names(directory.path)
         state, stores = _inspect_log(directory, explanations)
@@ -156,7 +156,7 @@ def _inspect_histories(directory: Directory, state: State) -> dict[str, Explaine
     for key, label in state.histories.items():
         (live if state.is_recorded(key) else aside).add(label)
     for label in {*directory.files.list_names(path), *live}:
-        status: Status = "live"
+        status: FileStatus = "live"
         text = "Histories of recorded epochs."
         if not is_history_label(label):
             status, text = _UNKNOWN

@@ -79,7 +79,7 @@ class Repair:
 
 
 @contextlib.contextmanager
-def reading(directory: Directory) -> Iterator[None]:
+def reading_storage(directory: Directory) -> Iterator[None]:
     """Raise CheckpointError if the storage fails, which is no sign of damage."""
     try:
         yield
@@ -98,7 +98,7 @@ def plan_repair(directory: Directory) -> Repair | None:
     Reads the whole log, the names of all stores, and every byte of the epochs whose records it
     rebuilds. Raises CheckpointError if the storage fails, or a later version wrote an entry.
     """
-    with reading(directory):
+    with reading_storage(directory):
         return _Planner(directory).plan()
 
 
@@ -347,7 +347,7 @@ def repair_log(directory: Directory, patience: Patience | None = None) -> Repair
             f"The log of {directory.path} is stored by {type(handler).__name__}. Repair it where it "
             f"is stored."
         )
-    with reading(directory):
+    with reading_storage(directory):
         planner = _Planner(directory)
         repair = planner.plan()
         if repair is None:

@@ -7,7 +7,7 @@ from .parallel import (
     run_all as run_all,
     run_gently as run_gently,
 )
-from .places import (
+from .locations import (
     FILES as FILES,
     absolute_path as absolute_path,
     files_beside as files_beside,

@@ -30,39 +30,39 @@ OWN_KEY = "/jobrunner"
 _KEY_ENCODING = {"name": "default", "configuration": {"separator": "."}}
 _MOST_BYTES = 1 << 62
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST_BYTES)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=_MOST_BYTES)]
 Length = Annotated[int, msgspec.Meta(ge=1, le=_MOST_BYTES)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
-File = tuple[Count, Digest]
+File = tuple[Size, Digest]
 """Size and xxh3_128 of a file."""
 
 
-class Part(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class JSONObject(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A JSON object of a document."""
 
 
-class ChunkShape(Part):
+class ChunkShape(JSONObject):
     """How large chunks are, in the order of the array's own axes."""
 
     chunk_shape: Annotated[list[Length], msgspec.Meta(max_length=65)]
 
 
-class ChunkGrid(Part):
+class ChunkGrid(JSONObject):
     """How an array is divided."""
 
     name: Literal["regular"]
     configuration: ChunkShape
 
 
-class ZarrCodec(Part, omit_defaults=True):
+class ZarrCodec(JSONObject, omit_defaults=True):
     """One step from an array to the bytes of a chunk."""
 
     name: str
     configuration: dict[str, Any] = {}
 
 
-class OwnAttributes(Part, omit_defaults=True):
+class OwnAttributes(JSONObject, omit_defaults=True):
     """What jobrunner needs to know of an array beside Zarr's description."""
 
     holds: str
@@ -70,11 +70,11 @@ class OwnAttributes(Part, omit_defaults=True):
     item_axis: bool = False
 
 
-class ArrayDocument(Part, tag_field="node_type", tag="array"):
+class ArrayDocument(JSONObject, tag_field="node_type", tag="array"):
     """The Zarr document of an array."""
 
     zarr_format: Literal[3]
-    shape: Annotated[list[Count], msgspec.Meta(max_length=65)]
+    shape: Annotated[list[Size], msgspec.Meta(max_length=65)]
     data_type: Any
     chunk_grid: ChunkGrid
     chunk_key_encoding: Any
@@ -85,7 +85,7 @@ class ArrayDocument(Part, tag_field="node_type", tag="array"):
     storage_transformers: Annotated[list[Any], msgspec.Meta(max_length=0)] = []
 
 
-class GroupDocument(Part, tag_field="node_type", tag="group"):
+class GroupDocument(JSONObject, tag_field="node_type", tag="group"):
     """The Zarr document of a group, which contains the arrays of a blob."""
 
     zarr_format: Literal[3] = 3

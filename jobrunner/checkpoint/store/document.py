@@ -18,8 +18,8 @@ from jobrunner.checkpoint.encoding import LONE_ARRAY
 from jobrunner.checkpoint.store.array_document import (
     OWN_KEY,
     ArrayDocument,
-    Count,
     File,
+    Size,
     StoredArray,
     read_array,
     read_zarr_document,
@@ -46,29 +46,29 @@ Epoch = (
     | Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}\.s[0-9]{1,18}\Z")]
 )
 
-Place = tuple[Count, Count]
+RowPlace = tuple[Size, Size]
 """Index of a stack, and of a row in it."""
 
 
-class _Part(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+class _JSONObject(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """A JSON object of the document."""
 
 
-class ArrayFiles(_Part):
+class ArrayFiles(_JSONObject):
     """An array of the store, and its files in the order of their grid coordinates in memory."""
 
     path: Annotated[str, msgspec.Meta(min_length=1)]
     files: list[File]
 
 
-class BlobEntry(_Part):
+class BlobEntry(_JSONObject):
     """A blob: its tree, and the arrays that the tree refers to."""
 
     tree: Any
-    arrays: list[ArrayFiles | Place]
+    arrays: list[ArrayFiles | RowPlace]
 
 
-class RecordEntry(_Part):
+class RecordEntry(_JSONObject):
     """What the log says of the epoch, so that the log can be repaired."""
 
     nodes: list[str]
@@ -76,7 +76,7 @@ class RecordEntry(_Part):
     histories: str = ""  # where they were written; a copy has them elsewhere
 
 
-class StoreEntry(_Part):
+class StoreEntry(_JSONObject):
     """All blobs of a store, and size and digest of each of its files but the documents."""
 
     format: Literal[1]
@@ -85,7 +85,7 @@ class StoreEntry(_Part):
     run: str
     blobs: dict[str, BlobEntry]
     histories: dict[str, HistoryMark] = {}  # blobs whose values are rows elsewhere
-    attempt: Count = 0  # the number of its ``begin`` in the log
+    attempt: Size = 0  # the number of its ``begin`` in the log
     stacks: list[ArrayFiles] = []
     states: list[str] = []
     classes: dict[str, list[str]] = {}  # of the job, by blob
@@ -93,7 +93,7 @@ class StoreEntry(_Part):
     sha256: str = ""  # of the whole document with 64 zeros in this place
 
 
-class _Consolidated(_Part):
+class _Consolidated(_JSONObject):
     kind: Literal["inline"]
     must_understand: Literal[False]
     metadata: dict[str, msgspec.Raw]
@@ -105,7 +105,7 @@ class _Attributes(msgspec.Struct):
     own: StoreEntry = msgspec.field(name=OWN_KEY)
 
 
-class _RootDocument(_Part):
+class _RootDocument(_JSONObject):
     zarr_format: Literal[3]
     node_type: Literal["group"]
     consolidated_metadata: _Consolidated
@@ -216,7 +216,7 @@ class StoreDocument:
         if not self.entry.blobs.keys().isdisjoint(self.entry.histories):
             raise ValueError("a blob is a history, and is not")
         lengths = [_count_rows(add(stack)) for stack in self.entry.stacks]
-        places: set[Place] = set()
+        places: set[RowPlace] = set()
         for name, blob in self.entry.blobs.items():
             if blob.tree == LONE_ARRAY and len(blob.arrays) != 1:
                 raise ValueError(f"blob {name!r}: expected one array, found {len(blob.arrays)}")
@@ -246,7 +246,7 @@ class StoreDocument:
         """The names of all blobs, histories last."""
         return [*self.entry.blobs, *self.entry.histories]
 
-    def locate(self, reference: ArrayFiles | Place) -> tuple[StoredArray, int | None]:
+    def locate(self, reference: ArrayFiles | RowPlace) -> tuple[StoredArray, int | None]:
         """Return the array that a blob refers to, or the stack and the number of the row in it."""
         if isinstance(reference, ArrayFiles):
             return self._arrays[reference.path], None

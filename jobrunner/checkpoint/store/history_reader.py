@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from jobrunner.checkpoint.storage import DOCUMENT_BYTES, Files, join_path
-from jobrunner.checkpoint.store.array_document import Count, Digest, Length
+from jobrunner.checkpoint.store.array_document import Digest, Length, Size
 from jobrunner.checkpoint.store.damage import VerifiedFiles, changed_file, reading
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.names import HISTORIES, ROOT_DOCUMENT, escape
@@ -33,8 +33,8 @@ class HistoryMark(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     ]
     shape: Annotated[list[Length], msgspec.Meta(max_length=63)]  # of a row
     chunk_rows: Length
-    rows: Count
-    last: Count  # the rows of the last value
+    rows: Size
+    last: Size  # the rows of the last value
     holds: Literal["array", "scalar", "bool", "int", "float", "complex"] = "array"
     extends: bool = False  # a value is rows, not one row
     chain: Digest | Literal[""] = ""  # of the digests of all full chunks, one after another

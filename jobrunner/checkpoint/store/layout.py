@@ -33,7 +33,7 @@ from jobrunner.checkpoint.store.document import (
     STORE_FORMAT,
     ArrayFiles,
     BlobEntry,
-    Place,
+    RowPlace,
     StoreEntry,
 )
 from jobrunner.define import ArrayOptions
@@ -45,7 +45,7 @@ LEAST_ALIKE = 64
 STACKED_BYTES = (64 << 10) - 1
 """The longest array that is stacked; longer ones are linked if they have not changed."""
 
-Member = tuple[str, ArrayPart]
+StackMember = tuple[str, ArrayPart]
 """An array that may become a row of a stack, and its blob."""
 
 _STACK_BYTES = 1 << 20
@@ -110,9 +110,9 @@ def lay_out(blobs: Mapping[str, EncodedBlob], described: Mapping[str, Any]) -> S
     return layout
 
 
-def _add_stacks(layout: StoreLayout, blobs: Mapping[str, EncodedBlob]) -> dict[int, Place]:
+def _add_stacks(layout: StoreLayout, blobs: Mapping[str, EncodedBlob]) -> dict[int, RowPlace]:
     """Add stacks of short arrays that are alike; returns the place of each, by its `id`."""
-    rows: dict[int, Place] = {}
+    rows: dict[int, RowPlace] = {}
     if sum(len(blob.parts) for blob in blobs.values()) < LEAST_ALIKE:
         return rows
     for group in _group_alike(blobs):
@@ -128,9 +128,9 @@ def _add_stacks(layout: StoreLayout, blobs: Mapping[str, EncodedBlob]) -> dict[i
     return rows
 
 
-def _group_alike(blobs: Mapping[str, EncodedBlob]) -> Iterator[list[Member]]:
+def _group_alike(blobs: Mapping[str, EncodedBlob]) -> Iterator[list[StackMember]]:
     """Group short arrays in C order that are alike."""
-    groups: dict[Any, list[Member]] = {}
+    groups: dict[Any, list[StackMember]] = {}
     for name, blob in blobs.items():
         options = blob.options
         if options.compressors or options.chunks is not None or options.dims is not None:
@@ -146,7 +146,7 @@ def _group_alike(blobs: Mapping[str, EncodedBlob]) -> Iterator[list[Member]]:
             yield group
 
 
-def _plan_stack(path: str, members: Sequence[Member]) -> PlannedArray:
+def _plan_stack(path: str, members: Sequence[StackMember]) -> PlannedArray:
     parts = [part for _, part in members]
     # Twice as fast as np.stack; typeshed does not know that arrays are buffers.
     joined = b"".join(part.data for part in parts)  # type: ignore[misc]

@@ -30,7 +30,7 @@ from jobrunner.checkpoint.store.document import (
     DOCUMENT_MOST_BYTES,
     ArrayFiles,
     BlobEntry,
-    Place,
+    RowPlace,
     StoreDocument,
     encode_json,
 )
@@ -197,7 +197,7 @@ class StoreReader:
                     f"or read them elsewhere."
                 )
 
-    def _reader(self, document: StoreDocument, reference: ArrayFiles | Place) -> ArrayReader:
+    def _reader(self, document: StoreDocument, reference: ArrayFiles | RowPlace) -> ArrayReader:
         """The reader of one array that a blob refers to."""
         return ArrayReader(self.verified, *document.locate(reference))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jobrunner.checkpoint import Codec
-from jobrunner.testing.codecs import CodecContract
+from jobrunner.testing.codec_contract import CodecContract
 
 
 class TestFractions(CodecContract):

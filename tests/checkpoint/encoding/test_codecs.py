@@ -20,7 +20,7 @@ from jobrunner import (
     register_codec,
 )
 from jobrunner.checkpoint import Codec, CodecTable, encode_blobs
-from jobrunner.testing.codecs import CodecContract
+from jobrunner.testing.codec_contract import CodecContract
 
 
 class Shape:

@@ -27,8 +27,8 @@ from jobrunner import (
     MultiNodeCheckpointManager,
 )
 from jobrunner.checkpoint import Files
+from jobrunner.checkpoint.storage.locations import files_of
 from jobrunner.checkpoint.storage.object_files import ObjectFiles
-from jobrunner.checkpoint.storage.places import files_of
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.testing import FaultyObjects
 

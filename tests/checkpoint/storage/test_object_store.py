@@ -42,8 +42,8 @@ from jobrunner.checkpoint import (
     open_record,
 )
 from jobrunner.checkpoint.log.heartbeat import Patience
+from jobrunner.checkpoint.storage.locations import absolute_path
 from jobrunner.checkpoint.storage.object_files import ObjectFiles, open_store
-from jobrunner.checkpoint.storage.places import absolute_path
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli.command import main
 from jobrunner.cli.show import describe_checkpoint, list_epochs
