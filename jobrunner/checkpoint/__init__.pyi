@@ -36,10 +36,8 @@ from .keep_policies import (
 )
 from .load_plan import (
     blobs_of as blobs_of,
-    open_record as open_record,
     plan_load as plan_load,
     stateful_blobs as stateful_blobs,
-    verify_record as verify_record,
     with_contents as with_contents,
 )
 from .log import (
@@ -90,6 +88,12 @@ from .manager import (
     CheckpointManager as CheckpointManager,
     MultiNodeCheckpointManager as MultiNodeCheckpointManager,
 )
+from .opened import (
+    Checkpoint as Checkpoint,
+    NodeCheckpoint as NodeCheckpoint,
+    open_record as open_record,
+    verify_record as verify_record,
+)
 from .save_policies import (
     Moment as Moment,
     Pace as Pace,
@@ -124,8 +128,4 @@ from .worker_save import (
     SaveQueue as SaveQueue,
     Written as Written,
     reply_to as reply_to,
-)
-from .opened import (
-    Checkpoint as Checkpoint,
-    NodeCheckpoint as NodeCheckpoint,
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jobrunner.checkpoint.directory import Directory, EpochRecord
-from jobrunner.checkpoint.load_plan import store_readers
+from jobrunner.checkpoint.opened import store_readers
 from jobrunner.checkpoint.store import HistoryReader
 from jobrunner.errors import BlobNotFoundError
 from jobrunner.joined import CHUNK_BYTES, ValueType, cut, join_arrays

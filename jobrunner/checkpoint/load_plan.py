@@ -5,83 +5,28 @@ Runs on the client; `worker_load` runs on the workers.
 
 from __future__ import annotations
 
-import os
-import platform
-import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from jobrunner.checkpoint.directory import Directory, EpochRecord
-from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
+from jobrunner.checkpoint.encoding import find_classes
 from jobrunner.checkpoint.log import CommitEntry, NodeContents
-from jobrunner.checkpoint.opened import Checkpoint
-from jobrunner.checkpoint.store import StoreReader, verify_stores
+from jobrunner.checkpoint.opened import contents_of_store, store_readers
+from jobrunner.checkpoint.store import StoreReader
 from jobrunner.checkpoint.worker_load import NodeLoad, PartitionLoad, StateLoad, cut_evenly
 from jobrunner.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
-    CheckpointError,
-    CheckpointNotFoundError,
 )
 from jobrunner.names import BlobKey
-from jobrunner.positions import Position
 from jobrunner.texts import listed
 
 Sources = Mapping[BlobKey, BlobKey]
 """Node and blob -> the recorded ones. Of a blob that several nodes share, the recorded node is that
 which the node was, whichever store has the value."""
-
-
-def store_readers(directory: Directory, record: EpochRecord) -> dict[str, StoreReader]:
-    """The readers of a recorded epoch's stores, by node."""
-    if not record.stores and directory.only_node is not None:
-        raise CheckpointNotFoundError(
-            f"Epoch {record.at} of {directory.path} has no store of node {directory.only_node!r}. "
-            f"Name a checkpointed node, or use a MultiNodeCheckpointManager."
-        )
-    codecs = tuple(REGISTERED_CODECS.values())
-    readers = {}
-    for node, store in record.stores.items():
-        readers[node] = StoreReader(
-            directory.files,
-            directory.path,
-            store.name,
-            store.sha256,
-            record.histories,
-            codecs,
-            directory.allow_pickle,
-        )
-    return readers
-
-
-def verify_record(directory: Directory, record: EpochRecord) -> None:
-    """Read every byte of the epoch of a record."""
-    with directory.reading(record.at):
-        verify_stores(directory.files, list(store_readers(directory, record).values()))
-
-
-def open_record(
-    directory: Directory, record: EpochRecord, release: Callable[[], object] | None = None
-) -> Checkpoint:
-    """Open the epoch of a record; `release` is called when the checkpoint is closed."""
-    readers = store_readers(directory, record)
-    return Checkpoint(record, readers, directory.files, release)
-
-
-def open_pinned(directory: Directory, epoch: Position) -> Checkpoint:
-    """Open an epoch that stays pinned until the checkpoint is closed."""
-    label = f"opened by process {os.getpid()} on {platform.node()}, {uuid.uuid4().hex[:8]}"
-    directory.pin(epoch, label)
-    release = partial(directory.unpin, epoch, label)
-    try:
-        return open_record(directory, directory.record(epoch), release)
-    except BaseException:
-        with suppress(CheckpointError):
-            release()
-        raise
 
 
 def with_contents(directory: Directory, record: EpochRecord) -> EpochRecord:
@@ -97,12 +42,6 @@ def with_contents(directory: Directory, record: EpochRecord) -> EpochRecord:
             read = directory.files.each(contents_of_store, readers.values())
             contents = dict(zip(readers, read, strict=True))
     return replace(record, contents=contents)
-
-
-def contents_of_store(reader: StoreReader) -> NodeContents:
-    """What the log says of a store, from the store itself."""
-    entry = reader.read_document().entry
-    return NodeContents([*entry.blobs, *entry.histories], entry.states, entry.classes)
 
 
 def blobs_of(record: EpochRecord) -> dict[str, list[str]]:

@@ -14,14 +14,11 @@ from jobrunner.checkpoint.history_array import open_history
 from jobrunner.checkpoint.keep_policies import RetentionPolicy
 from jobrunner.checkpoint.load_plan import (
     choose_sources,
-    open_pinned,
-    open_record,
     plan_load,
-    verify_record,
     with_contents,
 )
 from jobrunner.checkpoint.log import MetadataHandler
-from jobrunner.checkpoint.opened import Checkpoint
+from jobrunner.checkpoint.opened import Checkpoint, open_pinned, open_record, verify_record
 from jobrunner.checkpoint.retention import Retention
 from jobrunner.checkpoint.save_policies import SaveEvery, SavePolicy
 from jobrunner.checkpoint.storage import FILES, Files, absolute_path, files_beside

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from jobrunner.checkpoint.directory import EpochRecord
+from jobrunner.checkpoint.directory import Directory, EpochRecord
+from jobrunner.checkpoint.encoding import REGISTERED_CODECS
+from jobrunner.checkpoint.log import NodeContents
 from jobrunner.checkpoint.storage import Files
-from jobrunner.checkpoint.store import StoreDocument, StoredValue, StoreReader
+from jobrunner.checkpoint.store import StoreDocument, StoredValue, StoreReader, verify_stores
 from jobrunner.define import Natural, checked
-from jobrunner.errors import BlobNotFoundError, CheckpointNotFoundError
+from jobrunner.errors import BlobNotFoundError, CheckpointError, CheckpointNotFoundError
 from jobrunner.joined import (
     CHUNK_BYTES,
     FrameType,
@@ -20,6 +26,7 @@ from jobrunner.joined import (
     join_frames,
     type_of_frame,
 )
+from jobrunner.positions import Position
 from jobrunner.texts import listed, printable
 
 if TYPE_CHECKING:
@@ -327,3 +334,58 @@ class FrameChunk:
             frames[node] = reader.load([self.blob])[self.blob]
             cut(self.blob, {self.first: self.kind, node: type_of_frame(frames[node])}, None)
         return concatenate_frames([*frames.values()])
+
+
+def store_readers(directory: Directory, record: EpochRecord) -> dict[str, StoreReader]:
+    """The readers of a recorded epoch's stores, by node."""
+    if not record.stores and directory.only_node is not None:
+        raise CheckpointNotFoundError(
+            f"Epoch {record.at} of {directory.path} has no store of node {directory.only_node!r}. "
+            f"Name a checkpointed node, or use a MultiNodeCheckpointManager."
+        )
+    codecs = tuple(REGISTERED_CODECS.values())
+    readers = {}
+    for node, store in record.stores.items():
+        readers[node] = StoreReader(
+            directory.files,
+            directory.path,
+            store.name,
+            store.sha256,
+            record.histories,
+            codecs,
+            directory.allow_pickle,
+        )
+    return readers
+
+
+def verify_record(directory: Directory, record: EpochRecord) -> None:
+    """Read every byte of the epoch of a record."""
+    with directory.reading(record.at):
+        verify_stores(directory.files, list(store_readers(directory, record).values()))
+
+
+def open_record(
+    directory: Directory, record: EpochRecord, release: Callable[[], object] | None = None
+) -> Checkpoint:
+    """Open the epoch of a record; `release` is called when the checkpoint is closed."""
+    readers = store_readers(directory, record)
+    return Checkpoint(record, readers, directory.files, release)
+
+
+def open_pinned(directory: Directory, epoch: Position) -> Checkpoint:
+    """Open an epoch that stays pinned until the checkpoint is closed."""
+    label = f"opened by process {os.getpid()} on {platform.node()}, {uuid.uuid4().hex[:8]}"
+    directory.pin(epoch, label)
+    release = partial(directory.unpin, epoch, label)
+    try:
+        return open_record(directory, directory.record(epoch), release)
+    except BaseException:
+        with contextlib.suppress(CheckpointError):
+            release()
+        raise
+
+
+def contents_of_store(reader: StoreReader) -> NodeContents:
+    """What the log says of a store, from the store itself."""
+    entry = reader.read_document().entry
+    return NodeContents([*entry.blobs, *entry.histories], entry.states, entry.classes)

@@ -16,7 +16,7 @@ from jobrunner.cli.options import (
     directory_argument,
     epoch_argument,
     nothing_recorded,
-    open_manager,
+    open_directory,
     open_session,
     param_option,
     read_epoch_name,
@@ -36,7 +36,7 @@ from jobrunner.signals import terminated_as_interrupt
 from jobrunner.texts import counted, format_bytes
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import Checkpoint, MultiNodeCheckpointManager
+    from jobrunner.checkpoint import Checkpoint, Directory
 
 
 @main.command("verify")
@@ -91,10 +91,10 @@ def verify_command(
         jobrunner verify runs/kmeans --replay 7 --job kmeans.py
     """
     if not any((replay, target, allow_pickle, parameters, *cluster.values())):
-        manager = open_manager(directory)
+        opened = open_directory(directory)
         if epoch is None:
-            return verify_epochs(manager, manager.positions(), is_all=True, is_deep=is_deep)
-        return verify_epochs(manager, [resolve(epoch, manager.directory)], is_deep=is_deep)
+            return verify_epochs(opened, opened.snapshot().epochs, is_all=True, is_deep=is_deep)
+        return verify_epochs(opened, [resolve(epoch, opened)], is_deep=is_deep)
     if replay is None or target is None or epoch is not None or is_deep:
         raise click.UsageError(
             "A replay needs --replay EPOCH and --job FILE_OR_MODULE[:JOB], because a checkpoint "
@@ -104,17 +104,17 @@ def verify_command(
     from jobrunner.run import Replay
 
     job = Script(target).job(parameters)
-    manager = open_manager(directory, allow_pickle=allow_pickle)
-    again = Replay(job, manager.directory, resolve(replay, manager.directory))
+    opened = open_directory(directory, allow_pickle=allow_pickle)
+    again = Replay(job, opened, resolve(replay, opened))
     again.check()  # before a cluster starts
     with terminated_as_interrupt(), open_session(**cluster) as session:
         report = again.run(session)
-    data = {"job": job.name, "path": manager.path, **report.to_dict()}
+    data = {"job": job.name, "path": opened.path, **report.to_dict()}
     return CommandOutput(data, str(report).split("\n"), 0 if report.is_equal else DIFFERENT)
 
 
 def verify_epochs(
-    manager: MultiNodeCheckpointManager,
+    directory: Directory,
     epochs: Sequence[Position],
     *,
     is_all: bool = False,
@@ -126,7 +126,6 @@ def verify_epochs(
     """
     from jobrunner.checkpoint import open_record, verify_record
 
-    directory = manager.directory
     rows: list[dict[str, Any]] = []
     lines: list[str] = []
     failures: list[CheckpointError] = []
@@ -187,7 +186,7 @@ def verify_epochs(
     else:
         failures.append(nothing_recorded(directory))
         lines.append(str(failures[-1]))
-    data = {"path": manager.path, "log": log, "epochs": rows}
+    data = {"path": directory.path, "log": log, "epochs": rows}
     return CommandOutput(data, lines, exit_code_of(failures[0] if failures else None))
 
 
@@ -237,10 +236,12 @@ def _split_checkpoint(text: str) -> tuple[str, NamedEpoch]:
 
 @contextlib.contextmanager
 def _opened(directory: str, name: NamedEpoch) -> Iterator[Checkpoint]:
-    manager = open_manager(directory)
-    epoch = resolve(name, manager.directory)
-    with manager.directory.reading(epoch):
-        yield manager.open(epoch)
+    from jobrunner.checkpoint import open_record
+
+    opened = open_directory(directory)
+    epoch = resolve(name, opened)
+    with opened.reading(epoch):
+        yield open_record(opened, opened.record(epoch))
 
 
 @main.command("pin")
@@ -255,10 +256,10 @@ def pin_command(*, directory: str, epoch: NamedEpoch, label: str) -> CommandOutp
     For example:
         jobrunner pin runs/kmeans 30 --label paper
     """
-    manager = open_manager(directory)
-    at = resolve(epoch, manager.directory)
-    manager.pin(at, label)
-    return _tell_pins(manager, at)
+    opened = open_directory(directory)
+    at = resolve(epoch, opened)
+    opened.pin(at, label)
+    return _tell_pins(opened, at)
 
 
 @main.command("unpin")
@@ -271,15 +272,15 @@ def unpin_command(*, directory: str, epoch: NamedEpoch, label: str | None) -> Co
     For example:
         jobrunner unpin runs/kmeans 30
     """
-    manager = open_manager(directory)
-    at = resolve(epoch, manager.directory)
-    return _tell_pins(manager, at, was_pinned=manager.unpin(at, label))
+    opened = open_directory(directory)
+    at = resolve(epoch, opened)
+    return _tell_pins(opened, at, was_pinned=opened.unpin(at, label))
 
 
-def _tell_pins(manager: MultiNodeCheckpointManager, at: Position, **outcome: bool) -> CommandOutput:
-    labels = manager.pins().get(at.public, [])
+def _tell_pins(directory: Directory, at: Position, **outcome: bool) -> CommandOutput:
+    labels = list(directory.snapshot().pins.get(at, ()))
     state = f"is pinned: {', '.join(labels)}" if labels else "is not pinned"
-    data = {"path": manager.path, "epoch": at.public, **outcome, "pins": labels}
+    data = {"path": directory.path, "epoch": at.public, **outcome, "pins": labels}
     return CommandOutput(data, [f"Epoch {at} {state}."])
 
 
@@ -298,10 +299,10 @@ def restore_command(*, directory: str, epoch: NamedEpoch, take_over: bool) -> Co
     from jobrunner.checkpoint import restore_epoch
 
     at = Position.of(epoch)  # not "latest" nor "best", which are recorded
-    manager = open_manager(directory)
-    commit = restore_epoch(manager.directory, at, take_over=take_over)
-    stores = {node: store.name for node, store in manager.record(at).stores.items()}
-    data = {"path": manager.path, "epoch": at.public, "commit": commit.number, "stores": stores}
+    opened = open_directory(directory)
+    commit = restore_epoch(opened, at, take_over=take_over)
+    stores = {node: store.name for node, store in opened.record(at).stores.items()}
+    data = {"path": opened.path, "epoch": at.public, "commit": commit.number, "stores": stores}
     return CommandOutput(data, [f"Epoch {at} is recorded again, as saved at {commit.time}."])
 
 
@@ -326,14 +327,14 @@ def copy_command(
     """
     if "://" not in target:
         refuse_within_checkpoint(target)  # a run there would not know it, and might delete it
-    manager = open_manager(directory)
+    opened = open_directory(directory)
     is_all = epoch == "all"
-    epochs = manager.positions() if is_all else [resolve(epoch, manager.directory)]
-    return copy_epochs(manager, epochs, target, is_all=is_all, take_over=take_over)
+    epochs = opened.snapshot().epochs if is_all else [resolve(epoch, opened)]
+    return copy_epochs(opened, epochs, target, is_all=is_all, take_over=take_over)
 
 
 def copy_epochs(
-    manager: MultiNodeCheckpointManager,
+    directory: Directory,
     epochs: Sequence[Position],
     target: str,
     *,
@@ -346,7 +347,7 @@ def copy_epochs(
     """
     from jobrunner.checkpoint import absolute_path, copy_epoch, find_copied
 
-    present = find_copied(manager.directory, epochs, target) if is_all else set()
+    present = find_copied(directory, epochs, target) if is_all else set()
     missing = [epoch for epoch in epochs if epoch not in present]
     copied: list[PublicPosition] = []
 
@@ -356,16 +357,16 @@ def copy_epochs(
     with told_while_slow(describe_progress):
         for epoch in missing:
             try:
-                copy_epoch(manager.directory, epoch, target, take_over=take_over)
+                copy_epoch(directory, epoch, target, take_over=take_over)
             except CheckpointNotFoundError:
-                if not is_all or epoch in manager.positions():
+                if not is_all or epoch in directory.snapshot().recorded:
                     raise
             else:
                 copied.append(epoch.public)
     if not copied and not present:  # a backup of nothing is no success
-        raise nothing_recorded(manager.directory)
+        raise nothing_recorded(directory)
     path = absolute_path(target)
-    data = {"path": manager.path, "target": path, "epochs": copied}
+    data = {"path": directory.path, "target": path, "epochs": copied}
     lines = [f"Copied to {path}: {format_ranges(copied) or 'nothing'}"]
     if present:
         lines.append(f"There already: {format_ranges([at.public for at in sorted(present)])}")

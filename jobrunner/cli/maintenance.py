@@ -12,7 +12,7 @@ import click
 
 from jobrunner.cli.command import CommandOutput, exit_code_of, main
 from jobrunner.cli.disk import measure
-from jobrunner.cli.options import directory_argument, open_manager, take_over_option
+from jobrunner.cli.options import directory_argument, open_directory, take_over_option
 from jobrunner.cli.progress import told_while_slow
 from jobrunner.cli.run import keep_options, keep_policy
 from jobrunner.errors import CheckpointCorruptError, DefinitionError
@@ -21,6 +21,7 @@ from jobrunner.texts import counted, format_bytes, listed
 
 if TYPE_CHECKING:
     from jobrunner.checkpoint import (
+        Directory,
         EpochRecord,
         KeepAny,
         MultiNodeCheckpointManager,
@@ -45,13 +46,16 @@ def prune_command(*, directory: str, dry_run: bool, take_over: bool, **keep: Any
         jobrunner prune runs/kmeans --keep-last 3 --dry-run
         jobrunner prune runs/kmeans --keep-every 10 --keep-best loss
     """
+    from jobrunner.checkpoint import MultiNodeCheckpointManager
+
     policy = keep_policy(**keep)
     if policy is None:
         raise DefinitionError(
             "Give at least one of --keep-last N, --keep-every N and --keep-best METRIC. An epoch "
             "stays if any of them keeps it."
         )
-    manager = open_manager(directory, keep=policy, take_over=take_over)
+    files = open_directory(directory).files
+    manager = MultiNodeCheckpointManager(directory, files=files, keep=policy, take_over=take_over)
     return prune(manager, policy, is_dry=dry_run)
 
 
@@ -155,15 +159,15 @@ def fsck_command(*, directory: str, is_repair: bool) -> CommandOutput:
         jobrunner fsck runs/kmeans
         jobrunner fsck runs/kmeans --repair
     """
-    manager = open_manager(directory)
-    return repair(manager) if is_repair else inspect(manager)
+    opened = open_directory(directory)
+    return repair(opened) if is_repair else inspect(opened)
 
 
-def inspect(manager: MultiNodeCheckpointManager) -> CommandOutput:
+def inspect(directory: Directory) -> CommandOutput:
     """Explain the objects of a directory, and what a repair would do."""
     from jobrunner.checkpoint import inspect_directory, plan_repair
 
-    findings = inspect_directory(manager.directory)
+    findings = inspect_directory(directory)
     counts = Counter(finding.status for finding in findings)
     lines = []
     for status in ("damaged", "stray", "pending", "aside"):
@@ -171,34 +175,34 @@ def inspect(manager: MultiNodeCheckpointManager) -> CommandOutput:
             status, [(f.path, f.explanation) for f in findings if f.status == status]
         )
     summary = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    lines.append(f"{manager.path}: {summary or 'the directory is empty'}.")
+    lines.append(f"{directory.path}: {summary or 'the directory is empty'}.")
     plan = None
     try:
-        plan = plan_repair(manager.directory)
+        plan = plan_repair(directory)
     except CheckpointCorruptError as obstacle:
         lines.append(f"--repair cannot help: {obstacle}")
     if plan is not None:
-        lines += ["", f"`jobrunner fsck {manager.path} --repair` would do this:"]
+        lines += ["", f"`jobrunner fsck {directory.path} --repair` would do this:"]
         lines += _tell_repair(plan)
     data = {
-        "path": manager.path,
+        "path": directory.path,
         "counts": dict(counts),
         "objects": [asdict(finding) for finding in findings],
         "repair": _repair_to_json(plan),
     }
-    damaged = CheckpointCorruptError(manager.path) if counts["damaged"] else None
+    damaged = CheckpointCorruptError(directory.path) if counts["damaged"] else None
     return CommandOutput(data, lines, exit_code_of(damaged))
 
 
-def repair(manager: MultiNodeCheckpointManager) -> CommandOutput:
+def repair(directory: Directory) -> CommandOutput:
     """Repair the log of a directory."""
     from jobrunner.checkpoint import repair_log
 
-    done = repair_log(manager.directory)
-    lines = [f"{manager.path}: nothing to repair."]
+    done = repair_log(directory)
+    lines = [f"{directory.path}: nothing to repair."]
     if done is not None:
-        lines = [f"The log of {manager.path} can be read again.", *_tell_repair(done)]
-    return CommandOutput({"path": manager.path, "repair": _repair_to_json(done)}, lines)
+        lines = [f"The log of {directory.path} can be read again.", *_tell_repair(done)]
+    return CommandOutput({"path": directory.path, "repair": _repair_to_json(done)}, lines)
 
 
 def _repair_to_json(plan: Repair | None) -> dict[str, Any] | None:

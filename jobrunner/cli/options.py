@@ -13,7 +13,7 @@ from jobrunner.positions import BEST, Position, parse_position
 from jobrunner.texts import listed
 
 if TYPE_CHECKING:
-    from jobrunner.checkpoint import Directory, MultiNodeCheckpointManager
+    from jobrunner.checkpoint import Directory
     from jobrunner.cluster import Session
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -114,11 +114,11 @@ def _start_resource_tracker() -> None:
         sys.warnoptions.remove(quiet)
 
 
-def open_directory(path: str) -> Directory:
+def open_directory(path: str, *, allow_pickle: bool = False) -> Directory:
     """Open a directory that exists; a typo must not pass for an empty directory."""
     from jobrunner.checkpoint import Directory
 
-    directory = Directory(path)
+    directory = Directory(path, allow_pickle=allow_pickle)
     try:
         if directory.files.is_directory(directory.path):
             return directory
@@ -132,14 +132,6 @@ def open_directory(path: str) -> Directory:
         f"There is no directory {directory.path!r}{obstacle}. Give the --checkpoint directory of "
         f"`jobrunner run`."
     )
-
-
-def open_manager(path: str, **options: Any) -> MultiNodeCheckpointManager:
-    """Make a manager for a directory that exists."""
-    from jobrunner.checkpoint import MultiNodeCheckpointManager
-
-    directory = open_directory(path)
-    return MultiNodeCheckpointManager(path, files=directory.files, **options)
 
 
 def resolve(epoch: NamedEpoch, directory: Directory) -> Position:

@@ -25,7 +25,6 @@ from jobrunner.cli.options import (
     epoch_argument,
     nothing_recorded,
     open_directory,
-    open_manager,
     resolve,
 )
 from jobrunner.cli.run import read_keep_best
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
         Directory,
         EpochRecord,
         KeepBest,
-        MultiNodeCheckpointManager,
         NodeCheckpoint,
     )
     from jobrunner.story import Ledger, RunSummary, Story
@@ -349,16 +347,18 @@ def info_command(*, directory: str, epoch: NamedEpoch) -> CommandOutput:
         jobrunner info runs/kmeans latest
         jobrunner info runs/kmeans 4.s200
     """
-    manager = open_manager(directory)
-    return describe_checkpoint(manager, resolve(epoch, manager.directory))
+    opened = open_directory(directory)
+    return describe_checkpoint(opened, resolve(epoch, opened))
 
 
-def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) -> CommandOutput:
+def describe_checkpoint(directory: Directory, epoch: Position) -> CommandOutput:
     """Describe an epoch: its record, and the blobs of each node."""
-    with manager.directory.reading(epoch):
-        checkpoint = manager.open(epoch)
+    from jobrunner.checkpoint import open_record
+
+    with directory.reading(epoch):
+        record = directory.record(epoch)
+        checkpoint = open_record(directory, record)
         checkpoint.read_ahead(checkpoint.nodes)
-        record = checkpoint.record
         nodes: dict[str, dict[str, Any]] = {}
         for node, blobs in checkpoint.items():
             store = record.stores[node]
@@ -367,11 +367,11 @@ def describe_checkpoint(manager: MultiNodeCheckpointManager, epoch: Position) ->
                 "nbytes": store.nbytes,
                 "blobs": {name: _describe_blob(blobs, name) for name in blobs},
             }
-    row = _describe_epoch(record, _parameters_of(manager.directory, record.run_number))
-    data = {"path": manager.path, **row, "run": record.run, "nodes": nodes}
+    row = _describe_epoch(record, _parameters_of(directory, record.run_number))
+    data = {"path": directory.path, **row, "run": record.run, "nodes": nodes}
     size, duration = format_bytes(record.nbytes), format_seconds(record.seconds)
     lines = [
-        f"{record.name} of {manager.path}",
+        f"{record.name} of {directory.path}",
         f"saved {format_time(record.time)}, {size} in {duration}",
     ]
     for name in ("parameters", "metrics", "metadata"):
@@ -434,10 +434,10 @@ def compare_command(*, a: str, b: str) -> CommandOutput:
     For example:
         jobrunner compare runs/seed-0 runs/seed-1
     """
-    return compare(open_manager(a), open_manager(b))
+    return compare(open_directory(a), open_directory(b))
 
 
-def compare(one: MultiNodeCheckpointManager, other: MultiNodeCheckpointManager) -> CommandOutput:
+def compare(one: Directory, other: Directory) -> CommandOutput:
     """Say how two runs differ; see `compare_runs`."""
     from jobrunner.run import compare_runs
 

@@ -13,13 +13,13 @@ from jobrunner.checkpoint import (
     Decoder,
     Directory,
     EncodedBlob,
-    MultiNodeCheckpointManager,
     State,
     StoredValue,
     Unmade,
     digest_blob,
     encode_blobs,
     open_record,
+    read_history,
     show_outline,
     whole_tree,
 )
@@ -220,9 +220,7 @@ def _compare_arrays(one: Any, other: Any, where: str) -> Differences:
 # ---- runs
 
 
-def compare_runs(
-    one: MultiNodeCheckpointManager, other: MultiNodeCheckpointManager
-) -> tuple[dict[str, Any], str]:
+def compare_runs(one: Directory, other: Directory) -> tuple[dict[str, Any], str]:
     """Tell where two runs part; returns data for JSON, and how the blobs differ, as text.
 
     Of the data, ``changes`` says how the job of `other` differs from that of `one`, or is None if
@@ -234,8 +232,8 @@ def compare_runs(
     Runs may part and meet again, so epochs are compared one after another, from the first. Of those
     whose digests are equal, nothing but the log is read.
     """
-    mine, theirs = one.directory.snapshot(), other.directory.snapshot()
-    plans = _last_plan(one.directory, mine), _last_plan(other.directory, theirs)
+    mine, theirs = one.snapshot(), other.snapshot()
+    plans = _last_plan(one, mine), _last_plan(other, theirs)
     data: dict[str, Any] = {
         "changes": changes(*plans) if all(plans) else None,
         "metrics": None,
@@ -252,7 +250,7 @@ def compare_runs(
     for at in mine.epochs:
         if at not in theirs.recorded:
             continue
-        a, b = one.directory.record(at, mine), other.directory.record(at, theirs)
+        a, b = one.record(at, mine), other.record(at, theirs)
         data["num_compared"] += 1
         digests = [
             {node: store.sha256 for node, store in record.stores.items()} for record in (a, b)
@@ -260,8 +258,8 @@ def compare_runs(
         if digests[0] == digests[1]:
             continue
         try:
-            with one.directory.reading(at), other.directory.reading(at):
-                checkpoints = open_record(one.directory, a), open_record(other.directory, b)
+            with one.reading(at), other.reading(at):
+                checkpoints = open_record(one, a), open_record(other, b)
                 difference, text = compare_checkpoints(*checkpoints)
         except CheckpointNotFoundError:  # a run has removed it meanwhile
             data["num_compared"] -= 1
@@ -278,5 +276,6 @@ def _last_plan(directory: Directory, snapshot: State) -> Mapping[str, Any]:
     return directory.plan_of(record.run_number) or {}
 
 
-def _metrics_of(manager: MultiNodeCheckpointManager) -> dict[int, Mapping[str, Any]]:
-    return {row["epoch"]: row["metrics"] for row in manager.history() if not row["step"]}
+def _metrics_of(directory: Directory) -> dict[int, Mapping[str, Any]]:
+    history = read_history(directory.log.read_entries())
+    return {row["epoch"]: row["metrics"] for row in history if not row["step"]}

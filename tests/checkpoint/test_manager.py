@@ -28,8 +28,8 @@ from jobrunner import (
     register_codec,
 )
 from jobrunner.checkpoint import CommitEntry, blobs_of, repair_log, with_contents
-from jobrunner.checkpoint.load_plan import store_readers
 from jobrunner.checkpoint.log.log_writer import STATE_INTERVAL
+from jobrunner.checkpoint.opened import store_readers
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, assert_identical
 from jobrunner.workspace.workspace import BlobUpdate, Workspace

@@ -19,7 +19,7 @@ from jobrunner import (
     MultiNodeCheckpointManager,
 )
 from jobrunner.checkpoint import Receipt, SaveQueue
-from jobrunner.checkpoint.load_plan import store_readers
+from jobrunner.checkpoint.opened import store_readers
 from jobrunner.checkpoint.store import store_writer
 from jobrunner.checkpoint.worker_load import NodeLoad
 from jobrunner.positions import Position

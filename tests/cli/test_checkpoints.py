@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jobrunner import CheckpointNotFoundError, MultiNodeCheckpointManager
+from jobrunner.checkpoint import Directory
 from jobrunner.cli.checkpoints import copy_epochs, verify_epochs
 from jobrunner.cli.show import describe_checkpoint
 from jobrunner.positions import Position
@@ -126,8 +127,8 @@ def test_an_epoch_may_be_deleted_at_any_operation(
     runs: Path, tmp_path: Path, command: str, every_kth: int
 ) -> None:
     commands: dict[str, Callable[[MultiNodeCheckpointManager, Path], object]] = {
-        "copy": lambda manager, copy: copy_epochs(manager, [Position(0)], str(copy)),
-        "info": lambda manager, copy: describe_checkpoint(manager, Position(0)),
+        "copy": lambda manager, copy: copy_epochs(manager.directory, [Position(0)], str(copy)),
+        "info": lambda manager, copy: describe_checkpoint(manager.directory, Position(0)),
         "pin": lambda manager, copy: manager.pin(3, "paper"),  # which stays
     }
     told = set()
@@ -147,17 +148,17 @@ def test_verify_and_copy_of_all_epochs_skip_those_that_are_deleted_meanwhile(
     runs: Path, tmp_path: Path, at: str
 ) -> None:
     shutil.copytree(runs, tmp_path / "again")
-    manager = MultiNodeCheckpointManager(runs, files=PrunedMeanwhile(runs, at))
+    directory = Directory(runs, files=PrunedMeanwhile(runs, at))
     epochs = MultiNodeCheckpointManager(runs).positions()
-    output = verify_epochs(manager, epochs, is_all=True)
+    output = verify_epochs(directory, epochs, is_all=True)
     assert output.exit_code == 0
     assert [found["epoch"] for found in output.data["epochs"]] == [2, 3]
     assert output.text.startswith("whole: 2, 3\ndeleted meanwhile: 0, 1\nChecked 2 epochs ")
     with pytest.raises(CheckpointNotFoundError):
-        verify_epochs(manager, [Position(0)])
+        verify_epochs(directory, [Position(0)])
     runs, target = tmp_path / "again", str(tmp_path / "copy")
-    manager = MultiNodeCheckpointManager(runs, files=PrunedMeanwhile(runs, at))
-    output = copy_epochs(manager, epochs, target, is_all=True)
+    directory = Directory(runs, files=PrunedMeanwhile(runs, at))
+    output = copy_epochs(directory, epochs, target, is_all=True)
     assert output.data["epochs"] == [2, 3] == recorded(tmp_path / "copy")
     assert output.text == f"Copied to {target}: 2, 3"
 

@@ -106,21 +106,22 @@ class Case:
 
     def compare(self, one: str = "", other: str = "") -> None:
         one, other = one or self.path, other or self._whole
-        _print(show.compare(self.manager(one), self.manager(other)))
+        _print(show.compare(self.manager(one).directory, self.manager(other).directory))
 
     def compare_from(self) -> None:
         self.compare(self._whole, self.path)
 
     def info(self) -> None:
-        self.each(lambda manager, epoch: _print(show.describe_checkpoint(manager, epoch)))
+        self.each(lambda manager, epoch: _print(show.describe_checkpoint(manager.directory, epoch)))
 
     def verify(self) -> None:
         manager = self.manager()
-        _print(checkpoints.verify_epochs(manager, manager.positions(), is_all=True))
+        _print(checkpoints.verify_epochs(manager.directory, manager.positions(), is_all=True))
 
     def verify_deep(self) -> None:
-        manager = self.manager()
-        _print(checkpoints.verify_epochs(manager, manager.positions(), is_all=True, is_deep=True))
+        recorded = self.manager().directory
+        epochs = recorded.snapshot().epochs
+        _print(checkpoints.verify_epochs(recorded, epochs, is_all=True, is_deep=True))
 
     def diff(self) -> None:
         manager = self.manager()
@@ -131,7 +132,7 @@ class Case:
             _print(CommandOutput(data, text.splitlines()))
 
     def fsck(self) -> None:
-        _print(maintenance.inspect(self.manager()))
+        _print(maintenance.inspect(self.manager().directory))
 
     def fsck_repair(self) -> None:
         clock = Clock()
@@ -165,8 +166,9 @@ class Case:
                 restore_epoch(recorded, Position.of(int(epoch)), take_over=True)
 
     def copy_all(self) -> None:
-        manager = self.manager()
-        _print(checkpoints.copy_epochs(manager, manager.positions()[-3:], self.copy, is_all=True))
+        recorded = self.manager().directory
+        epochs = recorded.snapshot().epochs[-3:]
+        _print(checkpoints.copy_epochs(recorded, epochs, self.copy, is_all=True))
 
     def report(self) -> None:
         story = read_story(self.manager())

@@ -102,7 +102,7 @@ def test_the_history_goes_on_after_a_repair_of_the_log(run, tmp_path):
 def test_metadata_is_recorded_and_shown(run):
     manager, _ = run(1, metadata={"data": "digits-2", "sizes": [1, 2]})
     assert manager.record(1).details.metadata == {"data": "digits-2", "sizes": [1, 2]}
-    shown = describe_checkpoint(manager, 1)
+    shown = describe_checkpoint(manager.directory, Position(1))
     assert "metadata data='digits-2'" in shown.text
     assert shown.data["metadata"] == {"data": "digits-2", "sizes": [1, 2]}
 

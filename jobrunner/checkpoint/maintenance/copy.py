@@ -16,10 +16,11 @@ from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.directory_run import writing
 from jobrunner.checkpoint.history import as_json
 from jobrunner.checkpoint.history_writer import check_appendable, copy_history, make_groups
-from jobrunner.checkpoint.load_plan import store_readers, with_contents
+from jobrunner.checkpoint.load_plan import with_contents
 from jobrunner.checkpoint.log import CommitEntry, Record, State
-from jobrunner.checkpoint.maintenance.repair import reading_storage
+from jobrunner.checkpoint.maintenance.repair_plan import reading_storage
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
+from jobrunner.checkpoint.opened import store_readers
 from jobrunner.checkpoint.storage import (
     absolute_path,
     files_beside,

@@ -16,7 +16,7 @@ from jobrunner.checkpoint.log import (
     is_history_label,
     parse_file_name,
 )
-from jobrunner.checkpoint.maintenance.repair import reading_storage
+from jobrunner.checkpoint.maintenance.repair_plan import reading_storage
 from jobrunner.checkpoint.storage import join_path
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.names import HISTORIES, LOG_DIRECTORY, StoreName, parse_store_name

@@ -7,332 +7,31 @@ entry that is left records them, are verified byte by byte and recorded. No stor
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import uuid
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.directory_run import writing
-from jobrunner.checkpoint.load_plan import contents_of_store
 from jobrunner.checkpoint.log import (
     RUNS_DIRECTORY,
-    BeginEntry,
     CommitEntry,
     FileMetadataHandler,
     Holder,
-    LaterVersionError,
-    LogEntry,
     LogWriter,
     LostEntry,
     MetadataHandler,
     Patience,
-    Record,
     RewindEntry,
-    RunEntry,
-    State,
-    Store,
-    StoreKey,
-    each_entry,
     entry_to_json,
-    is_history_label,
     make_entry,
     read_beat,
-    record_in,
     refuse_if_alive,
 )
+from jobrunner.checkpoint.maintenance.repair_plan import Planner, Repair, reading_storage
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage import join_path
-from jobrunner.checkpoint.store import (
-    DOCUMENT_MOST_BYTES,
-    RecordEntry,
-    StoreDocument,
-    StoreReader,
-    is_sealed,
-)
 from jobrunner.errors import (
-    CheckpointCorruptError,
-    CheckpointError,
     DefinitionError,
 )
-from jobrunner.names import HISTORIES, ROOT_DOCUMENT, parse_store_name
-from jobrunner.positions import Position
-
-
-@dataclass(slots=True)
-class Repair:
-    """What a repair would do, and why."""
-
-    lost: dict[int, str] = field(default_factory=dict)
-    """Number of an entry that is missing or cannot be read -> why."""
-    kept: list[Position] = field(default_factory=list)
-    """Epochs that stay recorded."""
-    rebuilt: dict[Position, dict[str, Any]] = field(default_factory=dict)
-    """Epochs that their stores prove, to be recorded anew -> what the ``commit`` says of each."""
-    given_up: dict[Position, str] = field(default_factory=dict)
-    """Epochs that are no longer recorded -> why."""
-    unproven: dict[str, str] = field(default_factory=dict)
-    """Stores of which no record can be rebuilt -> why."""
-
-
-@contextlib.contextmanager
-def reading_storage(directory: Directory) -> Iterator[None]:
-    """Raise CheckpointError if the storage fails, which is no sign of damage."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(
-            f"{directory.path} cannot be read: {type(error).__name__}: {error}. This does not mean "
-            f"that it is damaged, so nothing was changed. Repair the storage and try again."
-        ) from error
-
-
-def plan_repair(directory: Directory) -> Repair | None:
-    """Plan the repair of a directory; None if none is necessary. Changes nothing.
-
-    Reads the whole log, the names of all stores, and every byte of the epochs whose records it
-    rebuilds. Raises CheckpointError if the storage fails, or a later version wrote an entry.
-    """
-    with reading_storage(directory):
-        return _Planner(directory).plan()
-
-
-@dataclass(frozen=True, slots=True)
-class _LostSet:
-    """All stores of one attempt at a position, which no entry that is left records."""
-
-    at: Position
-    attempt: int
-    """The number of its ``begin``, as its documents say; 0: of another directory."""
-    run: str
-    stores: dict[str, Store]
-    """By node."""
-    record: RecordEntry
-
-
-class _Planner:
-    """Makes the plan for one directory."""
-
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
-        # List before the log is read: a name is claimed before it is used.
-        self.names = directory.files.list_names(directory.path)
-        self._repair = Repair()
-        self._state = State()
-        self._runs: dict[str, int] = {}
-        """Run -> number of its entry."""
-        self._attempts: dict[int, str] = {}
-        """Number of a ``begin`` -> its run."""
-        self._commits: dict[int, CommitEntry] = {}
-        self._lost: set[int] = set()
-        """The entries that are lost and that no repair has made up for."""
-        for number, entry in each_entry(directory.handler):
-            self._take_in(number, entry)
-
-    def _take_in(self, number: int, entry: LogEntry | CheckpointCorruptError) -> None:
-        state = self._state
-        if isinstance(entry, LaterVersionError):
-            raise entry  # nothing is lost
-        if isinstance(entry, LogEntry):
-            try:
-                state.apply(entry)
-            except CheckpointCorruptError as error:
-                entry = error
-        match entry:
-            case CheckpointCorruptError():
-                self._repair.lost[number] = str(entry)
-                state.skip_to(number + 1)
-                self._lost.add(number)
-            case LostEntry():
-                self._lost.add(number)
-            case RunEntry():
-                self._runs[entry.run] = number
-            case BeginEntry():
-                self._attempts[number] = entry.run
-            case CommitEntry():
-                self._commits[number] = entry
-        if not state.is_unsure:
-            self._lost = set(self._repair.lost)
-
-    @property
-    def highest(self) -> Position | None:
-        """The highest position that any store has."""
-        stores = map(parse_store_name, self.names)
-        return max((store.epoch for store in stores if store is not None), default=None)
-
-    def plan(self) -> Repair | None:
-        """The repair; None if none is necessary."""
-        repair = self._repair
-        lost_sets = self._find_lost_sets()
-        if not self._lost:
-            return None
-        # An attempt writes positions in ascending order, and the next one begins after the newest
-        # that is recorded. So what a later attempt wrote proves that a rewind, which may be lost,
-        # has set aside whatever was recorded at that position and above. To each attempt, the
-        # lowest position that it wrote:
-        pairs = [(lost_set.attempt, lost_set.at) for lost_set in lost_sets]
-        for commit in self._commits.values():
-            if commit.begin is not None and commit.records:
-                pairs.append((commit.begin, commit.records[0].at))
-        written: dict[int, Position] = {}
-        for attempt, at in pairs:
-            written[attempt] = min(at, written.get(attempt, at))
-
-        def is_superseded(at: Position, attempt: int) -> bool:
-            return any(later > attempt and lowest <= at for later, lowest in written.items())
-
-        for at, number in self._state.recorded.items():
-            begin = self._commits[number].begin
-            if self._is_cut(at, number):
-                repair.given_up[at] = "stores of it are gone"
-            # Stores that were there, as after a restore, are newer than all that was begun before.
-            elif is_superseded(at, number if begin is None else begin):
-                repair.given_up[at] = "a later attempt wrote it, or an epoch before it"
-            else:
-                repair.kept.append(at)
-        for lost_set in lost_sets:
-            # If no entry is lost that could have recorded them, their save came to no `commit`.
-            is_known = self._attempts.get(lost_set.attempt) == lost_set.run
-            is_abandoned = is_known and lost_set.attempt > max(self._lost)
-            if not is_superseded(lost_set.at, lost_set.attempt) and not is_abandoned:
-                self._rebuild(lost_set)
-        return repair
-
-    def _is_cut(self, at: Position, number: int) -> bool:
-        """Whether a store of a recorded epoch is gone: it is deleted from its root document on."""
-        stores = record_in(self._commits[number], at).stores or {}
-        names = [store.name for store in stores.values()]
-        return len(self._directory.find_whole(names)) < len(names)
-
-    # --- what is not recorded, though its stores are there
-
-    def _find_lost_sets(self) -> list[_LostSet]:
-        """Those that a lost entry may have recorded, by position."""
-        state = self._state
-        recorded: set[str] = set()
-        for commit in self._commits.values():
-            for record in commit.records:
-                # What became of these, the entries say.
-                recorded.update(store.name for store in (record.stores or {}).values())
-        sets: dict[StoreKey, dict[str, str]] = defaultdict(dict)
-        for name in self.names:
-            store = parse_store_name(name)
-            if store is not None and name not in recorded and store.key not in state.aside:
-                sets[store.key][store.node] = name
-        lost_sets = []
-        for key, names in sorted(sets.items()):
-            try:
-                lost_set = self._read_set(key, names)
-            except CheckpointCorruptError as error:
-                self._repair.unproven |= dict.fromkeys(names.values(), str(error))
-                continue
-            if lost_set is None:
-                continue
-            lost_sets.append(lost_set)
-            is_begun = self._attempts.get(lost_set.attempt) == lost_set.run
-            if not state.has_claimed(key) or not (is_begun or not lost_set.attempt):
-                # Only lost entries can have begun this attempt or claimed these names, although
-                # none that follows shows it.
-                self._lost.add(state.number + 1)
-        return lost_sets
-
-    def _read_set(self, key: StoreKey, names: Mapping[str, str]) -> _LostSet | None:
-        """A lost set by its documents; None if no store is whole, as after a save that died.
-
-        Raises CheckpointCorruptError if they do not prove that they belong together.
-        """
-        at, state = key[0], self._state
-        stores: dict[str, Store] = {}
-        origins: set[tuple[int, str]] = set()
-        record: RecordEntry | None = None
-        for node, name in names.items():
-            path = join_path(self._directory.path, f"{name}/{ROOT_DOCUMENT}")
-            data = self._directory.files.read(path, DOCUMENT_MOST_BYTES)
-            if data is None:
-                continue
-            if not is_sealed(data):
-                raise CheckpointCorruptError(
-                    f"{path} is damaged: its SHA-256 is another.", path=path
-                )
-            document = StoreDocument(data, path)
-            if (document.node, document.position) != (node, at):
-                raise CheckpointCorruptError(
-                    f"{path} is that of node {document.node!r} at epoch {document.position}.",
-                    path=path,
-                )
-            nbytes = sum(size for size, _ in document.files().values())
-            stores[node] = Store(name, hashlib.sha256(data).hexdigest(), nbytes)
-            origins.add((document.entry.attempt, document.entry.run))
-            record = document.entry.record or record
-        if not stores:
-            return None
-        nodes = [] if record is None else record.nodes
-        missing = ", ".join(node for node in nodes if node not in stores)
-        if record is None or missing or len(origins) > 1:
-            problem = f"{len(origins)} attempts wrote them"
-            if record is None:
-                problem = "the one with the record is gone"
-            elif missing:
-                problem = f"those of {missing} are missing"
-            raise CheckpointCorruptError(
-                f"The stores of epoch {at} are not all stores of one save: {problem}."
-            )
-        attempt, run = origins.pop()
-        is_ours = run in self._runs or attempt in self._lost or attempt > state.number
-        if state.has_claimed(key) and not is_ours:
-            attempt = 0  # copied from another directory, before all that was written here
-        return _LostSet(at, attempt, run, {node: stores[node] for node in nodes}, record)
-
-    def _rebuild(self, lost_set: _LostSet) -> None:
-        """Plan to record a lost set, if every byte is what was written."""
-        repair, directory = self._repair, self._directory
-        contents = {}
-        label = self._find_histories(lost_set)
-        try:
-            for node, store in lost_set.stores.items():
-                reader = StoreReader(
-                    directory.files, directory.path, store.name, store.sha256, label
-                )
-                reader.verify()
-                contents[node] = contents_of_store(reader)
-        except CheckpointCorruptError as error:
-            names = [store.name for store in lost_set.stores.values()]
-            repair.unproven |= dict.fromkeys(names, str(error))
-            return
-        record = Record(lost_set.at, lost_set.stores, label, details=lost_set.record.details)
-        number = self._runs.get(lost_set.run)
-        repair.rebuilt[lost_set.at] = {
-            "records": [record],
-            "contents": contents,
-            "run_number": number,
-        }
-        repair.given_up.pop(lost_set.at, None)
-
-    def _find_histories(self, lost_set: _LostSet) -> str:
-        """Where the histories of a lost set lie.
-
-        Usually where its documents say; those of a copy lie elsewhere, and prove it by their digests.
-        """
-        files, path = self._directory.files, self._directory.path
-        written = lost_set.record.histories
-        if not written:
-            return ""
-        names = files.list_directories(join_path(path, HISTORIES))
-        labels = [written, *(name for name in sorted(names) if is_history_label(name))]
-        for label in labels:
-            with contextlib.suppress(CheckpointCorruptError):
-                for store in lost_set.stores.values():
-                    reader = StoreReader(files, path, store.name, store.sha256, label)
-                    document = reader.read_document()
-                    for blob in document.entry.histories:
-                        reader.history(document, blob).verify()
-                return label
-        return written
 
 
 def repair_log(directory: Directory, patience: Patience | None = None) -> Repair | None:
@@ -348,7 +47,7 @@ def repair_log(directory: Directory, patience: Patience | None = None) -> Repair
             f"is stored."
         )
     with reading_storage(directory):
-        planner = _Planner(directory)
+        planner = Planner(directory)
         repair = planner.plan()
         if repair is None:
             return None

@@ -407,7 +407,7 @@ def test_requests_for_all_nodes_run_at_once(gate: Gate) -> None:
     assert gate.passed == 0  # the log says what a load needs to know
     manager.run.end()
     list_epochs(manager.directory)
-    describe_checkpoint(manager, 1)
+    describe_checkpoint(manager.directory, Position(1))
     assert gate.passed == 8
     assert {finding.status for finding in inspect_directory(manager.directory)} == {"live"}
     assert gate.passed == 8

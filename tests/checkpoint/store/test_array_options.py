@@ -23,7 +23,7 @@ from jobrunner import (
     Task,
     epoch_limiter,
 )
-from jobrunner.checkpoint.load_plan import store_readers
+from jobrunner.checkpoint.opened import store_readers
 from jobrunner.checkpoint.storage import DOCUMENT_BYTES
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store import layout
