@@ -78,10 +78,12 @@ def cut(
     blob: str,
     types: Mapping[str, ValueType | None] | Mapping[str, FrameType | None],
     axis: int | None,
+    place: str = "",
 ) -> list[list[str]]:
     """Cut nodes into neighbours that make up a chunk, given the types of their values of a blob.
 
-    Raises `DefinitionError` if the values cannot be joined along `axis`; None: along a new one.
+    Raises `DefinitionError` if the values cannot be joined along `axis`; None: along a new one. It
+    says where they are by `place`, such as " at epoch 3 of /runs".
     """
     if not types:
         raise BlobNotFoundError(f"No node has a blob {blob!r}.")
@@ -91,17 +93,17 @@ def cut(
     for node, value in types.items():
         if value is None:
             raise DefinitionError(
-                f"Blob {blob!r} of node {node!r} is neither an array nor a number, nor, for frame(), "
-                f"a data frame or series of pandas."
+                f"Blob {blob!r} of node {node!r}{place} is neither an array nor a number, nor, for "
+                f"frame(), a data frame or series of pandas."
             )
         if axis is not None and isinstance(value, ValueType) and axis >= len(value.shape):
             raise DefinitionError(
-                f"Blob {blob!r} of node {node!r} has {len(value.shape)} axes; got axis={axis}."
+                f"Blob {blob!r} of node {node!r}{place} has {len(value.shape)} axes; got axis={axis}."
             )
         if value.without(axis) != types[first].without(axis):  # type: ignore[union-attr]  # not None
             raise DefinitionError(
-                f"Blob {blob!r} is {types[first]} at node {first!r}, and {value} at node {node!r}, "
-                f"so they cannot be joined. Name nodes that are alike: nodes=[...]."
+                f"Blob {blob!r}{place} is {types[first]} at node {first!r}, and {value} at node "
+                f"{node!r}, so they cannot be joined. Name nodes that are alike: nodes=[...]."
             )
         if not chunks or nbytes + value.nbytes > CHUNK_BYTES:
             chunks.append([])

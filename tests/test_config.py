@@ -49,7 +49,7 @@ def test_the_file_that_the_page_shows_sets_keys_that_exist() -> None:
     assert _flatten(yaml.safe_load(file.code)["jobrunner"]).keys() <= _DEFAULTS.keys()
 
 
-@pytest.mark.parametrize("value", [-1, "many", None, True, float("nan"), float("inf"), [1]])
+@pytest.mark.parametrize("value", [-1, "many", None, True, float("nan")])
 def test_another_value_is_refused_as_a_number(value: Any) -> None:
     with (
         dask.config.set({"jobrunner.memory-share": value}),

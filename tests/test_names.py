@@ -57,11 +57,6 @@ def test_different_stores_have_different_names(a, b, epoch_a, epoch_b, retry_a, 
     ) is same
 
 
-def test_store_names_look_as_documented():
-    assert format_store_name("trainer:0", Position(5)) == "trainer:0.5"
-    assert format_store_name("trainer:0", Position(5), 1) == "trainer:0.5.r1"
-
-
 @pytest.mark.parametrize("text", ["a", "a.", ".5", "a.05", "a.-1", "a.5.r0", "_log.5", "a/b.5", ""])
 def test_other_names_do_not_parse(text):
     assert parse_store_name(text) is None

@@ -170,6 +170,12 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         """The nodes that were saved."""
         return tuple(self._readers)
 
+    @property
+    def _place(self) -> str:
+        """Which epoch of which directory this is, as the end of a phrase; "" without nodes."""
+        directories = {reader.directory for reader in self._readers.values()}
+        return "".join(f" at epoch {self.epoch} of {directory}" for directory in directories)
+
     def __getitem__(self, node: str) -> NodeCheckpoint:
         if node not in self._readers:
             names = ", ".join(map(repr, self)) or "none"
@@ -229,7 +235,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
             parts[node] = EpochValue(self.epoch, node, reader, kind)  # type: ignore[arg-type]  # `cut` refuses None
         types = {node: part.type for node, part in parts.items()}
         pieces: list[tuple[list[str], Any]] = []
-        for chunk in cut(blob, types, axis):
+        for chunk in cut(blob, types, axis, self._place):
             first = parts[chunk[0]]
             if first.type.nbytes > CHUNK_BYTES:
                 pieces.append((chunk, self._open_large(first.node, blob, axis)))
@@ -274,7 +280,7 @@ class Checkpoint(Mapping[str, NodeCheckpoint]):
         }
         readers = {node: reader for node, reader, _ in owners}
         frames = []
-        for chunk in cut(blob, types, None):
+        for chunk in cut(blob, types, None, self._place):
             read = FrameChunk(blob, {node: readers[node] for node in chunk}, first, types[first])
             frames.append(delayed(FrameChunk.read)(read))
         return join_frames(types, frames)

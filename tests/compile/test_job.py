@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobrunner import Blob, DefinitionError, Job, Node, Task, TaskGroup, WorkspaceType
+from jobrunner import Blob, DefinitionError, Job, Node, Task, WorkspaceType
 from jobrunner.compile.fingerprint import changes, describe
 from jobrunner.compile.plan import BlobArgument, CrossingArgument
 from jobrunner.positions import Position
@@ -159,25 +159,6 @@ def test_a_private_blob_of_another_group_does_not_exist():
             Task(f, inputs="p", name="late", node=A)
     with pytest.raises(DefinitionError, match=r"exit group.*'p'.*workspace_type"):
         job.compile()
-
-
-def test_a_blob_is_global_where_init_or_a_global_task_makes_it():
-    with Job() as job:
-        with job.init_group:
-            Task(f, outputs="x", node=A)
-            Task(f, outputs="scratch", node=A, workspace_type=WorkspaceType.PRIVATE)
-        Task(f, outputs="p", node=A)
-        Task(f, outputs="x", node=B)
-        with TaskGroup(WorkspaceType.GLOBAL):
-            pass
-        Task(f, outputs="g", node=A, workspace_type=WorkspaceType.GLOBAL)
-        with job.exit_group:
-            Task(f, inputs=["g", "x"], node=A)
-    plan = job.compile()
-    assert plan.globals == {"a": {"x", "g"}}
-    assert plan.initial == {"a": {"x"}}
-    assert plan.saved_blobs(Position(0)) == {"a": {"x"}}
-    assert plan.saved_blobs(Position(1)) == {"a": {"x", "g"}}
 
 
 def test_an_output_of_another_group_stands_for_its_global_blob():

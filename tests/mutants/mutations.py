@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jobrunner.checkpoint.encoding import decode
 from tests.mutants.trees import HEAD_BYTES, Odd, Tree, dump, split_entry
 
 CANARY = "canary_of_the_mutants"
@@ -25,11 +26,11 @@ _TEXTS = (
     *("float128", "M8[D]", "|V0", "<U0", "2000-01-01", "9999-99-99T99:99", "zstd", "gzip", "blosc"),
 )  # fmt: skip
 _KINDS = (
-    *("array", "same", "list", "tuple", "dict", "odict", "set", "frozenset", "deque", "int", "str"),
-    *("float", "complex", "bytes", "bytearray", "pickle", "codec", "state"),
-    *("objects", "instance", "json", "numbers", "unknown", "torch.Tensor"),
-    *("np.Generator", "datetime", "decimal", "range", "PosixPath", "scalar"),
-)  # fmt: skip
+    *decode._KINDS,
+    *(codec.name for codec in decode.OWN_CODECS),
+    *decode.BY_NAME,
+    "unknown",
+)
 
 
 def deep(levels: int, *, is_dict: bool = False) -> Any:
@@ -54,7 +55,7 @@ def draw_value(draw: random.Random) -> Any:
         case 6:
             return deep(draw.choice((3, 60, 400)), is_dict=draw.random() < 0.5)
         case 7:
-            return {"$": draw.choice(_KINDS), **draw.choice(({}, {"at": 0}, {"items": []}))}
+            return {"$": draw.choice(_KINDS), "of": draw_value(draw)}
         case _:
             return [draw_value(draw) for _ in range(draw.randrange(1, 4))]
 

@@ -134,7 +134,6 @@ def values(path: Path) -> Any:
             **some,
         }
     }
-    zstd = ({"name": "zstd", "configuration": {"level": 1}},)
     zstd = ({"name": "zstd", "configuration": {"level": 1, "checksum": False}},)
     options = {
         "packed": ArrayOptions(zstd),

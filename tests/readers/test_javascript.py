@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import json
 import os
 import shutil
 import struct
 import subprocess
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -204,29 +202,6 @@ def test_a_changed_byte_is_refused(tmp_path: Path, file: str, message: str) -> N
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"refused: {message}"):
-        read(tmp_path / "d")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format": 2}, "has format 2"),
-        ({"kind": "news"}, "is of kind news"),
-        ({"kind": "lost"}, "were lost"),
-        ({"number": 90}, "has number 90"),
-    ],
-)
-def test_an_entry_that_the_page_does_not_know_is_refused(
-    tmp_path: Path, change: Mapping[str, object], message: str
-) -> None:
-    log = shutil.copytree(_HERE.parent / "golden" / "log_1", tmp_path / "d") / "_log"
-    number = len(list(log.glob("0*.json")))
-    entry = {"format": 1, "number": number, "kind": "run", "run": 0, "id": "x", "time": 0.0}
-    text = json.dumps(entry | change)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    path = log / f"{number:010}.json"
-    path.write_text(f'{{"sha256":"{digest}","entry":{text}}}\n')
-    with pytest.raises(ValueError, match=f"refused: .*{message}"):
         read(tmp_path / "d")
 
 

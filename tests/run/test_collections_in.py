@@ -316,7 +316,7 @@ def processes():
         yield session
 
 
-@pytest.mark.parametrize("when", ["computed", "delivered"])
+@pytest.mark.parametrize("when", [pytest.param("computed", marks=pytest.mark.nightly), "delivered"])
 def test_a_worker_that_dies_meanwhile_costs_only_time(when, processes, tmp_path):
     flag = str(tmp_path / "died")
     if when == "computed":

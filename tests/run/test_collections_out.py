@@ -67,13 +67,17 @@ def test_values_are_stacked_or_joined_along_an_axis(source):
     assert np.array_equal(compute(some), [1.5, 0.5])
 
 
-def test_what_differs_is_refused_with_the_first_two(source):
+def test_what_differs_is_refused_with_the_first_two(source, inproc_session, manager):
     collections, _ = source
-    with pytest.raises(DefinitionError, match=r"\[1, 2\] at node 'n0'.*\[2, 2\] at node 'n1'"):
+    place = "" if collections is inproc_session else f" at epoch 1 of {manager.path}"
+    differs = rf"'rows'{place} is .*\[1, 2\] at node 'n0'.*\[2, 2\] at node 'n1'"
+    with pytest.raises(DefinitionError, match=differs):
         collections.array("rows")
-    with pytest.raises(DefinitionError, match=r"'number' of node 'n0' has 0 axes; got axis=0"):
+    with pytest.raises(
+        DefinitionError, match=f"'number' of node 'n0'{place} has 0 axes; got axis=0"
+    ):
         collections.array("number", axis=0)
-    with pytest.raises(DefinitionError, match="'same' of node 'n0' is neither an array"):
+    with pytest.raises(DefinitionError, match=f"'same' of node 'n0'{place} is neither an array"):
         collections.frame("same")
     with pytest.raises(BlobNotFoundError, match="'gone'"):
         collections.array("gone")

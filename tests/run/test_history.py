@@ -10,8 +10,6 @@ from jobrunner import (
     KeepLast,
     MultiNodeCheckpointManager,
     Position,
-    RunStoppedError,
-    SaveEvery,
     current_task,
 )
 from jobrunner.checkpoint import repair_log
@@ -54,26 +52,6 @@ def test_epochs_that_were_run_again_count_once(run):
     assert brief(manager.history()) == [(0, None), (1, 1), (2, 2), (3, 3), (4, 4)]
     manager, _ = run(1, resume=None)
     assert brief(manager.history()) == [(0, None), (1, 1)]
-
-
-def test_a_checkpoint_of_some_steps_is_told_from_a_whole_epoch(run, tmp_path):
-    class Stop:
-        def on_setup(self, runner):
-            self.runner = runner
-
-        def on_step(self, epoch, step, seconds, metrics):
-            if (epoch, step) == (2, 1):
-                self.runner.stop()
-
-    job = counter(2, step, steps_per_epoch=3)
-    with pytest.raises(RunStoppedError):
-        run(2, job=job, callbacks=[Stop()])
-    manager = MultiNodeCheckpointManager(tmp_path / "k")
-    at = Position(1, 1)
-    assert [(row["epoch"], row["step"]) for row in manager.history()] == [(0, 0), (1, 0), (at, 1)]
-    manager, _ = run(2, job=job, save=SaveEvery(epochs=100))
-    steps = [(row["epoch"], row["step"]) for row in manager.history()]
-    assert steps == [(0, 0), (1, 0), (at, 1), (2, 0)]
 
 
 def test_metrics_are_a_table_with_a_row_for_each_epoch(run):

@@ -9,7 +9,6 @@ import pytest
 
 from jobrunner import (
     Blob,
-    CheckpointNotFoundError,
     CheckpointWriteError,
     CopyTo,
     DefinitionError,
@@ -54,14 +53,6 @@ def test_a_failing_task_is_named_and_the_job_resumes_from_the_last_epoch(session
     assert mended.plan_resume().changes == ("task epoch:a/count has other code",)
     result = mended.run(session)
     assert (result.resumed_from, result.epoch, session.fetch(Node("a")["n"])) == (2, 5, 5)
-
-
-def test_an_epoch_that_is_not_recorded_is_an_error_before_anything_runs(session, manager):
-    JobRunner(counter(2), manager).run(session)
-    before = sorted(Path(manager.path).rglob("*"))
-    with pytest.raises(CheckpointNotFoundError, match=r"7.*0 to 2"):
-        JobRunner(counter(9), manager, 7).run(session)
-    assert sorted(Path(manager.path).rglob("*")) == before
 
 
 def test_resume_none_starts_afresh_and_sets_older_epochs_aside(session, manager):

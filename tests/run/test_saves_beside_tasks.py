@@ -165,7 +165,7 @@ def assert_same(found: Any, expected: Any) -> None:
         assert np.array_equal(found, expected)
 
 
-@settings(max_examples=examples(60, nightly=1200))
+@settings(max_examples=examples(30, nightly=1200))
 @given(steps=rounds)
 def test_a_save_records_the_blobs_as_they_were_when_it_began(
     steps: Any,

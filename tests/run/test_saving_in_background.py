@@ -191,27 +191,6 @@ def test_a_worker_that_is_lost_while_epochs_are_saved_costs_no_recorded_epoch(tm
         assert [manager.open(epoch)[node]["n"] for node in "ab"] == [epoch] * 2
 
 
-def test_epochs_that_are_not_saved_run_beside_a_save_that_takes_long(
-    inproc_session, tmp_path, gate, monkeypatch
-):
-    class Watch:
-        def on_epoch(self, epoch, seconds, metrics):
-            if epoch == 4:
-                gate.clear()  # its save cannot be written
-            if epoch == 7:
-                seen.append(manager.latest())
-                gate.set()
-
-    monkeypatch.setattr("jobrunner.run.saver.MOST_SECONDS", 0.01)
-    seen = []
-    job = growing(7)
-    Task(lambda: time.sleep(0.02), node="a", name="slow", group=job.epoch_group)
-    manager = manager_of(tmp_path, save=SaveEvery(epochs=4))
-    JobRunner(job, manager, callbacks=[Watch()]).run(inproc_session)
-    assert seen == [0]
-    assert manager.epochs() == [0, 4, 7]
-
-
 @pytest.mark.parametrize("budget_bytes", [0, 1_300_000])
 def test_blobs_beyond_the_budget_are_written_before_the_next_epoch(
     inproc_session, tmp_path, budget_bytes

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from distributed import Client
 
 from jobrunner import (
     Blob,
@@ -98,8 +99,6 @@ def result_of(job):
 
 @pytest.fixture(scope="module")
 def expected(inproc_cluster):
-    from distributed import Client
-
     job = training(6)
     with Client(inproc_cluster, set_as_default=False) as client, Session(client) as session:
         JobRunner(job).run(session)
@@ -108,14 +107,16 @@ def expected(inproc_cluster):
     return found
 
 
-@pytest.fixture(params=[False, True], ids=["at once", "in the background"])
-def manager(request, tmp_path):
-    return MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=request.param)
+@pytest.fixture
+def manager(tmp_path):
+    return MultiNodeCheckpointManager(tmp_path / "ckpt")
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["at once", "in the background"])
 def test_a_job_resumes_with_the_same_bits_and_says_what_it_makes_anew(
-    inproc_session, manager, expected
+    inproc_session, tmp_path, expected, asynchronous
 ):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", asynchronous=asynchronous)
     with pytest.raises(TaskFailedError):
         JobRunner(training(6, fails_at=4), manager).run(inproc_session)
     job = training(6)
@@ -159,12 +160,10 @@ def test_a_job_that_makes_something_else_is_refused(inproc_session, manager):
 
 
 def test_an_object_that_only_an_epoch_makes_ends_the_run_by_name(inproc_session, manager):
-    from jobrunner import WorkspaceType
-
     with Job("late") as job, A:
         with job.init_group:
             Task(lambda: 0, outputs="n")
-        Task(lambda n: Model(n), inputs="n", outputs="m", workspace_type=WorkspaceType.GLOBAL)
+        Task(lambda n: Model(n), inputs="n", outputs="m", workspace_type="global")
         epoch_limiter(job, 2)
     with pytest.raises(DefinitionError, match=r"blob 'm'.*no task of the init group"):
         JobRunner(job, manager).run(inproc_session)

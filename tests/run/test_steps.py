@@ -16,7 +16,6 @@ from jobrunner import (
     SaveEvery,
     Session,
     Task,
-    TaskFailedError,
     current_task,
     epoch_limiter,
 )
@@ -122,30 +121,6 @@ def test_a_stop_condition_may_be_of_the_epoch_end_group(session: Session) -> Non
     assert (result.epoch, result.stopped_by) == (2, "a/met")
     assert "stop" not in JobRunner(job).plan_resume().reason
     assert any("until a/met" in step for step in JobRunner(job).plan_resume().steps)
-
-
-def test_a_failure_in_the_end_group_repeats_only_what_was_not_saved(
-    session: Session, tmp_path: Path
-) -> None:
-    fail = True
-
-    def validate() -> None:
-        if fail:
-            raise ValueError
-
-    with Job("j", steps_per_epoch=2) as job:
-        with job.init_group:
-            Task(list, outputs="w", node="a")
-        Task(note, "w", "w", name="train", node="a")
-        with job.epoch_end_group:
-            Task(validate, node="a")
-    epoch_limiter(job, 1)
-    manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(steps=1))
-    with pytest.raises(TaskFailedError, match="validate"):
-        JobRunner(job, manager).run(session)
-    fail = False
-    JobRunner(job, manager).run(session)
-    assert calls("train") == [(1, 0), (1, 1), (1, 1)]
 
 
 class Model:

@@ -13,7 +13,6 @@ from jobrunner import (
     MultiNodeCheckpointManager,
     Node,
     RunStoppedError,
-    SaveEvery,
     current_task,
 )
 from jobrunner.checkpoint.storage.posix import PosixFiles
@@ -162,31 +161,6 @@ def test_a_job_at_its_end_finishes_even_if_it_is_stopped(inproc_session, manager
     runner = JobRunner(counter(3), manager, callbacks=[At(3, lambda: runner.stop())])
     assert runner.run(inproc_session).epoch == 3
     assert manager.directory.snapshot().is_done
-
-
-SECOND_EPOCH = threading.Event()
-
-
-def count_and_tell(n):
-    if current_task().epoch == 2:
-        SECOND_EPOCH.set()
-    return n + 1
-
-
-def test_a_run_that_saves_seldom_records_the_epoch_at_which_it_is_stopped(inproc_session, tmp_path):
-    manager = MultiNodeCheckpointManager(tmp_path / "seldom", save=SaveEvery(epochs=10**6))
-    runner = JobRunner(counter(10**6, count_and_tell), manager)
-
-    def stop():
-        assert SECOND_EPOCH.wait(60)
-        runner.stop()
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    with pytest.raises(RunStoppedError) as caught:
-        runner.run(inproc_session)
-    thread.join()
-    assert 0 < caught.value.epoch == manager.latest()
 
 
 class Unplugged(PosixFiles):

@@ -8,6 +8,7 @@ import time
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from jobrunner import (
     TaskFailedError,
     epoch_limiter,
 )
-from jobrunner.story import Story, to_page, write_report
+from jobrunner.story import EpochStory, Story, to_page, write_report
 from tests.story.stories import make_story
 
 ODD = '"></title><script>alert(1)</script><img src="http://x/y" onload=f()>\x1b[31m\u202e&amp;'
@@ -116,16 +117,27 @@ def test_many_of_everything_stay_bounded_and_the_page_says_so() -> None:
         assert part in text, part
 
 
+def page_of_run(**changes: Any) -> str:
+    """The page of a run that finished after ten epochs, changed in some ways."""
+    story = make_story(10, num_runs=1, nodes=["a"])
+    return to_page(replace(story, runs=(replace(story.runs[0], **changes),)))
+
+
+def epochs_with(*changes: dict[str, Any]) -> list[EpochStory]:
+    """The epochs of that run, each changed in its way."""
+    [run] = make_story(10, num_runs=1, nodes=["a"]).runs
+    return [replace(epoch, **change) for epoch, change in zip(run.epochs, changes, strict=True)]
+
+
 def test_values_that_no_chart_can_draw_do_no_harm() -> None:
     values = [math.nan, math.inf, 1e308, -1e308, 5e-324, 10**400, True, None, "x", 1.0]
-    story = make_story(10, num_runs=1)
-    [run] = story.runs
-    epochs = tuple(
-        replace(it, metrics={"a/b": value, "b": value, "never": math.nan})
-        for it, value in zip(run.epochs, values, strict=True)
-    )
-    page = to_page(replace(story, runs=(replace(run, epochs=epochs),)))
+    metrics = [{"a/b": value, "b": value, "never": math.nan} for value in values]
+    page = page_of_run(epochs=epochs_with(*({"metrics": each} for each in metrics)))
     assert "nan" not in "".join(it.get("d", "") for it in parse(page).iter())
+    texts = {"a/mood": "well", "mood": "well", "gone": math.nan}
+    page = page_of_run(epochs=epochs_with(*[{"metrics": texts}] * 10))
+    assert "mood='well', gone=nan" in text_of(page)
+    assert "<figure>" not in page
 
 
 def test_a_report_is_of_a_directory_its_manager_or_its_story(tmp_path: Path) -> None:
@@ -136,36 +148,20 @@ def test_a_report_is_of_a_directory_its_manager_or_its_story(tmp_path: Path) -> 
 
 
 def test_a_run_whose_client_was_killed_is_counted_beside_the_losses() -> None:
-    story = make_story(10, num_runs=1, nodes=["a"])
-    killed = replace(story, runs=(replace(story.runs[0], state="lost"),))
-    assert "runs that broke off" not in text_of(to_page(story))
-    assert "runs that broke off" in text_of(to_page(killed))
+    assert "runs that broke off" not in text_of(page_of_run())
+    assert "runs that broke off" in text_of(page_of_run(state="lost"))
 
 
 def test_a_job_that_something_else_than_its_limit_ended_is_continued_by_changing_that() -> None:
-    story = make_story(10, num_runs=1, nodes=["a"])
-    early = replace(story.runs[0], stopped_by=("EarlyStopping",))
-    assert "raise the limit of epochs" in text_of(to_page(story))
-    text = text_of(to_page(replace(story, runs=(early,))))
+    assert "raise the limit of epochs" in text_of(page_of_run())
+    text = text_of(page_of_run(stopped_by=("EarlyStopping",)))
     assert "ended by EarlyStopping; " in text
     assert "change what ended it" in text
 
 
 def test_the_checkpoints_that_can_be_loaded_are_listed() -> None:
-    story = make_story(10, num_runs=1, nodes=["a"])
-    [run] = story.runs
-    epochs = [replace(it, is_kept=it.epoch in (3, 8)) for it in run.epochs]
-    root = parse(to_page(replace(story, runs=(replace(run, epochs=tuple(epochs)),))))
+    kept = [{"is_kept": epoch in (3, 8)} for epoch in range(1, 11)]
+    root = parse(page_of_run(epochs=epochs_with(*kept)))
     rows = root.findall(".//div[@aria-label='Checkpoints']//tbody/tr")
     assert ["".join(row[0].itertext()) for row in rows] == ["8", "3"]
     assert "".join(rows[0][2].itertext()) == "5.00 MiB"
-
-
-def test_metrics_that_are_no_numbers_are_listed_and_not_drawn() -> None:
-    story = make_story(10, num_runs=1, nodes=["a"])
-    [run] = story.runs
-    metrics = {"a/mood": "well", "mood": "well", "gone": math.nan}
-    epochs = [replace(it, metrics=metrics) for it in run.epochs]
-    page = to_page(replace(story, runs=(replace(run, epochs=epochs),)))
-    assert "mood='well', gone=nan" in text_of(page)
-    assert "<figure>" not in page
