@@ -31,7 +31,6 @@ from jobrunner.checkpoint.store import (
     HistoryReader,
     chain_of,
     describe_array,
-    encode_json,
     history_root,
     name_chunk,
 )
@@ -221,7 +220,7 @@ def describe_history(
     )
     document = msgspec.json.decode(described)
     document["attributes"]["digests"] = digests
-    return encode_json(document)
+    return msgspec.json.encode(document)
 
 
 class HistoryWriters:

@@ -31,7 +31,6 @@ from jobrunner.checkpoint.store import (
     HistoryMark,
     StoreWriter,
     digest_blob,
-    encode_json,
     lay_out,
     write_stores,
 )
@@ -193,7 +192,7 @@ def encode_node(
         if type(value) is np.ndarray or name in unchanged:
             continue
         if workspace.is_provable(name) and not workspace.holds_arrays(name):
-            tree = msgspec.Raw(encode_json(blobs[name].tree))
+            tree = msgspec.Raw(msgspec.json.encode(blobs[name].tree))
             blobs[name] = replace(blobs[name], tree=tree)
             constants[node, name] = workspace.versions[name], blobs[name]
     options = encoding.options.get(node, {})
@@ -287,7 +286,7 @@ def reply_to(
     order: SaveOrder,
 ) -> bytes:
     """Call a method of the queue that writes an order; `read_receipts` reads what this returns."""
-    return encode_json(write(queue, workspaces, order=order))
+    return msgspec.json.encode(write(queue, workspaces, order=order))
 
 
 class SaveQueue:

@@ -6,6 +6,7 @@ import os
 import random
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from distributed import Client
 from distributed.comm import connect
@@ -19,7 +20,6 @@ from jobrunner import (
     WorkspaceType,
 )
 from jobrunner.checkpoint import Receipt, Written, read_receipts
-from jobrunner.checkpoint.store.document import encode_json
 from jobrunner.cluster.binding import read_value
 from jobrunner.cluster.exchange import Reply, read_reply
 from jobrunner.cluster.results import read_runs
@@ -208,7 +208,7 @@ AT = Position(1)
 
 
 def told(receipts, failure=""):
-    return encode_json({"receipts": receipts, "failure": failure})
+    return msgspec.json.encode({"receipts": receipts, "failure": failure})
 
 
 RECEIPT = ["a.1", "0" * 64, 1, 0.1]

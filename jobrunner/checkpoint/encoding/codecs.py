@@ -22,7 +22,11 @@ EXACT_TYPES: frozenset[type] = frozenset(
 
 
 class UnsuitableError(TypeError):
-    """Raised by a codec of ours for a value that it cannot save; the message says why."""
+    """Raised for a value that cannot be saved; says why, and what to do if no codec would help."""
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 class UnmakeableError(Exception):
@@ -34,14 +38,13 @@ class InvalidTreeError(ValueError):
 
 
 class RefusedValueError(Exception):
-    """A value inside a blob cannot be saved."""
+    """A value inside a blob cannot be saved: where it is, its class, and why."""
 
-    def __init__(self, trail: tuple[str, ...], cls: type, reason: str, remedy: str = "") -> None:
-        super().__init__(reason)
+    def __init__(self, trail: tuple[str, ...], cls: type, reason: UnsuitableError) -> None:
+        super().__init__(str(reason))
         self.trail = trail
         self.cls = cls
-        self.reason = reason
-        self.remedy = remedy
+        self.remedy = reason.remedy
 
 
 _Function = Annotated[Callable[[Any], object], Rule("a function of one argument", callable)]

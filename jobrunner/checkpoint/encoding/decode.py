@@ -42,7 +42,6 @@ _MOST_DEPTH = 320
 
 _BYTE = np.dtype(np.uint8)
 _NUMBERS = (np.dtype("<i8"), np.dtype("<f8"), np.dtype("?"))
-_TREES = msgspec.json.Decoder()
 
 
 def whole_tree(tree: Tree, array: Callable[[int], Array]) -> Tree:
@@ -50,7 +49,7 @@ def whole_tree(tree: Tree, array: Callable[[int], Array]) -> Tree:
     if type(tree) is not dict or tree.get("$") != "json":
         return tree
     try:
-        return _TREES.decode(array(tree["of"]).tobytes())
+        return msgspec.json.decode(array(tree["of"]).tobytes())
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise InvalidTreeError(f"an array that is no tree: {error}") from None
 
@@ -124,9 +123,11 @@ class Decoder:
             value = self._node(tree)
         else:
             value = {}
-            for key, item in tree.items():
+            for key, item in tree.items():  # a comprehension takes a frame of the stack
                 value[key] = self._value(item)
         self._depth -= 1
+        # Only now: a node `same` inside of this value finds nothing here, and is refused. The tree
+        # lives as long as the decoder, so no other container gets its `id`.
         self._values[id(tree)] = value
         return value
 
@@ -156,7 +157,11 @@ class Decoder:
     # --- arrays
 
     def _take(self, i: object, get: Callable[[int], T]) -> T:
-        """Return an array, to one node only, or their copies add up."""
+        """Return an array, to one node only.
+
+        Most nodes copy it. A stranger's tree of a few bytes for each of a million nodes that name
+        one array of a gigabyte would take more memory than any machine has.
+        """
         index = expect(int, i)
         if index < 0:
             raise ValueError(f"there is no array {index}")
@@ -174,9 +179,10 @@ class Decoder:
         return array
 
     def _lone_array(self, i: Tree) -> Any:
-        if self.leaf is None or self._num_codecs:
-            return self._take(i, self.array)
-        return self._take(i, self.leaf)
+        get: Callable[[int], object] = self.array
+        if self.leaf is not None and not self._num_codecs:
+            get = self.leaf
+        return self._take(i, get)
 
     # --- plain values
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from jobrunner.checkpoint.encoding.codecs import UnmakeableError, UnsuitableError
@@ -99,7 +100,8 @@ def dtype_to_spec(dtype: np.dtype[Any]) -> Spec:
     if _is_of_ml_dtypes(dtype):
         spec = dtype.name
     elif dtype.names is not None:
-        spec = _as_lists(np.lib.format.dtype_to_descr(dtype))
+        # As it comes back from JSON, with lists in place of tuples.
+        spec = msgspec.json.decode(msgspec.json.encode(np.lib.format.dtype_to_descr(dtype)))
     # A dtype that another package registered may look like one of NumPy's own.
     try:
         is_own = dtype_from_spec(spec) == dtype and dtype.type is not np.record
@@ -108,12 +110,6 @@ def dtype_to_spec(dtype: np.dtype[Any]) -> Spec:
     if not is_own:
         raise UnsuitableError(f"the dtype {dtype!r} is not one of NumPy's own")
     return spec
-
-
-def _as_lists(descr: Any) -> Any:
-    if isinstance(descr, list | tuple):
-        return [_as_lists(item) for item in descr]
-    return descr
 
 
 def dtype_from_spec(spec: object) -> np.dtype[Any]:
@@ -165,15 +161,13 @@ def _plain(spec: str) -> np.dtype[Any]:
     if spec == "string":
         return STRING
     if _ML_DTYPES.fullmatch(spec):
-        small: np.dtype[Any] = np.dtype(_type_of_ml_dtypes(spec))
-        return small
+        return _ml_dtype(spec)
     if not _PLAIN.fullmatch(spec):
         raise ValueError(f"{spec!r:.80} is not the dtype of an array that is saved")
     try:
-        dtype: np.dtype[Any] = np.dtype(spec)
+        return np.dtype(spec)
     except (TypeError, ValueError) as error:
         raise UnsupportedDtypeError(str(error)) from error
-    return dtype
 
 
 def _is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
@@ -182,15 +176,16 @@ def _is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
     return package == "ml_dtypes" and bool(_ML_DTYPES.fullmatch(dtype.name))
 
 
-def _type_of_ml_dtypes(name: str) -> Any:
+def _ml_dtype(name: str) -> np.dtype[Any]:
     try:
         import ml_dtypes
 
-        return getattr(ml_dtypes, name)
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     except (ImportError, AttributeError) as error:
         raise UnsupportedDtypeError(
             f"{name} needs the package ml_dtypes (pip install ml_dtypes): {error}"
         ) from None
+    return dtype
 
 
 class CoreType(NamedTuple):
@@ -245,31 +240,39 @@ def _cf_attributes(dtype: np.dtype[Any]) -> dict[str, Any]:
     if count != 1 or unit not in _CF_UNITS:
         return {}
     name = _CF_UNITS[unit]
+    attributes: dict[str, Any] = {"units": name, "_FillValue": _NOT_A_TIME}
     if dtype.kind == "M":
-        units = {"units": f"{name} since 1970-01-01", "calendar": "proleptic_gregorian"}
+        attributes |= {"units": f"{name} since 1970-01-01", "calendar": "proleptic_gregorian"}
     else:
-        # By its own attribute, xarray tells durations from other numbers of units; it knows no days.
-        units = {"units": name, "dtype": f"timedelta64[{unit if unit[-1] == 's' else 's'}]"}
-    return {**units, "_FillValue": _NOT_A_TIME}
+        # By this attribute, xarray tells durations from other numbers of units; it knows no days.
+        precision = unit if unit.endswith("s") else "s"
+        attributes["dtype"] = f"timedelta64[{precision}]"
+    return attributes
 
 
 def without_padding(array: Array) -> Array:
     """Return the array with the padding of its items zeroed; a copy if its dtype has padding."""
     dtype = array.dtype
-    if dtype.names is None and (dtype.char not in "gG" or np.finfo(dtype).nmant != _X87_BITS):
-        return array
-    clean = np.array(array, order="C") if dtype.names is None else np.zeros(array.shape, dtype)
-    for name in dtype.names or ():
-        clean[name] = without_padding(array[name])
-    if dtype.names is None:  # the last six of sixteen bytes, or two of twelve
+    if dtype.names is not None:
+        records = np.zeros(array.shape, dtype)
+        for name in dtype.names:
+            records[name] = without_padding(array[name])
+        return records
+    if dtype.char in "gG" and np.finfo(dtype).nmant == _X87_BITS:
+        numbers = np.array(array, order="C")
+        # Of each number, which has sixteen bytes, or twelve, the first ten are in use.
         width = np.dtype(np.longdouble).itemsize
-        clean.reshape(-1).view(np.uint8).reshape(-1, width)[:, _X87_BYTES:] = 0
-    return clean
+        numbers.reshape(-1).view(np.uint8).reshape(-1, width)[:, _X87_BYTES:] = 0
+        return numbers
+    return array
 
 
 def memory_order(array: Array) -> tuple[int, ...] | None:
     """Return the memory order of the axes, outermost first; None if they are in it already."""
     if array.flags.c_contiguous or 0 in array.strides:
         return None
-    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
-    return None if order == list(range(array.ndim)) else tuple(order)
+    axes = range(array.ndim)
+    order = sorted(axes, key=lambda axis: -abs(array.strides[axis]))
+    if order == list(axes):
+        return None
+    return tuple(order)

@@ -118,7 +118,7 @@ class Encoder:
         Whether it contains objects saved by their ``state_dict()``.
     """
 
-    def __init__(self, codecs: CodecTable[Codec] | None = None) -> None:
+    def __init__(self, codecs: CodecTable[Codec]) -> None:
         self.parts: list[ArrayPart] = []
         self.memory: list[tuple[Trail, Array]] = []
         self.objects: dict[int, object] = {}
@@ -126,8 +126,11 @@ class Encoder:
         self.has_state = False
         self._codecs = codecs
         self._rules = dict(_RULES)
-        self._trees: dict[object, Tree] = {}  # of what can occur again; None: being encoded
-        self._kept: list[object] = []  # no `id` in `_trees` is used twice
+        # The trees of what can occur again, by `id` or memory; None: it is being encoded.
+        self._trees: dict[object, Tree] = {}
+        # What an object is made of may be made for the encoder alone, as a list of the members of a
+        # set. If it were freed, the next one could get its `id`, and would be taken for it.
+        self._kept: list[object] = []
         self._repeated: list[tuple[Tree, Tree]] = []  # a node `same`, and the tree it refers to
         self._trail: list[str] = []
         self._depth = 0
@@ -145,54 +148,55 @@ class Encoder:
         return tree
 
     def pickle(self, value: Any) -> Tree:
-        """Encode a whole blob as a pickle."""
-        pickler = PicklerByName(self._name_class)
-        pickled = self._call(partial(pickler.pickle, value), value, "pickling it")
-        data = self._part(np.frombuffer(pickled, np.uint8), "pickle")
-        return _node("pickle", [data, list(pickler.names)])
+        """Encode a whole blob as a pickle; raises `RefusedValueError`."""
+        self._rules[type(value)] = _Rule(Encoder._pickle, False)
+        return self._special(value)
 
     def _encode(self, value: Any) -> Tree:
-        return value if _is_json(value) else self._special(value)
+        if _is_json(value):
+            return value
+        return self._special(value)
 
     def _special(self, value: Any) -> Tree:
         """Encode a value that does not stand for itself."""
-        rule = self._rules.get(type(value)) or self._add_rule(type(value))
+        cls = type(value)
+        rule = self._rules.get(cls)
+        if rule is None:
+            rule = self._rules[cls] = self._choose_rule(cls)
         self._depth += 1
-        if self._depth > MAX_DEPTH:
-            del self._trail[8:]
-            reason = f"containers are nested more than {MAX_DEPTH} deep"
-            raise self._refuse(value, reason, "Store it less deep")
         try:
-            tree = self._once(value, rule.encode) if rule.can_change else rule.encode(self, value)
+            if self._depth > MAX_DEPTH:
+                del self._trail[8:]
+                reason = f"containers are nested more than {MAX_DEPTH} deep"
+                raise UnsuitableError(reason, "Store it less deep")
+            if rule.can_change:
+                tree = self._once(value, rule.encode)
+            else:
+                tree = rule.encode(self, value)
         except UnsuitableError as error:
-            raise self._refuse(value, str(error)) from None
+            # Only here is it known where the value is.
+            trail = tuple(self._trail)
+            raise RefusedValueError(trail, type(value), error) from error.__cause__
         self._depth -= 1
         return tree
 
-    def _refuse(self, value: object, reason: str, remedy: str = "") -> RefusedValueError:
-        return RefusedValueError(tuple(self._trail), type(value), reason, remedy)
-
-    def _add_rule(self, cls: type) -> _Rule:
+    def _choose_rule(self, cls: type) -> _Rule:
         """Choose how values of a class are encoded: the user's way comes first."""
-        codec = self._codecs.get(cls) if self._codecs else None
-        own_codec = OWN_CODECS.get(cls) or type_of(cls)
+        codec = self._codecs.get(cls)
         if codec is not None:
             # One of an unknown class counts as constant if it has a hash of its own.
             own_hash: Any = cls.__hash__
             can_change = own_hash in (None, object.__hash__)
             can_change = can_change and not issubclass(cls, type | types.FunctionType)
-            rule = _Rule(partial(Encoder._by_users_codec, codec=codec), can_change)
-        elif own_codec is not None:
-            encode = partial(Encoder._by_codec, codec=own_codec)
-            rule = _Rule(encode, own_codec.is_mutable)
-        elif has_state(cls):
-            rule = _Rule(Encoder._state, True)
-        elif has_fields(cls):
-            rule = _Rule(Encoder._instance, not issubclass(cls, tuple))
-        else:
-            rule = _Rule(Encoder._unknown, False)
-        self._rules[cls] = rule
-        return rule
+            return _Rule(partial(Encoder._by_users_codec, codec=codec), can_change)
+        own_codec = OWN_CODECS.get(cls) or type_of(cls)
+        if own_codec is not None:
+            return _Rule(partial(Encoder._by_codec, codec=own_codec), own_codec.is_mutable)
+        if has_state(cls):
+            return _Rule(Encoder._state, True)
+        if has_fields(cls):
+            return _Rule(Encoder._instance, not issubclass(cls, tuple))
+        return _Rule(Encoder._unknown, False)
 
     def _unknown(self, value: object) -> Tree:
         if isinstance(value, np.ndarray):
@@ -209,7 +213,7 @@ class Encoder:
             first = self._trees[key]
             if first is None:
                 remedy = "Refer to the outer object by a name or an index instead"
-                raise self._refuse(value, "it contains itself", remedy)
+                raise UnsuitableError("it contains itself", remedy)
             return self._refer(first)
         self._trees[key] = None
         if self._is_frozen:
@@ -220,7 +224,7 @@ class Encoder:
         return tree
 
     def _refer(self, first: Tree) -> Tree:
-        same = _node("same", None)
+        same = _node("same", None)  # `encode_blob` adds the number, once all containers are known
         self._repeated.append((same, first))
         return same
 
@@ -260,16 +264,10 @@ class Encoder:
     # --- containers
 
     def _list(self, value: Sequence[Any]) -> Tree:
-        if len(value) >= LEAST_PACKED:
-            kinds = set(map(type, value))
-            cls = kinds.pop()
-            if not kinds and cls in _DTYPES:
-                try:
-                    numbers = np.array(value, _DTYPES[cls])
-                except OverflowError:  # of an int with more than 64 bits
-                    return self._items(value)
-                return _node("numbers", self._part(numbers, "numbers"))
-        return self._items(value)
+        numbers = _as_numbers(value)
+        if numbers is None:
+            return self._items(value)
+        return _node("numbers", self._part(numbers, "numbers"))
 
     def _tuple(self, value: tuple[Any, ...]) -> Tree:
         return _node("tuple", self._list(value))
@@ -292,7 +290,10 @@ class Encoder:
                 trees.append(item)
                 continue
             names = names or child_names(keys)
-            self._trail.append(names[i] if names else str(i))
+            name = str(i)
+            if names:
+                name = names[i]
+            self._trail.append(name)
             trees.append(self._special(item))
             self._trail.pop()
         return trees
@@ -322,24 +323,15 @@ class Encoder:
     def _part(self, array: Array, holds: str) -> int:
         """Add an array to the blob's; return its index."""
         order = memory_order(array)
-        data = array if order is None else array.transpose(order)
-        self.parts.append(ArrayPart(data, order, tuple(self._trail), holds))
+        if order is not None:
+            array = array.transpose(order)
+        self.parts.append(ArrayPart(array, order, tuple(self._trail), holds))
         return len(self.parts) - 1
 
     # --- by codecs and classes
 
-    def _call(self, encode: Callable[[], Any], value: object, doing: str) -> Any:
-        """Call code of a user or a library."""
-        try:
-            return encode()
-        except UnsuitableError as error:
-            raise self._refuse(value, str(error)) from None
-        except Exception as error:
-            reason = f"{doing} raised {type(error).__name__}: {error}"
-            raise self._refuse(value, reason) from error
-
     def _by_codec(self, value: Any, codec: OwnCodec | LibraryType) -> Tree:
-        parts = self._call(partial(codec.encode, value), value, "reading it")
+        parts = _call(partial(codec.encode, value), "reading it")
         if codec.name == "torch.Tensor":
             return _node(codec.name, self._tensor(value, parts))
         holder = "" if codec.keeps_states else f"a {codec.name}"
@@ -352,19 +344,17 @@ class Encoder:
         return {**parts, "data": self._array(parts["data"], f"torch.Tensor of {parts['dtype']}")}
 
     def _by_users_codec(self, value: Any, codec: Codec) -> Tree:
-        doing = f"the encode function of its codec {codec.name!r}"
-        parts = self._call(partial(codec.encode, value), value, doing)
+        subject = f"its codec {codec.name!r}"
+        parts = _call(partial(codec.encode, value), f"the encode function of {subject}")
         if type(parts) is type(value):
-            reason = f"its codec {codec.name!r} returned a value of the same type"
-            raise UnsuitableError(reason)
-        tree = self._within(parts, f"the output of its codec {codec.name!r}")
-        return _node("codec", [codec.name, tree])
+            raise UnsuitableError(f"{subject} returned a value of the same type")
+        return _node("codec", [codec.name, self._within(parts, f"the output of {subject}")])
 
     def _state(self, value: Any) -> Tree:
         if self._holder:
             reason = f"it is in {self._holder}, so its state_dict() could not be loaded into it"
             raise UnsuitableError(reason)
-        state = self._call(value.state_dict, value, "its state_dict()")
+        state = _call(value.state_dict, "its state_dict()")
         self.has_state = True
         return _node("state", [name_class(value), self._within(state, _STATE)])
 
@@ -372,6 +362,12 @@ class Encoder:
         cls: Any = type(value)
         state = self._within(state_of(value), cls.__name__)
         return _node("instance", [self._name_class(cls), list(field_names(cls)), state])
+
+    def _pickle(self, value: Any) -> Tree:
+        pickler = PicklerByName(self._name_class)
+        pickled = _call(partial(pickler.pickle, value), "pickling it")
+        data = self._part(np.frombuffer(pickled, np.uint8), "pickle")
+        return _node("pickle", [data, list(pickler.names)])
 
 
 _RULES: Mapping[type, _Rule] = {
@@ -389,6 +385,30 @@ _RULES: Mapping[type, _Rule] = {
 
 def _node(kind: str, tree: Tree) -> Tree:
     return {"$": kind, "of": tree}
+
+
+def _call(encode: Callable[[], Any], subject: str) -> Any:
+    """Call code of a user or a library, which messages call `subject`."""
+    try:
+        return encode()
+    except UnsuitableError:
+        raise
+    except Exception as error:
+        raise UnsuitableError(f"{subject} raised {type(error).__name__}: {error}") from error
+
+
+def _as_numbers(items: Sequence[Any]) -> Array | None:
+    """A long list of numbers of one type, as an array; None of others."""
+    if len(items) < LEAST_PACKED:
+        return None
+    classes = set(map(type, items))
+    dtype = _DTYPES.get(classes.pop())
+    if dtype is None or classes:
+        return None
+    try:
+        return np.array(items, dtype)
+    except OverflowError:  # of an int with more than 64 bits
+        return None
 
 
 def _is_json(value: Any) -> bool:

@@ -13,6 +13,7 @@ from jobrunner.checkpoint.encoding.codecs import (
     Codec,
     CodecTable,
     RefusedValueError,
+    UnsuitableError,
     needs_no_codec,
 )
 from jobrunner.checkpoint.encoding.decode import LONE_ARRAY
@@ -38,8 +39,6 @@ class EncodedBlob:
 TREE_BYTES = 64 << 10
 """A tree with longer JSON is an array of bytes, or each epoch's document would repeat it."""
 
-_JSON = msgspec.json.Encoder()
-
 
 class _View(NamedTuple):
     blob: str
@@ -61,10 +60,10 @@ def encode_blobs(
     `DefinitionError`, with a line for each blob that cannot be encoded, and for two that share an
     object or memory, and would load as two.
     """
-    table = CodecTable(codecs) if codecs else None
+    table = CodecTable(codecs)
     encoded: dict[str, EncodedBlob] = {}
-    refused: dict[tuple[str, str], RefusedValueError] = {}
-    shared: dict[tuple[str, str], str] = {}
+    refused: dict[str, RefusedValueError] = {}
+    shared: dict[tuple[str, str], str] = {}  # two blobs -> what is wrong with them
     memory: list[_View] = []
     owners: dict[int, tuple[str, object]] = {}  # of objects, by `id`, which are kept alive
     for name, value in blobs.items():
@@ -79,9 +78,9 @@ def encode_blobs(
         try:
             encoder, tree = _encode(value, table, allow_pickle)
         except RefusedValueError as error:
-            refused[node, name] = error
+            refused[name] = error
             continue
-        text = _JSON.encode(tree)
+        text = msgspec.json.encode(tree)
         if len(text) > TREE_BYTES:
             tree = {"$": "json", "of": len(encoder.parts)}
             part = ArrayPart(np.frombuffer(text, np.uint8), None, ("_tree",), "JSON")
@@ -96,10 +95,10 @@ def encode_blobs(
                     f"{type(item).__name__} object, and would contain two after a resume. Copy "
                     f"one of them, or put both in one blob (a dict or a list)."
                 )
-    lines = [*_explain(refused), *(shared.values() or _find_shared_memory(node, memory))]
+    lines = [*_explain(node, refused), *(shared.values() or _find_shared_memory(node, memory))]
     if lines:
-        causes = [error.__cause__ for error in refused.values()]
-        raise join_lines(lines) from next(filter(None, causes), None)
+        causes = (error.__cause__ for error in refused.values())
+        raise _join_lines(lines) from next(filter(None, causes), None)
     return encoded
 
 
@@ -110,9 +109,7 @@ def _is_plain(array: Array) -> bool:
     return is_of_numbers and array.size > 0 and array.flags.c_contiguous
 
 
-def _encode(
-    value: object, codecs: CodecTable[Codec] | None, allow_pickle: bool
-) -> tuple[Encoder, Tree]:
+def _encode(value: object, codecs: CodecTable[Codec], allow_pickle: bool) -> tuple[Encoder, Tree]:
     """Encode a blob; return its tree, and the encoder, which has all else.
 
     The limit of levels is for a thread that has most of its stack left: a task may have called a
@@ -123,7 +120,8 @@ def _encode(
         return encoder, encoder.encode_blob(value)
     except RecursionError:
         reason = "its containers are nested too deep for Python's stack"
-        raise RefusedValueError((), type(value), reason, "Store it less deep") from None
+        problem = UnsuitableError(reason, "Store it less deep")
+        raise RefusedValueError((), type(value), problem) from None
     except RefusedValueError as error:
         if not allow_pickle or error.remedy:
             raise
@@ -198,45 +196,51 @@ def check_dimensions(node: str, blobs: Mapping[str, EncodedBlob]) -> None:
                 )
 
 
-def join_lines(lines: Sequence[str]) -> DefinitionError:
+def _join_lines(lines: Sequence[str]) -> DefinitionError:
     """One error for all that is wrong with blobs: a line each, of which the first are shown."""
-    more = []
-    if len(lines) > _MOST_LINES:
-        more = [f"{counted(len(lines) - _MOST_LINES, 'more blob')} cannot be saved."]
-    return DefinitionError("\n".join([*lines[:_MOST_LINES], *more]))
+    text = "\n".join(lines[:_MOST_LINES])
+    num_left = len(lines) - _MOST_LINES
+    if num_left > 0:
+        text += f"\n{counted(num_left, 'more blob')} cannot be saved."
+    return DefinitionError(text)
 
 
-def _explain(refused: Mapping[tuple[str, str], RefusedValueError]) -> Iterator[str]:
-    """Yield a line for each blob, given by node and name; what to do is said once."""
+def _explain(node: str, refused: Mapping[str, RefusedValueError]) -> Iterator[str]:
+    """Yield a line for each blob; what to do is said once."""
     remedies = set()
-    for (node, blob), error in refused.items():
-        cls = error.cls
-        item = ""
+    for blob, error in refused.items():
+        place = f"Node {node!r}, blob {blob!r}"
         if error.trail:
-            item = ", item " + "/".join(error.trail).replace("_keys/", "key ")
-        name = cls.__qualname__
-        if cls.__module__ != "builtins":
-            name = f"{cls.__module__}.{name}"
-        line = f"Node {node!r}, blob {blob!r}{item}: {name} cannot be saved: {error.reason}."
-        pickle = "" if error.remedy else _PICKLE
-        # A codec for such a type would be refused.
-        remedy = error.remedy or (_CONVERT if needs_no_codec(cls) else _REGISTER)
-        if is_of_dask(cls):
-            remedy, pickle = _COMPUTE, ""
+            place += ", item " + "/".join(error.trail).replace("_keys/", "key ")
+        name = error.cls.__qualname__
+        if error.cls.__module__ != "builtins":
+            name = f"{error.cls.__module__}.{name}"
+        line = f"{place}: {name} cannot be saved: {error}."
+        remedy = _choose_remedy(error)
         if remedy not in remedies:
             remedies.add(remedy)
             line += (
-                f" {remedy.format(cls.__name__)}{pickle}; or exclude the blob from checkpoints, "
+                f" {remedy.format(error.cls.__name__)}; or exclude the blob from checkpoints, "
                 f"outputs=Blob({blob!r}, transient=True)."
             )
         yield line
 
 
+def _choose_remedy(error: RefusedValueError) -> str:
+    if is_of_dask(error.cls):
+        return _COMPUTE
+    if error.remedy:
+        return error.remedy
+    if needs_no_codec(error.cls):
+        return _CONVERT + _PICKLE
+    return _REGISTER + _PICKLE
+
+
 _MOST_LINES = 50
-_REGISTER = "Register a codec for it, register_codec({}, encode, decode)"
-_PICKLE = "; or pickle it, allow_pickle=True for the checkpoint manager (--allow-pickle)"
 _COMPUTE = "Return what its compute() returns: only keyword arguments of init tasks are computed"
 _CONVERT = "Convert it to a type that can be saved, such as an array of numbers or a list"
+_REGISTER = "Register a codec for it, register_codec({}, encode, decode)"
+_PICKLE = "; or pickle it, allow_pickle=True for the checkpoint manager (--allow-pickle)"
 
 
 # --- shared memory

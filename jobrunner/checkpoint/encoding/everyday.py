@@ -51,10 +51,16 @@ def fields_of(parts: object, *classes: type) -> list[Any]:
 
 
 def _sort_members(members: Collection[Any]) -> list[Any]:
-    """Sort the members of a set: two equal ones must be encoded alike, whatever the hash seed."""
+    """Sort the members of a set, so that equal sets are encoded alike.
+
+    Two runs iterate over a set of texts in different orders, since each hashes texts by a seed of its
+    own. Members of different types cannot be compared, but their texts can.
+    """
 
     def text_of(item: object) -> str:
-        return repr(sorted(map(text_of, item)) if isinstance(item, frozenset) else item)
+        if isinstance(item, frozenset):
+            return repr(sorted(map(text_of, item)))
+        return repr(item)
 
     return sorted(members, key=lambda item: (type(item).__qualname__, text_of(item)))
 
@@ -134,12 +140,13 @@ def _decode_random(state: object) -> random.Random:
 # --- the table
 
 
-def _from(make: Callable[[Any], Any], cls: type) -> Callable[[Any], Any]:
+def made_from(make: Callable[[Any], Any], cls: type) -> Callable[[Any], Any]:
     """Make values of what a codec returned, which must be of exactly this type."""
     return lambda parts: make(expect(cls, parts))
 
 
-def _immutable(cls: type, encode: Any, decode: Any, name: str) -> OwnCodec:
+def immutable(cls: type, encode: Any, decode: Any, name: str) -> OwnCodec:
+    """The codec of a class whose values never change."""
     return OwnCodec(cls, encode, decode, name, is_mutable=False)
 
 
@@ -152,37 +159,37 @@ def _by_arguments(cls: type, name: str, **arguments: type) -> OwnCodec:
     def decode(parts: object) -> object:
         return cls(*fields_of(parts, *arguments.values()))
 
-    return _immutable(cls, encode, decode, name)
+    return immutable(cls, encode, decode, name)
 
 
 CODECS = (
-    OwnCodec(set, _sort_members, _from(set, list), "set"),
+    OwnCodec(set, _sort_members, made_from(set, list), "set"),
     OwnCodec(deque, lambda value: [list(value), value.maxlen], _decode_deque, "deque"),
     OwnCodec(
         defaultdict, _encode_defaultdict, _decode_defaultdict, "defaultdict", keeps_states=True
     ),
     OwnCodec(OrderedDict, _encode_ordered, _decode_ordered, "OrderedDict", keeps_states=True),
-    OwnCodec(Counter, dict, _from(Counter, dict), "Counter"),
+    OwnCodec(Counter, dict, made_from(Counter, dict), "Counter"),
     OwnCodec(random.Random, random.Random.getstate, _decode_random, "random"),
-    OwnCodec(bytearray, bytes, _from(bytearray, bytes), "bytearray"),
-    _immutable(frozenset, _sort_members, _from(frozenset, list), "frozenset"),
+    OwnCodec(bytearray, bytes, made_from(bytearray, bytes), "bytearray"),
+    immutable(frozenset, _sort_members, made_from(frozenset, list), "frozenset"),
     _by_arguments(complex, "complex", real=float, imag=float),
     _by_arguments(range, "range", start=int, stop=int, step=int),
     _by_arguments(dt.timedelta, "timedelta", days=int, seconds=int, microseconds=int),
-    _immutable(dt.date, dt.date.isoformat, dt.date.fromisoformat, "date"),
-    _immutable(dt.time, _encode_time, partial(_decode_time, dt.time), "time"),
-    _immutable(dt.datetime, _encode_time, partial(_decode_time, dt.datetime), "datetime"),
-    _immutable(
+    immutable(dt.date, dt.date.isoformat, dt.date.fromisoformat, "date"),
+    immutable(dt.time, _encode_time, partial(_decode_time, dt.time), "time"),
+    immutable(dt.datetime, _encode_time, partial(_decode_time, dt.datetime), "datetime"),
+    immutable(
         dt.timezone,
         lambda value: list(value.__getinitargs__()),  # its offset, perhaps a name
         lambda parts: dt.timezone(*expect(list, parts)),
         "timezone",
     ),
-    _immutable(zoneinfo.ZoneInfo, _encode_zone, _decode_zone, "zone"),
-    _immutable(Decimal, str, _from(Decimal, str), "decimal"),
-    _immutable(uuid.UUID, str, _from(uuid.UUID, str), "uuid"),
+    immutable(zoneinfo.ZoneInfo, _encode_zone, _decode_zone, "zone"),
+    immutable(Decimal, str, made_from(Decimal, str), "decimal"),
+    immutable(uuid.UUID, str, made_from(uuid.UUID, str), "uuid"),
     *(
-        _immutable(cls, str, partial(_decode_path, cls), cls.__name__)
+        immutable(cls, str, partial(_decode_path, cls), cls.__name__)
         for cls in (PurePosixPath, PureWindowsPath, PosixPath, WindowsPath)
     ),
 )

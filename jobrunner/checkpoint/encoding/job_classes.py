@@ -31,8 +31,10 @@ def name_of(cls: type) -> str:
     """Return the name by which a resume finds a class; raises `UnsuitableError` if it could not."""
     name = f"{cls.__module__}:{cls.__qualname__}"
     module = sys.modules.get(cls.__module__)
-    is_known = cls.__module__ == "__main__" or module is None  # for the client to check
-    if "<" in cls.__qualname__ or not (is_known or _look_up(module, cls.__qualname__) is cls):
+    is_local = "<" in cls.__qualname__
+    # Workers may not have the module of the client's script: then the client looks.
+    is_for_client = module is None or cls.__module__ == "__main__"
+    if is_local or not (is_for_client or _look_up(module, cls.__qualname__) is cls):
         raise UnsuitableError(
             f"a resume could not find its class {name}: it is not at the top level of its module, "
             f"under its own name. Define it there"
@@ -55,15 +57,21 @@ def find_class(name: str) -> type | None:
 
 def find_classes(names: Iterable[str], where: str) -> dict[str, type]:
     """Find classes by name; raises `PlanMismatchError` if one is not there."""
-    located = {name: find_class(name) for name in names}
-    missing = [name for name, cls in located.items() if cls is None]
+    located = {}
+    missing = []
+    for name in names:
+        cls = find_class(name)
+        if cls is None:
+            missing.append(name)
+        else:
+            located[name] = cls
     if missing:
         raise PlanMismatchError(
             f"{where} contains values of {', '.join(missing)}, which this program does not have. "
             f"Define the class under that name at the top level of the job's file, or import its "
             f"module there."
         )
-    return {name: cls for name, cls in located.items() if cls is not None}
+    return located
 
 
 def _modules(name: str) -> Iterator[ModuleType | None]:
@@ -77,11 +85,11 @@ def _modules(name: str) -> Iterator[ModuleType | None]:
 
 def _look_up(module: ModuleType | None, qualified: str) -> object:
     """Look a name up without running code: no ``__getattr__``, no descriptors."""
-    located: Any = module
+    located: object = module
     for part in qualified.split("."):
-        if located is not module and not isinstance(located, type):
+        if not isinstance(located, ModuleType | type):
             return None
-        located = None if located is None else vars(located).get(part)
+        located = vars(located).get(part)
     return located
 
 
@@ -90,14 +98,15 @@ def _look_up(module: ModuleType | None, qualified: str) -> object:
 
 def has_fields(cls: type) -> bool:
     """Whether a class is a named tuple or a dataclass."""
-    return hasattr(cls, "_fields") if issubclass(cls, tuple) else dataclasses.is_dataclass(cls)
+    if issubclass(cls, tuple):
+        return hasattr(cls, "_fields")
+    return dataclasses.is_dataclass(cls)
 
 
 def field_names(cls: Any) -> tuple[str, ...]:
     """The names of the fields of a named tuple or dataclass."""
     if issubclass(cls, tuple):
-        names: tuple[str, ...] = cls._fields
-        return names
+        return tuple(cls._fields)
     return tuple(field.name for field in dataclasses.fields(cls))
 
 
@@ -111,11 +120,14 @@ def state_of(value: Any) -> dict[str, Any]:
         if getattr(value, "__dict__", None) or len(value) != len(names):
             raise UnsuitableError("it has more than its fields")
         return dict(zip(names, value, strict=True))
-    if reason := _unlike_dataclass(type(value)):
+    reason = _unlike_dataclass(type(value))
+    if reason:
         raise UnsuitableError(reason)
-    state = object.__getstate__(value)
-    attributes, slots = state if isinstance(state, tuple) else (state, None)
-    return {**(attributes or {}), **(slots or {})}
+    state: Any = object.__getstate__(value)
+    if isinstance(state, tuple):  # of a class with slots
+        attributes, slots = state
+        return {**(attributes or {}), **slots}
+    return state or {}
 
 
 def _unlike_dataclass(cls: Any) -> str:
@@ -135,22 +147,15 @@ def make_instance(cls: Any, names: Sequence[str], state: dict[str, Any], where: 
 
     Raises `CheckpointError` if the class has changed since.
     """
-    is_tuple = issubclass(cls, tuple)
-    present = field_names(cls) if has_fields(cls) else ()
-    change = "" if is_tuple else _unlike_dataclass(cls)
-    if not has_fields(cls):
-        change = "it is no named tuple or dataclass any more"
-    elif sorted(present) != sorted(names):
-        fields = ", ".join(sorted(names))
-        change = f"it was saved with the fields {fields}, but now has {', '.join(sorted(present))}"
+    change = _find_change(cls, sorted(names))
     if change:
         raise CheckpointError(
             f"{where} is whole, but the class {cls.__module__}:{cls.__qualname__} has changed: "
             f"{change}. Change the class back, or start afresh (resume_from_epoch=None, "
             f"--resume none)."
         )
-    if is_tuple:
-        return tuple.__new__(cls, [state[name] for name in present])
+    if issubclass(cls, tuple):
+        return tuple.__new__(cls, [state[name] for name in field_names(cls)])
     instance: Any = object.__new__(cls)
     for name, value in state.items():
         slot = inspect.getattr_static(cls, name, None)
@@ -159,6 +164,19 @@ def make_instance(cls: Any, names: Sequence[str], state: dict[str, Any], where: 
         else:
             vars(instance)[name] = value
     return instance
+
+
+def _find_change(cls: Any, names: list[str]) -> str:
+    """What has changed of a class whose values had fields of these sorted names; empty: nothing."""
+    if not has_fields(cls):
+        return "it is no named tuple or dataclass any more"
+    present = sorted(field_names(cls))
+    if present != names:
+        fields = ", ".join(names)
+        return f"it was saved with the fields {fields}, but now has {', '.join(present)}"
+    if issubclass(cls, tuple):
+        return ""
+    return _unlike_dataclass(cls)
 
 
 # --- pickles

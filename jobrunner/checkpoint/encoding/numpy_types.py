@@ -16,7 +16,7 @@ from jobrunner.checkpoint.encoding.dtypes import (
     dtype_to_spec,
     without_padding,
 )
-from jobrunner.checkpoint.encoding.everyday import expect, fields_of
+from jobrunner.checkpoint.encoding.everyday import expect, fields_of, immutable, made_from
 from jobrunner.names import is_clean
 
 _BIT_GENERATORS: dict[str, Any] = {
@@ -52,10 +52,6 @@ def _decode_scalar(parts: object) -> Any:
         raise TypeError(f"there is no scalar of {dtype}")
     (scalar,) = np.frombuffer(bytes.fromhex(digits), dtype)
     return scalar
-
-
-def _decode_bytes(data: object) -> np.bytes_:
-    return np.bytes_(expect(bytes, data))
 
 
 # --- arrays of objects
@@ -105,14 +101,17 @@ def _decode_bit_generator(parts: object) -> Any:
 
 
 def _make_bit_generator(state: Any) -> Any:
-    """Make a bit generator; NumPy reads where a state says that it is in its buffer, unchecked."""
+    """Make a bit generator for a state.
+
+    NumPy keeps some random numbers ready in a buffer. Where in it the state says that it is, there it
+    reads, unchecked: a stranger's state could point to any memory of this process.
+    """
     name = state["bit_generator"]
+    position, end = 0, 0
     if name == "MT19937":
         position, end = state["state"]["pos"], 624
     elif name == "Philox":
         position, end = state["buffer_pos"], 4
-    else:
-        position, end = 0, 0
     if not 0 <= position <= end:
         raise ValueError(f"its position in its buffer is not between 0 and {end}")
     return _BIT_GENERATORS[name](0)
@@ -134,8 +133,9 @@ def _decode_seeds(parts: object) -> np.random.SeedSequence:
 
 
 def _check_seeds(entropy: Any, spawn_key: Any) -> None:
-    seeds = entropy if isinstance(entropy, list | tuple) else [entropy]
-    for seed in (*seeds, *spawn_key):
+    if not isinstance(entropy, list | tuple):
+        entropy = [entropy]
+    for seed in (*entropy, *spawn_key):
         if type(seed) is int and seed.bit_length() > _MOST_SEED_BITS:
             raise UnsuitableError(f"an int in it has more than {_MOST_SEED_BITS} bits")
 
@@ -160,8 +160,8 @@ CODECS = (
     OwnCodec(
         np.generic, _encode_scalar, _decode_scalar, "scalar", subclasses=True, is_mutable=False
     ),
-    OwnCodec(np.str_, str, lambda text: np.str_(expect(str, text)), "np.str_", is_mutable=False),
-    OwnCodec(np.bytes_, bytes, _decode_bytes, "np.bytes_", is_mutable=False),
+    immutable(np.str_, str, made_from(np.str_, str), "np.str_"),
+    immutable(np.bytes_, bytes, made_from(np.bytes_, bytes), "np.bytes_"),
     OwnCodec(
         np.random.Generator, lambda value: [value.bit_generator], _decode_generator, "np.Generator"
     ),

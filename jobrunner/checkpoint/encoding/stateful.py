@@ -67,7 +67,9 @@ def join_states(parts: Sequence[object], new_parts: int, where: str) -> Stateful
     states = []
     classes: dict[str, None] = {}  # in their order
     for part in parts:
-        saved = part.value if isinstance(part, StatefulBlob) else part
+        saved = part
+        if isinstance(part, StatefulBlob):
+            saved = part.value
         if isinstance(saved, SavedState):
             states.append(saved.state)
             classes[saved.cls] = None
@@ -84,22 +86,25 @@ def join_states(parts: Sequence[object], new_parts: int, where: str) -> Stateful
 
 def _merge(saved: Any, current: Any, where: str, merged: dict[int, Any]) -> Any:
     """Put the objects of a blob in the places of their states; `merged` has those that are, by `id`."""
-    cls = type(saved)
-    if cls is tuple:
+    if type(saved) is tuple:
         items = []
         for i, item in enumerate(saved):
             items.append(_merge(item, _item(current, i), f"{where}[{i}]", merged))
         return tuple(items)
     if id(saved) in merged:
         return merged[id(saved)]
-    if cls is SavedState:
+    merged[id(saved)] = saved
+    if isinstance(saved, SavedState):
         _load(saved, current, where)
         merged[id(saved)] = current
         return current
-    if cls is list or isinstance(saved, dict):
-        merged[id(saved)] = saved
-        for key, item in enumerate(saved) if cls is list else list(saved.items()):
-            saved[key] = _merge(item, _item(current, key), f"{where}[{key!r}]", merged)
+    places: Any = ()
+    if type(saved) is list:
+        places = enumerate(saved)
+    elif isinstance(saved, dict):
+        places = list(saved.items())
+    for key, item in places:
+        saved[key] = _merge(item, _item(current, key), f"{where}[{key!r}]", merged)
     return saved
 
 
@@ -113,15 +118,16 @@ def _item(current: Any, key: Any) -> Any:
 
 def _load(saved: SavedState, current: Any, where: str) -> None:
     """Load a state into an object."""
+    name = "nothing"
+    if current is not None:
+        name = name_class(current)
     if not has_state(type(current)):
         class_of_state = f" of class {saved.cls}" if saved.cls else ""
-        present = "nothing" if current is None else name_class(current)
         raise PlanMismatchError(
-            f"{where}: expected an object{class_of_state} to load the state into, found {present}. "
+            f"{where}: expected an object{class_of_state} to load the state into, found {name}. "
             f"Make the object in a task of the job's init group, or read the state without the "
             f"job: manager.open(epoch)[node][blob]."
         )
-    name = name_class(current)
     # A script's module has another name if another program imports it.
     if saved.cls and not saved.cls.endswith(f".{type(current).__qualname__}"):
         raise PlanMismatchError(
@@ -129,8 +135,9 @@ def _load(saved: SavedState, current: Any, where: str) -> None:
             f"{name}. Make the same class in the init task, or start afresh "
             f"(resume_from_epoch=None, --resume none)."
         )
-    joined = saved.state if isinstance(saved.state, JoinedStates) else None
-    state = saved.state if joined is None else _merge_states(joined.states, current, where)
+    state = saved.state
+    if isinstance(state, JoinedStates):
+        state = _merge_states(state.states, current, where)
     whole = "the saved state is whole, but " if saved.cls else ""
     with _calling(
         f"{where}: {whole}load_state_dict of {name}",
@@ -139,15 +146,21 @@ def _load(saved: SavedState, current: Any, where: str) -> None:
         where,
     ):
         current.load_state_dict(state)
-    if name.startswith("jobrunner.data.") and joined is not None:
-        # Else two nodes read the same records, or none reads some.
-        _, num_shards = current.state_dict()["shard"]
-        if num_shards != joined.new_parts:
-            raise PlanMismatchError(
-                f"{where}: expected a shard of {joined.new_parts}, one for each node that has this "
-                f"partitioned blob, found one of {num_shards}. Make it with "
-                f"sharded(i, {joined.new_parts})."
-            )
+    if isinstance(saved.state, JoinedStates) and name.startswith("jobrunner.data."):
+        _check_shard(current, saved.state.new_parts, where)
+
+
+def _check_shard(reader: Any, new_parts: int, where: str) -> None:
+    """Check that a reader of records reads one of so many parts.
+
+    Else two nodes would read the same records, or none would read some.
+    """
+    _, num_shards = reader.state_dict()["shard"]
+    if num_shards != new_parts:
+        raise PlanMismatchError(
+            f"{where}: expected a shard of {new_parts}, one for each node that has this "
+            f"partitioned blob, found one of {num_shards}. Make it with sharded(i, {new_parts})."
+        )
 
 
 def _merge_states(states: list[Any], current: Any, where: str) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 from jobrunner.checkpoint.encoding.codecs import InvalidTreeError
 from jobrunner.checkpoint.encoding.dtypes import Tree
 
-_WITH_ARRAY = frozenset({"array", "numbers", "bytes", "json"})
-"""Kinds of which an index is that of an array."""
+_WITH_ARRAY = frozenset({"numbers", "bytes", "json"})
+"""Kinds that are made of an array, given by its index."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,8 +57,10 @@ def _outline(tree: Tree, array: Callable[[int], Any]) -> Any:
         return {key: _outline(item, array) for key, item in tree.items()}
     kind, content = tree["$"], tree["of"]
     if kind in _WITH_ARRAY and type(content) is int:
-        return array(content) if kind == "array" else Unmade(kind, array(content))
+        return Unmade(kind, array(content))
     match kind:
+        case "array":
+            return array(content)
         case "int":
             return int(content, 16)
         case "float":
@@ -72,4 +74,6 @@ def _outline(tree: Tree, array: Callable[[int], Any]) -> Any:
         case "codec":
             return Unmade(f"codec {content[0]}", _outline(content[1], array))
     parts = _outline(content, array)
-    return tuple(parts) if kind == "tuple" and type(parts) is list else Unmade(kind, parts)
+    if kind == "tuple" and type(parts) is list:
+        return tuple(parts)
+    return Unmade(kind, parts)

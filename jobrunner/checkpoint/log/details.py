@@ -149,7 +149,9 @@ def strict_json(value: Any) -> Any:
         # UTF-8 has no lone surrogates, which file names may have.
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, float):
-        return value if math.isfinite(value) else {"$float": repr(value)}
+        if math.isfinite(value):
+            return value
+        return {"$float": repr(value)}
     if isinstance(value, int):
         if abs(value) >= _LARGEST:
             raise ValueError(f"an int has more than {MOST_DIGITS:,} digits")
@@ -173,5 +175,6 @@ def loose_json(value: Any) -> Any:
         return value
     if value.keys() == {"$float"}:
         return float(str(value["$float"]))
-    tree = value["$plain"] if value.keys() == {"$plain"} else value
-    return {key: loose_json(item) for key, item in tree.items()}
+    if value.keys() == {"$plain"}:
+        value = value["$plain"]
+    return {key: loose_json(item) for key, item in value.items()}

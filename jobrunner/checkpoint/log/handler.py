@@ -121,7 +121,7 @@ class FileMetadataHandler:
     @checked
     def __init__(self, files: Annotated[Files, FILES] | None = None) -> None:
         self._given = files
-        self._files = files if files is not None else PosixFiles()
+        self._files = files or PosixFiles()
         self._directory = ""
 
     def set_params(self, path: str, node_names: Sequence[str]) -> None:

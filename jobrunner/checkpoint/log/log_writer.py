@@ -108,7 +108,7 @@ class LogWriter:
 
     def known(self) -> State:
         """The state as last read or written; reads only if there is none."""
-        return self.refresh() if self._state is None else self._state
+        return self._state or self.refresh()
 
     def read_entry(self, number: int) -> LogEntry:
         """Read entry `number`, which must exist; from memory if it was one of the last read."""
@@ -148,9 +148,11 @@ class LogWriter:
         except LaterVersionError as error:
             raise LaterVersionError(f"{self._path}: {error}", path=error.path) from error
         except CheckpointCorruptError as error:
-            place = "" if self._path in str(error) else f"{self._path}: "
+            text = str(error)
+            if self._path not in text:
+                text = f"{self._path}: {text}"
             raise CheckpointCorruptError(
-                f"{place}{error} Restore the entry from a copy, or run `jobrunner fsck "
+                f"{text} Restore the entry from a copy, or run `jobrunner fsck "
                 f"{self._path}` to see what can be proven without it and `jobrunner fsck "
                 f"{self._path} --repair` to continue from that.",
                 path=error.path,
@@ -195,11 +197,7 @@ class LogWriter:
                 if entry is not None:
                     return entry
 
-    def begin(
-        self,
-        upto: Position,
-        names: Iterable[str],
-    ) -> Attempt:
+    def begin(self, upto: Position, names: Iterable[str]) -> Attempt:
         """Append a ``begin``; the attempt may write stores up to `upto`.
 
         `names` are those in the directory when the run took it. Raises like `append`.
@@ -271,7 +269,7 @@ class LogWriter:
     def _append(self, kind: type[Kind], run: str, fields: Mapping[str, Any]) -> Kind | None:
         """Append an entry; None if its number was taken, and that entry is read now."""
         state = self.known()
-        entry = self._make(kind, run, fields)
+        entry = make_entry(kind, state.number + 1, run, **fields)
         tree = entry_to_json(entry)
         # Nothing is written that could not be read again.
         parse_entry(tree, f"New entry {entry.number}")
@@ -290,24 +288,22 @@ class LogWriter:
             self._keep_state(state)
             return entry
         ids = self._read_on(state)
-        if ids is not None and not ids:
+        if ids is None:
+            return None
+        if not ids:
             raise CheckpointWriteError(
                 f"{self._path}: the metadata handler {type(self.handler).__name__} refused entry "
                 f"{entry.number} as taken, but returns no entry with that number. Test it with "
                 f"jobrunner.testing.contracts."
             )
         # It may be this very entry, if the reply to an earlier try was lost.
-        return entry if ids is not None and entry.id in ids else None
-
-    def _make(self, kind: type[Kind], run: str, fields: Mapping[str, Any]) -> Kind:
-        return make_entry(kind, self.known().number + 1, run, **fields)
+        return entry if entry.id in ids else None
 
     def _keep_state(self, state: State) -> None:
         handler = self.handler
         interval = max(STATE_INTERVAL, len(state.recorded) // 64)
-        if not isinstance(handler, FileMetadataHandler):
-            return
-        if state.number - self._kept < interval:
+        is_due = state.number >= self._kept + interval
+        if not is_due or not isinstance(handler, FileMetadataHandler):
             return
         self._kept = state.number
         try:
@@ -330,7 +326,9 @@ def read_state(handler: MetadataHandler) -> State:
     Raises CheckpointCorruptError if an entry that is needed is damaged or missing.
     """
     last = handler.last_number()
-    kept = handler.state() if isinstance(handler, FileMetadataHandler) else None
+    kept = None
+    if isinstance(handler, FileMetadataHandler):
+        kept = handler.state()
     if kept is not None:
         try:
             state = State.from_bytes(kept)

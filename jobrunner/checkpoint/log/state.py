@@ -51,7 +51,9 @@ class Attempt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def label_of(self, at: Position) -> int:
         """The label in the names of its stores at a position; 0: they have none."""
         is_new = self.after is None or at > self.after
-        return 0 if is_new and at not in self.occupied else self.label
+        if is_new and at not in self.occupied:
+            return 0
+        return self.label
 
     def store_name(self, node: str, at: Position) -> str:
         """The name of a node's store at a position."""
@@ -139,6 +141,9 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     def _is_in_repair(self) -> bool:
         return self.holder is not None and self.holder.is_repair
 
+    def _is_by_holder(self, entry: LogEntry) -> bool:
+        return self.holder is not None and self.holder.run == entry.run
+
     # --- what becomes of a store
 
     def has_claimed(self, key: StoreKey) -> bool:
@@ -190,8 +195,9 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
         if self.is_unsure:
             # An entry that is lost may be the one that this entry follows from.
             return
-        holder = None if self.holder is None else self.holder.run
-        if isinstance(entry, HolderEntry) and entry.run != holder:
+        is_foreign = isinstance(entry, HolderEntry) and not self._is_by_holder(entry)
+        if is_foreign:
+            holder = self.holder and self.holder.run
             raise CheckpointCorruptError(
                 f"Entry {entry.number} ({entry.kind}) of the log is by run {entry.run}, but run "
                 f"{holder} holds the directory at that point. The metadata handler let a run write "
@@ -228,8 +234,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     def apply(self, entry: LogEntry) -> None:
         """Take in the next entry; raises CheckpointCorruptError if it cannot be that."""
         self.check(entry)
-        is_by_holder = self.holder is not None and entry.run == self.holder.run
-        if isinstance(entry, HolderEntry) and not is_by_holder:
+        if isinstance(entry, HolderEntry) and not self._is_by_holder(entry):
             # Its ``run`` entry is lost. The repair will take the directory from it.
             self.holder = Holder(entry.number, entry.run)
         match entry:
@@ -275,7 +280,10 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
             occupied=tuple(at for at, label in entry.strangers if not label),
         )
         self.label = max(self.label, entry.label)
-        (self.aside if self._is_in_repair else self.strangers).update(entry.strangers)
+        if self._is_in_repair:
+            self.aside.update(entry.strangers)
+        else:
+            self.strangers.update(entry.strangers)
         self.upto = _later(self.upto, entry.upto)
 
     def _commit(self, entry: CommitEntry) -> None:
@@ -304,7 +312,9 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
             self.recorded = dict(sorted(self.recorded.items()))
         attempt = self.attempt
         if attempt is not None and attempt.number == entry.begin:
-            last = entry.records[-1].at if entry.records else attempt.last
+            last = attempt.last
+            if entry.records:
+                last = entry.records[-1].at
             upto = entry.upto or attempt.upto
             self.attempt = msgspec.structs.replace(attempt, last=last, upto=upto)
             self.upto = _later(self.upto, upto)
@@ -356,8 +366,8 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     def to_bytes(self) -> bytes:
         """The state as JSON."""
         tree = {"format": FORMAT, **msgspec.structs.asdict(self)}
-        for name in ("recorded", "labels", "pins", "histories"):
-            tree[name] = list(tree[name].items())  # no key of an object is a position
+        for name in _MAPPINGS:
+            tree[name] = list(tree[name].items())
         for name in ("nodes", "aside", "strangers"):
             tree[name] = sorted(tree[name])
         return msgspec.json.encode(tree, enc_hook=to_json)
@@ -368,15 +378,12 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
         tree = msgspec.json.decode(data, type=dict[str, Any])
         if tree.pop("format", None) != FORMAT:
             raise ValueError("it has another format")
-        recorded = _pairs(tree.pop("recorded", None), Natural)
-        labels = _pairs(tree.pop("labels", None), Natural)
-        pins = _pairs(tree.pop("pins", None), tuple[str, ...])
-        histories = tree.pop("histories", [])
+        mappings: dict[str, Any] = {}
+        for name, kind in _MAPPINGS.items():
+            pairs = msgspec.convert(tree.pop(name, None), kind, dec_hook=from_json)
+            mappings[name] = dict(sorted(pairs))
         state = msgspec.convert(tree, cls, dec_hook=from_json)
-        state.recorded = dict(sorted(recorded))
-        state.labels, state.pins = dict(labels), dict(pins)
-        kind = list[tuple[StoreKey, HistoryLabel]]
-        state.histories = dict(msgspec.convert(histories, kind, dec_hook=from_json))
+        state = msgspec.structs.replace(state, **mappings)
         if any(number > state.number for number in state.recorded.values()):
             raise ValueError("it records epochs by later entries")
         return state
@@ -387,8 +394,13 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
         return State(**facts)
 
 
-def _pairs(tree: object, kind: Any) -> Any:
-    return msgspec.convert(tree, list[tuple[Position, kind]], dec_hook=from_json)
+_MAPPINGS: dict[str, Any] = {
+    "recorded": list[tuple[Position, Natural]],
+    "labels": list[tuple[Position, Natural]],
+    "pins": list[tuple[Position, tuple[str, ...]]],
+    "histories": list[tuple[StoreKey, HistoryLabel]],
+}
+"""Fields that are lists of pairs in JSON, where no key of an object is a position."""
 
 
 def _later(first: Position | None, second: Position | None) -> Position | None:

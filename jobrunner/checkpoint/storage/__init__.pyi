@@ -4,6 +4,7 @@ from .object_files import (
 from .parallel import (
     REMOVALS as REMOVALS,
     THREADS as THREADS,
+    Jobs as Jobs,
     run_all as run_all,
     run_gently as run_gently,
 )

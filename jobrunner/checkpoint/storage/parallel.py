@@ -19,6 +19,9 @@ REMOVALS = 4
 
 _WORTH_A_THREAD_BYTES = 1 << 20
 
+Jobs = list[Callable[[], object]]
+"""Work that several threads may do in any order."""
+
 _LOW_PRIORITY = 15
 """A nice value."""
 

@@ -88,23 +88,12 @@ class PosixFiles:
             return path
         for root in self._roots:
             if f"{path}/".startswith(root):
-                place = root[:-1]
-                for name in path[len(root) :].split("/"):
-                    if name == "..":
-                        raise refuse(path, "outside of its directory")
-                    place = os.path.join(place, name)
-                    try:
-                        mode = os.lstat(place).st_mode
-                    except _GONE:
-                        break  # whatever is done there says so
-                    kind = _FOREIGN_KINDS.get(stat.S_IFMT(mode))
-                    if kind is not None and name:
-                        raise refuse(place, kind)
+                _check_below(root, path)
                 break
         return path
 
     def _check_way(self, path: str) -> str:
-        """Return the path of a name that is not followed, once no link leads to it."""
+        """Return a path, whose last name is not followed, once no link leads to its directory."""
         self._check(os.path.dirname(path))
         return path
 
@@ -142,17 +131,19 @@ class PosixFiles:
                 for start in range(0, len(buffer), BLOCK_BYTES):
                     block = buffer[start : start + BLOCK_BYTES]
                     digest.update(block)
-                    self.before("write", path)
-                    written = os.write(descriptor, block)
-                    while written < len(block):
-                        self.before("write", path)
-                        written += os.write(descriptor, block[written:])
+                    self._write_all(path, descriptor, block)
                     if len(block) == BLOCK_BYTES:
                         _start_writing_back(descriptor, position)
                     position += len(block)
         finally:
             os.close(descriptor)  # some network file systems report a full disk only here
         return digest.hexdigest()
+
+    def _write_all(self, path: str, descriptor: int, data: bytes | memoryview) -> None:
+        """Write data, of which the system may take only a part at a time."""
+        while data:
+            self.before("write", path)
+            data = data[os.write(descriptor, data) :]
 
     def write_at(self, path: str, start: int, buffers: Buffers, nbytes: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
@@ -161,11 +152,8 @@ class PosixFiles:
             if os.fstat(descriptor).st_size != nbytes:
                 self.before("create", path)
                 os.ftruncate(descriptor, nbytes)
-            data = memoryview(b"".join(buffers))
-            while data:
-                self.before("write", path)
-                written = os.pwrite(descriptor, data, start)
-                start, data = start + written, data[written:]
+            os.lseek(descriptor, start, os.SEEK_SET)
+            self._write_all(path, descriptor, b"".join(buffers))
         finally:
             os.close(descriptor)
 
@@ -197,18 +185,15 @@ class PosixFiles:
         try:
             self.write(temporary, [data])
             try:
-                self.sync_path(temporary)
-            except FileNotFoundError:
-                if not self.is_taken(path):
-                    raise
-                return False  # the writer that won has removed it
-            try:
+                self.sync_path(temporary)  # fails if a writer that won has removed it
                 self.before("link", path)
                 self._link(temporary, path)
             except OSError as error:
                 present = self.read(path)
                 if present is None:
-                    raise _explain_link(error, path) from error
+                    if error.errno in _WITHOUT_LINKS:
+                        raise _need_links(error.errno, path) from error
+                    raise
                 if present != data:
                     return False
         finally:
@@ -294,10 +279,7 @@ class PosixFiles:
         # Opened first: syncfs reports all failures since then, also in the background.
         descriptor = os.open(self._check(path), os.O_RDONLY | os.O_DIRECTORY)
         try:
-            try:
-                yield
-            finally:
-                self._made.clear()
+            yield
             if self.has_syncfs:
                 self.before("syncfs", path)
                 number = self._sync_file_system(descriptor)
@@ -306,13 +288,16 @@ class PosixFiles:
                 if number not in _WITHOUT_SYNCFS:
                     raise OSError(number, os.strerror(number), path)
         finally:
+            self._made.clear()
             os.close(descriptor)
         for name in names:
             root = join_path(path, name)
             for entry in self._walk(root):
                 self.sync_path(entry.path)
             self.sync_path(root)
-        for directory in (path,) if changed is None else changed:
+        if changed is None:
+            changed = [path]
+        for directory in changed:
             self.sync_path(directory)
 
     @property
@@ -322,7 +307,9 @@ class PosixFiles:
 
     def _sync_file_system(self, descriptor: int) -> int:
         """Make a whole file system durable; returns an errno, 0 if it is."""
-        return 0 if _syncfs(descriptor) == 0 else ctypes.get_errno()
+        if _syncfs(descriptor) == 0:
+            return 0
+        return ctypes.get_errno()
 
     # --- reading
 
@@ -410,7 +397,9 @@ class PosixFiles:
                     attributes = entry.stat(follow_symlinks=False)
                 except _GONE:  # meanwhile
                     continue
-                size = attributes.st_size if stat.S_ISREG(attributes.st_mode) else -1
+                size = -1
+                if stat.S_ISREG(attributes.st_mode):
+                    size = attributes.st_size
                 yield entry.path[len(path) + 1 :], size
 
     def _walk(self, path: str, level: int = 0) -> Iterator[os.DirEntry[str]]:
@@ -422,6 +411,22 @@ class PosixFiles:
                 with contextlib.suppress(*_GONE):  # meanwhile
                     yield from self._walk(entry.path, level + 1)
             yield entry
+
+
+def _check_below(root: str, path: str) -> None:
+    """Refuse a link, pipe or device between a directory, given with its slash, and a path."""
+    place = root
+    for name in path[len(root) :].split("/"):
+        if name == "..":
+            raise refuse(path, "outside of its directory")
+        place = os.path.join(place, name)  # with a slash, if it is the directory itself
+        try:
+            mode = os.lstat(place).st_mode
+        except _GONE:
+            return  # whatever is done there says so
+        kind = _FOREIGN_KINDS.get(stat.S_IFMT(mode))
+        if kind is not None:
+            raise refuse(place, kind)
 
 
 def _refuse_depth(path: str) -> OSError:
@@ -442,16 +447,13 @@ def _name_temporary(path: str) -> str:
     return os.path.join(directory, f".{name}.{secrets.token_hex(8)}.tmp")
 
 
-def _explain_link(error: OSError, path: str) -> OSError:
-    """The error to raise if an entry of the log cannot be linked."""
-    if error.errno in _WITHOUT_LINKS:
-        return OSError(
-            error.errno,
-            "this file system has no hard links, which the log needs to create its entries "
-            "atomically; use a directory on another file system",
-            path,
-        )
-    return error
+def _need_links(number: int, path: str) -> OSError:
+    return OSError(
+        number,
+        "this file system has no hard links, which the log needs to create its entries atomically; "
+        "use a directory on another file system",
+        path,
+    )
 
 
 def _start_writing_back(descriptor: int, start: int) -> None:

@@ -6,7 +6,6 @@ from jobrunner.checkpoint.store.document import (
     DOCUMENT_MOST_BYTES,
     RecordEntry,
     StoreDocument,
-    encode_json,
     is_sealed,
 )
 from jobrunner.checkpoint.store.history_reader import (

@@ -92,10 +92,10 @@ class GroupDocument(JSONObject, tag_field="node_type", tag="group"):
     attributes: dict[str, Any] = {}
 
 
+# Made once: two threads that first use a type at the same time would crash.
 _DECODER = msgspec.json.Decoder(ArrayDocument | GroupDocument)
-_ENCODER = msgspec.json.Encoder()
 
-GROUP = _ENCODER.encode(GroupDocument())
+GROUP = msgspec.json.encode(GroupDocument())
 """The document of any group but that of the store."""
 
 
@@ -146,7 +146,7 @@ def describe_array(
         attributes=attributes,
         dimension_names=_name_dimensions(shape, dims),
     )
-    return _ENCODER.encode(document)
+    return msgspec.json.encode(document)
 
 
 def _name_dimensions(shape: Sequence[int], dims: Sequence[str]) -> list[str | None]:
@@ -238,34 +238,35 @@ def _read_grid(document: ArrayDocument, own: OwnAttributes) -> tuple[Grid, Zstd 
 def _check_sizes(array: StoredArray) -> None:
     """Check that there are as many files as chunks, each as long as it must be, or long enough."""
     grid = array.grid
-    if len(array.files) != (0 if 0 in grid.shape else grid.num_chunks):
+    if len(array.files) != grid.num_chunks:
         raise ValueError(f"expected {grid.num_chunks} files, found {len(array.files)}")
-    dtype = _dtype(array.dtype)
-    item_bytes = 1
-    if dtype is not None:
-        item_bytes = 4 if is_text(dtype) else dtype.itemsize
-        if not item_bytes or dtype.subdtype:
-            raise ValueError(f"the items of an array are never of the dtype {dtype}")
-    items = max(math.prod(max(1, size) for size in grid.shape), math.prod(grid.chunk_shape))
-    if item_bytes * items > _MOST_BYTES:
+    item_bytes, is_exact = _item_bytes(array.dtype)
+    items = math.prod(max(1, size) for size in grid.shape)
+    chunk_items = math.prod(grid.chunk_shape)
+    if item_bytes * max(items, chunk_items) > _MOST_BYTES:
         raise ValueError(f"an array of shape {list(grid.shape)} does not fit into memory")
-    chunk_bytes = item_bytes * math.prod(grid.chunk_shape)
+    chunk_bytes = item_bytes * chunk_items
     for size in {size for size, _ in array.files}:
         if array.zstd is not None:
             is_possible = size * MOST_RATIO >= chunk_bytes
-        elif dtype is None or is_text(dtype):
-            is_possible = size >= chunk_bytes
-        else:
+        elif is_exact:
             is_possible = size == chunk_bytes
+        else:
+            is_possible = size >= chunk_bytes
         if not is_possible:
             raise ValueError(f"a file has {size} bytes, and its chunk {chunk_bytes}")
 
 
-def _dtype(spec: Spec) -> np.dtype[Any] | None:
-    """Return the dtype; None if this platform lacks it."""
+def _item_bytes(spec: Spec) -> tuple[int, bool]:
+    """Return the bytes that an item takes at least, and whether it takes exactly so many."""
     try:
-        return dtype_from_spec(spec)
+        dtype = dtype_from_spec(spec)
     except UnsupportedDtypeError:
-        return None
+        return 1, False
     except ValueError as error:
         raise ValueError(f"`dtype`: {error}") from None
+    if is_text(dtype):
+        return 4, False
+    if not dtype.itemsize or dtype.subdtype:
+        raise ValueError(f"the items of an array are never of the dtype {dtype}")
+    return dtype.itemsize, True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 
 from jobrunner.checkpoint.encoding import Array, UnsupportedDtypeError, dtype_from_spec
+from jobrunner.checkpoint.storage import Jobs
 from jobrunner.checkpoint.store.array_document import File, StoredArray
 from jobrunner.checkpoint.store.chunks import (
     Grid,
@@ -27,20 +28,16 @@ from jobrunner.checkpoint.store.damage import VerifiedFiles, damage
 from jobrunner.errors import CheckpointError
 from jobrunner.names import ROOT_DOCUMENT
 
-Jobs = list[Callable[[], None]]
-"""Work that several threads may do in any order."""
-
 
 class ArrayReader:
-    """Reads an array of a store, or a row of a stack of arrays as if it were one.
+    """Reads an array of a store.
 
     Making one raises if this platform lacks its dtype.
     """
 
-    def __init__(self, files: VerifiedFiles, array: StoredArray, row: int | None = None) -> None:
+    def __init__(self, files: VerifiedFiles, array: StoredArray) -> None:
         self.array = array
-        self.row = row
-        self.grid = array.grid if row is None else _grid_of_row(array.grid)
+        self.grid = array.grid
         self._files = files
         try:
             self.dtype = dtype_from_spec(array.dtype)
@@ -61,9 +58,7 @@ class ArrayReader:
         return math.prod(self.grid.shape) * self.dtype.itemsize
 
     def digests(self) -> list[str]:
-        """The digests of its chunks: of a row, that of the chunk that it would have."""
-        if self.row is not None:
-            return [xxhash.xxh3_128_hexdigest(self.read_chunk(()))]
+        """The digests of its chunks."""
         return [digest for _, digest in self.array.files]
 
     def read(self) -> tuple[Array, Jobs]:
@@ -75,9 +70,7 @@ class ArrayReader:
         return result, jobs
 
     def read_whole(self) -> Array:
-        """Read the array; a row does not keep the memory of the others."""
-        if self.row is not None:
-            return ArrayReader(self._files, self.array).read_whole()[self.row, ...].copy(order="K")
+        """Read the array."""
         data, jobs = self.read()
         for job in jobs:
             job()
@@ -85,11 +78,8 @@ class ArrayReader:
 
     def read_slice(self, axis: int, start: int, stop: int) -> tuple[Array, Jobs]:
         """Return a part along an axis, to be filled, and the jobs that fill it from its chunks."""
-        if self.row is not None:
-            index = (slice(None),) * axis
-            return self.read_whole()[(*index, slice(start, stop))], []
-        along = axis if self.grid.order is None else self.grid.order.index(axis)
         shape = list(self.grid.shape)
+        along = to_memory(range(len(shape)), self.grid.order).index(axis)
         shape[along] = stop - start
         result, data = self._allocate(shape)
         jobs: Jobs = []
@@ -119,8 +109,8 @@ class ArrayReader:
             chunk = decode_chunk(data, self.grid, self.dtype, self.array.zstd)
             # With the ellipses, an array without axes stays one. What is left over is padding.
             wanted: Any = (*inside, ...)
-            content: Any = tuple(slice(size) for size in target.shape)
-            target[...] = chunk[wanted][(*content, ...)]
+            content: Any = (*map(slice, target.shape), ...)
+            target[...] = chunk[wanted][content]
 
     def _begins_with(self, part: Array) -> bool:
         """Whether the file of a chunk begins with the bytes of its part, as they lie in memory."""
@@ -128,14 +118,9 @@ class ArrayReader:
         is_padded_at_the_end = padding_is_last(part.shape, self.grid.chunk_shape)
         return is_plain and part.flags.c_contiguous and is_padded_at_the_end
 
-    def read_chunk(self, at: Sequence[int]) -> bytes:
+    def read_chunk(self, place: Sequence[int]) -> bytes:
         """Read a chunk, not compressed, at coordinates in the order of the array's own axes."""
-        if self.row is not None:
-            stack = ArrayReader(self._files, self.array)
-            data = stack.read_chunk((0,) * len(stack.shape))
-            step = len(data) // stack.shape[0]
-            return data[self.row * step : (self.row + 1) * step]
-        corner = to_memory(at, self.grid.order)
+        corner = to_memory(place, self.grid.order)
         path = f"{self.array.path}/{self.grid.key(corner)}"
         data = self._files.read(path, self.array.files[self.grid.number_at(corner)])
         with self._decoding(path):
@@ -158,7 +143,9 @@ class ArrayReader:
                 f"The array {self.array.path} in {self._files.root}, {self.dtype}{list(shape)}, "
                 f"does not fit into memory: {error}. Read it where there is more."
             ) from error
-        return data.transpose(np.argsort(order)) if order else data, data
+        if not order:
+            return data, data
+        return data.transpose(np.argsort(order)), data
 
     @contextlib.contextmanager
     def _decoding(self, path: str) -> Iterator[None]:
@@ -170,7 +157,34 @@ class ArrayReader:
             raise damage(document, f"does not describe {path}: {error}") from error
 
 
-def _grid_of_row(stack: Grid) -> Grid:
-    shape = stack.shape[1:]
-    order = None if stack.order is None else tuple(axis - 1 for axis in stack.order[1:])
-    return Grid(shape, shape, order, stack.item_axis)
+class RowReader(ArrayReader):
+    """Reads a row of a stack as if it were an array of one chunk: the stack is short, and read whole."""
+
+    def __init__(self, files: VerifiedFiles, stack: StoredArray, row: int) -> None:
+        super().__init__(files, stack)
+        self._stack = ArrayReader(files, stack)
+        self._row = row
+        shape = self.grid.shape[1:]
+        order = self.grid.order
+        if order is not None:
+            order = tuple(axis - 1 for axis in order[1:])
+        self.grid = Grid(shape, shape, order, self.grid.item_axis)
+
+    def digests(self) -> list[str]:
+        """The digest that its chunk would have: the same as that of an equal array of its own."""
+        return [xxhash.xxh3_128_hexdigest(self.read_chunk(()))]
+
+    def read(self) -> tuple[Array, Jobs]:
+        """Return the row, which does not keep the memory of the others; no jobs are left."""
+        return self._stack.read_whole()[self._row, ...].copy(order="K"), []
+
+    def read_slice(self, axis: int, start: int, stop: int) -> tuple[Array, Jobs]:
+        """Return a part along an axis; no jobs are left."""
+        outer = (slice(None),) * axis
+        return self.read_whole()[(*outer, slice(start, stop))], []
+
+    def read_chunk(self, place: Sequence[int]) -> bytes:
+        """Read the row's bytes."""
+        data = self._stack.read_chunk((0,) * len(self._stack.shape))
+        nbytes = len(data) // self._stack.shape[0]
+        return data[self._row * nbytes : (self._row + 1) * nbytes]

@@ -77,23 +77,19 @@ class Grid:
 
 def plan_chunks(shape: tuple[int, ...], itemsize: int, limit: int = CHUNK_BYTES) -> tuple[int, ...]:
     """Return a chunk shape of at most `limit` bytes, of chunks contiguous in a C-ordered array."""
+    chunk_shape = [max(1, length) for length in shape]
     for axis, length in enumerate(shape):
         row_bytes = itemsize * math.prod(shape[axis + 1 :])
         if length * row_bytes <= limit:
-            break
+            break  # all that is left of the array is one chunk
+        chunk_shape[axis] = 1
         if row_bytes <= limit:
-            inner = [max(1, size) for size in shape[axis + 1 :]]
-            return (*(1,) * axis, _choose_rows(length, limit // row_bytes), *inner)
-    else:
-        return (1,) * len(shape)
-    return tuple(max(1, length) for length in shape)
-
-
-def _choose_rows(length: int, most: int) -> int:
-    """Return the rows of a chunk, at most `most`, so that few of the last are padding."""
-    if most < _LEAST_ROWS:
-        return 1
-    return _ceil_div(length, _ceil_div(length, most))
+            most = limit // row_bytes
+            if most >= _LEAST_ROWS:
+                # As many chunks as there must be, and so long that few rows of the last are padding.
+                chunk_shape[axis] = _ceil_div(length, _ceil_div(length, most))
+            break
+    return tuple(chunk_shape)
 
 
 def _ceil_div(length: int, size: int) -> int:
@@ -112,7 +108,9 @@ def to_logical(sizes: Sequence[int], order: Sequence[int] | None) -> list[int]:
 
 def to_memory(sizes: Sequence[int], order: Sequence[int] | None) -> tuple[int, ...]:
     """Reorder sizes from the array's own axes to memory order."""
-    return tuple(sizes[axis] for axis in order) if order else tuple(sizes)
+    if not order:
+        return tuple(sizes)
+    return tuple(sizes[axis] for axis in order)
 
 
 # --- a chunk as bytes
@@ -136,26 +134,26 @@ def encode_chunk(
 ) -> list[bytes | memoryview]:
     """Return the bytes of a chunk, in parts: the array's own memory where possible."""
     shape = grid.chunk_shape
-    part = data if data.shape == shape else data[grid.part(corner)]
+    part = data
+    if data.shape != shape:
+        part = data[grid.part(corner)]
+    if part.shape != shape and (is_text(part.dtype) or not padding_is_last(part.shape, shape)):
+        whole = np.zeros(shape, part.dtype)
+        whole[tuple(map(slice, part.shape))] = part
+        part = whole
     items = math.prod(shape)
     if is_text(part.dtype):
-        return [encode_texts(_fill_up(part, shape), items)]
-    if not padding_is_last(part.shape, shape):
-        part = _fill_up(part, shape)
+        return [encode_texts(part, items)]
     # Copies one chunk at a time, and only if the array is not contiguous.
     memory = memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-    padding = bytes((items - part.size) * part.dtype.itemsize)
+    buffers: list[bytes | memoryview] = [memory]
+    if part.size < items:
+        buffers.append(bytes((items - part.size) * part.dtype.itemsize))
+        if zstd is not None:
+            buffers = [b"".join(buffers)]
     if zstd is not None:
-        return [compress(memory if not padding else bytes(memory) + padding, zstd)]
-    return [memory, padding] if padding else [memory]
-
-
-def _fill_up(part: Array, shape: tuple[int, ...]) -> Array:
-    if part.shape == shape:
-        return part
-    whole = np.zeros(shape, part.dtype)
-    whole[tuple(slice(size) for size in part.shape)] = part
-    return whole
+        return [compress(buffers[0], zstd)]
+    return buffers
 
 
 def padding_is_last(part: Sequence[int], whole: Sequence[int]) -> bool:
@@ -189,7 +187,9 @@ def unpack_chunk(
             raise ValueError(f"a chunk does not hold {items} texts")
         return data
     nbytes = items * dtype.itemsize
-    raw = data if zstd is None else decompress(data, nbytes)
+    raw: bytes | memoryview = data
+    if zstd is not None:
+        raw = decompress(data, nbytes)
     if len(raw) != nbytes:
         raise ValueError(f"a chunk has {len(raw)} bytes, expected {nbytes}")
     return raw

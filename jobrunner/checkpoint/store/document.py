@@ -114,13 +114,6 @@ class _RootDocument(_JSONObject):
 
 # Made once: two threads that first use a type at the same time would crash.
 _ROOT_DECODER = msgspec.json.Decoder(_RootDocument)
-_ANY_DECODER = msgspec.json.Decoder()
-_ENCODER = msgspec.json.Encoder()
-
-
-def encode_json(document: object) -> bytes:
-    """Encode as JSON."""
-    return _ENCODER.encode(document)
 
 
 # --- writing
@@ -135,7 +128,7 @@ def write_document(
     """
     entry.sha256 = _NO_SEAL.decode()
     metadata = {path: msgspec.Raw(document) for path, document in documents.items()}
-    document = encode_json(
+    document = msgspec.json.encode(
         {
             "zarr_format": 3,
             "node_type": "group",
@@ -152,7 +145,10 @@ def _seal(document: bytes, start: int) -> bytes:
 
 
 def is_sealed(document: bytes) -> bool:
-    """Whether a document contains its own SHA-256, as `write_document` puts it in."""
+    """Whether a document contains its own SHA-256, as `write_document` puts it in.
+
+    A repair trusts it where no entry of the log is left that has the document's digest.
+    """
     start = len(document) - len(_NO_SEAL) - len('"}}}')
     blank = document[:start] + _NO_SEAL + document[start + len(_NO_SEAL) :]
     return start > 0 and _seal(blank, start) == document
@@ -179,14 +175,15 @@ class StoreDocument:
             self._read_arrays()
         except (ValueError, RecursionError) as error:
             self._refuse_later(data)
-            is_deep = isinstance(error, RecursionError)
-            problem = "it is nested too deep" if is_deep else str(error)
+            problem = str(error)
+            if isinstance(error, RecursionError):
+                problem = "it is nested too deep"
             raise damage(path, f"is not a document that jobrunner writes: {problem}") from None
 
     def _refuse_later(self, data: bytes) -> None:
         version = None
         with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
-            version = _ANY_DECODER.decode(data)["attributes"][OWN_KEY]["format"]
+            version = msgspec.json.decode(data)["attributes"][OWN_KEY]["format"]
         if isinstance(version, int) and version > STORE_FORMAT:
             raise CheckpointError(
                 f"{self.path} has format {version}, and this version of jobrunner reads up to "
@@ -258,7 +255,10 @@ class StoreDocument:
         nbytes = 0
         for reference in self.blobs[name].arrays:
             array, row = self.locate(reference)
-            nbytes += array.nbytes if row is None else array.nbytes // array.grid.shape[0]
+            if row is None:
+                nbytes += array.nbytes
+            else:
+                nbytes += array.nbytes // array.grid.shape[0]
         return nbytes
 
     def files(self, least_bytes: int = 0) -> dict[str, File]:
@@ -281,10 +281,10 @@ class StoreDocument:
         others, or of these in another order.
         """
         blob = self.blobs[name]
-        reference = blob.arrays[0] if blob.tree == LONE_ARRAY else None
-        if not isinstance(reference, ArrayFiles):
+        if blob.tree != LONE_ARRAY or not isinstance(blob.arrays[0], ArrayFiles):
             return {}
-        return {reference.path: bytes(self._documents[reference.path])}
+        path = blob.arrays[0].path
+        return {path: bytes(self._documents[path])}
 
 
 def _count_rows(stack: StoredArray) -> int:

@@ -22,12 +22,8 @@ from jobrunner.checkpoint.encoding import (
     EncodedBlob,
     core_type,
 )
-from jobrunner.checkpoint.store.array_document import (
-    GROUP,
-    File,
-    describe_array,
-)
-from jobrunner.checkpoint.store.chunks import Grid, Zstd, is_text, plan_chunks
+from jobrunner.checkpoint.store.array_document import GROUP, File, describe_array
+from jobrunner.checkpoint.store.chunks import Grid, Zstd, is_text, plan_chunks, to_memory
 from jobrunner.checkpoint.store.document import (
     STACKS,
     STORE_FORMAT,
@@ -102,11 +98,13 @@ def lay_out(blobs: Mapping[str, EncodedBlob], described: Mapping[str, Any]) -> S
     for name, path in zip(with_arrays, child_names(with_arrays), strict=True):
         references = layout.entry.blobs[name].arrays
         for i, part in enumerate(blobs[name].parts):
-            if references[i] is None:
-                array = _plan_array(name, part, path, blobs[name].options)
-                for depth in range(len(part.trail)):
-                    layout.documents.setdefault("/".join((path, *part.trail[:depth])), GROUP)
-                references[i] = layout.add(array)
+            if references[i] is not None:
+                continue
+            array = _plan_array(name, part, path, blobs[name].options)
+            # All that is above it in the blob, outermost first, is a group.
+            for depth in range(len(part.trail)):
+                layout.documents.setdefault("/".join((path, *part.trail[:depth])), GROUP)
+            references[i] = layout.add(array)
     return layout
 
 
@@ -147,14 +145,15 @@ def _group_alike(blobs: Mapping[str, EncodedBlob]) -> Iterator[list[StackMember]
 
 
 def _plan_stack(path: str, members: Sequence[StackMember]) -> PlannedArray:
-    parts = [part for _, part in members]
+    _, first = members[0]
     # Twice as fast as np.stack; typeshed does not know that arrays are buffers.
-    joined = b"".join(part.data for part in parts)  # type: ignore[misc]
-    first = parts[0].data
-    data = np.frombuffer(joined, np.uint8).view(first.dtype).reshape(len(parts), *first.shape)
-    order = parts[0].order
-    axes = None if order is None else (0, *(axis + 1 for axis in order))
-    grid = Grid(data.shape, data.shape, axes, _has_item_axis(data.dtype))
+    joined = b"".join(part.data for _, part in members)  # type: ignore[misc]
+    shape = (len(members), *first.data.shape)
+    data = np.frombuffer(joined, np.uint8).view(first.data.dtype).reshape(shape)
+    order = first.order
+    if order is not None:  # one more axis, the outermost
+        order = (0, *(axis + 1 for axis in order))
+    grid = Grid(shape, shape, order, _has_item_axis(data.dtype))
     names = ["/".join((blob, *part.trail)) for blob, part in members]
     document = describe_array(data.dtype, grid, "stack", names=names)
     return PlannedArray("", path, data, grid, None, document)
@@ -162,22 +161,19 @@ def _plan_stack(path: str, members: Sequence[StackMember]) -> PlannedArray:
 
 def _plan_array(blob: str, part: ArrayPart, path: str, options: ArrayOptions) -> PlannedArray:
     data = part.data
-    path = "/".join((path, *part.trail)) if part.trail else path
+    item_bytes = data.dtype.itemsize
+    if is_text(data.dtype):  # each is stored as its length and its characters: their mean
+        item_bytes = 4 + math.ceil(np.strings.str_len(data).sum() / max(1, data.size))
+    chunk_shape = plan_chunks(data.shape, item_bytes)
     if options.chunks is not None:
-        order = part.order or tuple(range(data.ndim))
-        chunk_shape = tuple(options.chunks[axis] for axis in order)
-    elif is_text(data.dtype):
-        characters = int(np.strings.str_len(data).sum())
-        mean_bytes = 4 + math.ceil(characters / data.size) if data.size else 1
-        chunk_shape = plan_chunks(data.shape, mean_bytes)
-    else:
-        chunk_shape = plan_chunks(data.shape, data.dtype.itemsize)
+        chunk_shape = to_memory(options.chunks, part.order)
     grid = Grid(data.shape, chunk_shape, part.order, _has_item_axis(data.dtype))
     zstd = None
     if options.compressors and not is_text(data.dtype):  # a reader would not know a bomb from texts
         zstd = Zstd(**options.compressors[0]["configuration"])
     dims, coords = options.dims or (), options.coords or ()
     document = describe_array(data.dtype, grid, part.holds, zstd, dims=dims, coords=coords)
+    path = "/".join((path, *part.trail))
     return PlannedArray(blob, path, data, grid, zstd, document)
 
 

@@ -8,11 +8,11 @@ here. Where Zarr-Python has the dtype itself (dates, texts, records), the descri
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import zarr
 from zarr.abc.buffer import Buffer, BufferPrototype
@@ -27,8 +27,7 @@ from zarr.dtype import data_type_registry
 
 from jobrunner.checkpoint.encoding import CoreType, core_type
 from jobrunner.checkpoint.store.array_document import describe_array
-from jobrunner.checkpoint.store.array_reader import ArrayReader
-from jobrunner.checkpoint.store.document import encode_json
+from jobrunner.checkpoint.store.array_reader import ArrayReader, RowReader
 from jobrunner.names import ROOT_DOCUMENT
 
 
@@ -49,11 +48,11 @@ class VerifyingStore(Store):
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """The description, or a chunk."""
-        name, *at = key.split(".")
+        name, *places = key.split(".")
         if key == ROOT_DOCUMENT:
             data = self._document
         elif name == "c":
-            data = await asyncio.to_thread(self._reader.read_chunk, [int(place) for place in at])
+            data = await asyncio.to_thread(self._reader.read_chunk, list(map(int, places)))
         else:
             return None
         return prototype.buffer.from_bytes(_cut(data, byte_range))
@@ -111,18 +110,19 @@ def _cut(data: bytes, part: ByteRequest | None) -> bytes:
 
 def open_array(reader: ArrayReader, path: str) -> Any:
     """Open an array as a `zarr.Array`; `path` is for users to see."""
-    dtype, stored = reader.dtype, reader.array
+    dtype = reader.dtype
     core = core_type(dtype)
     has_own_type = bool(core.length) or dtype.kind in "mM"
     if has_own_type:
         core = _own_type(dtype)
     grid = replace(reader.grid, item_axis=False)
-    document = json.loads(describe_array(dtype, grid, "ndarray", core=core))
-    if reader.row is None:
-        document["dimension_names"] = stored.document.dimension_names[: len(reader.shape)]
+    document = msgspec.json.decode(describe_array(dtype, grid, "ndarray", core=core))
+    if not isinstance(reader, RowReader):
+        stored = reader.array.document
+        document["dimension_names"] = stored.dimension_names[: len(reader.shape)]
         if not has_own_type:  # or they would tell how numbers are to be read
-            document["attributes"] = {**stored.document.attributes, **document["attributes"]}
-    store = VerifyingStore(reader, path, encode_json(document))
+            document["attributes"] = {**stored.attributes, **document["attributes"]}
+    store = VerifyingStore(reader, path, msgspec.json.encode(document))
     return zarr.open_array(store, mode="r", zarr_format=3)
 
 

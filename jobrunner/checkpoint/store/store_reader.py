@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from jobrunner.checkpoint.encoding import (
@@ -23,8 +24,8 @@ from jobrunner.checkpoint.encoding import (
     Tree,
     show_outline,
 )
-from jobrunner.checkpoint.storage import Files, join_path, run_all
-from jobrunner.checkpoint.store.array_reader import ArrayReader, Jobs
+from jobrunner.checkpoint.storage import Files, Jobs, join_path, run_all
+from jobrunner.checkpoint.store.array_reader import ArrayReader, RowReader
 from jobrunner.checkpoint.store.damage import VerifiedFiles, changed_file, damage
 from jobrunner.checkpoint.store.document import (
     DOCUMENT_MOST_BYTES,
@@ -32,7 +33,6 @@ from jobrunner.checkpoint.store.document import (
     BlobEntry,
     RowPlace,
     StoreDocument,
-    encode_json,
 )
 from jobrunner.checkpoint.store.history_reader import HistoryReader, history_root
 from jobrunner.errors import BlobNotFoundError, CheckpointError, DefinitionError
@@ -40,8 +40,14 @@ from jobrunner.names import ROOT_DOCUMENT
 
 _SURELY_FREE_BYTES = 1 << 28
 
-Target = tuple[list[Any], int, int | None]
-"""Where an array that is read goes: a list, an index of it, and the number of a row, if it is one."""
+
+class _Target(NamedTuple):
+    """Where an array that is read goes: into the list of its blob's arrays, at a place."""
+
+    arrays: list[Any]
+    place: int
+    row: int | None
+    """Which row of a stack it is; None: it has files of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,8 @@ class StoreReader:
         They are returned in the order in which they were saved. With `keeps_states`, a blob of
         objects saved by their ``state_dict()`` is a `StatefulBlob`; else it holds the states.
         """
-        document = self.read_document() if document is None else document
+        if document is None:
+            document = self.read_document()
         values: dict[str, Any] = {}
         for name, stored in self.read_stored(document, blobs).items():
             array = stored.arrays.__getitem__
@@ -160,22 +167,22 @@ class StoreReader:
         verified = self.verified
         arrays: dict[str, list[Any]] = {}
         readers: dict[str, ArrayReader] = {}
-        targets: dict[str, list[Target]] = defaultdict(list)
+        targets: dict[str, list[_Target]] = defaultdict(list)
         for name in names:
             references = document.blobs[name].arrays
-            slots = arrays[name] = [None] * len(references)
+            arrays[name] = [None] * len(references)
             for i, reference in enumerate(references):
                 array, row = document.locate(reference)
                 if array.path not in readers:
                     readers[array.path] = ArrayReader(verified, array)
-                targets[array.path].append((slots, i, row))
+                targets[array.path].append(_Target(arrays[name], i, row))
         self._check_memory(readers.values())
         jobs: Jobs = []
         nbytes = 0
         for path, reader in readers.items():
-            slots, i, row = targets[path][0]
-            if row is None:
-                slots[i], chunk_jobs = reader.read()
+            first = targets[path][0]
+            if first.row is None:
+                first.arrays[first.place], chunk_jobs = reader.read()
                 jobs += chunk_jobs
             else:
                 jobs.append(partial(_read_rows, reader, targets[path]))
@@ -199,7 +206,10 @@ class StoreReader:
 
     def _reader(self, document: StoreDocument, reference: ArrayFiles | RowPlace) -> ArrayReader:
         """The reader of one array that a blob refers to."""
-        return ArrayReader(self.verified, *document.locate(reference))
+        array, row = document.locate(reference)
+        if row is None:
+            return ArrayReader(self.verified, array)
+        return RowReader(self.verified, array, row)
 
     def _check_name(self, document: StoreDocument, name: str) -> None:
         if name not in document.names:
@@ -219,7 +229,9 @@ class StoreReader:
     def array_reader(self, document: StoreDocument, name: str) -> ArrayReader | None:
         """The reader of a blob that is an array; None of any other."""
         blob = self._blob(document, name)
-        return self._reader(document, blob.arrays[0]) if blob.tree == LONE_ARRAY else None
+        if blob.tree != LONE_ARRAY:
+            return None
+        return self._reader(document, blob.arrays[0])
 
     def axis_length(self, blob: str, axis: int) -> int:
         """Return the length of an array blob along `axis`."""
@@ -264,14 +276,15 @@ class StoreReader:
         blob = self._blob(document, name)
         arrays = []
         for reference in blob.arrays:
-            # The same for a row of a stack as for an array of its own.
+            # Alike for a row of a stack and an array of its own: how many short arrays a node has
+            # decides which of the two an array is.
             reader = self._reader(document, reference)
             grid = reader.grid
             arrays.append(
                 [reader.array.dtype, grid.shape, grid.chunk_shape, grid.order, reader.digests()]
             )
         try:
-            return hashlib.sha256(encode_json([blob.tree, arrays])).hexdigest()
+            return hashlib.sha256(msgspec.json.encode([blob.tree, arrays])).hexdigest()
         except RecursionError as error:
             problem = f"the value of the blob {name!r} is nested too deep"
             raise changed_file(self._document_path, problem) from error
@@ -339,7 +352,9 @@ class StoreReader:
         )
         with self._invalid_trees_are_damage(name):
             value = decoder.decode(tree)
-        return StatefulBlob(value, where) if decoder.has_states else value
+        if decoder.has_states:
+            return StatefulBlob(value, where)
+        return value
 
     @contextlib.contextmanager
     def _invalid_trees_are_damage(self, name: str) -> Iterator[None]:
@@ -369,8 +384,8 @@ def verify_stores(files: Files, readers: Sequence[StoreReader]) -> None:
     run_all(jobs, files.threads, nbytes)
 
 
-def _read_rows(reader: ArrayReader, targets: Sequence[Target]) -> None:
+def _read_rows(reader: ArrayReader, targets: Sequence[_Target]) -> None:
     """Read a stack, and copy its rows, so that none keeps the memory of the others."""
     stack = reader.read_whole()
-    for slots, i, row in targets:
-        slots[i] = stack[row, ...].copy(order="K")
+    for target in targets:
+        target.arrays[target.place] = stack[target.row, ...].copy(order="K")

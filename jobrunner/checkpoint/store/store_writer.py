@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import xxhash
 
 from jobrunner.checkpoint.encoding import EncodedBlob, without_padding
-from jobrunner.checkpoint.storage import (
-    Buffers,
-    Files,
-    join_path,
-    run_all,
-)
+from jobrunner.checkpoint.storage import Buffers, Files, Jobs, join_path, run_all
 from jobrunner.checkpoint.store.array_document import File
 from jobrunner.checkpoint.store.chunks import encode_chunk, encode_texts, is_text
 from jobrunner.checkpoint.store.damage import VerifiedFiles
-from jobrunner.checkpoint.store.document import DOCUMENT_MOST_BYTES, encode_json, write_document
+from jobrunner.checkpoint.store.document import DOCUMENT_MOST_BYTES, write_document
 from jobrunner.checkpoint.store.layout import PlannedArray, StoreLayout
 from jobrunner.errors import CheckpointError, DefinitionError
 from jobrunner.names import ROOT_DOCUMENT
@@ -46,9 +42,6 @@ class Former(NamedTuple):
 
 
 NO_STORE = Former("", {})
-
-Jobs = list[Callable[[], object]]
-"""Work that several threads may do in any order."""
 
 
 class StoreWriter:
@@ -78,10 +71,10 @@ class StoreWriter:
             self._files.make_directory(join_path(self._root, path))
             jobs.append(partial(self._write, f"{path}/{ROOT_DOCUMENT}", [document]))
         for array in self.arrays:
-            chunks = array.grid.chunks
-            array.files += [(0, "")] * len(chunks)
-            unwritten = list(range(len(chunks)))
-            for i in range(len(chunks)):
+            num_chunks = array.grid.num_chunks
+            array.files += [(0, "")] * num_chunks
+            unwritten = list(range(num_chunks))
+            for i in range(num_chunks):
                 jobs.append(partial(self._write_chunk, array, i, unwritten))
         return jobs
 
@@ -106,11 +99,12 @@ class StoreWriter:
         if former is not None and array.is_unchanged and not is_due and self._link(path, former):
             return former
         buffers = encode_chunk(array.data, array.grid, corner, array.zstd)
-        if former is not None and former == (_size(buffers), _digest(buffers)):
+        size = sum(map(len, buffers))
+        if former is not None and former == (size, _digest(buffers)):
             is_whole = not is_due or self._is_whole(path, former)
             if is_whole and self._link(path, former):
                 return former
-        return _size(buffers), self._write(path, buffers)
+        return size, self._write(path, buffers)
 
     def _link(self, path: str, file: File) -> bool:
         """Link a file of the former store; False if that is impossible."""
@@ -173,10 +167,6 @@ def write_stores(files: Files, writers: Sequence[StoreWriter]) -> None:
     list(files.each(StoreWriter.finish, writers))
 
 
-def _size(buffers: Buffers) -> int:
-    return sum(map(len, buffers))
-
-
 def _digest(buffers: Buffers) -> str:
     """Return the digest that a file of these bytes would have."""
     digest = xxhash.xxh3_128()
@@ -188,7 +178,7 @@ def _digest(buffers: Buffers) -> str:
 def digest_blob(blob: EncodedBlob) -> str:
     """Return a digest of a blob's value, types and shapes, equal for equal blobs."""
     arrays = [[str(part.data.dtype), part.data.shape, part.order] for part in blob.parts]
-    digest = hashlib.sha256(encode_json([blob.tree, arrays]))
+    digest = hashlib.sha256(msgspec.json.encode([blob.tree, arrays]))
     for part in blob.parts:
         if is_text(part.data.dtype):
             digest.update(encode_texts(part.data, part.data.size))

@@ -21,8 +21,6 @@ class LibraryType:
 
     name: str
     """Its module and name, and so its name in checkpoints."""
-    codec: str
-    """The module of this package that encodes and decodes it."""
     is_mutable: bool = True
     hides_memory: bool = False
     """Whether a change of it never shows in what shares its memory, nor the other way round."""
@@ -31,7 +29,7 @@ class LibraryType:
 
     @property
     def library(self) -> str:
-        """What to import and to install."""
+        """What to import and to install; the module of this package for its types has its name."""
         return self.name.partition(".")[0]
 
     def encode(self, value: Any) -> Any:
@@ -44,7 +42,7 @@ class LibraryType:
         return self._import_codec().decode(self.name, parts)
 
     def _import_codec(self) -> Any:
-        return importlib.import_module(f"{__name__}.{self.codec}")
+        return importlib.import_module(f"{__name__}.{self.library}")
 
     def has_subclass(self, cls: type) -> bool:
         """Whether it is the base of a class."""
@@ -53,26 +51,26 @@ class LibraryType:
         return isinstance(base, type) and issubclass(cls, base)
 
 
-def _constant(name: str, codec: str) -> LibraryType:
-    return LibraryType(name, codec, is_mutable=False, hides_memory=True)
+def _constant(name: str) -> LibraryType:
+    return LibraryType(name, is_mutable=False, hides_memory=True)
 
 
 LIBRARY_TYPES = (
-    LibraryType("torch.Tensor", "torch"),
-    LibraryType("scipy.sparse.sparray", "sparse"),
-    LibraryType("scipy.sparse.spmatrix", "sparse"),
+    LibraryType("torch.Tensor"),
+    LibraryType("scipy.sparse.sparray"),
+    LibraryType("scipy.sparse.spmatrix"),
     # They copy on write.
-    LibraryType("pandas.DataFrame", "pandas", hides_memory=True),
-    LibraryType("pandas.Series", "pandas", hides_memory=True),
-    _constant("pandas.Index", "pandas"),
-    _constant("pandas.Timestamp", "pandas"),
-    _constant("pandas.Timedelta", "pandas"),
-    _constant("pandas.api.typing.NAType", "pandas"),
-    _constant("pandas.api.typing.NaTType", "pandas"),
-    LibraryType("pandas.api.extensions.ExtensionArray", "pandas"),
-    LibraryType("xarray.Dataset", "xarray"),
-    LibraryType("xarray.DataArray", "xarray"),
-    _constant("jax.Array", "jax"),
+    LibraryType("pandas.DataFrame", hides_memory=True),
+    LibraryType("pandas.Series", hides_memory=True),
+    _constant("pandas.Index"),
+    _constant("pandas.Timestamp"),
+    _constant("pandas.Timedelta"),
+    _constant("pandas.api.typing.NAType"),
+    _constant("pandas.api.typing.NaTType"),
+    LibraryType("pandas.api.extensions.ExtensionArray"),
+    LibraryType("xarray.Dataset"),
+    LibraryType("xarray.DataArray"),
+    _constant("jax.Array"),
 )
 BY_NAME = {kind.name: kind for kind in LIBRARY_TYPES}
 

@@ -88,7 +88,8 @@ def _make_frame(parts: Any) -> Any:
     for block in parts["blocks"]:
         values, places = block["values"], block["columns"]
         shape = (len(places), len(index))
-        if values.shape != shape and (len(places), *values.shape) != (1, len(index)):
+        is_one_column = len(places) == 1 and values.shape == shape[1:]
+        if values.shape != shape and not is_one_column:
             raise ValueError(f"a block has the shape {values.shape}, expected {shape}")
         blocks.append((values, np.array(places, np.intp)))
         all_places += places
@@ -104,8 +105,9 @@ def _make_frame(parts: Any) -> Any:
 def _make_frame_by_columns(blocks: list[tuple[Any, Any]], index: Any, columns: Any) -> Any:
     by_place: dict[int, Any] = {}
     for values, places in blocks:
-        for row, place in enumerate(places.tolist()):
-            by_place[place] = values[row] if values.ndim == 2 else values
+        if values.ndim == 1:  # an array of pandas is one column
+            values = [values]
+        by_place.update(zip(places.tolist(), values, strict=True))
     frame = sys.modules["pandas"].DataFrame(dict(sorted(by_place.items())), index, copy=False)
     frame.columns = columns
     return frame
@@ -121,8 +123,9 @@ def _pack_index(index: Any) -> dict[str, Any]:
     if isinstance(index, pd.MultiIndex):
         levels, codes = list(index.levels), list(index.codes)
         return {"levels": levels, "codes": codes, "names": list(index.names)}
-    has_freq = isinstance(index, pd.DatetimeIndex | pd.TimedeltaIndex)
-    freq = _pack_freq(index.freq) if has_freq else None
+    freq = None
+    if isinstance(index, pd.DatetimeIndex | pd.TimedeltaIndex):
+        freq = _pack_freq(index.freq)
     return {"values": index._values, "name": index.name, "freq": freq}
 
 
@@ -165,7 +168,7 @@ def _pack_array(values: Any) -> Any:
             "kind": "string",
             "values": values.to_numpy(dtype=object, na_value=""),
             "missing": values.isna(),
-            "storage": "python" if dtype.storage == "python" else "pyarrow",
+            "storage": dtype.storage.partition("_")[0],  # without "_numpy"
             "is_nan": dtype.na_value is not pd.NA,
         }
     if isinstance(values, arrays.DatetimeArray):
@@ -202,7 +205,9 @@ def _make_array(parts: Any) -> Any:
         return getattr(pd.arrays, kind)(values, missing)
     if kind != "string":
         raise ValueError(f"the kind {kind!r} of an array is unknown")
-    options = {"na_value": float("nan")} if parts["is_nan"] else {}  # of pandas 2.3 and later
+    options = {}
+    if parts["is_nan"]:
+        options["na_value"] = float("nan")  # of pandas 2.3 and later
     dtype = pd.StringDtype(parts["storage"], **options)
     texts = values.copy()
     texts[missing] = dtype.na_value

@@ -43,9 +43,11 @@ def _pack_coords(value: Any) -> dict[Any, Any]:
                 f"the index of {name!r} is of type {type(index).__name__}; save what "
                 f".reset_index({name!r}) returns"
             )
+        spec = None
         dtype = index.coord_dtype
-        is_special = isinstance(dtype, np.dtype) and not dtype.hasobject
-        own = {"index": index.index, "dtype": dtype_to_spec(dtype) if is_special else None}
+        if isinstance(dtype, np.dtype) and not dtype.hasobject:
+            spec = dtype_to_spec(dtype)
+        own = {"index": index.index, "dtype": spec}
         packed[name] = {"dims": index.dim, **own, "attrs": dict(coord.attrs)}
     return packed
 
@@ -57,7 +59,9 @@ def _make_coords(parts: Any) -> Any:
         if "index" not in part:
             variables[name] = _make_variable(part)
             continue
-        dtype = None if part["dtype"] is None else dtype_from_spec(part["dtype"])
+        dtype = part["dtype"]
+        if dtype is not None:
+            dtype = dtype_from_spec(dtype)
         indexes[name] = xr.indexes.PandasIndex(part["index"], part["dims"], dtype)
         variables |= indexes[name].create_variables({name: xr.Variable((), 0, part["attrs"])})
     return xr.Coordinates(variables, indexes)

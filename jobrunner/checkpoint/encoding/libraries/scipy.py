@@ -30,16 +30,19 @@ def encode(name: str, value: Any) -> dict[str, Any]:
 def decode(name: str, parts: dict[str, Any]) -> Any:
     """Make it again, on the memory of the arrays, which are not trusted."""
     form = parts["format"]
-    kind = "array" if name.endswith("sparray") else "matrix"
+    kind = "matrix"
+    if name.endswith("sparray"):
+        kind = "array"
     cls = getattr(sys.modules["scipy.sparse"], f"{form}_{kind}")
     arrays = {attribute: parts[attribute] for attribute in _ARRAYS[form]}
     result = cls(tuple(arrays.values()), shape=tuple(parts["shape"]))  # checks coordinates
     if form in _COMPRESSED:
-        # SciPy's compiled code would follow other indices out of its memory.
+        # SciPy's compiled code follows indices and pointers unchecked, so those of a stranger could
+        # lead it to any memory of this process. Its own check takes unsigned and falling pointers.
         result.check_format(full_check=True)
         indices, pointers = arrays["indices"], arrays["indptr"]
         are_ints = indices.dtype.kind == pointers.dtype.kind == "i"
-        if not are_ints or bool((np.diff(pointers) < 0).any()):
+        if not are_ints or np.any(np.diff(pointers) < 0):
             raise ValueError("its indices do not fit its shape")
     for attribute, array in arrays.items():
         # SciPy may have converted it to another integer or byte order.
