@@ -71,9 +71,8 @@ def inspect_directory(directory: Directory) -> list[Finding]:
         # List before the log is read: a store that a run claims in between is no stray.
         names = directory.files.list_names(directory.path)
         state, stores = _inspect_log(directory, explanations)
-        is_whole = not state.is_unsure and all(
-            status != "damaged" for status, _ in explanations.values()
-        )
+        statuses = {status for status, _ in explanations.values()}
+        is_whole = not state.is_unsure and "damaged" not in statuses
         for name in directory.files.list_names(join_path(directory.path, RUNS_DIRECTORY)):
             explanations[f"{RUNS_DIRECTORY}/{name}"] = _HEARTBEAT
         for name in names:
@@ -84,10 +83,10 @@ def inspect_directory(directory: Directory) -> list[Finding]:
                 explanations |= _inspect_histories(directory, state)
             elif store is None:
                 explanations[name] = _UNKNOWN
+            elif not is_whole:
+                explanations[name] = _NO_LOG
             else:
-                explanations[name] = (
-                    _explain_store(directory, state, store) if is_whole else _NO_LOG
-                )
+                explanations[name] = _explain_store(directory, state, store)
         if is_whole:
             recorded = []
             for name, (at, number) in stores.items():
@@ -113,10 +112,10 @@ def _inspect_log(
     handler.set_params(directory.path, ())
     for name in directory.files.list_names(join_path(directory.path, LOG_DIRECTORY)):
         file = parse_file_name(name)
-        if file is None or file.kind != "entry":
-            explanations[f"{LOG_DIRECTORY}/{name}"] = (
-                _UNKNOWN if file is None else _LOG_FILES[file.kind]
-            )
+        if file is None:
+            explanations[f"{LOG_DIRECTORY}/{name}"] = _UNKNOWN
+        elif file.kind != "entry":
+            explanations[f"{LOG_DIRECTORY}/{name}"] = _LOG_FILES[file.kind]
     try:
         handler.last_number()
     except CheckpointCorruptError as error:
@@ -154,7 +153,10 @@ def _inspect_histories(directory: Directory, state: State) -> dict[str, Explaine
     live: set[str] = set()
     aside: set[str] = set()
     for key, label in state.histories.items():
-        (live if state.is_recorded(key) else aside).add(label)
+        if state.is_recorded(key):
+            live.add(label)
+        else:
+            aside.add(label)
     for label in {*directory.files.list_names(path), *live}:
         status: FileStatus = "live"
         text = "Histories of recorded epochs."

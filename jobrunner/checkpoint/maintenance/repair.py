@@ -29,9 +29,7 @@ from jobrunner.checkpoint.log import (
 from jobrunner.checkpoint.maintenance.repair_plan import Planner, Repair, reading_storage
 from jobrunner.checkpoint.manager import MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage import join_path
-from jobrunner.errors import (
-    DefinitionError,
-)
+from jobrunner.errors import DefinitionError
 
 
 def repair_log(directory: Directory, patience: Patience | None = None) -> Repair | None:

@@ -171,11 +171,13 @@ class Planner:
             return any(later > attempt and lowest <= at for later, lowest in written.items())
 
         for at, number in self._state.recorded.items():
-            begin = self._commits[number].begin
+            attempt = self._commits[number].begin
+            if attempt is None:
+                # Stores that were there, as after a restore, are newer than all that was begun before.
+                attempt = number
             if self._is_cut(at, number):
                 repair.given_up[at] = "stores of it are gone"
-            # Stores that were there, as after a restore, are newer than all that was begun before.
-            elif is_superseded(at, number if begin is None else begin):
+            elif is_superseded(at, attempt):
                 repair.given_up[at] = "a later attempt wrote it, or an epoch before it"
             else:
                 repair.kept.append(at)
@@ -239,38 +241,26 @@ class Planner:
             data = self._directory.files.read(path, DOCUMENT_MOST_BYTES)
             if data is None:
                 continue
-            if not is_sealed(data):
-                raise CheckpointCorruptError(
-                    f"{path} is damaged: its SHA-256 is another.", path=path
-                )
-            document = StoreDocument(data, path)
-            if (document.node, document.position) != (node, at):
-                raise CheckpointCorruptError(
-                    f"{path} is that of node {document.node!r} at epoch {document.position}.",
-                    path=path,
-                )
+            document = _check_document(data, path, node, at)
             nbytes = sum(size for size, _ in document.files().values())
             stores[node] = Store(name, hashlib.sha256(data).hexdigest(), nbytes)
             origins.add((document.entry.attempt, document.entry.run))
             record = document.entry.record or record
         if not stores:
             return None
-        nodes = [] if record is None else record.nodes
-        missing = ", ".join(node for node in nodes if node not in stores)
-        if record is None or missing or len(origins) > 1:
-            problem = f"{len(origins)} attempts wrote them"
-            if record is None:
-                problem = "the one with the record is gone"
-            elif missing:
-                problem = f"those of {missing} are missing"
-            raise CheckpointCorruptError(
-                f"The stores of epoch {at} are not all stores of one save: {problem}."
-            )
+        subject = f"The stores of epoch {at} are not all stores of one save"
+        if record is None:
+            raise CheckpointCorruptError(f"{subject}: the one with the record is gone.")
+        missing = [node for node in record.nodes if node not in stores]
+        if missing:
+            raise CheckpointCorruptError(f"{subject}: those of {', '.join(missing)} are missing.")
+        if len(origins) > 1:
+            raise CheckpointCorruptError(f"{subject}: {len(origins)} attempts wrote them.")
         attempt, run = origins.pop()
         is_ours = run in self._runs or attempt in self._lost or attempt > state.number
         if state.has_claimed(key) and not is_ours:
             attempt = 0  # copied from another directory, before all that was written here
-        return _LostSet(at, attempt, run, {node: stores[node] for node in nodes}, record)
+        return _LostSet(at, attempt, run, {node: stores[node] for node in record.nodes}, record)
 
     def _rebuild(self, lost_set: _LostSet) -> None:
         """Plan to record a lost set, if every byte is what was written."""
@@ -289,11 +279,10 @@ class Planner:
             repair.unproven |= dict.fromkeys(names, str(error))
             return
         record = Record(lost_set.at, lost_set.stores, label, details=lost_set.record.details)
-        number = self._runs.get(lost_set.run)
         repair.rebuilt[lost_set.at] = {
             "records": [record],
             "contents": contents,
-            "run_number": number,
+            "run_number": self._runs.get(lost_set.run),
         }
         repair.given_up.pop(lost_set.at, None)
 
@@ -317,3 +306,15 @@ class Planner:
                         reader.history(document, blob).verify()
                 return label
         return written
+
+
+def _check_document(data: bytes, path: str, node: str, at: Position) -> StoreDocument:
+    """The root document of a store, which must prove by itself that it is whole, and whose it is."""
+    if not is_sealed(data):
+        raise CheckpointCorruptError(f"{path} is damaged: its SHA-256 is another.", path=path)
+    document = StoreDocument(data, path)
+    if (document.node, document.position) != (node, at):
+        raise CheckpointCorruptError(
+            f"{path} is that of node {document.node!r} at epoch {document.position}.", path=path
+        )
+    return document
