@@ -171,13 +171,13 @@ class Planner:
             return any(later > attempt and lowest <= at for later, lowest in written.items())
 
         for at, number in self._state.recorded.items():
-            attempt = self._commits[number].begin
-            if attempt is None:
+            begin = self._commits[number].begin
+            if begin is None:
                 # Stores that were there, as after a restore, are newer than all that was begun before.
-                attempt = number
+                begin = number
             if self._is_cut(at, number):
                 repair.given_up[at] = "stores of it are gone"
-            elif is_superseded(at, attempt):
+            elif is_superseded(at, begin):
                 repair.given_up[at] = "a later attempt wrote it, or an epoch before it"
             else:
                 repair.kept.append(at)
