@@ -33,7 +33,7 @@ from jobrunner.checkpoint.log.heartbeat import (
 )
 from jobrunner.checkpoint.log.lock import refuse_if_alive
 from jobrunner.checkpoint.storage.posix import PosixFiles
-from jobrunner.run.decisions import Losses, State
+from jobrunner.run.decisions import Losses, Progress
 
 RUN = "0123"
 
@@ -326,7 +326,7 @@ def test_metrics_that_do_not_fit_into_a_heartbeat_are_left_out(tmp_path: Path) -
 def test_a_run_whose_metrics_cannot_be_told_is_alive(
     tmp_path: Path, metrics: dict[str, object]
 ) -> None:
-    state = State(Losses(0), epoch=1, metrics={1: metrics})
+    state = Progress(Losses(0), epoch=1, metrics={1: metrics})
     heartbeat = Heartbeat(PosixFiles(), str(tmp_path), RUN, 60, state.status)
     heartbeat.start()
     beat = read_beat(PosixFiles(), str(tmp_path), RUN)
