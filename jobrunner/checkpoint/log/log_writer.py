@@ -269,7 +269,7 @@ class LogWriter:
     def _append(self, kind: type[Kind], run: str, fields: Mapping[str, Any]) -> Kind | None:
         """Append an entry; None if its number was taken, and that entry is read now."""
         state = self.known()
-        entry = make_entry(kind, state.number + 1, run, **fields)
+        entry = self._make(kind, run, fields)
         tree = entry_to_json(entry)
         # Nothing is written that could not be read again.
         parse_entry(tree, f"New entry {entry.number}")
@@ -298,6 +298,9 @@ class LogWriter:
             )
         # It may be this very entry, if the reply to an earlier try was lost.
         return entry if entry.id in ids else None
+
+    def _make(self, kind: type[Kind], run: str, fields: Mapping[str, Any]) -> Kind:
+        return make_entry(kind, self.known().number + 1, run, **fields)
 
     def _keep_state(self, state: State) -> None:
         handler = self.handler

@@ -50,6 +50,8 @@ class Attempt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def label_of(self, at: Position) -> int:
         """The label in the names of its stores at a position; 0: they have none."""
+        # What was claimed before, and came to nothing, may have left stores under the plain names, or
+        # a slow worker may still write them. A label that no attempt had yet makes other names.
         is_new = self.after is None or at > self.after
         if is_new and at not in self.occupied:
             return 0
@@ -154,7 +156,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
         if self.attempt is not None and label == self.attempt.label:
             return at <= self.attempt.upto
         if label:
-            return label <= self.label
+            return label <= self.label  # of an attempt that is over
         return self.upto is not None and at <= self.upto
 
     def is_recorded(self, key: StoreKey) -> bool:
@@ -344,6 +346,8 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
 
     def _end(self, entry: EndEntry) -> None:
         attempt, self.attempt = self.attempt, None
+        # A run that claimed epochs up to 1,000 and ends after 7 gives back the names above 7, so that
+        # the next run's epoch 8 needs no label; but not if other names have been claimed since.
         if attempt is not None and entry.upto is not None and self.upto == attempt.upto:
             self.upto = _later(attempt.after, min(entry.upto, attempt.upto))
         self.is_ended = True

@@ -215,6 +215,7 @@ def _read_grid(document: ArrayDocument, own: OwnAttributes) -> tuple[Grid, Zstd 
         raise ValueError(f"`chunk_shape` has {len(chunk_shape)} axes, `shape` {len(shape)}")
     if document.chunk_key_encoding != _KEY_ENCODING:
         raise ValueError("`chunk_key_encoding` is not jobrunner's")
+    # What is left of the codecs, once those at both ends are taken off, makes bytes of items.
     order: tuple[int, ...] | None = None
     codecs = list(document.codecs)
     if codecs[0].name == "transpose":
@@ -228,6 +229,7 @@ def _read_grid(document: ArrayDocument, own: OwnAttributes) -> tuple[Grid, Zstd 
     if [codec.name for codec in codecs] not in (["bytes"], ["vlen-utf8"]):
         raise ValueError(f"unexpected codecs {[codec.name for codec in document.codecs]}")
     if own.item_axis:
+        # The last axis is one of bytes or code points: to NumPy, it is part of the dtype.
         if not shape or shape[-1] != chunk_shape[-1] or (order and order[-1] != len(order) - 1):
             raise ValueError("an item does not lie in one chunk")
         shape, chunk_shape, order = shape[:-1], chunk_shape[:-1], order and order[:-1]
@@ -246,6 +248,8 @@ def _check_sizes(array: StoredArray) -> None:
     if item_bytes * max(items, chunk_items) > _MOST_BYTES:
         raise ValueError(f"an array of shape {list(grid.shape)} does not fit into memory")
     chunk_bytes = item_bytes * chunk_items
+    # A stranger's document of a kilobyte could else name arrays of terabytes, of which a reader would
+    # allocate the first before it finds that the files do not have them.
     for size in {size for size, _ in array.files}:
         if array.zstd is not None:
             is_possible = size * MOST_RATIO >= chunk_bytes

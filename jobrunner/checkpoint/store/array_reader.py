@@ -87,12 +87,15 @@ class ArrayReader:
             part = list(self.grid.part(corner))
             chunk = part[along]
             low, high = max(chunk.start, start), min(chunk.stop, stop)
-            if low < high:
-                part[along] = slice(low - start, high - start)
-                inside = [slice(None)] * len(shape)
-                inside[along] = slice(low - chunk.start, high - chunk.start)
-                target = data[tuple(part)]
-                jobs.append(partial(self._read_chunk_into, path, file, target, tuple(inside)))
+            if low >= high:
+                continue  # none of the rows is in this chunk
+            # Rows `low` to `high` of the array lie in both: counted from the beginning of the part
+            # that is read, they are the target; from that of the chunk, what is inside of it.
+            part[along] = slice(low - start, high - start)
+            inside = [slice(None)] * len(shape)
+            inside[along] = slice(low - chunk.start, high - chunk.start)
+            target = data[tuple(part)]
+            jobs.append(partial(self._read_chunk_into, path, file, target, tuple(inside)))
         return result, jobs
 
     def _read_chunk_into(

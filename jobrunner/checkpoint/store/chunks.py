@@ -157,9 +157,13 @@ def encode_chunk(
 
 
 def padding_is_last(part: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether the padding of a chunk comes last in memory, or there is none."""
+    """Whether the padding of a chunk comes last in memory, or there is none.
+
+    Of a chunk of 4 x 6 items, the last rows may lack; of one of 1 x 6, the last items.
+    """
     for axis, (size, whole_size) in enumerate(zip(part, whole, strict=True)):
         if size != whole_size:
+            # There is only one of all that is further out, and nothing lacks further in.
             outer, inner = whole[:axis], slice(axis + 1, None)
             return math.prod(outer) == 1 and tuple(part[inner]) == tuple(whole[inner])
     return True

@@ -136,6 +136,7 @@ def write_document(
             "attributes": {**attributes, OWN_KEY: entry},
         }
     )
+    # A blob may hold as many zeros, but this field comes last.
     return _seal(document, document.rindex(_NO_SEAL))
 
 

@@ -89,6 +89,7 @@ def lay_out(blobs: Mapping[str, EncodedBlob], described: Mapping[str, Any]) -> S
     rows = _add_stacks(layout, blobs)
     with_arrays = []  # of their own
     for name, blob in blobs.items():
+        # Rows of stacks are known now; None stands for the arrays that are added below.
         references: list[Any] = [rows.get(id(part)) for part in blob.parts]
         layout.entry.blobs[name] = BlobEntry(blob.tree, references)
         if None in references:
