@@ -69,7 +69,10 @@ def tell_finished(runner: JobRunner, resume: Resume) -> RunResult:
     result = state.result(resume.plan.epoch_limit)
     callbacks = Callbacks(runner.callbacks)
     callbacks.notify("on_setup", runner)
-    callbacks.notify("on_start", resume.in_words(), resume.plan.epoch_limit)
+    planned = resume.in_words()
+    callbacks.notify("on_start", planned, resume.plan.epoch_limit)
+    for warning in planned.warnings:
+        callbacks.warn(warning)
     callbacks.notify("on_finish", result)
     return result
 
@@ -240,7 +243,10 @@ class Run:
         elif manager is not None:
             snapshot = manager.directory.snapshot()
         adaptation = runner.adaptation
-        return decide(runner.job, self.plan, asked, manager, snapshot, adaptation, damaged)
+        warnings = runner.warnings()
+        return decide(
+            runner.job, self.plan, asked, manager, snapshot, adaptation, damaged, warnings
+        )
 
     def _decide_in_lock(self) -> Resume:
         """Decide again unless the log is still as it was, but for the entry of this run."""

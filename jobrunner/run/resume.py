@@ -154,14 +154,15 @@ def decide(
     snapshot: State | None,
     adaptation: Adaptation,
     damaged: Mapping[Position, str] | None = None,
+    warnings: Sequence[str] = (),
 ) -> Resume:
     """Decide where a run begins; `snapshot` is that of the manager's directory.
 
-    `damaged` are epochs that could not be loaded, each with its damage. Raises what
-    `JobRunner.plan_resume` does.
+    `damaged` are epochs that could not be loaded, each with its damage; `warnings` those of the
+    runner. Raises what `JobRunner.plan_resume` does.
     """
     if manager is None or snapshot is None:
-        return Resume(plan, "there is no checkpoint manager")
+        return Resume(plan, "there is no checkpoint manager", warnings=tuple(warnings))
     own = manager.directory
     in_use = ""
     holder = own.held_by(snapshot)
@@ -172,7 +173,7 @@ def decide(
         )
     damage = dict(damaged or {})
     is_named = asked not in (None, "latest")
-    warnings: list[str] = []
+    warnings = list(warnings)
     if asked == "latest" and not own.is_taken:
         warnings += _check_claimed(own, snapshot)
     origin, epochs = own, snapshot

@@ -374,7 +374,21 @@ class JobRunner:
         plan, manager = self._compile(), self.checkpoint_manager
         snapshot = None if manager is None else manager.directory.snapshot()
         asked = self.resume_from_epoch
-        return decide(self.job, plan, asked, manager, snapshot, self.adaptation)
+        return decide(
+            self.job, plan, asked, manager, snapshot, self.adaptation, warnings=self.warnings()
+        )
+
+    def warnings(self) -> list[str]:
+        """What of the options has no effect, for people."""
+        limit = self.job.epoch_limit
+        if self.num_epochs is None or limit is None or self.num_epochs <= limit:
+            return []
+        warning = (
+            f"Job {self.job.name!r} ends at epoch {limit}, the limit that epoch_limiter sets in its "
+            f"definition. num_epochs={self.num_epochs} (--epochs) can only end a run earlier. To run "
+            f"more epochs, raise the limit of the job."
+        )
+        return [warning]
 
     def _compile(self) -> Plan:
         job = self.job

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field, structs
@@ -151,7 +152,8 @@ class RunState:
         """Note from where and how far the job runs."""
         self._run.total_epochs = total_epochs
         self._run.phase = "init" if plan.epoch is None else "loading"
-        facts = {"plan": plan.to_dict(), "total_epochs": total_epochs, "text": str(plan)}
+        text = str(replace(plan, warnings=()))  # those are logged, and told as they are
+        facts = {"plan": plan.to_dict(), "total_epochs": total_epochs, "text": text}
         self._tell("start", facts)
 
     def on_load(self, epoch: int, step: int, seconds: float) -> None:

@@ -26,7 +26,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.checkpoint.storage.posix import PosixFiles
-from tests.jobs import RefusingFiles, count_until, counter
+from tests.jobs import Listener, RefusingFiles, count_until, counter
 
 SHARED: dict = {}
 """Shared by tests and by tasks on workers in this process."""
@@ -139,6 +139,19 @@ def test_a_run_does_not_start_if_the_directory_is_not_writable(session, tmp_path
     with pytest.raises(CheckpointWriteError, match="file cannot be a checkpoint"):
         JobRunner(job, manager, on_save_error="refuse").run(session)
     assert not ran.exists()
+
+
+def test_a_limit_above_that_of_the_job_is_said_to_have_no_effect(session, manager):
+    listeners = [Listener(), Listener()]
+    runners = [
+        JobRunner(counter(2), manager, num_epochs=5, callbacks=[listener]) for listener in listeners
+    ]
+    runners[0].run(session)
+    assert runners[1].result_if_finished().epoch == 2
+    for listener, runner in zip(listeners, runners, strict=True):
+        assert listener.warnings == list(runner.plan_resume().warnings)
+        assert "'counter' ends at epoch 2" in listener.warnings[0]
+    assert JobRunner(counter(2), manager, num_epochs=2).plan_resume().warnings == ()
 
 
 def test_download_and_exit_run_again_if_they_had_not_ended(session, manager, tmp_path):
