@@ -23,6 +23,19 @@ def check_output(path: str | os.PathLike[str]) -> None:
         )
     if os.path.exists(path) and not os.path.isfile(path):
         raise DefinitionError(f"Cannot write {os.fspath(path)}, which is no file. Name a file.")
+    check_rights(path)
+
+
+def check_rights(path: str | os.PathLike[str]) -> None:
+    """Raise `DefinitionError` if this user may not write `path`, or make its directory."""
+    directory = os.path.dirname(os.path.abspath(path))
+    while not os.path.lexists(directory):
+        directory = os.path.dirname(directory)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise DefinitionError(
+            f"Cannot write {os.fspath(path)}: this user may not make files in {directory}. Name "
+            f"another directory."
+        )
 
 
 def refuse_within_checkpoint(path: str | os.PathLike[str]) -> None:

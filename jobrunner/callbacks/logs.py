@@ -13,7 +13,7 @@ from typing import Any
 from jobrunner.define import checked
 from jobrunner.errors import DefinitionError
 from jobrunner.json_output import to_json
-from jobrunner.outputs import write_output
+from jobrunner.outputs import check_rights, write_output
 from jobrunner.run import Callback
 from jobrunner.texts import printable
 
@@ -31,7 +31,7 @@ class EpochLog(Callback):
     Raises
     ------
     DefinitionError
-        The path ends in something else.
+        The path ends in something else, or this user may not write there.
 
     Notes
     -----
@@ -55,6 +55,7 @@ class EpochLog(Callback):
             raise DefinitionError(
                 f"EpochLog: path must end in .csv or .jsonl; got {self.path!r}. Name such a file."
             )
+        check_rights(self.path)
         self._is_csv = suffix == ".csv"
         self._columns: list[str] = []  # of a CSV file
         self._is_own = False  # nobody else wrote the file

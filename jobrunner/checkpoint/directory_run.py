@@ -37,6 +37,7 @@ from jobrunner.checkpoint.log import (
     read_beat,
 )
 from jobrunner.checkpoint.retention import Retention
+from jobrunner.checkpoint.storage import write_remedy
 from jobrunner.checkpoint.worker_save import Encoding, Receipt, SaveOrder, Written
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
@@ -145,7 +146,7 @@ class DirectoryRun:
         path = directory.path
         lock = RunLock(directory.files, path, directory.log, nodes, beat_seconds, status)
         try:
-            with writing(path, "the directory could not be locked"):
+            with writing(directory, "the directory could not be locked"):
                 before = directory.log.known()
                 holder = before.holder
                 if holder is not None and not before.is_ended:  # its heartbeat is removed below
@@ -155,7 +156,7 @@ class DirectoryRun:
                 lock.take(as_json(info, "info"), patience, take_over=self.take_over)
             self.lock = lock
             directory.is_taken, directory.loaded = True, None
-            with writing(path, "leftovers of earlier runs could not be removed"):
+            with writing(directory, "leftovers of earlier runs could not be removed"):
                 # After the `run` entry: whatever is there was not written for this run.
                 names = directory.files.list_names(path)
                 self._names = [name for name in names if parse_store_name(name) is not None]
@@ -228,7 +229,7 @@ class DirectoryRun:
 
         Call it on every worker with its workspaces, and pass the answers to `check_probe`.
         """
-        with writing(self.directory.path, "the probe for the workers could not be written"):
+        with writing(self.directory, "the probe for the workers could not be written"):
             probe = self.held().probe
             self.directory.files.put(probe.path, probe.token)
             self._must_look = True
@@ -315,7 +316,7 @@ class DirectoryRun:
                 logger.warning("%s: nothing was retired: %s", self.directory.path, error)
         # The disk needs room for the epochs that are kept and one group, even if deletion is slow.
         self.retention.sweeper.drain()
-        with writing(self.directory.path, f"the save of epoch {first} could not be begun"):
+        with writing(self.directory, f"the save of epoch {first} could not be begun"):
             attempt = self._claim(first)
         histories = self._histories(encoding)
         # A group that is larger than expected is cut, as a `begin` would give its epochs other names.
@@ -356,9 +357,9 @@ class DirectoryRun:
             return ""
         label = f"{self.held().number}.{self._placements}"
         if self._made_histories != label:
-            path = self.directory.path
-            with writing(path, "the directory of histories could not be made"):
-                make_groups(self.directory.files, path, label, encoding.histories)
+            directory = self.directory
+            with writing(directory, "the directory of histories could not be made"):
+                make_groups(directory.files, directory.path, label, encoding.histories)
             self._made_histories = label
         return label
 
@@ -370,7 +371,7 @@ class DirectoryRun:
         the directory over; what is wrong with the first position if nothing can be recorded; and
         CheckpointWriteError if it is unknown what was recorded.
         """
-        with writing(self.directory.path, f"epoch {order.at} could not be recorded"):
+        with writing(self.directory, f"epoch {order.at} could not be recorded"):
             self.directory.log.check_held()
             group = self._group
             if group is None or group.order is not order:
@@ -517,7 +518,7 @@ def _shared(encoding: Encoding) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def writing(path: str, problem: str) -> Iterator[None]:
+def writing(directory: Directory, problem: str) -> Iterator[None]:
     """Raise CheckpointWriteError if the storage fails."""
     try:
         yield
@@ -528,13 +529,13 @@ def writing(path: str, problem: str) -> Iterator[None]:
         raise CheckpointWriteError(str(error)) from error
     except (NotADirectoryError, FileExistsError) as error:
         raise CheckpointWriteError(
-            f"{path} cannot be a checkpoint directory: it is a file, or in a file. Name another "
+            f"{directory.path} cannot be a checkpoint directory: it is a file, or in a file. Name another "
             f"directory."
         ) from error
     except OSError as error:
         raise CheckpointWriteError(
-            f"{path}: {problem}: {type(error).__name__}: {error}. Earlier epochs are still "
-            f"recorded. Repair the storage and run again."
+            f"{directory.path}: {problem}: {type(error).__name__}: {error}. "
+            f"{directory.log.describe_recorded()}{write_remedy(error, directory.path)}"
         ) from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,7 +23,14 @@ from jobrunner.checkpoint.encoding import (
 )
 from jobrunner.checkpoint.history_writer import HistoryWriters, RowCount
 from jobrunner.checkpoint.log import NodeContents, Record
-from jobrunner.checkpoint.storage import THREADS, Files, join_path, run_all, run_gently
+from jobrunner.checkpoint.storage import (
+    THREADS,
+    Files,
+    join_path,
+    run_all,
+    run_gently,
+    write_remedy,
+)
 from jobrunner.checkpoint.store import (
     NO_STORE,
     Former,
@@ -45,7 +51,6 @@ _LARGE_BYTES = 32 << 20
 """A group of so many bytes is written at low priority, or tasks beside it would take up to three times
 as long. Smaller ones are not: where all cores are busy, they would starve, and epochs wait for them."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Constants = dict[tuple[str, str], tuple[int, EncodedBlob]]
 """By node and blob: the version of one without arrays, and how it is encoded until a task sets it."""
@@ -480,13 +485,11 @@ class SaveQueue:
         nodes = [node for node in order.stores[at] if node in self._encoding.nodes]
         first = order.stores[at][nodes[0]] if nodes else ""
         where = error.filename or os.path.join(order.path, first)
-        advice = "Repair the storage and save again."
-        if error.errno in _FULL:
-            advice = f"Make room, for example by `jobrunner prune {order.path} --keep-last N`."
+        recorded = "Earlier epochs are still recorded. " if at > Position(0) else ""
         explained = CheckpointWriteError(
             f"Epoch {at} of {', '.join(nodes)} could not be written: {where}: "
-            f"{type(error).__name__}: {error.strerror or error}. Earlier epochs are still "
-            f"recorded. {advice}"
+            f"{type(error).__name__}: {error.strerror or error}. {recorded}"
+            f"{write_remedy(error, order.path)}"
         )
         explained.__cause__ = error
         return explained

@@ -43,12 +43,17 @@ def new_command(*, name: str) -> CommandOutput:
     path = Path(name) / "job.py"
     job = check_name(path.absolute().parent.name, "job")
     text = Path(__file__).with_name("template.py.txt").read_text().replace("$name", job)
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x") as file:
             file.write(text)
-    except FileExistsError:
-        raise DefinitionError(f"{path} exists already. Choose another name.") from None
+    except FileExistsError as error:
+        raise DefinitionError(f"{error.filename} exists already. Choose another name.") from None
+    except OSError as error:
+        raise DefinitionError(
+            f"Cannot write {path}: {error.strerror}: {error.filename}. Name a directory in which "
+            f"this user may make files."
+        ) from error
     run = f"cd {path.parent} && jobrunner run job.py --checkpoint runs/first --workers 2"
     return CommandOutput(
         {"name": job, "paths": [str(path)]}, [f"Wrote {path}. To run it:", f"    {run}"]

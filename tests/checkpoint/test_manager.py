@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import pickle
@@ -33,6 +34,7 @@ from jobrunner.checkpoint.opened import store_readers
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles, assert_identical
 from jobrunner.workspace.workspace import BlobUpdate, Workspace
+from tests.jobs import RefusingFiles
 from tests.saves import Save, save_epoch
 
 NODES = ("server", "trainer:0")
@@ -392,6 +394,29 @@ def test_a_directory_that_cannot_be_created_is_a_write_error(tmp_path: Path) -> 
         CheckpointWriteError, match="cannot be a checkpoint directory: it is a file, or in a file"
     ):
         manager.run.start(NODES, {})
+
+
+@pytest.mark.parametrize("part", ["/_runs/", "/_log/"])
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EACCES, "Name a directory in which this user may write"),
+        (errno.ENOSPC, "Make room"),
+        (errno.EIO, r"Repair the storage\."),
+    ],
+)
+def test_a_directory_that_cannot_be_taken_tells_what_is_true_there_and_what_to_do(
+    tmp_path: Path, number: int, advice: str, part: str
+) -> None:
+    for is_new in (True, False):
+        refused = MultiNodeCheckpointManager(tmp_path, files=RefusingFiles([part], number))
+        with pytest.raises(CheckpointWriteError, match=f"{advice}.*$") as caught:
+            refused.run.start([], {})
+        assert ("Earlier epochs are still recorded." in str(caught.value)) is not is_new
+        manager = MultiNodeCheckpointManager(tmp_path)
+        manager.run.start([], {})
+        save_epoch(manager, Position(1 - is_new))
+        manager.run.end()
 
 
 def test_a_read_error_is_never_no_checkpoint(tmp_path: Path) -> None:

@@ -86,6 +86,19 @@ def test_what_cannot_be_written_is_refused_first(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_directory_in_which_this_user_may_not_write_is_refused_first(
+    name: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked)
+    with pytest.raises(DefinitionError, match=f"may not make files in {locked}"):
+        WRITERS[name](runs, locked / name)
+    with pytest.raises(DefinitionError, match=f"may not make files in {locked}"):
+        EpochLog(locked / "logs" / "log.csv")
+
+
 def test_the_default_outputs_and_new_jobs_are_not_put_into_a_checkpoint_directory(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

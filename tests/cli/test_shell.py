@@ -60,3 +60,6 @@ def test_a_new_job_runs_and_overwrites_nothing(tmp_path: Path, inproc_session: S
     again = invoke("new", tmp_path / "some clusters")
     assert (again.exit_code, "job.py exists already" in again.output) == (2, True)
     assert path.read_text() == "mine"
+    below = invoke("new", path / "below")
+    assert below.exit_code == 2
+    assert f"Cannot write {path}/below/job.py: Not a directory: {path}/below" in below.output

@@ -23,6 +23,7 @@ from jobrunner.checkpoint.log.entries import (
 )
 from jobrunner.checkpoint.log.handler import FileMetadataHandler, MetadataHandler
 from jobrunner.checkpoint.log.state import Attempt, State
+from jobrunner.checkpoint.storage import write_remedy
 from jobrunner.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -109,6 +110,11 @@ class LogWriter:
     def known(self) -> State:
         """The state as last read or written; reads only if there is none."""
         return self._state or self.refresh()
+
+    def describe_recorded(self) -> str:
+        """A sentence for a message of a failed write, if epochs are known to be recorded."""
+        has_epochs = self._state is not None and self._state.recorded
+        return "Earlier epochs are still recorded. " if has_epochs else ""
 
     def read_entry(self, number: int) -> LogEntry:
         """Read entry `number`, which must exist; from memory if it was one of the last read."""
@@ -279,8 +285,8 @@ class LogWriter:
         except Exception as error:
             raise CheckpointWriteError(
                 f"{self._path}: cannot append entry {entry.number} ({entry.kind}) to the log: "
-                f"{type(error).__name__}: {error}. Earlier epochs are still recorded. Repair the "
-                f"storage and run again."
+                f"{type(error).__name__}: {error}. {self.describe_recorded()}"
+                f"{write_remedy(error, self._path)}"
             ) from error
         if is_created:
             logger.debug("%s: entry %d (%s) is in the log.", self._path, entry.number, entry.kind)

@@ -160,7 +160,7 @@ def copy_epoch(
         try:
             order = manager.run.order({epoch: details})
             names = order.stores[epoch]
-            with writing(copy.path, f"epoch {epoch} of {directory.path} could not be copied"):
+            with writing(copy, f"epoch {epoch} of {directory.path} could not be copied"):
                 label = f"{manager.run.held().number}.0" if histories else ""
                 make_groups(files, copy.path, label, histories)
                 _copy_stores(directory, record, copy, names, label)

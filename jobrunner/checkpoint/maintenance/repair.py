@@ -60,7 +60,7 @@ def repair_log(directory: Directory, patience: Patience | None = None) -> Repair
                     patience or Patience(),
                 )
     run = uuid.uuid4().hex
-    with writing(directory.path, "the log could not be repaired"):
+    with writing(directory, "the log could not be repaired"):
         for number in repair.lost:
             handler.replace(entry_to_json(make_entry(LostEntry, number, run)))
     manager = MultiNodeCheckpointManager(directory.path, handler, files=directory.files)

@@ -26,3 +26,6 @@ from .protocol import (
     Files as Files,
     Result as Result,
 )
+from .remedies import (
+    write_remedy as write_remedy,
+)
