@@ -118,7 +118,7 @@ class Torch:
 
 
 class TorchDistributed:
-    name = "torch.distributed.checkpoint"
+    name = "DCP"
 
     def save(self, directory: Path, blobs: Blobs) -> None:
         import torch
@@ -181,7 +181,7 @@ class Zarr:
 
 
 class ZarrTuned(Zarr):
-    name = "zarr, no compressor, 16 MiB chunks"
+    name = "zarr uncompressed"
 
     def options(self, array: np.ndarray[Any, Any]) -> dict[str, Any]:
         return {"compressors": None, "chunks": (min(len(array), (16 << 20) // array.itemsize),)}
@@ -482,7 +482,7 @@ def tiny_nodes(report: Report, parent: Path, rounds: int) -> None:
                 f"checkpoint of {count} tiny nodes, durable",
                 "ms",
                 {"jobrunner": taken},
-                f"≤ {target:.0f}",
+                f"≤ {target:.0f} ms",
                 taken <= target,
             )
         )

@@ -153,7 +153,7 @@ def seconds(call: Callable[[], object]) -> Callable[[], float]:
 def peers(blobs: Blobs) -> dict[str, Zarr]:
     return {
         "zarr": Zarr(blobs, 1),
-        f"zarr, no compressor, 16 MiB chunks, {ObjectFiles.threads} threads": Zarr(
+        f"zarr uncompressed, {ObjectFiles.threads} threads": Zarr(
             blobs, ObjectFiles.threads, compressors=None, chunks=2 << 20
         ),
     }

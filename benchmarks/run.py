@@ -60,22 +60,22 @@ def table(reports: list[dict[str, Any]]) -> str:
             f"{max(r['machine']['load'] for r in reports):.1f}."
         ),
         "",
-        "| case | jobrunner | others (× ours) | target | met |",
-        "|---|---|---|---|---|",
+        "| case | jobrunner | others | target |",
+        "|---|---|---|---|",
     ]
     for report in reports:
         for row in report["rows"]:
             ours = row["figures"]["jobrunner"]
             others = ", ".join(
-                f"{name} {value:.3g} ({value / ours:.3g} ×)"
+                f"{name} {value:.3g}"
                 for name, value in row["figures"].items()
                 if name != "jobrunner"
             )
-            met = {None: "", True: "yes", False: "**no**"}[row["is_met"]]
-            note = f". {row['note']}" if row["note"] else ""
+            remarks = ". ".join(filter(None, [others, row["note"]]))
+            missed = ", **missed**" if row["is_met"] is False else ""
             lines.append(
-                f"| {row['case']} | {ours:.3g} {row['unit']} | {others}{note} | "
-                f"{row['target']} | {met} |"
+                f"| {row['case']} | {ours:.3g} {row['unit']} | {remarks} | "
+                f"{row['target']}{missed} |"
             )
     skipped = [f"{peer}: {why}" for report in reports for peer, why in report["skipped"].items()]
     if skipped:
