@@ -1,6 +1,6 @@
-"""The blocks that need a library which tests do not require, and Caffe2's program beside ours.
+"""The blocks that need a library which tests do not require, and a program of Caffe2 beside ours.
 
-Where Caffe2 is installed, both programs of the page run in a process of their own, and must come to
+Where Caffe2 is installed, the program of the page and its like in Caffe2 run in a process of their own, and must come to
 the same values.
 """
 
@@ -162,6 +162,29 @@ from caffe2.python.schema import ConstRecord, Struct
 from caffe2.python.session import LocalSession
 from caffe2.python.task import Node, Task
 os.mkdir("runs")
+
+
+def build_trainer(i):
+    with Node("trainer_%d" % i):
+        with Job.current().init_group, Task():
+            numbers = ConstRecord(ops, Struct(("value", np.arange(10))))
+            reader = Dataset(numbers, name="numbers:%d" % i).reader(ops)
+            total = ops.Const([100])
+
+        def add(record):
+            ops.Add([total, record.value()], [total])
+
+        limited = ReaderWithLimit(reader, num_iter=3)
+        pipe(limited, processor=add)
+        Job.current().add_stop_condition(limited.data_finished())
+
+
+with Job() as job:
+    for i in range(2):
+        build_trainer(i)
+session = LocalSession(workspace.C.Workspace())
+job.compile(LocalSession)
+JobRunner(job, MultiNodeCheckpointManager("runs", "minidb")).train(session)
 """
 _CAFFE2_TOTALS = """
 totals = {}
@@ -181,7 +204,7 @@ def test_the_job_of_caffe2_and_ours_have_the_same_totals_after_each_epoch(tmp_pa
     python = os.environ.get("JOBRUNNER_TEST_CAFFE2_PYTHON")
     if not python:
         pytest.skip("JOBRUNNER_TEST_CAFFE2_PYTHON names no Python that has Caffe2")
-    theirs = _CAFFE2 + block("coming-from.md", "ConstRecord").code + _CAFFE2_TOTALS
+    theirs = _CAFFE2 + _CAFFE2_TOTALS
     _run(_ours() + "print(0)", tmp_path)
     found = _run(theirs, tmp_path / "theirs", python)
     assert found["trainer_1.4"] == [145]
