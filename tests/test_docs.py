@@ -129,6 +129,26 @@ def test_the_map_names_every_package_and_module_of_the_top_level() -> None:
     assert not missing, f"Put {sorted(missing)} on the map."
 
 
+def test_the_map_lists_packages_in_the_order_of_their_layers_and_who_imports_distributed() -> None:
+    top = ROOT / "jobrunner"
+    text = (ROOT / "docs" / "design" / "README.md").read_text()
+    lint = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    height = {}
+    for number, layer in enumerate(reversed(lint["contracts"][0]["layers"])):
+        height |= dict.fromkeys(layer.split(" : "), number)
+    heights = [height[name] for name in re.findall(r"^  (\w+)/ ", text, re.M)]
+    assert heights == sorted(heights)
+    allowed = re.search(r"Only (.*?) import `distributed`", text, re.S)
+    assert allowed
+    importers = [
+        path.relative_to(top).as_posix()
+        for path in top.rglob("*.py")
+        if re.search(r"^\s*(?:import|from) distributed\b", path.read_text(), re.M)
+    ]
+    assert importers
+    assert all(path.startswith(tuple(re.findall(r"`([^`]+)`", allowed[1]))) for path in importers)
+
+
 def _defined(file: Path) -> set[str]:
     """Names of a module's functions and classes, and of their methods as ``Class.method``."""
     found = set()
