@@ -120,6 +120,16 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert not broken
 
 
+def test_the_tests_that_pages_name_exist() -> None:
+    missing = set()
+    for path in PAGES:
+        for file, name in re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", path.read_text()):
+            there = (ROOT / file).exists()
+            if not there or (name and f"def {name}(" not in (ROOT / file).read_text()):
+                missing.add(f"{path.name}: {file} {name}")
+    assert not missing
+
+
 def test_the_map_names_every_package_and_module_of_the_top_level() -> None:
     top = ROOT / "jobrunner"
     text = (ROOT / "docs" / "design" / "README.md").read_text()
