@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from jobrunner.define import Label, checked
 from jobrunner.errors import DefinitionError, RunStoppedError
 from jobrunner.run import Callback, JobRunner
+from jobrunner.texts import without_credentials
 
 Ending = Literal["finished", "stopped", "failed"]
 
@@ -201,7 +202,7 @@ class MLflow:
     Raises
     ------
     DefinitionError
-        MLflow is not installed.
+        MLflow is not installed, or the part of it that uses a database.
 
     Notes
     -----
@@ -217,7 +218,16 @@ class MLflow:
         params: Mapping[str, object] | None = None,
     ) -> None:
         self._entities = require("mlflow.entities", "mlflow", "MLflow")
-        self._client = require("mlflow", "mlflow", "MLflow").MlflowClient(tracking_uri)
+        library = require("mlflow", "mlflow", "MLflow")
+        try:
+            self._client = library.MlflowClient(tracking_uri)
+        except library.exceptions.MlflowException as error:
+            # mlflow-skinny also has a database as its default, though it cannot use any.
+            raise DefinitionError(
+                f"MLflow cannot use its tracking_uri: {without_credentials(str(error).strip())} Name a "
+                f"server by tracking_uri= or MLFLOW_TRACKING_URI; or install all of mlflow, which "
+                f"can use a database."
+            ) from error
         self._experiment = experiment
         self._params = dict(params or {})
         self._run_id = ""

@@ -136,13 +136,14 @@ class RunState:
         self._runner = runner
         self._run.job = runner.job.name
         self._run.steps_per_epoch = runner.job.steps_per_epoch
-        self._run.doing = "places its nodes on workers"
+        self._run.doing = "places its nodes on workers, which import what tasks need"
 
     def on_placement(self, placement: Mapping[str, str]) -> None:
         """Note where the nodes are."""
         names = {} if self.binding is None else self.binding.worker_names
         self._workers = {node: names.get(worker, worker) for node, worker in placement.items()}
-        self._run.doing = ""
+        if self._run.phase == "starting":
+            self._run.doing = "takes the checkpoint directory"
         workers: dict[str, list[str]] = {}
         for node, worker in self._workers.items():
             workers.setdefault(worker, []).append(node)
@@ -151,6 +152,7 @@ class RunState:
     def on_start(self, plan: Any, total_epochs: int | None) -> None:
         """Note from where and how far the job runs."""
         self._run.total_epochs = total_epochs
+        self._run.doing = ""
         self._run.phase = "init" if plan.epoch is None else "loading"
         text = str(replace(plan, warnings=()))  # those are logged, and told as they are
         facts = {"plan": plan.to_dict(), "total_epochs": total_epochs, "text": text}

@@ -1,5 +1,8 @@
 """Trackers of runs get what happens, and a run that resumes goes on in the same run there."""
 
+from types import SimpleNamespace
+from unittest.mock import MagicMock, call
+
 import pytest
 
 import jobrunner.callbacks
@@ -147,6 +150,50 @@ def test_the_id_of_the_record_is_kept_while_a_tracker_does_not_answer():
     assert callback.tracker.told == []
 
 
+# ---- what libraries are told, whether they are installed or not
+
+
+def follow(monkeypatch, make):
+    """Follow two epochs of a run that resumes and fails; returns the library that was told."""
+    library = MagicMock()
+    monkeypatch.setattr("importlib.import_module", lambda module: library)
+    tracker = make()
+    tracker.begin("descent", "0" * 32, 4, is_new=False)
+    tracker.log(5, {"loss": 0.5})
+    tracker.log(6, {"loss": 0.25})
+    tracker.flush()
+    tracker.end("failed")
+    return library
+
+
+@pytest.mark.parametrize(
+    ("name", "only_here", "end"),
+    [("wandb", {"id": "0" * 32}, {"exit_code": 1}), ("trackio", {}, {})],
+)
+def test_what_weights_and_biases_or_trackio_is_told(monkeypatch, name, only_here, end):
+    library = follow(monkeypatch, lambda: WandB("digits", library=name, dir="here"))
+    options = {"project": "digits", "dir": "here", "name": "descent-00000000"}
+    assert library.mock_calls == [
+        call.init(resume="allow", **options, **only_here),
+        call.init().log({"loss": 0.5}, step=5),
+        call.init().log({"loss": 0.25}, step=6),
+        call.init().finish(**end),
+    ]
+
+
+def test_what_mlflow_is_told(monkeypatch):
+    library = follow(monkeypatch, lambda: MLflow("digits", tracking_uri="http://here"))
+    metrics = [named.args[:2] + named.args[3:] for named in library.Metric.mock_calls]
+    assert metrics == [("loss", 0.5, 5), ("loss", 0.25, 6)]
+    library.MlflowClient.assert_called_once_with("http://here")
+    client = library.MlflowClient()
+    assert client.mock_calls == [
+        call.update_run("0" * 32, status="RUNNING"),
+        call.log_batch("0" * 32, [library.Metric(), library.Metric()]),
+        call.set_terminated("0" * 32, "FAILED"),
+    ]
+
+
 # ---- TensorBoard
 
 
@@ -185,6 +232,23 @@ def test_tensorboard_shows_each_epoch_once(inproc_session, manager, tmp_path):
 
 
 # ---- MLflow
+
+
+def test_a_database_that_a_part_of_mlflow_cannot_use_is_refused(monkeypatch):
+    class LibraryError(Exception):
+        pass
+
+    def connect(uri):
+        raise LibraryError(f"unsupported URI {uri}.")
+
+    library = SimpleNamespace(
+        MlflowClient=connect, exceptions=SimpleNamespace(MlflowException=LibraryError)
+    )
+    monkeypatch.setattr("importlib.import_module", lambda module: library)
+    with pytest.raises(
+        DefinitionError, match=r"URI postgresql://…@db/runs\..* install all of mlflow"
+    ):
+        MLflow("digits", tracking_uri="postgresql://me:secret@db/runs")
 
 
 @pytest.fixture

@@ -172,6 +172,7 @@ def test_a_long_epoch_is_shown_with_its_tasks_every_minute() -> None:
     live = Live(view, clock)
     live.state.on_setup(Runner(UnderWay("epoch", 5, 99.0, tasks)))
     live.state.on_placement({})
+    live.state.on_start(START, None)
     live.state.on_epoch(4, 0.25, {})
     for second in range(1, 130):
         clock.now = float(second)
@@ -197,12 +198,14 @@ def test_each_phase_of_a_slow_start_is_told_also_when_piped() -> None:
     live.state.on_setup(Runner())
     wait()
     live.state.on_placement({"a": "tcp://1"})
+    wait()
     live.state.on_start(ResumePlan(3, "it is the last one recorded"), 9)
     wait()
     assert stream.getvalue().splitlines() == [
         "starting for 2.0 s: imports job.py",
         "starting for 4.0 s: starts 2 workers",
-        "starting for 6.0 s: places its nodes on workers",
+        "starting for 6.0 s: places its nodes on workers, which import what tasks need",
+        "starting for 8.0 s: takes the checkpoint directory",
         "epoch 0/9  loads a checkpoint",
     ]
 
