@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jobrunner.checkpoint import encode_blobs
+from jobrunner.checkpoint import Decoder, encode_blobs
 from jobrunner.checkpoint.store.layout import lay_out
 from jobrunner.checkpoint.store.store_reader import StoreReader
 from jobrunner.checkpoint.store.store_writer import StoreWriter, write_stores
@@ -29,3 +29,10 @@ def written_and_read(value: Any) -> Any:
         reader = write_store(directory, encode_blobs("n", {"x": value}))
         reader.verify()
         return reader.load()["x"]
+
+
+def decode_forged(kind: str, parts: Any) -> Any:
+    """Decode a value of a library's type from parts that a stranger made."""
+    blob = encode_blobs("n", {"x": parts})["x"]
+    decoder = Decoder(lambda i: blob.parts[i].data, where="Blob 'x'")
+    return decoder.decode({"$": kind, "of": blob.tree})

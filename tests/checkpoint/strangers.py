@@ -15,6 +15,7 @@ import os
 import pickle
 import re
 import resource
+import shutil
 import signal
 import struct
 import sys
@@ -30,6 +31,7 @@ import xxhash
 from click.testing import CliRunner
 
 from jobrunner import MultiNodeCheckpointManager
+from jobrunner.checkpoint import Directory, copy_epoch
 from jobrunner.checkpoint.log.handler import decode_entry, encode_entry
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.checkpoint.store.document import LONE_ARRAY, ROOT_DOCUMENT
@@ -41,8 +43,7 @@ from jobrunner.errors import JobRunnerError
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
-from tests.checkpoint.test_manager import run_group
-from tests.saves import save_epoch
+from tests.saves import run_group, save_epoch
 
 GIB = 1 << 30
 MOST_SECONDS = 10
@@ -182,6 +183,59 @@ def _(store: Store) -> None:
 @case("path: out of the store", "leads out of the store")
 def _(store: Store) -> None:
     store.described["../../elsewhere"] = copy.deepcopy(store.described["w"])
+
+
+@case("path: of an array in the parent directory", "no document describes an array '../w'")
+def _(store: Store) -> None:
+    store.array("w")["path"] = "../w"
+
+
+# --- fields
+
+
+def _field(name: str, told: str, change: Case) -> None:
+    """Add a case of a field of the store's document that does not fit."""
+    CASES[f"field: {name}"] = (f"a.0/{ROOT_DOCUMENT} .*({told})", change)
+
+
+def _turn(store: Store, order: list[int]) -> None:
+    turn = {"name": "transpose", "configuration": {"order": order}}
+    store.described["w"]["codecs"].insert(0, turn)
+
+
+_field("chunks below zero", r"`int` >= 1", lambda store: store.describe("w", chunk_shape=[-3, 4]))
+_field("chunks of one axis", "has 1 axes", lambda store: store.describe("w", chunk_shape=[12]))
+_field("shape of text", r"`int`, got", lambda store: store.described["w"].update(shape=["3", 4]))
+_field("order of one axis", "does not permute 2 axes", lambda store: _turn(store, [0, 0]))
+_field("no path", r"length >= 1.*path", lambda store: store.array("w").update(path=""))
+_field(
+    "digest of text",
+    r"files\[0\]\[1\]",
+    lambda store: store.array("w").update(files=[[96, "x"]]),
+)
+_field(
+    "chunk too long",
+    "has 97 bytes",
+    lambda store: store.array("w").update(files=[[97, "0" * 32]]),
+)
+_field("unknown", "unknown field `more`", lambda store: store.array("w").update(more=1))
+_field(
+    "no dtype",
+    "field `dtype`",
+    lambda store: store.described["w"]["attributes"]["/jobrunner"].pop("dtype"),
+)
+_field("epoch below zero", "epoch|position|-1", lambda store: store.entry.update(epoch=-1))
+_field(
+    "array that is not there",
+    "array",
+    lambda store: store.entry["blobs"]["t"]["tree"]["a"].append({"$": "array", "of": 9}),
+)
+for _place in ([0, -1], [-1, 0], [0, LEAST_ALIKE], [9, 0], [0], "x"):
+    _field(
+        f"row at {_place}",
+        "",
+        lambda store, place=_place: store.entry["blobs"]["row3"].update(arrays=[place]),
+    )
 
 
 # --- sizes
@@ -513,6 +567,18 @@ def _ways(path: Path, digest: str) -> Iterator[tuple[str, Callable[[], object]]]
     yield "lazy", lazy
     yield "resume", lambda: run_group(manager.load(0), {"a": Workspace("a")})
     yield "part", lambda: reader.load_slice("w", 0, 1, 2)
+    yield "copy", lambda: _copy(path)
+
+
+def _copy(path: Path) -> None:
+    """Copy the epoch to a directory: nothing may be written beside it."""
+    copies = path.with_name("copies")
+    try:
+        copy_epoch(Directory(path, files=PosixFiles()), Position(0), str(copies / "one"))
+    finally:
+        left = os.listdir(copies) if copies.exists() else []
+        shutil.rmtree(copies, ignore_errors=True)
+    assert set(left) <= {"one"}, left
 
 
 def _peak_bytes() -> int:

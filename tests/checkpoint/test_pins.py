@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,45 +15,30 @@ from jobrunner import (
     Position,
 )
 from jobrunner.checkpoint import SavedEpoch
-from jobrunner.testing import FaultyFiles
-from jobrunner.workspace.workspace import Workspace
-from tests.saves import save_epoch
-
-
-def begin(path: Path, **options: Any) -> MultiNodeCheckpointManager:
-    manager = MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False), **options)
-    manager.run.start(["a"], {})
-    return manager
-
-
-def save(manager: MultiNodeCheckpointManager, epoch: int) -> None:
-    workspace = Workspace("a")
-    workspace.globals["epoch"] = epoch
-    save_epoch(manager, Position.of(epoch), {"a": workspace})
-    manager.retention.sweeper.drain()
+from tests.saves import NodeRun
 
 
 def test_a_pinned_epoch_outlives_the_policy_until_it_is_unpinned(tmp_path: Path) -> None:
-    run = begin(tmp_path, keep=KeepLast(1))
+    run = NodeRun(tmp_path, keep=KeepLast(1))
     reader = MultiNodeCheckpointManager(tmp_path)
-    save(run, 0)
+    run.save(0)
     reader.pin(0)
     reader.pin(0, "paper")
     reader.pin(0, "paper")
     for epoch in (1, 2):
-        save(run, epoch)
-    assert run.epochs() == reader.epochs() == [0, 2]
+        run.save(epoch)
+    assert run.manager.epochs() == reader.epochs() == [0, 2]
     assert reader.pins() == {0: ["kept", "paper"]}
     reader.verify(0)
     assert reader.unpin(0, "kept")
     assert not reader.unpin(0, "kept")
-    save(run, 3)
+    run.save(3)
     assert reader.epochs() == [0, 3]
     assert reader.unpin(0)
-    save(run, 4)
+    run.save(4)
     assert (reader.epochs(), reader.pins()) == ([4], {})
     assert not (tmp_path / "a.0").exists()
-    run.run.end()
+    run.end()
 
 
 def test_a_pin_that_comes_before_the_retirement_wins(tmp_path: Path) -> None:
@@ -67,26 +51,26 @@ def test_a_pin_that_comes_before_the_retirement_wins(tmp_path: Path) -> None:
                 reader.pin(0)
             return [row.at for row in saved[:-2]]
 
-    run = begin(tmp_path, keep=PinnedMeanwhile())
+    run = NodeRun(tmp_path, keep=PinnedMeanwhile())
     for epoch in (0, 1, 2):
-        save(run, epoch)
+        run.save(epoch)
     assert reader.epochs() == [0, 1, 2]
     reader.verify(0)
-    run.run.end()
+    run.end()
 
 
 def test_the_replaced_store_of_a_pinned_epoch_is_set_aside(tmp_path: Path) -> None:
-    run = begin(tmp_path)
-    save(run, 0)
-    run.pin(0)
-    save(run, 0)
+    run = NodeRun(tmp_path)
+    run.save(0)
+    run.manager.pin(0)
+    run.save(0)
     assert (tmp_path / "a.0" / "zarr.json").exists()
-    assert (run.epochs(), run.pins()) == ([0], {})
-    run.run.end()
-    again = begin(tmp_path)  # which removes what is left over
-    again.retention.sweeper.drain()
+    assert (run.manager.epochs(), run.manager.pins()) == ([0], {})
+    run.end()
+    again = NodeRun(tmp_path)  # which removes what is left over
+    again.manager.retention.sweeper.drain()
     assert (tmp_path / "a.0" / "zarr.json").exists()
-    again.run.end()
+    again.end()
 
 
 def test_an_epoch_that_is_not_recorded_cannot_be_pinned(tmp_path: Path) -> None:

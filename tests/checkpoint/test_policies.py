@@ -69,11 +69,12 @@ def saves_before(
 
 
 def test_a_save_before_a_deadline_is_the_last_that_is_recorded_in_time() -> None:
-    assert saves_before(SaveBefore(1000, margin_seconds=0), 10, cost=7) == [990]
+    policy = SaveBefore(1000, margin_seconds=0)
+    assert saves_before(policy, 10, cost=7) == [990]
     assert saves_before(SaveBefore(1000, margin_seconds=60), 10, cost=7) == [930]
-    assert saves_before(SaveBefore(1000, margin_seconds=0), 10, cost=25) == [970]
-    assert saves_before(SaveBefore(1000, margin_seconds=0), 10, 7, is_saving=True) == [980]
-    assert saves_before(SaveBefore(1000, margin_seconds=0), 300, cost=7) == [900]
+    assert saves_before(policy, 10, cost=25) == [970]
+    assert saves_before(policy, 10, cost=7, is_saving=True) == [980]
+    assert saves_before(policy, 300, cost=7) == [900]
     assert saves_before(SaveBefore(5000), 10, cost=7) == []
 
 
@@ -91,15 +92,7 @@ def test_a_deadline_is_a_time_a_date_or_that_of_slurm(monkeypatch: Any) -> None:
             SaveBefore(other)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        *({"epochs": n} for n in (0, 1.5)),
-        {"steps": -1},
-        {"seconds": math.nan},
-    ],
-)
+@pytest.mark.parametrize("arguments", [{}, {"epochs": 1.5}, {"steps": 0}, {"seconds": math.nan}])
 def test_an_invalid_interval_is_refused(arguments: Any) -> None:
     with pytest.raises(DefinitionError, match="SaveEvery"):
         SaveEvery(**arguments)
@@ -134,13 +127,8 @@ def test_joined_policies_keep_what_either_keeps() -> None:
     assert kept(KeepLast(1) | KeepBest("loss")) == [3, 4]
     assert kept(KeepEvery(3) | KeepLast(1)) == [0, 3, 4]
     assert kept(KeepAll() | KeepLast(1)) == [0, 1, 2, 3, 4]
-
-
-def test_only_policies_can_be_joined() -> None:
     with pytest.raises(TypeError):
-        KeepLast(1) | 3  # type: ignore[operator]
-    with pytest.raises(TypeError):
-        SaveEvery(epochs=1) | KeepLast(1)  # type: ignore[operator]
+        KeepLast(1) | SaveEvery(epochs=1)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("steps_per_epoch", [1, 3, 4])

@@ -1,15 +1,14 @@
-"""One life of a directory in an object store, without a cluster: ``python object_life.py URL``."""
+"""One life of a directory in an object store, without a cluster."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from jobrunner import CheckpointError, KeepLast, MultiNodeCheckpointManager
+from jobrunner import CheckpointError, MultiNodeCheckpointManager
 from jobrunner.checkpoint.storage.object_files import ObjectFiles
 from jobrunner.positions import Position
 from jobrunner.testing import assert_identical
@@ -68,10 +67,3 @@ def check(manager: MultiNodeCheckpointManager) -> None:
         manager.verify(epoch)
         for name, value in blobs(epoch).items():
             assert_identical(value, manager.open(epoch)["a"].load(name))
-
-
-if __name__ == "__main__":
-    live(
-        MultiNodeCheckpointManager(sys.argv[1], keep=KeepLast(1)),
-        lambda epoch: print(epoch, flush=True),
-    )

@@ -8,7 +8,6 @@ states that are left to choose from; `states` walks through them.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -99,9 +98,6 @@ class _File:
             half += self.flushed[middle:]  # it was written in place
         return list(dict.fromkeys((self.flushed, half, self.content)))
 
-    def count(self) -> int:
-        return len(self._ways())
-
     def build(self, choose: Choose, path: str) -> bytes:
         ways = self._ways()
         return ways[choose(len(ways), [f"{path}/"])] if len(ways) > 1 else ways[0]
@@ -145,18 +141,6 @@ class _Directory:
             if node is not None
         }
 
-    def count(self) -> int:
-        found, settled = 1, dict(self.flushed)
-        for group in self._groups():
-            about = {name for change in group for name in change}
-            names = {name: settled.pop(name, None) for name in about}
-            ways = _count_together(names)
-            for change in group:
-                names.update(change)
-                ways += _count_together(names)
-            found *= ways
-        return found * _count_together(settled)
-
     def _groups(self) -> list[list[Change]]:
         """Changes that share names, in order; a rename is one change of two names."""
         groups: list[list[Change]] = []
@@ -165,10 +149,6 @@ class _Directory:
             groups = [group for group in groups if group not in touched]
             groups.append([*itertools.chain(*touched), change])
         return groups
-
-
-def _count_together(names: Change) -> int:
-    return math.prod(node.count() for node in names.values() if node is not None)
 
 
 class Disk:
@@ -214,10 +194,6 @@ class Disk:
         if isinstance(node, _Directory):
             return not node.pending
         return node is not None and node.content == node.flushed
-
-    def count(self) -> int:
-        """How many states a power loss may leave."""
-        return self._top.count()
 
     def build(self, choose: Choose) -> Tree:
         """One state that a power loss may leave."""

@@ -9,6 +9,7 @@ what the step was to make of it; every recorded epoch must be whole; and the nex
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import itertools
 import json
@@ -267,6 +268,31 @@ def test_a_power_cut_at_any_operation_leaves_the_old_state_or_the_new(
     every_kth: int, tmp_path: Path
 ) -> None:
     assert sweep(tmp_path, "die", every_kth) > 200
+
+
+class LostFiles(FaultyFiles):
+    """From the k-th operation on, nothing can be written; reading goes on."""
+
+    def before(self, operation: str, path: str) -> None:
+        self.count += 1
+        if self.at is not None and self.count >= self.at and operation not in ("open", "list"):
+            raise OSError(self.number, "lost", path)
+
+
+@sampled("every_kth", sample=79, nightly=1)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_storage_that_takes_no_more_loses_nothing_that_was_recorded(
+    number: int, every_kth: int, tmp_path: Path
+) -> None:
+    for k in itertools.count(1, every_kth):
+        path = tmp_path / str(k)
+        files = LostFiles(k, number=number, sync=False)
+        live(path, files, lambda step, before: None)
+        if files.count < k:
+            assert k > 200
+            return
+        check_recovery(path, "end", recorded(path))
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @sampled("every_kth", sample=71, nightly=1)

@@ -1,6 +1,6 @@
 """A fault at every operation of prune, restore, copy, and of a run that follows a killed one.
 
-The k-th operation fails, or all from the k-th on do, or the process is killed there, for k = 1, 2,
+The k-th operation fails, or all from the k-th on do, for k = 1, 2,
 ... until the command ends untouched (every day, only some k). After each,
 every epoch that was recorded is recorded and whole (but for those that were to be pruned), the same
 command succeeds, and nothing stray or damaged is left.
@@ -12,16 +12,11 @@ import contextlib
 import errno
 import gc
 import itertools
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import dask
 import pytest
 
 from jobrunner import CheckpointError, KeepLast, MultiNodeCheckpointManager
@@ -84,31 +79,27 @@ COMMANDS = {
 """What may be recorded after each, whatever happens."""
 
 
-def leave(path: Path, how: Literal["die", "kill"]) -> None:
-    """Leave epochs 0 to 2; 3 set aside; and 4 half saved, where the run ends."""
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Epochs 0 to 2; 3 set aside; and 4 half saved, where the run has died."""
+    path = tmp_path_factory.mktemp("left") / "k"
     files = FaultyFiles(sync=False)
     manager = MultiNodeCheckpointManager(path, files=files)
     manager.run.start(NODES, {})
     for epoch in range(4):
         save(manager, epoch)
     manager.run.rewind(Position(2), "test")
-    files.at, files.how = files.count + 20, how
-    save(manager, 4)
-
-
-@pytest.fixture(scope="module")
-def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `leave` has left."""
-    path = tmp_path_factory.mktemp("left") / "k"
+    files.at, files.how = files.count + 20, "die"
     with pytest.raises(PowerCutError):
-        leave(path, "die")
+        save(manager, 4)
+    del manager
     gc.collect()
     assert recorded(path) == (0, 1, 2)
-    assert any(finding.status == "pending" for finding in inspect(path))  # type: ignore[attr-defined]
+    assert any(finding.status == "pending" for finding in inspect(path))
     return path
 
 
-def inspect(path: Path) -> list[object]:
+def inspect(path: Path) -> list[Any]:
     return list(inspect_directory(Directory(path)))
 
 
@@ -126,7 +117,7 @@ def check(command: Callable[[Path, FaultyFiles], None], path: Path) -> None:
         assert recorded(copied(path)) == (1,)
         check_epochs(MultiNodeCheckpointManager(copied(path)))
         shutil.rmtree(copied(path))
-    assert [f for f in inspect(path) if f.status not in ("live", "aside")] == []  # type: ignore[attr-defined]
+    assert [f for f in inspect(path) if f.status not in ("live", "aside")] == []
     shutil.rmtree(path)
 
 
@@ -167,50 +158,3 @@ class UnlistedFiles(FaultyFiles):
 def test_what_cannot_be_listed_is_an_error_of_the_checkpoint(left: Path) -> None:
     with pytest.raises(CheckpointError, match=str(left)):
         restore(left, UnlistedFiles(sync=False))
-
-
-@pytest.mark.nightly
-def test_sigkill_at_any_operation_of_a_command_loses_nothing(tmp_path: Path) -> None:
-    """Real processes, each killed at its k-th operation, after one that was killed in a save."""
-    subprocess.run(
-        [sys.executable, __file__, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        check=True,
-    )
-    for command in COMMANDS:
-        killed = sorted((tmp_path / command.__name__).iterdir())
-        for path in killed:
-            check(command, path)
-        print(f"{command.__name__}, SIGKILL: {len(killed)} operations, 0 losses")
-        assert len(killed) > 30
-
-
-def _is_killed(run: Callable[[], None]) -> bool:
-    """Let a forked process run; False if it came to its end."""
-    child = os.fork()
-    if not child:
-        run()
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if status and not os.WIFSIGNALED(status):
-        raise RuntimeError(f"it ended with status {status} and not by SIGKILL")
-    return bool(status)
-
-
-def _kill_at_every_operation(command: Callable[[Path, FaultyFiles], None], directory: Path) -> None:
-    """Leave what each process has left that was killed at its k-th operation."""
-    directory.mkdir()
-    left = directory / "left"
-    assert _is_killed(lambda: leave(left, "kill"))
-    for k in itertools.count(1):
-        path = shutil.copytree(left, directory / str(k))
-        if not _is_killed(partial(command, path, FaultyFiles(k, "kill", sync=False))):
-            shutil.rmtree(path)
-            break
-    shutil.rmtree(left)
-
-
-if __name__ == "__main__":
-    with dask.config.set({"jobrunner.checkpoint.heartbeat-seconds": 3600}):
-        for each in COMMANDS:
-            _kill_at_every_operation(each, Path(sys.argv[1], each.__name__))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jobrunner import CheckpointError, DefinitionError
-from jobrunner.checkpoint import Decoder, encode_blobs
-from tests.stores import written_and_read
+from jobrunner.checkpoint import encode_blobs
+from tests.stores import decode_forged, written_and_read
 
 jax = pytest.importorskip("jax", reason="jax is not installed; its arrays cannot be made")
 jnp = jax.numpy
@@ -74,7 +74,5 @@ FORGED = [
 
 @pytest.mark.parametrize("parts", FORGED)
 def test_what_would_change_or_was_forged_is_refused(parts: dict[str, Any]) -> None:
-    blob = encode_blobs("n", {"x": parts})["x"]
-    node = {"$": "jax.Array", "of": blob.tree}
     with pytest.raises(CheckpointError, match="jax cannot make jax.Array of it"):
-        Decoder(lambda i: blob.parts[i].data, where="Blob 'x'").decode(node)
+        decode_forged("jax.Array", parts)

@@ -73,7 +73,7 @@ def test_others_are_refused_by_name(name: str) -> None:
         encode_blobs("n", {"blob": REFUSED[name]()})
 
 
-def test_every_kind_crosses_workers_and_is_an_input() -> None:
+def test_every_kind_crosses_workers_and_is_an_input(inproc_session: Session) -> None:
     with Job("hops") as job:
         with job.init_group:
             made = Task(make_all, outputs="all", node="a", name="make").output()
@@ -82,18 +82,14 @@ def test_every_kind_crosses_workers_and_is_an_input() -> None:
         with job.exit_group:
             found = [Task(lambda x: x, inputs="x", node=node).output() for node in ("a", "b")]
         epoch_limiter(job, 1)
-    with Session.local(workers=2, processes=False) as session:
-        JobRunner(job).run(session)
-        assert [changed for output in found for changed in output.fetch()] == []
+    JobRunner(job).run(inproc_session)
+    assert [changed for output in found for changed in output.fetch()] == []
 
 
-def test_a_memoryview_does_not_arrive_as_bytes() -> None:
+def test_a_memoryview_does_not_arrive_as_bytes(inproc_session: Session) -> None:
     with Job("hop") as job, job.init_group:
         view = Task(lambda: [memoryview(b"abc")], node="a", name="make").output()
         Task(type, inputs=view, outputs="x", node="b")
         epoch_limiter(job, 1)
-    with (
-        Session.local(workers=2, processes=False) as session,
-        pytest.raises(TaskFailedError, match="make.*memoryview"),
-    ):
-        JobRunner(job).run(session)
+    with pytest.raises(TaskFailedError, match="make.*memoryview"):
+        JobRunner(job).run(inproc_session)

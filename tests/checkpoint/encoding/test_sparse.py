@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jobrunner import CheckpointError, DefinitionError
-from jobrunner.checkpoint import Decoder, Unmade, encode_blobs
+from jobrunner.checkpoint import Unmade, encode_blobs
 from jobrunner.testing import assert_identical
 from tests.sampling import examples
-from tests.stores import write_store, written_and_read
+from tests.stores import decode_forged, write_store, written_and_read
 
 sparse = pytest.importorskip("scipy.sparse")
 
@@ -97,11 +97,8 @@ FORGED = [
 
 @pytest.mark.parametrize("parts", FORGED)
 def test_forged_indices_are_refused(parts: dict[str, Any]) -> None:
-    found = {"shape": [2, 2], "data": np.ones(2), **parts}
-    blob = encode_blobs("n", {"x": found})["x"]
-    node = {"$": "scipy.sparse.sparray", "of": blob.tree}
     with pytest.raises(CheckpointError, match="scipy cannot make scipy.sparse.sparray of it"):
-        Decoder(lambda i: blob.parts[i].data, where="Blob 'x'").decode(node)
+        decode_forged("scipy.sparse.sparray", {"shape": [2, 2], "data": np.ones(2), **parts})
 
 
 def test_without_the_library_an_error_names_it_and_lazy_reads_give_the_parts(
@@ -126,6 +123,5 @@ def test_without_the_library_an_error_names_it_and_lazy_reads_give_the_parts(
 
 
 def test_a_type_that_this_version_does_not_know_is_refused() -> None:
-    node = {"$": "os.path", "of": {}}
     with pytest.raises(DefinitionError, match="of kind 'os.path', which this version"):
-        Decoder(lambda i: np.ones(1), where="Blob 'x'").decode(node)
+        decode_forged("os.path", {})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,12 +24,10 @@ from jobrunner.checkpoint import (
     with_contents,
 )
 from jobrunner.checkpoint.load_plan import choose_sources
-from jobrunner.positions import Position
 from jobrunner.testing import assert_identical
 from jobrunner.workspace.workspace import Workspace
 from tests.blobs import Blobs
-from tests.checkpoint.test_manager import run_group
-from tests.saves import Save
+from tests.saves import NodeRun, run_group
 
 
 class Momentum:
@@ -72,86 +68,77 @@ def load_waiting(
     return load_group(plan_load(manager.directory, record, sources, waiting=names), replaces=True)
 
 
-class Rig:
-    def __init__(self, path: Path, **options: Any) -> None:
-        self.manager = MultiNodeCheckpointManager(path / "runs", **options)
-        self.manager.run.start(["a"], {})
-        self.workspace = Workspace("a")
-        self.initial = {"a": {"opt", "all", "w"}}
-
-    def save(self, epoch: int) -> None:
-        save = Save(self.manager, Position.of(epoch), initial=self.initial)
-        save.send()
-        save.commit(save.write({"a": self.workspace}))
-
-    def load(self, epoch: int, made: dict[str, Any], *, anew: bool) -> Workspace:
-        workspace = Workspace("a")
-        workspaces = {"a": workspace}
-        if not anew:
-            Blobs(workspace).update(made)
-        names = {"a": list(made)} if anew else None
-        run_group(load_waiting(self.manager, epoch, names), workspaces)
-        if anew:
-            assert not workspace.globals.keys() & made.keys()
-            Blobs(workspace).update(made)
-            load_waiting_states(workspaces)
-        return workspace
+INITIAL = {"a": {"opt", "all", "w"}}
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    yield rig
-    rig.manager.run.end()
+def save(run: NodeRun, **blobs: Any) -> None:
+    """Save epoch 0, as of a job whose init group makes these blobs."""
+    run.save(0, blobs, initial=INITIAL)
+
+
+def load(run: NodeRun, made: dict[str, Any], *, anew: bool = True) -> Workspace:
+    """Load epoch 0 into objects that were made anew by init tasks, or are there already."""
+    workspace = Workspace("a")
+    workspaces = {"a": workspace}
+    if not anew:
+        Blobs(workspace).update(made)
+    names = {"a": list(made)} if anew else None
+    run_group(load_waiting(run.manager, 0, names), workspaces)
+    if anew:
+        assert not workspace.globals.keys() & made.keys()
+        Blobs(workspace).update(made)
+        load_waiting_states(workspaces)
+    return workspace
 
 
 @pytest.mark.parametrize("anew", [True, False], ids=["made anew", "there already"])
-def test_a_state_is_loaded_into_an_object_that_keeps_its_identity(rig: Rig, anew: bool) -> None:
+def test_a_state_is_loaded_into_an_object_that_keeps_its_identity(
+    node_run: NodeRun, anew: bool
+) -> None:
     opt = Momentum()
     opt.step()
-    rig.workspace.globals.update(opt=opt, w=np.arange(4.0))
-    rig.save(0)
+    save(node_run, opt=opt, w=np.arange(4.0))
     opt.step()
     made = Momentum()
-    workspace = rig.load(0, {"opt": made}, anew=anew)
+    workspace = load(node_run, {"opt": made}, anew=anew)
     assert workspace.globals["opt"] is made
     assert_identical(made.velocity, np.full(3, 0.1))
     assert (made.steps, workspace.globals["w"].tolist()) == (1, [0, 1, 2, 3])
 
 
-def test_objects_in_containers_are_found_at_their_places(rig: Rig) -> None:
+def test_objects_in_containers_are_found_at_their_places(node_run: NodeRun) -> None:
     shared = Momentum()
     other = Momentum(2)
-    Blobs(rig.workspace)["all"] = {"one": shared, "more": [shared, (other, 7)], 3: "text"}
+    node_run.blobs["all"] = {"one": shared, "more": [shared, (other, 7)], 3: "text"}
     other.step()
     shared.step()
     shared.step()
-    rig.save(0)
+    save(node_run)
     one, two = Momentum(), Momentum(2)
     made = {"one": one, "more": [one, (two, 0)], 3: ""}
-    found = rig.load(0, {"all": made}, anew=True).lookup("all")
+    found = load(node_run, {"all": made}).lookup("all")
     assert found["one"] is found["more"][0] is one
     assert found["more"][1] == (two, 7)
     assert (one.steps, two.steps, found[3]) == (2, 1, "text")
 
 
-def test_a_checkpoint_returns_the_state_without_the_class(rig: Rig) -> None:
+def test_a_checkpoint_returns_the_state_without_the_class(node_run: NodeRun) -> None:
     opt = Momentum()
     opt.step()
-    rig.workspace.globals["opt"] = opt
-    rig.save(0)
-    store = rig.manager.open(0)["a"]
+    save(node_run, opt=opt)
+    store = node_run.manager.open(0)["a"]
     assert_identical(store.load("opt"), opt.state_dict())
     assert store["opt"]["velocity"][1] == 0.1  # lazily
-    rig.manager.verify(0)
-    assert stateful_of(rig.manager) == {("a", "opt")}
+    node_run.manager.verify(0)
+    assert stateful_of(node_run.manager) == {("a", "opt")}
 
 
-def test_an_object_that_no_init_task_makes_is_named_before_anything_is_written(rig: Rig) -> None:
-    rig.workspace.globals["late"] = Momentum()
+def test_an_object_that_no_init_task_makes_is_named_before_anything_is_written(
+    node_run: NodeRun,
+) -> None:
     with pytest.raises(DefinitionError, match=r"'a', blob 'late'.*no task of the init group"):
-        rig.save(0)
-    assert rig.manager.epochs() == []
+        save(node_run, late=Momentum())
+    assert node_run.manager.epochs() == []
 
 
 class Unsaveable(Momentum):
@@ -179,25 +166,22 @@ class Nested(Momentum):
     ],
     ids=["item", "raises", "nested", "key"],
 )
-def test_a_state_that_cannot_be_saved_is_named(rig: Rig, value: Any, message: str) -> None:
-    rig.workspace.globals["opt"] = value
+def test_a_state_that_cannot_be_saved_is_named(node_run: NodeRun, value: Any, message: str) -> None:
     with pytest.raises(DefinitionError, match=message):
-        Save(rig.manager, Position(0)).write({"a": rig.workspace})
+        save(node_run, opt=value)
 
 
-def test_a_codec_takes_precedence_over_a_state_and_cannot_contain_one(rig: Rig) -> None:
+def test_a_codec_takes_precedence_over_a_state_and_cannot_contain_one(node_run: NodeRun) -> None:
     class Wrapper:
         def __init__(self, opt: Momentum) -> None:
             self.opt = opt
 
     register_codec(Wrapper, lambda w: w.opt, Wrapper)
-    rig.workspace.globals["opt"] = Wrapper(Momentum())
     with pytest.raises(DefinitionError, match=r"it is in the output of its codec .*"):
-        Save(rig.manager, Position(0)).write({"a": rig.workspace})
+        save(node_run, opt=Wrapper(Momentum()))
     register_codec(Momentum, lambda m: m.steps, lambda steps: Momentum())
-    rig.workspace.globals["opt"] = Momentum()
-    rig.save(0)
-    assert stateful_of(rig.manager) == set()
+    save(node_run, opt=Momentum())
+    assert stateful_of(node_run.manager) == set()
 
 
 @pytest.mark.parametrize(
@@ -215,20 +199,18 @@ def test_a_codec_takes_precedence_over_a_state_and_cannot_contain_one(rig: Rig) 
     ids=["class", "plain", "nothing", "raises"],
 )
 def test_an_object_that_does_not_fit_the_state_is_named(
-    rig: Rig, made: Any, error: type[Exception], message: str
+    node_run: NodeRun, made: Any, error: type[Exception], message: str
 ) -> None:
-    rig.workspace.globals["opt"] = Momentum()
-    rig.save(0)
+    save(node_run, opt=Momentum())
     with pytest.raises(error, match=message) as caught:
-        rig.load(0, {"opt": made}, anew=True)
+        load(node_run, {"opt": made})
     assert "Blob 'opt' in " in str(caught.value)
 
 
-def test_nothing_is_replaced_if_a_state_finds_no_object(rig: Rig) -> None:
-    rig.workspace.globals.update(opt=Momentum(), w=1)
-    rig.save(0)
+def test_nothing_is_replaced_if_a_state_finds_no_object(node_run: NodeRun) -> None:
+    save(node_run, opt=Momentum(), w=1)
     workspace = Workspace("a")
     workspace.globals["w"] = 2
     with pytest.raises(PlanMismatchError):
-        run_group(rig.manager.load(0), {"a": workspace})
+        run_group(node_run.manager.load(0), {"a": workspace})
     assert workspace.globals == {"w": 2}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import collections
+import itertools
 import re
 import subprocess
 import sys
@@ -29,29 +29,32 @@ def save(directory: Path, blobs: dict[str, Any], **options: Any) -> StoreReader:
     return write_store(directory, encode_blobs("n", blobs, **options))
 
 
-def round_trip(directory: Path, value: Any, **options: Any) -> Any:
-    reader = save(directory, {"x": value}, **options)
-    reader.verify()
-    return replace(reader, **options).load()["x"]
-
-
-PLAIN_DTYPES = [
+DTYPES = [
     *("?", "b", "B", "<i2", ">i2", "<u4", ">u8", "<f2", ">f4", "<f8", ">c8", "<c16", "S7", "<U9", ">U9"),
     *("V5", "<M8[ns]", ">M8[D]", "M8[25s]", "M8", "<m8[us]", ">m8[3h]"),
+    [("a", "<f4"), ("b", "<i8"), ("c", "<U4"), ("d", "S3"), ("e", "<M8[ns]")],
+    # What Zarr has no type for is there as raw bytes of the same size.
+    np.longdouble, np.clongdouble,
+    [("a", "<f4", (2, 2)), ("b", [("c", "i1"), ("d", "<U3")])],
+    {"names": ["a"], "formats": ["<i4"], "offsets": [3], "itemsize": 11},
+    [(("title", "a"), "<i4")],
 ]  # fmt: skip
-# What Zarr has no type for is there as raw bytes of the same size.
-RAW_DTYPES = [
-    np.dtype(np.longdouble), np.dtype(np.clongdouble),
-    np.dtype([("a", ">f4"), ("b", "<i2")]),
-    np.dtype([("a", "<f4", (2, 2)), ("b", [("c", "i1"), ("d", "<U3")])]),
-    np.dtype({"names": ["a"], "formats": ["<i4"], "offsets": [3], "itemsize": 11}),
-    np.dtype([(("title", "a"), "<i4")]),
-]  # fmt: skip
-STRUCTURED = [
-    np.dtype([("a", "<f4"), ("b", "<i8"), ("c", "<U4"), ("d", "S3"), ("e", "<M8[ns]")]),
-]
-HOLLOW = [np.dtype("V0"), np.dtype([]), np.dtype([("a", "f4", (0,))])]
-SHAPES = [(), (7,), (3, 0, 2), (2, 3, 4)]
+SHAPES = [(), (3, 0, 2), (2, 3, 4)]
+
+
+def cube() -> np.ndarray[Any, Any]:
+    return np.arange(60, dtype="<i4").reshape(3, 4, 5)
+
+
+LAYOUTS = {
+    "fortran": np.asfortranarray(cube()),
+    "transposed": cube().transpose(1, 2, 0),
+    "reversed": cube()[::-1, :, ::-1],
+    "strided and transposed": cube().transpose(2, 0, 1)[::2],
+    "broadcast": np.broadcast_to(cube()[0], (3, 4, 5)),
+    "read-only": np.frombuffer(bytes(cube()), "<i4"),
+    "one axis of length 1": np.ones((4, 1, 3))[:, :, ::2],
+}
 
 
 def filled(dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -71,113 +74,68 @@ def filled(dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return array
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(
-    "dtype", [*map(np.dtype, PLAIN_DTYPES), *RAW_DTYPES, *STRUCTURED], ids=lambda d: str(d)[:30]
-)
-def test_an_array_comes_back_as_it_was_and_plain_zarr_reads_it(
-    tmp_path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]
+def test_arrays_of_every_dtype_and_order_come_back_and_plain_zarr_reads_them(
+    tmp_path: Path,
 ) -> None:
-    array = filled(dtype, shape)
-    assert_identical(array, round_trip(tmp_path, array))
-    found = read_with_zarr(tmp_path, "x")
-    if found.dtype != dtype:  # as the array's attribute says
-        found = np.frombuffer(found.astype(found.dtype.newbyteorder(dtype.str[0])).tobytes(), dtype)
-    assert_identical(array, found.reshape(shape))
-
-
-@pytest.mark.parametrize("dtype", HOLLOW, ids=str)
-def test_items_of_no_bytes_are_refused(dtype: np.dtype[Any]) -> None:
-    with pytest.raises(DefinitionError, match="'x'.*have no bytes; save its shape"):
-        encode_blobs("n", {"x": np.zeros((2, 3), dtype)})
-
-
-def read_with_zarr(directory: Path, path: str) -> np.ndarray[Any, Any]:
+    arrays = {f"{i}": filled(*it) for i, it in enumerate(itertools.product(DTYPES, SHAPES))}
+    arrays |= LAYOUTS
+    reader = save(tmp_path, arrays)
+    reader.verify()
+    loaded = reader.load()
+    assert_identical(arrays, loaded)
+    assert all(array.flags.writeable for array in loaded.values())
+    assert loaded["transposed"].strides == arrays["transposed"].strides
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # young data types
-        group = zarr.open_group(str(directory / "n.0"), mode="r")
-        found: np.ndarray[Any, Any] = np.asarray(group[path][...])  # type: ignore[index]
-    return found
+        group: Any = zarr.open_group(str(tmp_path / "n.0"), mode="r")
+        for name, array in arrays.items():
+            found = np.asarray(group[name][...])
+            if found.dtype != array.dtype:  # as the array's attribute says
+                order = array.dtype.str[0]
+                data = found.astype(found.dtype.newbyteorder(order)).tobytes()
+                found = np.frombuffer(data, array.dtype).reshape(array.shape)
+            assert (found.shape, found.tobytes()) == (array.shape, array.tobytes()), name
 
 
-CUBE = np.arange(60, dtype="<i4").reshape(3, 4, 5)
-LAYOUTS = {
-    "fortran": np.asfortranarray(CUBE),
-    "transposed": CUBE.transpose(1, 2, 0),
-    "reversed": CUBE[::-1, :, ::-1],
-    "strided": CUBE[:, ::2, 1::3],
-    "strided and transposed": CUBE.transpose(2, 0, 1)[::2],
-    "broadcast": np.broadcast_to(CUBE[0], (3, 4, 5)),
-    "read-only": np.frombuffer(bytes(CUBE), "<i4"),
-    "one axis of length 1": np.ones((4, 1, 3))[:, :, ::2],
-}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_contiguous_array_comes_back_in_its_memory_order(tmp_path: Path, name: str) -> None:
-    array = LAYOUTS[name]
-    loaded = round_trip(tmp_path, array)
-    assert_identical(array, loaded)
-    assert np.array_equal(read_with_zarr(tmp_path, "x"), array)
-    assert loaded.flags.writeable
-    if name == "transposed":
-        assert loaded.strides == array.strides
-
-
-TEXTS = ["", "a", "é\0x", "longer than anything that would lie inline", "日本"]
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.array(TEXTS, np.dtypes.StringDType()),
-        np.array("zero axes", np.dtypes.StringDType()),
-        np.array([], np.dtypes.StringDType()),
-        np.array(TEXTS, object),
-        np.asfortranarray(np.array([*TEXTS, "x"], object).reshape(2, 3)),
-        np.array([], object),
-        np.array("x", object),
-        np.array(["lone \ud800", "\0"], object),
-        np.array([["a", None], [0.5, ("b", 2**70)]], object),
-    ],
-    ids=lambda a: f"{a.dtype}-{a.shape}",
-)
-def test_texts_come_back_as_they_were(tmp_path: Path, array: np.ndarray[Any, Any]) -> None:
-    assert_identical(array, round_trip(tmp_path, array))
-
-
-def test_small_values_are_attributes_that_plain_zarr_reads(tmp_path: Path) -> None:
-    save(tmp_path, {"lr": 0.1, "name": "é", "sizes": [1, 2], "none": None, "w": np.ones(2)})
-    attributes = zarr.open_group(str(tmp_path / "n.0"), mode="r").attrs.asdict()
+def test_small_values_are_attributes_and_containers_groups_that_plain_zarr_walks(
+    tmp_path: Path,
+) -> None:
+    params = {"layer": [np.zeros(2), np.ones(3)], "b": np.ones(1), "n": 5}
+    save(tmp_path, {"lr": 0.1, "name": "é", "sizes": [1, 2], "none": None, "params": params})
+    group: Any = zarr.open_group(str(tmp_path / "n.0"), mode="r")
+    attributes = group.attrs.asdict()
     about = attributes.pop("/jobrunner")
     assert attributes == {"lr": 0.1, "name": "é", "sizes": [1, 2], "none": None}
     assert (about["format"], about["node"], about["epoch"], about["run"]) == (1, "n", 0, "r")
-
-
-def test_nested_containers_are_groups_that_plain_zarr_walks(tmp_path: Path) -> None:
-    save(tmp_path, {"params": {"layer": [np.zeros(2), np.ones(3)], "b": np.ones(1), "n": 5}})
-    group = zarr.open_group(str(tmp_path / "n.0"), mode="r")
-    names = sorted(name for name, _ in group.members(max_depth=None))
-    assert names == [
-        "params",
-        "params/b",
-        "params/layer",
-        "params/layer/0",
-        "params/layer/1",
-    ]
+    names = sorted(name for name, _ in group["params"].members(max_depth=None))
+    assert names == ["b", "layer", "layer/0", "layer/1"]
     assert group["params/layer/1"][...].tolist() == [1, 1, 1]
 
 
-def test_blobs_that_share_memory_are_refused_by_name() -> None:
-    base = np.arange(10)
-    with pytest.raises(DefinitionError, match=r"Node 'n'.*'head' and 'tail' share memory"):
-        encode_blobs("n", {"head": base[:6], "tail": base[5:]})
-    with pytest.raises(DefinitionError, match=r"'b' and 'd/x' share memory"):
-        encode_blobs("n", {"b": base, "d": {"x": base.reshape(2, 5)}})
-    names = ["a"]
-    with pytest.raises(DefinitionError, match=r"'one' and 'two' contain the same list"):
-        encode_blobs("n", {"one": names, "two": {"deep": names}})
+class Box:
+    """A mutable object."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+
+FRACTIONS = Codec(Fraction, Fraction.as_integer_ratio, lambda pair: Fraction(*pair), "fraction")
+
+
+def test_blobs_that_share_memory_or_mutable_objects_are_refused_by_name() -> None:
+    base, names = np.arange(10), ["a"]
+    codecs = [Codec(Box, lambda box: box.array.copy(), Box, "box"), FRACTIONS]
+    box, half = Box(np.arange(3)), Fraction(1, 2)
+    for blobs, told in (
+        ({"head": base[:6], "tail": base[5:]}, r"Node 'n'.*'head' and 'tail' share memory"),
+        ({"b": base, "d": {"x": base.reshape(2, 5)}}, r"'b' and 'd/x' share memory"),
+        ({"one": names, "two": {"deep": names}}, r"'one' and 'two' contain the same list"),
+        ({"one": box, "two": [box]}, r"'one' and 'two' contain the same Box"),
+    ):
+        with pytest.raises(DefinitionError, match=told):
+            encode_blobs("n", blobs, codecs)
     encode_blobs("n", {"even": base[::2], "odd": base[1::2], "empty": base[:0], "end": base[10:]})
+    encode_blobs("n", {"one": half, "two": [half], "three": [box, box]}, codecs)
 
 
 def test_all_blobs_are_named_at_once_whatever_is_wrong_with_them() -> None:
@@ -204,23 +162,14 @@ class Custom:
     __hash__ = None  # type: ignore[assignment]
 
 
-class MyList(list[int]):
-    pass
-
-
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (Custom(1), "Custom cannot be saved: there is no codec"),
-        ([1, {"a": Custom(1)}], r"item 1/a: .*Custom cannot be saved"),
-        (MyList([1]), "MyList cannot be saved"),
-        (np.array(["a"]).view(np.char.chararray), "subclass of ndarray"),
+        ([1, {"a": Custom(1)}], r"item 1/a: .*Custom cannot be saved: there is no codec"),
         (np.ma.masked_array(np.ones((1, 2))), "subclass of ndarray"),
         (np.array([(1, "a")], [("i", "i4"), ("o", "O")]), "holds Python objects"),
         (np.array(["a"], np.dtypes.StringDType(na_object=None)), "strings may be missing"),
-        (collections.defaultdict(lambda: 1), "default_factory is"),
         ({Custom}, "item 0: type cannot be saved"),
-        (open, "cannot be saved"),
     ],
     ids=lambda v: str(v)[:30],
 )
@@ -241,7 +190,17 @@ def test_a_container_that_contains_itself_is_refused() -> None:
         encode_blobs("n", {"x": loop})
 
 
-FRACTIONS = Codec(Fraction, lambda f: f.as_integer_ratio(), lambda t: Fraction(*t), "fraction")
+def test_dtypes_of_no_bytes_or_of_other_packages_are_refused_by_the_blobs_name() -> None:
+    # One of those that NumPy makes for its own tests, by the means that packages have.
+    foreign = np._core._multiarray_umath._get_sfloat_dtype()(1.0)  # type: ignore[attr-defined]
+    for array, told in (
+        (np.zeros((2, 3), "V0"), "'x'.*have no bytes; save its shape"),
+        (np.zeros((2, 3), [("a", "f4", (0,))]), "'x'.*have no bytes; save its shape"),
+        (np.arange(3.0).view(foreign), r"blob 'x'.*not one of NumPy's own"),
+    ):
+        for value in (array, {"layers": [array]}):
+            with pytest.raises(DefinitionError, match=told):
+                encode_blobs("n", {"x": value})
 
 
 def test_a_missing_codec_is_named(tmp_path: Path) -> None:
@@ -250,10 +209,9 @@ def test_a_missing_codec_is_named(tmp_path: Path) -> None:
         reader.load()
 
 
-@pytest.mark.parametrize("error", [KeyError("v"), AttributeError("v"), RuntimeError("no")], ids=str)
-def test_an_error_in_a_codecs_decode_is_not_reported_as_damage(
-    tmp_path: Path, error: Exception
-) -> None:
+def test_an_error_in_a_codecs_decode_is_not_reported_as_damage(tmp_path: Path) -> None:
+    error = KeyError("v")
+
     def fail(value: object) -> object:
         raise error
 
@@ -309,31 +267,3 @@ def test_saving_arrays_imports_neither_zarr_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_dtype_of_another_package_is_refused_by_the_blobs_name() -> None:
-    # One of those that NumPy makes for its own tests, by the means that packages have.
-    dtype = np._core._multiarray_umath._get_sfloat_dtype()(1.0)  # type: ignore[attr-defined]
-    array = np.arange(3.0).view(dtype)
-    for blobs in ({"w": array}, {"w": {"layers": [array]}}):
-        with pytest.raises(DefinitionError, match=r"blob 'w'.*not one of NumPy's own"):
-            encode_blobs("n", blobs)
-
-
-class Box:
-    """A mutable object."""
-
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self.array = array
-
-
-def test_a_mutable_object_of_a_codec_in_two_blobs_is_refused() -> None:
-    codecs = [
-        Codec(Box, lambda box: box.array.copy(), Box, "box"),
-        Codec(Fraction, Fraction.as_integer_ratio, lambda pair: Fraction(*pair), "fraction"),
-    ]
-    box, half = Box(np.arange(3)), Fraction(1, 2)
-    with pytest.raises(DefinitionError, match=r"'one' and 'two' contain the same Box"):
-        encode_blobs("n", {"one": box, "two": [box]}, codecs)
-    assert len(encode_blobs("n", {"one": half, "two": [half]}, codecs)) == 2
-    assert len(encode_blobs("n", {"one": [box, box]}, codecs)) == 1

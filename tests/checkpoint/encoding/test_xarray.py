@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobrunner import CheckpointError, DefinitionError
-from jobrunner.checkpoint import Decoder, encode_blobs
+from jobrunner.checkpoint import encode_blobs
 from jobrunner.testing import assert_identical
 from tests.sampling import examples
-from tests.stores import written_and_read
+from tests.stores import decode_forged, written_and_read
 
 xr = pytest.importorskip("xarray", "2024.10")
 pd = pytest.importorskip("pandas")
@@ -126,7 +126,5 @@ FORGED = [
 
 @pytest.mark.parametrize(("name", "parts"), FORGED)
 def test_forged_parts_are_refused(name: str, parts: dict[str, Any]) -> None:
-    blob = encode_blobs("n", {"x": parts})["x"]
-    node = {"$": f"xarray.{name}", "of": blob.tree}
     with pytest.raises(CheckpointError, match=f"xarray cannot make xarray.{name} of it"):
-        Decoder(lambda i: blob.parts[i].data, where="Blob 'x'").decode(node)
+        decode_forged(f"xarray.{name}", parts)

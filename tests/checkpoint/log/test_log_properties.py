@@ -35,6 +35,7 @@ from jobrunner.names import parse_store_name
 from jobrunner.positions import Position
 
 POSITIONS = st.builds(Position, st.integers(0, 6), st.integers(0, 2))
+EVERYWHERE = [Position(epoch, step) for epoch in range(8) for step in range(3)]
 
 
 def fold(entries: Iterable[LogEntry]) -> State:
@@ -46,138 +47,81 @@ def fold(entries: Iterable[LogEntry]) -> State:
 
 
 class History:
-    """Draws entries that a run may append, and keeps a plain model of what they mean."""
+    """Draws entries that runs may append, and the state after each."""
 
     def __init__(self) -> None:
         self.entries: list[LogEntry] = []
+        self.state = State()
         self.run = ""
-        self.recorded: dict[Position, int] = {}
-        self.pins: dict[Position, list[str]] = {}
-        self.aside: set[tuple[Position, int]] = set()
         self.names: dict[str, int] = {}
         """Name of a store that an attempt may have written -> number of its ``begin``."""
-        self.label = 0
-        self.upto: Position | None = None
-        self.open: Position | None = None
-        """The highest position that the open attempt may write; None: there is none."""
-        self.last: Position | None = None
-        self.done: Position | None = None
 
     def append(self, kind: type[LogEntry], **body: Any) -> None:
         self.entries.append(make_entry(kind, len(self.entries), self.run, **body))
+        self.state.apply(self.entries[-1])
 
     def step(self, draw: Any) -> None:
-        choices = ["run", "begin", "rewind", "done", "end"]
-        if self.open is not None:
-            choices += ["commit"] * 4
-        if self.recorded:
-            choices += ["only", "retire", "pin", "unpin"]
-        kind = draw(st.sampled_from(choices if self.run else ["run"]))
-        getattr(self, f"_{kind}")(draw)
+        kinds = ["run"]
+        if self.run:
+            kinds += ["begin", "rewind", "done", "end"]
+        if self.state.attempt is not None:
+            kinds += ["commit"] * 4
+        if self.state.recorded:
+            kinds += ["only", "retire", "pin", "unpin"]
+        getattr(self, f"_{draw(st.sampled_from(kinds))}")(draw)
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """No two attempts may write a store of one name."""
+        attempt = self.state.attempt
+        for at in EVERYWHERE:
+            if attempt is not None and attempt.may_write(at):
+                name = attempt.store_name("a", at)
+                assert self.names.setdefault(name, attempt.number) == attempt.number, name
+
+    def _recorded(self, draw: Any) -> Position:
+        at: Position = draw(st.sampled_from(self.state.epochs))
+        return at
 
     def _run(self, draw: Any) -> None:
         self.run = f"run {len(self.entries)}"
-        self.open = None
         self.append(RunEntry, nodes=["a"], info={"long": "x"})
 
     def _begin(self, draw: Any) -> None:
-        self.label += draw(st.integers(1, 2))
-        self.open = draw(POSITIONS)
-        self.last = None
-        self.append(BeginEntry, upto=self.open, label=self.label)
-        self._claim(self.open)
-
-    def _claim(self, upto: Position) -> None:
-        attempt = fold(self.entries).attempt
-        assert attempt is not None
-        for epoch in range(8):
-            for step in range(3):
-                at = Position(epoch, step)
-                if at <= upto and (self.last is None or at > self.last):
-                    name = attempt.store_name("a", at)
-                    assert self.names.setdefault(name, attempt.number) == attempt.number, name
-        self.upto = upto if self.upto is None else max(upto, self.upto)
+        label = self.state.label + draw(st.integers(1, 2))
+        self.append(BeginEntry, upto=draw(POSITIONS), label=label)
 
     def _commit(self, draw: Any) -> None:
-        assert self.open is not None
-        free = [Position(epoch, step) for epoch in range(8) for step in range(3)]
-        free = [at for at in free if at <= self.open and (self.last is None or at > self.last)]
+        attempt = self.state.attempt
+        assert attempt is not None
+        free = [at for at in EVERYWHERE if attempt.may_write(at)]
         group = sorted(draw(st.lists(st.sampled_from(free), unique=True))) if free else []
         records = [Record(at, {} if draw(st.booleans()) else None) for at in group]
-        retires = []
-        if self.recorded:
-            retires = draw(st.lists(st.sampled_from(sorted(self.recorded)), unique=True))
-        upto = draw(st.none() | POSITIONS.filter(lambda at: at >= self.open))
-        state = fold(self.entries)
-        assert state.attempt is not None
-        self.append(
-            CommitEntry, begin=state.attempt.number, records=records, retires=retires, upto=upto
-        )
-        for record in records:
-            if record.stores is not None:
-                self._set_aside(record.at)
-                self.recorded[record.at] = self.entries[-1].number
-                self.aside.discard((record.at, 0))
-                self.done = None
-        self.last = group[-1] if group else self.last
-        self._give_up(retires)
-        if upto is not None:
-            self.open = upto
-            self._claim(upto)
-
-    def _drop(self, at: Position) -> None:
-        if self.recorded.pop(at, None) is not None:
-            self.done = None if self.done == at else self.done
-            self.pins.pop(at, None)
-
-    def _give_up(self, epochs: Iterable[Position]) -> None:
-        for at in epochs:
-            if at in self.recorded and at not in self.pins:
-                self._drop(at)
-
-    def _set_aside(self, at: Position) -> None:
-        if at in self.recorded:
-            self.aside.add((at, 0))
-            self._drop(at)
+        retires = draw(st.lists(st.sampled_from(self.state.epochs or [Position(9)]), unique=True))
+        upto = draw(st.none() | POSITIONS.filter(lambda at: at >= attempt.upto))
+        begin = attempt.number
+        self.append(CommitEntry, begin=begin, records=records, retires=retires, upto=upto)
 
     def _rewind(self, draw: Any) -> None:
-        after = draw(st.none() | POSITIONS)
-        self.open = None
-        for at in [at for at in self.recorded if after is None or at > after]:
-            self._set_aside(at)
-        self.append(RewindEntry, after=after)
+        self.append(RewindEntry, after=draw(st.none() | POSITIONS))
 
     def _only(self, draw: Any) -> None:
-        at = draw(st.sampled_from(sorted(self.recorded)))
-        self.open = None
-        self._set_aside(at)
-        self.append(RewindEntry, only=at)
+        self.append(RewindEntry, only=self._recorded(draw))
 
     def _retire(self, draw: Any) -> None:
-        epochs = draw(st.lists(st.sampled_from(sorted(self.recorded)), unique=True))
-        self._give_up(epochs)
-        self.append(RetireEntry, epochs=epochs)
+        self.append(RetireEntry, epochs=[self._recorded(draw), draw(POSITIONS)])
 
     def _pin(self, draw: Any) -> None:
-        at, label = draw(st.sampled_from(sorted(self.recorded))), draw(st.sampled_from("xy"))
-        labels = self.pins.setdefault(at, [])
-        self.pins[at] = [other for other in labels if other != label] + [label]
-        self.append(PinEntry, epoch=at, label=label)
+        self.append(PinEntry, epoch=self._recorded(draw), label=draw(st.sampled_from("xy")))
 
     def _unpin(self, draw: Any) -> None:
-        at = draw(st.sampled_from(sorted(self.recorded)))
         label = draw(st.sampled_from([None, "x", "y"]))
-        left = [other for other in self.pins.pop(at, []) if label not in (None, other)]
-        if left:
-            self.pins[at] = left
-        self.append(UnpinEntry, epoch=at, label=label)
+        self.append(UnpinEntry, epoch=self._recorded(draw), label=label)
 
     def _done(self, draw: Any) -> None:
-        self.done = draw(POSITIONS)
-        self.append(DoneEntry, epoch=self.done)
+        self.append(DoneEntry, epoch=draw(POSITIONS))
 
     def _end(self, draw: Any) -> None:
-        self.open = None
         self.append(EndEntry)
 
 
@@ -189,16 +133,38 @@ def histories(draw: Any) -> History:
     return history
 
 
+def plain_meaning(entries: Iterable[LogEntry]) -> dict[Position, tuple[int, set[str]]]:
+    """Recorded epoch -> number of its commit, and its pins: each entry says which come and go."""
+    found: dict[Position, tuple[int, set[str]]] = {}
+    for entry in entries:
+        gone: list[Position] = []
+        if isinstance(entry, CommitEntry):
+            whole = [record.at for record in entry.records if record.stores is not None]
+            found |= {at: (entry.number, set()) for at in whole}
+        if isinstance(entry, CommitEntry | RetireEntry):
+            retired = entry.epochs if isinstance(entry, RetireEntry) else entry.retires
+            gone = [at for at in retired if at in found and not found[at][1]]
+        elif isinstance(entry, RewindEntry):
+            is_above = [at for at in found if entry.after is None or at > entry.after]
+            gone = is_above if entry.only is None else [entry.only]
+        elif isinstance(entry, PinEntry):
+            found[entry.epoch][1].add(entry.label)
+        elif isinstance(entry, UnpinEntry):
+            pins = found[entry.epoch][1]
+            pins -= {entry.label} if entry.label else set(pins)
+        for at in gone:
+            found.pop(at, None)
+    return found
+
+
 @given(histories())
-def test_a_state_matches_a_plain_model(history: History) -> None:
-    state = fold(history.entries)
-    assert state.recorded == history.recorded
-    assert state.epochs == sorted(history.recorded)
-    assert state.latest == max(history.recorded, default=None)
-    assert {at: list(labels) for at, labels in state.pins.items()} == history.pins
-    assert state.aside == history.aside
-    assert state.done == history.done
-    assert (state.upto, state.label) == (history.upto, history.label)
+def test_a_state_has_the_epochs_and_pins_that_entries_say(history: History) -> None:
+    state, expected = history.state, plain_meaning(history.entries)
+    assert state.recorded == {at: number for at, (number, _) in expected.items()}
+    assert state.epochs == sorted(expected)
+    assert state.latest == max(expected, default=None)
+    pins = {at: set(labels) for at, labels in state.pins.items()}
+    assert pins == {at: labels for at, (_, labels) in expected.items() if labels}
     for at, number in state.recorded.items():
         assert record_in(history.entries[number], at).at == at
     assert state.holder is not None
@@ -213,7 +179,7 @@ def test_reading_from_a_kept_state_gives_what_reading_everything_gives(
     state = State.from_bytes(fold(history.entries[:start]).to_bytes()) if start else State()
     for entry in history.entries[start:]:
         state.apply(entry)
-    assert state.to_bytes() == fold(history.entries).to_bytes()
+    assert state.to_bytes() == history.state.to_bytes()
 
 
 @given(histories(), st.data())
@@ -243,7 +209,7 @@ BODIES: dict[type[LogEntry], dict[str, Any]] = {
 def test_an_entry_of_a_run_that_was_taken_over_is_corrupt(
     history: History, kind: type[LogEntry]
 ) -> None:
-    state = fold(history.entries)
+    state = history.state
     late = make_entry(kind, state.number + 1, "another", **BODIES[kind])
     with pytest.raises(CheckpointCorruptError, match="taken over"):
         state.apply(late)
@@ -254,6 +220,11 @@ FIRST: list[tuple[type[LogEntry], dict[str, Any]]] = [
     (BeginEntry, {"upto": Position(3), "label": 2}),
     (CommitEntry, {"begin": 1, "records": [Record(Position(1), {})]}),
 ]
+
+
+def first_state() -> State:
+    """Epoch 1 is recorded."""
+    return fold(make_entry(kind, i, "r", **fields) for i, (kind, fields) in enumerate(FIRST))
 
 
 @pytest.mark.parametrize(
@@ -268,26 +239,24 @@ FIRST: list[tuple[type[LogEntry], dict[str, Any]]] = [
 def test_an_entry_that_contradicts_those_before_is_corrupt(
     kind: type[LogEntry], body: dict[str, Any], told: str
 ) -> None:
-    state = fold(make_entry(of, i, "r", **fields) for i, (of, fields) in enumerate(FIRST))
+    state = first_state()
     before = state.to_bytes()
     with pytest.raises(CheckpointCorruptError, match=f"contradicts .*{told}"):
         state.apply(make_entry(kind, 3, "r", **body))
     assert state.to_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("kind", "body"),
-    [
-        (RetireEntry, {"epochs": [Position(2)]}),
-        (RewindEntry, {"only": Position(2)}),
-        (PinEntry, {"epoch": Position(2), "label": "x"}),
-        (UnpinEntry, {"epoch": Position(2), "label": None}),
-    ],
-)
-def test_what_is_not_recorded_can_be_given_up(kind: type[LogEntry], body: dict[str, Any]) -> None:
-    state = fold(make_entry(of, i, "r", **fields) for i, (of, fields) in enumerate(FIRST))
-    state.apply(make_entry(kind, 3, "r", **body))
-    assert (state.epochs, state.pins) == ([Position(1)], {})
+def test_what_is_not_recorded_can_be_given_up() -> None:
+    bodies: dict[type[LogEntry], dict[str, Any]] = {
+        RetireEntry: {"epochs": [Position(2)]},
+        RewindEntry: {"only": Position(2)},
+        PinEntry: {"epoch": Position(2), "label": "x"},
+        UnpinEntry: {"epoch": Position(2), "label": None},
+    }
+    state = first_state()
+    for number, (kind, body) in enumerate(bodies.items(), 3):
+        state.apply(make_entry(kind, number, "r", **body))
+        assert (state.epochs, state.pins) == ([Position(1)], {})
 
 
 @given(histories(), st.data())
@@ -324,18 +293,14 @@ def test_details_survive_with_nan_and_infinities(value: Any) -> None:
 
 
 def test_what_the_log_claims_and_keeps_no_record_of_is_left_over() -> None:
-    state = fold(make_entry(of, i, "r", **fields) for i, (of, fields) in enumerate(FIRST))
+    state = first_state()
     others = [(Position(5), 0), (Position(2), 7)]
     state.apply(make_entry(BeginEntry, 3, "r", upto=Position(9), label=8, strangers=others))
 
     def left_over() -> list[str]:
         names = ["a.1", "a.2", "a.2.r7", "a.2.r8", "a.5", "a.9", "a.9.r8", "a.10", "b.2"]
-        stores = [parse_store_name(name) for name in names]
-        assert None not in stores
-        return [str(name) for name, store in zip(names, stores, strict=True) if is_left(store)]
-
-    def is_left(store: Any) -> bool:
-        return state.is_left_over(store)
+        stores = {name: parse_store_name(name) for name in names}
+        return [name for name, store in stores.items() if store and state.is_left_over(store)]
 
     assert left_over() == ["a.2", "a.2.r8", "a.9", "a.9.r8"]
     state.apply(make_entry(RewindEntry, 4, "r", after=None, reason="afresh"))
@@ -354,7 +319,7 @@ def test_what_the_log_claims_and_keeps_no_record_of_is_left_over() -> None:
 
 
 def test_an_epoch_that_was_pinned_before_the_entry_that_retires_it_stays() -> None:
-    state = fold(make_entry(of, i, "r", **fields) for i, (of, fields) in enumerate(FIRST))
+    state = first_state()
     epoch = min(state.recorded)
     state.apply(make_entry(PinEntry, 3, "r", epoch=epoch, label="best"))
     state.apply(make_entry(RetireEntry, 4, "r", epochs=[epoch]))

@@ -230,7 +230,6 @@ class Actor:
         self.promised = place.promised
         self._name = name
         self._mutant = model.mutant
-        self._is_reduced = model.is_reduced
         self._rounds = 0
         kind = HeedlessWriter if self._mutant == "ignores a take-over" else ModelWriter
         self._writer = kind(self.storage, name)
@@ -262,7 +261,7 @@ class Actor:
 
     def _begin_round(self, stage: Stage) -> None:
         self._rounds += 1
-        if self._rounds > 1 and self._is_reduced:
+        if self._rounds > 1:
             raise AnewError(stage)
 
     def clean_up(self, groups: tuple[int, ...], rewinds: bool) -> Stage:
@@ -437,15 +436,9 @@ class Model:
     """
 
     def __init__(
-        self,
-        actors: Sequence[Stage],
-        failures: int,
-        mutant: Mutant | None = None,
-        *,
-        is_reduced: bool = True,
+        self, actors: Sequence[Stage], failures: int, mutant: Mutant | None = None
     ) -> None:
         self.mutant = mutant
-        self.is_reduced = is_reduced
         self.names = [f"{i} {stage.name}" for i, stage in enumerate(actors)]
         self.entries: dict[str, Entry] = {}
         self.contents: Numbers[str] = Numbers()
@@ -563,7 +556,7 @@ class Model:
                 raise BrokenError(str(error)) from error
             except (CheckpointError, OSError):
                 break  # this actor is over
-            if self.is_reduced and stage is not None:
+            if stage is not None:
                 place = Place(
                     place.actor,
                     stage,
@@ -654,19 +647,6 @@ def test_in_every_order_of_events_what_is_recorded_is_whole(
         model.walk()
         print(f"{case}: {model.visited} states, {len(model.sights)} of storage, 0 losses")
         assert len(model.sights) > 50, case
-
-
-@sampled("actors", sample=[RUN, READER], nightly=[RUN, RUN])
-def test_what_counts_as_the_same_place_leads_to_the_same_states_of_storage(
-    actors: list[Stage],
-) -> None:
-    reduced = Model(actors, int(READER in actors))
-    whole = Model(actors, int(READER in actors), is_reduced=False)
-    reduced.walk()
-    whole.walk()
-    print(f"{whole.visited} states, {reduced.visited} of them are not the same")
-    assert whole.sights == reduced.sights
-    assert whole.visited > reduced.visited
 
 
 _SLOW = "deletes what was set aside"

@@ -172,23 +172,16 @@ def test_no_link_is_followed(place: Place, tmp_path: Path) -> None:
     assert {at: at.lstat() for at in outside.rglob("*")} == before
 
 
-@on_disks
-def test_a_put_replaces_a_link_and_not_what_it_leads_to(place: Place, tmp_path: Path) -> None:
+def test_a_put_replaces_and_leaves_nothing_else(place: Place, tmp_path: Path) -> None:
     files, root = place.files, place.root
+    files.make_directories(root)
     outside = tmp_path / "outside"
     outside.write_bytes(b"1")
-    files.make_directories(root)
-    Path(root, "file").symlink_to(outside)
-    files.put(f"{root}/file", b"2")
-    assert (files.read(f"{root}/file"), outside.read_bytes()) == (b"2", b"1")
-
-
-def test_a_put_replaces_and_leaves_nothing_else(place: Place) -> None:
-    files, root = place.files, place.root
-    files.make_directories(root)
+    if isinstance(files, PosixFiles):  # the link itself, not what it leads to
+        Path(root, "x").symlink_to(outside)
     files.put(f"{root}/x", b"first")
     files.put(f"{root}/x", b"2", durable=True)
-    assert files.read(f"{root}/x") == b"2"
+    assert (files.read(f"{root}/x"), outside.read_bytes()) == (b"2", b"1")
     assert files.list_names(root) == ["x"]
 
 
@@ -271,9 +264,6 @@ def test_a_long_file_is_written_read_and_linked(place: Place) -> None:
 @pytest.mark.parametrize(
     ("place", "page"),
     [
-        ("posix", 1000),
-        ("objects", 1000),
-        ("memory", 1000),
         ("s3", 100),
         *(pytest.param(name, 1000, marks=pytest.mark.nightly) for name in ("s3", "gs", "az")),
     ],
@@ -285,9 +275,7 @@ def test_more_objects_than_are_listed_at_once(
     monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", str(page))
     files, root, count = place.files, place.root, page + 3
     names = [f"many/{i}/x" for i in range(count)]
-    assert list(files.each(lambda name: place.write(name, [b"1"]), names)) == count * [
-        xxh3_128_hexdigest(b"1")
-    ]
+    assert len(list(files.each(lambda name: place.write(name, [b"1"]), names))) == count
     assert len(files.list_names(f"{root}/many")) == count
     files.remove_tree(f"{root}/many")
     assert not files.is_taken(f"{root}/many")

@@ -50,15 +50,9 @@ ENVIRONMENT = {
 URLS = [
     f"s3://AKIA:{CANARY}@bucket/runs",
     f"s3://AKIA:{CANARY}/with/slashes+@bucket/runs",
-    f"s3://{CANARY}@bucket/runs",
     f"s3:/AKIA:{CANARY}@bucket/runs",
-    f"s3:AKIA:{CANARY}@bucket",
     f"az://container/runs?sv=2020&sig={CANARY}",
-    f"gs://bucket/runs#{CANARY}",
     f"https://user:{CANARY}@host/runs",
-    f"https://account.blob.core.windows.net/c/runs?sig={CANARY}",
-    f"file://user:{CANARY}@localhost/runs",
-    f"memory://a:{CANARY}",
     f" s3://AKIA:{CANARY}@bucket",
     f"simplecache::s3://AKIA:{CANARY}@bucket/runs",
     f"s3://AKIA%3A{CANARY}%40bucket/runs",
@@ -133,17 +127,15 @@ def test_no_secret_among_parameters_is_recorded_or_repeated() -> None:
 
     @job
     def build(
-        token: str = "",
-        hf_token: str | None = None,
-        api_key: str = "",
+        token: str,
+        db: str,
+        urls: list[str],
+        credentials: dict[str, str],
+        tokens_by_host: dict[str, dict[str, str | int]],
+        api_keys: list[str],
         num_tokens: int = 3,
         tokenizer: str = "bpe",
         pad_token: str = "<pad>",
-        db: str = "",
-        urls: list[str] = [],  # noqa: B006 - not changed
-        credentials: dict[str, str] | None = None,
-        tokens_by_host: dict[str, dict[str, str | int]] | None = None,
-        api_keys: list[str] | None = None,
     ) -> Job:
         got.append((token, db))
         with Job("j") as made, Node("a"):
@@ -152,40 +144,27 @@ def test_no_secret_among_parameters_is_recorded_or_repeated() -> None:
         return made
 
     url = f"postgres://u:{CANARY}@h/x"
-    hosts: dict[str, dict[str, str | int]] = {"h": {"token": CANARY, "max_token": 7, "user": "u"}}
-    first = build(
-        token=CANARY,
-        hf_token=CANARY,
-        api_key=CANARY,
-        db=url,
-        urls=[url],
-        credentials={"user": CANARY},
-        tokens_by_host=hosts,
-        api_keys=[CANARY],
-    )
+
+    def build_with(secret: str) -> Job:
+        hosts: dict[str, str | int] = {"token": secret, "max_token": 7, "user": "u"}
+        return build(secret, url, [url], {"user": secret}, {"h": hosts}, [secret])
+
+    first = build_with(CANARY)
     assert got == [(CANARY, url)]
     assert CANARY not in str(first.parameters)
-    assert {first.parameters[name] for name in ("token", "credentials", "api_keys")} == {"…"}
-    kept = {"token": "…", "max_token": 7, "user": "u"}
-    assert first.parameters["tokens_by_host"] == {"h": kept}
-    assert first.parameters["pad_token"] == "<pad>"
-    assert (first.parameters["num_tokens"], first.parameters["tokenizer"]) == (3, "bpe")
-    assert first.parameters["db"] == "postgres://…@h/x"
+    assert first.parameters == {
+        **dict.fromkeys(("token", "credentials", "api_keys"), "…"),
+        "db": "postgres://…@h/x",
+        "urls": ["postgres://…@h/x"],
+        "tokens_by_host": {"h": {"token": "…", "max_token": 7, "user": "u"}},
+        "num_tokens": 3,
+        "tokenizer": "bpe",
+        "pad_token": "<pad>",
+    }
     # A secret may change; that it was recorded by an earlier version is not repeated.
-    then = describe(first.compile())
-    changed = {"h": {**hosts["h"], "token": "another"}}
-    another = build(
-        token="another",
-        hf_token="another",
-        api_key="another",
-        db=url,
-        urls=[url],
-        credentials={"user": "another"},
-        tokens_by_host=changed,
-        api_keys=["another"],
-    )
-    now = describe(another.compile())
+    then, now = describe(first.compile()), describe(build_with("another").compile())
     assert changes(then, now) == []
+    hosts = {"h": {"token": CANARY, "max_token": 7, "user": "u"}}
     then["parameters"] |= {"token": CANARY, "tokens_by_host": hosts}
     assert changes(then, now) == []
     then["parameters"] |= {"db": f"x{url}", "tokens_by_host": {"h": {"token": CANARY}}}

@@ -15,59 +15,47 @@ from jobrunner import (
     MultiNodeCheckpointManager,
 )
 from jobrunner.positions import Position
-from jobrunner.testing import FaultyFiles
-from jobrunner.workspace.workspace import Workspace
-from tests.saves import save_epoch
-
-
-class Run:
-    def __init__(self, path: Path) -> None:
-        self.manager = MultiNodeCheckpointManager(
-            path, keep=KeepLast(2), files=FaultyFiles(sync=False)
-        )
-        self.workspace = Workspace("a")
-        self.manager.run.start(["a"], {})
-
-    def save(self, *epochs: int) -> None:
-        for epoch in epochs:
-            self.workspace.globals["w"] = np.full(5, epoch)
-            save_epoch(self.manager, Position.of(epoch), {"a": self.workspace})
-        self.manager.retention.sweeper.drain()
+from tests.saves import NodeRun
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path / "k")
+def run(tmp_path: Path) -> Iterator[NodeRun]:
+    run = NodeRun(tmp_path / "k", keep=KeepLast(2))
     yield run
-    run.manager.run.end()
+    run.end()
+
+
+def save(run: NodeRun, *epochs: int) -> None:
+    for epoch in epochs:
+        run.save(epoch, {"w": np.full(5, epoch)})
 
 
 @pytest.fixture
-def reader(run: Run) -> MultiNodeCheckpointManager:
+def reader(run: NodeRun) -> MultiNodeCheckpointManager:
     return MultiNodeCheckpointManager(run.manager.path)
 
 
 def test_an_epoch_that_is_open_and_pinned_is_not_retired(
-    run: Run, reader: MultiNodeCheckpointManager
+    run: NodeRun, reader: MultiNodeCheckpointManager
 ) -> None:
-    run.save(0, 1)
+    save(run, 0, 1)
     with reader.open(0, pin=True) as checkpoint:
-        run.save(2, 3, 4)
+        save(run, 2, 3, 4)
         assert run.manager.epochs() == [0, 3, 4]
         assert checkpoint["a"].load("w").tolist() == [0] * 5
         with reader.open(0, pin=True):
             pass
-        run.save(5)
+        save(run, 5)
         assert 0 in run.manager.epochs()
     assert reader.pins() == {}
-    run.save(6)
+    save(run, 6)
     assert run.manager.epochs() == [5, 6]
 
 
 def test_closing_twice_or_after_a_rewind_is_harmless(
-    run: Run, reader: MultiNodeCheckpointManager
+    run: NodeRun, reader: MultiNodeCheckpointManager
 ) -> None:
-    run.save(0, 1)
+    save(run, 0, 1)
     checkpoint = reader.open(1, pin=True)
     run.manager.run.rewind(Position(0), "by hand")
     checkpoint.close()
@@ -76,18 +64,18 @@ def test_closing_twice_or_after_a_rewind_is_harmless(
 
 
 def test_an_epoch_that_is_gone_cannot_be_pinned(
-    run: Run, reader: MultiNodeCheckpointManager
+    run: NodeRun, reader: MultiNodeCheckpointManager
 ) -> None:
-    run.save(0, 1, 2)
+    save(run, 0, 1, 2)
     with pytest.raises(CheckpointNotFoundError, match="recorded epochs: 1, 2"):
         reader.open(0, pin=True)
     assert reader.pins() == {}
 
 
 def test_an_epoch_that_cannot_be_opened_is_not_left_pinned(
-    run: Run, reader: MultiNodeCheckpointManager
+    run: NodeRun, reader: MultiNodeCheckpointManager
 ) -> None:
-    run.save(0)
+    save(run, 0)
     run.manager.run.end()
     commit = Path(reader.path, "_log", "0000000002.json")
     reader.epochs()
@@ -100,36 +88,36 @@ def test_an_epoch_that_cannot_be_opened_is_not_left_pinned(
 
 
 def test_watch_yields_epochs_as_they_are_recorded_until_the_run_ends(
-    run: Run, reader: MultiNodeCheckpointManager
+    run: NodeRun, reader: MultiNodeCheckpointManager
 ) -> None:
     seen = []
-    run.save(0, 1)
+    save(run, 0, 1)
     for epoch in reader.watch(poll_seconds=0.001):
         seen.append(epoch)
         if epoch == 1:
-            run.save(2)
+            save(run, 2)
         if epoch == 2:
-            run.save(3)
+            save(run, 3)
             run.manager.run.end()
     assert seen == [0, 1, 2, 3]
 
 
 def test_watch_yields_later_epochs_and_those_recorded_again(
-    run: Run, reader: MultiNodeCheckpointManager
+    run: NodeRun, reader: MultiNodeCheckpointManager
 ) -> None:
-    run.save(0, 1)
+    save(run, 0, 1)
     watch = reader.watch(after=0, poll_seconds=0.001)
     assert next(watch) == 1
     run.manager.run.rewind(Position(0), "by hand")
-    run.save(1, 2)
+    save(run, 1, 2)
     assert [next(watch), next(watch)] == [1, 2]
     run.manager.run.end()
     assert list(watch) == []
 
 
-def test_a_watch_ends_at_its_timeout(run: Run, reader: MultiNodeCheckpointManager) -> None:
+def test_a_watch_ends_at_its_timeout(run: NodeRun, reader: MultiNodeCheckpointManager) -> None:
     assert list(reader.watch(poll_seconds=0.001, timeout_seconds=0.01)) == []
-    run.save(0)
+    save(run, 0)
     assert list(reader.watch(poll_seconds=0.001, timeout_seconds=0.01)) == [0]
 
 
