@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import to_builtins
 
@@ -43,6 +43,24 @@ from jobrunner.workspace import from_frames, unshared
 
 ABORT_SECONDS = 2.0
 RELEASE_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedGroup:
+    """A group that the workers have."""
+
+    plan: GroupPlan
+    addresses: list[str]  # of the workers that take part in a run
+    judges: list[str]  # those of them that have stop conditions
+    digest: str  # of what it came in
+
+
+class _RunNow(NamedTuple):
+    """A run of a group that has not ended."""
+
+    group: str
+    order: RunOrder
+    began: float
 
 
 class Binding:
@@ -85,12 +103,10 @@ class Binding:
         self.leaving = self._members.leaving  # workers in use about to leave: address -> cause
         self.capture_bytes: dict[str, int] = {}
         """What `Keeper.capture_bytes` of each worker has said in its last reply to a run."""
-        # The groups that the workers have, by key: their plans, and which workers take part.
-        self._groups: dict[str, tuple[GroupPlan, list[str]]] = {}
-        self._digests: dict[str, str] = {}  # of what each came in
+        self._groups: dict[str, ShippedGroup] = {}  # by key
         self._keys: weakref.WeakKeyDictionary[TaskGroup, str] = weakref.WeakKeyDictionary()
         self._num_keys = 0
-        self._under_way: tuple[str, RunOrder, float] | None = None  # group, and since when
+        self._run_now: _RunNow | None = None
         self._is_released = False
 
     # ---- for runners
@@ -125,12 +141,12 @@ class Binding:
     @property
     def under_way(self) -> UnderWay | None:
         """The current run, if any. Safe in any thread."""
-        run = self._under_way
+        run = self._run_now
         if run is None:
             return None
-        name, order, began = run
         tasks = self._members.running_on(list(self._members.running))
-        return UnderWay(name, order.epoch, time.perf_counter() - began, tasks, order.step)
+        seconds = time.perf_counter() - run.began
+        return UnderWay(run.group, run.order.epoch, seconds, tasks, run.order.step)
 
     def spread(self) -> Spread | None:
         """Where the nodes would be if they were placed anew; None unless workers have joined."""
@@ -151,7 +167,7 @@ class Binding:
         missing blob, a lost worker, or a passed deadline. Changes by tasks that ran remain.
         """
         started = time.perf_counter()
-        plan, _ = self._groups[group]
+        plan = self._groups[group].plan
         if plan.lazy:
             self._deliver(plan)
         results, failure = self._run(RunOrder(group, epoch, step), deadline_seconds)
@@ -159,9 +175,9 @@ class Binding:
             self.arrivals.release()
         if failure is not None:
             raise failure
-        return dataclasses.replace(results[0], seconds=time.perf_counter() - started)
+        return replace(results[0], seconds=time.perf_counter() - started)
 
-    def sync(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    def sync(self, function: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
         """Run a coroutine function on the client's event loop and wait for it."""
         return self._messenger.sync(function, *arguments)
 
@@ -195,16 +211,16 @@ class Binding:
         these would have to agree after each epoch, and asking the client takes no longer.
         Yields each epoch that has ended, and its result; raises afterwards what made one fail.
         """
-        plan, addresses = self._groups["epoch"]
-        judges = {self.placement[condition.node] for condition in plan.conditions}
-        width = self.plan.steps_per_epoch
+        group = self._groups["epoch"]
+        if len(group.judges) > 1:
+            epochs = 1
         order = RunOrder(
             "epoch",
             first,
-            epochs=epochs if len(judges) <= 1 else 1,
-            steps_per_epoch=width,
-            lead=next(iter(judges or addresses), ""),
-            is_judged=bool(judges),
+            epochs=epochs,
+            steps_per_epoch=self.plan.steps_per_epoch,
+            lead=next(iter(group.judges or group.addresses), ""),
+            is_judged=bool(group.judges),
             seconds=seconds,
             captures=captures,
         )
@@ -217,8 +233,9 @@ class Binding:
         self, order: RunOrder, deadline_seconds: float | None = None
     ) -> tuple[list[GroupResult], BaseException | None]:
         """The results of the epochs that have ended on all workers, and what made one fail."""
-        plan, addresses = self._groups[order.key]
-        if not addresses:
+        group = self._groups[order.key]
+        plan = group.plan
+        if not group.addresses:
             return [GroupResult(0.0, ())] * order.epochs, None
         request = Request(
             "run",
@@ -228,17 +245,17 @@ class Binding:
             epoch=order.epoch,
             has_steps=plan.name == "epoch" and self.plan.steps_per_epoch != 1,
         )
-        self._under_way = plan.name, order, time.perf_counter()
+        self._run_now = _RunNow(plan.name, order, time.perf_counter())
         try:
             num_runs = order.epochs * order.steps_per_epoch
-            replies = self._messenger.call(request, addresses, num_runs)
+            replies = self._messenger.call(request, group.addresses, num_runs)
         except NodeLostError:
             raise  # the run is aborted on the other workers already
         except BaseException as error:
             self.abort(f"the client gave up: {type(error).__name__}")
             raise
         finally:
-            self._under_way = None
+            self._run_now = None
         for address, reply in replies.items():
             if reply.capture_bytes is not None:
                 self.capture_bytes[address] = reply.capture_bytes
@@ -296,7 +313,7 @@ class Binding:
     def ship(self, plans: Mapping[str, GroupPlan]) -> None:
         """Send groups, by key, to the workers, unless they have them already."""
         parcel = Parcel(plans, self.placement)
-        if all(self._digests.get(key) == parcel.digest for key in plans):
+        if all(key in self._groups and self._groups[key].digest == parcel.digest for key in plans):
             return
         request = Request("apply", what="sending tasks to the workers")
         for address, slices in parcel.by_worker.items():
@@ -305,8 +322,8 @@ class Binding:
         self._call(request, list(request.per_worker))
         for key, plan in plans.items():
             addresses = dict.fromkeys(self.placement[node] for node in nodes_of(plan))
-            self._groups[key] = plan, list(addresses)
-            self._digests[key] = parcel.digest
+            judges = dict.fromkeys(self.placement[condition.node] for condition in plan.conditions)
+            self._groups[key] = ShippedGroup(plan, [*addresses], [*judges], parcel.digest)
 
     # ---- for the session
 
@@ -373,7 +390,7 @@ class Binding:
         if gone:
             self._apply(Request("apply"), partial(drop_groups, gone))
         for key in gone:
-            del self._groups[key], self._digests[key]
+            del self._groups[key]
 
     def fetch(self, node: str, name: str, groups: Sequence[str] = (), part: int = 0) -> Any:
         """Return a blob; with `groups`, part of task `name`'s return value in one of these."""

@@ -137,29 +137,29 @@ class Request:
     epoch: int | None = None  # for errors
     has_steps: bool = False  # for errors: it runs steps of an epoch
 
-    def batches(
+    def mailings(
         self, addresses: Sequence[str], unstarted: Collection[str], wait_seconds: float
-    ) -> list[Batch]:
+    ) -> list[Mailing]:
         """The messages that start the operation on some workers, and ask the others for its reply."""
         poll = {"call": self.call, "number": self.number, "wait_seconds": float(wait_seconds)}
         if self.channel:
             poll["channel"] = self.channel
         first = {**poll, **self.details}
-        batches: list[Batch] = []
+        mailings: list[Mailing] = []
         to_start: list[str] = []
         to_poll: list[str] = []
         for address in addresses:
             if address not in unstarted:
                 to_poll.append(address)
             elif address in self.per_worker:
-                batches.append(({**first, **self.per_worker[address]}, [address]))
+                mailings.append(Mailing({**first, **self.per_worker[address]}, [address]))
             else:
                 to_start.append(address)
         if to_start:
-            batches.append((first, to_start))
+            mailings.append(Mailing(first, to_start))
         if to_poll:
-            batches.append((poll, to_poll))
-        return batches
+            mailings.append(Mailing(poll, to_poll))
+        return mailings
 
     def failure(self, replies: Mapping[str, Reply], job: str) -> BaseException | None:
         """A worker's error, if any; what several workers refuse is one error."""
@@ -269,20 +269,20 @@ def malformed(address: str, problem: str) -> ExecutionError:
 
 # ---- the exchange
 
-Batch = tuple[Message, Sequence[str]]
-"""A message, and the addresses of the workers that get it."""
+
+class Mailing(NamedTuple):
+    """A message, and the addresses of the workers that get it."""
+
+    message: Message
+    addresses: Sequence[str]
 
 
 class Ask(NamedTuple):
     """Send messages and collect the answers; workers delay these by at most `wait_seconds`."""
 
-    batches: list[Batch]
+    mailings: Sequence[Mailing]
+    addresses: Sequence[str]  # all workers that are asked
     wait_seconds: float
-
-    @property
-    def addresses(self) -> list[str]:
-        """All workers that are asked."""
-        return [address for _, addresses in self.batches for address in addresses]
 
 
 class Abort(NamedTuple):
@@ -320,13 +320,17 @@ def exchange(
     Raises an `ExecutionError` if a deadline passed; `NodeLostError` if a worker is lost: the
     scheduler removed it, it stays silent, its answer is an error, or it restarted.
     """
-    is_run, is_aborted = request.call == "run", False
-    started, warn_seconds, wait_seconds = now, WARN_SECONDS, FIRST_WAIT_SECONDS
+    is_run = request.call == "run"
+    is_aborted = False
+    started = now
+    warn_seconds = WARN_SECONDS
+    wait_seconds = FIRST_WAIT_SECONDS
     asked = [*addresses]
     unstarted = set(addresses)  # they may not have got the first message
     replies: dict[str, Reply] = {}
     while True:
-        heard = yield Ask(request.batches(asked, unstarted, wait_seconds), wait_seconds)
+        mailings = request.mailings(asked, unstarted, wait_seconds)
+        heard = yield Ask(mailings, asked, wait_seconds)
         unstarted.clear()
         for address, answer in heard.answers.items():
             if isinstance(answer, BaseException):
@@ -365,7 +369,8 @@ def exchange(
             raise members.error(request.epoch)
         if len(replies) == len(addresses):
             return {address: replies[address] for address in addresses}
-        pending, asked = [], []
+        pending: list[str] = []
+        asked = []
         for address in addresses:
             reply_here = replies.get(address)
             if reply_here is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
@@ -15,8 +15,8 @@ from jobrunner.cluster.exchange import (
     Answer,
     Ask,
     AwaitNews,
-    Batch,
     Heard,
+    Mailing,
     Members,
     Reply,
     Request,
@@ -33,15 +33,12 @@ logger = get_logger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SIGNAL_SECONDS = 0.5
-"""How late the handler of a signal may be called while a thread waits for workers."""
-
 ABORT_SECONDS = 0.3
 """How long to wait until workers have got an abort, before a more urgent error."""
 LOOK_SECONDS = 0.25
-"""How often to look whether the client still has a scheduler, while it waits for something; and
-what a wait for silent workers is counted in."""
-MAX_BATCHES = 64
+"""How often to look whether the client still has a scheduler, while it waits for something; how late
+the handler of a signal may be called then; and what a wait for silent workers is counted in."""
+MOST_MAILINGS = 64
 """How many messages are sent at the same time."""
 
 
@@ -65,21 +62,24 @@ class Messenger:
 
     # ---- for any thread except the client's event loop
 
-    def sync(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    def sync(
+        self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Run a coroutine function on the client's loop and wait for it.
 
         Raises a `SchedulerLostError` soon after the client has lost its scheduler.
         """
         self.scheduler.check_open()
-        waits = self._while_connected(function, *args, **kwargs)
         loop = self._client.loop.asyncio_loop  # type: ignore[union-attr]
-        future = asyncio.run_coroutine_threadsafe(waits, loop)
+        future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
         try:
             # In short steps, and not in Dask's of 10 s: a signal that comes in the moment after
             # Python has called the handlers of the one before, and before it waits again, does not
             # end that wait. Its handler is called when the step ends.
-            while not wait([future], SIGNAL_SECONDS).done:
-                pass
+            while not wait([future], LOOK_SECONDS).done:
+                # A message that is sent just when the scheduler is lost waits for the client's own
+                # `timeout`, in which Dask tries to reach the scheduler again.
+                self.scheduler.check_open()
         except BaseException:
             future.cancel()
             raise
@@ -112,22 +112,6 @@ class Messenger:
         self._loss.clear()  # `lost` has those that remain
 
     # ---- on the client's event loop
-
-    async def _while_connected(
-        self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Await a coroutine function, for as long as the client has a scheduler.
-
-        A message that is sent just when the scheduler is lost waits for the client's own `timeout`:
-        Dask tries to reach the scheduler again. Raises a `SchedulerLostError` instead.
-        """
-        work = asyncio.ensure_future(function(*args, **kwargs))
-        try:
-            while not (await asyncio.wait((work,), timeout=LOOK_SECONDS))[0]:
-                self.scheduler.check_open()
-            return work.result()
-        finally:
-            work.cancel()
 
     async def meet(self, addresses: Collection[str]) -> dict[str, Any]:
         """Get workers ready to host the binding; returns their incarnations, or what went wrong."""
@@ -186,10 +170,10 @@ class Messenger:
         patience = self.scheduler.silence_seconds
         if not members.leaving.keys().isdisjoint(ask.addresses):
             patience = min(patience, DEPARTURE_SECONDS)
-        if len(ask.batches) == 1:
-            sending = asyncio.ensure_future(self._send(*ask.batches[0]))
+        if len(ask.mailings) == 1:
+            sending = asyncio.ensure_future(self._send(*ask.mailings[0]))
         else:
-            sending = asyncio.ensure_future(self._send_all(ask.batches))
+            sending = asyncio.ensure_future(self._send_all(ask.mailings))
         losing = asyncio.ensure_future(self._loss.wait())
         try:
             # Count only time in which this loop ran: the process may have been suspended.
@@ -219,15 +203,15 @@ class Messenger:
 
     # ---- messages
 
-    async def _send_all(self, batches: Sequence[Batch]) -> dict[str, Answer]:
-        slots = asyncio.Semaphore(MAX_BATCHES)
+    async def _send_all(self, mailings: Sequence[Mailing]) -> dict[str, Answer]:
+        slots = asyncio.Semaphore(MOST_MAILINGS)
         answers: dict[str, Answer] = {}
 
-        async def send(batch: Batch) -> None:
+        async def send(mailing: Mailing) -> None:
             async with slots:
-                answers.update(await self._send(*batch))
+                answers.update(await self._send(*mailing))
 
-        await asyncio.gather(*map(send, batches))
+        await asyncio.gather(*map(send, mailings))
         return answers
 
     async def _send(self, message: Message, addresses: Collection[str]) -> dict[str, Answer]:

@@ -179,7 +179,11 @@ class Callbacks:
 
     def ended_by(self) -> list[str]:
         """The names of the callbacks that end the job now."""
-        return [it.ends_by for it in self._enders if self._call(it, "ends_job", _ends_job, it)]
+        names = []
+        for callback in self._enders:
+            if self._call(callback, "ends_job", _ends_job, callback):
+                names.append(callback.ends_by)
+        return names
 
     def states(self) -> dict[str, dict[str, Plain]]:
         """What the callbacks have to be recorded, by name."""

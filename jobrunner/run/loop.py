@@ -362,18 +362,19 @@ class Run:
     def _run_epochs(self) -> None:
         """Run epochs until the job ends; raises `RunStoppedError` if the run is to stop before."""
         while True:
-            if self._next_decision(is_recorded=True) != "run an epoch":
+            decision = self._next_decision(is_recorded=True)
+            if decision != "run an epoch":
                 # The state must be recorded before the nodes leave their workspaces.
                 self._record_epoch()
-            step = self._next_decision(is_recorded=self.state.is_recorded)
-            if step == "finish":
+                decision = self._next_decision(is_recorded=self.state.is_recorded)
+            if decision == "finish":
                 return
-            if step == "stop":
+            if decision == "stop":
                 raise self._stopped(self.state.epoch, "its epoch has ended")
             with self.watch.spending("save_wait"):
                 self.saver.make_room(self.state.epoch + 1)
             count = self._batch_size()
-            if step == "move":
+            if decision == "move":
                 self._move()
             elif count:
                 self._run_batch(count)

@@ -10,7 +10,7 @@ from typing import Any
 
 from jobrunner.compile import is_due
 from jobrunner.errors import DefinitionError
-from jobrunner.worker.program import Handover, InputMissing, Program, Step
+from jobrunner.worker.program import Handover, InputMissing, PreparedTask, Program
 from jobrunner.workspace import IMMUTABLE, BlobUpdate, capture, read, settle, stored_in, take
 
 Send = Callable[[int, Any], None]
@@ -23,27 +23,27 @@ _LAZY = (GeneratorType, *_AWAITED, AsyncGeneratorType, map, filter)
 _SPECIAL = frozenset({*_LAZY, BlobUpdate})
 
 
-def gather(step: Step, instance: int = 0) -> list[Any]:
+def gather(task: PreparedTask, instance: int = 0) -> list[Any]:
     """Collect the positional arguments of one call; raises `InputMissing` if a blob is missing.
 
     Instance 0 takes the blobs to update; all instances get the same ones.
     """
     arguments = []
-    for place in step.arguments:
+    for slot in task.arguments:
         try:
-            if not place.is_updated:
-                value = place.values[place.key]
+            if not slot.is_updated:
+                value = slot.values[slot.key]
                 if type(value) not in IMMUTABLE:
-                    value = read(place.values, place.key)
+                    value = read(slot.values, slot.key)
             elif instance == 0:
-                place.versions[place.key] += 1
-                value = take(place.values, place.key)
+                slot.versions[slot.key] += 1
+                value = take(slot.values, slot.key)
             else:
-                value = place.values[place.key].box[0]
+                value = slot.values[slot.key].box[0]
         except KeyError:
-            missing = step.workspace.not_found(str(place.key))
-            missing.add_note(f"Task {step.workspace.node}/{step.name} reads it.")
-            raise InputMissing(step.workspace.node, missing) from None
+            missing = task.workspace.not_found(str(slot.key))
+            missing.add_note(f"Task {task.workspace.node}/{task.name} reads it.")
+            raise InputMissing(task.workspace.node, missing) from None
         arguments.append(value)
     return arguments
 
@@ -54,13 +54,14 @@ def set_up(functions: Mapping[str, Callable[[], Any]]) -> Iterator[dict[str, Any
     with ExitStack() as stack:
         arguments = {}
         for name, fn in functions.items():
-            arguments[name] = fn()
-            if isinstance(generator := arguments[name], GeneratorType):
-                for arguments[name] in generator:
-                    break
-                else:
-                    raise RuntimeError(f"The function that sets up {name!r} yields no value.")
-                stack.callback(_end, name, generator)
+            arguments[name] = value = fn()
+            if isinstance(value, GeneratorType):
+                try:
+                    arguments[name] = next(value)
+                except StopIteration:
+                    problem = f"The function that sets up {name!r} yields no value."
+                    raise RuntimeError(problem) from None
+                stack.callback(_end, name, value)
         yield arguments
 
 
@@ -69,7 +70,9 @@ def _end(name: str, generator: Generator[Any]) -> None:
         raise RuntimeError(f"The function that sets up {name!r} yields more than one value.")
 
 
-def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], send: Send) -> None:
+def finish(
+    program: Program, task: PreparedTask, box: list[Any], arguments: list[Any], send: Send
+) -> None:
     """Store a task's return value and pass it on. Sets no blob if it raises.
 
     The value is the one item of `box`, and the caller has no other reference to it. Empties
@@ -82,63 +85,67 @@ def finish(program: Program, step: Step, box: list[Any], arguments: list[Any], s
     TypeError
         Another node or task reads the value, and it cannot be copied.
     """
-    if step.updates:
+    if task.updates:
         arguments.clear()  # they would count as references to what has been updated
     kind = type(box[0])
-    if step.sole is not None and kind not in _SPECIAL and step.num_instances == 1:
-        step.sole.put(settle(box))
+    if task.sole is not None and kind not in _SPECIAL:
+        task.sole.put(settle(box))
         return
-    if kind in _LAZY or step.num_instances > 1:
-        _refuse_lazy(step, box[0] if step.num_instances > 1 else box)
+    if task.num_instances > 1:
+        _refuse_lazy(task, box[0])
+    elif kind in _LAZY:
+        _refuse_lazy(task, box)
     parts: list[Any] = []
     if kind is BlobUpdate:
-        _apply(step, box[0])
-    elif step.outputs or step.captures or step.handovers:
-        parts = _split(step, box) if len(step.outputs) > 1 else box
+        _apply(task, box[0])
+    elif task.outputs or task.captures or task.handovers:
+        parts = box
+        if len(task.outputs) > 1:
+            parts = _split(task, box)
         for i in range(len(parts)):
             settle(parts, i)
-    if step.updates:
-        _settle_updates(step)
-    if step.puts_rows:
-        _put_rows(step, parts)
-    if step.captures:
-        _capture(program, step, parts)
+    if task.updates:
+        _settle_updates(task)
+    if task.puts_rows:
+        _put_rows(task, parts)
+    if task.captures:
+        _capture(program, task, parts)
     # Values for other nodes are captured before any blob is set.
-    crossing = [_crossing_value(program, step, parts, handover) for handover in step.handovers]
-    for place in step.updates:  # `gather` has raised their versions
-        place.values[place.key] = place.values[place.key].box[0]
-    for output, value in zip(step.outputs, parts):  # noqa: B905  # a BlobUpdate leaves no parts
+    crossing = [_crossing_value(program, task, parts, handover) for handover in task.handovers]
+    for slot in task.updates:  # `gather` has raised their versions
+        slot.values[slot.key] = slot.values[slot.key].box[0]
+    for output, value in zip(task.outputs, parts, strict=False):  # a BlobUpdate leaves no parts
         if output is not None:
             output.put(value)
-    for handover, value in zip(step.handovers, crossing):  # noqa: B905  # of the same length
+    for handover, value in zip(task.handovers, crossing, strict=True):
         _pass_on(program, handover, value, send)
 
 
-def _apply(step: Step, update: BlobUpdate) -> None:
-    if step.outputs:
+def _apply(task: PreparedTask, update: BlobUpdate) -> None:
+    if task.outputs:
         raise DefinitionError(
-            f"Task {step.workspace.node}/{step.name} returned a BlobUpdate, and it has "
+            f"Task {task.workspace.node}/{task.name} returned a BlobUpdate, and it has "
             f"outputs. A task that returns a BlobUpdate must not name outputs."
         )
-    step.workspace.apply(update)
+    task.workspace.apply(update)
 
 
-def _settle_updates(step: Step) -> None:  # `describe_failure` looks for this name
-    for place in step.updates:
-        settle(place.values[place.key].box)
+def _settle_updates(task: PreparedTask) -> None:
+    for slot in task.updates:
+        settle(slot.values[slot.key].box)
 
 
-def _put_rows(step: Step, parts: list[Any]) -> None:
+def _put_rows(task: PreparedTask, parts: list[Any]) -> None:
     """Let histories have what the task puts in them; raises DefinitionError for what is no row."""
-    histories = step.workspace.histories
-    where = f"Task {step.workspace.node}/{step.name}"
-    for i, output in enumerate(step.outputs[: len(parts)]):
+    histories = task.workspace.histories
+    where = f"Task {task.workspace.node}/{task.name}"
+    for i, output in enumerate(task.outputs[: len(parts)]):
         if output is not None and output.key in histories:
             parts[i] = histories[output.key].put(parts[i], where)
-    for place in step.updates:
-        if place.key in histories:
-            box = place.values[place.key].box
-            box[0] = histories[place.key].put(box[0], where)
+    for slot in task.updates:
+        if slot.key in histories:
+            box = slot.values[slot.key].box
+            box[0] = histories[slot.key].put(box[0], where)
 
 
 def hand_over(
@@ -151,7 +158,7 @@ def hand_over(
     """
     for handover in handovers:
         crossing, captured = handover.crossing, None
-        if crossing.blob is not None and is_due(crossing.every, program.number):
+        if crossing.blob is not None and is_due(crossing.every, program.step):
             if crossing.blob in handover.blobs:
                 captured = capture(stored_in(handover.blobs, crossing.blob))
             elif must_exist:
@@ -160,18 +167,20 @@ def hand_over(
         _pass_on(program, handover, captured, send)
 
 
-def _crossing_value(program: Program, step: Step, parts: Sequence[Any], handover: Handover) -> Any:
+def _crossing_value(
+    program: Program, task: PreparedTask, parts: Sequence[Any], handover: Handover
+) -> Any:
     """Capture what a task hands over: a part of its value, or a blob as the task leaves it."""
     crossing = handover.crossing
-    if not is_due(crossing.every, program.number):
+    if not is_due(crossing.every, program.step):
         return None
     if crossing.blob is None:
         return None if crossing.part is None else capture(parts[crossing.part])
-    if parts and crossing.blob in step.output_names:
-        return capture(parts[step.output_names.index(crossing.blob)])
-    for place in step.updates:
-        if place.key == crossing.blob:
-            return capture(place.values[place.key].box[0])
+    if parts and crossing.blob in task.output_names:
+        return capture(parts[task.output_names.index(crossing.blob)])
+    for slot in task.updates:
+        if slot.key == crossing.blob:
+            return capture(slot.values[slot.key].box[0])
     return capture(stored_in(handover.blobs, crossing.blob))
 
 
@@ -182,41 +191,42 @@ def _pass_on(program: Program, handover: Handover, captured: Any, send: Send) ->
         send(handover.crossing.id, captured)
 
 
-def _split(step: Step, box: list[Any]) -> list[Any]:
+def _split(task: PreparedTask, box: list[Any]) -> list[Any]:
     """Split a return value over several outputs; empties `box`."""
     value = box[0]
     try:
         count = -1 if isinstance(value, str | bytes | dict | set) else len(value)
     except TypeError:
         count = -1
-    if count != len(step.outputs):
-        names = ", ".join(step.output_names)
+    if count != len(task.outputs):
+        names = ", ".join(task.output_names)
         description = type(value).__qualname__ + (f" of length {count}" if count >= 0 else "")
         raise DefinitionError(
-            f"Task {step.workspace.node}/{step.name} has {len(step.outputs)} outputs ({names}), "
+            f"Task {task.workspace.node}/{task.name} has {len(task.outputs)} outputs ({names}), "
             f"so it must return a sequence of that length; it returned {description}. Return a tuple, "
             f'or name one output, as in outputs=["w"], to store the whole value in it.'
         )
-    _refuse_lazy(step, value)
+    _refuse_lazy(task, value)
     box.clear()
     return [value[i] for i in range(count)]
 
 
-def _refuse_lazy(step: Step, values: Iterable[Any]) -> None:
+def _refuse_lazy(task: PreparedTask, values: Iterable[Any]) -> None:
     kind = next((type(value) for value in values if type(value) in _LAZY), None)
     if kind is not None:
         problem = "runs only when somebody takes its items, and only once. Return a list or a tuple of them"
         if kind in _AWAITED:
             problem = "nobody awaits. Call asyncio.run(...) in the task, and return its result"
         raise DefinitionError(
-            f"Task {step.workspace.node}/{step.name} returned {kind.__qualname__}, which {problem}."
+            f"Task {task.workspace.node}/{task.name} returned {kind.__qualname__}, which {problem}."
         )
 
 
-def _capture(program: Program, step: Step, parts: Sequence[Any]) -> None:
+def _capture(program: Program, task: PreparedTask, parts: Sequence[Any]) -> None:
     """Capture the parts of a return value that tasks or the client read."""
-    for part, is_retained in step.captures:
-        is_read = (step.index, part) in program.read_parts
+    for wanted in task.captures:
+        part = wanted.part
+        is_read = (task.index, part) in program.read_parts
         try:
             captured = capture(parts[part])
         except TypeError as error:
@@ -224,7 +234,7 @@ def _capture(program: Program, step: Step, parts: Sequence[Any]) -> None:
                 raise
             captured = TypeError(str(error))  # for the client's fetch
         if is_read:
-            program.results[step.index, part] = captured
-        if is_retained:
-            retained = step.workspace.retained.setdefault(program.key, {})
-            retained[step.name, part] = captured
+            program.results[task.index, part] = captured
+        if wanted.retain:
+            retained = task.workspace.retained.setdefault(program.key, {})
+            retained[task.name, part] = captured

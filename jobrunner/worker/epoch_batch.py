@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from time import monotonic
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from jobrunner.positions import Position
 from jobrunner.worker.messages import EndedRun, RunOrder
@@ -19,10 +19,8 @@ LEAST_AHEAD_RUNS, MOST_AHEAD_RUNS = 8, 32
 """Without stop conditions, the lead grants as many runs ahead as fit into that time."""
 WINDOW_RUNS = 64
 """How many runs a worker may be ahead of the slowest."""
-REPORT_RUNS = 16
-"""How many runs a follower ends between two reports of its progress."""
-
-Action = Literal["run", "wait", "end", "abort"]
+PROGRESS_RUNS = 16
+"""How many runs a follower ends between two notes of its progress."""
 
 
 class Grant(NamedTuple):
@@ -51,43 +49,46 @@ class EpochBatch:
         self._clock = clock
         self._grant = Grant(order.steps_per_epoch, order.epochs == 1)
         self._started = self._last_end = clock()
-        self._reported = dict.fromkeys(followers or (), 0)
+        self._progress = dict.fromkeys(followers or (), 0)  # runs that they have ended
 
     def covers(self, number: int) -> bool:
         """Whether the run of that number belongs to this batch."""
         return self.number <= number < self.number + self.most_runs
 
     @property
-    def position(self) -> dict[str, Any]:
+    def position(self) -> tuple[int | None, int]:
         """Epoch and step of the current or next run."""
         order = self.order
         if order.epoch is None or not self.ended:
-            return {"epoch": order.epoch, "step": order.step}
+            return order.epoch, order.step
         epochs, step = divmod(order.step + len(self.ended), order.steps_per_epoch)
-        return {"epoch": order.epoch + epochs, "step": step}
+        return order.epoch + epochs, step
 
     def position_to_capture(self) -> Position | None:
         """The position after the current run, if the keeper is to capture it."""
-        epoch, step = self.position.values()
+        epoch, step = self.position
         is_whole = (step + 1) % self.order.steps_per_epoch == 0
         if self.order.captures is None or epoch is None or not is_whole:
             return None
         first, every = self.order.captures
-        is_due = epoch >= first and (epoch - first) % every == 0
-        return Position(epoch) if is_due else None
+        if epoch < first or (epoch - first) % every:
+            return None
+        return Position(epoch)
 
     def end_run(self, stopped: list[str], metrics: str) -> int | None:
-        """Record the end of a run; returns how many runs to report to the lead now, if any."""
+        """Record the end of a run; returns how many have ended, if the lead is to know that now."""
         now = self._clock()
         self.ended.append({"stopped": stopped, "metrics": metrics, "seconds": now - self._last_end})
         self._last_end = now
         done = len(self.ended)
-        return None if self._leads or done % REPORT_RUNS else done
+        if self._leads or done % PROGRESS_RUNS:
+            return None
+        return done
 
-    def hear_report(self, follower: str, runs: int) -> None:
-        """Take a follower's report of how many runs it has ended."""
-        if follower in self._reported:
-            self._reported[follower] = max(runs, self._reported[follower])
+    def hear_progress(self, follower: str, runs: int) -> None:
+        """Note how many runs a follower has ended, as it says."""
+        if follower in self._progress:
+            self._progress[follower] = max(runs, self._progress[follower])
 
     def hear_grant(self, grant: Grant) -> None:
         """Take the lead's grant."""
@@ -100,13 +101,15 @@ class EpochBatch:
             return None
         width, is_judged = self.order.steps_per_epoch, self.order.is_judged
         done, runs = len(self.ended), self._grant.runs
-        ahead = 1 if is_judged else self._runs_ahead()
+        ahead = 1
+        if not is_judged:
+            ahead = self._runs_ahead()
         if runs - done > ahead // 2:
             return None
         if is_judged and self.ended[-1]["stopped"]:
             self._grant = Grant(runs, is_final=True)
             return self._grant
-        if runs - min(self._reported.values(), default=done) >= WINDOW_RUNS:
+        if runs - min(self._progress.values(), default=done) >= WINDOW_RUNS:
             return None
         more = 0
         if self._clock() - self._started < self.order.seconds:
@@ -115,16 +118,20 @@ class EpochBatch:
         self._grant = Grant(runs, is_final=not more or runs == self.most_runs)
         return self._grant
 
-    def action(self) -> Action:
+    def action(self) -> Literal["run", "wait", "end", "abort"]:
         """What to do next if no run is running."""
         if self.abort_reason:
             return "abort"
         if len(self.ended) < self._grant.runs:
             return "run"
-        return "end" if self._grant.is_final else "wait"
+        if self._grant.is_final:
+            return "end"
+        return "wait"
 
     def _runs_ahead(self) -> int:
         done = len(self.ended)
-        seconds = (self._last_end - self._started) / done if done else AHEAD_SECONDS
+        seconds = AHEAD_SECONDS
+        if done:
+            seconds = (self._last_end - self._started) / done
         shortest = AHEAD_SECONDS / MOST_AHEAD_RUNS
         return max(LEAST_AHEAD_RUNS, int(AHEAD_SECONDS / max(seconds, shortest)))

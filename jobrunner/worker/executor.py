@@ -1,8 +1,8 @@
 """One run of a group on one worker, in threads. No Dask.
 
-One thread works through whatever is ready, so that a chain of short tasks stays on one thread. More
-threads join where that pays: for a task known to be long, or when a timer finds ready tasks and no
-progress. No thread waits for another worker: a value that arrives starts a thread again.
+One thread works through the tasks that are ready, so that a chain of short tasks stays on one thread.
+More threads join where that pays: for a task known to be long, or when a timer finds ready tasks and
+no progress. No thread waits for another worker: a value that arrives starts a thread again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jobrunner.compile import is_due
 from jobrunner.texts import get_logger
 from jobrunner.worker.call import Send, finish, gather, hand_over, set_up
 from jobrunner.worker.outcome import Outcome, describe_failure, is_true
-from jobrunner.worker.program import InputMissing, Program, Step
+from jobrunner.worker.program import InputMissing, PreparedTask, Program
 from jobrunner.worker.task_context import FRAME, CurrentTask, Reports
 from jobrunner.workspace import IMMUTABLE, WorkspaceView
 
@@ -59,39 +59,39 @@ class GroupRun:
         self._counts = program.needs.copy()
         # A heap of positions, so that tasks run in order of definition as far as possible.
         self._ready = program.first.copy()
-        self._steps = program.steps
-        self._remaining = len(program.steps)
-        self._is_open = False  # steps may start: `_open` has frozen the blobs for other nodes
+        self._tasks = program.tasks
+        self._remaining = len(program.tasks)
+        self._is_open = False  # tasks may start: `_open` has captured the blobs for other nodes
         self._is_over = False  # nothing more starts, and results are dropped
         self._threads = 0  # all that work for this run
-        self._pullers = 0  # those that take ready steps
-        self._running: dict[int, Step] = {}  # by thread
-        self._seen = -1  # steps remaining at the last tick
+        self._pullers = 0  # those that take ready tasks
+        self._running: dict[int, PreparedTask] = {}  # by thread
+        self._seen = -1  # tasks remaining at the last tick
         self._tick_seconds = FIRST_TICK_SECONDS
-        self._handles: dict[int, TimerHandle] = {}  # -1: the tick; else a report's step
+        self._handles: dict[int, TimerHandle] = {}  # by a report's position; -1: the tick
         self._report_locks: dict[int, threading.Lock] = {}
-        for position in program.reports:
-            self._report_locks[position] = threading.Lock()
         self._reports: Reports | None = None  # what tasks have reported
-        self._make_current = self._make_task  # bound once, not at every call
+        self._make_current = self._make_current_task  # bound once, not at every call
 
     # ---- called on the timer's thread
 
     def start(self) -> None:
         """Begin, and return at once."""
         program = self.program
-        program.number = self.step
+        program.step = self.step
         program.arrived.clear()
         program.results.clear()
+        for report in program.reports:
+            self._report_locks[report.position] = threading.Lock()
         self._threads = self._pullers = 1
         self.submit(self._open)
         if self.nthreads > 1:
             self._handles[-1] = self.timer(self._tick_seconds, self._tick)
-        for position in self._report_locks:
-            self._schedule_report(position)
+        for report in program.reports:
+            self._schedule(report)
 
     def deliver(self, values: Mapping[int, Any]) -> None:
-        """Take frozen values from other workers, by crossing."""
+        """Take captured values from other workers, by crossing."""
         with self._lock:
             if self._is_over:
                 return
@@ -116,40 +116,46 @@ class GroupRun:
 
     def running_tasks(self) -> list[tuple[str, str]]:
         """The running tasks, as (node, task)."""
-        return [(step.workspace.node, step.name) for step in list(self._running.values())]
+        return [(task.workspace.node, task.name) for task in list(self._running.values())]
 
     def _tick(self) -> None:
+        """Without progress since the last tick, let another thread take ready tasks."""
+        helps = False
         with self._lock:
             if self._is_over:
                 return
-            is_stuck, self._seen = self._seen == self._remaining, self._remaining
-            for step in list(self._running.values()) if is_stuck else ():
-                step.is_long = True
-            helps = is_stuck and self._is_open and bool(self._ready) and self._claim_puller()
-            if not is_stuck:
+            if self._remaining != self._seen:
+                self._seen = self._remaining
                 self._tick_seconds = FIRST_TICK_SECONDS
-            elif not self._ready:
-                self._tick_seconds = min(self._tick_seconds * 1.5, SLOWEST_TICK_SECONDS)
+            else:
+                for task in list(self._running.values()):
+                    task.is_long = True
+                if not self._ready:
+                    self._tick_seconds = min(self._tick_seconds * 1.5, SLOWEST_TICK_SECONDS)
+                elif self._is_open:
+                    helps = self._claim_puller()
         if helps:
             self.submit(self._pull)
         self._handles[-1] = self.timer(self._tick_seconds, self._tick)
 
-    def _schedule_report(self, position: int) -> None:
-        step = self._steps[position]
-        assert step.report is not None
+    def _schedule(self, task: PreparedTask) -> None:
+        """Let a report run again after its interval."""
+        assert task.report is not None
+        again = partial(self._report_again, task)
+        self._handles[task.position] = self.timer(task.report.interval_ms / 1000, again)
 
-        def fire() -> None:
-            with self._lock:
-                # Once its node's tasks have ended, its last run is ready.
-                if self._is_over or self._counts[position] == 0:
-                    return
-                is_free = self._is_open and not self._report_locks[position].locked()
-                self._threads += is_free
+    def _report_again(self, task: PreparedTask) -> None:
+        """Run a report beside the tasks, unless it still runs from the last time."""
+        with self._lock:
+            # Once its node's tasks have ended, its last run is ready, as a task of the program.
+            if self._is_over or self._counts[task.position] == 0:
+                return
+            is_free = self._is_open and not self._report_locks[task.position].locked()
             if is_free:
-                self.submit(partial(self._report_beside, step))
-            self._schedule_report(position)
-
-        self._handles[position] = self.timer(step.report.interval_ms / 1000, fire)
+                self._threads += 1
+        if is_free:
+            self.submit(partial(self._report_beside, task))
+        self._schedule(task)
 
     # ---- called in threads
 
@@ -165,100 +171,107 @@ class GroupRun:
         self._pull()
 
     def _pull(self) -> None:
-        """Run ready steps until there are none."""
+        """Run ready tasks until there are none."""
         program, thread, send = self.program, get_ident(), self.send
-        step = self._next(None, thread)
-        while step is not None:
-            is_done = True
-            started = perf_counter() if step.is_long else 0.0
+        task = self._next(None, thread)
+        while task is not None:
+            started = perf_counter() if task.is_long else 0.0
             try:
-                if step.is_plain:
-                    arguments = gather(step)
+                if task.is_plain:
+                    arguments = gather(task)
                     # The value lies in a list from the beginning: a variable would count as another
                     # reference to it, and `finish` would copy arrays that nothing else refers to.
-                    FRAME.set([self._make_current, step, 0, None])
-                    box = [step.fn(*arguments)]
-                    place = step.sole
+                    FRAME.set([self._make_current, task, 0, None])
+                    box = [task.fn(*arguments)]
+                    slot = task.sole
                     if self._is_over:
                         pass
-                    elif place is not None and type(box[0]) in IMMUTABLE:
+                    elif slot is not None and type(box[0]) in IMMUTABLE:
                         # What `finish` would do, but faster.
-                        place.versions[place.key] += 1
-                        place.values[place.key] = box[0]
+                        slot.versions[slot.key] += 1
+                        slot.values[slot.key] = box[0]
                     else:
-                        finish(program, step, box, arguments, send)
+                        finish(program, task, box, arguments, send)
                     del arguments, box  # they would count as references to their items
-                elif step.report is not None:
-                    self._report(step)
-                elif not is_due(step.every, self.step):
-                    hand_over(program, step.handovers, send, must_exist=False)
                 else:
-                    is_done = self._run_instances(step)
+                    self._run_special(task)
             except BaseException as error:
-                self._fail(step.workspace.node, step.name, error)
+                self._fail(task.workspace.node, task.name, error)
             if started and perf_counter() - started < LONG_TASK_SECONDS:
-                step.is_long = False
-            step = self._next(step if is_done else None, thread)
+                task.is_long = False
+            task = self._next(task, thread)
         FRAME.set(None)
-        self._end_thread()
+        self._leave()
 
-    def _run_instances(self, step: Step) -> bool:
+    def _run_special(self, task: PreparedTask) -> None:
+        """Run what is more than one call, or none."""
+        if task.report is not None:
+            self._report(task)
+        elif is_due(task.every, self.step):
+            self._run_instances(task)
+        else:
+            hand_over(self.program, task.handovers, self.send, must_exist=False)
+
+    def _run_instances(self, task: PreparedTask) -> None:
         """Run all instances of a task at once, the first in this thread, which waits for the others.
 
-        Returns whether none has failed. A failure ends the run at once, also if others never return.
+        A failure of one ends the run at once, also if others never return.
         """
-        count = step.num_instances
-        arguments = [gather(step, instance) for instance in range(count)]
+        count = task.num_instances
+        inputs = [gather(task, instance) for instance in range(count)]
         results: list[Any] = [None] * count
         ended = threading.Semaphore(0)
 
         def call(instance: int) -> None:
-            FRAME.set([self._make_current, step, instance, None])
+            FRAME.set([self._make_current, task, instance, None])
             try:
-                with set_up(step.instance_setup) as own:
-                    results[instance] = step.fn(*arguments[instance], **shared, **own)
+                with set_up(task.instance_setup) as own:
+                    results[instance] = task.fn(*inputs[instance], **shared, **own)
             except BaseException as error:
-                self._fail(step.workspace.node, step.name, error)
+                self._fail(task.workspace.node, task.name, error)
             FRAME.set(None)
             ended.release()
 
-        FRAME.set([self._make_current, step, -1, None])
-        with set_up(step.setup) as shared:
+        FRAME.set([self._make_current, task, -1, None])
+        with set_up(task.setup) as shared:
             for instance in range(1, count):
                 if not self.submit(partial(call, instance)):
                     ended.release()  # the pool has closed, so nobody takes the results
             call(0)
             for _ in range(count):
                 ended.acquire()
-            FRAME.set([self._make_current, step, -1, None])
-        if not self._is_over:
-            inputs, box = list(chain(*arguments)), [results.copy() if count > 1 else results[0]]
-            arguments.clear()  # they would count as references to their items
+            FRAME.set([self._make_current, task, -1, None])
+        if self._is_over:
+            return
+        # What lies in two lists counts as referred to twice, and `finish` would copy it.
+        box = results
+        if count > 1:
+            box = [results.copy()]
             results.clear()
-            finish(self.program, step, box, inputs, self.send)
-        return not self._is_over
+        arguments = list(chain(*inputs))
+        inputs.clear()
+        finish(self.program, task, box, arguments, self.send)
 
-    def _report(self, step: Step) -> None:
-        assert step.report is not None
-        with self._report_locks[step.position]:
-            FRAME.set([self._make_current, step, 0, None])
-            step.fn()
+    def _report(self, task: PreparedTask) -> None:
+        with self._report_locks[task.position]:
+            FRAME.set([self._make_current, task, 0, None])
+            task.fn()
 
-    def _report_beside(self, step: Step) -> None:
+    def _report_beside(self, task: PreparedTask) -> None:
         """Run a report in its own thread."""
-        self._running[get_ident()] = step
+        self._running[get_ident()] = task
         try:
-            self._report(step)
+            self._report(task)
         except BaseException as error:
-            self._fail(step.workspace.node, step.name, error)
+            self._fail(task.workspace.node, task.name, error)
         FRAME.set(None)
         del self._running[get_ident()]
-        self._end_thread()
+        self._leave()
 
     # ---- the state that threads share
 
-    def _next(self, done: Step | None, thread: int) -> Step | None:
-        """Mark a step as done and take the next one; None ends this thread's part."""
+    def _next(self, done: PreparedTask | None, thread: int) -> PreparedTask | None:
+        """Mark a task as done and take the next one; None ends this thread's part."""
         with self._lock:
             if done is not None:
                 self._remaining -= 1
@@ -269,11 +282,11 @@ class GroupRun:
                 self._running.pop(thread, None)
                 self._pullers -= 1
                 return None
-            self._running[thread] = step = self._steps[heappop(ready)]
-            if not (step.is_long and ready and self._claim_puller()):
-                return step
+            task = self._running[thread] = self._tasks[heappop(ready)]
+            if not (task.is_long and ready and self._claim_puller()):
+                return task
         self.submit(self._pull)
-        return step
+        return task
 
     def _wake(self, positions: Iterable[int]) -> None:
         counts, ready = self._counts, self._ready
@@ -283,25 +296,29 @@ class GroupRun:
                 heappush(ready, position)
 
     def _claim_puller(self) -> bool:
-        """Count one more thread that takes ready steps, if one more may run."""
-        is_free = self._pullers < self.nthreads
-        self._threads += is_free
-        self._pullers += is_free
-        return is_free
+        """Count one more thread that takes ready tasks, if one more may run."""
+        if self._pullers >= self.nthreads:
+            return False
+        self._pullers += 1
+        self._threads += 1
+        return True
 
-    def _end_thread(self) -> None:
-        """Leave the run; its last thread ends it if no step remains."""
+    def _leave(self) -> None:
+        """End a thread's part in the run. The last thread also ends the run, if no task remains."""
         with self._lock:
-            ends = self._threads == 1 and self._remaining == 0 and not self._is_over
-            self._threads -= not ends
+            concludes = self._threads == 1 and self._remaining == 0 and not self._is_over
+            # A thread that concludes the run counts until then: if an abort came meanwhile, the run
+            # would be drained, the next one would begin, and its private blobs would be cleared here.
+            if not concludes:
+                self._threads -= 1
             is_drained = self._is_over and self._threads == 0
-        if ends:
+        if concludes:
             self._conclude()
         elif is_drained:
             self.drained()
 
     def _conclude(self) -> None:
-        """End a run whose steps are all done: read the stop conditions, drop private values."""
+        """End a run whose tasks are all done: read the stop conditions, drop private values."""
         program = self.program
         outcome = Outcome("done")
         for condition in program.conditions:
@@ -328,13 +345,13 @@ class GroupRun:
             self.drained()
 
     def _fail(self, node: str, task: str, error: BaseException, *, is_own: bool = False) -> None:
+        if self._is_over:
+            logger.info("Task %s/%s failed after the run's end", node, task, exc_info=error)
+            return
         if isinstance(error, InputMissing):
             node, error, is_own = error.node, error.reason, True
-        if not self._is_over:
-            failure = describe_failure(node, task, error, is_own=is_own)
-            self._end(Outcome("failed", failure=failure))
-        else:
-            logger.info("Task %s/%s failed after the run's end", node, task, exc_info=error)
+        failure = describe_failure(node, task, error, is_own=is_own)
+        self._end(Outcome("failed", failure=failure))
 
     def _end(self, outcome: Outcome) -> bool:
         """End the run; returns False if it was over before."""
@@ -348,13 +365,13 @@ class GroupRun:
             self.drained()
         return True
 
-    def _make_task(self, step: Step, instance: int) -> CurrentTask:
-        node, blobs = step.workspace.node, WorkspaceView(step.workspace)
+    def _make_current_task(self, task: PreparedTask, instance: int) -> CurrentTask:
+        node, blobs = task.workspace.node, WorkspaceView(task.workspace)
 
         def record(values: Mapping[str, Any]) -> None:
             with self._lock:
                 if self._reports is None:
                     self._reports = Reports()
-                self._reports.add(values, node, step.name, step.index, instance)
+                self._reports.add(values, node, task.name, task.index, instance)
 
-        return self.current_task(node, step.name, instance, blobs, record, lambda: self._is_over)
+        return self.current_task(node, task.name, instance, blobs, record, lambda: self._is_over)

@@ -32,7 +32,7 @@ from jobrunner.worker.messages import (
     RunValues,
 )
 from jobrunner.worker.outbox import Outbox, frame_bytes, wrap_frames
-from jobrunner.worker.outcome import Outcome, describe_failure
+from jobrunner.worker.outcome import Failure, Outcome, describe_failure
 from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import CurrentTask
 from jobrunner.worker.threads import ThreadPool, call_on_loop
@@ -44,7 +44,7 @@ FULL_SECONDS = 0.5
 FETCH = "fetch"
 """The channel on which the client applies `fetch`."""
 
-GRANT, REPORT = -1, -2
+GRANT, PROGRESS = -1, -2
 """Notes between the workers of a batch travel under these in place of a crossing."""
 
 
@@ -152,8 +152,11 @@ class HostedNodes:
     async def run(self, request: RunMessage) -> Message:
         """Run a group, once or for a batch of epochs."""
         work = self._begin("run", request.number)
-        if work is None:
-            return await self._reply("run", request)
+        if work is not None:
+            self._begin_run(request, work)
+        return await self._reply("run", request)
+
+    def _begin_run(self, request: RunMessage, work: Work) -> None:
         fetched = self._works.get(FETCH)
         if fetched is not None and fetched.reply is not None:
             fetched.reply = {"status": "stale"}  # it may refer to arrays that tasks update
@@ -165,16 +168,17 @@ class HostedNodes:
                 f"Start the job again."
             )
             work.finish(failed_reply(ExecutionError(problem)))
-            return await self._reply("run", request)
-        leads = order.lead in ("", self._context.address)
-        batch = EpochBatch(request.number, order, program.peers if leads else None)
+            return
+        followers = None
+        if order.lead in ("", self._context.address):
+            followers = program.peers
+        batch = EpochBatch(request.number, order, followers)
         if self._drained.is_set():
             self._start_batch(program, batch, work)
         else:
             self._stop("the client asked for another run")  # should its abort have been lost
             waiting = self._start_drained(program, batch, work)
             self._waiting = asyncio.ensure_future(waiting)
-        return await self._reply("run", request)
 
     async def apply(self, request: ApplyMessage) -> Message:
         """Call a function with this in a thread."""
@@ -251,7 +255,10 @@ class HostedNodes:
         # It is kept: a client that lost the message asks again.
         if work.reply is not None:
             return work.reply
-        return {"status": "running", "tasks": self._running_tasks() if channel == "run" else []}
+        reply: Message = {"status": "running"}
+        if channel == "run":
+            reply["tasks"] = self._running_tasks()
+        return reply
 
     def _apply(self, fn: bytes, work: Work) -> None:
         try:
@@ -348,7 +355,12 @@ class HostedNodes:
         """End the batch with an error that no task raised."""
         failure = describe_failure("", "", error, is_own=True)
         self._stop(failure.summary)
-        self._finish({"status": "failed", "failure": asdict(failure), **self._batch.position})
+        self._finish_failed(failure)
+
+    def _finish_failed(self, failure: Failure) -> None:
+        epoch, step = self._batch.position
+        reply = {"status": "failed", "failure": asdict(failure), "epoch": epoch, "step": step}
+        self._finish(reply)
 
     def _check_memory(self) -> None:
         self._memory_limit.look()
@@ -360,18 +372,22 @@ class HostedNodes:
 
     def _running_tasks(self) -> list[tuple[str, str]]:
         """The running tasks, as (node, task)."""
-        return [] if self._run is None else self._run.running_tasks()
+        if self._run is None:
+            return []
+        return self._run.running_tasks()
 
     def _start_run(self) -> None:
         options, program, batch = self.options, self._program, self._batch
         number = self._run_number = batch.number + len(batch.ended)
-        epoch, step = batch.position.values()
+        epoch, step = batch.position
         shared = (options.job, program.name, options.seed, epoch, step, options.attempt)
         self._drained.clear()
         self._is_running = True
-        at, capture = batch.position_to_capture(), None
-        if at is not None and self.keeper is not None:
-            capture = partial(self.keeper.capture, self.workspaces, at=at)
+        capture = None
+        if self.keeper is not None:
+            at = batch.position_to_capture()
+            if at is not None:
+                capture = partial(self.keeper.capture, self.workspaces, at=at)
         run = self._run = GroupRun(
             program=program,
             step=step,
@@ -401,14 +417,15 @@ class HostedNodes:
         batch = self._batch
         if outcome.status == "done":
             self._drained.set()
-            metrics = json.dumps(outcome.metrics) if outcome.metrics else ""
+            metrics = ""
+            if outcome.metrics:
+                metrics = json.dumps(outcome.metrics)
             done = batch.end_run(outcome.stopped, metrics)
             if done is not None:
-                self._note(REPORT, [batch.order.lead], f"{done} {self._context.address}")
+                self._note(PROGRESS, [batch.order.lead], f"{done} {self._context.address}")
             self._proceed()
         elif outcome.failure is not None:
-            failure = asdict(outcome.failure)
-            self._finish({"status": "failed", "failure": failure, **batch.position})
+            self._finish_failed(outcome.failure)
         else:
             self._finish({"status": "aborted", "reason": outcome.reason})
 
@@ -446,8 +463,8 @@ class HostedNodes:
             runs, _, argument = str(data, "utf-8").partition(" ")
             if kind == GRANT:
                 self._batch.hear_grant(Grant(int(runs), argument == "1"))
-            elif kind == REPORT:
-                self._batch.hear_report(argument, int(runs))
+            elif kind == PROGRESS:
+                self._batch.hear_progress(argument, int(runs))
 
     def _could_not_send(self, address: str, number: int, problem: str) -> None:
         if self._batch.covers(number):

@@ -133,14 +133,17 @@ class WorkspaceHost(WorkerPlugin):
         binding = request.binding
         if isinstance(request, ReleaseMessage):
             return await self._release(binding)
-        if self._is_to_come(request):
+        hosted = self.bindings.get(binding)
+        if (hosted is None or request.lease) and self._is_to_come(request):
             self.expect(binding)
+            seconds = 0.0
+            if isinstance(request, OperationMessage):
+                seconds = request.wait_seconds
             with suppress(TimeoutError):
-                seconds = request.wait_seconds if isinstance(request, OperationMessage) else 0.0
                 await asyncio.wait_for(self._hosting.wait(), seconds)
             if self._is_to_come(request):
                 return {"status": "waiting"}
-        hosted = self.bindings.get(binding)
+            hosted = self.bindings.get(binding)
         if hosted is None:
             return {"status": "unknown"}
         try:

@@ -50,8 +50,8 @@ class TaskStream:
         if frame is None or not self._is_terminal:
             self._write(text)
             return len(text)
-        step = frame[1]
-        name = f"{step.workspace.node}/{step.name}"
+        task = frame[1]
+        name = f"{task.workspace.node}/{task.name}"
         key = threading.get_ident(), name
         with self._lock:
             *lines, begun = f"{self._begun.pop(key, '')}{text}".split("\n")

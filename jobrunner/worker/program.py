@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from jobrunner.compile import (
     Argument,
     BlobArgument,
+    Capture,
     Condition,
     Crossing,
     CrossingArgument,
@@ -53,7 +54,7 @@ class Handover:
 
 
 @dataclass(slots=True)
-class Place:
+class Slot:
     """Where a value is that a task reads, sets or updates."""
 
     values: dict[Any, Any]
@@ -68,20 +69,20 @@ class Place:
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class PreparedTask:
     """A task, or the last run of a report, with everything needed to run it."""
 
-    position: int
+    position: int  # in the program
     index: int
     workspace: Workspace
     name: str
     fn: Callable[..., Any]
-    arguments: tuple[Place, ...] = ()
-    updates: tuple[Place, ...] = ()  # those of `arguments` that the task updates
-    outputs: tuple[Place | None, ...] = ()  # None for an output that no blob takes
+    arguments: tuple[Slot, ...] = ()
+    updates: tuple[Slot, ...] = ()  # those of `arguments` that the task updates
+    outputs: tuple[Slot | None, ...] = ()  # None for an output that no blob takes
     output_names: tuple[str, ...] = ()
-    sole: Place | None = None  # set if the return value goes into one blob and nowhere else
-    captures: tuple[tuple[int, bool], ...] = ()  # parts of the return value; is it retained?
+    sole: Slot | None = None  # set if the return value goes into one blob and nowhere else
+    captures: tuple[Capture, ...] = ()  # of parts of the return value
     handovers: tuple[Handover, ...] = ()
     puts_rows: bool = False  # it may set or update a history, in an epoch
     num_instances: int = 1
@@ -90,8 +91,8 @@ class Step:
     instance_setup: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     is_plain: bool = False  # a task that always runs: one call, and nothing to set up
     report: Report | None = None
-    needs: int = 0  # how many steps and arrivals it waits for
-    successors: list[int] = field(default_factory=list)  # positions of the steps that wait for it
+    needs: int = 0  # how many tasks and arrivals it waits for
+    successors: list[int] = field(default_factory=list)  # positions of the tasks that wait for it
     is_long: bool = False  # its function took long, in this or an earlier run
 
 
@@ -105,48 +106,46 @@ class Program:
         workspaces: Mapping[str, Workspace],
         elsewhere: Mapping[str, str],  # the group's nodes on other workers, and their addresses
     ) -> None:
-        slices, crossings = plan.slices, plan.crossings
         self.key = key
         self.name = plan.name
         self.peers = tuple(set(elsewhere.values()))  # addresses of the other workers that take part
-        self.routes = {  # crossing -> addresses of the other workers that need it
-            crossing.id: tuple({elsewhere[node] for node in crossing.targets if node in elsewhere})
-            for crossing in crossings
-            if crossing.source in slices
-        }
-        self.workspaces = {node: workspaces[node] for node in slices}
+        self.workspaces = {node: workspaces[node] for node in plan.slices}
         self.arrived: dict[int, Any] = {}
         self.results: dict[tuple[int | None, int | None], Any] = {}
-        self.steps: list[Step] = []
-        self.reports: list[int] = []  # positions of the last runs of reports
-        self.number = 0  # of the current step of an epoch
-        self.waiters: dict[int, list[int]] = {}
-        self.conditions = [c for c in plan.conditions if c.node in slices]
-        self._slices = slices
-        self._crossings = crossings
-        self._private = {
-            node: {o.name for task in part.tasks for o in task.outputs if not o.is_global}
-            for node, part in slices.items()
-        }
+        self.tasks: list[PreparedTask] = []
+        self.reports: list[PreparedTask] = []  # those of `tasks` that are last runs of reports
+        self.step = 0  # of the epoch, in the current run
+        self.waiters: dict[int, list[int]] = {}  # crossing -> positions of the tasks that read it
+        self.conditions = [c for c in plan.conditions if c.node in plan.slices]
+        self._slices = plan.slices
+        self._crossings = plan.crossings
+        self._private: dict[str, set[str]] = {}  # node -> names of blobs
+        planned: list[tuple[PlannedTask, Workspace]] = []
         # Parts of return values that tasks or conditions read.
         self.read_parts = {(c.task, c.part) for c in self.conditions}
-        planned = sorted(
-            ((task, workspaces[node]) for node, part in slices.items() for task in part.tasks),
-            key=lambda pair: pair[0].index,
-        )
-        for task, _ in planned:
-            self.read_parts.update(
-                (a.task, a.part) for a in task.arguments if isinstance(a, ResultArgument)
-            )
+        for node, part in plan.slices.items():
+            self._private[node] = set()
+            for task in part.tasks:
+                planned.append((task, workspaces[node]))
+                self._private[node].update(o.name for o in task.outputs if not o.is_global)
+                for argument in task.arguments:
+                    if isinstance(argument, ResultArgument):
+                        self.read_parts.add((argument.task, argument.part))
+        planned.sort(key=lambda pair: pair[0].index)
         self._positions = {task.index: i for i, (task, _) in enumerate(planned)}
         for task, workspace in planned:
             self._add_task(task, workspace)
         self._add_reports()
-        self.openings = [
-            self._handover(c) for c in crossings if c.source in slices and c.source_task is None
-        ]
-        self.needs = [step.needs for step in self.steps]
-        self.first = [step.position for step in self.steps if step.needs == 0]
+        self.routes: dict[int, tuple[str, ...]] = {}  # crossing -> other workers that need it
+        self.openings: list[Handover] = []  # of blobs as they are when the run begins
+        for crossing in plan.crossings:
+            if crossing.source in plan.slices:
+                targets = {elsewhere[node] for node in crossing.targets if node in elsewhere}
+                self.routes[crossing.id] = tuple(targets)
+                if crossing.source_task is None:
+                    self.openings.append(self._handover(crossing))
+        self.needs = [task.needs for task in self.tasks]
+        self.first = [task.position for task in self.tasks if task.needs == 0]
 
     def blobs(self, node: str, name: str) -> dict[str, Any]:
         """The dictionary of a blob: its node's private or global blobs."""
@@ -154,7 +153,7 @@ class Program:
         return workspace.private if name in self._private[node] else workspace.globals
 
     def read(self, condition: Condition) -> Any:
-        """Return a stop condition's value after the last step; may raise `InputMissing`."""
+        """Return a stop condition's value after the last task; may raise `InputMissing`."""
         if condition.blob is None:
             return view(self.results[condition.task, condition.part])
         try:
@@ -162,100 +161,106 @@ class Program:
         except BlobNotFoundError as error:
             raise InputMissing(condition.node, error) from None
 
-    def _add_task(self, task: PlannedTask, workspace: Workspace) -> None:
+    def _add_task(self, planned: PlannedTask, workspace: Workspace) -> None:
         node = workspace.node
-        if task.is_seeded:
-            setup, own = (
-                {name: seeded(make) for name, make in functions.items()}
-                for functions in (task.setup, task.instance_setup)
-            )
-            task = replace(task, fn=seed_calls(task.fn), setup=setup, instance_setup=own)
-        fn = task.callee()
-        if task.kwargs and all(type(value) in IMMUTABLE for value in task.kwargs.values()):
-            fn = partial(fn, **task.kwargs)
-        elif task.kwargs:
-            fn = _WithValues(fn, task, workspace.set_aside)
-        step = Step(
-            len(self.steps),
-            task.index,
+        if planned.is_seeded:
+            planned = _seeded(planned)
+        fn = planned.callee()
+        if planned.kwargs and all(type(value) in IMMUTABLE for value in planned.kwargs.values()):
+            fn = partial(fn, **planned.kwargs)
+        elif planned.kwargs:
+            fn = _WithValues(fn, planned, workspace.set_aside)
+        task = PreparedTask(
+            len(self.tasks),
+            planned.index,
             workspace,
-            task.name,
+            planned.name,
             fn,
-            arguments=tuple(self._source(node, argument) for argument in task.arguments),
-            outputs=tuple(self._place(node, o.name) if o.is_kept else None for o in task.outputs),
-            output_names=tuple(o.name for o in task.outputs),
-            captures=tuple((capture.part, capture.retain) for capture in task.captures),
-            handovers=tuple(self._handover(self._crossings[c]) for c in task.hands_over),
-            num_instances=task.num_instances,
-            every=task.every,
-            setup=task.setup,
-            instance_setup=task.instance_setup,
+            arguments=tuple(self._source(node, argument) for argument in planned.arguments),
+            outputs=tuple(self._slot(node, o.name) if o.is_kept else None for o in planned.outputs),
+            output_names=tuple(o.name for o in planned.outputs),
+            captures=planned.captures,
+            handovers=tuple(self._handover(self._crossings[c]) for c in planned.hands_over),
+            num_instances=planned.num_instances,
+            every=planned.every,
+            setup=planned.setup,
+            instance_setup=planned.instance_setup,
         )
-        has_instances = step.num_instances > 1 or step.setup or step.instance_setup
-        step.is_plain = step.every == 1 and not has_instances
-        step.updates = tuple(place for place in step.arguments if place.is_updated)
-        places = (*step.outputs, *step.updates)
-        written = {place.key for place in places if place is not None}
+        is_single = not (task.num_instances > 1 or task.setup or task.instance_setup)
+        task.is_plain = task.every == 1 and is_single
+        task.updates = tuple(slot for slot in task.arguments if slot.is_updated)
+        written = {slot.key for slot in (*task.outputs, *task.updates) if slot is not None}
         in_epoch = self.name in ("epoch", "epoch_end")
-        step.puts_rows = in_epoch and not written.isdisjoint(workspace.histories)
-        goes_elsewhere = step.captures or step.handovers or step.updates or step.puts_rows
-        if len(step.outputs) == 1 and not goes_elsewhere:
-            step.sole = step.outputs[0]
-        self.steps.append(step)
-        self._connect(step, task)
+        task.puts_rows = in_epoch and not written.isdisjoint(workspace.histories)
+        goes_elsewhere = task.captures or task.handovers or task.updates or task.puts_rows
+        if len(task.outputs) == 1 and task.num_instances == 1 and not goes_elsewhere:
+            task.sole = task.outputs[0]
+        self.tasks.append(task)
+        self._connect(task, planned)
 
-    def _place(self, node: str, name: str, *, is_updated: bool = False) -> Place:
-        workspace, versions = self.workspaces[node], dict[Any, int]()
+    def _slot(self, node: str, name: str, *, is_updated: bool = False) -> Slot:
+        versions: dict[Any, int] = {}
         if name not in self._private[node]:
-            versions = workspace.versions
+            versions = self.workspaces[node].versions
         versions.setdefault(name, 0)
-        return Place(self.blobs(node, name), name, versions, is_updated)
+        return Slot(self.blobs(node, name), name, versions, is_updated)
 
-    def _connect(self, step: Step, task: PlannedTask) -> None:
-        sources = {self._positions[index] for index in task.waits_for}
-        for crossing in (self._crossings[c] for c in task.crossings):
+    def _connect(self, task: PreparedTask, planned: PlannedTask) -> None:
+        """Let a task wait for earlier ones, and for values from other workers."""
+        sources = {self._positions[index] for index in planned.waits_for}
+        for number in planned.crossings:
+            crossing = self._crossings[number]
             if crossing.source not in self._slices:
-                self.waiters.setdefault(crossing.id, []).append(step.position)
-                step.needs += 1
+                self.waiters.setdefault(number, []).append(task.position)
+                task.needs += 1
             elif crossing.source_task is not None:
                 sources.add(self._positions[crossing.source_task])
-        self._wait_for(step, sources)
+        self._wait_for(task, sources)
 
-    def _wait_for(self, step: Step, sources: Collection[int]) -> None:
-        step.needs += len(sources)
+    def _wait_for(self, task: PreparedTask, sources: Collection[int]) -> None:
+        task.needs += len(sources)
         for source in sources:
-            self.steps[source].successors.append(step.position)
+            self.tasks[source].successors.append(task.position)
 
     def _add_reports(self) -> None:
         """Add each report's last run: after its node's tasks, or all if there are none."""
-        num_tasks = len(self.steps)
+        num_tasks = len(self.tasks)
         for node, part in self._slices.items():
             own = [self._positions[task.index] for task in part.tasks]
             for report in part.reports:
-                position, workspace = len(self.steps), self.workspaces[node]
-                step = Step(position, REPORT_INDEX + position, workspace, report.name, report.fn)
-                step.report = report
-                self.steps.append(step)
-                self.reports.append(position)
-                self._wait_for(step, own or range(num_tasks))
+                position, workspace = len(self.tasks), self.workspaces[node]
+                index = REPORT_INDEX + position
+                task = PreparedTask(position, index, workspace, report.name, report.fn)
+                task.report = report
+                self.tasks.append(task)
+                self.reports.append(task)
+                self._wait_for(task, own or range(num_tasks))
 
-    def _source(self, node: str, argument: Argument) -> Place:
+    def _source(self, node: str, argument: Argument) -> Slot:
         match argument:
             case BlobArgument(name):
-                return Place(self.blobs(node, name), name)
+                return Slot(self.blobs(node, name), name)
             case UpdateArgument(name):
-                return self._place(node, name, is_updated=True)
+                return self._slot(node, name, is_updated=True)
             case ResultArgument(task, part):
-                return Place(self.results, (task, part))
+                return Slot(self.results, (task, part))
             case CrossingArgument(crossing):
-                return Place(self.arrived, crossing)
+                return Slot(self.arrived, crossing)
 
     def _handover(self, crossing: Crossing) -> Handover:
-        return Handover(
-            crossing,
-            {} if crossing.blob is None else self.blobs(crossing.source, crossing.blob),
-            is_local=any(node in self._slices for node in crossing.targets),
-        )
+        blobs: dict[str, Any] = {}
+        if crossing.blob is not None:
+            blobs = self.blobs(crossing.source, crossing.blob)
+        is_local = any(node in self._slices for node in crossing.targets)
+        return Handover(crossing, blobs, is_local)
+
+
+def _seeded(planned: PlannedTask) -> PlannedTask:
+    """A task all of whose functions draw their own numbers from global generators."""
+    setup = {name: seeded(fn) for name, fn in planned.setup.items()}
+    instance_setup = {name: seeded(fn) for name, fn in planned.instance_setup.items()}
+    fn = seed_calls(planned.fn)
+    return replace(planned, fn=fn, setup=setup, instance_setup=instance_setup)
 
 
 def arrived_name(number: int) -> str:

@@ -175,8 +175,8 @@ class Reports:
         self._combined[key] = value
 
 
-# Set at each call of a task's function, so it is cheap: a list `[make, step, instance, None]`.
-# `current_task` replaces the None by `make(step, instance)`.
+# Set at each call of a task's function, so it is cheap: a list `[make, task, instance, None]`.
+# `current_task` replaces the None by `make(task, instance)`.
 FRAME: ContextVar[list[Any] | None] = ContextVar("jobrunner_task", default=None)
 
 
@@ -205,15 +205,16 @@ def current_task() -> CurrentTask:
             "function, and pass other threads what they need as arguments."
         )
     if frame[3] is None:
-        make, step, instance, _ = frame
-        frame[3] = make(step, instance)
-    task: CurrentTask = frame[3]
-    return task
+        make, task, instance, _ = frame
+        frame[3] = make(task, instance)
+    current: CurrentTask = frame[3]
+    return current
 
 
 def renumber(instance: int) -> None:
     """Make this thread's task another instance of itself, which draws its own random numbers."""
-    if (frame := FRAME.get()) is not None:
+    frame = FRAME.get()
+    if frame is not None:
         FRAME.set([frame[0], frame[1], instance, None])
 
 

@@ -65,7 +65,7 @@ def run(**options):
 
 def polls(action):
     """The message and wait of an action that polls; all workers get the same."""
-    [(message, addresses)] = action.batches
+    [(message, addresses)] = action.mailings
     assert message == {"call": "run", "number": 7, "wait_seconds": action.wait_seconds}
     return list(addresses), action.wait_seconds
 
@@ -76,13 +76,13 @@ def polls(action):
 def test_one_message_begins_and_its_replies_end_an_operation():
     play = run()
     first = {"call": "run", "number": 7, "wait_seconds": FIRST_WAIT_SECONDS, "key": "epoch"}
-    assert play.action == Ask([(first, [A, B])], FIRST_WAIT_SECONDS)
+    assert play.action == Ask([(first, [A, B])], [A, B], FIRST_WAIT_SECONDS)
     assert list(play.end({B: DONE, A: {**DONE, "runs": []}})) == [A, B]
 
 
 def test_workers_with_arguments_of_their_own_get_messages_of_their_own():
     play = Play(Request("apply", {"x": 1}, per_worker={A: {"y": 2}, B: {"y": 3}}, number=1))
-    assert [(message["x"], message["y"], to) for message, to in play.action.batches] == [
+    assert [(message["x"], message["y"], to) for message, to in play.action.mailings] == [
         (1, 2, [A]),
         (1, 3, [B]),
     ]
@@ -90,10 +90,10 @@ def test_workers_with_arguments_of_their_own_get_messages_of_their_own():
 
 def test_a_channel_is_in_every_message():
     play = Play(Request("apply", {"fn": b""}, channel="save", number=1))
-    assert play.action.batches[0][0]["channel"] == "save"
+    assert play.action.mailings[0][0]["channel"] == "save"
     again = play.hear({A: running(), B: running()})
-    assert again.batches[0][0]["channel"] == "save"
-    assert "fn" not in again.batches[0][0]
+    assert again.mailings[0][0]["channel"] == "save"
+    assert "fn" not in again.mailings[0][0]
 
 
 def test_all_workers_of_a_run_are_polled_until_the_last_has_replied():
@@ -150,7 +150,7 @@ def test_an_error_that_a_worker_reports_is_raised():
 def test_a_worker_that_has_yet_to_host_the_binding_is_asked_from_the_start_again():
     play = Play(Request("apply", {"x": 1}, number=1))
     again = play.hear({A: DONE, B: {"status": "waiting"}})
-    assert [(message.get("x"), to) for message, to in again.batches] == [(1, [B])]
+    assert [(message.get("x"), to) for message, to in again.mailings] == [(1, [B])]
     assert play.members.waiting == {B}
     play.end({B: DONE})
     assert play.members.waiting == set()
@@ -232,7 +232,7 @@ def test_a_worker_that_leaves_is_asked_from_the_start_once_more_and_only_once():
     play.hear({A: running(), B: OSError("closed")})
     play.members.leaving[B] = "the scheduler retires it"
     again = play.hear()
-    assert [(message.get("key"), to) for message, to in again.batches] == [
+    assert [(message.get("key"), to) for message, to in again.mailings] == [
         ("epoch", [B]),
         (None, [A]),
     ]

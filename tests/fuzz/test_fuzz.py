@@ -81,8 +81,10 @@ def a_result_shares_memory_with_inputs_and_caches(broken):
 
 
 def an_updated_blob_keeps_what_was_put_into_it(broken):
-    def settle_updates(step, arguments):
-        return {source.key: adopt(source.values[source.key].box[0]) for source in step.updates}
+    def settle_updates(task):
+        for slot in task.updates:
+            box = slot.values[slot.key].box
+            box[0] = adopt(box[0])
 
     broken.setattr(call, "_settle_updates", settle_updates)
 

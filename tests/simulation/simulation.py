@@ -350,7 +350,7 @@ class Driver:
             members.lost.update(dict.fromkeys(self.lost & set(members.workers), "it is gone"))
             return Heard(0.0)
         self.waits_for = waits_for = dict.fromkeys(action.addresses)
-        for message, workers in action.batches:
+        for message, workers in action.mailings:
             for worker in workers:
                 about = {"kind": message["call"], "binding": self.binding}
                 self.world.send(self, worker, {**message, **about})

@@ -7,7 +7,7 @@ from jobrunner.worker.epoch_batch import (
     AHEAD_SECONDS,
     LEAST_AHEAD_RUNS,
     MOST_AHEAD_RUNS,
-    REPORT_RUNS,
+    PROGRESS_RUNS,
     WINDOW_RUNS,
     EpochBatch,
     Grant,
@@ -55,13 +55,13 @@ def test_a_follower_waits_for_grants_and_reports_progress():
     batch = EpochBatch(1, RunOrder(epochs=100), None)
     run(batch)
     assert batch.action() == "wait"
-    batch.hear_grant(Grant(REPORT_RUNS, False))
+    batch.hear_grant(Grant(PROGRESS_RUNS, False))
     batch.hear_grant(Grant(1, False))  # an old one
     assert batch.action() == "run"
-    for _ in range(REPORT_RUNS - 2):
+    for _ in range(PROGRESS_RUNS - 2):
         assert run(batch) is None
-    assert run(batch) == REPORT_RUNS
-    batch.hear_grant(Grant(REPORT_RUNS, True))
+    assert run(batch) == PROGRESS_RUNS
+    batch.hear_grant(Grant(PROGRESS_RUNS, True))
     assert batch.action() == "end"
 
 
@@ -69,7 +69,7 @@ def test_a_late_report_counts_for_nothing():
     def runs_after(reports):
         batch = EpochBatch(1, RunOrder(epochs=1000, seconds=60), ["b"], clock=lambda: 0.0)
         for runs in reports:
-            batch.hear_report("b", runs)
+            batch.hear_progress("b", runs)
         while batch.action() == "run":
             run(batch)
             batch.extend()
@@ -82,10 +82,10 @@ def test_epochs_and_steps_count_up_from_the_first():
     batch = EpochBatch(5, RunOrder(epoch=10, epochs=3, steps_per_epoch=2))
     moments = []
     for _ in range(5):
-        moments.append(tuple(batch.position.values()))
+        moments.append(batch.position)
         run(batch)
     assert moments == [(10, 0), (10, 1), (11, 0), (11, 1), (12, 0)]
-    assert EpochBatch(5, RunOrder()).position == {"epoch": None, "step": 0}
+    assert EpochBatch(5, RunOrder()).position == (None, 0)
     assert batch.covers(5)
     assert batch.covers(10)
     assert not batch.covers(11)
@@ -128,7 +128,7 @@ def test_all_workers_end_after_the_same_epoch_and_none_runs_far_ahead(
         if mail[name] and (batch.action() != "run" or data.draw(st.booleans())):
             note = mail[name].pop(0)
             if name == "a":
-                batch.hear_report(*note)
+                batch.hear_progress(*note)
                 go_on("a")
             else:
                 batch.hear_grant(note)

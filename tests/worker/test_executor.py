@@ -235,7 +235,7 @@ def test_no_more_threads_start_than_the_worker_has(bench):
 def test_a_task_known_to_be_long_starts_another_thread_at_once(bench):
     gate = Gate()
     one = bench(group({"a": [task(0, gate), task(1, lambda: None)]}))
-    one.program.steps[0].is_long = True
+    one.program.tasks[0].is_long = True
     one.start()
     assert gate.begun.wait(10)
     assert len(one.submitted) == 2  # without any tick
@@ -432,7 +432,7 @@ def test_a_failure_is_reported_while_other_functions_still_run(bench):
         {"a": [task(0, gate, outputs=["x"]), task(1, fail), task(2, ran.append, after=[0])]}
     )
     one = bench(plan)
-    one.program.steps[0].is_long = True
+    one.program.tasks[0].is_long = True
     one.start()
     assert one.finished.wait(10)
     assert not one.drained.is_set()
@@ -615,7 +615,7 @@ def test_with_more_threads_at_every_step_results_equal_those_of_one_thread(bench
                 Task(fill, inputs, outputs=blob, node=node, name=f"fill{salt}")
     plan = compile_group(tasks, {node: frozenset("xy") for node in nodes})
     one = bench(plan, blobs=initial, nthreads=6)
-    for step in one.program.steps:
+    for step in one.program.tasks:
         step.is_long = True
     outcome = one.run()
     assert outcome.status == "done", outcome

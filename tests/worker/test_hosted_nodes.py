@@ -303,7 +303,7 @@ async def test_no_run_begins_while_too_many_values_wait_to_be_sent():
 
     plan = sender(make)
     async with Host(plan, peers, **SMALL) as hosted:
-        hosted.programs["epoch"].steps[0].fn = make  # what was shipped is a copy
+        hosted.programs["epoch"].tasks[0].fn = make  # what was shipped is a copy
         await hosted.run(3, 0, RunOrder("epoch", 1, epochs=3, lead=HERE, seconds=9))
         while not hosted._waits_for_sent:
             await asyncio.sleep(0.001)
