@@ -21,9 +21,6 @@ from .checks import (
     number as number,
     without_partials as without_partials,
 )
-from .group import (
-    TaskGroup as TaskGroup,
-)
 from .job_functions import (
     is_job_function as is_job_function,
     job as job,
@@ -68,5 +65,6 @@ from .seeding import (
 )
 from .task import (
     Task as Task,
+    TaskGroup as TaskGroup,
     TaskOutput as TaskOutput,
 )

@@ -7,12 +7,11 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from jobrunner.define.checks import NATURAL, Count, Rule, checked
-from jobrunner.define.group import TaskGroup
 from jobrunner.define.node import Active, Blob, Node, WorkspaceType, as_node
-from jobrunner.define.task import Task, TaskOutput
+from jobrunner.define.task import Task, TaskGroup, TaskOutput
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
-from jobrunner.texts import Html
+from jobrunner.texts import Html, card, counted_names, table, tag
 
 if TYPE_CHECKING:
     from jobrunner.compile import Plan
@@ -187,9 +186,28 @@ class Job(Active):
         return compile_job(self)
 
     def _repr_html_(self) -> Html:
-        from jobrunner.define.drawing import to_html
-
-        return to_html(self)
+        rows = []
+        for name, group in self.groups.items():
+            tasks = group.tasks()
+            blobs = dict.fromkeys(
+                blob.name for task in tasks for blob in (*task.output_blobs, *task.updates)
+            )
+            nodes = counted_names([node.name for node in group.used_nodes()])
+            rows.append((name, len(tasks), nodes, counted_names(blobs)))
+        ends = [
+            end.task.full_name if isinstance(end, TaskOutput) else "/".join(end.key)
+            for end in self.stop_conditions
+        ]
+        if self.epoch_limit is not None:
+            ends.append(f"epoch {self.epoch_limit}")
+        saved = counted_names([node.name for node in self.nodes_to_checkpoint()])
+        return card(
+            "Job",
+            self.name,
+            table(("group", "tasks", "nodes", "writes"), rows, left=(0, 2, 3)),
+            tag("div", f"until {' or '.join(ends)}" if ends else "no stop condition yet"),
+            tag("div", f"saved nodes: {saved}"),
+        )
 
     def __enter__(self) -> Self:
         self.epoch_group.__enter__()

@@ -23,10 +23,9 @@ from jobrunner.compile.plan import (
     Slice,
     UpdateArgument,
 )
-from jobrunner.define.group import TaskGroup
 from jobrunner.define.metrics import merge_reports
 from jobrunner.define.node import Node, WorkspaceType
-from jobrunner.define.task import Task
+from jobrunner.define.task import Task, TaskGroup
 from jobrunner.errors import DefinitionError
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.program import Program
