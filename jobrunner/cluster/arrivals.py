@@ -201,9 +201,11 @@ class Arrivals:
 
 def is_busy(client: Client) -> bool:
     """Whether any worker computes something; leases do not count."""
-    processing = client.processing()
-    keys = (key for keys in processing.values() for key in keys)
-    return any(not str(key).startswith(f"lease-{PLUGIN_NAME}") for key in keys)
+    for keys in client.processing().values():
+        for key in keys:
+            if not str(key).startswith(f"lease-{PLUGIN_NAME}"):
+                return True
+    return False
 
 
 def addresses_of(collection: Any) -> set[str]:
@@ -214,7 +216,7 @@ def addresses_of(collection: Any) -> set[str]:
         if hasattr(collection, "expr"):  # a dataframe
             collection = collection.optimize()
         graph = collection.__dask_graph__()
-        layers = getattr(graph, "layers", {"": graph}).values()
-        values = (value for layer in layers for value in layer.values())
-        futures = [value for value in values if isinstance(value, Future)]
+        futures = []
+        for layer in getattr(graph, "layers", {"": graph}).values():
+            futures += [value for value in layer.values() if isinstance(value, Future)]
     return {str(future.client.scheduler.address) for future in futures}

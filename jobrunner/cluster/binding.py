@@ -88,7 +88,8 @@ class Binding:
         self._previous: Mapping[str, str] = {}
         if before is not None and before.plan is plan:
             self.attempt = before.attempt + 1
-            self._previous = before.placement if stays else {}
+            if stays:
+                self._previous = before.placement
         self.arrivals = arrivals
         self._scheduler = scheduler
         self._members = Members(self.placement)
@@ -282,7 +283,9 @@ class Binding:
         `fn` continues.
         """
         request = Request("apply", channel=channel, what=what, deadline_seconds=deadline_seconds)
-        return self._apply(request, partial(call_keeper if to_keeper else call_on_workspaces, fn))
+        if to_keeper:
+            return self._apply(request, partial(call_keeper, fn))
+        return self._apply(request, partial(call_on_workspaces, fn))
 
     def keep(self, factory: Callable[[], Keeper]) -> None:
         """Make a `Keeper` on each worker in use, and close an earlier one.
@@ -366,10 +369,10 @@ class Binding:
 
     def blob_names(self) -> dict[str, frozenset[str]]:
         """The names of the global blobs, by node."""
-        found: dict[str, frozenset[str]] = {}
+        by_node: dict[str, frozenset[str]] = {}
         for names in self._apply(Request("apply"), blob_names).values():
-            found.update(names)
-        return found
+            by_node.update(names)
+        return by_node
 
     def run_alone(
         self, group: TaskGroup, epoch: int | None, deadline_seconds: float | None
@@ -409,8 +412,9 @@ class Binding:
                 f"in another session."
             )
         key = self._keys.get(task.group, task.group.name)
-        # A resume runs some of the init group's tasks.
-        keys = [key, "resume"] if key == "init" else [key]
+        keys = [key]
+        if key == "init":
+            keys.append("resume")  # it runs some of the init group's tasks
         return self.fetch(task.node.name, task.name, keys, output.part)
 
     def _apply(
@@ -425,7 +429,8 @@ class Binding:
 
     def _call(self, request: Request, addresses: Sequence[str]) -> dict[str, Reply]:
         replies = self._messenger.call(request, addresses)
-        if (failure := request.failure(replies, self.plan.job)) is not None:
+        failure = request.failure(replies, self.plan.job)
+        if failure is not None:
             raise failure
         return replies
 

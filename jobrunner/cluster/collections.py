@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from jobrunner.cluster.binding import Binding
@@ -92,7 +93,7 @@ class BlobOfNodes:
                 key = f"{name}-{len(parts)}-{placement[node]}"
                 parts[-1].setdefault(key, []).append(node)
             keys.update(parts[-1])
-        addresses = {placement[node] for nodes in keys.values() for node in nodes}
+        addresses = {placement[node] for chunk in chunks for node in chunk}
         run = partial(self._scheduler.run, patience=LEND_SECONDS)
         held = self._binding.sync(run, lend_blob, addresses, self._binding.name, self._blob, keys)
         for address, sizes in held.items():
@@ -104,7 +105,7 @@ class BlobOfNodes:
         futures = self._binding.sync(adopted_futures, self._scheduler.client, held)
         pieces = []
         for chunk, part in zip(chunks, parts, strict=True):
-            order = [node for nodes in part.values() for node in nodes]
+            order = [*chain.from_iterable(part.values())]
             places = [order.index(node) for node in chunk]
             values = [futures[key] for key in part]
             pieces.append(delayed(_join)(values, places, join))
@@ -113,5 +114,5 @@ class BlobOfNodes:
 
 def _join(values: Sequence[Sequence[Any]], places: Sequence[int], join: Callable[..., Any]) -> Any:
     """Join the values of a chunk, which workers hold in lists, in the order of its nodes."""
-    flat = [value for part in values for value in part]
+    flat = [*chain.from_iterable(values)]
     return join([flat[place] for place in places])

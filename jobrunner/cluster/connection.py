@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
 import multiprocessing
 import os
 import signal
@@ -16,6 +15,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from multiprocessing import resource_tracker
+from tempfile import TemporaryDirectory
 from typing import Any, Self, TypeVar
 
 import dask
@@ -55,8 +55,9 @@ class Connection:
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
         self.client = client  # `reconnect` may replace it
-        most_workers = math.inf if cluster is None else cluster.most_workers
-        self.scheduler = SchedulerLink(client, most_workers)
+        self.scheduler = SchedulerLink(client)
+        if cluster is not None:
+            self.scheduler.most_workers = cluster.most_workers
         self._cluster = cluster
         self._connect = connect
         self._close_seconds = close_seconds
@@ -183,18 +184,21 @@ class OwnCluster:
         # Dask's own settings may require TLS.
         is_unix = get_choice("local-protocol", UNIX, "tcp") == UNIX
         is_unix = is_unix and processes and not Security().require_encryption
-        self._sockets = make_socket_directory() if is_unix else None
+        self._sockets: TemporaryDirectory[str] | None = None
+        if is_unix:
+            self._sockets = make_socket_directory()
         self._nannies: list[Nanny] = []
         self._filter = MemoryOnly()
         self._filter.start()
         self._is_killed = False
-        options = {
+        options: dict[str, Any] = {
             "n_workers": workers,
             "threads_per_worker": threads_per_worker,
             "processes": processes,
             "dashboard_address": "127.0.0.1:0",  # any free port
-            "worker_dashboard_address": None if processes else "127.0.0.1:0",
         }
+        if not processes:
+            options["worker_dashboard_address"] = "127.0.0.1:0"
         if self._sockets is not None:
             options |= {"protocol": UNIX, "host": f"127.0.0.1{self._sockets.name}"}
         self._starting = run_in_thread(partial(self._start, options), "jobrunner-cluster")

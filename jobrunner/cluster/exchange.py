@@ -92,7 +92,10 @@ class Members:
     def running_on(self, addresses: Collection[str]) -> tuple[str, ...]:
         """The tasks that run on some workers, as ``node/task``."""
         running = dict(self.running)
-        return tuple(f"{node}/{task}" for a in addresses for node, task in running.get(a, ()))
+        names: list[str] = []
+        for address in addresses:
+            names += map("/".join, running.get(address, ()))
+        return tuple(names)
 
     def nodes_on(self, addresses: Collection[str]) -> tuple[str, ...]:
         """The nodes on some workers."""
@@ -103,11 +106,12 @@ class Members:
         lost = dict(self.lost)
         # A worker that is only unreachable was not killed by a task.
         died = [address for address in lost if address not in self.cut]
-        when = f" at epoch {epoch}" if epoch is not None else ""
         each = [self._describe_loss(address, how) for address, how in lost.items()]
-        who = f"worker {each[0]}" if len(each) == 1 else f"{len(each)} workers: {'; '.join(each)}"
+        who = f"worker {each[0]}"
+        if len(each) > 1:
+            who = f"{len(each)} workers: {'; '.join(each)}"
         return NodeLostError(
-            f"Lost{when}: {who}. The workspaces of their nodes are gone.",
+            f"Lost{_at(epoch)}: {who}. The workspaces of their nodes are gone.",
             nodes=self.nodes_on(lost),
             worker=next(iter(lost)),
             epoch=epoch,
@@ -117,9 +121,12 @@ class Members:
     def _describe_loss(self, address: str, how: str) -> str:
         nodes = self.nodes_on([address])
         running = self.running_on([address])
-        names = listed(map(repr, nodes), 10) if nodes else "no nodes"
-        what = f" and ran {listed(running)}" if running else ""
-        return f"{address}, which had {names}{what} ({how})"
+        description = "no nodes"
+        if nodes:
+            description = listed(map(repr, nodes), 10)
+        if running:
+            description += f" and ran {listed(running)}"
+        return f"{address}, which had {description} ({how})"
 
 
 @dataclass(slots=True)
@@ -186,16 +193,19 @@ class Request:
         return ExecutionError(
             f"{what[0].upper()}{what[1:]} did not end within {self.deadline_seconds:g} s"
             f"{_at(self.epoch)}. Still waiting for {listed(map(repr, nodes))} (running: "
-            f"{listed(running) if running else 'nothing'}). Check what blocks them, or allow more "
-            f"time."
+            f"{listed(running)}). Check what blocks them, or allow more time."
         )
 
     def _name(self) -> str:
         return self.what or f"the {self.group} group"
 
     def _failed(self, reply: Reply, failure: Failure, job: str) -> BaseException:
-        epoch = self.epoch if reply.epoch is None else reply.epoch
-        at = _at(epoch) + (f", step {reply.step + 1}" if self.has_steps else "")
+        epoch = self.epoch
+        if reply.epoch is not None:
+            epoch = reply.epoch
+        at = _at(epoch)
+        if self.has_steps:
+            at += f", step {reply.step + 1}"
         cause = failure.exception()
         if failure.is_own:
             error = cause
@@ -206,7 +216,9 @@ class Request:
                 error.args = (f"Job {job!r}, group {self.group!r}{at}: {error}",)
         else:
             where = f"node {failure.node!r}, group {self.group!r}, job {job!r}"
-            hint = " The remote traceback shows where." if failure.traceback else ""
+            hint = ""
+            if failure.traceback:
+                hint = " The remote traceback shows where."
             if failure.summary.endswith("read-only"):  # as NumPy says
                 hint += " Inputs are read-only: name what the task changes in updates=."
             error = TaskFailedError(

@@ -131,7 +131,8 @@ class Messenger:
         self, message: Message, wait_seconds: float, addresses: Collection[str] | None = None
     ) -> None:
         """Send workers, by default all, a message that need not reach them."""
-        addresses = self.members.alive if addresses is None else addresses
+        if addresses is None:
+            addresses = self.members.alive
         if addresses:
             try:
                 await asyncio.wait_for(self._send(message, addresses), wait_seconds)

@@ -143,12 +143,11 @@ class _Placing:
     ) -> list[PlannedNode]:
         """Place nodes where their bytes lie, the largest first; returns those that are left."""
         by_address = {worker.address: worker for worker in self._workers}
-        wishes = [
-            (nbytes, node, by_address[address])
-            for node in nodes
-            for address, nbytes in self._near.get(node.name, {}).items()
-            if address in by_address
-        ]
+        wishes: list[tuple[int, PlannedNode, WorkerInfo]] = []
+        for node in nodes:
+            for address, nbytes in self._near.get(node.name, {}).items():
+                if address in by_address:
+                    wishes.append((nbytes, node, by_address[address]))
         for _, node, worker in sorted(wishes, key=lambda wish: -wish[0]):
             has_room = present[worker.address] < shares[worker.address]
             if has_room and node.name not in self.placed:
@@ -242,13 +241,12 @@ def _explain(
         asked.append(f"workers {list(node.workers)}")
     if node.resources:
         asked.append(f"resources {dict(node.resources)}")
-    lines = (
-        f"{worker.address} (name {worker.name!r}, host {worker.host}, "
-        f"resources {dict(worker.resources) or 'none'}"
-        + (f", of which free {dict(free[worker.address])}" if worker.resources else "")
-        + ")"
-        for worker in workers
-    )
+    lines = []
+    for worker in workers:
+        offered = f"resources {dict(worker.resources) or 'none'}"
+        if worker.resources:
+            offered += f", of which free {dict(free[worker.address])}"
+        lines.append(f"{worker.address} (name {worker.name!r}, host {worker.host}, {offered})")
     return (
         f"No worker suits node {node.name!r}: it requires {' and '.join(asked)}, and the "
         f"{len(workers)} workers are: {listed(lines, 10, '; ')}. Start a suitable worker, or change "

@@ -45,10 +45,10 @@ Listener = Callable[[str, WorkerNews], None]
 class SchedulerLink:
     """A synchronous client's link to its scheduler. Coroutines run on the client's event loop."""
 
-    def __init__(self, client: Client, most_workers: float = math.inf) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
         self.silence_seconds = get_number("worker-silence-seconds")
-        self.most_workers = most_workers  # that the cluster ever has
+        self.most_workers = math.inf  # that the cluster ever has
 
     # ---- the scheduler
 
@@ -220,18 +220,22 @@ class _Topic:
         if news is not None:
             for listener in tuple(self.listeners):
                 listener(*news)
-        return None if self.replaced is None else self.replaced(event)
+        if self.replaced is None:
+            return None
+        return self.replaced(event)
 
 
 def _read_worker(address: str, described: Mapping[str, Any]) -> WorkerInfo:
-    has_nanny = bool(described["nanny"])
+    limit_bytes = 0
+    if described["nanny"]:
+        limit_bytes = described["memory_limit"] or 0
     fields = {
         "address": address,
         "name": str(described["name"]),
         "host": described["host"],
         "nthreads": described["nthreads"],
         "resources": described["resources"],
-        "limit_bytes": (described["memory_limit"] or 0) if has_nanny else 0,
+        "limit_bytes": limit_bytes,
     }
     return msgspec.convert(fields, WorkerInfo)
 

@@ -62,7 +62,10 @@ class Session:
 
     @checked
     def __init__(self, client: Annotated[Client, _CLIENT]) -> None:
-        self._connection = Connection(client)
+        self._begin(Connection(client))
+
+    def _begin(self, connection: Connection) -> None:
+        self._connection, client = connection, connection.client
         if client.asynchronous:
             raise DefinitionError(
                 "A session blocks while tasks run, so it cannot use an asynchronous client on its event "
@@ -126,13 +129,13 @@ class Session:
 
     @classmethod
     def _over(cls, connection: Connection) -> Self:
+        session = cls.__new__(cls)
         try:
-            session = cls(connection.client)
+            session._begin(connection)
         except BaseException:
             connection.kill()
             connection.close()
             raise
-        session._connection = connection
         return session
 
     @property
@@ -189,7 +192,9 @@ class Session:
         with self._operation(f"run of task {task.full_name!r}"):
             self.run_group(task.group)
             values = tuple(self._fetch_output(output) for output in outputs)
-        return values[0] if len(values) == 1 else values
+        if len(values) == 1:
+            return values[0]
+        return values
 
     @checked
     def fetch(self, blob_or_output: Blob | TaskOutput) -> Any:
@@ -302,7 +307,9 @@ class Session:
     def __repr__(self) -> str:
         if self._is_closed:
             return printable(f"<closed Session of {self._address}>")
-        nodes = len(self._binding.placement) if self._binding is not None else 0
+        nodes = 0
+        if self._binding is not None:
+            nodes = len(self._binding.placement)
         return printable(f"<Session of {self._address}: {counted(nodes, 'node')}>")
 
     # ---- for runners
@@ -425,13 +432,15 @@ class Session:
         return BlobOfNodes(self._connection.scheduler, self._binding, blob, nodes)
 
     def _holder_of(self, node: str, name: str) -> Binding:
-        there = {} if self._binding is None else self._binding.placement
-        if self._binding is None or node not in there:
-            raise BlobNotFoundError(
-                f"No {name!r} of node {node!r}: the session's nodes are {listed(map(repr, there))}. "
-                f"Check the name, or run a task on that node first."
-            )
-        return self._binding
+        nodes: Collection[str] = ()
+        if self._binding is not None:
+            nodes = self._binding.placement
+            if node in nodes:
+                return self._binding
+        raise BlobNotFoundError(
+            f"No {name!r} of node {node!r}: the session's nodes are {listed(map(repr, nodes))}. "
+            f"Check the name, or run a task on that node first."
+        )
 
 
 _EMPTY_PLAN = Plan("session", 0, 1, None, nodes=(), groups={}, checkpointed=(), globals={})

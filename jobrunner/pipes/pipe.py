@@ -138,7 +138,9 @@ def pipe(
 
 
 def _listed(values: Any) -> list[Any]:
-    return list(values) if isinstance(values, list | tuple) else [values]
+    if isinstance(values, list | tuple):
+        return list(values)
+    return [values]
 
 
 def drain(

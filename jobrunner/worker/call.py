@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
@@ -175,7 +175,9 @@ def _crossing_value(
     if not is_due(crossing.every, program.step):
         return None
     if crossing.blob is None:
-        return None if crossing.part is None else capture(parts[crossing.part])
+        if crossing.part is None:
+            return None  # a mere signal
+        return capture(parts[crossing.part])
     if parts and crossing.blob in task.output_names:
         return capture(parts[task.output_names.index(crossing.blob)])
     for slot in task.updates:
@@ -194,13 +196,15 @@ def _pass_on(program: Program, handover: Handover, captured: Any, send: Send) ->
 def _split(task: PreparedTask, box: list[Any]) -> list[Any]:
     """Split a return value over several outputs; empties `box`."""
     value = box[0]
-    try:
-        count = -1 if isinstance(value, str | bytes | dict | set) else len(value)
-    except TypeError:
-        count = -1
+    count = -1  # it has no length, or no order
+    if not isinstance(value, str | bytes | dict | set):
+        with suppress(TypeError):
+            count = len(value)
+    description = type(value).__qualname__
+    if count >= 0:
+        description += f" of length {count}"
     if count != len(task.outputs):
         names = ", ".join(task.output_names)
-        description = type(value).__qualname__ + (f" of length {count}" if count >= 0 else "")
         raise DefinitionError(
             f"Task {task.workspace.node}/{task.name} has {len(task.outputs)} outputs ({names}), "
             f"so it must return a sequence of that length; it returned {description}. Return a tuple, "

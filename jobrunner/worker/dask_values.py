@@ -65,11 +65,17 @@ def _read_all(
 ) -> dict[str, list[Any]]:
     values: dict[str, list[Any]] = {}
     for key, nodes in keys.items():
-        stored = [hosted.workspaces[node].value(blob) for node in nodes]
-        values[key] = [v if type(v) is np.ndarray else copied(v) for v in stored]
+        values[key] = []
+        for node in nodes:
+            value = hosted.workspaces[node].value(blob)
+            if type(value) is not np.ndarray:
+                value = copied(value)
+            values[key].append(value)
     return values
 
 
 def _find_hosted(worker: Worker, binding: str) -> HostedNodes | None:
     host = find_plugin(worker, PLUGIN_NAME)
-    return host.bindings.get(binding) if isinstance(host, WorkspaceHost) else None
+    if not isinstance(host, WorkspaceHost):
+        return None
+    return host.bindings.get(binding)

@@ -518,7 +518,9 @@ def drop_groups(keys: Sequence[str], hosted: HostedNodes) -> None:
 def fetch(node: str, name: str, groups: Sequence[str], part: int, hosted: HostedNodes) -> Any:
     """Capture a blob; with `groups`, part of task `name`'s return value in one of these."""
     workspace = hosted.workspaces[node]
-    return workspace.result(groups, name, part) if groups else workspace.capture(name)
+    if groups:
+        return workspace.result(groups, name, part)
+    return workspace.capture(name)
 
 
 def blob_names(hosted: HostedNodes) -> dict[str, frozenset[str]]:

@@ -35,7 +35,9 @@ class MemoryLimit:
         self.is_limited = self.limit_bytes > 0 and self.share > 0
         self.most_bytes = self.share * self.limit_bytes
         # How much may wait to be sent, and how much more for later runs.
-        self.waiting_bytes = self.limit_bytes // 16 if self.is_limited else 256 << 20
+        self.waiting_bytes = 256 << 20
+        if self.is_limited:
+            self.waiting_bytes = self.limit_bytes // 16
 
     def look(self) -> None:
         """Check the memory in use."""

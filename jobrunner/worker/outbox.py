@@ -58,7 +58,9 @@ class Outbox:
         """Send a value of run `number` to other workers."""
         is_new = False
         with self._lock:
-            for address in addresses if number >= self._number else ():
+            if number < self._number:
+                return
+            for address in addresses:
                 is_new = is_new or address not in self._pending
                 runs = self._pending.setdefault(address, {})
                 runs.setdefault(number, []).append((crossing, frames))
@@ -99,10 +101,10 @@ class Outbox:
     async def _push(self, address: str, runs: dict[int, list[Any]]) -> str | None:
         """Send values and wait until the worker has room for more; returns any problem."""
         # Lists, since Dask's messages within a process lose what is apart in tuples.
-        values = [
-            [number, [[crossing, wrap_frames(frames)] for crossing, frames in run_values]]
-            for number, run_values in runs.items()
-        ]
+        values = []
+        for number, run_values in runs.items():
+            wrapped = [[crossing, wrap_frames(frames)] for crossing, frames in run_values]
+            values.append([number, wrapped])
         message = {"call": "push", "binding": self.binding, "values": values}
         try:
             reply = await self._ask(address, message)
@@ -110,7 +112,9 @@ class Outbox:
                 reply = await self._ask(address, {**message, "values": []})
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        return None if reply.get("status") == "done" else f"it replied {reply}"
+        if reply.get("status") != "done":
+            return f"it replied {reply}"
+        return None
 
     async def _ask(self, address: str, message: Message) -> Message:
         """Return a worker's reply. Large values may take any time, as long as pings are answered."""
@@ -137,11 +141,18 @@ def frame_bytes(frames: Sequence[Any]) -> int:
 
 def wrap_frames(frames: Sequence[Any]) -> list[Any]:
     """Prepare frames for a message: small ones inside it, large ones apart and not copied."""
-    return [
-        bytes(frame) if memoryview(frame).nbytes <= SMALL_FRAME_BYTES else to_serialize(frame)
-        for frame in frames
-    ]
+    wrapped: list[Any] = []
+    for frame in frames:
+        if memoryview(frame).nbytes <= SMALL_FRAME_BYTES:
+            wrapped.append(bytes(frame))
+        else:
+            wrapped.append(to_serialize(frame))
+    return wrapped
 
 
 def _values_bytes(runs: dict[int, list[Any]]) -> int:
-    return sum(frame_bytes(frames) for values in runs.values() for _, frames in values)
+    nbytes = 0
+    for values in runs.values():
+        for _, frames in values:
+            nbytes += frame_bytes(frames)
+    return nbytes

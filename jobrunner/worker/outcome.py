@@ -42,13 +42,15 @@ class Failure:
 
     def exception(self) -> BaseException:
         """The exception itself, or an `ExecutionError` with its summary."""
-        error = None
         if self.error is not None:
             try:
                 error = pickle.loads(self.error)
             except Exception:  # the client may lack a module that it needs
                 logger.info("Could not unpickle %s", self.summary, exc_info=True)
-        return error if isinstance(error, BaseException) else ExecutionError(self.summary)
+            else:
+                if isinstance(error, BaseException):
+                    return error
+        return ExecutionError(self.summary)
 
 
 @dataclass(slots=True)
@@ -76,9 +78,9 @@ def describe_failure(
     while trace is not None and _is_own_frame(trace):
         trace = trace.tb_next  # frames of this package do not help the user
     if trace is None and isinstance(error, RecursionError):
-        subject = (
-            f"A value that task {node}/{task} reads, returns or updates" if task else "A value"
-        )
+        subject = "A value"
+        if task:
+            subject = f"A value that task {node}/{task} reads, returns or updates"
         error = DefinitionError(
             f"{subject} is nested too deeply to be copied, sent or saved. Use a flat list or dict in "
             f"which items name each other by index or key."
@@ -119,9 +121,9 @@ def is_true(name: str, value: Any) -> bool:
 def _pickled(error: BaseException) -> bytes | None:
     """Pickle an exception so that it can be unpickled: without its causes, which the traceback has."""
     with suppress(Exception):  # a class may forbid it
-        error.args = tuple(shorten(arg) if isinstance(arg, str) else arg for arg in error.args)
-        if notes := getattr(error, "__notes__", None):
-            error.__notes__ = [shorten(note) for note in notes]
+        error.args = tuple(map(_shortened, error.args))
+        if hasattr(error, "__notes__"):
+            error.__notes__ = [shorten(note) for note in error.__notes__]
     # Dask's exception reducer also pickles these.
     error.__cause__ = error.__context__ = error.__traceback__ = None
     try:
@@ -131,6 +133,12 @@ def _pickled(error: BaseException) -> bytes | None:
         logger.debug("Cannot pickle %r", type(error), exc_info=True)
         return None
     return data
+
+
+def _shortened(argument: object) -> object:
+    if isinstance(argument, str):
+        return shorten(argument)
+    return argument
 
 
 def _is_own_frame(trace: TracebackType) -> bool:

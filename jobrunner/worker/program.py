@@ -150,7 +150,9 @@ class Program:
     def blobs(self, node: str, name: str) -> dict[str, Any]:
         """The dictionary of a blob: its node's private or global blobs."""
         workspace = self.workspaces[node]
-        return workspace.private if name in self._private[node] else workspace.globals
+        if name in self._private[node]:
+            return workspace.private
+        return workspace.globals
 
     def read(self, condition: Condition) -> Any:
         """Return a stop condition's value after the last task; may raise `InputMissing`."""
@@ -170,6 +172,12 @@ class Program:
             fn = partial(fn, **planned.kwargs)
         elif planned.kwargs:
             fn = _WithValues(fn, planned, workspace.set_aside)
+        outputs: list[Slot | None] = []
+        for output in planned.outputs:
+            if output.is_kept:
+                outputs.append(self._slot(node, output.name))
+            else:
+                outputs.append(None)
         task = PreparedTask(
             len(self.tasks),
             planned.index,
@@ -177,7 +185,7 @@ class Program:
             planned.name,
             fn,
             arguments=tuple(self._source(node, argument) for argument in planned.arguments),
-            outputs=tuple(self._slot(node, o.name) if o.is_kept else None for o in planned.outputs),
+            outputs=tuple(outputs),
             output_names=tuple(o.name for o in planned.outputs),
             captures=planned.captures,
             handovers=tuple(self._handover(self._crossings[c]) for c in planned.hands_over),

@@ -68,15 +68,22 @@ class CurrentTask:
         They depend on job seed, group, node (its first name), task, epoch, step and
         instance alone: they are the same after a restart and on any number of workers.
         """
-        task = (self.group, self.workspace.identity, self.name)
-        return make_rng(self._seed, *task, self.epoch, self.step, self.instance)
+        key = int.from_bytes(self._digest(), "little")
+        return np.random.Generator(np.random.PCG64(key))
 
     def _global_generators(self) -> AbstractContextManager[None]:
         """Seed the global generators for one call; afterwards they are as they were before it."""
         self._num_seeded += 1
-        task = (self.group, self.workspace.identity, self.name)
-        parts = (self._seed, *task, self.epoch, self.step, self.instance)
-        return seeded_generators(_digest((*parts, "global", self._num_seeded)))
+        return seeded_generators(self._digest("global", self._num_seeded))
+
+    def _digest(self, *more: object) -> bytes:
+        """What random numbers depend on, the same on every machine and in every release."""
+        task = (self._seed, self.group, self.workspace.identity, self.name)
+        digest = hashlib.blake2b(digest_size=32)
+        for part in (*task, self.epoch, self.step, self.instance, *more):
+            text = repr(part).encode("utf-8", "surrogatepass")
+            digest.update(len(text).to_bytes(8, "little") + text)
+        return digest.digest()
 
     @property
     def is_cancelled(self) -> bool:
@@ -113,8 +120,9 @@ class CurrentTask:
             )
         if type(value) in _SHORT:
             return value
-        is_scalar = isinstance(value, np.generic | np.ndarray) and not value.shape
-        plain = value.item() if is_scalar else value  # type: ignore[attr-defined]
+        plain = value
+        if isinstance(value, np.generic | np.ndarray) and not value.shape:
+            plain = value.item()
         for kind in _PLAIN:
             if isinstance(plain, kind):
                 if kind is int and not -_LARGEST < plain < _LARGEST:
@@ -224,22 +232,6 @@ def cancellation() -> Callable[[], bool]:
         return lambda: False
     task = current_task()
     return lambda: task.is_cancelled
-
-
-def make_rng(
-    seed: int, group: str, node: str, task: str, epoch: int | None, step: int, instance: int
-) -> np.random.Generator:
-    """Make a generator that depends on the arguments alone, on every machine."""
-    key = _digest((seed, group, node, task, epoch, step, instance))
-    return np.random.Generator(np.random.PCG64(int.from_bytes(key, "little")))
-
-
-def _digest(parts: tuple[object, ...]) -> bytes:
-    digest = hashlib.blake2b(digest_size=32)
-    for part in parts:
-        text = repr(part).encode("utf-8", "surrogatepass")
-        digest.update(len(text).to_bytes(8, "little") + text)
-    return digest.digest()
 
 
 # ---- global generators
