@@ -87,7 +87,7 @@ def test_commands_show_whole_epochs_and_the_step(runs: Path) -> None:
     assert (data["epoch"], data["whole_epochs"], data["step"]) == ("3.s1", 3, 1)
     assert data["nodes"]["a"]["store"] == "a.3.s1"
     text, data = invoke("verify", runs)
-    assert "epoch 3.s1 (3 whole epochs and step 1 of 2): whole" in text
+    assert "whole: 0 to 3, 3.s1" in text
     assert data["epochs"][-1]["step"] == 1
     _, data = invoke("diff", f"{runs}@3", f"{runs}@3.s1")
     assert [blob["blob"] for blob in data["differences"]] == ["n"]
