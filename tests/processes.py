@@ -9,6 +9,9 @@ import sys
 import time
 
 from dask.cli import run_cli
+from distributed import Client, LocalCluster
+
+from jobrunner import Session
 
 
 def start_dask(*command, cwd, prefix=()):
@@ -41,6 +44,18 @@ def kill(process):
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(20)
+
+
+@contextlib.contextmanager
+def own_session(workers, *, threads=1, processes=False, **options):
+    """A cluster of a test's own; gives it, a client and a session."""
+    options |= {"n_workers": workers, "threads_per_worker": threads, "processes": processes}
+    with (
+        LocalCluster(dashboard_address=":0", **options) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        Session(client) as session,
+    ):
+        yield cluster, client, session
 
 
 @contextlib.contextmanager

@@ -141,8 +141,9 @@ class GroupRun:
     def _schedule(self, task: PreparedTask) -> None:
         """Let a report run again after its interval."""
         assert task.report is not None
-        again = partial(self._report_again, task)
-        self._handles[task.position] = self.timer(task.report.interval_ms / 1000, again)
+        interval_seconds = task.report.interval_ms / 1000
+        handle = self.timer(interval_seconds, partial(self._report_again, task))
+        self._handles[task.position] = handle
 
     def _report_again(self, task: PreparedTask) -> None:
         """Run a report beside the tasks, unless it still runs from the last time."""

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 
 from jobrunner import (
     Job,
@@ -24,6 +23,7 @@ from jobrunner.cluster.leases import Leases
 from jobrunner.cluster.placement import WorkerInfo
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.story import read_story
+from tests.processes import own_session
 
 NODES, EPOCHS = 3, 10
 
@@ -96,13 +96,7 @@ def close_gracefully(client, cluster):
 )
 def test_nodes_of_a_worker_that_leaves_move_and_no_epoch_runs_twice(tmp_path, undisturbed, leave):
     flag = tmp_path / "flag"
-    with (
-        LocalCluster(
-            n_workers=3, threads_per_worker=1, processes=True, dashboard_address=":0"
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-        Session(client) as session,
-    ):
+    with own_session(3, processes=True) as (cluster, client, session):
         done = threading.Event()
 
         def leave_in_epoch_4():

@@ -80,20 +80,13 @@ def test_one_message_begins_and_its_replies_end_an_operation():
     assert list(play.end({B: DONE, A: {**DONE, "runs": []}})) == [A, B]
 
 
-def test_workers_with_arguments_of_their_own_get_messages_of_their_own():
-    play = Play(Request("apply", {"x": 1}, per_worker={A: {"y": 2}, B: {"y": 3}}, number=1))
-    assert [(message["x"], message["y"], to) for message, to in play.action.mailings] == [
-        (1, 2, [A]),
-        (1, 3, [B]),
-    ]
-
-
-def test_a_channel_is_in_every_message():
-    play = Play(Request("apply", {"fn": b""}, channel="save", number=1))
-    assert play.action.mailings[0][0]["channel"] == "save"
+def test_first_messages_have_arguments_of_each_worker_and_all_have_the_channel():
+    own = {A: {"y": 2}, B: {"y": 3}}
+    play = Play(Request("apply", {"x": 1}, per_worker=own, channel="save", number=1))
+    first = {"call": "apply", "number": 1, "channel": "save", "wait_seconds": FIRST_WAIT_SECONDS}
+    assert play.action.mailings == [({**first, "x": 1, **own[to]}, [to]) for to in (A, B)]
     again = play.hear({A: running(), B: running()})
-    assert again.mailings[0][0]["channel"] == "save"
-    assert "fn" not in again.mailings[0][0]
+    assert again.mailings == [({**first, "wait_seconds": POLL_SECONDS}, [A, B])]
 
 
 def test_all_workers_of_a_run_are_polled_until_the_last_has_replied():
@@ -199,9 +192,7 @@ def test_a_worker_that_the_scheduler_removes_ends_the_exchange():
     assert (error.nodes, error.worker, error.epoch) == (("b",), B, 4)
     assert error.running == ("b/t",)
     assert "the scheduler removed it" in str(error)
-
-
-def test_a_loss_found_by_the_messenger_outweighs_the_workers_answer():
+    # What the messenger finds outweighs the worker's answer.
     error = lose(run(), {A: DONE, B: DONE}, lost={B: "it has not answered for 30 s"})
     assert error.worker == B
     assert "it has not answered for 30 s" in str(error)

@@ -31,7 +31,7 @@ from jobrunner import (
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.dask_internals import EVERY_WORKER
 from jobrunner.worker.plugin import PLUGIN_NAME
-from tests.processes import await_file, fork_dask
+from tests.processes import await_file, fork_dask, own_session
 
 SECOND = 1.0
 """What a loss may cost, from Dask's noticing it to the error."""
@@ -182,13 +182,7 @@ def test_a_worker_restarted_at_the_same_address_is_not_taken_for_the_old_one():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    with (
-        LocalCluster(
-            n_workers=1, threads_per_worker=2, dashboard_address=":0", worker_port=port
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-        Session(client) as session,
-    ):
+    with own_session(1, processes=True, worker_port=port) as (_, client, session):
         with TaskGroup(workspace_type=WorkspaceType.GLOBAL) as group:
             Task(os.getpid, outputs="pid", node="a")
         session.run(group)
@@ -328,39 +322,28 @@ def change_version():
     plugin.PLUGIN_NAME = "jobrunner-0"
 
 
-def test_workers_of_another_version_are_named(client):
-    client.run(change_version)
-    with (
-        Session(client) as session,
-        pytest.raises(PlacementError, match="2 of the .* another version .* found 'jobrunner-0'"),
-    ):
-        session.bind(job_of_two().compile(), wait_seconds=0)
-
-
-def lose_the_host(dask_worker):
+def lose_the_host():
     from jobrunner.worker import plugin
 
     plugin.WorkspaceHost.setup = None
 
 
-def test_a_worker_that_cannot_host_nodes_is_named(client):
-    client.run(lose_the_host)
-    with (
-        Session(client) as session,
-        pytest.raises(PlacementError, match="could not host nodes .*not callable"),
-    ):
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (change_version, "2 of the .* another version .* found 'jobrunner-0'"),
+        (lose_the_host, "could not host nodes .*not callable"),
+    ],
+)
+def test_workers_that_cannot_run_nodes_are_named(client, change, told):
+    client.run(change)
+    with Session(client) as session, pytest.raises(PlacementError, match=told):
         session.bind(job_of_two().compile(), wait_seconds=0)
 
 
 def test_more_workers_than_the_scheduler_has_connections_for():
     count = 6
-    with (
-        LocalCluster(
-            n_workers=count, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-        Session(client) as session,
-    ):
+    with own_session(count) as (cluster, client, session):
 
         async def narrow():
             pool = cluster.scheduler.rpc
@@ -378,20 +361,10 @@ def test_more_workers_than_the_scheduler_has_connections_for():
         assert len(set(session._binding.placement.values())) == count
 
 
-def test_losses_reach_every_listener_of_a_client():
-    class FakeClient:
-        status = "running"
-
-        def __init__(self):
-            self._event_handlers = {}
-
-        def subscribe_topic(self, topic, handler):
-            self._event_handlers[topic] = handler
-
-        def unsubscribe_topic(self, topic):
-            del self._event_handlers[topic]
-
-    heard, client = [], FakeClient()
+def test_news_reach_every_listener_and_a_users_handler_as_before(client):
+    heard, told, topics = [], [], client._event_handlers
+    client.subscribe_topic(EVERY_WORKER, told.append)
+    before = dict(topics)
     for name in "xy":  # two sessions
         SchedulerLink(client).watch(
             ["tcp://a"], lambda *news, name=name: heard.append((name, *news))
@@ -400,7 +373,7 @@ def test_losses_reach_every_listener_of_a_client():
     def listener(*news):
         heard.append(news)
 
-    link, topics = SchedulerLink(client), client._event_handlers
+    link = SchedulerLink(client)
     link.watch(["tcp://b", EVERY_WORKER], listener)
     topics["tcp://a"]((0.0, {"action": "remove-worker"}))
     topics["tcp://a"]((0.0, {"action": "add-worker"}))
@@ -408,28 +381,15 @@ def test_losses_reach_every_listener_of_a_client():
     topics["tcp://b"]((0.0, {"action": "remove-worker", "expected": True}))
     topics["tcp://b"]((0.0, {"action": "worker-status-change", "status": "closing"}))
     assert heard[2:] == [("tcp://b", "leaving")] * 2
-    topics[EVERY_WORKER]((0.0, {"action": "remove-worker", "worker": "tcp://b"}))
-    topics[EVERY_WORKER]((0.0, {"action": "add-worker", "worker": "tcp://c"}))
-    assert heard[4:] == [("tcp://c", "joined")]
-    link.unwatch(["tcp://b", EVERY_WORKER], listener)
-    link.unwatch(["tcp://b"], listener)
-    assert list(topics) == ["tcp://a"]
-
-
-def test_a_users_handler_of_the_clusters_events_is_called_as_before(client):
-    heard, joined = [], []
-    client.subscribe_topic(EVERY_WORKER, heard.append)
-    link = SchedulerLink(client)
-
-    def listener(*news):
-        joined.append(news)
-
-    link.watch([EVERY_WORKER], listener)
-    client._event_handlers[EVERY_WORKER]((0.0, {"action": "add-worker", "worker": "tcp://c"}))
-    link.unwatch([EVERY_WORKER], listener)
-    client._event_handlers[EVERY_WORKER]((0.0, {"action": "add-worker", "worker": "tcp://d"}))
-    assert joined == [("tcp://c", "joined")]
-    assert [event for event in heard if event[0] == 0.0] == [
-        (0.0, {"action": "add-worker", "worker": "tcp://c"}),
-        (0.0, {"action": "add-worker", "worker": "tcp://d"}),
+    events = [
+        (0.0, {"action": action, "worker": "tcp://c"}) for action in ("remove-worker", "add-worker")
     ]
+    for event in events:
+        topics[EVERY_WORKER](event)
+    assert heard[4:] == [("tcp://c", "joined")]
+    for addresses in (["tcp://b", EVERY_WORKER], ["tcp://b"]):
+        link.unwatch(addresses, listener)
+    topics[EVERY_WORKER](events[1])
+    assert heard[5:] == []
+    assert [event for event in told if event[0] == 0.0] == [*events, events[1]]
+    assert topics.keys() - before.keys() == {"tcp://a"}

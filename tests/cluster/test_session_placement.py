@@ -3,10 +3,11 @@
 import time
 
 import pytest
-from distributed import Client, LocalCluster, get_worker
+from distributed import get_worker
 
 from jobrunner import Job, Node, PlacementError, Session, Task
 from jobrunner.worker import host
+from tests.processes import own_session
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +94,7 @@ def test_nodes_placed_later_need_no_other_lease_of_their_worker(client, session)
 
 
 def test_a_worker_that_starts_in_time_is_used():
-    with (
-        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
-        Client(cluster, set_as_default=False) as client,
-        Session(client) as session,
-    ):
+    with own_session(0) as (cluster, _, session):
         with pytest.raises(PlacementError, match="no workers"):
             session.bind(job_of(Node("n")).compile(), wait_seconds=0)
         cluster.scale(1)
@@ -106,16 +103,8 @@ def test_a_worker_that_starts_in_time_is_used():
 
 
 def test_a_worker_in_use_is_not_scaled_away_and_the_cluster_is_not_idle():
-    with (
-        LocalCluster(
-            n_workers=1,
-            processes=False,
-            dashboard_address=":0",
-            scheduler_kwargs={"idle_timeout": "300ms"},
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-        Session(client) as session,
-    ):
+    idle = {"idle_timeout": "300ms"}
+    with own_session(1, scheduler_kwargs=idle) as (cluster, client, session):
         binding = session.bind(job_of(Node("n")).compile())
         adaptive = cluster.adapt(minimum=0, maximum=1, interval="20ms", wait_count=1)
         time.sleep(1.0)  # for both to decide many times over

@@ -20,15 +20,6 @@ def run(batch, stopped=()):
     return batch.end_run(list(stopped), "")
 
 
-def test_one_epoch_ends_by_itself():
-    batch = EpochBatch(7, RunOrder(steps_per_epoch=2))
-    for _ in range(2):
-        assert batch.action() == "run"
-        run(batch)
-    assert batch.extend() is None
-    assert batch.action() == "end"
-
-
 def test_a_true_condition_ends_the_batch_on_lead_and_followers():
     batch = EpochBatch(1, RunOrder(epochs=10, is_judged=True, seconds=60), ["b"])
     run(batch)

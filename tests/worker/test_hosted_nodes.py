@@ -39,6 +39,7 @@ from jobrunner.worker.messages import (
 from jobrunner.worker.outbox import Outbox
 from jobrunner.worker.outcome import Failure
 from jobrunner.workspace import to_frames
+from tests.worker.test_plugin import in_a_loop
 
 HERE, THERE = "tcp://here", "tcp://there"
 ORDER = RunOrder("epoch")
@@ -167,23 +168,6 @@ def send(plan, hosted):
 
 def frames(value):
     return [bytes(frame) for frame in to_frames(value)]
-
-
-def an_outbox(call_peer):
-    def fail(*problem):
-        pytest.fail(str(problem))
-
-    return Outbox("binding", call_peer, 60, failed=fail, sent=lambda: None)
-
-
-def in_a_loop(test):
-    """Run an async test; every one of them within a time."""
-
-    def run():
-        asyncio.run(asyncio.wait_for(test(), 20))
-
-    run.__name__ = test.__name__
-    return run
 
 
 # ---- operations
@@ -341,7 +325,7 @@ async def test_an_abort_that_arrives_before_its_run_ends_it_at_once():
 
 
 @in_a_loop
-async def test_values_made_while_a_message_is_sent_travel_together_in_the_next():
+async def test_values_made_while_a_message_is_sent_travel_together_and_old_ones_not_at_all():
     sent, gate = [], asyncio.Event()
 
     async def call_peer(address, operation, message):
@@ -349,14 +333,16 @@ async def test_values_made_while_a_message_is_sent_travel_together_in_the_next()
         await gate.wait()
         return {"status": "done"}
 
-    outbox = an_outbox(call_peer)
+    outbox = Outbox("binding", call_peer, 60, failed=pytest.fail, sent=lambda: None)
     outbox.start(1)
-    outbox.put(1, (THERE,), 0, [b"x"])
+    outbox.put(1, (THERE,), 9, [b"of a run that is over"])
+    outbox.start(2)
+    outbox.put(2, (THERE,), 0, [b"x"])
     while not sent:
         await asyncio.sleep(0)
     for crossing in (1, 2, 3):
-        outbox.put(1, (THERE,), crossing, [b"x"])
-    outbox.put(1, ("tcp://third",), 4, [b"x"])
+        outbox.put(2, (THERE,), crossing, [b"x"])
+    outbox.put(2, ("tcp://third",), 4, [b"x"])
     while len(sent) < 2:
         await asyncio.sleep(0)
     gate.set()
@@ -364,24 +350,6 @@ async def test_values_made_while_a_message_is_sent_travel_together_in_the_next()
         await asyncio.sleep(0)
     assert sent == [(THERE, [0]), ("tcp://third", [4]), (THERE, [1, 2, 3])]
     outbox.close()
-
-
-@in_a_loop
-async def test_values_of_an_earlier_run_are_no_longer_sent():
-    sent = []
-
-    async def call_peer(address, operation, message):
-        sent.extend(number for number, _ in message["values"])
-        return {"status": "done"}
-
-    outbox = an_outbox(call_peer)
-    outbox.start(1)
-    outbox.put(1, (THERE,), 0, [b"x"])
-    outbox.start(2)
-    outbox.put(2, (THERE,), 0, [b"x"])
-    while not sent:
-        await asyncio.sleep(0)
-    assert sent == [2]
 
 
 @pytest.mark.parametrize(
@@ -449,36 +417,27 @@ async def test_a_slow_transfer_continues_while_the_other_worker_answers_pings():
 # ---- functions that cannot be stopped
 
 
-@in_a_loop
-async def test_the_next_run_waits_for_functions_of_an_aborted_one():
-    begun, gate = threading.Event(), threading.Event()
-    HELD.update(begun=begun, gate=gate)
-    async with Host(one_held_task()) as hosted:
-        first = asyncio.ensure_future(hosted.run(3, 5, ORDER))
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
-        await hosted.abort(3, "told to")
-        assert (await first)["status"] == "aborted"
-        begun.clear()
-        assert (await hosted.run(4, 0.02, ORDER))["status"] == "running"
-        assert not begun.is_set()
-        await hosted.push([[4, [(9, frames(0))]]])  # early, and of no use
-        gate.set()
-        assert (await hosted.run(4, 5))["status"] == "done"
-        assert begun.is_set()
+@pytest.mark.parametrize("is_told", [True, False], ids=["aborted", "its abort was lost"])
+def test_the_next_run_waits_for_functions_of_an_aborted_one(is_told):
+    async def test():
+        begun, gate = threading.Event(), threading.Event()
+        HELD.update(begun=begun, gate=gate)
+        async with Host(one_held_task()) as hosted:
+            first = asyncio.ensure_future(hosted.run(3, 5, ORDER))
+            while not begun.is_set():
+                await asyncio.sleep(0.001)
+            begun.clear()
+            if is_told:
+                await hosted.abort(3, "told to")
+            assert (await hosted.run(4, 0.02, ORDER))["status"] == "running"
+            assert (await first)["status"] == "aborted"
+            assert not begun.is_set()
+            await hosted.push([[4, [(9, frames(0))]]])  # early, and of no use
+            gate.set()
+            assert (await hosted.run(4, 5))["status"] == "done"
+            assert begun.is_set()
 
-
-@in_a_loop
-async def test_the_next_run_ends_one_whose_abort_was_lost():
-    HELD.update(begun=threading.Event(), gate=threading.Event())
-    async with Host(one_held_task()) as hosted:
-        first = asyncio.ensure_future(hosted.run(3, 5, ORDER))
-        while not HELD["begun"].is_set():
-            await asyncio.sleep(0.001)
-        assert (await hosted.run(4, 0, ORDER))["status"] == "running"
-        assert (await first)["status"] == "aborted"
-        HELD["gate"].set()
-        assert (await hosted.run(4, 5))["status"] == "done"
+    asyncio.run(asyncio.wait_for(test(), 20))
 
 
 @in_a_loop

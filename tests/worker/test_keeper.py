@@ -76,21 +76,11 @@ def test_due_epochs_of_a_batch_are_captured_before_the_next_begins(session):
     assert batch(binding, 1, 7, captures=(2, 3)) == [1, 2, 3, 4, 5, 6, 7]
     assert kept(binding) == {2: 2.0, 5: 5.0}
     assert list(binding.capture_bytes.values()) == [16]
-
-
-def test_an_epoch_of_several_steps_is_captured_after_its_last_one(session):
     binding = bind(session, steps=3)
-    binding.keep(Captures)
-    batch(binding, 1, 2, captures=(1, 1))
-    assert kept(binding) == {1: 3.0, 2: 6.0}
-
-
-def test_a_single_run_is_captured_if_its_epoch_is_due(session):
-    binding = bind(session)
     binding.keep(Captures)
     for epoch in (1, 2):
         batch(binding, epoch, 1, captures=(2, 1))
-    assert kept(binding) == {2: 2.0}
+    assert kept(binding) == {2: 6.0}
 
 
 def test_without_a_keeper_nothing_is_captured_and_calls_say_so(session):
