@@ -332,6 +332,8 @@ def exchange(
     Raises an `ExecutionError` if a deadline passed; `NodeLostError` if a worker is lost: the
     scheduler removed it, it stays silent, its answer is an error, or it restarted.
     """
+    # A lost answer costs nothing: every message has the request's number, so a worker that has begun
+    # it answers how far it is, and one that has not, as `unstarted` supposes, begins it.
     is_run = request.call == "run"
     is_aborted = False
     started = now

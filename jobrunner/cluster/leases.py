@@ -85,7 +85,7 @@ class Leases:
         workers are there in time. Workers host the binding as soon as their leases run.
         """
         self._wanted_workers = min(wanted_workers, len(nodes))
-        # Epochs wait for later bindings, which are moves.
+        # Later bindings are moves and recoveries, for which the run waits.
         placed = self._place_in_time(nodes, stays, deadline, is_first=options.attempt == 0)
         self._needs = _needs(nodes, placed)
         keys = self._submit(options)
@@ -176,6 +176,9 @@ class Leases:
             is_last_try = now >= deadline or self._num_workers >= self._scheduler.most_workers
             try:
                 placed = self._place(nodes, workers, stays)
+                # Those that suit now may be the first of many that start, and nodes move only after
+                # an epoch. So a run that wants more waits until they are there, or none has joined
+                # for a while.
                 are_enough = not is_first or len(workers) >= self._wanted_workers
                 if are_enough or is_last_try or (has_fitted and self._joins.are_over(now)):
                     self._messenger.sync(self._meet, workers, set(placed.values()))
@@ -270,9 +273,9 @@ class Leases:
         cuts: set[frozenset[str]] = set()
         for address, unreachable in answers.items():
             if isinstance(unreachable, list):
-                cuts.update(
-                    frozenset((address, other)) for other in addresses if other in unreachable
-                )
+                for other in addresses:
+                    if other in unreachable:
+                        cuts.add(frozenset((address, other)))
         return cuts
 
     # ---- reserving

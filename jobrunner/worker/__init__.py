@@ -1,9 +1,6 @@
 """What runs inside a worker process."""
 
-from jobrunner.worker.dask_values import describe_blob, lend_blob, take_arrived
-from jobrunner.worker.hosted_nodes import (
-    FETCH,
-    BindingOptions,
+from jobrunner.worker.applied import (
     add_groups,
     add_nodes,
     blob_names,
@@ -13,6 +10,8 @@ from jobrunner.worker.hosted_nodes import (
     fetch,
     install_keeper,
 )
+from jobrunner.worker.dask_values import describe_blob, lend_blob, take_arrived
+from jobrunner.worker.hosted_nodes import FETCH, BindingOptions
 from jobrunner.worker.keeper import Keeper
 from jobrunner.worker.messages import OPERATION, EndedRun, Frames, Message, RunOrder
 from jobrunner.worker.outbox import PING_SECONDS

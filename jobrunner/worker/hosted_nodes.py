@@ -10,13 +10,12 @@ import asyncio
 import contextvars
 import json
 import pickle
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from jobrunner.compile import GroupPlan, Slice, gc_paused
 from jobrunner.errors import ExecutionError
 from jobrunner.worker.epoch_batch import EpochBatch, Grant
 from jobrunner.worker.executor import GroupRun
@@ -36,7 +35,7 @@ from jobrunner.worker.outcome import Failure, Outcome, describe_failure
 from jobrunner.worker.program import Program
 from jobrunner.worker.task_context import CurrentTask
 from jobrunner.worker.threads import ThreadPool, call_on_loop
-from jobrunner.workspace import BEFORE_COPY, Pickled, Rows, Workspace, received, to_frames
+from jobrunner.workspace import BEFORE_COPY, Pickled, Workspace, received, to_frames
 
 FULL_SECONDS = 0.5
 """How long the reply to another worker's values is delayed while there is no room for more."""
@@ -475,77 +474,6 @@ class HostedNodes:
             self._stop(reason)
             # This reply replaces "done": the client asks once more.
             self._finish({"status": "aborted", "reason": reason, "suspect": address})
-
-
-# ---- what clients apply
-
-
-NewNode = tuple[str, Sequence[str], Mapping[str, bool]]
-"""The stream of a node, its transient blobs, and its histories: whether a value is rows, not one row."""
-
-
-def add_nodes(nodes: Mapping[str, NewNode], hosted: HostedNodes) -> None:
-    """Make workspaces for nodes."""
-    for node, (stream, transient, histories) in nodes.items():
-        workspace = Workspace(node, frozenset(transient), stream)
-        for name, extends in histories.items():
-            workspace.histories[name] = Rows(name, extends)
-        hosted.workspaces[node] = workspace
-
-
-@gc_paused()
-def add_groups(groups: bytes, slices: Mapping[str, bytes], hosted: HostedNodes) -> None:
-    """Take groups, and what the worker's nodes do in them; see `Parcel`."""
-    parts: dict[str, dict[str, Slice]] = {}
-    for node, data in slices.items():
-        parts[node] = hosted.unpickle(data, f"the tasks of node {node!r}")
-    for key, (name, crossings, conditions, nodes) in hosted.unpickle(groups, "groups").items():
-        own = {node: part[key] for node, part in parts.items() if key in part}
-        if own:
-            plan = GroupPlan(name, own, crossings, conditions)
-            elsewhere = {n: nodes[n] for n in nodes if n not in hosted.workspaces}
-            hosted.programs[key] = Program(key, plan, hosted.workspaces, elsewhere)
-
-
-def drop_groups(keys: Sequence[str], hosted: HostedNodes) -> None:
-    """Forget groups and what their tasks returned."""
-    for key in keys:
-        hosted.programs.pop(key, None)
-        for workspace in hosted.workspaces.values():
-            workspace.forget(key)
-
-
-def fetch(node: str, name: str, groups: Sequence[str], part: int, hosted: HostedNodes) -> Any:
-    """Capture a blob; with `groups`, part of task `name`'s return value in one of these."""
-    workspace = hosted.workspaces[node]
-    if groups:
-        return workspace.result(groups, name, part)
-    return workspace.capture(name)
-
-
-def blob_names(hosted: HostedNodes) -> dict[str, frozenset[str]]:
-    """The names of the global blobs, by node."""
-    return {node: frozenset(space.globals) for node, space in hosted.workspaces.items()}
-
-
-def install_keeper(factory: Callable[[], Keeper], hosted: HostedNodes) -> None:
-    """Make a keeper, in place of an earlier one."""
-    previous, hosted.keeper = hosted.keeper, None
-    if previous is not None:
-        previous.close()
-    hosted.keeper = factory()
-
-
-def call_keeper(fn: Callable[[Keeper, Mapping[str, Workspace]], Any], hosted: HostedNodes) -> Any:
-    """Call a function with the keeper and the workspaces."""
-    if hosted.keeper is None:
-        raise ExecutionError("This worker keeps no captures: Binding.keep was not called.")
-    return fn(hosted.keeper, hosted.workspaces)
-
-
-def call_on_workspaces(fn: Callable[[dict[str, Workspace]], Any], hosted: HostedNodes) -> Any:
-    """Call a function with a copy of the dictionary of workspaces."""
-    return fn(dict(hosted.workspaces))
 
 
 def failed_reply(error: BaseException) -> Message:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 
 # Increase it with every change of the messages: a client then leaves out workers of other versions.
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 
 Message = dict[str, Any]

@@ -134,6 +134,8 @@ class WorkspaceHost(WorkerPlugin):
         if isinstance(request, ReleaseMessage):
             return await self._release(binding)
         hosted = self.bindings.get(binding)
+        # The client's message may overtake the lease task, which Dask starts when it has a thread and
+        # the resources.
         if (hosted is None or request.lease) and self._is_to_come(request):
             self.expect(binding)
             seconds = 0.0

@@ -21,12 +21,11 @@ from jobrunner.compile.plan import (
     Slice,
 )
 from jobrunner.errors import ExecutionError
+from jobrunner.worker.applied import add_groups, add_nodes
 from jobrunner.worker.hosted_nodes import (
     BindingContext,
     BindingOptions,
     HostedNodes,
-    add_groups,
-    add_nodes,
 )
 from jobrunner.worker.memory import MemoryLimit
 from jobrunner.worker.messages import (
