@@ -386,9 +386,10 @@ def test_news_reach_every_listener_and_a_users_handler_as_before(client):
     for event in events:
         topics[EVERY_WORKER](event)
     assert heard[4:] == [("tcp://c", "joined")]
+    handlers = dict(topics)
     for addresses in (["tcp://b", EVERY_WORKER], ["tcp://b"]):
         link.unwatch(addresses, listener)
     topics[EVERY_WORKER](events[1])
-    topics["tcp://b"]((0.0, {"action": "remove-worker"}))
+    handlers["tcp://b"]((0.0, {"action": "remove-worker"}))
     assert heard[5:] == []
     assert [event for event in told if event[0] == 0.0] == [*events, events[1]]
