@@ -72,27 +72,61 @@ PARTS = tuple(part.name for part in fields(Ledger))
 
 @dataclass(slots=True)
 class EpochStory:
-    """A recorded epoch. Times are Unix times in seconds, here and below."""
+    """A recorded epoch.
 
-    epoch: PublicPosition  # a Position within an epoch
+    Attributes
+    ----------
+    epoch : int or Position
+        A position within an epoch, or a whole epoch.
+    recorded : float
+        When, as Unix time in seconds.
+    save_seconds : float
+        Until the slowest node's store was durable.
+    nbytes : int
+        Bytes written by all nodes.
+    metrics : mapping
+        What tasks reported, by name.
+    is_kept : bool
+        Whether its checkpoint can be loaded.
+    is_set_aside : bool
+        Whether it was run again, or not continued.
+    stopped_by : sequence of str
+        What ended the job after it.
+    compute : float
+        Seconds that its run had computed when it ended.
+    """
+
+    epoch: PublicPosition
     recorded: float
-    save_seconds: float  # until the slowest node's store was durable
+    save_seconds: float
     nbytes: int
     metrics: Mapping[str, Any]
-    is_kept: bool = False  # its checkpoint can be loaded
-    is_set_aside: bool = False  # it was run again, or not continued
-    stopped_by: Sequence[str] = ()  # what ended the job after it
-    compute: float = 0.0  # what its run had computed when it ended
+    is_kept: bool = False
+    is_set_aside: bool = False
+    stopped_by: Sequence[str] = ()
+    compute: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class LossStory:
-    """A lost worker or scheduler, or an error that counts as transient."""
+    """A lost worker or scheduler, or an error that counts as transient.
+
+    Attributes
+    ----------
+    time : float
+        When, as Unix time in seconds.
+    text : str
+        What was lost, and why.
+    resumed : float or None
+        When the run went on, as Unix time in seconds; None: it did not.
+    resumed_from : int, Position or None
+        The epoch from which it went on; None: from the start, or not at all.
+    """
 
     time: float
     text: str
-    resumed: float | None  # when the run went on; None: it did not
-    resumed_from: PublicPosition | None  # None: the start, or it did not go on
+    resumed: float | None
+    resumed_from: PublicPosition | None
 
 
 @dataclass(slots=True)
@@ -104,17 +138,19 @@ class RunStory:
     name : str
         Its name in the log.
     began : float
+        When, as Unix time in seconds.
     last_seen : float
-        Its end, or else its last sign of life.
+        Its end, or else its last sign of life, as Unix time in seconds.
     number : int
         1 for the first run of the directory.
     host : str
         Empty if not recorded.
     pid : int or None
+        The process; None if not recorded.
     plan : mapping
         How it described its tasks; empty if that is not recorded.
     environment : mapping
-        What it ran on; see `jobrunner.cluster.environment`.
+        What it ran on: versions, workers, working directory, command.
     state : str
         ``"running"``: it may be alive; ``"finished"``: the job ended; ``"stopped"``: it was asked to
         end early; ``"failed"``: an error ended it; ``"lost"``: it ended without a word, as after a
@@ -127,6 +163,7 @@ class RunStory:
     epochs : list of EpochStory
         All that it recorded, also those removed since.
     losses : sequence of LossStory
+        In the order in which they came.
     ledger : Ledger
         Of a run that is still running: up to its last save.
     """
