@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from distributed import LocalCluster
 from jobrunner import MultiNodeCheckpointManager
 from tests.cli.directories import invoke
 from tests.processes import await_true, kill
+
+Run = Callable[..., Result]
 
 _COUNT = """
 import time
@@ -117,31 +119,36 @@ def _write(directory: Path, *, step: str = "step", limit: int = 4) -> Path:
     return path
 
 
-def _run(cluster: LocalCluster, script: Path, *args: object) -> Result:
-    directory = script.parent / "runs"
-    address = cluster.scheduler_address
-    return invoke("run", script, "--checkpoint", directory, "--scheduler", address, *args)
+@pytest.fixture
+def run(process_cluster: LocalCluster) -> Run:
+    """Run a script on a cluster, into a directory beside it."""
+
+    def run(script: Path, *args: object) -> Result:
+        where = ["--checkpoint", script.parent / "runs"]
+        return invoke(
+            "run", script, *where, "--scheduler", process_cluster.scheduler_address, *args
+        )
+
+    return run
 
 
 def _json(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-def test_a_run_says_what_it_does_and_goes_on_where_it_stopped(
-    process_cluster: LocalCluster, script: Path
-) -> None:
-    first = _json(_run(process_cluster, script, "--json", "--epochs", 2))
+def test_a_run_says_what_it_does_and_goes_on_where_it_stopped(run: Run, script: Path) -> None:
+    first = _json(run(script, "--json", "--epochs", 2))
     assert (first["job"], first["epoch"], first["resumed_from"]) == ("count", 2, None)
     assert first["stopped_by"] == "epoch_limiter"
     assert [save["epoch"] for save in first["saves"]] == [0, 1, 2]
-    second = _run(process_cluster, script)
+    second = run(script)
     assert second.exit_code == 0, second.output
     assert "from epoch 2: it is the last epoch recorded" in second.stdout
     assert "count: done at epoch 4, resumed from epoch 2, stopped by epoch_limiter" in second.stdout
-    third = _json(_run(process_cluster, script, "--json", "--resume", 1))
+    third = _json(run(script, "--json", "--resume", 1))
     assert (third["resumed_from"], [metrics["n"] for metrics in third["metrics"]]) == (1, [2, 3, 4])
-    assert _json(_run(process_cluster, script, "--json", "--resume", "none"))["epoch"] == 4
-    missing = _run(process_cluster, script, "--resume", 9)
+    assert _json(run(script, "--json", "--resume", "none"))["epoch"] == 4
+    missing = run(script, "--resume", 9)
     assert missing.exit_code == 6
     assert "recorded epochs: 0 to 4" in missing.stderr
 
@@ -158,10 +165,10 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(script: Path) -> None:
 
 
 def test_a_job_with_other_names_is_resumed_and_the_advice_repeats_them(
-    process_cluster: LocalCluster, tmp_path: Path
+    run: Run, tmp_path: Path
 ) -> None:
     script = _write(tmp_path)
-    assert _run(process_cluster, script, "--epochs", 1).exit_code == 0
+    assert run(script, "--epochs", 1).exit_code == 0
     script = _write(tmp_path, step="lambda n: 1 // 0")
     lines = script.read_text().replace('"a"', '"b"').replace('"n"', '"m"').splitlines()
     at = next(i for i, line in enumerate(lines) if "lambda: 0" in line)
@@ -173,7 +180,7 @@ def test_a_job_with_other_names_is_resumed_and_the_advice_repeats_them(
     plan = _json(shown)["plan"]
     assert plan["renames"][0] == "node 'a' as 'b'"
     assert plan["makes"] == ["blob 'five' of node 'c'"]
-    failed = _run(process_cluster, script, *options)
+    failed = run(script, *options)
     assert failed.exit_code != 0
     assert " ".join(options) in failed.stderr
     assert "blob 'five' of node 'c' is made" in failed.output
@@ -185,17 +192,15 @@ def test_a_job_with_other_names_is_resumed_and_the_advice_repeats_them(
     assert "has no node 'x'" in refused.stderr
 
 
-def test_a_failing_task_shows_the_workers_traceback_and_no_other(
-    process_cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_a_failing_task_shows_the_workers_traceback_and_no_other(run: Run, tmp_path: Path) -> None:
     script = _write(tmp_path, step="lambda n: n + 1 if n < 2 else 1 // 0")
-    result = _run(process_cluster, script)
+    result = run(script)
     assert result.exit_code == 3
     for part in ("job 'count'", "node 'a'", "Task 'step'", "epoch 3", "ZeroDivisionError"):
         assert part in result.stderr
     assert result.stderr.count("Traceback (most recent call last)") == 1
     assert "The last recorded epoch is 2. To resume from it: " in result.stderr
-    error = _json(_run(process_cluster, script, "--json"))["error"]
+    error = _json(run(script, "--json"))["error"]
     assert (error["type"], error["node"], error["task"]) == ("TaskFailedError", "a", "step")
     assert (error["epoch"], "ZeroDivisionError" in error["remote_traceback"]) == (3, True)
 
@@ -208,7 +213,7 @@ def test_a_failing_task_shows_the_workers_traceback_and_no_other(
     ],
 )
 def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(
-    tmp_path: Path, process_cluster: LocalCluster, number: signal.Signals, exit_code: int
+    tmp_path: Path, run: Run, number: signal.Signals, exit_code: int
 ) -> None:
     # The first epochs are quick; the third does not end.
     script = _write(tmp_path, step="lambda n: n + 1 if n != 2 else time.sleep(1e6)", limit=5)
@@ -237,26 +242,23 @@ def test_an_interrupted_run_keeps_its_epochs_and_says_how_to_resume(
     assert f"jobrunner run {script} --checkpoint runs --workers 1 --sync --grace 1" in stderr
     assert "Traceback" not in stderr
     _write(tmp_path, limit=5)
-    found = _json(_run(process_cluster, script, "--json"))
+    found = _json(run(script, "--json"))
     assert (found["resumed_from"], found["epoch"]) == (2, 5)
 
 
 def test_a_run_in_a_slurm_job_ends_before_the_limit_and_can_be_continued(
-    tmp_path: Path, process_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = _write(tmp_path, step="lambda n: time.sleep(0.02) or n + 1", limit=10**6)
-    refused = _run(process_cluster, script, "--save-before", "60")
+    refused = run(script, "--save-before", "60")
     assert refused.exit_code == 2
     assert "SLURM_JOB_END_TIME" in refused.stderr
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 61))
-    ended = _run(process_cluster, script, "--save-every", 10**6, "--save-before", "60")
+    ended = run(script, "--save-every", 10**6, "--save-before", "60")
     assert ended.exit_code == 75, ended.output
     epoch = MultiNodeCheckpointManager(tmp_path / "runs").latest()
     assert f"again to resume from epoch {epoch}.\n" in ended.stderr
-    assert (
-        _json(_run(process_cluster, script, "--epochs", epoch + 1, "--json"))["resumed_from"]
-        == epoch
-    )
+    assert _json(run(script, "--epochs", epoch + 1, "--json"))["resumed_from"] == epoch
 
 
 def test_sigusr1_asks_a_real_process_for_a_save_and_json_is_alone_on_stdout(
@@ -302,11 +304,9 @@ def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path) -> None:
     assert stderr == f"Interrupted. No epoch is recorded yet. To start again: {again}\n"
 
 
-def test_a_directory_that_is_not_writable_is_refused(
-    process_cluster: LocalCluster, script: Path
-) -> None:
+def test_a_directory_that_is_not_writable_is_refused(run: Run, script: Path) -> None:
     (script.parent / "runs").write_text("in the way")
-    refused = _run(process_cluster, script)
+    refused = run(script)
     assert refused.exit_code == 8
     assert refused.stderr == (
         f"Error: {script.parent / 'runs'} cannot be a checkpoint directory: it is a "
@@ -316,11 +316,11 @@ def test_a_directory_that_is_not_writable_is_refused(
 
 
 def test_parameters_and_all_options_of_a_manager_reach_the_run(
-    process_cluster: LocalCluster, made: Path, tmp_path: Path
+    process_cluster: LocalCluster, run: Run, made: Path, tmp_path: Path
 ) -> None:
     options = ["--save-every", "2", "--sync", "--keep-best", "loss:max:1", "--keep-last", "1"]
     given = ["--param", "rate=0.25", "--param", "fail_at=7"]
-    failed = _run(process_cluster, made, *options, *given)
+    failed = run(made, *options, *given)
     assert failed.exit_code == 3
     again = next(line for line in failed.stderr.splitlines() if "To resume from it:" in line)
     assert all(option in again for option in (*options, *given))
@@ -338,30 +338,30 @@ def test_parameters_and_all_options_of_a_manager_reach_the_run(
     replayed = invoke(*replay, "--scheduler", process_cluster.scheduler_address)
     assert "parameter 'fail_at' was 7 and is None" in replayed.stdout
     assert "'rate'" not in replayed.stdout
-    result = _run(process_cluster, made, *options, *given[:2])
+    result = run(made, *options, *given[:2])
     assert result.exit_code == 0, result.output
     assert manager.epochs() == [2, 6, 8]
 
 
 def test_a_function_of_the_jobs_file_makes_the_manager(
-    process_cluster: LocalCluster, made: Path, tmp_path: Path
+    run: Run, made: Path, tmp_path: Path
 ) -> None:
-    result = _run(process_cluster, made, "--manager", "manage", "--keep-every", 4)
+    result = run(made, "--manager", "manage", "--keep-every", 4)
     assert result.exit_code == 0, result.output
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
     assert manager.epochs() == [0, 4, 8]
     assert manager.history()[-1]["metadata"] == {"data": "digits"}
 
 
-def test_saves_that_failed_set_the_exit_code(process_cluster: LocalCluster, made: Path) -> None:
-    tried = _run(process_cluster, made, "--manager", "full")
+def test_saves_that_failed_set_the_exit_code(run: Run, made: Path) -> None:
+    tried = run(made, "--manager", "full")
     assert tried.exit_code == 12, tried.output
     assert "done at epoch 8" in tried.stdout
     assert "not saved: " in tried.stdout
 
 
-def test_a_finished_job_needs_no_cluster(process_cluster: LocalCluster, script: Path) -> None:
-    first = _run(process_cluster, script)
+def test_a_finished_job_needs_no_cluster(run: Run, script: Path) -> None:
+    first = run(script)
     assert first.exit_code == 0, first.output
     runs = script.parent / "runs"
     before = sorted(runs.rglob("*"))
@@ -374,13 +374,11 @@ def test_a_finished_job_needs_no_cluster(process_cluster: LocalCluster, script: 
     assert sorted(runs.rglob("*")) == before
 
 
-def test_callbacks_and_logs_are_named_as_options(
-    process_cluster: LocalCluster, made: Path, tmp_path: Path
-) -> None:
+def test_callbacks_and_logs_are_named_as_options(run: Run, made: Path, tmp_path: Path) -> None:
     log, lines = tmp_path / "log.csv", tmp_path / "log.jsonl"
     options = ["--log", str(log), "--log", str(lines), "--callback", "told"]
     options += ["--callback", "make_stopping", "--keep-best", "a:0/loss", "--keep-best", "loss:2"]
-    result = _run(process_cluster, made, *options)
+    result = run(made, *options)
     assert result.exit_code == 0, result.output
     # The losses are 1, 1/2, 1/4, 1/8, 1/16: the last improves by less than 0.1.
     assert "done at epoch 5, stopped by EarlyStopping" in result.stdout
@@ -390,7 +388,7 @@ def test_callbacks_and_logs_are_named_as_options(
     assert len(lines.read_text().splitlines()) == 5
     manager = MultiNodeCheckpointManager(tmp_path / "runs")
     assert manager.epochs() == [4, 5]
-    again = _run(process_cluster, made, *options, "--dry-run", "--json")
+    again = run(made, *options, "--dry-run", "--json")
     assert _json(again)["plan"]["is_finished"]
 
 
@@ -453,9 +451,7 @@ def _start(script: Path, *options: str, **settings: str) -> Iterator[subprocess.
             kill(process)
 
 
-def test_the_command_that_resumes_a_run_has_no_secrets(
-    process_cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_the_command_that_resumes_a_run_has_no_secrets(run: Run, tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(
         """
@@ -471,7 +467,7 @@ def build(token: str = "", db: str = "", rate: float = 1.0):
     )
     values = ("token=cAnArY", "db=postgres://u:cAnArY@h/x", "rate=0.5")
     given = [it for value in values for it in ("--param", value)]
-    told = [_run(process_cluster, script, *given).output]
+    told = [run(script, *given).output]
     assert invoke("report", tmp_path / "runs", "-o", tmp_path / "page.html").exit_code == 0
     runs = tmp_path / "runs"
     told += [invoke(*command).output for command in (("ls", runs), ("info", runs, 1))]

@@ -226,10 +226,8 @@ def test_a_transient_error_of_a_collection_is_tried_again(inproc_session, tmp_pa
 
 
 def test_data_of_another_cluster_are_named(inproc_session):
-    with (
-        LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with Session.local(workers=1, processes=False) as other:
+        client = other.client
         x = client.persist(da.from_array(X, chunks=(2, 3)))
         with pytest.raises(DefinitionError, match="its data lie on the cluster of") as caught:
             JobRunner(job_of(**blocks_of(x))).run(inproc_session)
@@ -307,12 +305,7 @@ class Deadly:
 
 @pytest.fixture
 def processes():
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
-    with (
-        LocalCluster(**options) as cluster,
-        Client(cluster, set_as_default=False) as client,
-        Session(client) as session,
-    ):
+    with Session.local(workers=2, threads_per_worker=1) as session:
         yield session
 
 
