@@ -32,17 +32,20 @@ def counter(
     limit: int | None = None,
     fn: Callable[[Any], Any] = count,
     *,
+    nodes: Sequence[str] = "a",
     start: Any = 0,
     transient_errors: Any = (),
     **options: Any,
 ) -> Job:
-    """A job with one blob, ``n`` of node ``a``, which each step counts up from `start`."""
-    with Job("counter", **options) as job, Node("a"):
-        with job.init_group:
-            Task(lambda: start, outputs="n", name="zero")
-        Task(fn, inputs="n", outputs="n", name="count", transient_errors=transient_errors)
-        if limit is not None:
-            epoch_limiter(job, limit)
+    """A job with a blob ``n`` on each node, which each step counts up from `start`."""
+    with Job("counter", **options) as job:
+        for node in nodes:
+            with Node(node):
+                with job.init_group:
+                    Task(lambda: start, outputs="n", name="zero")
+                Task(fn, inputs="n", outputs="n", name="count", transient_errors=transient_errors)
+    if limit is not None:
+        epoch_limiter(job, limit)
     return job
 
 

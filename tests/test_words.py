@@ -7,7 +7,45 @@ import jobrunner
 
 PACKAGE = Path(jobrunner.__file__).parent
 FUNCTION_WORDS = frozenset(
-    ["found", "it", "its", "about", "known", "made", "what", "why", "each", "there", "then", "here", "beside", "apart", "given", "asked", "told", "seen", "taken", "held", "way", "ways", "some", "few", "often", "alike", "this", "that", "which", "who", "whose", "one", "ones", "other", "others", "rest", "again"]
+    [
+        "found",
+        "it",
+        "its",
+        "about",
+        "known",
+        "made",
+        "what",
+        "why",
+        "each",
+        "there",
+        "then",
+        "here",
+        "beside",
+        "apart",
+        "given",
+        "asked",
+        "told",
+        "seen",
+        "taken",
+        "held",
+        "way",
+        "ways",
+        "some",
+        "few",
+        "often",
+        "alike",
+        "this",
+        "that",
+        "which",
+        "who",
+        "whose",
+        "one",
+        "ones",
+        "other",
+        "others",
+        "rest",
+        "again",
+    ]
 )
 CLEAN = ("checkpoint", "compile", "define", "texts", "worker", "workspace")
 """Packages that follow the rule; others join when they are rewritten."""

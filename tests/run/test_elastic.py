@@ -6,34 +6,23 @@ import pytest
 from distributed import Client, LocalCluster
 
 from jobrunner import (
-    Job,
     JobRunner,
     MultiNodeCheckpointManager,
     Node,
     RunStoppedError,
     Session,
-    Task,
-    epoch_limiter,
 )
 from jobrunner.cluster.wish import MOST_WAIT_SECONDS, SETTLED_SECONDS, Joins
+from tests.jobs import counter
 
-NODES = 2
 
-
-def work(x):
+def work(n):
     time.sleep(0.05)
-    return x + 1
+    return n + 1
 
 
 def build(epochs):
-    with Job("elastic") as job:
-        for i in range(NODES):
-            with Node(f"n{i}"):
-                with job.init_group:
-                    Task(lambda: 0, outputs="x", name="zero")
-                Task(work, inputs="x", outputs="x")
-    epoch_limiter(job, epochs)
-    return job
+    return counter(epochs, work, nodes="ab")
 
 
 @pytest.fixture
@@ -79,9 +68,7 @@ def test_workers_that_join_get_nodes_at_the_end_of_an_epoch(cluster, tmp_path):
         assert placements.used == [1, 2]
         assert placements.moved - placements.joined < 5
         # No epoch ran twice.
-        assert [session.fetch(Node(f"n{i}")["x"]) for i in range(NODES)] == [
-            manager.latest()
-        ] * NODES
+        assert [session.fetch(Node(node)["n"]) for node in "ab"] == [manager.latest()] * 2
 
 
 def test_a_run_starts_on_a_cluster_without_workers_that_adapts(cluster, tmp_path):

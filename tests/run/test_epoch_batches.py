@@ -15,6 +15,7 @@ from jobrunner import (
     current_task,
 )
 from jobrunner.worker.epoch_batch import WINDOW_RUNS
+from tests.jobs import counter
 
 
 class Watcher:
@@ -104,16 +105,10 @@ def test_conditions_on_several_workers_end_the_job_after_their_epoch(session, fi
 
 
 def test_nodes_that_share_nothing_end_after_the_same_epoch(session):
-    with Job("apart") as job:
-        for i in range(4):
-            with Node(f"n{i}"):
-                with job.init_group:
-                    Task(lambda: 0, outputs="n")
-                Task(lambda n: n + 1, inputs="n", outputs="n")
-    result, watcher = run(session, job, epochs=203, batch_seconds=0.01)
+    result, watcher = run(session, counter(nodes="abcd"), epochs=203, batch_seconds=0.01)
     assert result.epoch == 203
     assert watcher.epochs == list(range(1, 204))
-    assert [session.fetch(Node(f"n{i}")["n"]) for i in range(4)] == [203] * 4
+    assert [session.fetch(Node(node)["n"]) for node in "abcd"] == [203] * 4
 
 
 def grow(x):

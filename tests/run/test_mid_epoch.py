@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from jobrunner import (
-    Job,
     JobRunner,
     KeepAll,
     KeepBest,
@@ -21,12 +20,11 @@ from jobrunner import (
     Position,
     SaveEvery,
     Session,
-    Task,
     TaskFailedError,
     current_task,
-    epoch_limiter,
 )
 from jobrunner.cli.command import main
+from tests.jobs import Listener, counter
 
 
 def train(session: Session, path: Path, every: int, last: int, **options: Any) -> None:
@@ -40,11 +38,7 @@ def train(session: Session, path: Path, every: int, last: int, **options: Any) -
         task.report(loss=10 * task.epoch + task.step)
         return n + 1
 
-    with Job("j", steps_per_epoch=2) as job:
-        with job.init_group:
-            Task(int, outputs="n", node="a")
-        Task(step, inputs="n", outputs="n", node="a")
-    epoch_limiter(job, 20)
+    job = counter(20, step, steps_per_epoch=2)
     manager = MultiNodeCheckpointManager(path, save=SaveEvery(steps=every), **options)
     with pytest.raises(TaskFailedError):
         JobRunner(job, manager, callbacks=[]).run(session)
@@ -109,18 +103,12 @@ def test_commands_show_whole_epochs_and_the_step(runs: Path) -> None:
 def test_a_run_says_at_which_step_it_saved_and_resumes(
     tmp_path: Path, inproc_session: Session
 ) -> None:
-    class Saves:
-        steps: list[tuple[int, int]] = []  # noqa: RUF012
-
-        def on_save(self, report: Any) -> None:
-            self.steps.append((report.epoch, report.step))
-
-    with Job("j", steps_per_epoch=2) as job, job.init_group:
-        Task(int, outputs="n", node="a")
-    epoch_limiter(job, 1)
+    listener = Listener()
     manager = MultiNodeCheckpointManager(tmp_path, save=SaveEvery(steps=1))
-    JobRunner(job, manager, callbacks=[Saves()]).run(inproc_session)
-    assert Saves.steps == [(0, 0), (Position(0, 1), 1), (1, 0)]
+    runner = JobRunner(counter(1, steps_per_epoch=2), manager, callbacks=[listener])
+    result = runner.run(inproc_session)
+    assert listener.saved == [0, Position(0, 1), 1]
+    assert [report.step for report in result.saves] == [0, 1, 0]
 
 
 AT_1, AT_4, AT_7 = (Position(epoch, 1) for epoch in (1, 4, 7))

@@ -288,13 +288,7 @@ def hanging():
 
 
 def two_nodes(epochs):
-    with Job("two") as job:
-        for node in "ab":
-            with job.init_group:
-                Task(lambda: np.zeros(3), outputs="w", node=node)
-            Task(lambda w: w + 1, inputs="w", outputs="w", node=node)
-        epoch_limiter(job, epochs)
-    return job
+    return counter(epochs, lambda w: w + 1, nodes="ab", start=np.zeros(3))
 
 
 @pytest.mark.parametrize("is_asynchronous", [pytest.param(False, marks=pytest.mark.nightly), True])
@@ -322,7 +316,7 @@ def test_storage_that_hangs_during_a_load_ends_the_run(inproc_client, tmp_path, 
     manager = MultiNodeCheckpointManager(tmp_path, files=hanging())
     with Session(inproc_client) as session:
         JobRunner(two_nodes(2), manager).run(session)
-    hanging.hangs = f"b.2{os.sep}w"
+    hanging.hangs = f"b.2{os.sep}n"
     with (
         dask.config.set({"jobrunner.checkpoint.deadline-seconds": 1.0}),
         Session(inproc_client) as session,

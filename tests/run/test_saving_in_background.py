@@ -1,11 +1,9 @@
 """Asynchronous saves: epochs wait only for a copy, and every failure is reported."""
 
-import errno
 import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +26,7 @@ from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.positions import Position
 from jobrunner.workspace import Workspace
 from tests.blobs import Blobs, updated
+from tests.jobs import Listener, RefusingFiles, count, counter
 from tests.saves import Save
 
 GATE = threading.Event()
@@ -35,13 +34,11 @@ GATE = threading.Event()
 
 
 class GatedFiles(PosixFiles):
-    """Writes chunks once the gate is open; fails if the directory contains a file FAIL."""
+    """Writes chunks once the gate is open."""
 
     def before(self, operation, path):
         if operation == "create" and os.path.basename(path).startswith("c."):
             assert GATE.wait(30)
-            if Path(path.split("/ckpt/")[0], "ckpt", "FAIL").exists():
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
 
 @pytest.fixture(autouse=True)
@@ -97,30 +94,9 @@ def test_epochs_run_during_a_save_and_do_not_change_it(inproc_session, tmp_path,
         manager.verify(epoch)
 
 
-class Heard:
-    def __init__(self):
-        self.saved = []
-
-    def on_save(self, report):
-        self.saved.append(report.epoch)
-
-
-def tiny(limit, fails_at=None, nodes="ab"):
+def tiny(limit, fn=count):
     """Epochs that workers run in batches."""
-
-    def step(n):
-        if n + 1 == fails_at:
-            raise ZeroDivisionError("by hand")
-        current_task().report(n=n + 1)
-        return n + 1
-
-    with Job("tiny") as job:
-        for node in nodes:
-            with job.init_group:
-                Task(lambda: 0, outputs="n", name="zero", node=node)
-            Task(step, inputs="n", outputs="n", name="step", node=node)
-        epoch_limiter(job, limit)
-    return job
+    return counter(limit, fn, nodes="ab")
 
 
 def commits_of(manager):
@@ -130,7 +106,7 @@ def commits_of(manager):
 
 @pytest.mark.processes
 def test_many_short_epochs_are_recorded_in_groups_each_with_its_own_state(session, tmp_path):
-    manager, heard = MultiNodeCheckpointManager(tmp_path), Heard()
+    manager, heard = MultiNodeCheckpointManager(tmp_path), Listener()
     result = JobRunner(tiny(150), manager, callbacks=[heard]).run(session)
     assert manager.epochs() == heard.saved == list(range(151))
     assert [report.epoch for report in result.saves] == heard.saved
@@ -142,7 +118,7 @@ def test_many_short_epochs_are_recorded_in_groups_each_with_its_own_state(sessio
 
 
 def test_epochs_that_the_policy_passes_over_have_their_metrics_in_the_history(session, tmp_path):
-    manager, heard = MultiNodeCheckpointManager(tmp_path, keep=KeepLast(1)), Heard()
+    manager, heard = MultiNodeCheckpointManager(tmp_path, keep=KeepLast(1)), Listener()
     JobRunner(tiny(150), manager, callbacks=[heard]).run(session)
     assert manager.epochs() == [150]
     assert [row["epoch"] for row in manager.history()] == list(range(151))
@@ -168,21 +144,15 @@ def test_a_callback_that_waits_for_saves_reads_what_has_ended(session, tmp_path)
 
 def test_a_worker_that_is_lost_while_epochs_are_saved_costs_no_recorded_epoch(tmp_path):
     def walk(n):
-        if n == 60 and not flag.exists():
+        if n == 60 and current_task().node == "a" and not flag.exists():
             flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return n + 1
 
     flag = tmp_path / "flag"
-    with Job("lost") as job:
-        for node in "ab":
-            with job.init_group:
-                Task(lambda: 0, outputs="n", name="zero", node=node)
-            Task(walk if node == "a" else (lambda n: n + 1), "n", "n", name="walk", node=node)
-        epoch_limiter(job, 100)
-    manager, heard = MultiNodeCheckpointManager(tmp_path / "k"), Heard()
+    manager, heard = MultiNodeCheckpointManager(tmp_path / "k"), Listener()
     with Session.local(workers=2) as session:
-        result = JobRunner(job, manager, callbacks=[heard]).run(session)
+        result = JobRunner(tiny(100, walk), manager, callbacks=[heard]).run(session)
         assert [session.fetch(Node(node)["n"]) for node in "ab"] == [100, 100]
     assert (result.epoch, result.restarts) == (100, 1)
     assert manager.epochs() == list(range(101))
@@ -200,37 +170,14 @@ def test_blobs_beyond_the_budget_are_written_before_the_next_epoch(
     assert [values(manager, epoch) for epoch in (1, 2, 3)] == [[{e}] * 2 for e in (1, 2, 3)]
 
 
-class FailsAfterEpoch2:
-    def __init__(self, manager):
-        self.manager, self.saved, self.epochs = manager, [], []
-
-    def on_setup(self, runner):
-        self.runner = runner
-
-    def on_epoch(self, epoch, seconds, metrics):
-        self.epochs.append(epoch)
-        if epoch == 2:
-            while self.manager.latest() != 1:
-                time.sleep(0.01)  # epoch 1 is being written
-            Path(self.manager.path, "FAIL").touch()
-        if epoch == 4:
-            self.runner.wait_for_saves()
-        if epoch == 5:
-            Path(self.manager.path, "FAIL").unlink()
-
-    def on_save(self, report):
-        self.saved.append((report.epoch, report.error is None))
-
-
 def test_a_failure_in_the_background_is_reported_and_epochs_continue(inproc_session, tmp_path):
-    manager = manager_of(tmp_path)
-    watch = FailsAfterEpoch2(manager)
-    result = JobRunner(growing(6), manager, callbacks=[watch]).run(inproc_session)
+    manager, listener = manager_of(tmp_path, files=RefusingFiles(["/a.2"])), Listener()
+    result = JobRunner(growing(6), manager, callbacks=[listener]).run(inproc_session)
     assert result.epoch == 6
     assert 2 in [report.epoch for report in result.failed_saves]
     assert "No space left" in result.failed_saves[0].error
     assert manager.latest() == 6
-    assert sorted(watch.saved) == [(e, e in manager.epochs()) for e in range(7)]
+    assert sorted(listener.saved) == list(range(7))  # each once, recorded or not
 
 
 class NoMemory(PosixFiles):
