@@ -156,11 +156,11 @@ def is_clean(text: str) -> bool:
     return True
 
 
-def described_nodes(description: Mapping[str, Any]) -> frozenset[str]:
+def described_nodes(description: Mapping[str, Any]) -> tuple[str, ...]:
     """The nodes that the description of a plan names; it calls tasks ``group:node/task``."""
-    nodes = set(description.get("nodes", {}))
+    nodes = dict.fromkeys(description.get("nodes", {}))
     for name in description.get("structure", {}):
         _, _, task = name.partition(":")
         node, _, _ = task.partition("/")
-        nodes.add(node)
-    return frozenset(nodes)
+        nodes[node] = None
+    return tuple(nodes)

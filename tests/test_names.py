@@ -10,6 +10,7 @@ from jobrunner import DefinitionError
 from jobrunner.names import (
     check_distinct,
     check_name,
+    described_nodes,
     escape,
     format_store_name,
     parse_store_name,
@@ -25,6 +26,11 @@ def valid(name):
     except DefinitionError:
         return False
     return True
+
+
+def test_the_nodes_of_a_plan_have_its_order() -> None:
+    plan = {"nodes": dict.fromkeys("edcba"), "structure": {"epoch:b/step": "", "init:f/make": ""}}
+    assert described_nodes(plan) == tuple("edcbaf")
 
 
 positions = st.builds(Position, st.integers(0, 10**6), st.integers(0, 3))

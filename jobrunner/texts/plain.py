@@ -139,7 +139,8 @@ def format_metrics(metrics: Mapping[str, object], most: int = 4) -> list[str]:
 
 def whole_metrics(metrics: Mapping[str, Any], nodes: Collection[str]) -> dict[str, Any]:
     """The metrics that are not the value of one of these nodes."""
-    return {name: value for name, value in metrics.items() if name.partition("/")[0] not in nodes}
+    names = frozenset(nodes)
+    return {name: value for name, value in metrics.items() if name.partition("/")[0] not in names}
 
 
 def metric_texts(metrics: Mapping[str, object]) -> Iterator[tuple[str, str]]:
