@@ -26,6 +26,7 @@ from jobrunner.cli.options import (
     read_pairs,
     take_over_option,
 )
+from jobrunner.cli.progress import told_while_slow
 from jobrunner.signals import handled, terminated_as_interrupt
 from jobrunner.texts import counted, show
 
@@ -266,9 +267,9 @@ def run(
     from jobrunner.cli.script import Script
     from jobrunner.cluster import COMMAND
     from jobrunner.run import JobRunner
-    from jobrunner.story import show_lines, show_on, told_if_slow
+    from jobrunner.story import show_lines, show_on
 
-    with told_if_slow(f"importing {target}"):
+    with told_while_slow(lambda: f"importing {target}"):
         script = Script(target)
         job = script.job(parameters)
     saving = {name: options.pop(name) for name in _MANAGER_OPTIONS}

@@ -38,5 +38,4 @@ from .live_view import (
     show_lines as show_lines,
     show_on as show_on,
     show_run as show_run,
-    told_if_slow as told_if_slow,
 )

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jobrunner.names import described_nodes
 from jobrunner.positions import Position, PublicPosition
 from jobrunner.story.model import EpochStory, Story
 from jobrunner.texts import counted
@@ -109,7 +108,9 @@ def metric_charts(story: Story) -> Charts | None:
     for run in story.runs[-MOST_RUNS:]:
         aside.append(_curves(epoch for epoch in run.epochs if epoch.is_set_aside))
     # A value on a node is drawn with the metric of all nodes, if there is one.
-    nodes = dict.fromkeys(node for run in story.runs for node in described_nodes(run.plan))
+    nodes: set[str] = set()
+    for run in story.runs:
+        nodes.update(run.nodes)
     own: dict[str, list[str]] = {}
     names = []
     for name in curves:
@@ -153,8 +154,10 @@ def draw_chart(
     y_ticks = []
     for tick in y.ticks():
         if not is_log or tick == round(tick):
-            text = f"{10**tick if is_log else tick:.7g}"
-            y_ticks.append(Tick(text, 100 * (1 - y.place(tick))))
+            value = tick
+            if is_log:
+                value = 10**tick
+            y_ticks.append(Tick(f"{value:.7g}", 100 * (1 - y.place(tick))))
     return Chart(
         name,
         f"{last:.4g} at epoch {number:.0f}",
@@ -199,7 +202,9 @@ def _marks(story: Story, x: Axis) -> list[Line]:
             marks.append(("loss", loss.resumed_from, f"lost, back to epoch {loss.resumed_from}"))
     lines = []
     for kind, epoch, text in marks[-MOST_MARKS:]:
-        place = -1.0 if epoch is None else x.place(_number(epoch))
+        if epoch is None:
+            continue
+        place = x.place(_number(epoch))
         if 0 <= place <= 1:
             lines.append(Line(kind, f"M{round(WIDTH * place, 2):g},0V{HEIGHT}", text))
     return lines

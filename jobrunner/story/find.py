@@ -133,8 +133,11 @@ def find_runs(
 
 
 def _list(files: Files, path: str, name: str) -> list[str]:
+    directory = path
+    if name:
+        directory = os.path.join(path, name)
     try:
-        inside = files.list_directories(os.path.join(path, name) if name else path)
+        inside = files.list_directories(directory)
     except OSError as error:
         if name and isinstance(error, PermissionError):
             return []  # of another user
@@ -222,7 +225,9 @@ def _end_of_last_run(
         if entry.outcome is not None:
             return entry.outcome, unix_time(entry.time)
         commands.add(entry.run)  # only a run of a job has an outcome
-    return ("finished" if snapshot.is_done else "stopped"), None
+    if snapshot.is_done:
+        return "finished", None
+    return "stopped", None
 
 
 def best_of(directory: Directory, best: KeepBest) -> tuple[float, PublicPosition] | None:
@@ -238,7 +243,10 @@ def best_of(directory: Directory, best: KeepBest) -> tuple[float, PublicPosition
             values[Position.of(row["epoch"])] = float(value)
     saved = [SavedEpoch(at, metrics={best.metric: value}) for at, value in values.items()]
     ranked = rank(best.metric, best.mode, saved)
-    return (values[ranked[0].at], ranked[0].at.public) if ranked else None
+    if not ranked:
+        return None
+    at = ranked[0].at
+    return values[at], at.public
 
 
 class LiveRuns:

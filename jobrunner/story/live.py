@@ -140,7 +140,9 @@ class RunState:
 
     def on_placement(self, placement: Mapping[str, str]) -> None:
         """Note where the nodes are."""
-        names = {} if self.binding is None else self.binding.worker_names
+        names: Mapping[str, str] = {}
+        if self.binding is not None:
+            names = self.binding.worker_names
         self._workers = {node: names.get(worker, worker) for node, worker in placement.items()}
         if self._run.phase == "starting":
             self._run.doing = "takes the checkpoint directory"
@@ -153,7 +155,9 @@ class RunState:
         """Note from where and how far the job runs."""
         self._run.total_epochs = total_epochs
         self._run.doing = ""
-        self._run.phase = "init" if plan.epoch is None else "loading"
+        self._run.phase = "loading"
+        if plan.epoch is None:
+            self._run.phase = "init"
         text = str(replace(plan, warnings=()))  # those are logged, and told as they are
         facts = {"plan": plan.to_dict(), "total_epochs": total_epochs, "text": text}
         self._tell("start", facts)
@@ -224,8 +228,9 @@ class RunState:
 
     def on_error(self, error: BaseException) -> None:
         """Note that an exception has ended the run."""
-        is_stopped = isinstance(error, RunStoppedError | KeyboardInterrupt)
-        self._run.phase = "stopped" if is_stopped else "failed"
+        self._run.phase = "failed"
+        if isinstance(error, RunStoppedError | KeyboardInterrupt):
+            self._run.phase = "stopped"
         self._run.error = str(error) or type(error).__name__
 
     def _continue(self, epoch: int, step: int) -> None:
@@ -239,7 +244,9 @@ class RunState:
     @property
     def binding(self) -> Binding | None:
         """The nodes on their workers, once they are placed."""
-        binding: Binding | None = None if self._runner is None else self._runner.binding
+        if self._runner is None:
+            return None
+        binding: Binding | None = self._runner.binding
         return binding
 
     @property
@@ -258,7 +265,9 @@ class RunState:
             eta_seconds=self._eta_seconds(now),
             metrics=dict(self._metrics),
         )
-        group: UnderWay | None = None if self._runner is None else self._runner.under_way()
+        group: UnderWay | None = None
+        if self._runner is not None:
+            group = self._runner.under_way()
         running: dict[str, str] = {}
         if group is not None:
             run.under_way = GroupNow(group.group, group.epoch, group.seconds, list(group.tasks))
@@ -273,9 +282,10 @@ class RunState:
             run.saving = SaveNow(epoch, step, now - since)
         run.nodes = []
         for node, worker in self._workers.items():
-            store = self._stores.get(node)
-            nbytes = None if store is None else store.nbytes
-            run.nodes.append(NodeNow(node, worker, running.get(node), nbytes))
+            saved_bytes = None
+            if node in self._stores:
+                saved_bytes = self._stores[node].nbytes
+            run.nodes.append(NodeNow(node, worker, running.get(node), saved_bytes))
         return run
 
     def _eta_seconds(self, now: float) -> float | None:
@@ -293,4 +303,6 @@ class RunState:
 
 def _average(average: float, value: float) -> float:
     """A moving average, of which `value` is the newest."""
-    return 0.9 * average + 0.1 * value if average else value
+    if not average:
+        return value
+    return 0.9 * average + 0.1 * value

@@ -22,12 +22,11 @@ from jobrunner.story.places import (
     Lines,
     Notebook,
     Terminal,
-    TolerantStream,
     View,
     has_dashboard,
     is_terminal,
 )
-from jobrunner.texts import get_logger, printable
+from jobrunner.texts import get_logger
 
 logger = get_logger(__name__)
 
@@ -135,9 +134,12 @@ def show_run(progress: bool | None, session: Session) -> Iterator[Sequence[objec
     """
     with contextlib.ExitStack() as views:
         shown = []
-        if _is_watched() if progress is None else progress:
-            live = Live(Notebook()) if _is_notebook() else show_on(sys.stderr)
-            shown.append(views.enter_context(live))
+        if progress is None:
+            progress = _is_watched()
+        if progress and _is_notebook():
+            shown.append(views.enter_context(Live(Notebook())))
+        elif progress:
+            shown.append(views.enter_context(show_on(sys.stderr)))
         if has_dashboard(session.client):
             shown.append(views.enter_context(Live(Dashboard(session.client))))
         yield [live.state for live in shown]
@@ -153,19 +155,6 @@ def show_on(stream: TextIO | None) -> Live:
 def show_lines(stream: TextIO) -> Live:
     """Show a run as JSON objects, one a line."""
     return Live(JSONLines(stream))
-
-
-@contextlib.contextmanager
-def told_if_slow(what: str, seconds: float = 1.0) -> Iterator[None]:
-    """Say on stderr what the block does, if that takes longer than some seconds."""
-    stream = TolerantStream(sys.stderr)
-    timer = threading.Timer(seconds, stream.write, [printable(f"{what} ...\n")])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _is_watched() -> bool:

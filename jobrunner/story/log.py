@@ -100,8 +100,11 @@ class _Run:
         self.story.ledger = Ledger(*(getattr(timing, part) for part in PARTS))
         began = self.story.began
         for loss in timing.losses:
-            resumed = None if loss.resumed is None else began + loss.resumed
-            position = None if loss.epoch is None else position_from_json(loss.epoch).public
+            resumed = position = None
+            if loss.resumed is not None:
+                resumed = began + loss.resumed
+            if loss.epoch is not None:
+                position = position_from_json(loss.epoch).public
             self.losses[loss.at] = LossStory(began + loss.at, loss.text, resumed, position)
 
 
@@ -133,7 +136,10 @@ class _Reader:
             run.story.number = number
             self._end(run, kept)
             for origin in run.origins:
-                kept = None if kept is None or origin is None else min(kept, origin)
+                if kept is None or origin is None:
+                    kept = None
+                else:
+                    kept = min(kept, origin)
         return Story(self._directory.path, [run.story for run in runs])
 
     def _take_in(self, entry: LogEntry) -> None:
@@ -223,11 +229,13 @@ class _Reader:
                     story.state = "running"
         if not run.origins and run is self._newest:
             run.origins.append(self._state.latest)
-        first = run.origins[0] if run.origins else None
-        story.resumed_from = None if first is None else first.public
-        last = story.epochs[-1] if story.epochs else None
-        if last is None and first is not None:
-            last = self._recorded.get(first)  # which has ended the job already
+        last = None
+        if run.origins and run.origins[0] is not None:
+            first = run.origins[0]
+            story.resumed_from = first.public
+            last = self._recorded.get(first)  # which may have ended the job already
+        if story.epochs:
+            last = story.epochs[-1]
         if last is not None:
             story.stopped_by = last.stopped_by
         ledger = story.ledger
@@ -251,6 +259,8 @@ def unix_time(time: str) -> float:
     """An entry's time; 0 if a stranger wrote another text."""
     try:
         moment = datetime.fromisoformat(time)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return moment.timestamp()
     except (ValueError, OverflowError):
         return 0.0

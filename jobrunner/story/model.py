@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Literal
 
+from jobrunner.names import described_nodes
 from jobrunner.positions import PublicPosition
 
 StateName = Literal["running", "finished", "stopped", "failed", "lost"]
@@ -55,7 +56,9 @@ class Ledger:
     @property
     def goodput(self) -> float:
         """The share of `wall` that is `compute`, from 0 to 1."""
-        return self.compute / self.wall if self.wall else 0.0
+        if not self.wall:
+            return 0.0
+        return self.compute / self.wall
 
     @classmethod
     def total(cls, ledgers: Iterable[Ledger]) -> Ledger:
@@ -187,6 +190,11 @@ class RunStory:
     def job(self) -> str:
         """The name of the job; empty if not recorded."""
         return str(self.plan.get("job") or "")
+
+    @property
+    def nodes(self) -> Collection[str]:
+        """The nodes of the job; none if not recorded."""
+        return described_nodes(self.plan)
 
     @property
     def parameters(self) -> Mapping[str, Any]:

@@ -14,7 +14,6 @@ from markupsafe import Markup
 
 from jobrunner._version import __version__
 from jobrunner.define import Rule, checked
-from jobrunner.names import described_nodes
 from jobrunner.outputs import check_output, write_output
 from jobrunner.story.charts import metric_charts
 from jobrunner.story.log import SOURCE, Source, read_story
@@ -65,29 +64,36 @@ def write_report(source: Annotated[Source | Story, _TOLD], path: str | os.PathLi
     needs no network and no JavaScript. *Safe to retry*: yes.
     """
     check_output(path)
-    write_output(path, to_page(source if isinstance(source, Story) else read_story(source)))
+    if not isinstance(source, Story):
+        source = read_story(source)
+    write_output(path, to_page(source))
 
 
 def to_page(story: Story) -> str:
     """The page."""
-    last = story.runs[-1] if story.runs else None
+    title, last = os.path.basename(story.path), None
+    environment: dict[str, object] = {}
+    if story.runs:
+        last = story.runs[-1]
+        title = last.job or title
+        environment = _environment(last)
     losses = [(run, loss) for run in story.runs for loss in run.losses]
     epochs = [epoch for run in story.runs for epoch in run.epochs]
     kept = [epoch for epoch in epochs if epoch.is_kept]
+    newest = None
+    if epochs:
+        newest = epochs[-1]
     return _template().render(
-        title=(last and last.job) or os.path.basename(story.path),
+        title=title,
         story=story,
         last=last,
-        outcome=last and OUTCOMES[last.state],
-        command=last and last.environment.get("command"),
-        directory=last and last.environment.get("directory"),
+        outcomes=OUTCOMES,
         path=shlex.quote(story.path),
-        nodes=described_nodes(last.plan) if last else (),
         metrics=metric_charts(story),
-        newest=epochs[-1] if epochs else None,
+        newest=newest,
         kept=kept[::-1],
         losses=losses[::-1],
-        environment={} if last is None else _environment(last),
+        environment=environment,
         most=MOST_ROWS,
         version=__version__,
         now=time(),

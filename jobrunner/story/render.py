@@ -9,6 +9,7 @@ from rich.cells import chop_cells
 from rich.console import Group
 from rich.text import Text
 
+from jobrunner.positions import Position
 from jobrunner.story.live import ENDS, RunNow
 from jobrunner.texts import (
     Html,
@@ -99,12 +100,16 @@ def activity(run: RunNow) -> list[str]:
     texts = []
     group, saving, saved = run.under_way, run.saving, run.saved
     if group is not None and group.seconds >= LONG_SECONDS:
-        name = f"epoch {group.epoch}" if group.group == "epoch" else f"{group.group} group"
-        tasks = f": {listed(group.tasks, 3)}" if group.tasks else ""
-        texts.append(f"[{name} for {format_seconds(group.seconds)}{tasks}]")
+        name = f"{group.group} group"
+        if group.group == "epoch":
+            name = f"epoch {group.epoch}"
+        text = f"{name} for {format_seconds(group.seconds)}"
+        if group.tasks:
+            text += f": {listed(group.tasks, 3)}"
+        texts.append(f"[{text}]")
     if saving is not None:
-        step = f".s{saving.step}" if saving.step else ""
-        texts.append(f"saving epoch {saving.epoch}{step} for {format_seconds(saving.seconds)}")
+        at = Position(saving.epoch, saving.step)
+        texts.append(f"saving epoch {at} for {format_seconds(saving.seconds)}")
     if saved is not None:
         texts.append(f"saved epoch {saved.epoch} ({format_bytes(saved.nbytes)})")
     return texts
@@ -117,7 +122,10 @@ def troubles(run: RunNow) -> list[str]:
         texts.append(f"saves failed: {run.failed_saves}")
     if run.losses:
         texts.append(counted(run.losses, "loss"))
-        texts.append("recovering" if run.phase == "recovering" else f"{run.recoveries} recovered")
+        if run.phase == "recovering":
+            texts.append("recovering")
+        else:
+            texts.append(f"{run.recoveries} recovered")
     if run.stop_asked and run.phase not in ENDS:
         texts.append(f"stops after this epoch ({run.stop_asked})")
     return texts
@@ -155,8 +163,13 @@ def draw_lines(run: RunNow, width: int, height: int) -> Group:
     No metric and no save is cut: what does not fit a line is continued in the next. Of metrics that
     do not fit, it is said how many more there are.
     """
-    head = [Text(printable(run.job, kept=""), "bold")] if run.job else []
-    head.append(Text("starting" if run.phase == "starting" else position(run)))
+    head = []
+    if run.job:
+        head.append(Text(printable(run.job, kept=""), "bold"))
+    if run.phase == "starting":
+        head.append(Text("starting"))
+    else:
+        head.append(Text(position(run)))
     done = share(run)
     if done is not None:
         count = int(done * BAR_WIDTH)
@@ -199,8 +212,9 @@ def draw_html(run: RunNow) -> Html:
     title = tag("div", tag("strong", run.job), " ", phase(run), style="font-size: 1.15em")
     parts = [title]
     if run.phase not in ("stopped", "failed"):
-        done = share(run)
-        value = None if done is None else f"{done:.4f}"
+        value, done = None, share(run)
+        if done is not None:
+            value = f"{done:.4f}"
         style = "width: 100%"
         parts.append(tag("progress", aria_label="epochs", max="1", value=value, style=style))
     elapsed = f"{format_seconds(run.seconds)} elapsed"
@@ -216,7 +230,9 @@ def draw_html(run: RunNow) -> Html:
     if run.nodes:
         rows = []
         for node in sorted(run.nodes, key=lambda node: (node.worker, node.node))[:MOST_ROWS]:
-            saved = "" if node.saved_bytes is None else format_bytes(node.saved_bytes)
+            saved = ""
+            if node.saved_bytes is not None:
+                saved = format_bytes(node.saved_bytes)
             rows.append((node.worker, node.node, node.task or "", saved))
         parts.append(table(("worker", "node", "runs", "saved"), rows, {0, 1, 2}))
     return tag("section", *parts, class_="jobrunner-run")

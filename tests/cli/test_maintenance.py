@@ -13,6 +13,7 @@ from jobrunner.checkpoint import KeepAny
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.cli import progress
 from jobrunner.cli.maintenance import prune
+from jobrunner.cli.progress import told_while_slow
 from jobrunner.positions import Position
 from tests.cli.directories import ask, begin, invoke, lengthen_log, recorded, save
 from tests.saves import Save
@@ -53,6 +54,21 @@ def test_prune_says_how_far_it_is_if_deletions_take_long(
     manager = MultiNodeCheckpointManager(runs, files=Slow(), keep=policy)
     assert prune(manager, policy, is_dry=False).data["left"] == []
     assert said[0] == ("deleted 0 of 3 epochs ...", True)
+
+
+def test_what_takes_long_is_told_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "TELL_SECONDS", 0.001)
+    texts, said, has_changed = ["importing job.py", "importing job.py"], [], threading.Event()
+
+    def echo(text: str, *, err: bool) -> None:
+        said.append(text)
+        if len(said) == 2:
+            has_changed.set()
+
+    monkeypatch.setattr(progress.click, "echo", echo)
+    with told_while_slow(lambda: texts.pop() if texts else "importing other.py"):
+        assert has_changed.wait(60)
+    assert said == ["importing job.py ...", "importing other.py ..."]
 
 
 def test_prune_keeps_epochs_that_any_option_keeps_pinned_ones_and_the_newest(runs: Path) -> None:

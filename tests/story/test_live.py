@@ -14,7 +14,7 @@ import pytest
 
 from jobrunner.cluster import UnderWay
 from jobrunner.run.result import NodeSave, ResumePlan, RunResult, SaveReport
-from jobrunner.story import RunNow, RunState, live_view, render, show_on, told_if_slow
+from jobrunner.story import RunNow, RunState, live_view, render, show_on
 from jobrunner.story.live_view import Live
 from jobrunner.story.places import Lines, View, event_text
 from jobrunner.story.render import draw_line
@@ -208,17 +208,6 @@ def test_each_phase_of_a_slow_start_is_told_also_when_piped() -> None:
         "starting for 8.0 s: takes the checkpoint directory",
         "epoch 0/9  loads a checkpoint",
     ]
-
-
-def test_what_happens_before_a_view_opens_is_told_if_it_is_slow(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with told_if_slow("importing quick.py", 60.0):
-        pass
-    with told_if_slow("importing torch.py", 0.0):
-        while not (text := capsys.readouterr().err):
-            """The timer's thread has not run yet."""
-    assert text == "importing torch.py ...\n"
 
 
 def test_a_job_that_ends_early_is_done_and_says_what_ended_it() -> None:
