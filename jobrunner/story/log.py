@@ -202,7 +202,7 @@ class _Reader:
         if record.at in self._recorded:
             self._set_aside([record.at])
         run.spend(details.timing)
-        stores = (record.stores or {}).values()
+        stores = record.all_stores.values()
         epoch = self._recorded[record.at] = EpochStory(
             record.at.public,
             time,

@@ -111,7 +111,7 @@ class Encoder:
     memory : list of trail and array
         Each array whose memory the value holds, but those that never change.
     objects : dict
-        Objects of the value that can change, by `id`; alive, so that no `id` is used twice.
+        Objects of the value that can change, by `id`.
     classes : dict
         Classes of the job that the tree names.
     has_state : bool
@@ -134,7 +134,9 @@ class Encoder:
         self._repeated: list[tuple[Tree, Tree]] = []  # a node `same`, and the tree it refers to
         self._trail: list[str] = []
         self._depth = 0
-        # Describes what the present value is in, if no state could be loaded into an object there.
+        # Describes what the present value is in, if no state could be loaded into an object there: a
+        # load puts a state into the object that an init task has made at the same place, and finds
+        # its way there through lists, tuples and dicts only.
         self._holder = ""
         self._is_frozen = False  # whether it is in a value whose memory never shows a change
 
@@ -216,9 +218,8 @@ class Encoder:
                 raise UnsuitableError("it contains itself", remedy)
             return self._refer(first)
         self._trees[key] = None
-        if self._is_frozen:
-            self._kept.append(value)
-        else:
+        self._kept.append(value)
+        if not self._is_frozen:
             self.objects[key] = value
         tree = self._trees[key] = encode(self, value)
         return tree
@@ -306,12 +307,12 @@ class Encoder:
             return self._once(value, partial(Encoder._by_codec, codec=numpy_types.OBJECTS))
         spec = dtype_to_spec(dtype)
         key: object = id(value)
-        if value.size:
+        if self._is_frozen:
+            key = object()  # it is like no other: nobody sees that two are one
+        elif value.size:
             # Equal views of the same memory count as one array.
             address = value.__array_interface__["data"][0]
             key = (address, value.shape, value.strides, str(spec))
-        if self._is_frozen:
-            key = object()
         if key in self._trees:
             return self._refer(self._trees[key])
         self._kept.append(value)

@@ -85,7 +85,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         label = self.label
-        for node, store in (self.stores or {}).items():
+        for node, store in self.all_stores.items():
             # A store that is named otherwise would be a path to somewhere else.
             if store.name != format_store_name(node, self.at, label):
                 raise ValueError(
@@ -93,12 +93,19 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
                 )
 
     @property
+    def all_stores(self) -> Mapping[str, Store]:
+        """Its stores by node; none if the position was passed over."""
+        return self.stores or {}
+
+    @property
     def label(self) -> int:
         """The label in the names of all its stores; 0: they have none."""
-        for store in (self.stores or {}).values():
+        for store in self.all_stores.values():
             _, _, label = store.name.rpartition(".r")
             # Of another name, whatever this returns, `__post_init__` refuses the record.
-            return int(label) if label.isdecimal() and len(label) <= _LABEL_DIGITS else 0
+            if label.isdecimal() and len(label) <= _LABEL_DIGITS:
+                return int(label)
+            break
         return 0
 
 

@@ -32,7 +32,8 @@ _MOST_MISSING = 2_000
 
 _HEAD = b'{"sha256":"%s","entry":'
 _TAIL = b"}\n"
-_HEAD_BYTES = len(_HEAD) - len(b"%s") + 64
+_DIGEST = slice(_HEAD.index(b"%s"), _HEAD.index(b"%s") + 64)  # in a file
+_TEXT = slice(len(_HEAD) - len(b"%s") + 64, -len(_TAIL))
 
 
 @runtime_checkable
@@ -102,7 +103,9 @@ def parse_file_name(name: str) -> LogFile | None:
         return LogFile("temporary", number)
     if match["damaged"]:
         return LogFile("damaged", number)
-    return LogFile("state" if number < 0 else "entry", number)
+    if number < 0:
+        return LogFile("state", number)
+    return LogFile("entry", number)
 
 
 class FileMetadataHandler:
@@ -143,8 +146,11 @@ class FileMetadataHandler:
 
     def last_number(self) -> int:
         """See `MetadataHandler`."""
-        names = [parse_file_name(name) for name in self._files.list_names(self._directory)]
-        numbers = [file.number for file in names if file is not None and file.kind == "entry"]
+        numbers = []
+        for name in self._files.list_names(self._directory):
+            file = parse_file_name(name)
+            if file is not None and file.kind == "entry":
+                numbers.append(file.number)
         last = max(numbers, default=-1)
         # A command that looked for all that are missing would not end.
         if last > _MOST_MISSING + 10 * len(numbers):
@@ -190,7 +196,9 @@ class FileMetadataHandler:
         path = self.path_of(number)
         try:
             data = self._files.read(path, MOST_ENTRY_BYTES)
-            return None if data is None else decode_entry(data, number, path)
+            if data is None:
+                return None
+            return decode_entry(data, number, path)
         except CheckpointCorruptError as error:
             return error
         except IsADirectoryError:
@@ -232,7 +240,9 @@ class FileMetadataHandler:
         path = self._state_path
         try:
             data = self._files.read(path, _MOST_STATE_BYTES)
-            return None if data is None else unframe(data, path, f"{path}, a state of the log,")
+            if data is None:
+                return None
+            return unframe(data, path, f"{path}, a state of the log,")
         except (CheckpointCorruptError, IsADirectoryError) as error:
             # It only says what the entries say, too.
             logger.warning("Reading the log without its state: %s", error)
@@ -254,10 +264,10 @@ def frame(text: bytes) -> bytes:
 
 def unframe(data: bytes, path: str, subject: str) -> bytes:
     """The text in a file of the log, called `subject`; raises CheckpointCorruptError if it is damaged."""
-    text = data[_HEAD_BYTES : -len(_TAIL)]
+    text = data[_TEXT]
     if data == frame(text):
         return text
-    expected = data[11:75].decode("ascii", "replace")
+    expected = data[_DIGEST].decode("ascii", "replace")
     digest = hashlib.sha256(text).hexdigest()
     raise CheckpointCorruptError(
         f"{subject} is empty, cut or changed: expected SHA-256 {expected!r}, found {digest!r}.",
@@ -285,7 +295,9 @@ def decode_entry(data: bytes, number: int, path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         problem = f"is no entry of the log: it is no JSON: {error}."
         raise CheckpointCorruptError(f"{path} {problem}", path=path) from None
-    contained = entry.get("number") if isinstance(entry, dict) else None
+    contained = None
+    if isinstance(entry, dict):
+        contained = entry.get("number")
     if type(contained) is not int or contained != number:
         raise CheckpointCorruptError(
             f"{path} contains entry {contained}; expected entry {number}.", path=path

@@ -387,10 +387,11 @@ def read_entry(handler: MetadataHandler, number: int) -> LogEntry:
 
 
 def each_entry(
-    handler: MetadataHandler, number: int = 0
+    handler: MetadataHandler,
 ) -> Iterator[tuple[int, LogEntry | CheckpointCorruptError]]:
-    """Iterate over the entries from `number` on with their numbers; yields errors for damaged ones."""
+    """Iterate over all entries with their numbers; yields errors for damaged ones."""
     last = handler.last_number()
+    number = 0
     while number <= last:
         try:
             for tree in handler.entries(number):

@@ -140,7 +140,7 @@ def _inspect_log(
         explanations[path] = "live", f"{entry.kind} of run {entry.run[:8]}, {entry.time}"
         if isinstance(entry, CommitEntry):
             for record in entry.records:
-                for store in (record.stores or {}).values():
+                for store in record.all_stores.values():
                     stores[store.name] = record.at, entry.number
     return state, stores
 

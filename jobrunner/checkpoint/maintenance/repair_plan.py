@@ -98,6 +98,15 @@ class _LostSet:
     """By node."""
     record: RecordEntry
 
+    def readers(self, directory: Directory, histories: str) -> dict[str, StoreReader]:
+        """The readers of its stores, by node, if their histories lie there."""
+        readers = {}
+        for node, store in self.stores.items():
+            readers[node] = StoreReader(
+                directory.files, directory.path, store.name, store.sha256, histories
+            )
+        return readers
+
 
 class Planner:
     """Makes the plan for one directory."""
@@ -183,16 +192,19 @@ class Planner:
                 repair.kept.append(at)
         for lost_set in lost_sets:
             # If no entry is lost that could have recorded them, their save came to no `commit`.
-            is_known = self._attempts.get(lost_set.attempt) == lost_set.run
-            is_abandoned = is_known and lost_set.attempt > max(self._lost)
+            is_abandoned = self._is_begun(lost_set) and lost_set.attempt > max(self._lost)
             if not is_superseded(lost_set.at, lost_set.attempt) and not is_abandoned:
                 self._rebuild(lost_set)
         return repair
 
+    def _is_begun(self, lost_set: _LostSet) -> bool:
+        """Whether an entry that is left says that the attempt began."""
+        return self._attempts.get(lost_set.attempt) == lost_set.run
+
     def _is_cut(self, at: Position, number: int) -> bool:
         """Whether a store of a recorded epoch is gone: it is deleted from its root document on."""
-        stores = record_in(self._commits[number], at).stores or {}
-        names = [store.name for store in stores.values()]
+        stores = record_in(self._commits[number], at).all_stores.values()
+        names = [store.name for store in stores]
         return len(self._directory.find_whole(names)) < len(names)
 
     # --- what is not recorded, though its stores are there
@@ -204,7 +216,7 @@ class Planner:
         for commit in self._commits.values():
             for record in commit.records:
                 # What became of these, the entries say.
-                recorded.update(store.name for store in (record.stores or {}).values())
+                recorded.update(store.name for store in record.all_stores.values())
         sets: dict[StoreKey, dict[str, str]] = defaultdict(dict)
         for name in self.names:
             store = parse_store_name(name)
@@ -220,8 +232,8 @@ class Planner:
             if lost_set is None:
                 continue
             lost_sets.append(lost_set)
-            is_begun = self._attempts.get(lost_set.attempt) == lost_set.run
-            if not state.has_claimed(key) or not (is_begun or not lost_set.attempt):
+            is_known = not lost_set.attempt or self._is_begun(lost_set)
+            if not is_known or not state.has_claimed(key):
                 # Only lost entries can have begun this attempt or claimed these names, although
                 # none that follows shows it.
                 self._lost.add(state.number + 1)
@@ -264,14 +276,11 @@ class Planner:
 
     def _rebuild(self, lost_set: _LostSet) -> None:
         """Plan to record a lost set, if every byte is what was written."""
-        repair, directory = self._repair, self._directory
+        repair = self._repair
         contents = {}
         label = self._find_histories(lost_set)
         try:
-            for node, store in lost_set.stores.items():
-                reader = StoreReader(
-                    directory.files, directory.path, store.name, store.sha256, label
-                )
+            for node, reader in lost_set.readers(self._directory, label).items():
                 reader.verify()
                 contents[node] = contents_of_store(reader)
         except CheckpointCorruptError as error:
@@ -291,16 +300,15 @@ class Planner:
 
         Usually where its documents say; those of a copy lie elsewhere, and prove it by their digests.
         """
-        files, path = self._directory.files, self._directory.path
+        directory = self._directory
         written = lost_set.record.histories
         if not written:
             return ""
-        names = files.list_directories(join_path(path, HISTORIES))
+        names = directory.files.list_directories(join_path(directory.path, HISTORIES))
         labels = [written, *(name for name in sorted(names) if is_history_label(name))]
         for label in labels:
             with contextlib.suppress(CheckpointCorruptError):
-                for store in lost_set.stores.values():
-                    reader = StoreReader(files, path, store.name, store.sha256, label)
+                for reader in lost_set.readers(directory, label).values():
                     document = reader.read_document()
                     for blob in document.entry.histories:
                         reader.history(document, blob).verify()
