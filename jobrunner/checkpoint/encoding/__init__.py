@@ -28,7 +28,6 @@ from jobrunner.checkpoint.encoding.encoded_blobs import (
     with_options,
 )
 from jobrunner.checkpoint.encoding.job_classes import (
-    find_class,
     find_classes,
 )
 from jobrunner.checkpoint.encoding.stateful import StatefulBlob, join_states

@@ -4,7 +4,6 @@ from jobrunner.checkpoint.log.details import (
     PARTITIONS,
     REPLICATED,
     Details,
-    LossRecord,
     Timing,
     check_info,
     loose_json,
@@ -46,7 +45,6 @@ from jobrunner.checkpoint.log.handler import (
 from jobrunner.checkpoint.log.heartbeat import (
     HEARTBEAT,
     RUNS_DIRECTORY,
-    Beat,
     Patience,
     Status,
     is_known_dead,

@@ -24,7 +24,6 @@ from .protocol import (
     DOCUMENT_BYTES as DOCUMENT_BYTES,
     Buffers as Buffers,
     Files as Files,
-    Result as Result,
 )
 from .remedies import (
     write_remedy as write_remedy,
