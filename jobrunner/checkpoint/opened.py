@@ -84,7 +84,7 @@ class NodeCheckpoint(Mapping[str, Any]):
     def outline(self, blob: str) -> Any:
         """Return the blob with an `ArrayOutline`, shape and dtype, in place of each array."""
         reader, document = self._find(blob)
-        return reader.peek(document, blob, outline=True)
+        return reader.outline(document, blob)
 
     def digest(self, blob: str) -> str:
         """Return a SHA-256 of a blob's values, types and shapes.

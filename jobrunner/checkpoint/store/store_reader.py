@@ -289,31 +289,37 @@ class StoreReader:
             problem = f"the value of the blob {name!r} is nested too deep"
             raise changed_file(self._document_path, problem) from error
 
-    def peek(self, document: StoreDocument, name: str, *, outline: bool = False) -> Any:
-        """Read a blob with a `zarr.Array`, or an `ArrayOutline`, in place of each array.
+    def peek(self, document: StoreDocument, name: str) -> Any:
+        """Read a blob with a `zarr.Array` in place of each array.
 
         Arrays of other values (bytes, long texts, tensors) are read and verified, and so is each
         chunk that is read through a `zarr.Array` later.
         """
         if name in document.entry.histories:
-            history = self.history(document, name)
-            mark = history.mark
-            if outline and mark.holds == "array":
-                return ArrayOutline(mark.value_shape, str(history.dtype))
-            return history.read_last()
+            return self.history(document, name).read_last()
         blob = self._blob(document, name)
 
         def read(i: int) -> Array:
             return self._reader(document, blob.arrays[i]).read_whole()
 
         def leaf(i: int) -> Any:
-            reader = self._reader(document, blob.arrays[i])
-            if outline:
-                return ArrayOutline(reader.shape, str(reader.dtype))
-            return self._open_lazily(reader)
+            return self._open_lazily(self._reader(document, blob.arrays[i]))
 
-        if not outline:
-            return self._decode(name, blob.tree, read, leaf=leaf)
+        return self._decode(name, blob.tree, read, leaf=leaf)
+
+    def outline(self, document: StoreDocument, name: str) -> Any:
+        """Return a blob with an `ArrayOutline` in place of each array, and no value of a codec made."""
+        if name in document.entry.histories:
+            history = self.history(document, name)
+            if history.mark.holds == "array":
+                return ArrayOutline(history.mark.value_shape, str(history.dtype))
+            return history.read_last()
+        blob = self._blob(document, name)
+
+        def leaf(i: int) -> ArrayOutline:
+            reader = self._reader(document, blob.arrays[i])
+            return ArrayOutline(reader.shape, str(reader.dtype))
+
         with self._invalid_trees_are_damage(name):
             return show_outline(blob.tree, leaf)
 
@@ -337,18 +343,21 @@ class StoreReader:
         name: str,
         tree: Any,
         array: Callable[[int], Array],
-        **options: Any,
+        *,
+        leaf: Callable[[int], Any] | None = None,
+        keeps_states: bool = False,
     ) -> Any:
         if tree == LONE_ARRAY:
-            return options.get("leaf", array)(0)
+            return (leaf or array)(0)
         where = f"Blob {name!r} in {self.root}"
         decoder = Decoder(
             array,
             self.codecs,
             allow_pickle=self.allow_pickle,
+            leaf=leaf,
             where=where,
+            keeps_states=keeps_states,
             classes=self.classes,
-            **options,
         )
         with self._invalid_trees_are_damage(name):
             value = decoder.decode(tree)

@@ -106,7 +106,7 @@ def test_without_the_library_an_error_names_it_and_lazy_reads_give_the_parts(
 ) -> None:
     reader = write_store(tmp_path, encode_blobs("n", {"x": [sparse.csr_array(np.eye(2))]}))
     manifest = reader.read_document()
-    outline = reader.peek(manifest, "x", outline=True)
+    outline = reader.outline(manifest, "x")
     assert repr(outline).startswith(
         "[scipy.sparse.sparray({'format': 'csr', 'shape': [2, 2], 'data'"
     )
