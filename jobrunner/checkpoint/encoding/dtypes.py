@@ -56,6 +56,7 @@ _ZARR_NAMES = {np.dtype(name).str[1:]: name for name in NUMBERS}
 _ML_DTYPES = re.compile(r"b?complex32|bfloat16|float[468]_e\dm\d\w*|u?int[124]")
 """Names of dtypes of the package ml_dtypes, which JAX and others use."""
 
+# NumPy would take much more for a dtype: lists of fields in a text, and "O", whose items are addresses.
 _PLAIN = re.compile(r"[<>|][biufcSUV]\d{1,10}|[<>|][mM]8(\[\d{0,9}[a-zA-Z]+\])?")
 """What `dtype.str` is for all others without fields."""
 

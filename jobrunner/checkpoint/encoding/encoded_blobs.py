@@ -252,6 +252,8 @@ def _find_shared_memory(node: str, memory: Sequence[_View]) -> Iterator[str]:
     is_once = len(set(map(id, arrays))) == len(arrays)
     if is_once and all(array.flags.owndata for array in arrays):
         return  # arrays that own their memory share none
+    # Only neighbours may overlap: in the order of their addresses, each array is compared with those
+    # before it that reach so far.
     spans = sorted(
         (*np.lib.array_utils.byte_bounds(array), index)
         for index, array in enumerate(arrays)
@@ -282,6 +284,8 @@ def _is_constant(array: Array) -> bool:
 
 
 def _overlap(array: Array, second: Array) -> bool:
+    # Two views that interleave, as of even and odd columns, overlap in no item. To find out takes long
+    # for views of many axes: then they count as if they did.
     try:
         return np.shares_memory(array, second, max_work=1_000_000)  # type: ignore[arg-type]  # any int is allowed
     except np.exceptions.TooHardError:

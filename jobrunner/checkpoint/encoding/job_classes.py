@@ -76,6 +76,8 @@ def find_classes(names: Iterable[str], where: str) -> dict[str, type]:
 
 def _modules(name: str) -> Iterator[ModuleType | None]:
     yield sys.modules.get(name)
+    # A job's own file is `jobrunner_script_x` if the command line runs it, `__main__` if Python does,
+    # and `x` if a notebook or test imports it; the newest one counts.
     for loaded_name in reversed(list(sys.modules)):
         if loaded_name.startswith(SCRIPT_PREFIX):
             yield sys.modules.get(loaded_name)
@@ -215,6 +217,8 @@ class PicklerByName(cloudpickle.Pickler):  # type: ignore[misc]  # no types
             raise UnsuitableError("it contains a memoryview, which would load as bytes")
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2:
+            # cloudpickle would pickle the class with its code. A resume would then make another class
+            # of the same name, of which no value is an instance of the program's own.
             name = self._name_class(obj)
             self.names[name] = None
             return class_of_job, (name,)

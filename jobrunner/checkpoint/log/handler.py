@@ -152,7 +152,8 @@ class FileMetadataHandler:
             if file is not None and file.kind == "entry":
                 numbers.append(file.number)
         last = max(numbers, default=-1)
-        # A command that looked for all that are missing would not end.
+        # Of a stray file 9999999999.json, a command would look for all that are missing before it, and
+        # not end.
         if last > _MOST_MISSING + 10 * len(numbers):
             path = self.path_of(last)
             raise CheckpointCorruptError(
@@ -167,7 +168,8 @@ class FileMetadataHandler:
         """See `MetadataHandler`."""
         number, count = first, 1
         while True:
-            # Reads twice as many at once each time, so that few are read in vain.
+            # Reads twice as many at once each time, up to as many as the storage answers together: a
+            # writer looks for one entry that is not there, a command for thousands that are.
             count = min(2 * count, self._files.lookups)
             for entry in list(self._files.each(self._read, range(number, number + count))):
                 if entry is None:

@@ -71,6 +71,8 @@ class RunLock:
             "is_repair": self._log.repairs,
         }
 
+        # It waits for a heartbeat, up to many seconds, in which others go on: the run that holds the
+        # directory may append, or end, or a third one may take it. Then the log decides anew.
         def decide(state: State) -> Mapping[str, Any]:
             holder, number = state.holder, state.number
             if holder is None or state.is_ended:
@@ -163,6 +165,8 @@ def refuse_if_alive(
     logger.warning(
         "%s is held by %s: waiting up to %g s for a heartbeat.", path, holder, silence_seconds
     )
+    # A heartbeat that changes while we wait proves a run that is alive. When it was written, by a clock
+    # that may be wrong, proves nothing.
     first = files.read(heartbeat)
     started = patience.clock()
     while patience.clock() - started < silence_seconds:

@@ -302,7 +302,8 @@ class LogWriter:
                 f"{entry.number} as taken, but returns no entry with that number. Test it with "
                 f"jobrunner.testing.contracts."
             )
-        # It may be this very entry, if the reply to an earlier try was lost.
+        # The number was taken. By this very entry, if the storage wrote it, lost the reply and tried
+        # again by itself; else by another writer's, and the caller decides what that means.
         return entry if entry.id in ids else None
 
     def _make(self, kind: type[Kind], run: str, fields: Mapping[str, Any]) -> Kind:
@@ -359,7 +360,7 @@ def read_on(handler: MetadataHandler, state: State, last: int = -1) -> set[str]:
     costs nothing: without it, the first request would be for an entry that does not exist.
     """
     ids: set[str] = set()
-    trees = handler.entries(max(0, state.number))
+    trees = handler.entries(max(0, state.number))  # from the one that was read last
     if state.number >= 0:
         found_id = next(trees, {}).get("id")
         if found_id != state.last_id:

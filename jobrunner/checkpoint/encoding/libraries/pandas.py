@@ -95,6 +95,8 @@ def _make_frame(parts: Any) -> Any:
         all_places += places
     if sorted(all_places) != list(range(len(columns))):
         raise ValueError("its blocks do not have each column once")
+    # A sum over a frame of three columns in one block may differ in its last bits from one over three
+    # blocks of one column, so the blocks are made as they were, where pandas lets us.
     try:
         from pandas.api.internals import create_dataframe_from_blocks
     except ImportError:  # before pandas 3
