@@ -1,4 +1,10 @@
-"""Which epochs exist."""
+"""Which epochs exist.
+
+`entries.py` has the kinds of entries, `details.py` what they say of runs. `state.py` applies them, one
+after another: what the log says is a `State`. `handler.py` stores them as files. `log_writer.py`
+appends, and notices whether another run has taken the directory; `lock.py` takes it, and judges by
+`heartbeat.py` whether the run that has it is alive.
+"""
 
 from jobrunner.checkpoint.log.details import (
     PARTITIONS,

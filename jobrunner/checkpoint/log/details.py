@@ -19,10 +19,13 @@ MOST_LOSSES = 100
 """In one entry, at most."""
 LONGEST_TEXT = 1_000
 
+MOST = 1 << 62
+"""No number of an honest log comes near it."""
+
+Natural = Annotated[int, Meta(ge=0, le=MOST)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Unix = Annotated[float, Meta(ge=0, le=1e11)]
 Nodes = Annotated[list[str], Meta(min_length=1)]
-_Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 _Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 _Step = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,17})\.s[1-9][0-9]{0,17}\Z")]
 _Epoch = Annotated[int, Meta(ge=0, lt=10**18)] | _Step
@@ -70,7 +73,7 @@ class Details(msgspec.Struct, omit_defaults=True):
     metrics: dict[str, bool | int | float | str] = {}
     metadata: dict[str, Any] = {}  # the user's own
     stopped_by: list[str] = []
-    steps_per_epoch: _Count | None = None
+    steps_per_epoch: Natural | None = None
     replicated: dict[str, Nodes] = {}
     partitions: dict[str, Partition] = {}
     callbacks: dict[str, dict[str, bool | int | float | str | None]] = {}  # their states

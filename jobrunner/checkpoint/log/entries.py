@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from jobrunner.checkpoint.log.details import Seconds, Timing
+from jobrunner.checkpoint.log.details import MOST, Natural, Seconds, Timing
 from jobrunner.errors import CheckpointCorruptError
 from jobrunner.names import format_store_name
 from jobrunner.positions import Position, position_from_json
@@ -23,10 +23,8 @@ FORMAT = 1
 """Of entries and states; readers refuse later ones."""
 
 _LABEL_DIGITS = 18
-_MOST = 1 << 62  # no number of an honest log comes near it
 
-Natural = Annotated[int, Meta(ge=0, le=_MOST)]
-Positive = Annotated[int, Meta(ge=1, le=_MOST)]
+Positive = Annotated[int, Meta(ge=1, le=MOST)]
 Label = Annotated[int, Meta(ge=1, lt=10**18)]
 Text = Annotated[str, Meta(min_length=1)]
 Short = Annotated[str, Meta(max_length=1000)]

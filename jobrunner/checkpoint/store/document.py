@@ -41,11 +41,6 @@ STACKS = "_stacks"
 
 _NO_SEAL = b"0" * 64
 
-Epoch = (
-    Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
-    | Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}\.s[0-9]{1,18}\Z")]
-)
-
 RowPlace = tuple[Size, Size]
 """Index of a stack, and of a row in it."""
 
@@ -81,7 +76,7 @@ class StoreEntry(_JSONObject):
 
     format: Literal[1]
     node: str
-    epoch: Epoch
+    epoch: int | str  # a position
     run: str
     blobs: dict[str, BlobEntry]
     histories: dict[str, HistoryMark] = {}  # blobs whose values are rows elsewhere
