@@ -73,6 +73,7 @@ _CF_UNITS = {
     "ns": "nanoseconds",
 }
 _NOT_A_TIME = -1 << 63
+_FILLS: dict[str, Any] = {"b": False, "f": 0.0, "c": [0.0, 0.0]}
 
 _X87_BITS, _X87_BYTES = 63, 10
 """Of the fraction of a long double on x86, and of all of it."""
@@ -215,7 +216,7 @@ def core_type(dtype: np.dtype[Any]) -> CoreType:
     codec: dict[str, Any] = {"name": "bytes"}
     if name not in ("bool", "int8", "uint8"):
         codec["configuration"] = {"endian": "big" if dtype.str[0] == ">" else "little"}
-    fill: Any = {"b": False, "f": 0.0, "c": [0.0, 0.0]}.get(np.dtype(name).kind, 0)
+    fill = _FILLS.get(np.dtype(name).kind, 0)
     return CoreType(name, fill, codec, length, _cf_attributes(dtype))
 
 

@@ -95,7 +95,9 @@ def encode_blobs(
                     f"{type(item).__name__} object, and would contain two after a resume. Copy "
                     f"one of them, or put both in one blob (a dict or a list)."
                 )
-    lines = [*_explain(node, refused), *(shared.values() or _find_shared_memory(node, memory))]
+    lines = [*_explain(node, refused), *shared.values()]
+    if not shared:
+        lines += _find_shared_memory(node, memory)
     if lines:
         causes = (error.__cause__ for error in refused.values())
         raise _join_lines(lines) from next(filter(None, causes), None)

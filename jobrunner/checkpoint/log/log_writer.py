@@ -325,9 +325,14 @@ class LogWriter:
 
 def make_entry(kind: type[Kind], number: int, run: str, **fields: Any) -> Kind:
     """Make an entry to append, with a new ``id``."""
-    now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-    head: dict[str, Any] = {"number": number, "run": run, "id": uuid.uuid4().hex, "time": now}
-    return kind(format=FORMAT, **head, **fields)
+    return kind(
+        format=FORMAT,
+        number=number,
+        run=run,
+        id=uuid.uuid4().hex,
+        time=dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
+        **fields,
+    )
 
 
 def read_state(handler: MetadataHandler) -> State:

@@ -119,10 +119,16 @@ def describe_array(
     and of the arrays along them, are for other readers only.
     """
     core = core or core_type(dtype)
-    item = [core.length] if grid.item_axis else []
+    shape = to_logical(grid.shape, grid.order)
+    chunk_shape = to_logical(grid.chunk_shape, grid.order)
+    order = list(grid.order or ())
+    if grid.item_axis:
+        if order:
+            order.append(len(shape))
+        shape.append(core.length)
+        chunk_shape.append(core.length)
     codecs = []
-    if grid.order:
-        order = [*grid.order, *range(len(grid.order), len(grid.order) + len(item))]
+    if order:
         codecs.append(ZarrCodec("transpose", {"order": order}))
     codecs.append(ZarrCodec(**core.codec))
     if zstd is not None:
@@ -133,8 +139,6 @@ def describe_array(
     if coords:
         attributes["coordinates"] = " ".join(map(escape, coords))
     attributes[OWN_KEY] = OwnAttributes(holds, dtype_to_spec(dtype), grid.item_axis)
-    shape = to_logical(grid.shape, grid.order) + item
-    chunk_shape = to_logical(grid.chunk_shape, grid.order) + item
     document = ArrayDocument(
         zarr_format=3,
         shape=shape,
@@ -230,9 +234,13 @@ def _read_grid(document: ArrayDocument, own: OwnAttributes) -> tuple[Grid, Zstd 
         raise ValueError(f"unexpected codecs {[codec.name for codec in document.codecs]}")
     if own.item_axis:
         # The last axis is one of bytes or code points: to NumPy, it is part of the dtype.
-        if not shape or shape[-1] != chunk_shape[-1] or (order and order[-1] != len(order) - 1):
+        if not shape or shape[-1] != chunk_shape[-1]:
             raise ValueError("an item does not lie in one chunk")
-        shape, chunk_shape, order = shape[:-1], chunk_shape[:-1], order and order[:-1]
+        shape, chunk_shape = shape[:-1], chunk_shape[:-1]
+        if order:
+            if order[-1] != len(shape):
+                raise ValueError("an item does not lie in one chunk")
+            order = order[:-1]
     grid = Grid(to_memory(shape, order), to_memory(chunk_shape, order), order, own.item_axis)
     return grid, zstd
 
