@@ -150,8 +150,18 @@ class GoogleServer(S3Server):
         self.environment = {"GOOGLE_SERVICE_ACCOUNT": str(path), "GOOGLE_ALLOW_HTTP": "true"}
 
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        if environ.pop("HTTP_X_GOOG_IF_GENERATION_MATCH", None) == "0":
+        generation = environ.pop("HTTP_X_GOOG_IF_GENERATION_MATCH", None)
+        if generation == "0":
             environ["HTTP_IF_NONE_MATCH"] = "*"
+        elif generation is not None:
+            environ["HTTP_IF_MATCH"] = f'"{int(generation):032x}"'
+
+        def start_with_generation(status: str, headers: list[tuple[str, str]], *args: Any) -> Any:
+            for name, value in headers:
+                if name.lower() == "etag":  # of 128 bits in hex
+                    headers = [*headers, ("x-goog-generation", str(int(value.strip('"'), 16)))]
+            return start(status, headers, *args)
+
         if (source := environ.pop("HTTP_X_GOOG_COPY_SOURCE", None)) is not None:
             environ["HTTP_X_AMZ_COPY_SOURCE"] = source
         unknown = [name for name in environ if name.startswith("HTTP_X_GOOG_")]
@@ -160,7 +170,7 @@ class GoogleServer(S3Server):
             "AWS4-HMAC-SHA256 Credential=name/20260101/us-east-1/s3/aws4_request, "
             "SignedHeaders=host, Signature=none"
         )
-        return super()._answer(environ, start)
+        return super()._answer(environ, start_with_generation)
 
 
 class AzureServer:

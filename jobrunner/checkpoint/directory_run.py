@@ -6,7 +6,7 @@ Runs on the client; `worker_save` runs on the workers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import itemgetter
@@ -17,7 +17,7 @@ import msgspec
 from jobrunner.checkpoint.directory import Directory
 from jobrunner.checkpoint.encoding import REGISTERED_CODECS, find_classes
 from jobrunner.checkpoint.history import as_json
-from jobrunner.checkpoint.history_writer import check_appendable, make_groups
+from jobrunner.checkpoint.history_writer import make_groups
 from jobrunner.checkpoint.log import (
     PARTITIONS,
     REPLICATED,
@@ -272,11 +272,10 @@ class DirectoryRun:
             self.retention.append(RetireEntry, epochs=self.directory.log.refresh().epochs)
             self.retention.sweep_histories()
 
-    def refuse_histories(self, histories: Mapping[str, Collection[str]]) -> None:
-        """Raise `DefinitionError` if there are histories, and the storage cannot append to files."""
-        for names in histories.values():
-            for name in names:
-                check_appendable(self.directory.files, self.directory.path, name)
+    def prove_appending(self) -> None:
+        """Raise CheckpointWriteError if the storage cannot append to files, as histories need it."""
+        with writing(self.directory.path, "histories could not be begun"):
+            self.held().prove_appending()
 
     def encoding(self) -> Encoding:
         """How the blobs of the run's nodes are encoded, as far as the manager says."""

@@ -28,9 +28,11 @@ def open_history(
     from dask.delayed import delayed
 
     readers = _find_readers(directory, record, blob, nodes)
+    # Before the array has a chunk for each.
+    for _ in directory.files.each(HistoryReader.check_files, readers.values()):
+        pass
     types: dict[str, ValueType | None] = {}
     for node, reader in readers.items():
-        reader.check_files()  # before the array has a chunk for each
         types[node] = ValueType((reader.mark.rows, *reader.mark.shape), reader.dtype)
     pieces = []
     for names in cut(blob, types, None):

@@ -14,8 +14,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,7 +36,7 @@ from jobrunner.checkpoint.store import (
     history_root,
     name_chunk,
 )
-from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
+from jobrunner.errors import CheckpointError, CheckpointWriteError
 from jobrunner.names import HISTORIES, ROOT_DOCUMENT, BlobKey, escape
 from jobrunner.texts import get_logger
 from jobrunner.workspace import Rows, Workspace
@@ -92,7 +94,8 @@ class HistoryWriter:
         self, files: Files, directory: str, root: str, node: str, rows: Rows, puts: int | None
     ) -> None:
         assert rows.dtype is not None
-        self._files, self._directory, self._root, self._node = files, directory, root, node
+        self.files = files
+        self._directory, self._root, self._node = directory, root, node
         self._rows = rows
         self._row_bytes = rows.dtype.itemsize * math.prod(rows.shape)
         self._count = 0
@@ -107,7 +110,7 @@ class HistoryWriter:
             whole_bytes = _USUAL_BYTES
             if puts is not None:
                 whole_bytes = puts * max(1, rows.last or 0) * self._row_bytes
-            chunk_bytes = min(max(whole_bytes, _LEAST_BYTES), _MOST_BYTES)
+            chunk_bytes = min(max(whole_bytes, _LEAST_BYTES), _MOST_BYTES, files.appended_bytes)
             self._chunk_rows = max(1, chunk_bytes // self._row_bytes)
         else:
             self._chunk_rows = origin.reader.mark.chunk_rows
@@ -148,45 +151,52 @@ class HistoryWriter:
                 self._digests.append(self._tail.hexdigest())
                 self._tail = xxhash.xxh3_128()
 
-    def write(self) -> None:
-        """Write what was taken since the last `settle`; the caller flushes it, and calls that.
+    def jobs(self) -> Iterator[Callable[[], object]]:
+        """What writes all that was taken since the last `settle`, in any order.
 
-        If the flush fails, the system may have lost any of it, and does not say so again. So the
-        next call writes all of it once more, at the same places.
+        The caller flushes it, and calls `settle`. If the flush fails, the system may have lost any of
+        it, and does not say so again. So the next jobs write all of it once more, at the same places.
         """
         if self._durable is None:
-            self._make()
+            self._make_directory()
+            origin: Origin | None = self._rows.origin
+            for number in range(0 if origin is None else len(origin.digests)):
+                yield partial(self._take_over, number)
         written: dict[int, tuple[int, list[memoryview]]] = {}
         for chunk, start, part in self._unwritten:
             written.setdefault(chunk, (start, []))[1].append(part)
+        nbytes = self._chunk_rows * self._row_bytes
         for chunk, (start, parts) in written.items():
             path = join_path(self._root, name_chunk(chunk, self._rows.shape))
-            self._files.write_at(path, start, parts, self._chunk_rows * self._row_bytes)
+            yield partial(self.files.write_at, path, start, parts, nbytes)
 
-    def _make(self) -> None:
-        """Make the directory, with the full chunks of the loaded epoch."""
-        # What is there, if this writer has not made it, is nothing to delete: then this fails.
-        if self._has_tried:
-            self._files.remove_tree(self._root)
-        self._files.make_directory(self._root)
+    def _make_directory(self) -> None:
+        try:
+            self.files.make_directory(self._root)
+        except FileExistsError:
+            # What this writer has not made is nothing to delete.
+            if not self._has_tried:
+                raise
+            self.files.remove_tree(self._root)
+            self.files.make_directory(self._root)
         self._has_tried = True
-        origin: Origin | None = self._rows.origin
-        for number in range(0 if origin is None else len(origin.digests)):
-            assert origin is not None
-            name, nbytes = name_chunk(number, self._rows.shape), origin.reader.mark.chunk_bytes
-            source, target = join_path(origin.reader.root, name), join_path(self._root, name)
-            is_own = origin.directory == self._directory
-            if is_own and self._files.link(source, target, nbytes):
-                continue
-            # As it is: `verify` finds damage, but here it must not end the run.
-            data = origin.reader.files.read(source, nbytes)
-            if data is None or len(data) != nbytes:
-                raise CheckpointWriteError(
-                    f"{source} is gone or cut: expected {nbytes} bytes, a chunk of a history that "
-                    f"this run goes on with. Restore the file from a copy, or resume from an "
-                    f"earlier epoch."
-                )
-            self._files.write(target, [data])
+
+    def _take_over(self, number: int) -> None:
+        """Link or copy a full chunk of the loaded epoch."""
+        origin: Origin = self._rows.origin
+        name, nbytes = name_chunk(number, self._rows.shape), origin.reader.mark.chunk_bytes
+        source, target = join_path(origin.reader.root, name), join_path(self._root, name)
+        if origin.directory == self._directory and self.files.link(source, target, nbytes):
+            return
+        # As it is: `verify` finds damage, but here it must not end the run.
+        data = origin.reader.files.read(source, nbytes)
+        if data is None or len(data) != nbytes:
+            raise CheckpointWriteError(
+                f"{source} is gone or cut: expected {nbytes} bytes, a chunk of a history that "
+                f"this run goes on with. Restore the file from a copy, or resume from an "
+                f"earlier epoch."
+            )
+        self.files.write(target, [data])
 
     def settle(self) -> None:
         """Note that what was written is durable."""
@@ -202,7 +212,7 @@ class HistoryWriter:
         shape = (count, *self._rows.shape)
         digests = self._digests[:chunks]
         document = describe_history(self._node, self._rows.dtype, shape, self._chunk_rows, digests)
-        self._files.put(join_path(self._root, ROOT_DOCUMENT), document)
+        self.files.put(join_path(self._root, ROOT_DOCUMENT), document)
         self._published = count
 
 
@@ -254,10 +264,11 @@ class HistoryWriters:
             marks[name] = self._writers[key].advance(at)
         return marks
 
-    def write(self) -> None:
+    def write(self, files: Files) -> None:
         """Write all that was taken; durable once the caller has flushed it."""
-        for writer in self._writers.values():
-            writer.write()
+        jobs = chain.from_iterable(writer.jobs() for writer in self._writers.values())
+        for _ in files.each(lambda write: write(), jobs):
+            pass
 
     def settle(self) -> None:
         """Note that what was written is durable, and let other readers see it."""
@@ -278,15 +289,17 @@ class HistoryWriters:
         with self._publishing:
             self._timer = None
             self._published = time.monotonic()
-            for writer in list(self._writers.values()):
-                try:
-                    writer.publish()
-                except FileNotFoundError:
-                    return  # the directory was deleted: nobody needs it any more
-                except (OSError, CheckpointError) as error:
-                    # The rows are there. Only other readers of Zarr do not see them yet.
-                    logger.warning("A history's document cannot be replaced: %s", error)
-                    return
+            writers = list(self._writers.values())
+            if not writers:
+                return
+            try:
+                for _ in writers[0].files.each(HistoryWriter.publish, writers):
+                    pass
+            except FileNotFoundError:
+                pass  # the directory was deleted: nobody needs it any more
+            except (OSError, CheckpointError) as error:
+                # The rows are there. Only other readers of Zarr do not see them yet.
+                logger.warning("A history's document cannot be replaced: %s", error)
 
     def close(self) -> None:
         """Publish what is left, and stop."""
@@ -296,20 +309,9 @@ class HistoryWriters:
         self.publish()
 
 
-def check_appendable(files: Files, path: str, blob: str) -> None:
-    """Raise DefinitionError unless a storage can have a history."""
-    if not files.writes_in_place:
-        raise DefinitionError(
-            f"Blob {blob!r} is a history, but nothing can be appended to objects such as those of "
-            f"{path}. Checkpoint to a directory in a file system, or declare the blob without "
-            f"history=."
-        )
-
-
 def make_groups(files: Files, directory: str, label: str, blobs: Iterable[str]) -> None:
     """Make the groups in which workers create the arrays of a binding, one for each blob."""
     for blob in blobs:
-        check_appendable(files, directory, blob)
         root = join_path(directory, f"{HISTORIES}/{label}/{escape(blob)}")
         files.make_directories(root)
         files.put(join_path(root, ROOT_DOCUMENT), GROUP, durable=True)

@@ -404,7 +404,7 @@ class SaveQueue:
                         break
                     for at in batch:
                         names += [order.stores[at][node] for node in receipts[-1]]
-                self._histories.write()
+                self._histories.write(order.files)
                 label = order.records[order.at].histories
                 if label:
                     names.append(join_path(HISTORIES, label))

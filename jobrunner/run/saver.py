@@ -118,7 +118,6 @@ class Saver:
         The first call takes the directory for this run. If that is empty and not writable, and
         `on_save_error` is "warn", the run starts and each save tries again. No save is under way.
         """
-        self._manager.run.refuse_histories(self._plan.histories)
         self._pace.continue_run(time.monotonic())
         self._groups.forget()
         self._binding = binding
@@ -152,6 +151,8 @@ class Saver:
                     f"{manager.path} was not writable when this run began, and now contains epochs "
                     f"of another run. Choose another directory, or run again to resume from them."
                 )
+        if plan.histories:
+            manager.run.prove_appending()
         answers = self._binding.apply(
             manager.run.probe(),
             what="the check that the workers share the directory",

@@ -147,9 +147,20 @@ class FaultyObjects(_Faults, ObjectFiles):
 
 
 def _open_local(directory: str, root: str) -> ObjectStore:
+    from obstore.exceptions import PreconditionError
     from obstore.store import LocalStore
 
-    return LocalStore(directory, mkdir=True, automatic_cleanup=True)
+    class Store(LocalStore):
+        """Replaces objects conditionally, as remote stores do; each has one writer at a time."""
+
+        def put(self, path: str, file: Any, *, mode: Any = "overwrite", **options: Any) -> Any:
+            if isinstance(mode, dict):
+                if self.head(path)["e_tag"] != mode["e_tag"]:
+                    raise PreconditionError(path)
+                mode = "overwrite"
+            return super().put(path, file, mode=mode, **options)
+
+    return Store(directory, mkdir=True, automatic_cleanup=True)
 
 
 class Struck:

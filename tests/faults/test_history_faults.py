@@ -7,16 +7,19 @@ import gc
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from jobrunner import CheckpointError, KeepLast, MultiNodeCheckpointManager
-from jobrunner.testing import FaultyFiles, PowerCutError
+from jobrunner.testing import FaultyFiles, FaultyObjects, PowerCutError
 from tests.faults.history_life import ROWS_OF_A_CHUNK, Sampler, check_epoch
 from tests.faults.power import Disk, TracingFiles, all_kept, all_lost, materialize, some_state
 from tests.sampling import sampled
+
+How = Literal["fail", "die"]
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -41,43 +44,55 @@ def live(manager: MultiNodeCheckpointManager) -> None:
         manager.retention.sweeper.drain()
 
 
-def check(path: Path) -> list[int]:
-    manager = MultiNodeCheckpointManager(path)
+def check(manager: MultiNodeCheckpointManager) -> list[int]:
     for epoch in manager.epochs():
         check_epoch(manager, epoch)
     return manager.epochs()
 
 
-def go_on(path: Path) -> None:
+def go_on(manager: MultiNodeCheckpointManager) -> None:
     """The next run goes on from what is recorded."""
-    before = check(path)
-    sampler = Sampler(MultiNodeCheckpointManager(path, files=FaultyFiles(sync=False)))
+    before = check(manager)
+    sampler = Sampler(manager)
     sampler.run_epochs(2)
     sampler.end()
-    assert check(path)[-1] == (before[-1] if before else 0) + 2
+    assert check(manager)[-1] == (before[-1] if before else 0) + 2
 
 
+Faulty = FaultyFiles | FaultyObjects
+
+
+def faulty_files(path: Path, at: int | None = None, how: How = "fail") -> tuple[str, Faulty]:
+    return str(path), FaultyFiles(at, how, sync=False)
+
+
+def faulty_objects(path: Path, at: int | None = None, how: How = "fail") -> tuple[str, Faulty]:
+    return "s3://bucket/k", FaultyObjects("s3://bucket/k", path, at, how)
+
+
+@pytest.mark.parametrize("make", [faulty_files, faulty_objects])
 @pytest.mark.parametrize("how", ["fail", "die"])
 @sampled("every", sample=173, nightly=1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_at_any_operation_loses_no_row(
-    every: int, how: Literal["fail", "die"], tmp_path: Path
+    every: int, how: How, make: Callable[..., tuple[str, Faulty]], tmp_path: Path
 ) -> None:
     k = 1 + (every > 1) * (how == "die") * 11
     while True:
-        path = tmp_path / str(k)
-        files = FaultyFiles(k, how, sync=False)
+        path, files = make(tmp_path / str(k), k, how)
         manager = MultiNodeCheckpointManager(path, keep=KeepLast(3), files=files, take_over=True)
         with contextlib.suppress(PowerCutError):
             live(manager)
         if how == "die":
             del manager
             gc.collect()  # the process is gone, and with it the manager and its heartbeat
+        _, well = make(tmp_path / str(k))
+        manager = MultiNodeCheckpointManager(path, files=well)
         if files.count < k:
             break
-        go_on(path)
+        go_on(manager)
         k += every
-    assert check(path)[-1] == 12
+    assert check(manager)[-1] == 12
 
 
 @sampled("every", sample=100, nightly=2)
@@ -85,7 +100,7 @@ def test_a_power_loss_at_any_moment_loses_no_recorded_row(every: int, tmp_path: 
     path = tmp_path / "k"
     files = TracingFiles()
     live(MultiNodeCheckpointManager(path, keep=KeepLast(2), files=files))
-    assert check(path)[-1] == 12
+    assert check(MultiNodeCheckpointManager(path))[-1] == 12
     draw = random.Random(0)
     disk = Disk(str(tmp_path))
     newest = -1
@@ -99,7 +114,7 @@ def test_a_power_loss_at_any_moment_loses_no_recorded_row(every: int, tmp_path: 
             if isinstance(left, dict):
                 target = tmp_path / f"{i}-{j}"
                 materialize(left, target)
-                newest = max(newest, *check(target), -1)
+                newest = max(newest, *check(MultiNodeCheckpointManager(target)), -1)
     assert newest == 12
 
 

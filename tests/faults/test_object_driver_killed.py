@@ -86,11 +86,13 @@ def deletes(part: bytes) -> Aim:
     return lambda request: request.query == "delete" and re.search(part, request.body)
 
 
-def final_state(path: str | Path) -> dict[str, object]:
+def final_state(path: str | Path) -> tuple[bytes, dict[str, object]]:
     manager = MultiNodeCheckpointManager(path)
     manager.verify(EPOCHS)
     checkpoint = manager.open(EPOCHS)
-    return {
+    samples = manager.history_of("samples").compute()
+    assert samples.shape == (drift_job.NODES, 3 * EPOCHS, 2)
+    return samples.tobytes(), {
         node: (np.asarray(checkpoint[node]["x"]).tobytes(), checkpoint[node]["history"])
         for node in checkpoint
     }
@@ -103,13 +105,15 @@ STRIKES: list[tuple[Aim, How, int, int]] = [
     (is_kind(b"commit", 3), "refused", 0, 2),
     (is_kind(b"commit", 4), "unheard", 4, EPOCHS),
     (of_store("PUT", r"/part:2\.5(\.r\d+)?/zarr\.json"), "unheard", 4, 4),
+    (of_store("PUT", r"/samples/part:1/c\.0"), "unheard", 4, EPOCHS),
     (deletes(rb"/part:0\.5(\.r\d+)?/"), "unheard", 4, EPOCHS),
 ]
 
 
 def test_killed_in_mid_save_and_mid_commit_the_job_goes_on_from_what_is_recorded(
-    s3: S3Server, killer: Killer, inproc_client, tmp_path
+    s3: S3Server, killer: Killer, inproc_client, tmp_path, monkeypatch
 ) -> None:
+    monkeypatch.setenv("DRIFT_SAMPLES", "1")
     url = f"{s3.url}/drift"
     command = ["-m", "jobrunner", "run", str(HERE / "drift_job.py"), "--checkpoint", url]
     command += ["--workers", "2", "--threads", "1", "--keep-last", "2", "--epochs", str(EPOCHS)]
@@ -125,5 +129,5 @@ def test_killed_in_mid_save_and_mid_commit_the_job_goes_on_from_what_is_recorded
     process.stdout.close()
     with Session(inproc_client) as session:
         manager = MultiNodeCheckpointManager(tmp_path)
-        JobRunner(drift_job.build(has_samples=False), manager, num_epochs=EPOCHS).run(session)
+        JobRunner(drift_job.build(has_samples=True), manager, num_epochs=EPOCHS).run(session)
     assert final_state(url) == final_state(tmp_path)

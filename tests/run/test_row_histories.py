@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.checkpoint import copy_epoch, inspect_directory, restore_epoch
+from jobrunner.checkpoint.storage.object_files import open_store
 from jobrunner.testing import assert_identical
 
 NODES = ("chain:0", "chain:1")
@@ -64,7 +66,7 @@ def sampler(epochs: int, fails_at: int = -1, nodes: tuple[str, ...] = NODES, ste
 
 
 def run(
-    session: Session, path: Path, epochs: int, fails_at: int = -1, **options: Any
+    session: Session, path: Path | str, epochs: int, fails_at: int = -1, **options: Any
 ) -> MultiNodeCheckpointManager:
     managed = {name: options.pop(name) for name in ("keep", "save", "load_path") if name in options}
     shape = {name: options.pop(name) for name in ("nodes", "steps") if name in options}
@@ -364,10 +366,24 @@ def test_what_does_not_fit_a_history_is_refused_at_its_definition(tmp_path: Path
         job.compile()
 
 
-def test_an_object_store_is_refused_before_anything_runs(inproc_session: Session) -> None:
-    manager = MultiNodeCheckpointManager("memory://histories/k")
-    with pytest.raises(DefinitionError, match="nothing can be appended to objects"):
-        JobRunner(sampler(2), manager, callbacks=[]).run(inproc_session)
+def test_an_object_store_has_the_same_histories(
+    inproc_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_LEAST_BYTES", "_MOST_BYTES"):
+        monkeypatch.setattr(f"jobrunner.checkpoint.history_writer.{name}", 64)
+    monkeypatch.setattr("jobrunner.checkpoint.history_writer.PUBLISH_SECONDS", 0)
+    url = f"memory://{uuid.uuid4().hex}"
+    expect_rows(run(inproc_session, url, 5, fails_at=4), 3)
+    manager = run(inproc_session, url, 5)
+    expect_rows(manager, 5)
+    label = manager.record(5).histories
+    objects = zarr.storage.ObjectStore(open_store(url))
+    shown = zarr.open_group(objects, path=f"_histories/{label}/draws", mode="r")
+    rows = manager.history_of("draws").compute()
+    for i, node in enumerate(NODES):
+        assert np.array_equal(shown[node][:], rows[i])
+    copy_epoch(manager.directory, Position(5), str(tmp_path / "copy"))
+    expect_rows(run(inproc_session, f"{url}-fork", 6, load_path=tmp_path / "copy"), 6)
 
 
 def test_after_a_loss_in_the_same_run_no_row_is_lost_or_doubled(

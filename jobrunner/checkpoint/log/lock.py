@@ -104,6 +104,10 @@ class RunLock:
         # Without `leave`, the heartbeat stops when the manager is collected.
         weakref.finalize(self, self._heartbeat.stop)
 
+    def prove_appending(self) -> None:
+        """Check that the storage can append to files; raises OSError if not."""
+        self._files.prove_appending(self._heartbeat.directory)
+
     def _warn_of_others(self) -> None:
         """Warn of a directory that everybody may write to."""
         for name in ("", LOG_DIRECTORY, RUNS_DIRECTORY):

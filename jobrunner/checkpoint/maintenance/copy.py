@@ -15,7 +15,7 @@ import msgspec
 from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.directory_run import writing
 from jobrunner.checkpoint.history import as_json
-from jobrunner.checkpoint.history_writer import check_appendable, copy_history, make_groups
+from jobrunner.checkpoint.history_writer import copy_history, make_groups
 from jobrunner.checkpoint.load_plan import with_contents
 from jobrunner.checkpoint.log import CommitEntry, Record, State
 from jobrunner.checkpoint.maintenance.repair_plan import reading_storage
@@ -147,8 +147,6 @@ def copy_epoch(
     record = directory.record(epoch, snapshot)
     is_done = snapshot.done == epoch
     histories = _find_histories(directory, record)
-    for blob in histories:
-        check_appendable(files, copy.path, blob)
     manager = MultiNodeCheckpointManager(copy.path, take_over=take_over, files=files)
     info = {**directory.info_of(record.run_number), "command": "copy"}
     details = record.details.to_json()

@@ -26,6 +26,7 @@ from jobrunner.config import get_number
 from jobrunner.texts import printable, without_credentials
 
 if TYPE_CHECKING:
+    from obstore import UpdateVersion
     from obstore.store import ObjectStore, RetryConfig
 
 MISSING = "object stores need obstore, which is not installed: pip install 'dask-jobrunner[object]'"
@@ -65,14 +66,15 @@ class ObjectFiles:
     it is called once per process.
 
     There are no directories and no links: the store copies objects. An object is whole and durable
-    once the store has replied. Log entries require conditional creation, which `prove_creation`
-    tests before a run begins. Pickles contain the URL, never credentials.
+    once the store has replied. Log entries require conditional creation, and histories conditional
+    replacement; `prove_creation` and `prove_appending` test them before a run begins. Pickles
+    contain the URL, never credentials.
     """
 
     threads = 8
     lookups = 32
     linked_bytes = 4 << 20  # a link waits for the store twice, a write only once
-    writes_in_place = False
+    appended_bytes = 256 << 10  # read and put again for each part
 
     def __init__(self, root: str, open_store: Callable[[str], ObjectStore] = open_store) -> None:
         self.root = root
@@ -84,9 +86,6 @@ class ObjectFiles:
 
     def before(self, operation: str, path: str) -> None:
         pass
-
-    def write_at(self, path: str, start: int, buffers: Buffers, nbytes: int) -> None:
-        raise OSError(errno.EOPNOTSUPP, "objects are written whole", path)
 
     def reaches(self, path: str) -> bool:
         return path == self.root or path.startswith(f"{self.root}/")
@@ -108,7 +107,7 @@ class ObjectFiles:
             if self._opened is None:
                 self._opened = self._open_store(self.root)
             return request(self._opened)
-        except (FileNotFoundError, exceptions.BaseError) as error:
+        except (FileNotFoundError, NotImplementedError, exceptions.BaseError) as error:
             raise self._translate(error, operation, path) from _presentable(error)
 
     def _translate(self, error: Exception, operation: str, path: str) -> OSError:
@@ -127,6 +126,8 @@ class ObjectFiles:
             return FileNotFoundError(errno.ENOENT, "no such object", path)
         if isinstance(error, exceptions.AlreadyExistsError):
             return FileExistsError(errno.EEXIST, "the object exists", path)
+        if isinstance(error, exceptions.PreconditionError):
+            return FileExistsError(errno.EEXIST, "another object is there now", path)
         refusals = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
         number = errno.EACCES if isinstance(error, refusals) else errno.EIO
         return OSError(number, printable(str(error).partition("\n")[0]), path)
@@ -148,6 +149,62 @@ class ObjectFiles:
         content = b"".join(buffers)
         self.put(path, content)
         return xxhash.xxh3_128_hexdigest(content)
+
+    def write_at(self, path: str, start: int, buffers: Buffers, nbytes: int) -> None:
+        # A store has no append, so each part replaces the whole object. Say a request with the rows
+        # up to 50 gets no answer; it is made again, and rows up to 70 follow, which are recorded.
+        # Now the first request arrives, and takes rows 51 to 70 away. So each request names the
+        # object from which it was made, and is refused if another one is there.
+        data = b"".join(buffers)
+        if not start and self.create(path, data.ljust(nbytes, b"\0")):
+            return
+        present, version = self._read_version(path)
+        tail = present[start + len(data) : nbytes]
+        whole = b"".join((present[:start], data, tail)).ljust(nbytes, b"\0")
+        try:
+            self._replace(path, whole, version)
+        except OSError:
+            if self.read(path) != whole:  # else only the answer was lost
+                raise
+
+    def _read_version(self, path: str) -> tuple[bytes, UpdateVersion]:
+        """An object, and what `_replace` knows it by."""
+
+        def get(store: ObjectStore) -> tuple[bytes, UpdateVersion]:
+            result = store.get(self._key(path))
+            version: Any = {}
+            for name in ("e_tag", "version"):
+                if result.meta[name] is not None:
+                    version[name] = result.meta[name]
+            return result.bytes().to_bytes(), version
+
+        return self._ask("get", path, get)
+
+    def _replace(self, path: str, data: bytes, version: UpdateVersion) -> None:
+        """Replace an object; FileExistsError if it is not that version any more."""
+
+        def put(store: ObjectStore) -> object:
+            return store.put(self._key(path), data, mode=version, use_multipart=False)
+
+        self._ask("put", path, put)
+
+    def prove_appending(self, directory: str) -> None:
+        path = os.path.join(directory, "appended")
+        self.put(path, b"first")
+        _, version = self._read_version(path)
+        with contextlib.suppress(FileExistsError):  # a try with a cut answer has replaced it
+            self._replace(path, b"second", version)
+        try:
+            self._replace(path, b"third", version)
+        except FileExistsError:
+            return
+        raise OSError(
+            errno.EOPNOTSUPP,
+            "this store replaced an object that was not the expected one (conditional put with "
+            "If-Match is missing or switched off), so rows of histories could get lost; use "
+            "another store, or declare blobs without history=",
+            path,
+        )
 
     def link(self, source: str, target: str, nbytes: int) -> bool:
         def copy(store: ObjectStore) -> object:

@@ -32,8 +32,8 @@ class Files(Protocol):
     """Calls that `each` makes at once."""
     linked_bytes: int
     """Shorter unchanged chunks are written again: `link` would cost more."""
-    writes_in_place: bool
-    """Whether there is `write_at`, which histories need."""
+    appended_bytes: int
+    """A file to which `write_at` appends should not be longer: it may be written anew each time."""
 
     def reaches(self, path: str) -> bool:
         """Whether `path` is in this storage."""
@@ -69,7 +69,7 @@ class Files(Protocol):
     def write_at(self, path: str, start: int, buffers: Buffers, nbytes: int) -> None:
         """Write a part of a file, which is then `nbytes` long and sparse where nothing was written.
 
-        Durable only once synced. Raises OSError if `writes_in_place` is false.
+        Durable only once synced. Only one thread writes a file. What is before `start` must be there.
         """
 
     def link(self, source: str, target: str, nbytes: int) -> bool:
@@ -87,6 +87,9 @@ class Files(Protocol):
 
     def prove_creation(self, directory: str) -> None:
         """Check that `create` has one winner in `directory`; raises OSError if not."""
+
+    def prove_appending(self, directory: str) -> None:
+        """Check that `write_at` keeps what others wrote in `directory`; raises OSError if not."""
 
     def put(self, path: str, data: bytes, *, durable: bool = False) -> None:
         """Create a file, or replace it atomically; durable only if asked for."""

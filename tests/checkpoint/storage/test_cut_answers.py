@@ -34,6 +34,11 @@ def read_into(files, path):
     return bytes(target)
 
 
+def is_appended(files, root):
+    files.write_at(f"{root}/x", 1, [b"end"], len(DATA))
+    return read_into(files, f"{root}/x") == DATA[:1] + b"end" + DATA[4:]
+
+
 OPERATIONS = {
     "read": lambda files, root: files.read(f"{root}/x") == DATA,
     "read_into": lambda files, root: read_into(files, f"{root}/x") == DATA,
@@ -45,6 +50,8 @@ OPERATIONS = {
     "long": lambda files, root: files.write(f"{root}/long", [DATA] * 17) is not None,
     "create": lambda files, root: files.create(f"{root}/new", b"entry") is True,
     "create taken": lambda files, root: files.create(f"{root}/y", b"entry") is False,
+    "append": is_appended,
+    "prove appending": lambda files, root: files.prove_appending(root) is None,
     "prove": lambda files, root: files.prove_creation(root) is None,
     "link": lambda files, root: files.link(f"{root}/x", f"{root}/z", len(DATA)),
     "remove_file": lambda files, root: files.remove_file(f"{root}/x") is None,
@@ -61,7 +68,7 @@ def files(s3):
 
 
 def test_reads_and_writes_survive_answers_that_are_cut(s3, files):
-    for name in ("read", "read_into", "is_taken", "write", "long", "create"):
+    for name in ("read", "read_into", "is_taken", "write", "long", "create", "append"):
         operation = OPERATIONS[name]
         files.put(f"{files.root}/x", DATA)
         files.put(f"{files.root}/y", b"y")

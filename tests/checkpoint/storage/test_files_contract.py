@@ -228,6 +228,45 @@ def test_of_many_writers_that_create_an_object_one_succeeds(place: Place) -> Non
     assert sorted(files.list_names(f"{root}/_log")) == ["1"]
 
 
+def test_parts_are_appended_to_a_file(place: Place) -> None:
+    files, path = place.files, f"{place.root}/d/x"
+    files.make_directories(f"{place.root}/d")
+    files.prove_appending(f"{place.root}/d")
+    for _ in range(2):  # again, as after an answer that was lost
+        files.write_at(path, 0, [b"ab", memoryview(b"c")], 8)
+        assert files.read(path) == b"abc" + bytes(5)
+    files.write_at(path, 3, [b"de"], 8)
+    assert files.read(path) == b"abcde" + bytes(3)
+    files.write_at(path, 2, [b"CDEF"], 8)  # again, with what has come since
+    assert files.read(path) == b"abCDEF" + bytes(2)
+
+
+def test_a_part_that_arrives_late_takes_nothing_away(s3: S3Server) -> None:
+    root = f"{s3.url}/runs/k"
+
+    class Late(ObjectFiles):
+        """Somebody else's part arrives before its own."""
+
+        def before(self, operation: str, path: str) -> None:
+            if operation == "put":
+                ObjectFiles(root).write_at(f"{root}/x", 2, [b"cd"], 4)
+
+    ObjectFiles(root).write_at(f"{root}/x", 0, [b"ab"], 4)
+    with pytest.raises(FileExistsError, match="another object is there now"):
+        Late(root).write_at(f"{root}/x", 2, [b"c"], 4)
+    assert ObjectFiles(root).read(f"{root}/x") == b"abcd"
+
+
+def test_a_store_that_replaces_any_object_is_refused() -> None:
+    class Forgetful(ObjectFiles):
+        def _replace(self, path: str, data: bytes, version: Any) -> None:
+            self.put(path, data)
+
+    root = f"memory://{uuid.uuid4().hex}"
+    with pytest.raises(OSError, match="If-Match is missing"):
+        Forgetful(root).prove_appending(f"{root}/_runs")
+
+
 def test_names_of_every_kind_are_listed_copied_and_removed(place: Place) -> None:
     files, root = place.files, place.root
     root = f"{root}/names"
