@@ -21,6 +21,9 @@ from .directory import (
 from .history import (
     read_history as read_history,
 )
+from .history_writer import (
+    make_groups as make_groups,
+)
 from .keep_policies import (
     KeepAll as KeepAll,
     KeepAny as KeepAny,

@@ -6,7 +6,7 @@ Runs on the client; `worker_save` runs on the workers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import itemgetter
@@ -37,11 +37,11 @@ from jobrunner.checkpoint.log import (
     read_beat,
 )
 from jobrunner.checkpoint.retention import Retention
-from jobrunner.checkpoint.storage import write_remedy
+from jobrunner.checkpoint.storage import join_path, write_remedy
 from jobrunner.checkpoint.worker_save import Encoding, Receipt, SaveOrder, Written
 from jobrunner.define import ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
-from jobrunner.names import check_distinct, parse_store_name
+from jobrunner.names import HISTORIES, check_distinct, parse_store_name
 from jobrunner.positions import Position
 from jobrunner.texts import get_logger, listed
 
@@ -103,10 +103,8 @@ class DirectoryRun:
     """What the stores of this run have in them, and the number of the entry that says so."""
     _names: Sequence[str] = field(default=(), init=False)
     """Those in the directory when the run took it."""
-    _placements: int = field(default=0, init=False)
-    """How often workers have got nodes in this run. Those of before may still write histories."""
-    _made_histories: str = field(default="", init=False)
-    """The newest directory of histories."""
+    _histories_label: str = field(default="", init=False)
+    """The directory of histories to which workers append, as they are placed now; empty: none yet."""
     _must_look: bool = field(default=True, init=False)
     """Whether the client has not yet seen what the workers write, as they are placed now."""
 
@@ -160,7 +158,7 @@ class DirectoryRun:
                 # After the `run` entry: whatever is there was not written for this run.
                 names = directory.files.list_names(path)
                 self._names = [name for name in names if parse_store_name(name) is not None]
-                self._has_failed, self._contents, self._placements = False, None, 0
+                self._has_failed, self._contents, self._histories_label = False, None, ""
                 self.retention.start_run(names)
                 lock.remove_traces_of_others()
                 if isinstance(directory.handler, FileMetadataHandler):
@@ -233,7 +231,7 @@ class DirectoryRun:
             probe = self.held().probe
             self.directory.files.put(probe.path, probe.token)
             self._must_look = True
-            self._placements += 1
+            self._histories_label = ""  # workers of before may still write there
             return probe
 
     def check_probe(self, answers: Mapping[str, Any]) -> None:
@@ -274,7 +272,7 @@ class DirectoryRun:
 
     def prove_appending(self) -> None:
         """Raise CheckpointWriteError if the storage cannot append to files, as histories need it."""
-        with writing(self.directory.path, "histories could not be begun"):
+        with writing(self.directory, "histories could not be begun"):
             self.held().prove_appending()
 
     def encoding(self) -> Encoding:
@@ -352,14 +350,20 @@ class DirectoryRun:
 
     def _histories(self, encoding: Encoding) -> str:
         """The directory of the histories of this placement, which is made if it is new."""
-        if not encoding.histories:
-            return ""
-        label = f"{self.held().number}.{self._placements}"
-        if self._made_histories != label:
-            directory = self.directory
-            with writing(directory, "the directory of histories could not be made"):
-                make_groups(directory.files, directory.path, label, encoding.histories)
-            self._made_histories = label
+        if encoding.histories and not self._histories_label:
+            self._histories_label = self.make_histories(encoding.histories)
+        return self._histories_label
+
+    def make_histories(self, blobs: Collection[str]) -> str:
+        """Make a directory for histories of these blobs, and return its name."""
+        directory, number, count = self.directory, self.held().number, 0
+        with writing(directory, "the directory of histories could not be made"):
+            # Another log, which is lost, may have had an entry of this number.
+            present = directory.files.list_names(join_path(directory.path, HISTORIES))
+            while f"{number}.{count}" in present:
+                count += 1
+            label = f"{number}.{count}"
+            make_groups(directory.files, directory.path, label, blobs)
         return label
 
     def commit(self, order: SaveOrder, written: Written) -> Committed:

@@ -317,13 +317,22 @@ def make_groups(files: Files, directory: str, label: str, blobs: Iterable[str]) 
         files.put(join_path(root, ROOT_DOCUMENT), GROUP, durable=True)
 
 
-def copy_history(reader: HistoryReader, files: Files, root: str, node: str) -> None:
-    """Copy what a mark counts, and verify it; the caller makes it durable."""
-    mark, digests = reader.mark, reader.read_digests()
-    files.make_directory(root)
-    for number in range(-(-mark.rows // mark.chunk_rows)):
-        path = join_path(root, name_chunk(number, mark.shape))
-        files.write_at(path, 0, [reader.read_chunk(number, digests)], mark.chunk_bytes)
+def copy_chunks(source: HistoryReader, target: HistoryReader) -> Iterator[Callable[[], None]]:
+    """What copies the rows that a mark counts, and verifies them, in any order."""
+    mark, digests = source.mark, source.read_digests()
+
+    def copy(number: int) -> None:
+        path = join_path(target.root, name_chunk(number, mark.shape))
+        target.files.write_at(path, 0, [source.read_chunk(number, digests)], mark.chunk_bytes)
+
+    target.files.make_directory(target.root)
+    for number in range(mark.chunks):
+        yield partial(copy, number)
+
+
+def publish_copy(source: HistoryReader, target: HistoryReader, node: str, *, durable: bool) -> None:
+    """Let Zarr open a copy, once its chunks are there."""
+    mark, digests = source.mark, source.read_digests()
     shape = (mark.rows, *mark.shape)
-    document = describe_history(node, reader.dtype, shape, mark.chunk_rows, digests)
-    files.write(join_path(root, ROOT_DOCUMENT), [document])
+    document = describe_history(node, source.dtype, shape, mark.chunk_rows, digests)
+    target.files.put(join_path(target.root, ROOT_DOCUMENT), document, durable=durable)

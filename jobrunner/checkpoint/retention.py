@@ -61,15 +61,16 @@ class Retention:
         # Raises if another run has just taken over: the leftovers are then its own.
         self._directory.log.check_held()
         self.sweep(names)
-        if HISTORIES in names:
+        has_strangers = bool(self._directory.log.known().strangers_among(names))
+        if HISTORIES in names and not has_strangers:
             self.sweep_histories()
 
     def sweep_histories(self) -> None:
         """Delete, in the background, the histories that no recorded or set-aside epoch has."""
         directory = self._directory
         state = directory.log.check_held()
-        if state.keeps_histories:
-            return  # a lost entry may have had them
+        if state.keeps_histories or state.strangers:
+            return  # a lost entry may have had them, or stores that are not ours
         used = set(state.histories.values())
         for name in directory.files.list_directories(join_path(directory.path, HISTORIES)):
             if is_history_label(name) and name not in used:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from jobrunner.checkpoint import (
+    Files,
     MultiNodeCheckpointManager,
     StoreReader,
     absolute_path,
@@ -15,6 +16,7 @@ from jobrunner.checkpoint import (
     copy_root,
     files_beside,
     is_url,
+    make_groups,
 )
 from jobrunner.define import Node, Rule, Task, TaskGroup, checked
 from jobrunner.errors import CheckpointWriteError, DefinitionError
@@ -44,7 +46,7 @@ BUILDER = Rule(
 
 
 class CopyTo:
-    """Copy each node's store of the last epoch elsewhere, on the node's own worker.
+    """Copy each node's store of the last epoch elsewhere, with its histories, on its own worker.
 
     Parameters
     ----------
@@ -76,10 +78,15 @@ class CopyTo:
         self.check(manager)
         files = manager.directory.files
         there = files_beside(self.path, files)
+        record = manager.record(epoch)
+        # Not where they lie here: other epochs that were copied there may have that name.
+        histories = f"{record.at.epoch}.0" if record.histories else ""
         with TaskGroup() as group:
-            for node, store in manager.record(epoch).stores.items():
-                source = StoreReader(files, manager.path, store.name, store.sha256)
-                copy = replace(source, files=there, directory=self.path)
+            for node, store in record.stores.items():
+                source = StoreReader(
+                    files, manager.path, store.name, store.sha256, record.histories
+                )
+                copy = replace(source, files=there, directory=self.path, histories=histories)
                 Task(partial(_copy_store, source, copy), name="copy store", node=Node(node))
         return group
 
@@ -91,9 +98,18 @@ def _is_inside(path: str, directory: str) -> bool:
     return os.path.commonpath([here, os.path.realpath(path)]) == here
 
 
+def _remove(files: Files, root: str) -> None:
+    """Remove a store or a history, if it is there. Zarr opens it by its document: remove that first."""
+    document = os.path.join(root, ROOT_DOCUMENT)
+    if files.is_taken(root):
+        if files.is_taken(document):
+            files.remove_file(document)
+            files.sync_path(root)
+        files.remove_tree(root)
+
+
 def _copy_store(source: StoreReader, target: StoreReader) -> None:
-    # Zarr opens a store by its root document: remove that first, write it last.
-    files, document = target.files, os.path.join(target.root, ROOT_DOCUMENT)
+    files, directory = target.files, target.directory
     try:
         both = os.path.exists(source.root) and os.path.exists(target.root)
         if both and os.path.samefile(source.root, target.root):
@@ -101,14 +117,14 @@ def _copy_store(source: StoreReader, target: StoreReader) -> None:
                 f"The store {source.root!r} and its copy {target.root!r} are the same directory; "
                 f"nothing was changed. Give CopyTo a directory of its own."
             )
-        source.read_document()  # nothing is removed for a damaged store
-        if files.is_taken(target.root):
-            if files.is_taken(document):
-                files.remove_file(document)
-                files.sync_path(target.root)
-            files.remove_tree(target.root)
-        files.make_directories(target.directory)
-        with files.durable(target.directory, [target.store]):
+        document = source.read_document()  # nothing is removed for a damaged store
+        blobs = document.entry.histories
+        roots = [target.root, *(target.history(document, blob).root for blob in blobs)]
+        for root in roots:
+            _remove(files, root)
+        files.make_directories(directory)
+        make_groups(files, directory, target.histories, blobs)
+        with files.durable(directory, [root.removeprefix(f"{directory}/") for root in roots]):
             copy_files([(source, target)])
         copy_root(source, target, durable=True)
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import uuid
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from jobrunner import (
     Blob,
     BlobNotFoundError,
     CheckpointCorruptError,
+    CopyTo,
     DefinitionError,
     Job,
     JobRunner,
@@ -30,7 +32,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
-from jobrunner.checkpoint import copy_epoch, inspect_directory, restore_epoch
+from jobrunner.checkpoint import Directory, copy_epoch, inspect_directory, repair_log, restore_epoch
 from jobrunner.checkpoint.storage.object_files import open_store
 from jobrunner.testing import assert_identical
 
@@ -177,6 +179,21 @@ def test_what_no_epoch_needs_is_deleted_by_a_later_run(session: Session, tmp_pat
     assert sorted(statuses) == ["live", "live", "pending"]
 
 
+def test_what_a_lost_log_recorded_stays(session: Session, tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    run(session, path, 3)
+    shutil.rmtree(path / "_log")
+    for epochs in (2, 4):  # it starts over, and then goes on
+        resume = None if epochs == 2 else "latest"
+        manager = run(session, path, epochs, resume_from_epoch=resume)
+        expect_rows(manager, epochs)
+    assert manager.record(4).histories not in labels(manager)[:1]
+    shutil.rmtree(path / "_log")
+    repair_log(manager.directory)
+    for epoch in (2, 3, 4):
+        manager.verify(epoch)
+
+
 def test_a_copy_has_the_rows_of_its_epoch(session: Session, tmp_path: Path) -> None:
     manager = run(session, tmp_path / "k", 5)
     copy_epoch(manager.directory, Position(3), str(tmp_path / "copy"))
@@ -187,6 +204,21 @@ def test_a_copy_has_the_rows_of_its_epoch(session: Session, tmp_path: Path) -> N
     # A run in a directory of its own copies them, too.
     expect_rows(run(session, tmp_path / "fork", 7, load_path=tmp_path / "k"), 7)
     expect_rows(manager, 5)
+
+
+def test_a_job_resumes_from_the_rows_that_were_copied_after_its_last_epoch(
+    inproc_session: Session, tmp_path: Path
+) -> None:
+    upload = CopyTo(tmp_path / "copy")
+    for epochs in (2, 4, 4):  # the last one copies the same epoch again
+        run(inproc_session, tmp_path / "k", epochs, upload_task_group_builder=upload)
+    shutil.rmtree(tmp_path / "copy" / "_histories" / "2.0")  # each copy has its own
+    for i in range(2):
+        group = zarr.open_group(tmp_path / "copy" / "_histories" / "4.0" / "draws", mode="r")
+        assert group[f"chain:{i}"].shape == (12, 2)
+    repair_log(Directory(tmp_path / "copy"))
+    expect_rows(MultiNodeCheckpointManager(tmp_path / "copy"), 4)
+    expect_rows(run(inproc_session, tmp_path / "copy", 5), 5)
 
 
 def test_nodes_and_blobs_take_their_rows_along_under_new_names(

@@ -245,6 +245,8 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
                 self.holder = holder_of(entry)
                 self.nodes.update(entry.nodes)
                 self.is_ended = False
+                # If the whole log is lost, there is no `lost` entry.
+                self.keeps_histories |= entry.is_repair
             case BeginEntry():
                 self._begin(entry)
             case CommitEntry():

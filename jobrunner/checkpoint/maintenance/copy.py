@@ -15,7 +15,7 @@ import msgspec
 from jobrunner.checkpoint.directory import Directory, EpochRecord
 from jobrunner.checkpoint.directory_run import writing
 from jobrunner.checkpoint.history import as_json
-from jobrunner.checkpoint.history_writer import copy_history, make_groups
+from jobrunner.checkpoint.history_writer import copy_chunks, publish_copy
 from jobrunner.checkpoint.load_plan import with_contents
 from jobrunner.checkpoint.log import CommitEntry, Record, State
 from jobrunner.checkpoint.maintenance.repair_plan import reading_storage
@@ -27,7 +27,7 @@ from jobrunner.checkpoint.storage import (
     join_path,
     run_all,
 )
-from jobrunner.checkpoint.store import StoreReader
+from jobrunner.checkpoint.store import StoreDocument, StoreReader
 from jobrunner.errors import (
     CheckpointNotFoundError,
     DefinitionError,
@@ -159,8 +159,7 @@ def copy_epoch(
             order = manager.run.order({epoch: details})
             names = order.stores[epoch]
             with writing(copy, f"epoch {epoch} of {directory.path} could not be copied"):
-                label = f"{manager.run.held().number}.0" if histories else ""
-                make_groups(files, copy.path, label, histories)
+                label = manager.run.make_histories(histories) if histories else ""
                 _copy_stores(directory, record, copy, names, label)
             stores = {}
             for node, store in record.stores.items():
@@ -205,18 +204,14 @@ def _copy_stores(
         written.append(join_path(HISTORIES, label))
     with target.files.durable(target.path, written):
         copy_files(pairs)
-        for original, copy in pairs if label else ():
-            document = original.read_document()
-            for blob in document.entry.histories:
-                root = copy.history(document, blob).root
-                reader = original.history(document, blob)
-                copy_history(reader, target.files, root, document.node)
         roots = [partial(copy_root, *pair) for pair in pairs]
         run_all(roots, max(source.files.threads, target.files.threads), 0)
 
 
 def copy_files(pairs: Sequence[tuple[StoreReader, StoreReader]]) -> None:
-    """Copy stores but for their root documents, and verify each file; the caller makes them durable.
+    """Copy stores, and the rows that they count, but for the documents that `copy_root` copies.
+
+    Verifies each file; the caller makes them durable, and has made the groups of histories.
 
     All files of all stores are one list of jobs, so that many small stores are copied as quickly as
     a large one: requests to an object store take longer than all else.
@@ -235,6 +230,10 @@ def copy_files(pairs: Sequence[tuple[StoreReader, StoreReader]]) -> None:
         for path, file in document.files().items():
             jobs.append(partial(copy, source, target, path, file))
             sizes.append(file[0])
+        for blob in document.entry.histories:
+            history = source.history(document, blob)
+            jobs.extend(copy_chunks(history, target.history(document, blob)))
+            sizes.append(history.mark.chunks * history.mark.chunk_bytes)
 
     def copy(source: StoreReader, target: StoreReader, path: str, file: tuple[int, str]) -> None:
         content = source.verified.read(path, file)
@@ -247,6 +246,11 @@ def copy_files(pairs: Sequence[tuple[StoreReader, StoreReader]]) -> None:
 
 def copy_root(source: StoreReader, target: StoreReader, *, durable: bool = False) -> None:
     """Copy the root document of a store, after all other files: Zarr opens the store by it."""
-    path = join_path(target.root, ROOT_DOCUMENT)
-    target.files.put(path, source.read_bytes(), durable=durable)
+    path, content = join_path(target.root, ROOT_DOCUMENT), source.read_bytes()
+    document = StoreDocument(content, path)
+    for blob in document.entry.histories:
+        history = source.history(document, blob)
+        copied = target.history(document, blob)
+        publish_copy(history, copied, document.node, durable=durable)
+    target.files.put(path, content, durable=durable)
     target.read_document()  # verifies it

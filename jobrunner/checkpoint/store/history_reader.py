@@ -65,6 +65,11 @@ class HistoryMark(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
         return self.rows // self.chunk_rows
 
     @property
+    def chunks(self) -> int:
+        """How many chunks have rows that count."""
+        return -(-self.rows // self.chunk_rows)
+
+    @property
     def value_shape(self) -> tuple[int, ...]:
         """The shape of the last value."""
         return (self.last, *self.shape) if self.extends else tuple(self.shape)
@@ -114,9 +119,9 @@ class HistoryReader:
         with reading(self.root):
             names = self.files.list_names(self.root)
         count = len(names) - (ROOT_DOCUMENT in names)
-        expected = -(-self.mark.rows // self.mark.chunk_rows)
-        if count < expected:
-            raise changed_file(self.root, f"expected {expected} chunks, found {count} files")
+        if count < self.mark.chunks:
+            expected = f"expected {self.mark.chunks} chunks"
+            raise changed_file(self.root, f"{expected}, found {count} files")
 
     def read_digests(self) -> list[str]:
         """The digests of all full chunks.
@@ -195,5 +200,5 @@ class HistoryReader:
     def verify(self) -> None:
         """Read and verify all rows."""
         digests = self.read_digests()
-        for number in range(-(-self.mark.rows // self.mark.chunk_rows)):
+        for number in range(self.mark.chunks):
             self.read_chunk(number, digests)
