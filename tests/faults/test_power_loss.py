@@ -267,19 +267,11 @@ def is_excused(life: Life, number: int) -> bool:
     return "_runs" in made.path or (life.has_syncfs and "_log" not in made.path)
 
 
-@sampled("is_sample", sample=True, nightly=False)
-def test_leaving_out_any_sync_is_caught(is_sample: bool, life: Life, judge: Judge) -> None:
+@pytest.mark.nightly
+def test_leaving_out_any_sync_is_caught(life: Life, judge: Judge) -> None:
     syncs = [i for i, done in enumerate(life.trace) if done.what in ("fsync", "syncfs")]
-    if is_sample:  # of those that are alike, one
-        kinds = {}
-        for i in syncs:
-            around = [(done.what, done.path) for done in life.trace[i - 1 : i + 1]]
-            kinds[re.sub(r"[0-9a-f]{32}|\d+", "", str(around))] = i
-        syncs = [i for i in kinds.values() if not is_excused(life, i)][
-            :: 3 if life.has_syncfs else 32
-        ]
     caught = [i for i in syncs if is_needed(life, judge, i)]
     missed = [i for i in syncs if i not in caught]
     print(f"{len(syncs)} syncs, {len(caught)} needed, {judge.count} states")
     assert [life.trace[i - 1 : i + 1] for i in missed if not is_excused(life, i)] == []
-    assert len(caught) > (1 if is_sample else 30)
+    assert len(caught) > 30

@@ -1,4 +1,4 @@
-"""Logs of format 1 are read: epochs, and where the time of their run went."""
+"""Checkpoints and logs of format 1 are read: values, epochs, and where the time of a run went."""
 
 from __future__ import annotations
 
@@ -9,13 +9,24 @@ import pytest
 
 from jobrunner import MultiNodeCheckpointManager
 from jobrunner.story import read_story
-from tests.golden.make_log_1 import LOSS
+from jobrunner.testing import assert_identical
+from tests.golden.make import LOSS, blobs
 
-GOLDEN = Path(__file__).with_name("log_1")
+GOLDEN = Path(__file__).parent
+
+
+def test_every_value_is_what_it_was() -> None:
+    manager = MultiNodeCheckpointManager(GOLDEN / "format_1")
+    manager.verify(0)
+    checkpoint = manager.open(0)["a"]
+    for name, value in blobs().items():
+        assert_identical(value, checkpoint.load(name))
+    document = json.loads((GOLDEN / "format_1" / "a.0" / "zarr.json").read_text())
+    assert document["attributes"]["/jobrunner"]["format"] == 1
 
 
 def test_the_time_of_the_run_is_what_it_was() -> None:
-    manager = MultiNodeCheckpointManager(GOLDEN)
+    manager = MultiNodeCheckpointManager(GOLDEN / "log_1")
     for epoch in manager.epochs():
         manager.verify(epoch)
         assert manager.open(epoch)["a"]["n"] == epoch
@@ -30,5 +41,5 @@ def test_the_time_of_the_run_is_what_it_was() -> None:
     assert times == pytest.approx((LOSS["at"], LOSS["resumed"]))
     assert (loss.text, loss.resumed_from) == (LOSS["text"], 0)
     assert [it.epoch for it in run.epochs] == [0, 2]
-    last = sorted(GOLDEN.glob("_log/[0-9]*.json"))[-1]
-    assert json.loads(last.read_text())["entry"]["format"] == 1
+    entries = sorted((GOLDEN / "log_1").glob("_log/[0-9]*.json"))
+    assert json.loads(entries[-1].read_text())["entry"]["format"] == 1
