@@ -258,13 +258,24 @@ def go_back(path: Path) -> list[str]:
     return [entry_in(file)["kind"] for file in log_of(path)]
 
 
-def test_what_was_set_aside_stays_so_if_the_whole_log_is_gone(tmp_path: Path) -> None:
-    go_back(tmp_path / "k")
-    shutil.rmtree(tmp_path / "k" / "_log")
-    repair_log(directory(tmp_path / "k").directory)
-    assert recorded(tmp_path / "k") == (1, 2)
-    stores = directory(tmp_path / "k").record(2).stores
+def test_what_was_set_aside_and_its_labels_stay_so_if_the_whole_log_is_gone(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "k"
+    go_back(path)
+    before = {name.name for name in path.iterdir()}
+    shutil.rmtree(path / "_log")
+    repaired(path)
+    assert recorded(path) == (1, 2)
+    stores = directory(path).record(2).stores
     assert [store.name for store in stores.values()] == ["a.2.r2", "b.2.r2"]
+    again = directory(path)
+    again.run.start(NODES, {})
+    save(again, 2)
+    again.run.end()
+    assert before < {name.name for name in path.iterdir()}
+    assert recorded(path) == (1, 2)
+    check_epochs(directory(path))
 
 
 @pytest.mark.parametrize("more", [(), ("commit",), ("begin", "commit")])
@@ -299,21 +310,6 @@ def test_an_abandoned_save_is_not_recorded_though_its_stores_are_whole(tmp_path:
     assert not repair.rebuilt  # no entry after its `begin` is lost
     assert recorded(path) == (1,)
     check_that_a_run_goes_on(path, (1,))
-
-
-def test_labels_of_attempts_whose_entries_are_lost_are_not_given_again(tmp_path: Path) -> None:
-    path = tmp_path / "k"
-    go_back(path)
-    before = {name.name for name in path.iterdir()}
-    shutil.rmtree(path / "_log")
-    repair_log(directory(path).directory)
-    again = directory(path)
-    again.run.start(NODES, {})
-    save(again, 2)
-    again.run.end()
-    assert before < {name.name for name in path.iterdir()}
-    assert recorded(path) == (1, 2)
-    check_epochs(directory(path))
 
 
 def test_an_epoch_without_all_stores_or_with_one_that_is_not_whole_is_not_recorded(

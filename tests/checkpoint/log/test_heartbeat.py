@@ -71,14 +71,21 @@ def run_entry(**process: Any) -> Holder:
 ELSEWHERE = {"host": "another", "pid": 1}
 
 
-@pytest.fixture(scope="module")
-def dead_process() -> Process:
-    code = (
-        "import msgspec; from jobrunner.checkpoint.log.heartbeat import own_process;"
-        "print(msgspec.json.encode(own_process()).decode())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    return msgspec.json.decode(done.stdout, type=Process)
+def write_beat(path: Path, content: str = "0", run: str = RUN) -> Path:
+    file = path / RUNS_DIRECTORY / run / HEARTBEAT
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
+    return file
+
+
+def while_all_beat(path: Path) -> Patience:
+    """All runs beat as long as somebody waits."""
+
+    def beat(now: float) -> None:
+        for file in path.glob(f"{RUNS_DIRECTORY}/*/{HEARTBEAT}"):
+            file.write_text(str(now))
+
+    return Time(beat).patience()
 
 
 def test_a_run_that_beats_slowly_may_live_for_several_beats() -> None:
@@ -92,29 +99,22 @@ def test_another_process_with_the_same_pid_is_told_apart() -> None:
     assert is_known_dead(parent, RUN)
 
 
-def test_a_zombie_process_is_known_dead() -> None:
+def test_a_zombie_is_known_dead_and_a_process_elsewhere_never() -> None:
     code = (
         "import msgspec, sys; from jobrunner.checkpoint.log.heartbeat import own_process;"
         "print(msgspec.json.encode(own_process()).decode(), flush=True); sys.stdin.read()"
     )
-    victim = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
-    )
-    assert victim.stdout is not None
-    assert victim.stdin is not None
-    process = msgspec.json.decode(victim.stdout.readline(), type=Process)
-    assert not is_known_dead(process, RUN)
-    victim.kill()
-    os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as victim:
+        assert victim.stdout is not None
+        process = msgspec.json.decode(victim.stdout.readline(), type=Process)
+        assert not is_known_dead(process, RUN)
+        victim.kill()
+        os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
+        assert is_known_dead(process, RUN)
     assert is_known_dead(process, RUN)
-    victim.wait()
-    victim.stdout.close()
-    victim.stdin.close()
-
-
-@pytest.mark.parametrize("what", ["host", "boot", "namespace"])
-def test_a_process_elsewhere_is_never_known_dead(dead_process: Process, what: str) -> None:
-    assert not is_known_dead(replace(dead_process, **{what: "another"}), RUN)
+    for what in ("host", "boot", "namespace"):
+        assert not is_known_dead(replace(process, **{what: "another"}), RUN)
 
 
 def test_this_process_is_known_dead_once_its_heartbeat_has_stopped(tmp_path: Path) -> None:
@@ -136,20 +136,14 @@ def test_a_silent_run_elsewhere_is_taken_over_after_the_silence(tmp_path: Path) 
 
 
 def test_one_heartbeat_at_the_last_moment_refuses_the_newcomer(tmp_path: Path) -> None:
-    files = PosixFiles()
-    heartbeat = tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT
-    heartbeat.parent.mkdir(parents=True)
-    heartbeat.write_text("0")
+    heartbeat = write_beat(tmp_path)
     time = Time(lambda now: heartbeat.write_text("1") if now > 114.5 else None)
     with pytest.raises(CommitConflictError, match=r"process 1 on another.*alive.*--take-over"):
-        refuse_if_alive(files, str(tmp_path), run_entry(**ELSEWHERE), time.patience())
+        refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience())
 
 
 def test_clocks_of_machines_are_not_compared(tmp_path: Path) -> None:
-    heartbeat = tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT
-    heartbeat.parent.mkdir(parents=True)
-    heartbeat.write_text("0")
-    os.utime(heartbeat, (4e9, 4e9))  # far in the future, and never touched again
+    os.utime(write_beat(tmp_path), (4e9, 4e9))  # far in the future, and never touched again
     time = Time()
     refuse_if_alive(PosixFiles(), str(tmp_path), run_entry(**ELSEWHERE), time.patience())
     assert time.now >= 115
@@ -166,15 +160,8 @@ def holder(tmp_path: Path) -> Iterator[MultiNodeCheckpointManager]:
 def test_a_run_in_the_same_process_that_lives_is_refused(
     holder: MultiNodeCheckpointManager,
 ) -> None:
-    beats = Path(holder.path).glob(f"{RUNS_DIRECTORY}/*/{HEARTBEAT}")
-
-    def beat(now: float) -> None:
-        for path in beats:
-            path.write_text(str(now))
-
-    time = Time(beat)
     other = MultiNodeCheckpointManager(holder.path)
-    other.run.patience = time.patience()
+    other.run.patience = while_all_beat(Path(holder.path))
     with pytest.raises(CommitConflictError, match="held by another run"):
         other.run.start(["a"], {})
     assert len(list(Path(holder.path).glob(f"{RUNS_DIRECTORY}/*"))) == 1
@@ -205,12 +192,8 @@ def test_of_two_newcomers_one_gets_the_directory(tmp_path: Path) -> None:
                 first.run.start(["a"], {})
             return super().create(path, data)
 
-    def beat(now: float) -> None:
-        for path in (tmp_path / "k").glob(f"{RUNS_DIRECTORY}/*/{HEARTBEAT}"):
-            path.write_text(str(now))
-
     second = MultiNodeCheckpointManager(tmp_path / "k", files=Racing())
-    second.run.patience = Time(beat).patience()
+    second.run.patience = while_all_beat(tmp_path / "k")
     with pytest.raises(CommitConflictError):
         second.run.start(["a"], {})
     first.run.end()
@@ -339,9 +322,7 @@ def test_a_run_whose_metrics_cannot_be_told_is_alive(
     ],
 )
 def test_a_forged_heartbeat_says_nothing(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / RUNS_DIRECTORY / RUN / HEARTBEAT
-    path.parent.mkdir(parents=True)
-    path.write_bytes(content)
+    write_beat(tmp_path).write_bytes(content)
     beat = read_beat(PosixFiles(), str(tmp_path), RUN)
     assert beat.status is None
     assert not may_live(beat.seconds_ago, Process(), RUN, 2.0)

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import pickle
 import shutil
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +30,8 @@ from jobrunner.checkpoint.storage.locations import files_of
 from jobrunner.checkpoint.storage.object_files import ObjectFiles
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.testing import FaultyObjects
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "faults"))
-from object_life import go_on, live
-from object_servers import AzureServer, GoogleServer, S3Server
+from tests.faults.object_life import go_on, live
+from tests.object_servers import AzureServer, GoogleServer, S3Server
 
 NAMES = ["a:0.1", "%63", "a%25b", "w~!$&'()*+,;=@-", "ü", "a b"]
 

@@ -32,11 +32,8 @@ from jobrunner import (
 )
 from jobrunner import checkpoint as package
 from jobrunner.checkpoint import (
-    Directory,
     Receipt,
-    copy_epoch,
     inspect_directory,
-    open_record,
 )
 from jobrunner.checkpoint.log.heartbeat import Patience
 from jobrunner.checkpoint.storage.locations import absolute_path
@@ -379,37 +376,6 @@ def test_requests_for_all_nodes_run_at_once(gate: Gate) -> None:
     gate.expect("get", r"\.\d+/zarr.json", 4)
     manager.verify(1)
     assert gate.passed == 8
-
-
-@pytest.fixture
-def bucket(tmp_path: Path) -> Gate:
-    """Two directories, of which ``k`` holds epoch 0 of eight nodes."""
-    bucket = Gate("s3://bucket", tmp_path / "objects")
-    manager = MultiNodeCheckpointManager("s3://bucket/k", files=bucket)
-    manager.run.start(NODES, {})
-    save_nodes(manager, 0)
-    manager.run.end()
-    return bucket
-
-
-@pytest.mark.parametrize(
-    ("operation", "what", "count"),
-    [
-        ("get", r"k/n\d\.0/zarr.json", 16),  # verified, and later copied
-        ("put", r"copy/n\d\.0/fixed/c\.0", 8),
-    ],
-)
-def test_the_stores_of_all_nodes_are_copied_at_once(
-    bucket: Gate, operation: str, what: str, count: int
-) -> None:
-    source = Directory("s3://bucket/k", files=bucket)
-    bucket.expect(operation, what)
-    copy_epoch(source, Position(0), "s3://bucket/copy")
-    assert bucket.passed == count
-    bucket.expect("put", "nothing")
-    copy = MultiNodeCheckpointManager("s3://bucket/copy", files=bucket)
-    copy.verify(0)
-    assert copy.open(0).keys() == open_record(source, source.record(Position(0))).keys()
 
 
 def test_of_a_long_log_many_entries_are_read_at_once(gate: Gate) -> None:
