@@ -121,13 +121,6 @@ def test_what_precedes_a_position_that_fails_is_recorded_and_the_rest_is_not(rig
     rig.check()
 
 
-def test_a_first_position_that_fails_is_raised_and_nothing_is_recorded(rig: Rig) -> None:
-    rig.files.stores = "a.2"
-    with pytest.raises(CheckpointWriteError, match="No space left"):
-        rig.save(2, 3)
-    assert rig.manager.epochs() == [0, 1]
-
-
 def test_an_epoch_without_all_receipts_and_all_that_follow_are_not_recorded(rig: Rig) -> None:
     run = rig.manager.run
     order = run.order(rig.capture(2, 3, 4), rig.encoding)

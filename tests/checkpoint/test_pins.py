@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,7 @@ from jobrunner import (
     DefinitionError,
     KeepLast,
     MultiNodeCheckpointManager,
-    Position,
 )
-from jobrunner.checkpoint import SavedEpoch
 from tests.saves import NodeRun
 
 
@@ -38,24 +35,6 @@ def test_a_pinned_epoch_outlives_the_policy_until_it_is_unpinned(tmp_path: Path)
     run.save(4)
     assert (reader.epochs(), reader.pins()) == ([4], {})
     assert not (tmp_path / "a.0").exists()
-    run.end()
-
-
-def test_a_pin_that_comes_before_the_retirement_wins(tmp_path: Path) -> None:
-    """Another process pins the epoch after the policy has chosen it, before the log says so."""
-    reader = MultiNodeCheckpointManager(tmp_path)
-
-    class PinnedMeanwhile:
-        def retires(self, saved: Sequence[SavedEpoch]) -> Collection[Position]:
-            if len(saved) == 3:
-                reader.pin(0)
-            return [row.at for row in saved[:-2]]
-
-    run = NodeRun(tmp_path, keep=PinnedMeanwhile())
-    for epoch in (0, 1, 2):
-        run.save(epoch)
-    assert reader.epochs() == [0, 1, 2]
-    reader.verify(0)
     run.end()
 
 

@@ -82,16 +82,6 @@ def test_an_array_with_one_changed_bit_is_not_linked(run: Run, place: int) -> No
     assert run.load(1).tobytes() == changed.tobytes()
 
 
-def test_the_same_bytes_of_another_shape_or_dtype_are_linked_and_load_as_what_they_are(
-    run: Run,
-) -> None:
-    run.save(0)
-    run.blobs["fixed"] = run.blobs["fixed"].view("<i8")
-    assert run.save(1).linked_bytes == 8 * BIG
-    assert run.load(1).dtype == np.dtype("<i8")
-    assert run.load(0).dtype == np.dtype("<f8")
-
-
 def test_only_chunks_that_changed_are_written(run: Run) -> None:
     big = np.zeros((9, 1 << 20))  # several chunks
     run.blobs["big"] = big

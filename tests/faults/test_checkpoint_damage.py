@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -141,29 +139,6 @@ def test_any_removal_is_found(copy: Path) -> None:
         file.write_bytes(content)
 
 
-@sampled("others_a_file", sample=1, nightly=None)
-def test_any_file_twice_and_any_two_swapped_are_found(
-    others_a_file: int | None, copy: Path
-) -> None:
-    contents = {file: file.read_bytes() for file in stored_files(copy)}
-    draw = random.Random(0)
-    count = 0
-    for file, content in contents.items():
-        others = [f for f in contents if contents[f] != content]
-        for other in draw.sample(others, others_a_file or len(others)):
-            file.write_bytes(contents[other])
-            what = f"{other} in the place of {file}"
-            expect_found(copy, file, what, loads_anyway=is_repeated(file))
-            other.write_bytes(content)
-            both = is_repeated(file) and is_repeated(other)
-            what = f"{other} and {file} in each other's place"
-            expect_found(copy, None, what, loads_anyway=both)
-            file.write_bytes(content)
-            other.write_bytes(contents[other])
-            count += 2
-    print(f"{count} duplications and swaps, all found")
-
-
 def test_a_store_that_cannot_be_read_is_not_called_damaged(saved: Path) -> None:
     manager = MultiNodeCheckpointManager(saved)
     files = FaultyFiles()
@@ -191,38 +166,3 @@ def test_any_damage_to_the_log_is_found_and_nothing_is_taken_for_nothing(copy: P
                 with pytest.raises(CheckpointCorruptError, match=file.name):
                     read()
         file.write_bytes(content)
-
-
-def test_a_hundred_thousand_epochs_are_opened_from_the_newest_state() -> None:
-    """Reading takes in few entries, whatever lies before."""
-    from jobrunner.checkpoint.log import FileMetadataHandler, read_state
-    from jobrunner.checkpoint.log.entries import DoneEntry, entry_to_json
-    from jobrunner.checkpoint.log.log_writer import make_entry
-    from jobrunner.checkpoint.log.state import Holder, State
-
-    first, last = 200_150, 200_200
-    state = State()
-    state.number, state.last_id = first, str(first)
-    state.holder = Holder(0, "r")
-    state.recorded = {Position(epoch): 2 * epoch + 2 for epoch in range(100_000)}
-    kept = state.to_bytes()
-    read: list[int] = []
-
-    class Long(FileMetadataHandler):
-        def last_number(self) -> int:
-            return last
-
-        def entries(self, start: int = 0) -> Iterator[Any]:
-            for number in range(start, last + 1):
-                read.append(number)
-                entry = entry_to_json(make_entry(DoneEntry, number, "r", epoch=Position(1)))
-                yield {**entry, "id": str(number)}
-
-        def state(self) -> bytes:
-            return kept
-
-    started = time.process_time()
-    found = read_state(Long())
-    assert time.process_time() - started < 2
-    assert (found.latest, len(found.recorded)) == (Position(99_999), 100_000)
-    assert read == list(range(first, last + 1))

@@ -345,18 +345,6 @@ def test_a_manifest_with_a_wrong_bit_proves_nothing(copies: Iterator[Path]) -> N
         assert str(manifest) in repair.unproven["a.3.r2"], i
 
 
-def test_details_come_back_with_the_record(tmp_path: Path) -> None:
-    """A checkpoint in mid-epoch is never taken for a whole one."""
-    manager = directory(tmp_path / "k")
-    manager.run.start(["a"], {})
-    details = {"metrics": {"loss": float("nan")}, "metadata": {"sizes": [1, 2]}}
-    save_epoch(manager, Position(1), {"a": Workspace("a")}, details)
-    manager.run.end()
-    cut(log_of(tmp_path / "k")[2])
-    repair_log(directory(tmp_path / "k").directory)
-    assert repr(directory(tmp_path / "k").record(1).details.to_json()) == repr(details)
-
-
 def test_a_pin_that_is_left_is_kept(copies: Iterator[Path]) -> None:
     path = next(copies)
     directory(path).pin(2, "paper")

@@ -245,18 +245,6 @@ def test_a_newcomer_keeps_its_traces_while_another_cleans_up(tmp_path: Path) -> 
     newcomer.run.end()
 
 
-def test_traces_of_earlier_runs_elsewhere_are_removed(
-    tmp_path: Path, holder: MultiNodeCheckpointManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jobrunner.checkpoint.log.lock.is_known_dead", lambda *args: False)
-    other = MultiNodeCheckpointManager(holder.path, take_over=True)
-    other.run.start(["a"], {})
-    left = [run.name for run in (Path(holder.path) / RUNS_DIRECTORY).iterdir()]
-    assert other.run.lock is not None
-    assert left == [other.run.lock.run]
-    other.run.end()
-
-
 def test_heartbeats_continue_after_failures(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobrunner import CheckpointCorruptError
@@ -33,6 +33,7 @@ from jobrunner.checkpoint.log.log_writer import make_entry
 from jobrunner.checkpoint.log.state import State
 from jobrunner.names import parse_store_name
 from jobrunner.positions import Position
+from tests.sampling import examples
 
 POSITIONS = st.builds(Position, st.integers(0, 6), st.integers(0, 2))
 EVERYWHERE = [Position(epoch, step) for epoch in range(8) for step in range(3)]
@@ -157,6 +158,7 @@ def plain_meaning(entries: Iterable[LogEntry]) -> dict[Position, tuple[int, set[
     return found
 
 
+@settings(max_examples=examples(50))
 @given(histories())
 def test_a_state_has_the_epochs_and_pins_that_entries_say(history: History) -> None:
     state, expected = history.state, plain_meaning(history.entries)
@@ -171,6 +173,7 @@ def test_a_state_has_the_epochs_and_pins_that_entries_say(history: History) -> N
     assert state.holder.run == history.run
 
 
+@settings(max_examples=examples(50))
 @given(histories(), st.data())
 def test_reading_from_a_kept_state_gives_what_reading_everything_gives(
     history: History, data: st.DataObject
@@ -182,6 +185,7 @@ def test_reading_from_a_kept_state_gives_what_reading_everything_gives(
     assert state.to_bytes() == history.state.to_bytes()
 
 
+@settings(max_examples=examples(50))
 @given(histories(), st.data())
 def test_an_entry_out_of_place_is_corrupt(history: History, data: st.DataObject) -> None:
     number = data.draw(st.integers(0, len(history.entries) - 1))
@@ -205,6 +209,7 @@ BODIES: dict[type[LogEntry], dict[str, Any]] = {
 }
 
 
+@settings(max_examples=examples(50))
 @given(histories(), st.sampled_from(list(BODIES)))
 def test_an_entry_of_a_run_that_was_taken_over_is_corrupt(
     history: History, kind: type[LogEntry]
@@ -246,19 +251,7 @@ def test_an_entry_that_contradicts_those_before_is_corrupt(
     assert state.to_bytes() == before
 
 
-def test_what_is_not_recorded_can_be_given_up() -> None:
-    bodies: dict[type[LogEntry], dict[str, Any]] = {
-        RetireEntry: {"epochs": [Position(2)]},
-        RewindEntry: {"only": Position(2)},
-        PinEntry: {"epoch": Position(2), "label": "x"},
-        UnpinEntry: {"epoch": Position(2), "label": None},
-    }
-    state = first_state()
-    for number, (kind, body) in enumerate(bodies.items(), 3):
-        state.apply(make_entry(kind, number, "r", **body))
-        assert (state.epochs, state.pins) == ([Position(1)], {})
-
-
+@settings(max_examples=examples(50))
 @given(histories(), st.data())
 def test_every_flipped_bit_and_every_cut_of_an_entry_is_found(
     history: History, data: st.DataObject

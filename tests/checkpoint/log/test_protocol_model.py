@@ -649,17 +649,8 @@ def test_in_every_order_of_events_what_is_recorded_is_whole(
         assert len(model.sights) > 50, case
 
 
-_SLOW = "deletes what was set aside"
-"""Only the larger cases show it, after some seconds."""
-
-
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        pytest.param(mutant, marks=[pytest.mark.nightly] if mutant == _SLOW else [])
-        for mutant in get_args(Mutant)
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", get_args(Mutant))
 def test_a_protocol_without_one_of_its_rules_fails(mutant: Mutant) -> None:
     visited = 0
     with pytest.raises(BrokenError):  # noqa: PT012

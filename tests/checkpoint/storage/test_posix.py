@@ -52,12 +52,6 @@ def test_walk_skips_files_that_disappear(tmp_path: Path) -> None:
     assert list(found) == []
 
 
-def test_a_file_is_written_whole_and_in_order_while_the_disk_works(tmp_path: Path) -> None:
-    pieces = [os.urandom(size) for size in (3 << 20, 200 << 10, 5)]
-    PosixFiles().write(str(tmp_path / "file"), pieces)
-    assert (tmp_path / "file").read_bytes() == b"".join(pieces)
-
-
 def test_what_the_system_has_not_written_at_once_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

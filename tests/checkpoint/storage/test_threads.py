@@ -1,15 +1,12 @@
 """How many threads a save or a load gets."""
 
 import threading
-import time
 from functools import partial
 
 import pytest
 
-from jobrunner.checkpoint.retention import Sweeper
 from jobrunner.checkpoint.storage.object_files import ObjectFiles
-from jobrunner.checkpoint.storage.parallel import REMOVALS, THREADS, run_all
-from jobrunner.checkpoint.storage.posix import PosixFiles
+from jobrunner.checkpoint.storage.parallel import THREADS, run_all
 
 MANY = 200
 
@@ -42,28 +39,3 @@ def test_the_first_error_stops_all_jobs(failing):
     with pytest.raises(OSError, match=str(failing)):
         run_all([partial(work, i) for i in range(MANY)], THREADS, 0)
     assert done == list(range(failing))
-
-
-def test_slow_deletions_run_in_several_threads(tmp_path):
-    met = threading.Barrier(REMOVALS, timeout=30)
-
-    class Slow(PosixFiles):
-        def remove_tree(self, path):
-            if path.endswith("first"):
-                work_for(0.01)
-            else:
-                met.wait()
-            removed.append(path)
-
-    removed = []
-    stores = ["first", *map(str, range(REMOVALS))]
-    sweeper = Sweeper(Slow(), str(tmp_path))
-    sweeper.add(stores)
-    assert sweeper.drain(60)
-    assert len(removed) == len(stores)
-
-
-def work_for(seconds):
-    stop = time.perf_counter() + seconds
-    while time.perf_counter() < stop:
-        pass

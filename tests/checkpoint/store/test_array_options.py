@@ -136,15 +136,6 @@ def test_every_read_of_a_chunk_finds_a_flipped_bit(run: NodeRun) -> None:
         reader.load_slice("w", 0, 0, 1)
 
 
-def test_unchanged_chunks_are_linked_with_their_digests(run: NodeRun) -> None:
-    array = np.random.default_rng(1).random(2 << 20)
-    run.save(0, {"w": array})
-    assert run.save(1).linked_bytes > 12 << 20
-    part = reader_of(run, 1).load_slice("w", 0, 1_000_000, 1_000_010)
-    assert np.array_equal(part, array[1_000_000:1_000_010])
-    run.check(1)
-
-
 class CountingFiles(PosixFiles):
     """Counts the bytes that are read of chunks."""
 

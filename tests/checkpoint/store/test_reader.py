@@ -87,21 +87,6 @@ def test_an_epoch_that_cannot_be_opened_is_not_left_pinned(
     assert MultiNodeCheckpointManager(reader.path).pins() == {}
 
 
-def test_watch_yields_epochs_as_they_are_recorded_until_the_run_ends(
-    run: NodeRun, reader: MultiNodeCheckpointManager
-) -> None:
-    seen = []
-    save(run, 0, 1)
-    for epoch in reader.watch(poll_seconds=0.001):
-        seen.append(epoch)
-        if epoch == 1:
-            save(run, 2)
-        if epoch == 2:
-            save(run, 3)
-            run.manager.run.end()
-    assert seen == [0, 1, 2, 3]
-
-
 def test_watch_yields_later_epochs_and_those_recorded_again(
     run: NodeRun, reader: MultiNodeCheckpointManager
 ) -> None:
