@@ -43,7 +43,7 @@ from jobrunner.errors import JobRunnerError
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
 from jobrunner.workspace.workspace import Workspace
-from tests.saves import run_group, save_epoch
+from tests.saves import save_epoch
 
 GIB = 1 << 30
 MOST_SECONDS = 10
@@ -548,7 +548,6 @@ def _ways(path: Path, digest: str) -> Iterator[tuple[str, Callable[[], object]]]
     yield "verify", command("verify", str(path), "--deep")
     yield "diff", command("diff", str(path), str(path))
     yield "lazy", lazy
-    yield "resume", lambda: run_group(manager.load(0), {"a": Workspace("a")})
     yield "part", lambda: reader.load_slice("w", 0, 1, 2)
     yield "copy", lambda: _copy(path)
 
