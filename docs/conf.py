@@ -46,4 +46,5 @@ def _link_within(app: Any, name: str, source: list[str]) -> None:
 
 
 def setup(app: Any) -> None:
+    """Have Sphinx call `_link_within` for each page."""
     app.connect("source-read", _link_within)
