@@ -45,6 +45,32 @@ def _link_within(app: Any, name: str, source: list[str]) -> None:
     )
 
 
+def _returned(function: Any) -> str | None:
+    """The type of what a function returns, as its source has it."""
+    returned = getattr(function, "__annotations__", {}).get("return")
+    if returned in (None, "None"):
+        return None
+    return str(returned).replace("PublicPosition", "int | Position")
+
+
+def _show_returned(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: Any
+) -> tuple[str | None, str | None] | None:
+    """Show the type of what functions return; docstrings have those of parameters."""
+    if what not in ("function", "method"):
+        return None
+    return signature, _returned(obj)
+
+
+def _show_type(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Begin the text on a property by its type."""
+    returned = _returned(obj.fget) if what == "property" else None
+    if returned and lines:
+        lines[0] = f"``{returned}``: {lines[0]}"
+
+
 def setup(app: Any) -> None:
-    """Have Sphinx call `_link_within` for each page."""
+    """Have Sphinx call these functions."""
     app.connect("source-read", _link_within)
+    app.connect("autodoc-process-signature", _show_returned)
+    app.connect("autodoc-process-docstring", _show_type, priority=900)
