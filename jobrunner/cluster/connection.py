@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -55,9 +56,10 @@ class Connection:
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
         self.client = client  # `reconnect` may replace it
-        self.scheduler = SchedulerLink(client)
+        most_workers = math.inf
         if cluster is not None:
-            self.scheduler.most_workers = cluster.most_workers
+            most_workers = cluster.most_workers
+        self.scheduler = SchedulerLink(client, most_workers)
         self._cluster = cluster
         self._connect = connect
         self._close_seconds = close_seconds

@@ -45,10 +45,10 @@ Listener = Callable[[str, WorkerNews], None]
 class SchedulerLink:
     """A synchronous client's link to its scheduler. Coroutines run on the client's event loop."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, most_workers: float = math.inf) -> None:
         self.client = client
         self.silence_seconds = get_number("worker-silence-seconds")
-        self.most_workers = math.inf  # that the cluster ever has
+        self.most_workers = most_workers  # that the cluster ever has
 
     # ---- the scheduler
 

@@ -62,10 +62,7 @@ class Session:
 
     @checked
     def __init__(self, client: Annotated[Client, _CLIENT]) -> None:
-        self._begin(Connection(client))
-
-    def _begin(self, connection: Connection) -> None:
-        self._connection, client = connection, connection.client
+        self._connection = Connection(client)
         if client.asynchronous:
             raise DefinitionError(
                 "A session blocks while tasks run, so it cannot use an asynchronous client on its event "
@@ -129,13 +126,13 @@ class Session:
 
     @classmethod
     def _over(cls, connection: Connection) -> Self:
-        session = cls.__new__(cls)
         try:
-            session._begin(connection)
+            session = cls(connection.client)
         except BaseException:
             connection.kill()
             connection.close()
             raise
+        session._connection = connection  # which also closes what was opened here
         return session
 
     @property
