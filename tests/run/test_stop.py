@@ -13,6 +13,7 @@ from jobrunner import (
     MultiNodeCheckpointManager,
     Node,
     RunStoppedError,
+    SaveEvery,
     current_task,
 )
 from jobrunner.checkpoint.storage.posix import PosixFiles
@@ -62,6 +63,31 @@ def test_a_stopped_run_has_recorded_its_epoch_and_can_be_resumed(inproc_session,
     assert "the same command again to resume from epoch 3" in str(caught.value)
     result = runner.run(inproc_session)  # what was asked then does not count now
     assert (result.resumed_from, result.epoch, inproc_session.fetch(Node("a")["n"])) == (3, 8, 8)
+
+
+class AskedLater(JobRunner):
+    """Is asked to stop just before a run looks for the n-th time whether it was."""
+
+    looks, n = 0, 0
+
+    @property
+    def stop_reason(self):
+        self.looks += 1
+        return "later" if self.looks > self.n else ""
+
+    @stop_reason.setter
+    def stop_reason(self, reason):
+        pass
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_whenever_it_is_asked_a_stopped_run_has_recorded_its_epoch(inproc_session, tmp_path, n):
+    manager = MultiNodeCheckpointManager(tmp_path / "ckpt", save=SaveEvery(epochs=100))
+    runner = AskedLater(counter(8), manager, callbacks=[At(100, None)])
+    runner.n = n
+    with pytest.raises(RunStoppedError) as caught:
+        runner.run(inproc_session)
+    assert manager.latest() == caught.value.epoch > 0
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
