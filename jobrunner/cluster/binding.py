@@ -29,6 +29,7 @@ from jobrunner.worker import (
     FETCH,
     BindingOptions,
     Keeper,
+    NewNode,
     RunOrder,
     add_groups,
     add_nodes,
@@ -348,11 +349,11 @@ class Binding:
         )
         placed, leases = self._leases.take(nodes, stays, options, deadline, wanted_workers)
         self.placement.update(placed)
-        new: dict[str, dict[str, Any]] = {address: {} for address in self._members.workers}
+        new: dict[str, dict[str, NewNode]] = {address: {} for address in self._members.workers}
         for node in nodes:
             transient = sorted(self.plan.transient.get(node.name, ()))
             histories = dict(self.plan.histories.get(node.name, {}))
-            new[placed[node.name]][node.name] = node.stream, transient, histories
+            new[placed[node.name]][node.name] = NewNode(node.stream, transient, histories)
         request = Request("apply", what="placing nodes")
         for address, about in new.items():
             work = pickle_function(partial(add_nodes, about), "A node")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Mapping
-from typing import Any
 
 from jobrunner.cluster.exchange import pickle_function
 from jobrunner.compile import GroupPlan, Slice, gc_paused
+from jobrunner.worker import GroupOutline
 from jobrunner.workspace import dumps_definitions
 
 
@@ -22,13 +22,13 @@ class Parcel:
     @gc_paused()
     def __init__(self, plans: Mapping[str, GroupPlan], placement: Mapping[str, str]) -> None:
         by_node: dict[str, dict[str, Slice]] = {}
-        outline: dict[str, Any] = {}
+        outlines: dict[str, GroupOutline] = {}
         for key, plan in plans.items():
             nodes = {node: placement[node] for node in nodes_of(plan)}
-            outline[key] = (plan.name, plan.crossings, plan.conditions, nodes)
+            outlines[key] = GroupOutline(plan.name, plan.crossings, plan.conditions, nodes)
             for node in nodes:
                 by_node.setdefault(node, {})[key] = plan.slices.get(node) or Slice(node, ())
-        self.groups = pickle.dumps(outline)  # for all workers
+        self.groups = pickle.dumps(outlines)  # for all workers
         self.by_worker: dict[str, dict[str, bytes]] = {}  # address -> node -> its slices
         digest = hashlib.blake2b(self.groups, digest_size=16)
         for node, slices in by_node.items():

@@ -1,6 +1,8 @@
 """What runs inside a worker process."""
 
 from jobrunner.worker.applied import (
+    GroupOutline,
+    NewNode,
     add_groups,
     add_nodes,
     blob_names,

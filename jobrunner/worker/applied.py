@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from jobrunner.compile import GroupPlan, Slice, gc_paused
+from jobrunner.compile import Condition, Crossing, GroupPlan, Slice, gc_paused
 from jobrunner.errors import ExecutionError
 from jobrunner.worker.hosted_nodes import HostedNodes
 from jobrunner.worker.keeper import Keeper
 from jobrunner.worker.program import Program
 from jobrunner.workspace import Rows, Workspace
 
-NewNode = tuple[str, Sequence[str], Mapping[str, bool]]
-"""The stream of a node, its transient blobs, and its histories: whether a value is rows, not one row."""
+
+class NewNode(NamedTuple):
+    """What a worker has to know of a node that is placed there."""
+
+    stream: str  # of random numbers
+    transient: Sequence[str]  # names of blobs
+    histories: Mapping[str, bool]  # names of blobs; whether a value is rows, not one row
+
+
+class GroupOutline(NamedTuple):
+    """What all workers that take part in a group have to know of it."""
+
+    name: str
+    crossings: tuple[Crossing, ...]
+    conditions: tuple[Condition, ...]
+    placement: Mapping[str, str]  # of the nodes that take part
 
 
 def add_nodes(nodes: Mapping[str, NewNode], hosted: HostedNodes) -> None:
     """Make workspaces for nodes."""
-    for node, (stream, transient, histories) in nodes.items():
-        workspace = Workspace(node, frozenset(transient), stream)
-        for name, extends in histories.items():
+    for node, new in nodes.items():
+        workspace = Workspace(node, frozenset(new.transient), new.stream)
+        for name, extends in new.histories.items():
             workspace.histories[name] = Rows(name, extends)
         hosted.workspaces[node] = workspace
 
@@ -31,12 +45,17 @@ def add_groups(groups: bytes, slices: Mapping[str, bytes], hosted: HostedNodes) 
     parts: dict[str, dict[str, Slice]] = {}
     for node, data in slices.items():
         parts[node] = hosted.unpickle(data, f"the tasks of node {node!r}")
-    for key, (name, crossings, conditions, nodes) in hosted.unpickle(groups, "groups").items():
+    outlines: dict[str, GroupOutline] = hosted.unpickle(groups, "groups")
+    for key, outline in outlines.items():
         own = {node: part[key] for node, part in parts.items() if key in part}
-        if own:
-            plan = GroupPlan(name, own, crossings, conditions)
-            elsewhere = {n: nodes[n] for n in nodes if n not in hosted.workspaces}
-            hosted.programs[key] = Program(key, plan, hosted.workspaces, elsewhere)
+        if not own:
+            continue
+        elsewhere: dict[str, str] = {}
+        for node, address in outline.placement.items():
+            if node not in hosted.workspaces:
+                elsewhere[node] = address
+        plan = GroupPlan(outline.name, own, outline.crossings, outline.conditions)
+        hosted.programs[key] = Program(key, plan, hosted.workspaces, elsewhere)
 
 
 def drop_groups(keys: Sequence[str], hosted: HostedNodes) -> None:

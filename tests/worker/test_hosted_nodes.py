@@ -21,7 +21,7 @@ from jobrunner.compile.plan import (
     Slice,
 )
 from jobrunner.errors import ExecutionError
-from jobrunner.worker.applied import add_groups, add_nodes
+from jobrunner.worker.applied import NewNode, add_groups, add_nodes
 from jobrunner.worker.hosted_nodes import (
     BindingContext,
     BindingOptions,
@@ -150,7 +150,7 @@ class Host:
             **{"memory_limit": MemoryLimit(HERE, int, 0, 0), **self.options},
         )
         self.hosted = Asked(context, contextvars.copy_context())
-        add_nodes({"a": ("", ["t"], {})}, self.hosted)
+        add_nodes({"a": NewNode("", ["t"], {})}, self.hosted)
         send(self.plan, self.hosted)
         self.hosted.workspaces["a"].globals.update(self.blobs)
         return self.hosted
