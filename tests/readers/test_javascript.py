@@ -32,6 +32,7 @@ from jobrunner import (
 from jobrunner.cli import main
 from jobrunner.positions import Position
 from jobrunner.testing import FaultyFiles
+from tests.jobs import counter
 
 _HERE = Path(__file__).parent
 _GOLDEN = sorted(path.parent for path in _HERE.parent.glob("golden/*/_log"))
@@ -154,15 +155,10 @@ def test_a_run_is_read_as_it_was_saved(saved: Path) -> None:
 
 
 def test_a_long_log_is_read_after_a_repair(tmp_path: Path) -> None:
-    with Job("long") as job, Node("a"):
-        with job.init_group:
-            Task(int, outputs="n")
-        Task(lambda n: n + 1, outputs="n")
-    epoch_limiter(job, 66)
     files = FaultyFiles(sync=False)
     manager = MultiNodeCheckpointManager(tmp_path, files=files, keep=KeepLast(40))
     with Session.local(workers=1, processes=False) as session:
-        JobRunner(job, manager).run(session)
+        JobRunner(counter(66), manager).run(session)
     manager.pin(27, "paper")
     assert read(tmp_path)["epochs"] == list(range(27, 67))
     commits = manager.directory.snapshot().recorded

@@ -23,7 +23,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.testing import Struck
-from tests.jobs import Listener
+from tests.jobs import Listener, count, counter
 from tests.processes import await_file
 
 NODES = 6
@@ -171,12 +171,7 @@ def test_after_a_transient_error_the_epoch_runs_again_from_recorded_state(
 
 
 def test_a_struck_worker_dies_once_and_the_epoch_runs_again(cluster, tmp_path):
-    with Job("struck") as job, Node("a"):
-        with job.init_group:
-            Task(lambda: 0, outputs="n")
-        task = Task(Struck(lambda n: n + 1, epoch=3, flag=tmp_path / "flag"), "n", "n")
-        assert task.name == "lambda"
-    epoch_limiter(job, 5)
+    job = counter(5, Struck(count, epoch=3, flag=tmp_path / "flag"))
     with Client(cluster, set_as_default=False) as client, Session(client) as session:
         result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "ckpt")).run(session)
         assert (result.epoch, result.restarts, session.fetch(Node("a")["n"])) == (5, 1, 5)

@@ -20,6 +20,7 @@ from jobrunner import (
     Task,
     current_task,
 )
+from tests.jobs import Listener
 
 TOTALS = {1: 103, 2: 115, 3: 136, 4: 145}
 
@@ -155,20 +156,15 @@ def test_7_an_upload_builder_copies_every_store(session, tmp_path, nodes):
 
 def test_8_a_path_that_cannot_be_written_is_reported_and_every_epoch_runs(session, tmp_path, nodes):
     (tmp_path / "file").write_text("in the way")
-    warnings = []
-
-    class Listener:
-        def on_warning(self, message):
-            warnings.append(message)
-
+    listener = Listener()
     manager = MultiNodeCheckpointManager(tmp_path / "file" / "ckpt")
-    result = JobRunner(build(nodes), manager, callbacks=[Listener()]).run(session)
+    result = JobRunner(build(nodes), manager, callbacks=[listener]).run(session)
     assert result.epoch == 4
     assert totals(session, nodes) == [145] * nodes
     assert [save.epoch for save in result.failed_saves] == [0, 1, 2, 3, 4]
     assert all(str(tmp_path / "file") in save.error for save in result.failed_saves)
     # The failure is reported once, however long the job is.
-    first, last = warnings
+    first, last = listener.warnings
     assert "The run starts anyway" in first
     assert last == "5 more saves failed, the last that of epoch 4."
 

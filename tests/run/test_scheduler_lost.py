@@ -23,6 +23,7 @@ from jobrunner import (
     current_task,
     epoch_limiter,
 )
+from tests.jobs import Listener
 from tests.processes import await_file, fork_dask
 
 EPOCHS = 8
@@ -96,11 +97,7 @@ def dask_processes():
     ],
 )
 def test_the_run_continues_when_the_scheduler_is_back(dask_processes, tmp_path, undisturbed, whose):
-    flag, warnings = tmp_path / "flag", []
-
-    class Listener:
-        def on_warning(self, message):
-            warnings.append(message)
+    flag, listener = tmp_path / "flag", Listener()
 
     def restart():
         await_file(flag)
@@ -120,11 +117,11 @@ def test_the_run_continues_when_the_scheduler_is_back(dask_processes, tmp_path, 
             session.client._timeout = 0.5
     with client, session:
         thread.start()
-        result = JobRunner(build(flag), manager, callbacks=[Listener()]).run(session)
+        result = JobRunner(build(flag), manager, callbacks=[listener]).run(session)
         thread.join()
         assert (result.epoch, result.restarts) == (EPOCHS, 1)
         assert session.fetch(Node("a")["x"]).tobytes() == undisturbed
-    assert any("Beginning again from epoch 3" in warning for warning in warnings), warnings
+    assert any("Beginning again from epoch 3" in warning for warning in listener.warnings)
 
 
 def test_a_scheduler_that_stays_away_ends_the_run_with_advice(dask_processes, tmp_path):
@@ -154,7 +151,7 @@ def test_a_run_does_not_wait_for_ever_for_a_hanging_scheduler(
     (tmp_path / "flag").touch()
     warnings = []
 
-    class Listener:
+    class Stops:
         def on_epoch(self, epoch, seconds, metrics):
             if epoch == 4 and not warnings:
                 os.kill(dask_processes.scheduler.pid, signal.SIGSTOP)
@@ -168,7 +165,7 @@ def test_a_run_does_not_wait_for_ever_for_a_hanging_scheduler(
     with dask.config.set({"jobrunner.worker-silence-seconds": 1}):
         session = Session.connect(dask_processes.address, timeout=20)
     runner = JobRunner(
-        build(tmp_path / "flag"), manager, callbacks=[Listener()], scheduler_wait_seconds=2
+        build(tmp_path / "flag"), manager, callbacks=[Stops()], scheduler_wait_seconds=2
     )
     try:
         if fate == "continues":

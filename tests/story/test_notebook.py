@@ -13,19 +13,16 @@ from typing import Any
 import pytest
 
 from jobrunner import (
-    Job,
     JobRunner,
     MultiNodeCheckpointManager,
-    Node,
     RunStoppedError,
     Session,
-    Task,
-    epoch_limiter,
 )
 from jobrunner.cluster import UnderWay
 from jobrunner.run.result import ResumePlan
 from jobrunner.story import RunState, show_run
 from jobrunner.story.places import KEPT_LINES
+from tests.jobs import counter
 from tests.story.test_live import Runner, save
 
 BEGIN = """
@@ -143,18 +140,13 @@ def test_an_interrupt_has_three_lines_for_ipython(
             for _ in range(times):
                 signal.raise_signal(signal.SIGINT)
 
-    with Job("count") as job:
-        with job.init_group:
-            Task(int, outputs="n", node=Node("a"))
-        Task(lambda n: n + 1, outputs="n", node=Node("a"))
-    epoch_limiter(job, 9)
-    runner = JobRunner(job, MultiNodeCheckpointManager(tmp_path), callbacks=[Interrupt()])
+    runner = JobRunner(counter(9), MultiNodeCheckpointManager(tmp_path), callbacks=[Interrupt()])
     with pytest.raises((RunStoppedError, KeyboardInterrupt)) as caught:
         runner.run(inproc_session)
     error: Any = caught.value
     lines = "\n".join(error._render_traceback_()).splitlines()
     assert len(lines) <= 3
-    assert lines[0].startswith(f"{name}: Job 'count' ")
+    assert lines[0].startswith(f"{name}: Job 'counter' ")
     assert f"epoch {2 - times}" in lines[1]
 
 
