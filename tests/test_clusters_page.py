@@ -72,13 +72,13 @@ def test_with_the_certificates_of_the_page_a_job_runs_over_tls(tmp_path: Path) -
             *("worker", address, "--nworkers", "1", *local), cwd=tmp_path, prefix=own
         ):
             await_true(lambda: "Registered" in (tmp_path / "dask.log").read_text(), "a worker")
-            command = ["run", "train.py", "--checkpoint", "runs/train", "--epochs", "2"]
-            command += ["--scheduler", address, "--json"]
-            done = run_command(command, tmp_path, {"DASK_CONFIG": str(tmp_path / "dask")})
+            command = ["run", "train.py", "--checkpoint", "runs/train", "--scheduler", address]
+            command += ["--json", "--epochs"]
+            done = run_command([*command, "2"], tmp_path, {"DASK_CONFIG": str(tmp_path / "dask")})
             assert done.returncode == 0, done.stderr
             assert yaml.safe_load(done.stdout)["epoch"] == 2
             refused = run_command(
-                command, tmp_path, {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"}
+                [*command, "3"], tmp_path, {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"}
             )
             assert refused.returncode == 5, refused.stderr
 
