@@ -177,8 +177,9 @@ def verify_epochs(
         if positions:
             lines.append(f"{title}: {format_ranges([at.public for at in positions])}")
     if epochs:
-        num_damaged = len(rows) - len(whole)
-        outcome = f"{num_damaged} not whole" if num_damaged else "all whole"
+        outcome = "all whole"
+        if len(whole) < len(rows):
+            outcome = f"{len(rows) - len(whole)} not whole"
         lines.append(
             f"Checked {counted(len(rows), 'epoch')} of {counted(len(nodes), 'node')}, "
             f"{format_bytes(nbytes)}: {outcome}."
@@ -187,7 +188,10 @@ def verify_epochs(
         failures.append(nothing_recorded(directory))
         lines.append(str(failures[-1]))
     data = {"path": directory.path, "log": log, "epochs": rows}
-    return CommandOutput(data, lines, exit_code_of(failures[0] if failures else None))
+    exit_code = 0
+    if failures:
+        exit_code = exit_code_of(failures[0])
+    return CommandOutput(data, lines, exit_code)
 
 
 def _load_all(checkpoint: Checkpoint) -> None:
@@ -279,7 +283,9 @@ def unpin_command(*, directory: str, epoch: NamedEpoch, label: str | None) -> Co
 
 def _tell_pins(directory: Directory, at: Position, **outcome: bool) -> CommandOutput:
     labels = list(directory.snapshot().pins.get(at, ()))
-    state = f"is pinned: {', '.join(labels)}" if labels else "is not pinned"
+    state = "is not pinned"
+    if labels:
+        state = f"is pinned: {', '.join(labels)}"
     data = {"path": directory.path, "epoch": at.public, **outcome, "pins": labels}
     return CommandOutput(data, [f"Epoch {at} {state}."])
 
@@ -306,11 +312,16 @@ def restore_command(*, directory: str, epoch: NamedEpoch, take_over: bool) -> Co
     return CommandOutput(data, [f"Epoch {at} is recorded again, as saved at {commit.time}."])
 
 
+def read_epoch_or_all(text: str) -> NamedEpoch:
+    """Read the name of an epoch, or "all"."""
+    if text == "all":
+        return text
+    return read_epoch_name(text)
+
+
 @main.command("copy")
 @directory_argument
-@click.argument(
-    "epoch", metavar="EPOCH", type=lambda text: text if text == "all" else read_epoch_name(text)
-)
+@click.argument("epoch", metavar="EPOCH", type=read_epoch_or_all)
 @click.argument("target", metavar="TARGET", type=PATH)
 @take_over_option
 def copy_command(
@@ -328,9 +339,10 @@ def copy_command(
     if "://" not in target:
         refuse_within_checkpoint(target)  # a run there would not know it, and might delete it
     opened = open_directory(directory)
-    is_all = epoch == "all"
-    epochs = opened.snapshot().epochs if is_all else [resolve(epoch, opened)]
-    return copy_epochs(opened, epochs, target, is_all=is_all, take_over=take_over)
+    if epoch == "all":
+        epochs = opened.snapshot().epochs
+        return copy_epochs(opened, epochs, target, is_all=True, take_over=take_over)
+    return copy_epochs(opened, [resolve(epoch, opened)], target, take_over=take_over)
 
 
 def copy_epochs(
@@ -347,7 +359,9 @@ def copy_epochs(
     """
     from jobrunner.checkpoint import absolute_path, copy_epoch, find_copied
 
-    present = find_copied(directory, epochs, target) if is_all else set()
+    present: set[Position] = set()
+    if is_all:
+        present = find_copied(directory, epochs, target)
     missing = [epoch for epoch in epochs if epoch not in present]
     copied: list[PublicPosition] = []
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobrunner.cli.command import CommandOutput, exit_code_of, main
+from jobrunner.cli.command import EXIT_CODES, CommandOutput, main
 from jobrunner.cli.disk import measure
 from jobrunner.cli.options import directory_argument, open_directory, take_over_option
 from jobrunner.cli.progress import told_while_slow
@@ -87,7 +87,9 @@ def prune(manager: MultiNodeCheckpointManager, policy: KeepAny, *, is_dry: bool)
         left = find_left()
     deleted = [at for at in stores if at not in left]
     nbytes = sum(record.nbytes for record in records if record.at in deleted)
-    freed = None if space is None or left else space.freed
+    freed = None
+    if space is not None and not left:
+        freed = space.freed
     data = {
         "path": manager.path,
         "dry_run": is_dry,
@@ -116,7 +118,9 @@ def find_retirable(manager: MultiNodeCheckpointManager, policy: KeepAny) -> list
     from jobrunner.checkpoint import SavedEpoch, best_metrics, find_unreported, name_reported
 
     retirable = manager.retention.retirable()
-    deciding = manager.positions() if best_metrics(policy) else retirable
+    deciding = retirable
+    if best_metrics(policy):
+        deciding = manager.positions()
     records = {}
     saved = []
     for at, record in manager.directory.records(deciding):
@@ -190,8 +194,10 @@ def inspect(directory: Directory) -> CommandOutput:
         "objects": [asdict(finding) for finding in findings],
         "repair": _repair_to_json(plan),
     }
-    damaged = CheckpointCorruptError(directory.path) if counts["damaged"] else None
-    return CommandOutput(data, lines, exit_code_of(damaged))
+    exit_code = 0
+    if counts["damaged"]:
+        exit_code = EXIT_CODES[CheckpointCorruptError]
+    return CommandOutput(data, lines, exit_code)
 
 
 def repair(directory: Directory) -> CommandOutput:
@@ -206,7 +212,9 @@ def repair(directory: Directory) -> CommandOutput:
 
 
 def _repair_to_json(plan: Repair | None) -> dict[str, Any] | None:
-    return None if plan is None else {**asdict(plan), "rebuilt": sorted(plan.rebuilt)}
+    if plan is None:
+        return None
+    return {**asdict(plan), "rebuilt": sorted(plan.rebuilt)}
 
 
 def _tell_repair(plan: Repair) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -69,9 +69,10 @@ def read_keep_best(text: str) -> KeepBest:
         raise click.BadParameter(
             f"{text}: expected METRIC[:min|max][:N], for example loss:min:3 or accuracy:max."
         )
-    return KeepBest(
-        best["metric"], int(best["count"] or 1), "max" if best["mode"] == "max" else "min"
-    )
+    mode: Literal["min", "max"] = "min"
+    if best["mode"] == "max":
+        mode = "max"
+    return KeepBest(best["metric"], int(best["count"] or 1), mode)
 
 
 def keep_options(function: Function) -> Function:
@@ -105,7 +106,9 @@ def keep_policy(
         policies.append(KeepLast(keep_last))
     if keep_every is not None:
         policies.append(KeepEvery(keep_every))
-    return KeepAny(tuple(policies)) if policies else None
+    if not policies:
+        return None
+    return KeepAny(tuple(policies))
 
 
 @main.command("run")
@@ -375,7 +378,9 @@ def _advise(manager: MultiNodeCheckpointManager) -> str:
 
 
 def _summarize(job: str, result: RunResult, manager: MultiNodeCheckpointManager) -> list[str]:
-    began = "" if result.resumed_from is None else f", resumed from epoch {result.resumed_from}"
+    began = ""
+    if result.resumed_from is not None:
+        began = f", resumed from epoch {result.resumed_from}"
     saved = f"saved {counted(result.num_saves, 'checkpoint')} in {manager.path}"
     with contextlib.suppress(errors.JobRunnerError, OSError):
         num_kept = len(manager.positions())

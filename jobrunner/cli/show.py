@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import math
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -157,8 +157,9 @@ def list_epochs(directory: Directory, last: int | None = None) -> CommandOutput:
     from jobrunner.story import OUTCOMES, summarize_run
 
     snapshot = directory.snapshot()
-    recorded = snapshot.epochs
-    listed = recorded if last is None else recorded[-last:]
+    recorded = listed = snapshot.epochs
+    if last is not None:
+        listed = recorded[-last:]
     rows: list[dict[str, Any]] = []
     stores: list[str] = []
     histories: set[str] = set()
@@ -174,7 +175,9 @@ def list_epochs(directory: Directory, last: int | None = None) -> CommandOutput:
         if record.histories:
             histories.add(f"{HISTORIES}/{record.histories}")
     unclaimed = [at.public for at in directory.unclaimed()]
-    space = measure(directory, [*stores, *histories]) if len(stores) <= _MOST_MEASURED else None
+    space = None
+    if len(stores) <= _MOST_MEASURED:
+        space = measure(directory, [*stores, *histories])
     data = {
         "path": directory.path,
         "is_done": snapshot.is_done,
@@ -202,8 +205,10 @@ def list_epochs(directory: Directory, last: int | None = None) -> CommandOutput:
     else:
         taken = format_bytes(space.taken)
         lines.append(f"These epochs take {taken} on the disk; what they share is counted once.")
-    state = "has finished" if snapshot.is_done else "has not finished"
-    lines.append(f"The job {state}.")
+    if snapshot.is_done:
+        lines.append("The job has finished.")
+    else:
+        lines.append("The job has not finished.")
     run = summarize_run(directory, ".")
     if run.state in OUTCOMES and run.state != "finished":
         lines.append(f"The last run {OUTCOMES[run.state]}.")
@@ -229,13 +234,16 @@ def list_runs(
     for name in names:
         opened = open_run(directory.files, path, name)
         row = describe_run(summarize_run(opened, name))
-        value = best_of(opened, best) if best and "error" not in row else None
-        row["best"], row["best_epoch"] = value or (None, None)
+        row["best"] = row["best_epoch"] = None
+        if best is not None and "error" not in row:
+            row["best"], row["best_epoch"] = best_of(opened, best) or (None, None)
         rows.append(row)
     rows.sort(key=lambda row: row["last_seen"] or "", reverse=True)
-    if best:
-        sign = 1 if best.mode == "min" else -1
-        rows.sort(key=lambda row: math.inf if row["best"] is None else sign * row["best"])
+    if best is not None:
+        compared = [row for row in rows if row["best"] is not None]
+        others = [row for row in rows if row["best"] is None]
+        compared.sort(key=itemgetter("best"), reverse=best.mode == "max")
+        rows = [*compared, *others]
     rows = rows[:last]
     lines = draw_runs(rows)
     if len(rows) < len(names):
@@ -259,12 +267,13 @@ def list_runs(
 def describe_run(run: RunSummary) -> dict[str, Any]:
     """A run, for ``--json``."""
     row: dict[str, Any] = to_json(run)
-    num_epochs, error = row.pop("num_epochs"), row.pop("error")
-    row["epochs"] = None if error else num_epochs
-    row["is_done"] = None if error else run.state == "finished"
+    row["epochs"], error = row.pop("num_epochs"), row.pop("error")
+    row["is_done"] = run.state == "finished"
     for name in ("saved", "last_seen"):
         row[name] = _to_iso(row[name])
-    return {**row, "error": error} if error else row
+    if error:
+        row |= {"epochs": None, "is_done": None, "error": error}
+    return row
 
 
 def _to_iso(seconds: float | None) -> str | None:
@@ -416,7 +425,9 @@ def _describe_blob(node: NodeCheckpoint, name: str) -> dict[str, Any]:
         return {"type": "unreadable", "value": str(error)}
     if isinstance(outline, ArrayOutline):
         array = {"type": "array", "shape": list(outline.shape), "dtype": outline.dtype}
-        return array if outline.shape else {**array, "value": show(node.load(name).item())}
+        if not outline.shape:
+            array["value"] = show(node.load(name).item())
+        return array
     if isinstance(outline, Unmade):
         return {"type": outline.kind, "value": show(outline.parts)}
     return {"type": type(outline).__name__, "value": show(outline)}

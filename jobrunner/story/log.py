@@ -130,11 +130,14 @@ class _Reader:
         for at, epoch in self._recorded.items():
             epoch.is_kept = at in self._state.recorded
         runs = [run for run in self._runs.values() if not run.is_command]
-        kept: Position | None = _END  # what all later runs have left of a run
-        for number in range(len(runs), 0, -1):
-            run = runs[number - 1]
+        for number, run in enumerate(runs, start=1):
             run.story.number = number
-            self._end(run, kept)
+            run.story.losses = tuple(run.losses.values())
+            self._tell_outcome(run)
+            self._tell_ends(run)
+        kept: Position | None = _END  # what all later runs have left of a run
+        for run in reversed(runs):
+            close_ledger(run.story, kept)
             for origin in run.origins:
                 if kept is None or origin is None:
                     kept = None
@@ -214,20 +217,23 @@ class _Reader:
         )
         run.story.epochs.append(epoch)
 
-    def _end(self, run: _Run, kept: Position | None) -> None:
-        """Tell how a run ended, of which later ones have left the epochs up to `kept`; None: none."""
+    def _tell_outcome(self, run: _Run) -> None:
+        """Tell how a run ended, or whether it may be alive."""
         story = run.story
-        story.losses = tuple(run.losses.values())
         if run.outcome is not None:
             story.state = run.outcome
-        else:
-            beat = read_beat(self._directory.files, self._directory.path, story.name)
-            story.last_seen = max(story.last_seen, beat.time)
-            if run is self._newest and run.entry is not None:
-                every = run.entry.heartbeat_seconds
-                if may_live(beat.seconds_ago, run.entry.process, story.name, every):
-                    story.state = "running"
-        if not run.origins and run is self._newest:
+            return
+        beat = read_beat(self._directory.files, self._directory.path, story.name)
+        story.last_seen = max(story.last_seen, beat.time)
+        if run is self._newest and run.entry is not None:
+            every = run.entry.heartbeat_seconds
+            if may_live(beat.seconds_ago, run.entry.process, story.name, every):
+                story.state = "running"
+
+    def _tell_ends(self, run: _Run) -> None:
+        """Tell from which epoch a run resumed, and what ended the job."""
+        story = run.story
+        if not run.origins and run is self._newest:  # it has recorded nothing yet
             run.origins.append(self._state.latest)
         last = None
         if run.origins and run.origins[0] is not None:
@@ -238,21 +244,32 @@ class _Reader:
             last = story.epochs[-1]
         if last is not None:
             story.stopped_by = last.stopped_by
-        ledger = story.ledger
-        if story.state != "running":  # what came after its last record
-            rest = max(0.0, story.last_seen - story.began - ledger.wall)
-            if story.state == "lost":
-                ledger.redone += rest
-            else:
-                ledger.idle += rest
-        if kept != _END:
-            left = 0.0
-            for epoch in story.epochs:
-                if kept is not None and Position.of(epoch.epoch) <= kept:
-                    left = max(left, epoch.compute)
-            in_vain = max(0.0, ledger.compute - left)
-            ledger.compute -= in_vain
-            ledger.redone += in_vain
+
+
+def close_ledger(story: RunStory, kept: Position | None) -> None:
+    """Account for the end of a run, and for what it computed in vain.
+
+    The last record says what the run had spent by then. After it, a run that ended by itself waited
+    or called back; one that was lost ran epochs that nobody recorded.
+
+    `kept` is what later runs left of this one: if it recorded epochs 1 to 10, and the next resumed from
+    6, then `kept` is 6, and what it computed after epoch 6 was in vain. None: they began afresh.
+    """
+    ledger = story.ledger
+    rest = max(0.0, story.last_seen - story.began - ledger.wall)
+    if story.state == "lost":
+        ledger.redone += rest
+    elif story.state != "running":
+        ledger.idle += rest
+    if kept == _END:
+        return
+    left = 0.0
+    for epoch in story.epochs:
+        if kept is not None and Position.of(epoch.epoch) <= kept:
+            left = max(left, epoch.compute)
+    in_vain = max(0.0, ledger.compute - left)
+    ledger.compute -= in_vain
+    ledger.redone += in_vain
 
 
 def unix_time(time: str) -> float:
