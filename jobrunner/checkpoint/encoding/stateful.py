@@ -91,6 +91,8 @@ def _merge(saved: Any, current: Any, where: str, merged: dict[int, Any]) -> Any:
         for i, item in enumerate(saved):
             items.append(_merge(item, _item(current, i), f"{where}[{i}]", merged))
         return tuple(items)
+    # An object that occurs twice in the blob has one saved state, which is loaded once. Lists and dicts
+    # are changed in place, so that those which occur twice stay one; tuples are made again.
     if id(saved) in merged:
         return merged[id(saved)]
     merged[id(saved)] = saved

@@ -55,6 +55,8 @@ def _outline(tree: Tree, array: Callable[[int], Any]) -> Any:
         return tree
     if "$" not in tree:
         return {key: _outline(item, array) for key, item in tree.items()}
+    # A stranger may have written the content, so it may be anything: what does not fit raises one of
+    # the errors that `show_outline` turns into one.
     kind, content = tree["$"], tree["of"]
     if kind in _WITH_ARRAY and type(content) is int:
         return Unmade(kind, array(content))

@@ -62,10 +62,11 @@ def restore_epoch(directory: Directory, epoch: Position, *, take_over: bool = Fa
     manager = MultiNodeCheckpointManager(directory.path, take_over=take_over, files=directory.files)
     manager.run.start([], {"command": "restore"})
     try:
-        for store in (record.stores or {}).values():
+        for store in record.all_stores.values():
             StoreReader(
                 directory.files, directory.path, store.name, store.sha256, record.histories
             ).verify()
+        # The commit that recorded the epoch first may have said itself what the stores contain.
         contents = record.contents
         if contents is None and commit.contents:
             contents = commit.number
@@ -95,7 +96,7 @@ def _find_set_aside(
             is_kept = record.stores is not None and (record.at, record.label) in state.aside
             if not is_kept or record.at in state.recorded:
                 continue
-            if names.issuperset(store.name for store in (record.stores or {}).values()):
+            if names.issuperset(store.name for store in record.all_stores.values()):
                 set_aside[record.at] = entry, record
     return set_aside
 

@@ -37,6 +37,7 @@ def reading(path: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        # Also if a file has the name of its directory, or the other way round.
         raise missing_file(path) from None
     except CheckpointError:
         raise
@@ -45,6 +46,7 @@ def reading(path: str) -> Iterator[None]:
             f"{path} does not fit into memory. Read it where there is more."
         ) from error
     except OSError as error:
+        # A disk or a network that fails for a while must not make a run fall back to an older epoch.
         raise CheckpointError(
             f"{path} cannot be read: {type(error).__name__}: {error}. This does not "
             f"mean that the file is damaged: repair the storage and read again."

@@ -48,7 +48,7 @@ class VerifyingStore(Store):
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """The description, or a chunk."""
-        name, *places = key.split(".")
+        name, *places = key.split(".")  # of a chunk, "c.0.2"
         if key == ROOT_DOCUMENT:
             data = self._document
         elif name == "c":
@@ -111,6 +111,8 @@ def _cut(data: bytes, part: ByteRequest | None) -> bytes:
 def open_array(reader: ArrayReader, path: str) -> Any:
     """Open an array as a `zarr.Array`; `path` is for users to see."""
     dtype = reader.dtype
+    # On disk, a text is code points along one more axis, and a date a number: what every reader knows.
+    # Zarr-Python knows more, so it gets an array without that axis, of a type of its own.
     core = core_type(dtype)
     has_own_type = bool(core.length) or dtype.kind in "mM"
     if has_own_type:

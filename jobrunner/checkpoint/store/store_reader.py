@@ -164,6 +164,8 @@ class StoreReader:
 
     def _read_arrays(self, document: StoreDocument, names: Sequence[str]) -> dict[str, list[Any]]:
         """Read and verify the arrays of some blobs, once their memory is known to exist."""
+        # A stack is read once, for all its rows that are wanted. All other arrays have one target: no
+        # document names one twice. Nothing is allocated before the memory of all is known to be there.
         verified = self.verified
         arrays: dict[str, list[Any]] = {}
         readers: dict[str, ArrayReader] = {}
@@ -191,7 +193,11 @@ class StoreReader:
         return arrays
 
     def _check_memory(self, readers: Collection[ArrayReader]) -> None:
-        """Refuse arrays that take more memory than there is, by so much more than their files."""
+        """Refuse arrays that take more memory than there is, by so much more than their files.
+
+        Zeros take 65,536 times as much memory as their compressed file. NumPy would hand out such
+        memory, and the system would kill the process that fills it.
+        """
         expanded_bytes = sum(max(0, reader.nbytes - reader.array.nbytes) for reader in readers)
         if expanded_bytes > _SURELY_FREE_BYTES:
             from jobrunner.dask_internals import machine_bytes  # imports distributed
@@ -299,6 +305,7 @@ class StoreReader:
             return self.history(document, name).read_last()
         blob = self._blob(document, name)
 
+        # What a codec makes a value of must be arrays, such as the data of a tensor; others are lazy.
         def read(i: int) -> Array:
             return self._reader(document, blob.arrays[i]).read_whole()
 

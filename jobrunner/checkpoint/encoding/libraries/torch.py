@@ -19,6 +19,7 @@ def encode(name: str, value: Any) -> dict[str, Any]:
     torch = sys.modules["torch"]
     _refuse_unlike_arrays(torch, value)
     plain = value.detach().cpu()  # no copy if it is there already
+    # torch marks a conjugate or negative view instead of computing it; NumPy does not see the mark.
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
     dtype = str(value.dtype).removeprefix("torch.")
