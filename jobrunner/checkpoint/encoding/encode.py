@@ -291,10 +291,7 @@ class Encoder:
                 trees.append(item)
                 continue
             names = names or child_names(keys)
-            name = str(i)
-            if names:
-                name = names[i]
-            self._trail.append(name)
+            self._trail.append(names[i] if names else str(i))
             trees.append(self._special(item))
             self._trail.pop()
         return trees

@@ -41,13 +41,11 @@ from jobrunner.names import ROOT_DOCUMENT
 _SURELY_FREE_BYTES = 1 << 28
 
 
-class _Target(NamedTuple):
-    """Where an array that is read goes: into the list of its blob's arrays, at a place."""
+_Target = tuple[list[Any], int, int | None]
+"""Where an array that is read goes: a list, an index of it, and which row of a stack it is, if one.
 
-    arrays: list[Any]
-    place: int
-    row: int | None
-    """Which row of a stack it is; None: it has files of its own."""
+Not a class: to make one for each of 10,000 short arrays would take a twentieth of their load.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +170,19 @@ class StoreReader:
         targets: dict[str, list[_Target]] = defaultdict(list)
         for name in names:
             references = document.blobs[name].arrays
-            arrays[name] = [None] * len(references)
+            slots = arrays[name] = [None] * len(references)
             for i, reference in enumerate(references):
                 array, row = document.locate(reference)
                 if array.path not in readers:
                     readers[array.path] = ArrayReader(verified, array)
-                targets[array.path].append(_Target(arrays[name], i, row))
+                targets[array.path].append((slots, i, row))
         self._check_memory(readers.values())
         jobs: Jobs = []
         nbytes = 0
         for path, reader in readers.items():
-            first = targets[path][0]
-            if first.row is None:
-                first.arrays[first.place], chunk_jobs = reader.read()
+            slots, i, row = targets[path][0]
+            if row is None:
+                slots[i], chunk_jobs = reader.read()
                 jobs += chunk_jobs
             else:
                 jobs.append(partial(_read_rows, reader, targets[path]))
@@ -403,5 +401,5 @@ def verify_stores(files: Files, readers: Sequence[StoreReader]) -> None:
 def _read_rows(reader: ArrayReader, targets: Sequence[_Target]) -> None:
     """Read a stack, and copy its rows, so that none keeps the memory of the others."""
     stack = reader.read_whole()
-    for target in targets:
-        target.arrays[target.place] = stack[target.row, ...].copy(order="K")
+    for slots, i, row in targets:
+        slots[i] = stack[row, ...].copy(order="K")
