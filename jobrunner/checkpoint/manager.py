@@ -305,8 +305,23 @@ class MultiNodeCheckpointManager:
     def unpin(self, epoch: EpochLike, label: str | None = None) -> bool:
         """Remove the pin with a label, or by default all pins of an epoch.
 
-        Returns whether there was one. Raises, runs and retries as `pin` does. From the next commit
-        on, the retention policy may retire the epoch.
+        From the next commit on, the retention policy may retire the epoch.
+
+        Returns
+        -------
+        bool
+            Whether there was one.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            The epoch is not recorded.
+        CheckpointWriteError
+            The log could not be written.
+
+        Notes
+        -----
+        Runs on the client, also while a run holds the directory. *Safe to retry*: yes.
         """
         return self.directory.unpin(self.directory.resolve(epoch), label)
 

@@ -34,6 +34,7 @@ class Job(Active):
         Runs once at the end of each epoch, after its last step: validation, for example. By default
         a new, empty group.
     stop_conditions : sequence of TaskOutput or Blob, optional
+        The job ends after an epoch in which one of them is true; see `add_stop_condition`.
     nodes_to_checkpoint : sequence of Node or str, optional
         By default the nodes of the init group, and those on which the epoch group makes global
         blobs.

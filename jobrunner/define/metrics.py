@@ -86,19 +86,64 @@ def Mean(value: Number, weight: Weight = 1) -> Total:  # noqa: N802
 
 @checked
 def Sum(value: Number) -> Total:  # noqa: N802
-    """The sum of what tasks report under a name; otherwise as `Mean`."""
+    """The sum of what tasks report under a name: ``report(records=Sum(n))``.
+
+    Parameters
+    ----------
+    value : int or float
+
+    Returns
+    -------
+    Total
+        To be reported.
+
+    Raises
+    ------
+    DefinitionError
+        The value is no number.
+    """
     return Total("sum", _plain(value))
 
 
 @checked
 def Min(value: Number) -> Total:  # noqa: N802
-    """The smallest value that tasks report under a name, NaN if one is NaN; otherwise as `Mean`."""
+    """The smallest value that tasks report under a name; NaN if one is NaN.
+
+    Parameters
+    ----------
+    value : int or float
+
+    Returns
+    -------
+    Total
+        To be reported.
+
+    Raises
+    ------
+    DefinitionError
+        The value is no number.
+    """
     return Total("min", _plain(value))
 
 
 @checked
 def Max(value: Number) -> Total:  # noqa: N802
-    """The largest value that tasks report under a name, NaN if one is NaN; otherwise as `Mean`."""
+    """The largest value that tasks report under a name; NaN if one is NaN.
+
+    Parameters
+    ----------
+    value : int or float
+
+    Returns
+    -------
+    Total
+        To be reported.
+
+    Raises
+    ------
+    DefinitionError
+        The value is no number.
+    """
     return Total("max", _plain(value))
 
 
