@@ -166,8 +166,14 @@ def main() -> None:
         wrong = {reader: compare(reader, store) for reader in READERS}
     print(f"| kind of array | {' | '.join(READERS)} |")
     print(f"|---{'|---' * len(READERS)}|")
+    all_read = []
     for kind in ARRAYS:
-        print(f"| {kind} | {' | '.join(cell(kind, wrong[reader]) for reader in READERS)} |")
+        cells = [cell(kind, wrong[reader]) for reader in READERS]
+        if set(cells) == {"yes"}:
+            all_read.append(kind)
+        else:
+            print(f"| {kind} | {' | '.join(cells)} |")
+    print(f"\nAll of them read {'; '.join(all_read)}.")
     for reader, whys in wrong.items():
         for path, why in whys.items():
             print(f"{reader}: {path}: {why[:200]}", file=sys.stderr)
