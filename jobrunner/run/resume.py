@@ -14,20 +14,31 @@ from jobrunner.checkpoint import (
     EpochRecord,
     MultiNodeCheckpointManager,
     State,
+    is_url,
     stateful_blobs,
     with_contents,
 )
 from jobrunner.compile import GroupPlan, Plan, changes, compile_resume, describe
 from jobrunner.define import EPOCH, Job, Rule
-from jobrunner.errors import CheckpointCorruptError, CheckpointNotFoundError, PlanMismatchError
+from jobrunner.errors import (
+    CheckpointCorruptError,
+    CheckpointNotFoundError,
+    DefinitionError,
+    PlanMismatchError,
+)
+from jobrunner.outputs import refuse_within_checkpoint
 from jobrunner.positions import EpochLike, Position, format_ranges, read_epoch
 from jobrunner.run.decisions import remainder
 from jobrunner.run.matching import START_AFRESH, Adaptation, Match, match
 from jobrunner.run.result import ResumePlan
-from jobrunner.texts import counted
+from jobrunner.story import find_runs
+from jobrunner.texts import counted, listed
 
 ResumeFrom = EpochLike | None
 """What to resume from; None: nothing."""
+
+_LEVELS, _MOST_LOOKED_INTO = 2, 1000
+"""How far a new directory is searched for runs."""
 
 RESUME_FROM = Rule(
     f"None, {EPOCH.expected}", lambda value: value is None or EPOCH.fits(value), read_epoch
@@ -164,6 +175,8 @@ def decide(
     if manager is None or snapshot is None:
         return Resume(plan, "there is no checkpoint manager", warnings=tuple(warnings))
     own = manager.directory
+    if snapshot.holder is None:
+        _check_new(own)
     in_use = ""
     holder = own.held_by(snapshot)
     if holder is not None:
@@ -221,6 +234,23 @@ def decide(
         warnings=tuple(warnings),
         damaged=damage,
     )
+
+
+def _check_new(directory: Directory) -> None:
+    """Refuse a new directory that has checkpoint directories in it, or is in one.
+
+    Somebody has named the directory of all runs in place of one of them. Once there is a log, commands
+    would no longer look for runs below it.
+    """
+    if not is_url(directory.path):
+        refuse_within_checkpoint(directory.path)
+    runs, _ = find_runs(directory.files, directory.path, _LEVELS, _MOST_LOOKED_INTO)
+    if runs not in ([], ["."]):
+        raise DefinitionError(
+            f"{directory.path} is no checkpoint directory, but contains some: {listed(runs, 5)}. "
+            f"Name one of them to resume its run, or a new one, such as "
+            f"{os.path.join(directory.path, 'NAME')}, to begin another run."
+        )
 
 
 def _find_newest(

@@ -135,6 +135,20 @@ def test_a_limit_above_that_of_the_job_is_said_to_have_no_effect(session, manage
     assert JobRunner(counter(2), manager, num_epochs=2).plan_resume().warnings == ()
 
 
+def test_the_directory_of_all_runs_is_not_taken_for_that_of_one(session, manager, tmp_path):
+    JobRunner(counter(1), manager).run(session)
+    before = sorted(tmp_path.rglob("*"))
+    for path, what in (
+        (tmp_path, "contains some: ckpt. Name one of them"),
+        (tmp_path / "ckpt" / "a.1", "within the checkpoint directory"),
+    ):
+        runner = JobRunner(counter(1), MultiNodeCheckpointManager(path))
+        for call in (runner.plan_resume, lambda runner=runner: runner.run(session)):
+            with pytest.raises(DefinitionError, match=what):
+                call()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_download_and_exit_run_again_if_they_had_not_ended(session, manager, tmp_path):
     flag = tmp_path / "flag"
 
