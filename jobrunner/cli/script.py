@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import linecache
 import os
 import re
 import sys
@@ -133,6 +134,8 @@ def _import_file(source: str) -> ModuleType:
     _put_first(str(path.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    linecache.checkcache(str(path))
+    linecache.getlines(str(path))  # as it is now, for tracebacks of tasks
     try:
         with _explained(f"{source} cannot be imported", str(path)):
             # Not `exec_module`: its cached bytecode may be older than an edit of the last second.

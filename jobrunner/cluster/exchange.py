@@ -27,6 +27,7 @@ import msgspec
 from msgspec import Meta
 
 from jobrunner.cluster.placement import WorkerInfo
+from jobrunner.cluster.source_lines import with_source_lines
 from jobrunner.errors import (
     BlobNotFoundError,
     DefinitionError,
@@ -207,6 +208,7 @@ class Request:
         if self.has_steps:
             at += f", step {reply.step + 1}"
         cause = failure.exception()
+        trace = with_source_lines(failure.traceback)
         if failure.is_own:
             error = cause
             is_ours = not failure.traceback and isinstance(
@@ -228,11 +230,11 @@ class Request:
                 task=failure.task,
                 group=self.group,
                 epoch=epoch,
-                remote_traceback=failure.traceback,
+                remote_traceback=trace,
             ).advise("Fix the task and start the same command again.")
             error.__cause__ = cause
-        if failure.traceback:
-            error.add_note(f"On the worker:\n{failure.traceback}")
+        if trace:
+            error.add_note(f"On the worker:\n{trace}")
         return error
 
 

@@ -6,7 +6,8 @@ import copyreg
 import io
 import pickle
 from collections import ChainMap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -105,8 +106,21 @@ class _Pickler(pickle.Pickler):
     dispatch_table: Any = ChainMap(_REDUCERS, copyreg.dispatch_table)  # noqa: RUF012  # as the base class has it
 
 
+def _reduce_code(code: CodeType) -> Any:
+    """Keep the name of the file, which cloudpickle forgets, for tracebacks."""
+    make, args = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _make_code, (code.co_filename, make, args)
+
+
+def _make_code(file: str, make: Callable[..., CodeType], args: Sequence[Any]) -> CodeType:
+    return make(*args).replace(co_filename=file)
+
+
+_CLOUD_REDUCERS: Any = {**_REDUCERS, CodeType: _reduce_code}
+
+
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    dispatch_table: ClassVar[Any] = ChainMap(_REDUCERS, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar[Any] = ChainMap(_CLOUD_REDUCERS, cloudpickle.Pickler.dispatch_table)
 
     def reducer_override(self, obj: Any) -> Any:
         """Keep the place of a class that is inside another one, which cloudpickle forgets."""

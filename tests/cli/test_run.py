@@ -203,6 +203,8 @@ def test_a_failing_task_shows_the_workers_traceback_and_no_other(run: Run, tmp_p
     error = _json(run(script, "--json"))["error"]
     assert (error["type"], error["node"], error["task"]) == ("TaskFailedError", "a", "step")
     assert (error["epoch"], "ZeroDivisionError" in error["remote_traceback"]) == (3, True)
+    assert f'  File "{script}", line ' in error["remote_traceback"]
+    assert "    Task(lambda n: n + 1 if n < 2 else 1 // 0," in error["remote_traceback"]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from jobrunner import (
     epoch_limiter,
 )
 from jobrunner.cli.command import main
+from jobrunner.cluster.source_lines import with_source_lines
 from tests.jobs import Listener
 
 MANY = 10_000_000
@@ -61,6 +62,21 @@ def test_a_task_that_raises_one_of_our_errors_is_named(
     assert type(caught.value.__cause__) is type(error)
     assert vars(caught.value.__cause__) == vars(error)
     assert "in fail" in caught.value.remote_traceback
+
+
+def test_the_client_shows_source_lines_of_code_that_workers_have_not_and_reads_no_other_file(
+    tmp_path: Path,
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    number = 1 + Path(__file__).read_text().splitlines().index("MANY = 10_000_000")
+    mine, other = (
+        f'  File "{__file__}", line {number}, in f\n',
+        f'  File "{secret}", line 1, in g\n',
+    )
+    shown = f"{mine}    MANY = 10_000_000\n"
+    assert with_source_lines(f"{mine}{other}{mine}E: e") == f"{shown}{other}{shown}E: e"
+    assert with_source_lines(f"{shown}E: e") == f"{shown}E: e"
 
 
 def test_a_long_text_of_an_exception_is_shortened(inproc_session: Session) -> None:
