@@ -54,7 +54,7 @@ def test_a_failed_task_shows_a_notebook_the_frames_of_its_own_code(
     error: Any = caught.value
     text = "\n".join(error._render_traceback_())
     assert text.startswith("TaskFailedError: Task 'divide' (node 'a'")
-    assert "in <lambda>\nZeroDivisionError" in text
+    assert "in <lambda>\n    Task(lambda: 1 // 0, " in text
     assert text.count("File ") == 1
 
 
