@@ -110,8 +110,8 @@ class RunLock:
 
     def _warn_of_others(self) -> None:
         """Warn of a directory that everybody may write to."""
-        for name in ("", LOG_DIRECTORY, RUNS_DIRECTORY):
-            path = join_path(self._path, name) if name else self._path
+        log, runs = join_path(self._path, LOG_DIRECTORY), join_path(self._path, RUNS_DIRECTORY)
+        for path in (self._path, log, runs):
             if others_may_write(path):
                 logger.warning(
                     "Everybody may write to %s, and so change what the next run loads. Take the "

@@ -114,10 +114,10 @@ class ObjectFiles:
         from obstore import exceptions
 
         is_missing = isinstance(error, FileNotFoundError)
-        # A missing object may be no fault, a missing bucket is one.
-        if any(code in str(error) for code in _NO_BUCKET) or (
-            is_missing and operation in ("put", "create")
-        ):
+        # A missing object may be no fault, a missing bucket is one. Some stores do not say which of the
+        # two is missing; but what creates an object can miss only the bucket.
+        has_no_bucket = any(code in str(error) for code in _NO_BUCKET)
+        if has_no_bucket or (is_missing and operation in ("put", "create")):
             noun = "container" if self.root.startswith("az:") else "bucket"
             name = urllib.parse.urlsplit(self.root).netloc
             problem = f"there is no {noun} {name!r}. Create it, or correct the URL"
