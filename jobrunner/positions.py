@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import total_ordering
 from numbers import Integral
 from typing import Any, NoReturn
@@ -195,15 +195,16 @@ def name_step(step: int, steps_per_epoch: int | None) -> str:
     return f"step {step}" if steps_per_epoch is None else f"step {step} of {steps_per_epoch}"
 
 
-def format_ranges(numbers: Sequence[PublicPosition]) -> str:
-    """Write ascending numbers as text, three or more consecutive ones as a range."""
-    ranges: list[list[PublicPosition]] = []
+def format_ranges(numbers: Iterable[PublicPosition]) -> str:
+    """Write ascending numbers or positions as text, three or more whole ones in a row as a range."""
+    ranges: list[list[Position]] = []
     for number in numbers:
-        previous = ranges[-1][-1] if ranges else None
-        if isinstance(number, int) and isinstance(previous, int) and number == previous + 1:
-            ranges[-1].append(number)
+        at = Position.of(number)
+        last = ranges[-1][-1] if ranges else None
+        if last is not None and not last.step and at == Position(last.epoch + 1):
+            ranges[-1].append(at)
         else:
-            ranges.append([number])
+            ranges.append([at])
     texts = []
     for items in ranges:
         if len(items) > 2:

@@ -223,7 +223,7 @@ class Directory:
             )
         raise CheckpointNotFoundError(
             f"Epoch {epoch} of {self.path} is not recorded; recorded epochs: "
-            f"{format_ranges([at.public for at in facts.epochs]) or 'none'}. {remedy}"
+            f"{format_ranges(facts.epochs)}. {remedy}"
         )
 
     @contextmanager

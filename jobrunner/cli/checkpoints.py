@@ -175,7 +175,7 @@ def verify_epochs(
             rows.append({**place, "is_whole": failure is None, "error": failure})
     for title, positions in (("whole", whole), ("deleted meanwhile", deleted)):
         if positions:
-            lines.append(f"{title}: {format_ranges([at.public for at in positions])}")
+            lines.append(f"{title}: {format_ranges(positions)}")
     if epochs:
         outcome = "all whole"
         if len(whole) < len(rows):
@@ -381,7 +381,7 @@ def copy_epochs(
         raise nothing_recorded(directory)
     path = absolute_path(target)
     data = {"path": directory.path, "target": path, "epochs": copied}
-    lines = [f"Copied to {path}: {format_ranges(copied) or 'nothing'}"]
+    lines = [f"Copied to {path}: {format_ranges(copied)}"]
     if present:
-        lines.append(f"There already: {format_ranges([at.public for at in sorted(present)])}")
+        lines.append(f"There already: {format_ranges(sorted(present))}")
     return CommandOutput(data, lines)

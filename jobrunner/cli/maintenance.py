@@ -101,12 +101,12 @@ def prune(manager: MultiNodeCheckpointManager, policy: KeepAny, *, is_dry: bool)
         "freed_nbytes": freed,
     }
     verb = "would be deleted" if is_dry else "deleted"
-    lines = [f"{verb}: {_format(deleted)} ({format_bytes(nbytes)})"]
+    lines = [f"{verb}: {format_ranges(deleted)} ({format_bytes(nbytes)})"]
     if freed is not None:
         lines.append(f"freed on the disk: {format_bytes(freed)}")
     if left:
-        lines.append(f"not deleted yet (the next run tries again): {_format(left)}")
-    return CommandOutput(data, [*lines, f"kept: {_format(kept)}"])
+        lines.append(f"not deleted yet (the next run tries again): {format_ranges(left)}")
+    return CommandOutput(data, [*lines, f"kept: {format_ranges(kept)}"])
 
 
 def find_retirable(manager: MultiNodeCheckpointManager, policy: KeepAny) -> list[EpochRecord]:
@@ -139,10 +139,6 @@ def find_retirable(manager: MultiNodeCheckpointManager, policy: KeepAny) -> list
             f"the newest. Reported metrics: {name_reported(saved)}."
         )
     return [records[at] for at in retirable]
-
-
-def _format(positions: Iterable[Position]) -> str:
-    return format_ranges([at.public for at in positions]) or "none"
 
 
 @main.command("fsck")
@@ -218,11 +214,11 @@ def _repair_to_json(plan: Repair | None) -> dict[str, Any] | None:
 
 
 def _tell_repair(plan: Repair) -> list[str]:
-    lines = [f"epochs that stay recorded: {_format(plan.kept)}"]
+    lines = [f"epochs that stay recorded: {format_ranges(plan.kept)}"]
     if plan.rebuilt:
         lines.append(
             f"epochs recorded anew, from stores that were verified byte for byte: "
-            f"{_format(sorted(plan.rebuilt))}"
+            f"{format_ranges(sorted(plan.rebuilt))}"
         )
     lines += _join_paths("no longer recorded:", plan.given_up.items())
     if plan.lost:

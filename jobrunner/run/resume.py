@@ -351,7 +351,7 @@ def _check_claimed(directory: Directory, snapshot: State) -> list[str]:
     if not lost:
         return []
     noun = "epoch" if len(lost) == 1 else "epochs"
-    ranges = format_ranges([at.public for at in lost])
+    ranges = format_ranges(lost)
     problem = (
         f"{directory.path} contains stores of {noun} {ranges} that no entry of its log mentions"
     )
