@@ -147,7 +147,7 @@ def test_an_epoch_may_be_deleted_at_any_operation(
 def test_verify_and_copy_of_all_epochs_skip_those_that_are_deleted_meanwhile(
     runs: Path, tmp_path: Path, at: str
 ) -> None:
-    shutil.copytree(runs, tmp_path / "again")
+    again, target = shutil.copytree(runs, tmp_path / "again"), str(tmp_path / "copy")
     directory = Directory(runs, files=PrunedMeanwhile(runs, at))
     epochs = MultiNodeCheckpointManager(runs).positions()
     output = verify_epochs(directory, epochs, is_all=True)
@@ -156,8 +156,7 @@ def test_verify_and_copy_of_all_epochs_skip_those_that_are_deleted_meanwhile(
     assert output.text.startswith("whole: 2, 3\ndeleted meanwhile: 0, 1\nChecked 2 epochs ")
     with pytest.raises(CheckpointNotFoundError):
         verify_epochs(directory, [Position(0)])
-    runs, target = tmp_path / "again", str(tmp_path / "copy")
-    directory = Directory(runs, files=PrunedMeanwhile(runs, at))
+    directory = Directory(again, files=PrunedMeanwhile(again, at))
     output = copy_epochs(directory, epochs, target, is_all=True)
     assert output.data["epochs"] == [2, 3] == recorded(tmp_path / "copy")
     assert output.text == f"Copied to {target}: 2, 3"

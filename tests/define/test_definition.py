@@ -24,6 +24,7 @@ def one(x=None):
 
 def test_tasks_join_the_innermost_group_and_node():
     with Job("j") as job:
+        assert Job.current() is job
         with Node("a"):
             epoch_task = Task(one)
             with job.init_group, Node("b"):
@@ -76,6 +77,7 @@ REFUSED = [
     (lambda: Task(one, outputs=Blob("a", "other")), "own node only"),
     (lambda: Task(one, updates=Blob("a", "other")), "own node only"),
     (lambda: Task(one, after=3), "after must be tasks"),
+    (lambda: Task(one, node=3), "node must be a Node"),
     (lambda: Task(one).output(1), "1 output"),
     (lambda: Node(""), "is empty"),
     (lambda: Node("a/b"), "'/'"),
@@ -85,6 +87,7 @@ REFUSED = [
     (lambda: Node("x" * 129), "129 characters"),
     (lambda: Node("a", workers=[]), "at least one"),
     (lambda: Node("a", resources={"GPU": -1}), "positive number"),
+    (lambda: Node("a", resources=["GPU"]), "positive number"),
     (lambda: Node("a", resources={"GPU": float("nan")}), "positive number"),
     (lambda: Job("a/b"), "'/'"),
     (lambda: Job(seed=1 << 64), "seed"),
