@@ -149,6 +149,16 @@ def test_a_data_frame_is_the_tasks_own(inproc_session, inproc_client):
     assert list(frame.result().a) == [1, 2]
 
 
+def test_each_instance_of_a_task_gets_the_value(inproc_session):
+    with Job("instances") as job:
+        with job.init_group:
+            kwargs = {"part": counted("i")}
+            Task(lambda part: part.sum(), outputs="sums", kwargs=kwargs, num_instances=3)
+        epoch_limiter(job, 1)
+    JobRunner(job).run(inproc_session)
+    assert inproc_session.fetch(Node()["sums"]) == [X.sum()] * 3
+
+
 @pytest.mark.parametrize("where", ["epoch", "session", "partial", "input"])
 def test_elsewhere_a_collection_is_refused_with_advice(where, inproc_session):
     x, says = counted("never"), "only keyword arguments of init tasks are computed"
