@@ -63,7 +63,9 @@ def prune(manager: MultiNodeCheckpointManager, policy: KeepAny, *, is_dry: bool)
     """Delete the epochs that the policy of a manager does not keep, or only say which."""
     records = find_retirable(manager, policy)
     stores = {record.at: [store.name for store in record.stores.values()] for record in records}
-    space = measure(manager.directory, chain.from_iterable(stores.values()))
+    num_epochs = counted(len(stores), "epoch")
+    with told_while_slow(lambda: f"measuring what {num_epochs} take on the disk"):
+        space = measure(manager.directory, chain.from_iterable(stores.values()))
     kept = [at for at in manager.positions() if at not in stores]
     left: list[Position] = []
 
@@ -74,7 +76,7 @@ def prune(manager: MultiNodeCheckpointManager, policy: KeepAny, *, is_dry: bool)
 
     def describe_progress() -> str:
         num_deleted = len(stores) - len(find_left())
-        return f"deleted {num_deleted} of {counted(len(stores), 'epoch')}"
+        return f"deleted {num_deleted} of {num_epochs}"
 
     if records and not is_dry:
         manager.run.start([], {"command": "prune"})

@@ -151,6 +151,7 @@ def test_a_resume_has_the_running_jobs_classes(tmp_path: Path, as_script: bool) 
     unmade = checkpoint["a"]["point"]
     assert isinstance(unmade, Unmade)
     assert (unmade.kind, unmade.parts) == (f"{module}:Point", {"x": 1})
+    assert repr(unmade) == ("__main__:Point({'x': 1})" if as_script else "job.py:Point({'x': 1})")
     other = run(tmp_path, 3, as_script=not as_script)
     assert other.returncode == 0, other.stderr
     assert MultiNodeCheckpointManager(tmp_path / "runs").open(3)["b"]["wrong"] == []

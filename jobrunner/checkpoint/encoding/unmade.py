@@ -9,6 +9,7 @@ from typing import Any
 
 from jobrunner.checkpoint.encoding.codecs import InvalidTreeError
 from jobrunner.checkpoint.encoding.dtypes import Tree
+from jobrunner.texts import printable
 
 _WITH_ARRAY = frozenset({"numbers", "bytes", "json"})
 """Kinds that are made of an array, given by its index."""
@@ -33,7 +34,7 @@ class Unmade:
 
     def __repr__(self) -> str:
         name = self.kind.removeprefix("codec ")
-        return f"{name}({self.parts!r})"
+        return printable(f"{name}({self.parts!r})", kept="")
 
 
 def show_outline(tree: Tree, array: Callable[[int], Any]) -> Any:
