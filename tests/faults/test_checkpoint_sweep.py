@@ -255,6 +255,23 @@ def sweep(tmp_path: Path, how: Literal["fail", "die"], every_kth: int) -> int:
     raise AssertionError("not reached")
 
 
+def test_one_operation_fails_and_those_after_it_succeed() -> None:
+    files = FaultyFiles(at=2)
+    files.before("write", "a")
+    with pytest.raises(OSError, match="b"):
+        files.before("write", "b")
+    files.before("write", "c")
+    assert files.trace == [("write", "a"), ("write", "b"), ("write", "c")]
+
+
+def test_after_a_power_cut_no_operation_succeeds() -> None:
+    files = FaultyFiles(at=2, how="die")
+    files.before("write", "a")
+    for path in "bc":
+        with pytest.raises(PowerCutError, match=path):
+            files.before("write", path)
+
+
 @sampled("every_kth", sample=31, nightly=1)
 def test_an_error_at_any_operation_leaves_the_old_state_or_the_new(
     every_kth: int, tmp_path: Path

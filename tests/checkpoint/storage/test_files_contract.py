@@ -30,7 +30,7 @@ from jobrunner.checkpoint.storage.locations import files_of
 from jobrunner.checkpoint.storage.object_files import ObjectFiles
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.testing import FaultyObjects
-from tests.faults.object_life import go_on, live
+from tests.faults.test_object_sweep import go_on, live
 from tests.object_servers import AzureServer, GoogleServer, S3Server
 
 NAMES = ["a:0.1", "%63", "a%25b", "w~!$&'()*+,;=@-", "ü", "a b"]
