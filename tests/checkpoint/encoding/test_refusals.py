@@ -22,7 +22,7 @@ from jobrunner import (
     Task,
     epoch_limiter,
 )
-from jobrunner.checkpoint import Decoder, encode_blobs
+from jobrunner.checkpoint import Decoder, digest_blob, encode_blobs
 from jobrunner.run.diff import compare_values
 from jobrunner.testing import assert_identical
 from tests.stores import write_store
@@ -92,6 +92,17 @@ def test_equal_values_are_encoded_alike_in_every_process() -> None:
         printed.append(done.stdout.splitlines())
     assert len(printed[0]) > 300
     assert printed[0] == printed[1]
+
+
+def test_a_digest_depends_on_the_fields_of_records_and_not_on_what_lies_between() -> None:
+    dtype = np.dtype({"names": ["a"], "formats": ["<i4"], "offsets": [3], "itemsize": 11})
+    digests = set()
+    for value in (1, 2):
+        for byte in (0, 255):
+            records = np.full(2 * dtype.itemsize, byte, np.uint8).view(dtype)
+            records["a"] = value
+            digests.add((value, digest_blob(encode_blobs("n", {"x": records})["x"])))
+    assert len(digests) == len({digest for _, digest in digests}) == 2
 
 
 def test_a_long_tree_lies_in_a_file_of_its_own(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_alike_arrays_are_rows_of_one_and_plain_zarr_reads_them(node_run: NodeRu
     "array",
     [
         np.arange(6, dtype=">f4").reshape(2, 3),
+        np.arange(6, dtype=np.longdouble),
         np.array(7.0),
         np.array(["a", "längerer"]),
         np.array(["2026-11-22", "NaT"], "M8[D]"),
