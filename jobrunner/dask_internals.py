@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from distributed import Client, Future, LocalCluster, Nanny, Scheduler, Status
+from distributed import Client, Future, LocalCluster, Nanny, Status
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.system import MEMORY_LIMIT
 
@@ -46,15 +45,10 @@ class OwnClient(Client):
             raise
 
 
-# Older schedulers describe all their workers to everyone who asks.
-_CAN_LIMIT_WORKERS = "n_workers" in inspect.signature(Scheduler.identity).parameters
-
-
 async def scheduler_identity(client: Client, n_workers: int) -> dict[str, Any]:
     """The scheduler's description of itself and of at least `n_workers` workers; -1 for all."""
     rpc: Any = client.scheduler
-    limit = {"n_workers": n_workers} if _CAN_LIMIT_WORKERS else {}
-    identity: dict[str, Any] = await rpc.identity(**limit)
+    identity: dict[str, Any] = await rpc.identity(n_workers=n_workers)
     return identity
 
 

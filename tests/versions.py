@@ -26,7 +26,7 @@ SETS = ("lowest", "middle", "newest")
 SHOWN = ("dask", "zarr", "numpy")
 PYTHONS = [f"python3.{minor}" for minor in range(11, 20)]
 
-MIDDLE = ["dask==2025.7.0", "distributed==2025.7.0", "zarr==3.1.3", "numpy==2.2.6"]
+MIDDLE = ["dask==2026.1.2", "distributed==2026.1.2", "zarr==3.1.5", "numpy==2.3.5"]
 
 
 def requirements(name: str) -> list[str]:

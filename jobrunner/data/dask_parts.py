@@ -98,10 +98,7 @@ def _check_is_local(collection: Any) -> None:
 
 
 def _compute(collection: Any) -> Any:
-    from dask.local import get_sync
-
-    # By its function: of a name, older versions of Dask warn while there is a client.
-    return collection.compute(scheduler=get_sync)
+    return collection.compute(scheduler="synchronous")
 
 
 def _count(partition: Iterable[Any]) -> list[int]:

@@ -296,7 +296,6 @@ def test_what_is_no_such_data_is_refused() -> None:
         from_arrow(arrow.table({"n": [1]}))
 
 
-@pytest.mark.filterwarnings("ignore:Running on a single-machine scheduler")  # of Dask before 2025
 def test_what_is_persisted_on_a_cluster_is_refused_at_once() -> None:
     """Only its futures would be there, which a local scheduler cannot compute."""
     array = pytest.importorskip("dask.array").arange(20, chunks=7)

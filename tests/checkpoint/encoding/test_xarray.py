@@ -42,7 +42,7 @@ def assert_same(expected: Any, found: Any) -> None:
     for name, index in expected.xindexes.items():
         other = found.xindexes[name]
         assert type(other) is type(index)
-        pd.testing.assert_index_equal(index.index, other.index, exact=True, check_freq=False)
+        assert index.index.identical(other.index)
         assert getattr(index.index, "freq", None) == getattr(other.index, "freq", None)
         assert (index.dim, index.index.name) == (other.dim, other.index.name)
 
