@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,9 +144,11 @@ class EpochAxis:
             if key not in by_contents:
                 by_contents[key] = with_contents(directory, record)
             self.records.append(replace(record, contents=by_contents[key].contents))
-        self.newest = max(self.records, key=lambda record: record.at)
+        self._newest_first = sorted(self.records, key=lambda record: record.at, reverse=True)
+        self._with_contents = list(by_contents.values())  # one record for all that have the same
+        self.newest = self._newest_first[0]
         """The epoch whose values all others must be like."""
-        self._documents: dict[str, StoreDocument] = {}  # of that epoch, by node
+        self._documents: dict[str, StoreDocument] = {}  # of stores
 
     def find_reader(self, record: EpochRecord, node: str, blob: str) -> StoreReader | None:
         """The store that has a blob of a node, if any; it makes plain values only."""
@@ -156,7 +159,7 @@ class EpochAxis:
         return StoreReader(self._directory.files, self._directory.path, store.name, store.sha256)
 
     def document(self, reader: StoreReader) -> StoreDocument:
-        """The document of a store of the newest epoch."""
+        """The document of a store; each is read once."""
         if reader.store not in self._documents:
             self._documents[reader.store] = reader.read_document()
         return self._documents[reader.store]
@@ -169,6 +172,13 @@ class EpochAxis:
         if blob in details.replicated:
             return details.replicated[blob][:1]
         return [node for node in self.newest.stores if self.find_reader(self.newest, node, blob)]
+
+    def _last_with(self, node: str, blob: str) -> EpochRecord:
+        """The newest epoch that has a blob of a node, or else the newest."""
+        for record in self._newest_first:
+            if self.find_reader(record, node, blob) is not None:
+                return record
+        return self.newest
 
     def missing(self, blob: str, nodes: Collection[str]) -> str | None:
         """Which epochs lack a blob of nodes, in words; None if all have it."""
@@ -193,6 +203,10 @@ class EpochAxis:
             raise BlobNotFoundError(
                 f"{self._directory.path}: {problem}. Name nodes and epochs that have it."
             )
+        return self._join(blob, nodes, self.records)
+
+    def _join(self, blob: str, nodes: Sequence[str], records: Sequence[EpochRecord]) -> Array:
+        """The values of nodes at epochs that all have them."""
         types: dict[str, ValueType | None] = {}
         for node in nodes:
             if self._is_history(node, blob):
@@ -201,19 +215,41 @@ class EpochAxis:
                     f"already: manager.history_of({blob!r})."
                 )
             types[node], _ = self._describe(node, blob)
-        partition = self.newest.details.partitions.get(blob)
+        partition = self._last_with(nodes[0], blob).details.partitions.get(blob)
         axis = None if partition is None else partition.axis
         chunks = cut(blob, types, axis)  # refuses None
         rows = []
-        for record in self.records:
+        for record in records:
             row = {}
             for node in nodes:
                 reader = self.find_reader(record, node, blob)
                 assert reader is not None
                 row[node] = EpochValue(record.at.public, node, reader, types[node])  # type: ignore[arg-type]
             rows.append(row)
-        array = _join(blob, rows, chunks, axis)
+        array = _join_chunks(blob, rows, chunks, axis)
         return array[:, 0] if axis is None and len(nodes) == 1 else array
+
+    def _filled(self, blob: str, node: str) -> Array:
+        """The values of a node, with NaN or NaT where epochs lack them."""
+        import dask.array  # slow to import
+
+        value_type, _ = self._describe(node, blob)
+        assert value_type is not None
+        dtype = _dtype_with_gaps(value_type.dtype)
+        assert dtype is not None
+        fill = np.array("NaT", dtype) if dtype.kind in "mM" else np.nan
+        pieces = []
+        for is_there, part in groupby(
+            self.records, lambda record: self.find_reader(record, node, blob) is not None
+        ):
+            records = list(part)
+            if is_there:
+                pieces.append(self._join(blob, [node], records).astype(dtype))
+            else:
+                shape = (len(records), *value_type.shape)
+                pieces.append(dask.array.full(shape, fill, dtype=dtype))
+        array: Array = dask.array.concatenate(pieces)
+        return array
 
     # --- labels
 
@@ -228,19 +264,22 @@ class EpochAxis:
                 f"to_xarray needs xarray, which cannot be imported here: {error}. Install it with "
                 f"`pip install xarray`."
             ) from error
-        contents = self.newest.contents or {}
-        nodes = list(contents) if nodes is None else list(nodes)
+        nodes = list(self.newest.contents or {}) if nodes is None else list(nodes)
         by_node: dict[str, dict[str, Any]] = {node: {} for node in nodes}
         left_out = []
         for node in nodes:
-            for blob in contents[node].blobs if node in contents else ():
+            for blob in self._blobs_of(node):
                 if blobs is not None and blob not in blobs:
                     continue
                 problem = self.missing(blob, [node])
                 value_type, dims = self._describe(node, blob)
                 if value_type is None:
-                    kind = "a history" if self._is_history(node, blob) else "no array or number"
+                    kind = "no array or number"
+                    if self._is_history(node, blob):
+                        kind = f"a history: see history_of({blob!r})"
                     problem = f"blob {blob!r} of node {node!r} is {kind}"
+                elif problem and self._can_be_filled(node, blob, value_type):
+                    problem = None
                 if problem and blobs is None:
                     left_out.append(problem)
                 else:
@@ -257,13 +296,27 @@ class EpochAxis:
             tree[node] = self._fill(xarray.Dataset(), by_node[node], [node])
         return xarray.DataTree.from_dict(tree)
 
+    def _blobs_of(self, node: str) -> list[str]:
+        """The blobs in the stores of a node, at any of the epochs; first those of the newest."""
+        blobs: dict[str, None] = {}
+        for record in (self.newest, *self._with_contents):
+            contents = (record.contents or {}).get(node)
+            if contents is not None:
+                blobs.update(dict.fromkeys(contents.blobs))
+        return list(blobs)
+
+    def _can_be_filled(self, node: str, blob: str, value_type: ValueType) -> bool:
+        """Whether there is a value for epochs that lack a blob."""
+        is_part = blob in self._last_with(node, blob).details.partitions
+        return _dtype_with_gaps(value_type.dtype) is not None and not is_part
+
     def _is_history(self, node: str, blob: str) -> bool:
-        reader = self.find_reader(self.newest, node, blob)
+        reader = self.find_reader(self._last_with(node, blob), node, blob)
         return reader is not None and blob in self.document(reader).entry.histories
 
     def _describe(self, node: str, blob: str) -> tuple[ValueType | None, list[str]]:
         """The type of a blob, and the names of its axes."""
-        reader = self.find_reader(self.newest, node, blob)
+        reader = self.find_reader(self._last_with(node, blob), node, blob)
         assert reader is not None
         document = self.document(reader)
         value_type = find_type(reader, document, blob)
@@ -294,21 +347,35 @@ class EpochAxis:
 
     def _fill(self, dataset: Dataset, described: Mapping[str, Any], nodes: list[str]) -> Dataset:
         """Add blobs; a metric of the same name is called ``metric_...`` then."""
+        import dask.array  # slow to import
+
         both = {name: f"metric_{name}" for name in described if name in dataset.data_vars}
         dataset = dataset.rename(both)
-        for blob, (_, dims) in described.items():
-            array = self.array(blob, nodes)
+        for blob, (value_type, dims) in described.items():
+            problem = self.missing(blob, nodes)
+            if problem is None or not self._can_be_filled(nodes[0], blob, value_type):
+                array = self.array(blob, nodes)
+            else:
+                arrays = [self._filled(blob, node) for node in nodes]
+                array = arrays[0] if len(nodes) == 1 else dask.array.stack(arrays, 1)
             is_by_node = array.ndim > 1 + len(dims)
             # A variable that has the name of an axis would have to be its labels.
             variable = f"blob_{blob}" if blob in (*_AXES, *dims) else blob
             axes = ["epoch", "node", *dims] if is_by_node else ["epoch", *dims]
-            dataset[variable] = axes, array
+            dataset[variable] = axes, array, {"missing": problem} if problem else {}
             if is_by_node:
                 dataset = dataset.assign_coords(node=nodes)
         return dataset
 
 
-def _join(
+def _dtype_with_gaps(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """The dtype of values if some are missing, as in pandas; None if it has no missing value."""
+    if dtype.kind in "fcmM":
+        return dtype
+    return np.dtype(float) if dtype.kind in "biu" else None
+
+
+def _join_chunks(
     blob: str,
     rows: Sequence[Mapping[str, EpochValue]],  # by epoch and node
     chunks: Sequence[Sequence[str]],  # nodes that lie in one chunk, if their values are small

@@ -446,9 +446,12 @@ class MultiNodeCheckpointManager:
             Variables are the blobs, lazy and as in `array`, and the metrics, along the coordinate
             ``epoch``. A `DataTree` with a child for each node if the nodes have different blobs, or
             blobs of different shapes. Axes have the names that ``Blob(dims=...)`` gave them. A metric
-            with the name of a blob is called ``metric_...``, a blob with that of an axis ``blob_...``. By
-            default, blobs that are neither arrays nor numbers are left out, as are those that some
-            epochs lack: the attribute ``left_out`` lists them.
+            with the name of a blob is called ``metric_...``, a blob with that of an axis ``blob_...``.
+
+            Where epochs lack a blob, it is NaN or NaT, integers and bools become floats, and its
+            attribute ``missing`` says so. By default, blobs for which that is impossible (parts of
+            arrays, texts) and those that are neither arrays nor numbers are left out: the
+            attribute ``left_out`` lists them.
 
         Raises
         ------

@@ -227,7 +227,8 @@ def test_parts_are_joined_and_replicas_read_once(inproc_session: Session, tmp_pa
         manager.array("rows", epochs=[1, 2])
     pytest.importorskip("xarray")
     whole = manager.to_xarray(epochs=[1, 2])
-    assert "blob 'rows' of node 'part:0' is a history" in whole.attrs["left_out"]
+    problem = "blob 'rows' of node 'part:0' is a history: see history_of('rows')"
+    assert problem in whole.attrs["left_out"]
     labelled = manager.to_xarray(blobs=["u"])
     assert labelled["u"].dims == ("epoch", "x")
     assert np.array_equal(labelled["u"], expected)
@@ -281,12 +282,30 @@ def test_a_run_is_a_tree_if_its_nodes_differ(run: Run) -> None:
     assert tree["b/w"].shape == (2, 3)
     assert tree["a/late"].values.tolist() == [1, 1]
     assert tree["step"].values.tolist() == [0, 7]
-    left_out = run.manager.to_xarray(nodes=["a"]).attrs["left_out"]
-    assert "node 'a' has no blob 'late' at epochs 0 to 4" in left_out
-    with pytest.raises(BlobNotFoundError, match="'late' at epochs 0 to 4"):
-        run.manager.to_xarray(nodes=["a"], blobs=["late"])
     with pytest.raises(BlobNotFoundError, match="'v'"):
         run.manager.to_xarray(blobs=["v"])
+
+
+def test_what_epochs_lack_is_nan(run: Run) -> None:
+    pytest.importorskip("xarray")
+    for node in ("a", "b"):
+        del run.workspaces[node].globals["n"]
+    a: dict[str, Any] = {"late": np.array([1, 2]), "text": np.array(["x"])}
+    run.save(5, {**a, "day": np.datetime64("2026-01-01", "D")}, {})
+    run.save(6, {}, {"late": np.array([3, 4])})
+    labelled = run.manager.to_xarray(epochs=[0, 4, 5, 6], nodes=["a"])
+    gap = np.full(2, np.nan)
+    assert np.array_equal(labelled["late"], [gap, gap, [1, 2], [1, 2]], equal_nan=True)
+    assert labelled["late"].attrs == {"missing": "node 'a' has no blob 'late' at epochs 0, 4"}
+    assert labelled["w"].attrs == {}
+    assert np.array_equal(labelled["n"], [0, 4, np.nan, np.nan], equal_nan=True)
+    assert labelled["day"].isnull().values.tolist() == [True, True, False, False]
+    assert "node 'a' has no blob 'text' at epochs 0, 4" in labelled.attrs["left_out"]
+    with pytest.raises(BlobNotFoundError, match="'text' at epochs 0, 4"):
+        run.manager.to_xarray(epochs=[0, 4, 5], nodes=["a"], blobs=["text"])
+    both = run.manager.to_xarray(epochs=[5, 6], blobs=["late"])["late"]
+    assert both.dims == ("epoch", "node", "late_0")
+    assert np.array_equal(both, [[[1, 2], gap], [[1, 2], [3, 4]]], equal_nan=True)
 
 
 def test_a_missing_xarray_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
