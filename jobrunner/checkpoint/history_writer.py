@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -56,6 +56,7 @@ class RowCount(NamedTuple):
     rows: int
     last: int
     holds: str
+    dims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class HistoryWriter:
         self.files = files
         self._directory, self._root, self._node = directory, root, node
         self._rows = rows
+        self._dims: Sequence[str] = ()
         self._row_bytes = rows.dtype.itemsize * math.prod(rows.shape)
         self._count = 0
         self._digests: list[str] = []  # of full chunks
@@ -127,6 +129,7 @@ class HistoryWriter:
                 f"{self._root} would have {self._count} rows, expected {at.rows}. Resume the job."
             )
         assert self._rows.dtype is not None
+        self._dims = name_axes(self._node, at.dims, extends=self._rows.extends)
         return HistoryMark(
             dtype=self._rows.dtype.str,
             shape=list(self._rows.shape),
@@ -135,6 +138,7 @@ class HistoryWriter:
             last=at.last,
             holds=at.holds,  # type: ignore[arg-type]
             extends=self._rows.extends,
+            dims=list(at.dims),
             chain=chain_of(self._digests),
             tail=self._tail.hexdigest() if at.rows % self._chunk_rows else "",
         )
@@ -211,23 +215,32 @@ class HistoryWriter:
         assert self._rows.dtype is not None
         shape = (count, *self._rows.shape)
         digests = self._digests[:chunks]
-        document = describe_history(self._node, self._rows.dtype, shape, self._chunk_rows, digests)
+        document = describe_history(self._dims, self._rows.dtype, shape, self._chunk_rows, digests)
         self.files.put(join_path(self._root, ROOT_DOCUMENT), document)
         self._published = count
 
 
+def name_axes(node: str, dims: Sequence[str], *, extends: bool) -> list[str]:
+    """The names of the axes of a history, from those of its values, if they have any."""
+    # Histories of a group differ in length while a run writes, so each has an axis of its own.
+    if extends and dims:
+        return [f"{node} {dims[0]}", *dims[1:]]
+    return [f"{node} row", *dims]
+
+
 def describe_history(
-    node: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunk_rows: int, digests: list[str]
+    dims: Sequence[str],
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    chunk_rows: int,
+    digests: list[str],
 ) -> bytes:
-    """The Zarr document of a history."""
+    """The Zarr document of a history; of the names of its axes, the last ones may be missing."""
     grid = Grid(shape, (chunk_rows, *shape[1:]), None)
     core = core_type(dtype)
     # Where rows are missing, a reader shall not see numbers.
     fill = {"f": "NaN", "c": ["NaN", "NaN"]}.get(dtype.kind, core.fill)
-    # Histories of a group differ in length while a run writes, so each has an axis of its own.
-    described = describe_array(
-        dtype, grid, "history", dims=[f"{node} row"], core=core._replace(fill=fill)
-    )
+    described = describe_array(dtype, grid, "history", dims=dims, core=core._replace(fill=fill))
     document = msgspec.json.decode(described)
     document["attributes"]["digests"] = digests
     return msgspec.json.encode(document)
@@ -334,5 +347,6 @@ def publish_copy(source: HistoryReader, target: HistoryReader, node: str, *, dur
     """Let Zarr open a copy, once its chunks are there."""
     mark, digests = source.mark, source.read_digests()
     shape = (mark.rows, *mark.shape)
-    document = describe_history(node, source.dtype, shape, mark.chunk_rows, digests)
+    dims = name_axes(node, mark.dims, extends=mark.extends)
+    document = describe_history(dims, source.dtype, shape, mark.chunk_rows, digests)
     target.files.put(join_path(target.root, ROOT_DOCUMENT), document, durable=durable)

@@ -45,7 +45,7 @@ from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
 from jobrunner.names import HISTORIES
 from jobrunner.positions import Position
-from jobrunner.workspace import StoredAs, StoredBlob, Workspace
+from jobrunner.workspace import Rows, StoredAs, StoredBlob, Workspace
 
 _LARGE_BYTES = 32 << 20
 """A group of so many bytes is written at low priority, or tasks beside it would take up to three times
@@ -171,9 +171,24 @@ def _capture_node(
     capture = NodeCapture(blobs, versions, at_rest, contents, Receipt("", "", 0))
     for name, rows in workspace.histories.items():
         if workspace.has_rows(name):
-            capture.histories[name] = RowCount(rows.count, rows.last or 0, rows.holds)
+            dims = _find_dims(encoding, node, rows)
+            capture.histories[name] = RowCount(rows.count, rows.last or 0, rows.holds, dims)
             contents.blobs.append(name)
     return capture
+
+
+def _find_dims(encoding: Encoding, node: str, rows: Rows) -> tuple[str, ...]:
+    """The names of the axes of a history's values; raises DefinitionError if they do not fit."""
+    options = encoding.options.get(node, {}).get(rows.name)
+    if options is None or options.dims is None:
+        return ()
+    axes = len(rows.shape) + rows.extends
+    if len(options.dims) != axes:
+        raise DefinitionError(
+            f"Node {node!r}, blob {rows.name!r}: dims={options.dims} expect values of "
+            f"{len(options.dims)} axes, but those of the history have {axes}. Give one for each axis."
+        )
+    return options.dims
 
 
 def encode_node(

@@ -124,8 +124,7 @@ def find_histories(job: Job, configured: Iterable[Blob]) -> dict[str, dict[str, 
             history = declared.get(blob.key)
             if history is None:
                 continue
-            options = (blob.transient, blob.replicated, blob.partition, blob.array_options)
-            is_plain = options == (False, False, None, None)
+            is_plain = (blob.transient, blob.replicated, blob.partition) == (False, False, None)
             if not is_plain or blob.history not in (False, history.history):
                 raise DefinitionError(
                     f"Job {job.name!r}: blob {blob.name!r} of node {blob.key[0]!r} is declared as "

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from jobrunner.define.array_options import read_array_options
+from jobrunner.define.array_options import ArrayOptions, read_array_options
 from jobrunner.define.checks import NATURAL, Rule, checked, number
 from jobrunner.errors import DefinitionError
 from jobrunner.names import check_name
@@ -229,10 +229,11 @@ class Blob:
                 f"{where} combines transient, replicated, partition and history; give only one of "
                 f"them."
             )
-        if is_history and self.array_options is not None:
+        options = self.array_options
+        if is_history and options not in (None, ArrayOptions(dims=getattr(options, "dims", None))):
             raise DefinitionError(
                 f"{where} is a history, whose rows are stored as they are: omit compressors, "
-                f"chunks, dims and coords."
+                f"chunks and coords."
             )
 
     @property

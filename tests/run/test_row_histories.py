@@ -383,11 +383,13 @@ def test_updates_add_rows_and_init_only_makes_the_first_value(
 
 
 def test_what_does_not_fit_a_history_is_refused_at_its_definition(tmp_path: Path) -> None:
-    for options in ({"partition": 0}, {"replicated": True}, {"transient": True}):
+    for shared in ({"partition": 0}, {"replicated": True}, {"transient": True}):
         with pytest.raises(DefinitionError, match="give only one of them"):
+            Blob("x", history=True, **shared)  # type: ignore[arg-type]
+    refused: list[dict[str, Any]] = [{"chunks": 3}, {"compressors": "zstd"}]
+    for options in (*refused, {"dims": "x", "coords": "y"}):
+        with pytest.raises(DefinitionError, match="omit compressors, chunks and coords"):
             Blob("x", history=True, **options)
-    with pytest.raises(DefinitionError, match="omit compressors, chunks"):
-        Blob("x", history=True, chunks=3)
     with pytest.raises(DefinitionError, match="history"):
         Blob("x", history="append")  # type: ignore[arg-type]
     with Job("j") as job, Node("a"):
@@ -416,6 +418,30 @@ def test_an_object_store_has_the_same_histories(
         assert np.array_equal(shown[node][:], rows[i])
     copy_epoch(manager.directory, Position(5), str(tmp_path / "copy"))
     expect_rows(run(inproc_session, f"{url}-fork", 6, load_path=tmp_path / "copy"), 6)
+
+
+@pytest.mark.parametrize(("history", "names"), [(True, ["i"]), ("extend", ["draw", "i"])])
+def test_axes_have_the_names_that_the_blob_gave_them(
+    history: Any, names: list[str], inproc_session: Session, tmp_path: Path
+) -> None:
+    def run_with(path: Path, dims: list[str]) -> MultiNodeCheckpointManager:
+        values = [np.zeros((2, 3)[-len(names) :])]
+        with Job("j") as job, Node("n"):
+            outputs = Blob("h", history=history, dims=dims)
+            Task(put, outputs=outputs, kwargs={"values": values}, inputs=())
+        epoch_limiter(job, 1)
+        manager = MultiNodeCheckpointManager(path)
+        JobRunner(job, manager, callbacks=[]).run(inproc_session)
+        return manager
+
+    manager = run_with(tmp_path / "k", names)
+    copy_epoch(manager.directory, Position(1), str(tmp_path / "copy"))
+    for directory in ("k", "copy"):
+        (path,) = (tmp_path / directory / "_histories").glob("*/h/n")
+        shown = zarr.open_array(path).metadata.dimension_names
+        assert list(shown) == ["n draw" if history == "extend" else "n row", "i"]
+    with pytest.raises(DefinitionError, match=r"dims=.* expect values of"):
+        run_with(tmp_path / "other", [*names, "j"])
 
 
 def test_after_a_loss_in_the_same_run_no_row_is_lost_or_doubled(

@@ -37,6 +37,7 @@ class HistoryMark(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     last: Size  # the rows of the last value
     holds: Literal["array", "scalar", "bool", "int", "float", "complex"] = "array"
     extends: bool = False  # a value is rows, not one row
+    dims: list[str] = []  # names of the axes of a value, if it has any
     chain: Digest | Literal[""] = ""  # of the digests of all full chunks, one after another
     tail: Digest | Literal[""] = ""  # of the counted rows of the next chunk, if any count
 
@@ -46,6 +47,8 @@ class HistoryMark(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
             raise ValueError("the last value has not the shape of rows")
         if not (self.extends or self.last == 1):
             raise ValueError("the last value is not one row")
+        if self.dims and len(self.dims) != len(self.value_shape):
+            raise ValueError("the last value has not as many axes as names of axes")
         if not 0 < self.chunk_bytes <= max(self.row_bytes, _MOST_CHUNK_BYTES):
             raise ValueError(f"a chunk has {self.chunk_bytes} bytes")
 
