@@ -10,7 +10,7 @@
 | its lease was cancelled | `Messenger`, by the status of Dask's future | one message |
 | Dask could not send it a message | `exchange`, unless the scheduler soon says that it retires | `NEWS_SECONDS` |
 | it does not answer, and then no ping either | `Messenger`, `SchedulerLink.find_silent` | worker-silence-seconds, `PING_SECONDS` |
-| it retires, and answers no message and then no ping | `Messenger` | `DEPARTURE_SECONDS`, `PING_SECONDS` |
+| it retires, and answers no message and then no ping | `Messenger` | `RETIRING_SECONDS`, `PING_SECONDS` |
 | another worker cannot send it values, or a ping | `worker/outbox.py`, whose worker names it as a suspect | worker-silence-seconds, `PING_SECONDS`, `LOSS_SECONDS` |
 
 Before a worker that did not answer a message counts as lost, the scheduler must answer a ping: else the
@@ -55,7 +55,7 @@ NEWS_SECONDS = 0.5
 LOSS_SECONDS = 2.0
 """How long to wait for news from the scheduler of a worker that another one could not reach."""
 
-DEPARTURE_SECONDS = 3.0
+RETIRING_SECONDS = 3.0
 """How much later than requested a worker that is about to leave may answer, until it must answer a ping.
 Dask takes half a minute to give up the connection to one that is gone."""
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from jobrunner.cluster.exchange import (
-    DEPARTURE_SECONDS,
+    RETIRING_SECONDS,
     Answer,
     Ask,
     AwaitNews,
@@ -170,7 +170,7 @@ class Messenger:
             return {}
         patience = self.scheduler.silence_seconds
         if not members.leaving.keys().isdisjoint(ask.addresses):
-            patience = min(patience, DEPARTURE_SECONDS)
+            patience = min(patience, RETIRING_SECONDS)
         if len(ask.mailings) == 1:
             sending = asyncio.ensure_future(self._send(*ask.mailings[0]))
         else:
