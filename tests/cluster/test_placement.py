@@ -1,7 +1,7 @@
 """Which worker gets which node."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jobrunner import Job, PlacementError, Task
@@ -43,6 +43,7 @@ def test_nodes_spread_by_threads_and_every_node_has_a_worker(count, threads):
     st.lists(st.sampled_from("tsvl"), max_size=40),
     st.lists(st.integers(1, 4), min_size=1, max_size=6),
 )
+@example(list("tttllll"), [1, 1, 3, 3, 4])  # the share of two workers is a whole number
 def test_each_worker_has_its_share_of_each_kind_and_keeps_it_when_asked_again(kinds, threads):
     nodes = [PlannedNode(f"n{i}", kind=kind) for i, kind in enumerate(kinds)]
     workers = [worker(f"w{i}", n) for i, n in enumerate(threads)]

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,11 @@ BROKEN = {
 }
 
 
+def make_broken(name: str, directory: str) -> SqliteMetadataHandler:
+    """A function that other processes find by its name."""
+    return BROKEN[name](Path(directory) / "log.sqlite")
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -127,6 +133,6 @@ BROKEN = {
 )
 def test_a_broken_handler_fails_the_contract(name: str, tmp_path: Path) -> None:
     broken = MetadataHandlerContract()
-    broken.make_handler = lambda path: BROKEN[name](Path(path) / "log.sqlite")  # type: ignore[method-assign]
+    broken.make_handler = partial(make_broken, name)  # type: ignore[method-assign]
     with pytest.raises((AssertionError, JobRunnerError)):
         getattr(broken, name)(tmp_path)
