@@ -2,7 +2,8 @@
 
 A checkpoint directory has a log, ``_log``, and stores: one Zarr group for each node and epoch, such as
 ``trainer:0.5``. An epoch exists if, and only if, an entry of the log records it. Entries are created
-only if absent, so of two runs one wins, and nothing is ever written under a name that was used before.
+only if absent, so of two runs one wins, and no store is ever written under a name that was used before.
+Rows of histories lie in arrays of their own; a record says how many of them count (`history.py`).
 
 **To disk.** Epochs are saved in groups; the worker's threads go on with the next epochs meanwhile.
 
@@ -23,24 +24,28 @@ only if absent, so of two runs one wins, and nothing is ever written under a nam
 6. *Flush*: `storage/posix.py: PosixFiles.durable`, once for all stores of the group.
 7. *Receipts*: `worker_save.py: Receipt`, one for each store, with the SHA-256 of its root document.
 8. *Commit*: `directory_run.py: DirectoryRun.commit` checks the receipts and appends a ``commit``
-   entry (a few, if what the stores contain changes within the group). It records the longest prefix of the group that is whole, gives up what the policy does not
-   keep (`retention.py: Retention.choose`), and claims the names of what comes next.
+   entry (a few, if what the stores contain changes within the group). It records the longest prefix
+   of the group that is whole, gives up what the policy does not keep (`retention.py:
+   Retention.choose`), and claims the names of what comes next.
 9. *Delete*: `retention.py: Sweeper` removes what was given up, root documents first.
 
-| a crash of the client after | leaves | and the next run |
+A save that is waited for has no capture: `SaveQueue.save` encodes and writes while no task runs.
+
+| a crash of the client, or a power cut, after | leaves | and the next run |
 |---|---|---|
 | due, capture, group | no stores; at most claimed names | goes on from the newest recorded epoch |
 | order | claimed names, without stores | names its stores ``node.epoch.rN`` up to there |
 | part of write | stores cut short: no root document, or chunks that are not on disk | deletes them |
 | write, flush, receipts | whole stores that no entry records | deletes them too |
+| one of several commits | epochs recorded up to there, whole stores of the others | goes on from these epochs, deletes the others |
 | commit, before the client knows | recorded epochs | goes on from them |
 | part of delete | stores that the log gave up, whole or in part | deletes them |
 
 If a worker dies instead, the same run goes on from the newest recorded epoch; what the others have
-written of the group is deleted before its next order. How is it known what to delete? `retention.py:
-Retention.start_run` looks at the directory when a run begins, and deletes in the background. A store whose name was claimed, and that is neither recorded nor set
-aside, counts for nothing: `log/state.py: State.is_left_over`. A store whose name no entry has claimed
-is not ours, and stays. If another run has taken the directory over meanwhile, `log/log_writer.py:
+written of the group is deleted in the background. How is it known what to delete? `retention.py:
+Retention.start_run` looks at the directory when a run begins. A store whose name was claimed, and that
+is neither recorded nor set aside, counts for nothing: `log/state.py: State.is_left_over`. A store whose
+name no entry has claimed is not ours, and stays. If another run has taken the directory over meanwhile, `log/log_writer.py:
 LogWriter.check_held` raises before the order and before the commit, and the entry of the commit, whose
 number is taken by then, is refused.
 
@@ -49,19 +54,18 @@ number is taken by then, is refused.
 1. *Decide*, on the client: `run/resume.py: decide` chooses the epoch from one look at the log. Then the
    run takes the directory (`directory_run.py: DirectoryRun.start`, a ``run`` entry).
 2. *Plan*: `load_plan.py: plan_load` says which stores each node reads. It opens none of them, unless
-   a blob is divided anew between other nodes.
+   a blob is divided anew between other nodes, or the entry that says what they contain is lost.
 3. *Read*, on each node's worker: `worker_load.py: NodeLoad.read` compares the root document with the
    SHA-256 in the record, and each chunk with its digest in that document, and decodes the blobs:
    `store/store_reader.py: StoreReader.load`, `encoding/decode.py: Decoder.decode`.
 4. *Barrier*: nothing changes before all nodes have read and verified (`worker_load.py: load_group`).
 5. *Replace*: `workspace/workspace.py: Workspace.apply`. Objects that init tasks make get their states
    afterwards: `worker_load.py: load_waiting_states`.
-
-6. *Rewind*: only now a ``rewind`` entry sets aside what the run does not go on from: later epochs, and
-   damaged ones (`directory_run.py: DirectoryRun.rewind`).
+6. *Rewind*: only now entries set aside what the run does not go on from: damaged epochs
+   (`directory_run.py: DirectoryRun.set_aside`), then later ones (`DirectoryRun.rewind`).
 
 If something is not what was written, no blob is replaced, and the run decides again without that epoch.
-A crash before the rewind leaves all epochs as they were recorded.
+A crash before these entries leaves all epochs as they were recorded.
 """
 
 import lazy_loader

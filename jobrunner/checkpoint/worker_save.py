@@ -240,8 +240,8 @@ def _describe_part(value: object, axis: int) -> str:
 class SaveOrder:
     """What workers write for one entry of the log: the stores of a group of positions, in order.
 
-    Picklable. `save` and `write` run on workers, in a thread; not safe to retry, as each name is
-    used once.
+    Picklable. `SaveQueue.save` and `SaveQueue.write` run on workers, in a thread; not safe to retry,
+    as each name is used once.
     """
 
     path: str
