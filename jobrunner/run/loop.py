@@ -69,7 +69,7 @@ def tell_finished(runner: JobRunner, resume: Resume) -> RunResult:
     result = state.result(resume.plan.epoch_limit)
     callbacks = Callbacks(runner.callbacks)
     callbacks.notify("on_setup", runner)
-    planned = resume.in_words()
+    planned = replace(resume.in_words(), steps=(), rebuilds=())  # which are those of a load
     callbacks.notify("on_start", planned, resume.plan.epoch_limit)
     for warning in planned.warnings:
         callbacks.warn(warning)
@@ -314,8 +314,7 @@ class Run:
     def _go_on_from(self, begin: Begin, started: float) -> None:
         """Go on from an epoch that was loaded; `started` is when its load began."""
         state, record, at = self.state, begin.record, begin.record.at
-        manager, is_own = self.runner.checkpoint_manager, self.resume.is_own
-        assert manager is not None
+        is_own = self.resume.is_own
         self.watch.go_back(at)
         finish_load(self.binding, begin, self._run_group)
         state.reported = dict(record.details.metrics)
@@ -331,12 +330,8 @@ class Run:
         is_reshaped = begin.match.is_reshaped and self.resume.left != "nothing"
         if not is_own or is_reshaped:
             # From another directory: then it can resume from its own alone. Else it is recorded in
-            # the shape that the job gave it; a crash before the commit leaves the record as it was. A
-            # new record has no pins.
-            labels = manager.pins().get(at.public, []) if is_own else []
+            # the shape that the job gave it; a crash before the commit leaves the record as it was.
             self._save(at, must_wait=True)
-            for label in labels:
-                manager.pin(at, label)
 
     # ---- where the same command would resume
 

@@ -59,6 +59,8 @@ def test_closing_twice_or_after_a_rewind_is_harmless(
     save(run, 0, 1)
     checkpoint = reader.open(1, pin=True)
     run.manager.run.rewind(Position(0), "by hand")
+    save(run, 1)
+    assert reader.pins() == {}  # of another epoch 1 now
     checkpoint.close()
     checkpoint.close()
     reader.open(0).close()
@@ -137,13 +139,13 @@ def test_a_pinned_epoch_outlives_the_policy_until_it_is_unpinned(tmp_path: Path)
     run.end()
 
 
-def test_the_replaced_store_of_a_pinned_epoch_is_set_aside(tmp_path: Path) -> None:
+def test_an_epoch_that_is_recorded_anew_keeps_its_pins_and_both_stores(tmp_path: Path) -> None:
     run = NodeRun(tmp_path)
     run.save(0)
     run.manager.pin(0)
     run.save(0)
     assert (tmp_path / "a.0" / "zarr.json").exists()
-    assert (run.manager.epochs(), run.manager.pins()) == ([0], {})
+    assert (run.manager.epochs(), run.manager.pins()) == ([0], {0: ["kept"]})
     run.end()
     again = NodeRun(tmp_path)  # which removes what is left over
     again.manager.retention.sweeper.drain()

@@ -373,6 +373,8 @@ def test_a_finished_job_needs_no_cluster(run: Run, script: Path) -> None:
     )
     assert again.exit_code == 0, again.output
     assert "done at epoch 4, resumed from epoch 4, stopped by epoch_limiter" in again.stdout
+    assert "that run had finished" in again.output
+    assert "load epoch" not in again.output
     assert sorted(runs.rglob("*")) == before
 
 

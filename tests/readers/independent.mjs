@@ -136,7 +136,8 @@ function replay(entries) {
     if (kind === "commit") {
       for (const record of entry.get("records")) {
         const stores = record.get("stores");
-        if (stores !== null) recorded.set(record.get("at"), { stores, pins: new Set() });
+        const at = record.get("at");
+        if (stores !== null) recorded.set(at, { stores, pins: recorded.get(at)?.pins ?? new Set() });
       }
       retire(entry.get("retires") ?? []);
     } else if (kind === "retire") {

@@ -298,7 +298,10 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
             at, label = record.at, record.label
             if at in self.recorded:
                 # The stores of the record that this one replaces stay, as after a rewind.
+                pins = self.pins.get(at)
                 self._set_aside(at)
+                if pins is not None:
+                    self.pins[at] = pins
             self.recorded[at] = entry.number
             if label:
                 self.labels[at] = label

@@ -140,8 +140,10 @@ def plain_meaning(entries: Iterable[LogEntry]) -> dict[Position, tuple[int, set[
     for entry in entries:
         gone: list[Position] = []
         if isinstance(entry, CommitEntry):
-            whole = [record.at for record in entry.records if record.stores is not None]
-            found |= {at: (entry.number, set()) for at in whole}
+            for record in entry.records:
+                if record.stores is not None:
+                    _, pins = found.get(record.at, (0, set()))
+                    found[record.at] = entry.number, pins
         if isinstance(entry, CommitEntry | RetireEntry):
             retired = entry.epochs if isinstance(entry, RetireEntry) else entry.retires
             gone = [at for at in retired if at in found and not found[at][1]]
