@@ -176,8 +176,15 @@ def inspect(directory: Directory) -> CommandOutput:
         lines += _join_paths(
             status, [(f.path, f.explanation) for f in findings if f.status == status]
         )
-    summary = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    lines.append(f"{directory.path}: {summary or 'the directory is empty'}.")
+    summary = ", ".join(f"{count:,} {status}" for status, count in sorted(counts.items()))
+    summary = summary.replace("live", "in use")
+    if findings:
+        lines += [
+            f"{directory.path}: of its log files and stores, {summary}.",
+            f"What the stores contain is not read; `jobrunner verify {directory.path}` does that.",
+        ]
+    else:
+        lines.append(f"{directory.path}: the directory is empty.")
     plan = None
     try:
         plan = plan_repair(directory)
