@@ -515,9 +515,9 @@ def main() -> None:
                 if python and not args.no_peers:
                     sides.append(stack.enter_context(contextlib.closing(Minidb(python, case))))
                 compare(report, case, sides, parent, args.rounds)
+        write(report, args.json)
     finally:
         shutil.rmtree(parent)
-    write(report, args.json)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ By hand is a file for each node and an index, each flushed before the index name
 alternate on one disk, and nothing is deleted between rounds: a file system that has just deleted many
 files makes new ones more slowly.
 
-    python benchmarks/bench_goodput.py [--rounds 5] [--directory DIR]
+    python benchmarks/bench_goodput.py [--rounds 3] [--directory DIR]
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CASES = [  # nodes, bytes of each, seconds of a task, epochs
     (2, 1 << 10, 0.0, 1000),
     (4, 128 << 10, 0.0025, 200),
     (100, 10 << 10, 0.0, 60),
-    (1000, 1 << 10, 0.0, 20),
+    (1000, 1 << 10, 0.0, 10),
 ]
 HAND_FILES = 100
 
@@ -245,14 +245,14 @@ def memory(report: Report, parent: Path) -> None:
 
 
 def main() -> None:
-    args = arguments(__doc__, rounds=5, directory="")
+    args = arguments(__doc__, rounds=3, directory="")
     report = Report((__doc__ or "").splitlines()[0])
     parent = Path(tempfile.mkdtemp(dir=args.directory or None, prefix="jobrunner-bench-"))
     try:
         with two_workers() as client, Session(client) as session:
             for case in CASES:
                 nodes, nbytes, seconds, epochs = case
-                few = (*case[:3], max(20, epochs // 10))
+                few = (*case[:3], max(10, epochs // 10))
                 contenders = {
                     OURS: lambda case=case: ours(session, parent, case, asynchronous=True),
                     "asynchronous=False": lambda few=few: ours(
@@ -275,9 +275,9 @@ def main() -> None:
                 report.add(row)
         slowdown(report, parent, args.rounds)
         memory(report, parent)
+        write(report, args.json)
     finally:
         shutil.rmtree(parent)
-    write(report, args.json)
 
 
 if __name__ == "__main__":
