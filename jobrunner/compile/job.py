@@ -204,7 +204,8 @@ def compile_resume(
     global_blobs, transient = keys_of(plan.globals), keys_of(plan.transient)
     if present is None:
         available = keys_of(plan.saved_blobs(Position(0)))
-        loaded = {key for key in global_blobs - transient if key[0] in plan.checkpointed}
+        checkpointed = set(plan.checkpointed)
+        loaded = {key for key in global_blobs - transient if key[0] in checkpointed}
     else:
         loaded = available = keys_of(present)
     loaded -= remade
@@ -235,11 +236,15 @@ def _resumed_tasks(
     - tasks that make what these tasks read, unless it is `loaded`.
     """
     tasks = job.init_group.tasks()
-    changed = lacking | (keys_of(plan.transient) if plan is not None else set())
+    changed = set(lacking)
+    unsaved_nodes: set[str] = set()
+    if plan is not None:
+        changed |= keys_of(plan.transient)
+        unsaved_nodes = {node.name for node in plan.nodes}.difference(plan.checkpointed)
 
     def is_wanted(task: Task) -> bool:
         outputs = {blob.key for blob in task.output_blobs}
-        if plan is not None and task.node.name not in plan.checkpointed:
+        if task.node.name in unsaved_nodes:
             return True
         written = outputs.union(blob.key for blob in task.updates)
         return not (remade.isdisjoint(outputs) and changed.isdisjoint(written))
