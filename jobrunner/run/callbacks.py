@@ -22,7 +22,7 @@ Plain = bool | int | float | str | None
 class Callback:
     """An object that a runner calls during a run; subclass it, or write a class with some methods.
 
-    ``docs/callbacks.md`` says when each method is called, and in which thread.
+    ``docs/callbacks.md`` says in which order and thread its methods are called.
 
     Attributes
     ----------
