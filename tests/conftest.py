@@ -19,13 +19,11 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from tests.sampling import EVERYDAY_EXAMPLES, NIGHTLY_EXAMPLES, NIGHTLY_TIMEOUT_SECONDS
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 if TYPE_CHECKING:
     from distributed import Client, LocalCluster
-    from object_servers import S3Server
 
     from jobrunner import Session
+    from tests.object_servers import S3Server
 
 # A shell starts with SIGINT ignored what it runs in the background, and so would be all programs
 # that tests start and interrupt.
@@ -324,7 +322,7 @@ def inproc_session(inproc_client: Client) -> Iterator[Session]:
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     """A server that speaks S3, with a bucket; this process and its children can reach it."""
     pytest.importorskip("moto", reason="moto is not installed: pip install 'dask-jobrunner[test]'")
-    from object_servers import S3Server
+    from tests.object_servers import S3Server
 
     server = S3Server()
     for name, value in server.environment.items():

@@ -110,11 +110,11 @@ class S3Server:
         if verdict is True:
             start_and_close("403 Forbidden", [("Content-Length", str(len(REFUSED)))])
             return [REFUSED]
-        if verdict is DROP:
+        if verdict == DROP:
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             start("200 OK", [])
             return []
-        if verdict is CUT:
+        if verdict == CUT:
             return self._cut_answer(environ, start)
         answer = list(self._serve(environ, start_and_close))
         if callable(verdict):

@@ -39,7 +39,7 @@ from tests.cli.directories import ask, invoke
 from tests.saves import save_epoch
 
 if TYPE_CHECKING:
-    from object_servers import S3Server
+    from tests.object_servers import S3Server
 
 PLAN = {"job": "kmeans", "nodes": {}, "structure": {}, "code": {}}
 GOLDEN = Path(__file__).parents[1] / "golden" / "log_1"

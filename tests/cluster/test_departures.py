@@ -76,12 +76,7 @@ def undisturbed(inproc_client, tmp_path):
         return state(session)
 
 
-def retire(client, cluster):
-    address = sorted(client.scheduler_info(n_workers=-1)["workers"])[0]
-    client.retire_workers([address], close_workers=True)
-
-
-def close_gracefully(client, cluster):
+def close_gracefully(client):
     """What a worker does by itself when its --lifetime is over."""
 
     async def leave(dask_worker):
@@ -91,22 +86,17 @@ def close_gracefully(client, cluster):
     client.run(leave, workers=[address])
 
 
-@pytest.mark.parametrize(
-    "leave", [pytest.param(retire, marks=pytest.mark.nightly), close_gracefully]
-)
-def test_nodes_of_a_worker_that_leaves_move_and_no_epoch_runs_twice(tmp_path, undisturbed, leave):
+def test_nodes_of_a_worker_that_leaves_move_and_no_epoch_runs_twice(tmp_path, undisturbed):
     flag = tmp_path / "flag"
-    with own_session(3, processes=True) as (cluster, client, session):
-        done = threading.Event()
+    with own_session(3, processes=True) as (_, client, session):
 
         def leave_in_epoch_4():
             await_epoch(flag, 4)
-            leave(client, cluster)
+            close_gracefully(client)
             # The scheduler has let the worker go; its task is in mid-epoch.
             while len(client.scheduler_info(n_workers=-1)["workers"]) == 3:
                 time.sleep(0.01)
             flag.touch()
-            done.set()
 
         thread = threading.Thread(target=leave_in_epoch_4)
         thread.start()

@@ -108,13 +108,6 @@ def test_nodes_stay_where_they_are():
     assert {name for name in moved if moved[name] == "tcp://b:1"} >= {"n2", "n3"}
 
 
-def test_a_node_that_no_worker_suits_is_an_error_with_the_choices():
-    with pytest.raises(PlacementError) as caught:
-        place(nodes(1, workers=("nope",)), [worker("a", GPU=1)])
-    assert "nope" in str(caught.value)
-    assert "tcp://a:1" in str(caught.value)
-
-
 def test_nodes_that_do_not_fit_are_named_with_sizes_and_limit():
     mib = 1 << 20
     placement = {f"n{i}": f"tcp://w{i % 2}" for i in range(24)}

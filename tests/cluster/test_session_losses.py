@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -11,17 +9,14 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import LocalCluster
 
 from jobrunner import (
-    ExecutionError,
     Job,
     Node,
     NodeLostError,
     PlacementError,
-    SchedulerLostError,
     Session,
     Task,
     TaskGroup,
@@ -31,10 +26,7 @@ from jobrunner import (
 from jobrunner.cluster.scheduler import SchedulerLink
 from jobrunner.dask_internals import EVERY_WORKER
 from jobrunner.worker.plugin import PLUGIN_NAME
-from tests.processes import await_file, fork_dask, own_session
-
-SECOND = 1.0
-"""What a loss may cost, from Dask's noticing it to the error."""
+from tests.processes import await_file, own_session
 
 
 @pytest.fixture
@@ -122,29 +114,6 @@ def await_nothing_held(client):
 # ---- workers
 
 
-def test_a_killed_worker_ends_the_run_within_a_second_and_the_others_stop(
-    session, client, tmp_path
-):
-    binding, pids = bind(session, tmp_path / "flag")
-
-    def kill():
-        await_file(tmp_path / "flag")
-        os.kill(pids["a"], signal.SIGKILL)
-
-    with meanwhile(kill) as killed, pytest.raises(NodeLostError) as caught:
-        binding.run("epoch", epoch=3)
-    assert time.monotonic() - killed[0] < SECOND
-    error = caught.value
-    assert (error.nodes, error.epoch) == (("a",), 3)
-    assert error.worker == binding.placement["a"]
-    assert "'a'" in str(error)
-    # The session continues with the workers left.
-    again = session.bind(binding.plan)
-    assert again.attempt == 1
-    assert again.doubted == {error.worker}  # it must answer before it gets nodes again
-    assert again.run("init", epoch=0).stopped == ()
-
-
 def test_a_worker_that_retires_and_is_gone_is_lost_soon(session, client, tmp_path):
     binding, _ = bind(session, tmp_path / "flag")
 
@@ -155,19 +124,6 @@ def test_a_worker_that_retires_and_is_gone_is_lost_soon(session, client, tmp_pat
     with meanwhile(retire) as retired, pytest.raises(NodeLostError, match="'a'"):
         binding.run("epoch", epoch=1)
     assert time.monotonic() - retired[0] < 20  # Dask takes 30 s to give up a connection
-
-
-def test_a_value_for_a_lost_worker_does_not_delay_the_error(session, client, tmp_path):
-    with TaskGroup() as group:
-        first = Task(os.getpid, node="b").output()
-        big = Task(lambda: np.zeros(1000), node="a").output()
-        Task(lambda pid, value: os.kill(os.getpid(), signal.SIGKILL), [first, big], node="b")
-        late = Task(lambda: time.sleep(0.2) or 1, node="a").output()
-        Task(lambda x: x, inputs=late, node="b")
-    started = time.monotonic()
-    with pytest.raises(NodeLostError, match="'b'"):
-        session.run(group)
-    assert time.monotonic() - started < 5
 
 
 def test_a_cancelled_lease_is_a_loss_and_frees_the_worker(session, client, cluster):
@@ -199,84 +155,6 @@ def test_a_worker_restarted_at_the_same_address_is_not_taken_for_the_old_one():
 # ---- clients and schedulers
 
 
-def drive(address, is_ready):
-    session = Session(Client(address, set_as_default=False))
-    with TaskGroup(workspace_type=WorkspaceType.GLOBAL) as group:
-        for i in range(4):
-            Task(lambda: bytes(1000), outputs="w", node=f"n{i}")
-    session.run(group)
-    is_ready.set()
-    session.run(Task(lambda: time.sleep(1.5), node="n0"))
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_when_a_client_disconnects_workers_free_its_data(process_cluster, how):
-    server = multiprocessing.get_context("forkserver")
-    is_ready = server.Event()
-    driver = server.Process(target=drive, args=(process_cluster.scheduler_address, is_ready))
-    driver.start()
-    with Client(process_cluster, set_as_default=False) as client:
-        assert is_ready.wait(20)
-        assert all(found == (1, 1) for found in client.run(held).values())
-        os.kill(driver.pid, how)
-        driver.join(20)
-        await_nothing_held(client)
-    driver.close()
-
-
-@contextlib.contextmanager
-def dask_processes(path):
-    """A scheduler and a worker as processes; gives the scheduler's address and process."""
-    file = path / "scheduler.json"
-    commands = {
-        "scheduler": ["--port", "0", "--dashboard-address", ":0"],
-        "worker": ["--nthreads", "2", "--dashboard-address", ":0", "--no-nanny"],
-    }
-    with contextlib.ExitStack() as stack:
-        started = {}
-        for command, options in commands.items():
-            options = [*options, "--scheduler-file", str(file)]
-            started[command] = process = fork_dask(command, *options)
-            stack.callback(process.join)
-            stack.callback(process.terminate)
-            await_file(file)
-        yield json.loads(file.read_text())["address"], started["scheduler"]
-
-
-def test_a_lost_scheduler_is_an_error_and_no_hang(tmp_path):
-    with (
-        dask_processes(tmp_path) as (address, scheduler),
-        Client(address, set_as_default=False, timeout=30) as client,
-    ):
-        client.wait_for_workers(1, timeout=30)
-        session = Session(client)
-        session.run(Task(lambda: 1))
-        flag = tmp_path / "flag"
-        late = []
-
-        def kill():
-            await_file(flag)
-            scheduler.kill()
-
-        def wait_for_dask():  # as a message does that Dask cannot send, for the client's timeout
-            with pytest.raises(SchedulerLostError, match="again"):
-                session._binding._messenger.sync(asyncio.sleep, 30)
-            late.append(time.monotonic())
-
-        with TaskGroup() as group:
-            Task(Flagged(), [Task(lambda: 1).output()], kwargs={"flag": str(flag)})
-        with (
-            meanwhile(wait_for_dask),
-            meanwhile(kill) as killed,
-            pytest.raises(ExecutionError, match="again"),
-        ):
-            session.run(group)
-        assert max(time.monotonic(), late[0]) - killed[0] < 5
-        with pytest.raises(ExecutionError, match="again"):
-            session.run(Task(lambda: 1))
-        session.close()
-
-
 # ---- stopping on purpose
 
 
@@ -303,14 +181,6 @@ def test_ctrl_c_aborts_the_run_and_the_session_stays_usable(session, client, tmp
     await_file(told)
     assert session.run(Task(lambda: 5, node="a")) == 5
     assert not ran.exists()
-
-
-def test_a_run_past_its_deadline_is_aborted_and_late_tasks_are_named(session, tmp_path):
-    binding, _ = bind(session, tmp_path / "flag")
-    started = time.monotonic()
-    with pytest.raises(ExecutionError, match=r"epoch group.*0.8 s at epoch 2.*a/slow"):
-        binding.run("epoch", epoch=2, deadline_seconds=0.8)
-    assert 0.8 <= time.monotonic() - started < 4
 
 
 # ---- the plugin

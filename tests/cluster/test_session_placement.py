@@ -40,10 +40,6 @@ def job_of(*nodes):
     return job
 
 
-def test_a_node_goes_where_its_resources_are(session):
-    assert where(session, Node("n", resources={"GPU": 1})) == "gpu"
-
-
 def test_a_missing_worker_is_awaited_and_then_an_error_lists_the_others(session):
     plan = job_of(Node("n", workers="other")).compile()
     started = time.monotonic()

@@ -98,11 +98,6 @@ def test_a_cycle_through_after_is_refused_naming_its_tasks(node):
     assert f"'{node}/two'" in str(caught.value)
 
 
-def test_a_task_that_names_itself_in_after_is_refused():
-    with pytest.raises(DefinitionError, match="'a/one' names the task itself"):
-        job_with(epoch=lambda: Task(f, outputs="x", name="one", node=A, after="one")).compile()
-
-
 @pytest.mark.parametrize(
     ("epoch", "names"),
     [

@@ -243,21 +243,6 @@ def test_shards_have_each_record_once_in_each_pass(kind: str, n: int) -> None:
         assert Counter(records) == Counter(range(N))
 
 
-@pytest.mark.parametrize("kind", [*NUMBERED, "iterable"])
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (3, 2), (2, 4)])
-def test_another_number_of_shards_reads_what_was_left(kind: str, before: int, after: int) -> None:
-    for count in range(1, N // before + 1, 3 if kind == "partitions" else 1):
-        old = [make(kind, "").sharded(i, before) for i in range(before)]
-        records = [record for shard in old for record in read_pass(shard.limited(batches=count))]
-        merged = old[0].merge_state_dicts([shard.state_dict() for shard in old])
-        for i in range(after):
-            shard = make(kind, "batched").sharded(i, after)
-            shard.load_state_dict(merged)
-            if not shard.finished:
-                records += [record for batch in read_pass(shard) for record in batch]
-        assert Counter(records) == Counter(range(N))
-
-
 @pytest.mark.parametrize("kind", READERS)
 def test_threads_share_a_reader(kind: str) -> None:
     reader = make(kind, "")

@@ -1,8 +1,10 @@
 """Jobs, groups, tasks, nodes and blobs: how they are defined, and which arguments they refuse."""
 
 import functools
+import pickle
 from concurrent.futures import Future
 
+import cloudpickle
 import dask
 import pytest
 
@@ -11,9 +13,11 @@ from jobrunner import (
     DefinitionError,
     ExecutionError,
     Job,
+    JobRunner,
     Node,
     Task,
     TaskGroup,
+    WorkspaceType,
     epoch_limiter,
 )
 
@@ -146,3 +150,38 @@ def test_nodes_to_checkpoint_are_those_of_the_init_group_unless_given():
         Task(one, node="b")
     assert [node.name for node in job.nodes_to_checkpoint()] == ["a"]
     assert [n.name for n in Job(nodes_to_checkpoint=["b", "b"]).nodes_to_checkpoint()] == ["b"]
+
+
+def test_a_group_has_one_role():
+    group = TaskGroup()
+    Job("one", init_group=group)
+    Job("two", init_group=group)  # the same tasks begin both
+    with pytest.raises(DefinitionError, match="Job 'three'.*already the init group of job 'two'"):
+        Job("three", epoch_group=group)
+    other = TaskGroup()
+    with pytest.raises(DefinitionError, match="Job 'four'.*one role"):
+        Job("four", init_group=other, epoch_group=other)
+    Job("five", exit_group=other)  # a job that was refused has no groups
+
+
+def test_workspace_types_may_be_given_by_their_names():
+    group = TaskGroup("global")
+    assert group.workspace_type is WorkspaceType.GLOBAL
+    task = Task(int, node="n", group=group, workspace_type="private")
+    assert task.blob_type is WorkspaceType.PRIVATE
+    for make in (TaskGroup, lambda kind: Task(int, workspace_type=kind)):
+        with pytest.raises(DefinitionError, match=r"'global' or 'private'.*got 'lokal'"):
+            make("lokal")
+
+
+@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
+def test_a_job_that_ran_can_be_pickled(dumps, inproc_session):
+    job = Job("j")
+    with job.init_group:
+        result = Task(int, outputs="x", node=Node("a")).output()
+    epoch_limiter(job, 1)
+    JobRunner(job).run(inproc_session)
+    copy = pickle.loads(dumps(job))
+    assert [task.full_name for task in copy.init_group.tasks()] == ["a/int"]
+    assert JobRunner(copy).run(inproc_session).epoch == 1
+    assert result.task.session is inproc_session

@@ -31,7 +31,3 @@ def test_a_job_is_a_table_in_a_notebook_and_may_be_changed_afterwards() -> None:
     assert rows[3] == ["download", "0", "none", "none"]
     assert "until a/sum or epoch 9" in "".join(root.itertext())
     Task(int, node="a", group=job.epoch_group)
-
-
-def test_an_empty_job_is_a_table() -> None:
-    assert "no stop condition yet" in Job()._repr_html_()

@@ -23,7 +23,8 @@ from jobrunner import JobRunner, MultiNodeCheckpointManager, Session
 
 sys.path.insert(0, str(Path(__file__).parent))
 import drift_job
-from object_servers import Request, S3Server
+
+from tests.object_servers import Request, S3Server
 
 pytestmark = pytest.mark.nightly
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import operator
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -266,31 +264,6 @@ def test_a_resumed_run_reads_on_from_what_was_processed(
         runner.run(inproc_session)
         assert list(range(3 * epoch, 10)) == READ
         assert inproc_session.fetch(Node("here")["total"])[0] == final
-
-
-def die_once(x: int, marker: str) -> int:
-    if x == 7 and not Path(marker).exists():
-        Path(marker).touch()
-        os._exit(1)
-    return x * x
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("options", [{"limit": 3}, {"limit": 4}])
-def test_after_a_loss_each_item_still_counts_once(
-    process_client: Any, tmp_path: Path, options: dict[str, Any]
-) -> None:
-    processor = functools.partial(die_once, marker=str(tmp_path / "died"))
-    job, _ = make_job(
-        lambda: pipe("reader", processor, into=add_to, updates="total", num_threads=2, **options)
-    )
-    with job.init_group:
-        Task(lambda: np.zeros(1, int), (), "total", node="here", name="zero")
-    with Session(process_client) as session:
-        result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "runs")).run(session)
-        assert result.restarts == 1
-        total = int(session.fetch(Node("here")["total"])[0])
-    assert total == sum(x * x for x in range(10))
 
 
 class Slow(Numbers):

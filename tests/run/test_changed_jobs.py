@@ -18,7 +18,6 @@ from jobrunner import (
     PlanMismatchError,
     Session,
     Task,
-    TaskFailedError,
     current_task,
     epoch_limiter,
 )
@@ -228,18 +227,6 @@ def test_the_former_shape_stays_on_disk_and_pins_stay(session, tmp_path):
     assert manager.pins() == {1: ["mine"]}
     assert (tmp_path / "ckpt" / "a.1" / "w").is_dir()
     assert manager.open(1).nodes == ("b",)
-
-
-def test_a_failed_start_leaves_the_record_as_it_was(session, manager):
-    JobRunner(job_of(A10, 2), manager).run(session)
-    job = job_of({"b": {"w": 0}, "c": {"w": 0}}, 3)
-    with job.init_group:
-        Task(lambda: 1 / 0, outputs="m", node="c", name="fails")
-    with pytest.raises(TaskFailedError):
-        JobRunner(job, manager, rename={"a": "b"}, missing="init").run(session)
-    assert manager.epochs() == [0, 1, 2]
-    assert blobs_in(session, manager, 2) == {"a": {"w": 12}}
-    assert manager.pins() == {}
 
 
 def test_from_another_directory_and_from_an_older_epoch(session, manager, tmp_path):

@@ -1,7 +1,6 @@
 """Dask collections, `Delayed` objects and futures as arguments of init tasks."""
 
 import contextlib
-import functools
 import os
 from collections import Counter
 from pathlib import Path
@@ -10,7 +9,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import CancelledError, Client, LocalCluster, wait
+from distributed import CancelledError, wait
 
 from jobrunner import (
     Blob,
@@ -24,10 +23,10 @@ from jobrunner import (
     Session,
     Task,
     TaskFailedError,
-    TaskGroup,
     epoch_limiter,
 )
 from tests.jobs import Listener
+from tests.processes import own_session
 
 CALLS = Counter()
 NODES = ["n0", "n1", "n2", "n3"]
@@ -149,53 +148,22 @@ def test_a_data_frame_is_the_tasks_own(inproc_session, inproc_client):
     assert list(frame.result().a) == [1, 2]
 
 
-def test_each_instance_of_a_task_gets_the_value(inproc_session):
-    with Job("instances") as job:
-        with job.init_group:
-            kwargs = {"part": counted("i")}
-            Task(lambda part: part.sum(), outputs="sums", kwargs=kwargs, num_instances=3)
+def test_elsewhere_a_collection_is_refused_with_advice(inproc_session, tmp_path):
+    x = counted("never")
+    with Job("j") as job:
+        Task(keep, kwargs={"part": {"a": [x]}}, node="n0")
         epoch_limiter(job, 1)
-    JobRunner(job).run(inproc_session)
-    assert inproc_session.fetch(Node()["sums"]) == [X.sum()] * 3
-
-
-@pytest.mark.parametrize("where", ["epoch", "session", "partial", "input"])
-def test_elsewhere_a_collection_is_refused_with_advice(where, inproc_session):
-    x, says = counted("never"), "only keyword arguments of init tasks are computed"
-
-    def refuse():
-        if where == "session":
-            inproc_session.run(Task(keep, kwargs={"part": [x]}))
-        elif where == "epoch":
-            with Job("j") as job:
-                Task(keep, kwargs={"part": {"a": [x]}}, node="n0")
-                epoch_limiter(job, 1)
-            job.compile()
-        elif where == "partial":
-            Task(functools.partial(keep, [[x]]), group=TaskGroup())
-        else:
-            Task(keep, inputs=[x], group=TaskGroup())
-
-    with pytest.raises(DefinitionError) as caught:
-        refuse()
-    text = str(caught.value)
-    if where in ("epoch", "session"):
-        assert says in text
-        assert "'part' is a Dask Array" in text
-        assert "keep'" in text
-    else:
-        assert "pass it to a task of the init group in kwargs=" in text
-    assert not CALLS["never"]
-
-
-def test_a_blob_that_is_a_collection_is_not_saved_and_the_error_says_why(inproc_session, tmp_path):
+    says = "keep'.*'part' is a Dask Array.*only keyword arguments of init tasks are computed"
+    for refuse in (job.compile, lambda: inproc_session.run(Task(keep, kwargs={"part": [x]}))):
+        with pytest.raises(DefinitionError, match=says):
+            refuse()
     with Job("j") as job:
         with job.init_group:
             Task(lambda: da.ones(3), outputs="lazy", node="n0", name="make")
         epoch_limiter(job, 1)
-    with pytest.raises(DefinitionError, match="only keyword arguments of init tasks") as caught:
+    with pytest.raises(DefinitionError, match="only keyword arguments of init tasks"):
         JobRunner(job, MultiNodeCheckpointManager(tmp_path)).run(inproc_session)
-    assert "codec" not in str(caught.value).partition("Return")[2]
+    assert not CALLS["never"]
 
 
 class WrongError(Exception):
@@ -271,19 +239,12 @@ def test_a_collection_may_ask_for_the_resource_that_nodes_hold(monkeypatch):
             epoch_limiter(job, 2)
         return job
 
-    options = {"n_workers": 1, "processes": False, "dashboard_address": ":0"}
     with dask.config.set({"optimization.fuse.active": False}):
-        with (
-            LocalCluster(**options, resources={"GPU": 1}) as cluster,
-            Client(cluster, set_as_default=False) as client,
-            Session(client) as session,
-        ):
+        with own_session(1, resources={"GPU": 1}) as (_, _, session):
             JobRunner(job()).run(session)
             JobRunner(job()).run(session)  # the binding before holds it until then
         with (
-            LocalCluster(**options) as cluster,
-            Client(cluster, set_as_default=False) as client,
-            Session(client) as session,
+            own_session(1) as (_, _, session),
             pytest.raises(PlacementError, match=r"No worker has computed anything for 0.2 s"),
         ):
             JobRunner(job(), worker_wait_seconds=0.2).run(session)
@@ -295,11 +256,6 @@ def die_once(flag):
     except FileExistsError:
         return
     os._exit(1)
-
-
-def die_and_add(block, flag):
-    die_once(flag)
-    return block + 1
 
 
 class Deadly:
@@ -319,23 +275,16 @@ def processes():
         yield session
 
 
-@pytest.mark.parametrize("when", [pytest.param("computed", marks=pytest.mark.nightly), "delivered"])
-def test_a_worker_that_dies_meanwhile_costs_only_time(when, processes, tmp_path):
+def test_a_worker_that_dies_while_a_value_is_delivered_costs_only_time(processes, tmp_path):
     flag = str(tmp_path / "died")
-    if when == "computed":
-        x = da.from_array(X, chunks=(2, 3)).map_blocks(die_and_add, flag, meta=X[:0])
-        job = job_of(**blocks_of(x))
-    else:
-        x = dask.delayed(Deadly)(flag)
-        with Job("deadly") as job:
-            with job.init_group:
-                Task.on_each(NODES, lambda part: 1, outputs="part", kwargs={"part": x}, name="one")
-            epoch_limiter(job, 1)
+    with Job("deadly") as job:
+        with job.init_group:
+            kwargs = {"part": dask.delayed(Deadly)(flag)}
+            Task.on_each(NODES, lambda part: 1, outputs="part", kwargs=kwargs, name="one")
+        epoch_limiter(job, 1)
     result = JobRunner(job, MultiNodeCheckpointManager(tmp_path / "run")).run(processes)
     assert Path(flag).exists()
-    assert result.restarts == (when == "delivered")
-    if when == "computed":
-        assert np.array_equal(parts_in(processes), (X + 1) * 4)
+    assert result.restarts == 1
 
 
 def test_data_that_died_with_their_worker_are_named(processes, tmp_path):

@@ -90,8 +90,7 @@ def test_what_differs_is_refused_with_the_first_two(source, inproc_session, mana
 def test_neighbours_make_up_chunks_and_a_large_value_is_one_of_its_own(source, monkeypatch):
     collections, compute = source
     monkeypatch.setattr(joined, "CHUNK_BYTES", 40)
-    for module in ("jobrunner.checkpoint.opened",):
-        monkeypatch.setattr(f"{module}.CHUNK_BYTES", 40)
+    monkeypatch.setattr("jobrunner.checkpoint.opened.CHUNK_BYTES", 40)
     rows = collections.array("rows", axis=0)  # of 16, 32, 48, 64 and 80 bytes
     assert rows.chunks[0] == (1, 2, 3, 4, 5)
     assert np.array_equal(compute(rows), np.concatenate([make(i)[0] + 10 for i in range(5)]))

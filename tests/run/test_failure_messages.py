@@ -15,7 +15,6 @@ from jobrunner import (
     Job,
     JobRunner,
     JobRunnerError,
-    MultiNodeCheckpointManager,
     NodeLostError,
     Session,
     Task,
@@ -29,15 +28,14 @@ from tests.jobs import Listener
 MANY = 10_000_000
 
 
-def run(session: Session, fn: Any, path: Path | None = None, **options: Any) -> Any:
+def run(session: Session, fn: Any) -> Any:
     """Run a job whose epochs call `fn` with blob x, a list."""
     with Job("j") as job:
         with job.init_group:
             Task(list, outputs="x", node="a")
-        Task(fn, name="t", node="a", **options)
+        Task(fn, name="t", node="a")
     epoch_limiter(job, 2)
-    manager = None if path is None else MultiNodeCheckpointManager(path)
-    return JobRunner(job, manager).run(session)
+    return JobRunner(job).run(session)
 
 
 @pytest.mark.parametrize(
@@ -118,26 +116,13 @@ def deep() -> Any:
 
 
 @pytest.mark.parametrize("make", [endless, deep])
-@pytest.mark.parametrize("how", ["returned", "another node", "two", "instances"])
+@pytest.mark.parametrize("reader", ["a", "b"])
 def test_a_value_may_contain_itself_but_not_be_nested_too_deeply(
-    make: Any, how: str, inproc_session: Session
+    make: Any, reader: str, inproc_session: Session
 ) -> None:
-    def make_two() -> Any:
-        return make(), 1
-
     with Job("j") as job:
-        task = Task(
-            make_two if how == "two" else make,
-            outputs=["y", "z"] if how == "two" else "y",
-            num_instances=2 if how == "instances" else 1,
-            name="t",
-            node="a",
-        )
-        Task(
-            lambda value: len(value),
-            inputs=task.output(),
-            node="b" if how == "another node" else "a",
-        )
+        task = Task(make, outputs="y", name="t", node="a")
+        Task(lambda value: len(value), inputs=task.output(), node=reader)
     epoch_limiter(job, 1)
     if make is endless:
         assert JobRunner(job).run(inproc_session).epoch == 1
@@ -178,22 +163,6 @@ def test_while_a_run_recovers_by_itself_nobody_is_told_to_act(inproc_session: Se
     text = str(caught.value)
     assert text.lower().count("the same command") == 1
     assert "loss 3 in a row" in text
-
-
-def test_a_run_that_falls_back_by_itself_does_not_advise_to(
-    inproc_session: Session, tmp_path: Path
-) -> None:
-    run(inproc_session, lambda: None, tmp_path)
-    for store in tmp_path.glob("a.2*"):
-        (store / "zarr.json").write_bytes(b"{}")
-    with Job("j") as job, job.init_group:
-        Task(list, outputs="x", node="a")
-    epoch_limiter(job, 3)
-    heard = Listener()
-    JobRunner(job, MultiNodeCheckpointManager(tmp_path), callbacks=[heard]).run(inproc_session)
-    [text] = [text for text in heard.warnings if "damaged" in text]
-    assert "is not what was written" in text
-    assert "Resume with" not in text
 
 
 def test_the_command_line_advises_once_how_to_resume(tmp_path: Path) -> None:

@@ -66,15 +66,13 @@ def runs(inproc_session: Session, tmp_path: Path) -> Path:
 
 def test_commands_show_whole_epochs_and_the_step(runs: Path) -> None:
     text, data = invoke("ls", runs)
-    lines = text.splitlines()
-    assert [line.split()[0] for line in lines[1:6]] == ["0", "1", "2", "3", "3.s1"]
-    last = data["epochs"][-1]
-    assert (last["epoch"], last["whole_epochs"]) == ("3.s1", 3)
-    assert (last["step"], last["steps_per_epoch"]) == (1, 2)
-    assert (data["epochs"][3]["whole_epochs"], data["epochs"][3]["step"]) == (3, 0)
+    assert [line.split()[0] for line in text.splitlines()[1:6]] == ["0", "1", "2", "3", "3.s1"]
+    *_, whole, last = data["epochs"]
+    assert (whole["epoch"], whole["whole_epochs"], whole["step"]) == (3, 3, 0)
+    assert (last["epoch"], last["whole_epochs"], last["step"]) == ("3.s1", 3, 1)
+    assert last["steps_per_epoch"] == 2
     text, data = invoke("info", runs, "latest")
     assert text.startswith("epoch 3.s1 (3 whole epochs and step 1 of 2) of ")
-    assert (data["epoch"], data["whole_epochs"], data["step"]) == ("3.s1", 3, 1)
     assert data["nodes"]["a"]["store"] == "a.3.s1"
     text, data = invoke("verify", runs)
     assert "whole: 0 to 3, 3.s1" in text
@@ -83,17 +81,9 @@ def test_commands_show_whole_epochs_and_the_step(runs: Path) -> None:
     assert [blob["blob"] for blob in data["differences"]] == ["n"]
     text, _ = invoke("pin", runs, "3.s1")
     assert "Epoch 3.s1 is pinned: kept." in text
-    assert invoke("ls", runs)[1]["epochs"][-1]["pins"] == ["kept"]
-    assert "Epoch 3.s1 of node 'a'." in "".join(
-        it["explanation"] for it in invoke("fsck", runs)[1]["objects"]
-    )
-    assert MultiNodeCheckpointManager(runs).open(Position(3, 1)).step == 1
-    assert MultiNodeCheckpointManager(runs).open(3).step == 0
-    assert "3.s1" in repr(MultiNodeCheckpointManager(runs).open(Position(3, 1)))
-    done = CliRunner().invoke(
-        main, ["copy", str(runs), "3.s1", str(runs.parent / "copy"), "--json"]
-    )
-    assert json.loads(done.stdout)["epochs"] == ["3.s1"]
+    manager = MultiNodeCheckpointManager(runs)
+    assert (manager.open(Position(3, 1)).step, manager.open(3).step) == (1, 0)
+    CliRunner().invoke(main, ["copy", str(runs), "3.s1", str(runs.parent / "copy")])
     text, _ = invoke("info", runs.parent / "copy", "latest")
     assert text.startswith("epoch 3.s1 (3 whole")
     text, data = invoke("info", runs, "3.s2")

@@ -206,10 +206,3 @@ def test_a_driver_that_is_killed_leaves_nothing_behind(process_cluster, left, tm
         driver.kill()
         driver.join()
     left()
-
-
-def test_a_scheduler_that_does_not_answer_leaves_no_thread_behind():
-    before = set(threading.enumerate())
-    with pytest.raises(ExecutionError, match="No Dask scheduler answers"):
-        Session.connect("tcp://127.0.0.1:1", timeout=0.2)
-    await_threads(before)

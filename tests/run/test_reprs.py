@@ -18,7 +18,6 @@ from jobrunner import (
     TaskFailedError,
     epoch_limiter,
 )
-from jobrunner.run import RunResult
 from tests.jobs import counter
 
 
@@ -56,11 +55,3 @@ def test_a_failed_task_shows_a_notebook_the_frames_of_its_own_code(
     assert text.startswith("TaskFailedError: Task 'divide' (node 'a'")
     assert "in <lambda>\n    Task(lambda: 1 // 0, " in text
     assert text.count("File ") == 1
-
-
-def test_a_long_result_stays_one_line() -> None:
-    metrics = [{"epoch": epoch, "loss": 1 / epoch} for epoch in range(1, 10_000)]
-    result = RunResult(9999, None, "epoch_limiter", 2, metrics, [], [])
-    assert repr(result) == (
-        "<RunResult: epoch 9999, stopped by epoch_limiter, restarts 2, epochs run 9999>"
-    )

@@ -39,6 +39,14 @@ from jobrunner.testing import assert_identical
 NODES = ("chain:0", "chain:1")
 
 
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A history has many chunks, and readers see each at once."""
+    for name in ("_LEAST_BYTES", "_MOST_BYTES"):
+        monkeypatch.setattr(f"jobrunner.checkpoint.history_writer.{name}", 64)
+    monkeypatch.setattr("jobrunner.checkpoint.history_writer.PUBLISH_SECONDS", 0)
+
+
 def draw(state: Any) -> tuple[Any, Any, float]:
     task = current_task()
     draws = task.rng.standard_normal((3, 2)) + state[:, None].sum()
@@ -78,6 +86,12 @@ def run(
         JobRunner(job, manager, callbacks=[], **options).run(session)
     except TaskFailedError:
         assert fails_at >= 0
+    return manager
+
+
+def record(session: Session, path: Path, job: Job) -> MultiNodeCheckpointManager:
+    manager = MultiNodeCheckpointManager(path)
+    JobRunner(job, manager, callbacks=[]).run(session)
     return manager
 
 
@@ -254,10 +268,8 @@ def test_each_step_adds_a_row(session: Session, tmp_path: Path) -> None:
 
 
 def test_one_damaged_old_chunk_does_not_damage_every_epoch(
-    inproc_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inproc_session: Session, tmp_path: Path, small_chunks: None
 ) -> None:
-    for name in ("_LEAST_BYTES", "_MOST_BYTES"):
-        monkeypatch.setattr(f"jobrunner.checkpoint.history_writer.{name}", 64)
     path = tmp_path / "k"
     manager = run(inproc_session, path, 4)
     (chunk,) = path.glob("_histories/*/draws/chain:0/c.0.0")
@@ -275,11 +287,8 @@ def test_one_damaged_old_chunk_does_not_damage_every_epoch(
 
 
 def test_a_damaged_document_of_an_array_does_no_harm(
-    inproc_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inproc_session: Session, tmp_path: Path, small_chunks: None
 ) -> None:
-    for name in ("_LEAST_BYTES", "_MOST_BYTES"):
-        monkeypatch.setattr(f"jobrunner.checkpoint.history_writer.{name}", 64)
-    monkeypatch.setattr("jobrunner.checkpoint.history_writer.PUBLISH_SECONDS", 0)
     path = tmp_path / "k"
     manager = run(inproc_session, path, 4)
     (document,) = path.glob("_histories/*/draws/chain:0/zarr.json")
@@ -311,6 +320,14 @@ def put(values: Any) -> Any:
     return values[current_task().epoch - 1]  # type: ignore[operator]
 
 
+def putting(values: list[Any], **options: Any) -> Job:
+    """An epoch for each value, which it puts into blob "h"."""
+    with Job("j") as job, Node("a"):
+        Task(put, outputs=Blob("h", **options), kwargs={"values": values}, inputs=())
+    epoch_limiter(job, len(values))
+    return job
+
+
 @pytest.mark.parametrize(
     ("history", "values", "message"),
     [
@@ -327,12 +344,8 @@ def put(values: Any) -> Any:
 def test_what_is_no_row_fails_its_task(
     history: Any, values: list[Any], message: str, inproc_session: Session, tmp_path: Path
 ) -> None:
-    with Job("j") as job, Node("a"):
-        Task(put, outputs=Blob("h", history=history), kwargs={"values": values}, inputs=())
-    epoch_limiter(job, len(values))
-    manager = MultiNodeCheckpointManager(tmp_path / "k")
     with pytest.raises(DefinitionError, match="Task a/put") as caught:
-        JobRunner(job, manager, callbacks=[]).run(inproc_session)
+        record(inproc_session, tmp_path / "k", putting(values, history=history))
     assert re.search(message, str(caught.value), re.S)
 
 
@@ -351,11 +364,7 @@ def test_what_is_no_row_fails_its_task(
 def test_the_last_value_comes_back_as_it_was(
     values: list[Any], inproc_session: Session, tmp_path: Path
 ) -> None:
-    with Job("j") as job, Node("a"):
-        Task(put, outputs=Blob("h", history=True), kwargs={"values": values}, inputs=())
-    epoch_limiter(job, 2)
-    manager = MultiNodeCheckpointManager(tmp_path / "k")
-    JobRunner(job, manager, callbacks=[]).run(inproc_session)
+    manager = record(inproc_session, tmp_path / "k", putting(values, history=True))
     assert_identical(
         np.ascontiguousarray(values[1]) if np.ndim(values[1]) else values[1],
         manager.open(2)["a"].load("h"),
@@ -376,8 +385,7 @@ def test_updates_add_rows_and_init_only_makes_the_first_value(
         Task(add, updates="x")
         Task(add, updates="x", name="again")
     epoch_limiter(job, 3)
-    manager = MultiNodeCheckpointManager(tmp_path / "k")
-    JobRunner(job, manager, callbacks=[]).run(inproc_session)
+    manager = record(inproc_session, tmp_path / "k", job)
     assert manager.history_of("x").compute().tolist() == [[[2, 2], [4, 4], [6, 6]]]
     assert manager.open(0)["a"].load("x").tolist() == [0, 0]
 
@@ -401,11 +409,8 @@ def test_what_does_not_fit_a_history_is_refused_at_its_definition(tmp_path: Path
 
 
 def test_an_object_store_has_the_same_histories(
-    inproc_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inproc_session: Session, tmp_path: Path, small_chunks: None
 ) -> None:
-    for name in ("_LEAST_BYTES", "_MOST_BYTES"):
-        monkeypatch.setattr(f"jobrunner.checkpoint.history_writer.{name}", 64)
-    monkeypatch.setattr("jobrunner.checkpoint.history_writer.PUBLISH_SECONDS", 0)
     url = f"memory://{uuid.uuid4().hex}"
     expect_rows(run(inproc_session, url, 5, fails_at=4), 3)
     manager = run(inproc_session, url, 5)
@@ -424,24 +429,17 @@ def test_an_object_store_has_the_same_histories(
 def test_axes_have_the_names_that_the_blob_gave_them(
     history: Any, names: list[str], inproc_session: Session, tmp_path: Path
 ) -> None:
-    def run_with(path: Path, dims: list[str]) -> MultiNodeCheckpointManager:
-        values = [np.zeros((2, 3)[-len(names) :])]
-        with Job("j") as job, Node("n"):
-            outputs = Blob("h", history=history, dims=dims)
-            Task(put, outputs=outputs, kwargs={"values": values}, inputs=())
-        epoch_limiter(job, 1)
-        manager = MultiNodeCheckpointManager(path)
-        JobRunner(job, manager, callbacks=[]).run(inproc_session)
-        return manager
-
-    manager = run_with(tmp_path / "k", names)
+    values = [np.zeros((2, 3)[-len(names) :])]
+    job = putting(values, history=history, dims=names)
+    manager = record(inproc_session, tmp_path / "k", job)
     copy_epoch(manager.directory, Position(1), str(tmp_path / "copy"))
     for directory in ("k", "copy"):
-        (path,) = (tmp_path / directory / "_histories").glob("*/h/n")
+        (path,) = (tmp_path / directory / "_histories").glob("*/h/a")
         shown = zarr.open_array(path).metadata.dimension_names
-        assert list(shown) == ["n draw" if history == "extend" else "n row", "i"]
+        assert list(shown) == ["a draw" if history == "extend" else "a row", "i"]
+    job = putting(values, history=history, dims=[*names, "j"])
     with pytest.raises(DefinitionError, match=r"dims=.* expect values of"):
-        run_with(tmp_path / "other", [*names, "j"])
+        record(inproc_session, tmp_path / "other", job)
 
 
 def test_after_a_loss_in_the_same_run_no_row_is_lost_or_doubled(
@@ -460,8 +458,7 @@ def test_after_a_loss_in_the_same_run_no_row_is_lost_or_doubled(
         outputs: Any = ["x", Blob("h", history=True)]
         Task(put_twice, inputs="x", outputs=outputs, transient_errors=ConnectionError)
     epoch_limiter(job, 8)
-    manager = MultiNodeCheckpointManager(tmp_path / "k")
-    JobRunner(job, manager, callbacks=[]).run(inproc_session)
+    manager = record(inproc_session, tmp_path / "k", job)
     assert manager.history_of("h").compute().tolist() == [list(range(1, 9))]
     # Each placement has a directory of its own, as workers of the one before may still write.
     assert len(labels(manager)) == 3

@@ -18,7 +18,6 @@ from jobrunner import (
     CommitConflictError,
     DefinitionError,
     ExecutionError,
-    Job,
     JobRunner,
     KeepAll,
     KeepBest,
@@ -30,10 +29,8 @@ from jobrunner import (
     Position,
     SaveEvery,
     Session,
-    Task,
     TaskFailedError,
     current_task,
-    epoch_limiter,
 )
 from jobrunner.checkpoint.storage.posix import PosixFiles
 from jobrunner.workspace.workspace import Workspace
@@ -73,11 +70,7 @@ def test_policies_get_what_was_measured(inproc_session, tmp_path):
         time.sleep(0.02 if n == 0 else 0)
         return n + 1
 
-    with Job("counter") as job, Node("a"):
-        with job.init_group:
-            Task(lambda: 0, outputs="n", name="zero")
-        Task(step, inputs="n", outputs="n", transient_errors=(OSError,))
-        epoch_limiter(job, 9)
+    job = counter(9, step, transient_errors=(OSError,))
     told = Told()
     began = time.time()
     JobRunner(job, manager_of(tmp_path, save=told)).run(inproc_session)
@@ -291,13 +284,12 @@ def two_nodes(epochs):
     return counter(epochs, lambda w: w + 1, nodes="ab", start=np.zeros(3))
 
 
-@pytest.mark.parametrize("is_asynchronous", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_storage_that_hangs_ends_the_run_with_the_nodes_that_are_late(
-    inproc_client, tmp_path, hanging, caplog, monkeypatch, is_asynchronous
+    inproc_client, tmp_path, hanging, caplog, monkeypatch
 ):
     monkeypatch.setattr("jobrunner.cluster.exchange.WARN_SECONDS", 0.3)
     monkeypatch.setattr("jobrunner.checkpoint.retention._DRAIN_SECONDS", 0.3)
-    manager = MultiNodeCheckpointManager(tmp_path, files=hanging(), asynchronous=is_asynchronous)
+    manager = MultiNodeCheckpointManager(tmp_path, files=hanging())
     hanging.hangs = f"b.2{os.sep}"
     with (
         dask.config.set({"jobrunner.checkpoint.deadline-seconds": 1.5}),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jobrunner import (
+    DefinitionError,
     Job,
     JobRunner,
     KeepLast,
@@ -199,6 +200,16 @@ def test_a_failed_task_is_reported_even_if_a_save_fails_too(inproc_session, tmp_
 def fail_at_epoch_2():
     if current_task().epoch == 2:
         raise ZeroDivisionError("by hand")
+
+
+def test_a_blob_that_cannot_be_saved_any_more_ends_the_run_at_its_epoch(inproc_session, tmp_path):
+    def spoil(n):
+        return threading.Lock() if current_task().epoch == 5 else n + 1
+
+    manager = MultiNodeCheckpointManager(tmp_path)
+    with pytest.raises(DefinitionError, match="'n'"):
+        JobRunner(tiny(9, spoil), manager).run(inproc_session)
+    assert manager.latest() == 4
 
 
 class Snapshot:

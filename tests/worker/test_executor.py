@@ -328,15 +328,6 @@ def test_a_value_that_cannot_be_sent_leaves_its_blob_unchanged(bench):
     assert one.workspaces["a"].globals["x"] == "old"
 
 
-def test_a_missing_blob_of_another_node_is_an_error_that_names_that_node(bench):
-    plan = group(
-        {"a": [], "b": [task(0, list, [CrossingArgument(0)], crossings=[0])]},
-        [crossing(0, "a", ["b"], blob="w")],
-    )
-    outcome = bench(plan).run()
-    assert "'a' has no blob 'w'" in str(outcome.failure.exception())
-
-
 def test_a_value_for_other_workers_is_sent_once_and_frozen(bench):
     plan = group(
         {

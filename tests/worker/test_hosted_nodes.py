@@ -187,17 +187,6 @@ async def test_a_run_starts_once_and_its_reply_can_be_asked_again_until_the_next
 
 
 @in_a_loop
-async def test_a_poll_of_a_long_run_names_running_tasks():
-    async with Host(receiver()) as hosted:
-        reply = await hosted.run(3, 0.01, ORDER)
-        assert reply == {"status": "running", "tasks": []}
-        await hosted.push([[3, [(0, frames(1)), (1, frames(2))]]])
-        reply = await hosted.run(3, 5)
-        assert reply["status"] == "done"
-        assert hosted.workspaces["a"].globals["x"] == 2
-
-
-@in_a_loop
 async def test_a_thread_that_fails_outside_of_any_task_ends_the_run():
     async with Host(receiver()) as hosted:
         assert (await hosted.run(3, 0.01, ORDER))["status"] == "running"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime as dt
 import enum
 import subprocess
@@ -48,11 +49,6 @@ def blob(value: Any) -> Workspace:
     workspace = Workspace("a")
     workspace.put("x", settle([value]))
     return workspace
-
-
-def update(workspace: Workspace) -> Any:
-    """Take blob "x", as a task's call does; the caller ends by `put_back`."""
-    return workspace.take("x")
 
 
 def put_back(workspace: Workspace) -> None:
@@ -103,7 +99,7 @@ def test_an_update_gets_the_array_itself_and_it_is_taken_over_again():
     workspace = blob(np.arange(3))
     place = address(workspace.globals["x"])
     for _ in range(3):
-        taken = update(workspace)
+        taken = workspace.take("x")
         assert address(taken) == place
         taken += 1
         del taken
@@ -126,13 +122,13 @@ def test_what_refers_to_an_array_keeps_it_as_it_is(keep):
     workspace = blob(np.arange(100.0))
     kept = keep(workspace)
     place = address(workspace.globals["x"])
-    taken = update(workspace)
+    taken = workspace.take("x")
     assert address(taken) != place
     taken[...] = 9
     del taken, kept
     put_back(workspace)
     place = address(workspace.globals["x"])
-    assert address(update(workspace)) == place  # nothing refers to it any more
+    assert address(workspace.take("x")) == place  # nothing refers to it any more
 
 
 @pytest.mark.parametrize("dtype", ["<f8", ">f4", "<i2", "<c16"])
@@ -149,13 +145,22 @@ def test_an_array_that_is_not_aligned_to_its_item_is_copied(dtype):
             assert stored.dtype == dtype
 
 
+def test_two_blobs_that_map_one_file_come_apart(tmp_path: Path):
+    mapped = np.memmap(tmp_path / "map", "u1", "w+", shape=(4,))
+    workspace = Workspace("a")
+    for name in "xy":
+        workspace.put(name, settle([mapped]))
+    workspace.take("x")[:] = 7
+    assert list(workspace.lookup("y")) == [0, 0, 0, 0]
+
+
 def test_a_read_only_map_and_bytes_are_not_read_in(tmp_path: Path):
     path = tmp_path / "data"
     path.write_bytes(bytes(4096))
     for array in (np.asarray(np.memmap(path, mode="r")), np.frombuffer(path.read_bytes())):
         workspace = blob(array)
         assert address(workspace.globals["x"]) == address(array)
-        update(workspace)[0] = 1
+        workspace.take("x")[0] = 1
         assert array[0] == 0
 
 
@@ -194,6 +199,31 @@ def test_a_reader_gets_its_own_container_and_views_of_its_arrays():
     assert np.shares_memory(seen["w"], workspace.lookup("x")["w"])
 
 
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: np.array([[1], None], object), lambda seen: seen[0].append(2)),
+        (lambda: np.array([np.ones(3), 1], object), lambda seen: seen[0].fill(2)),
+        (lambda: collections.deque([[1]]), lambda seen: seen[0].append(2)),
+        (lambda: collections.deque([[1]], maxlen=3), lambda seen: seen.append(2)),
+        (lambda: collections.defaultdict(list, a=[1]), lambda seen: seen["a"].append(2)),
+        (lambda: collections.defaultdict(list), lambda seen: seen["a"]),
+        (lambda: collections.OrderedDict(a=[1]), lambda seen: seen["a"].append(2)),
+        (lambda: collections.OrderedDict(a=np.ones(3)), lambda seen: seen["a"].fill(2)),
+        (lambda: collections.Counter("aab"), lambda seen: seen.update("a")),
+        (lambda: Pair("a", [1]), lambda seen: seen.two.append(2)),
+        (lambda: Pair("a", np.ones(3)), lambda seen: seen.two.fill(2)),
+        (lambda: [bytearray(b"abc")], lambda seen: seen[0].extend(b"d")),
+        (lambda: ({1, 2},), lambda seen: seen[0].add(3)),
+    ],
+)
+def test_a_reader_cannot_change_what_a_container_holds(make, change):
+    workspace = blob(make())
+    with contextlib.suppress(ValueError):  # of an array: it is read-only
+        change(workspace.lookup("x"))
+    assert_identical(make(), workspace.lookup("x"), "")
+
+
 def test_arrays_in_a_container_are_taken_over_updated_in_place_and_taken_over_again():
     box = [{"w": np.zeros(3), "n": [1]}]
     place = address(box[0]["w"])
@@ -201,7 +231,7 @@ def test_arrays_in_a_container_are_taken_over_updated_in_place_and_taken_over_ag
     workspace.put("x", settle(box))
     del box
     for _ in range(3):
-        taken = update(workspace)
+        taken = workspace.take("x")
         assert address(taken["w"]) == place
         taken["w"] += 1
         taken["n"].append(2)
@@ -215,7 +245,7 @@ def test_only_the_array_that_somebody_refers_to_is_copied():
     workspace = blob([np.zeros(3), np.zeros(3)])
     kept = workspace.lookup("x")[0]
     places = [address(part) for part in workspace.globals["x"].parts]
-    taken = update(workspace)
+    taken = workspace.take("x")
     assert [address(array) == place for array, place in zip(taken, places, strict=True)] == [
         False,
         True,
@@ -227,7 +257,7 @@ def test_only_the_array_that_somebody_refers_to_is_copied():
 def test_a_blob_that_a_task_has_left_unfinished_can_still_be_read_and_taken():
     for value in (np.zeros(2), {"w": np.zeros(2), "n": [0]}):
         workspace = blob(value)
-        taken = update(workspace)
+        taken = workspace.take("x")
         array = taken if isinstance(taken, np.ndarray) else taken["w"]
         array[0] = 1
         seen = workspace.lookup("x")
@@ -236,7 +266,7 @@ def test_a_blob_that_a_task_has_left_unfinished_can_still_be_read_and_taken():
         with pytest.raises(ValueError, match="read-only"):
             seen[0] = 2
         del taken, array, seen
-        taken = update(workspace)  # of another task, later
+        taken = workspace.take("x")  # of another task, later
         array = taken if isinstance(taken, np.ndarray) else taken["w"]
         array[1] = 1
         del array, taken
@@ -266,7 +296,7 @@ def test_a_value_is_kept_read_and_captured_as_it_is_and_crosses_as_it_is(value):
         assert first is not second
     captured = capture(workspace.globals["x"])
     frames = [bytes(frame) for frame in to_frames(captured)]
-    taken = update(workspace)
+    taken = workspace.take("x")
     if isinstance(taken, dict):
         taken.clear()
     for seen in (view(captured), view(received(frames)), view(received(frames))):

@@ -34,6 +34,11 @@ def read_into(files, path):
     return bytes(target)
 
 
+def is_written(files, root):
+    files.put(f"{root}/w", DATA)
+    return read_into(files, f"{root}/w") == DATA
+
+
 def is_appended(files, root):
     files.write_at(f"{root}/x", 1, [b"end"], len(DATA))
     return read_into(files, f"{root}/x") == DATA[:1] + b"end" + DATA[4:]
@@ -46,7 +51,7 @@ OPERATIONS = {
     "walk": lambda files, root: [*files.walk(root)] == [("x", len(DATA)), ("y", 1)],
     "is_directory": lambda files, root: files.is_directory(root),
     "is_taken": lambda files, root: files.is_taken(f"{root}/x"),
-    "write": lambda files, root: files.put(f"{root}/w", DATA) or read_into(files, f"{root}/w"),
+    "write": is_written,
     "long": lambda files, root: files.write(f"{root}/long", [DATA] * 17) is not None,
     "create": lambda files, root: files.create(f"{root}/new", b"entry") is True,
     "create taken": lambda files, root: files.create(f"{root}/y", b"entry") is False,
