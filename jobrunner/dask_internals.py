@@ -74,21 +74,35 @@ def read_news(topic: str, event: tuple[float, Any]) -> tuple[str, WorkerNews] | 
         return None
     action = message.get("action")
     if topic == EVERY_WORKER:  # each worker's own topic says what becomes of it later
-        return (str(message.get("worker")), "joined") if action == "add-worker" else None
-    if action == "remove-worker":
-        return topic, "leaving" if message.get("expected") else "lost"
-    return (topic, "leaving") if message.get("status") in LEAVING_STATUSES else None
+        if action != "add-worker":
+            return None
+        return str(message.get("worker")), "joined"
+    if action == "remove-worker" and not message.get("expected"):
+        return topic, "lost"
+    if action == "remove-worker" or message.get("status") in LEAVING_STATUSES:
+        return topic, "leaving"
+    return None
 
 
 async def adopted_futures(
-    client: Client, held: Mapping[str, Mapping[str, int]]
+    client: Client, sizes_by_worker: Mapping[str, Mapping[str, int]]
 ) -> dict[str, Future[Any]]:
     """Make futures of what workers `hold`: address -> key -> size. As `Client.scatter` does."""
     rpc: Any = client.scheduler
-    where = {key: [address] for address, sizes in held.items() for key in sizes}
-    nbytes = {key: size for sizes in held.values() for key, size in sizes.items()}
-    await rpc.update_data(who_has=where, nbytes=nbytes, client=client.id)
-    return {key: Future(key, client) for key in where}
+    addresses: dict[str, list[str]] = {}
+    nbytes: dict[str, int] = {}
+    for address, sizes in sizes_by_worker.items():
+        addresses |= {key: [address] for key in sizes}
+        nbytes |= sizes
+    await rpc.update_data(who_has=addresses, nbytes=nbytes, client=client.id)
+    return {key: Future(key, client) for key in nbytes}
+
+
+def dashboard_template() -> Any:
+    """The template of Dask's own pages, with their navigation."""
+    from distributed.dashboard.components.scheduler import env  # slow to import
+
+    return env.get_template("simple.html")
 
 
 def add_dashboard_pages(pages: Mapping[str, Callable[..., None]]) -> None:
@@ -110,7 +124,9 @@ def nanny_class(started: list[Nanny], is_over: Callable[[], bool]) -> type[Nanny
             started.append(self)
 
         async def instantiate(self) -> Status:
-            return Status.failed if is_over() else await super().instantiate()
+            if is_over():
+                return Status.failed
+            return await super().instantiate()
 
         async def _on_worker_exit(self, exitcode: Any) -> None:
             # Older versions restart a worker that exits while it starts again and again.

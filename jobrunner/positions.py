@@ -68,15 +68,15 @@ class Position:
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"A Position cannot be changed: {name}")
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Position):
+    def __eq__(self, position: object) -> bool:
+        if not isinstance(position, Position):
             return NotImplemented
-        return self.epoch == other.epoch and self.step == other.step
+        return self.epoch == position.epoch and self.step == position.step
 
-    def __lt__(self, other: Position) -> bool:
-        if not isinstance(other, Position):
+    def __lt__(self, position: Position) -> bool:
+        if not isinstance(position, Position):
             return NotImplemented
-        return (self.epoch, self.step) < (other.epoch, other.step)
+        return (self.epoch, self.step) < (position.epoch, position.step)
 
     def __hash__(self) -> int:
         return hash((self.epoch, self.step))
@@ -192,19 +192,24 @@ def describe_position(at: Position, steps_per_epoch: int | None) -> dict[str, An
 
 def name_step(step: int, steps_per_epoch: int | None) -> str:
     """Name a step, for a message; how many there are may not be recorded."""
-    return f"step {step}" if steps_per_epoch is None else f"step {step} of {steps_per_epoch}"
+    if steps_per_epoch is None:
+        return f"step {step}"
+    return f"step {step} of {steps_per_epoch}"
 
 
 def format_ranges(numbers: Iterable[PublicPosition]) -> str:
     """Write ascending numbers or positions as text, three or more whole ones in a row as a range."""
     ranges: list[list[Position]] = []
+    next_in_row = None
     for number in numbers:
         at = Position.of(number)
-        last = ranges[-1][-1] if ranges else None
-        if last is not None and not last.step and at == Position(last.epoch + 1):
+        if at == next_in_row:
             ranges[-1].append(at)
         else:
             ranges.append([at])
+        next_in_row = None
+        if not at.step:
+            next_in_row = Position(at.epoch + 1)
     texts = []
     for items in ranges:
         if len(items) > 2:

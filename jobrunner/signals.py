@@ -57,7 +57,9 @@ def stop_on_signals(
         if is_over:
             return
         if number in received:
-            raise KeyboardInterrupt if number == signal.SIGINT else TerminatedError
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            raise TerminatedError
         received.add(number)
         if number == signal.SIGTERM and grace_seconds is not None:
             threading.Thread(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import doctest
 import importlib
 import re
@@ -142,9 +143,11 @@ def test_the_map_names_every_package_and_module_of_the_top_level() -> None:
 def test_the_map_lists_packages_in_the_order_of_their_layers_and_who_imports_distributed() -> None:
     top = ROOT / "jobrunner"
     text = (ROOT / "docs" / "design" / "README.md").read_text()
-    lint = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    contracts = configparser.ConfigParser()
+    contracts.read(ROOT / ".importlinter")
+    layers = contracts["importlinter:contract:layers"]["layers"].split("\n")
     height = {}
-    for number, layer in enumerate(reversed(lint["contracts"][0]["layers"])):
+    for number, layer in enumerate(reversed(layers)):
         height |= dict.fromkeys(layer.split(" : "), number)
     heights = [height[name] for name in re.findall(r"^  (\w+)/ ", text, re.M)]
     assert heights == sorted(heights)

@@ -93,7 +93,9 @@ class EarlyStopping(Callback):
     def on_setup(self, runner: JobRunner) -> None:
         """Say so if the best epochs that the run keeps are the best of other metrics."""
         manager = runner.checkpoint_manager
-        names = [] if manager is None else best_metrics(manager.retention.policy)
+        if manager is None:
+            return
+        names = best_metrics(manager.retention.policy)
         if names and self.metric not in names:
             logger.warning(
                 "EarlyStopping watches %r, but KeepBest keeps the best epochs by %s: the epoch with "
@@ -123,7 +125,9 @@ class EarlyStopping(Callback):
     def _is_better(self, value: float) -> bool:
         if self.best is None or math.isnan(value):
             return not math.isnan(value)
-        gain = self.best - value if self.mode == "min" else value - self.best
+        gain = value - self.best
+        if self.mode == "min":
+            gain = -gain
         return gain > self.min_delta
 
     def state_dict(self) -> Mapping[str, float | str | None]:
@@ -141,5 +145,5 @@ class EarlyStopping(Callback):
         self._begin()
         if (state.get("metric"), state.get("mode")) != (self.metric, self.mode):
             return
-        known = msgspec.convert(state, _State)
-        self._begin(known.best, known.best_epoch, known.waited)
+        saved = msgspec.convert(state, _State)
+        self._begin(saved.best, saved.best_epoch, saved.waited)

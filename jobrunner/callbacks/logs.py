@@ -110,8 +110,8 @@ class EpochLog(Callback):
         with open(self.path, "a+", encoding="utf-8", errors="replace", newline="") as file:
             file.seek(0)
             text = file.read()
-        *lines, torn = text.split("\n")
-        first = lines[0] if lines else torn
+        lines = text.split("\n")[:-1]  # a crash may have torn the last one
+        first = text.partition("\n")[0]
         start = "epoch,seconds" if self._is_csv else '{"epoch": '
         # A crash may have torn even the first line.
         is_own = text[: len(start)] == start[: len(text)]
@@ -148,7 +148,9 @@ class EpochLog(Callback):
             cells = []
             for name in self._columns:
                 value = values.get(name)
-                cells.append(printable(value, kept="") if isinstance(value, str) else value)
+                if isinstance(value, str):
+                    value = printable(value, kept="")
+                cells.append(value)
             csv.writer(file, lineterminator="").writerow(cells)
             line = file.getvalue()
         else:

@@ -56,8 +56,9 @@ class Prometheus(Callback):
         self._series: dict[str, Any] = {}
         for kind, series in ((library.Gauge, GAUGES), (library.Counter, COUNTERS)):
             for name, text in series.items():
-                made = kind(f"jobrunner_{name}", text, ["job"], registry=self.registry)
-                self._series[name] = made
+                self._series[name] = kind(
+                    f"jobrunner_{name}", text, ["job"], registry=self.registry
+                )
         labels, text = ["job", "name"], "What tasks reported last"
         self._metric = library.Gauge("jobrunner_metric", text, labels, registry=self.registry)
 

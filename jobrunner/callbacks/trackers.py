@@ -99,7 +99,7 @@ class Track(Callback):
 
     def _begin(self, epoch: int) -> None:
         is_new = not self.run_id
-        run_id = uuid.uuid4().hex if is_new else self.run_id
+        run_id = self.run_id or uuid.uuid4().hex
         self.run_id = self.tracker.begin(self._job, run_id, epoch, is_new=is_new)
         self._has_begun = True
 
@@ -124,8 +124,10 @@ class Track(Callback):
 
     def on_error(self, error: BaseException) -> None:
         """End the run there."""
-        is_stopped = isinstance(error, RunStoppedError | KeyboardInterrupt)
-        self._end("stopped" if is_stopped else "failed")
+        if isinstance(error, RunStoppedError | KeyboardInterrupt):
+            self._end("stopped")
+        else:
+            self._end("failed")
 
     def _end(self, status: Ending) -> None:
         if self._has_begun:
@@ -333,12 +335,12 @@ class WandB:
             run.finish(exit_code=0 if status == "finished" else 1)
 
 
-def require(module: str, extra: str, who: str) -> Any:
+def require(module: str, extra: str, user: str) -> Any:
     """Import a library; raises `DefinitionError`, which names the extra, if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise DefinitionError(
-            f"{who} needs {module}, which cannot be imported here: {error}. Install it with "
+            f"{user} needs {module}, which cannot be imported here: {error}. Install it with "
             f"`pip install 'dask-jobrunner[{extra}]'`."
         ) from error

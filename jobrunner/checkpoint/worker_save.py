@@ -40,9 +40,9 @@ from jobrunner.checkpoint.store import (
     lay_out,
     write_stores,
 )
-from jobrunner.compile import gc_paused
 from jobrunner.define import DEFAULT_ARRAY_OPTIONS, ArrayOptions
 from jobrunner.errors import CheckpointError, CheckpointWriteError, DefinitionError
+from jobrunner.gc_pause import gc_paused
 from jobrunner.names import HISTORIES
 from jobrunner.positions import Position
 from jobrunner.workspace import Rows, StoredAs, StoredBlob, Workspace

@@ -105,12 +105,13 @@ def verify_command(
 
     job = Script(target).job(parameters)
     opened = open_directory(directory, allow_pickle=allow_pickle)
-    again = Replay(job, opened, resolve(replay, opened))
-    again.check()  # before a cluster starts
+    rerun = Replay(job, opened, resolve(replay, opened))
+    rerun.check()  # before a cluster starts
     with terminated_as_interrupt(), open_session(**cluster) as session:
-        report = again.run(session)
+        report = rerun.run(session)
     data = {"job": job.name, "path": opened.path, **report.to_dict()}
-    return CommandOutput(data, str(report).split("\n"), 0 if report.is_equal else DIFFERENT)
+    exit_code = 0 if report.is_equal else DIFFERENT
+    return CommandOutput(data, str(report).split("\n"), exit_code)
 
 
 def verify_epochs(
@@ -221,12 +222,12 @@ def diff_command(*, a: str, b: str) -> CommandOutput:
     directory, epoch = _split_checkpoint(a)
     other_directory, other_epoch = _split_checkpoint(b)
     with (
-        _opened(directory, epoch) as one,
-        _opened(other_directory or directory, other_epoch) as other,
+        _opened(directory, epoch) as first,
+        _opened(other_directory or directory, other_epoch) as second,
     ):
-        data, text = compare_checkpoints(one, other)
-    status = 0 if data["is_equal"] else DIFFERENT
-    return CommandOutput({"a": a, "b": b, **data}, text.split("\n"), status)
+        data, text = compare_checkpoints(first, second)
+    exit_code = 0 if data["is_equal"] else DIFFERENT
+    return CommandOutput({"a": a, "b": b, **data}, text.split("\n"), exit_code)
 
 
 def _split_checkpoint(text: str) -> tuple[str, NamedEpoch]:

@@ -60,7 +60,7 @@ Exit codes:
    10  the checkpoint does not fit the job
    11  the checkpoints differ, or the replayed epoch differs
    12  the job has ended, but some epochs could not be saved
-   75  stopped by SIGTERM or --save-before; run the same command again to resume
+   75  stopped by SIGTERM or --stop-before; run the same command again to resume
   130  interrupted (143: terminated before the run began)
 """
 
@@ -122,8 +122,10 @@ class Command(click.Command):
         args = ctx.meta[ARGUMENTS]
         is_text = not _asks_for_json(args)
         is_error = False
+        redirected: contextlib.AbstractContextManager[TextIO] = _stdout_to_stderr()
+        if is_text:
+            redirected = contextlib.nullcontext(sys.stdout)
         try:
-            redirected = contextlib.nullcontext(sys.stdout) if is_text else _stdout_to_stderr()
             with _wrong_usage_told(args), redirected as ctx.meta[STDOUT]:
                 output: CommandOutput = super().invoke(ctx)
         except (errors.JobRunnerError, OSError, KeyboardInterrupt) as error:
@@ -166,20 +168,22 @@ def _describe_error(error: BaseException) -> CommandOutput:
     if isinstance(error, errors.RunStoppedError):  # as requested: it has not failed
         text = message
     elif isinstance(error, KeyboardInterrupt):
-        kind = "Terminated" if isinstance(error, TerminatedError) else "Interrupted"
+        kind = "Interrupted"
+        if isinstance(error, TerminatedError):
+            kind = "Terminated"
         message = message or "Nothing was left incomplete."
         text = f"{kind}. {message}"
-    told: dict[str, Any] = {"type": kind, "message": message}
+    description: dict[str, Any] = {"type": kind, "message": message}
     for name, value in vars(error).items():
         if not name.startswith("_") and isinstance(value, str | int | list | tuple):
-            told[name] = value
+            description[name] = value
     notes = [shorten(note.rstrip()) for note in getattr(error, "__notes__", ())]
     if notes:
-        told["notes"] = notes
+        description["notes"] = notes
     exit_code = exit_code_of(error)
     # Messages of errors have lines of their own, and escape themselves what is a stranger's.
     lines = "\n\n".join([text, *notes]).split("\n")
-    return CommandOutput({"error": told, "exit_code": exit_code}, lines, exit_code)
+    return CommandOutput({"error": description, "exit_code": exit_code}, lines, exit_code)
 
 
 @contextlib.contextmanager
@@ -190,8 +194,8 @@ def _wrong_usage_told(args: Sequence[str]) -> Iterator[None]:
     except click.UsageError as error:
         error.message = printable(error.message, kept="")  # type: ignore[misc]  # click reads it
         if _asks_for_json(args):
-            told = {"type": "UsageError", "message": error.format_message()}
-            _print_json({"error": told, "exit_code": error.exit_code}, error.exit_code, args)
+            description = {"type": "UsageError", "message": error.format_message()}
+            _print_json({"error": description, "exit_code": error.exit_code}, error.exit_code, args)
         raise
 
 

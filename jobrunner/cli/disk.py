@@ -16,7 +16,7 @@ _BLOCK_BYTES = 512  # of `st_blocks`, on every file system
 class DiskSpace(NamedTuple):
     """In bytes, of some stores."""
 
-    taken: int
+    used: int
     freed: int
     """If they are deleted: files that others share stay."""
 

@@ -162,7 +162,9 @@ def fsck_command(*, directory: str, is_repair: bool) -> CommandOutput:
         jobrunner fsck runs/kmeans --repair
     """
     opened = open_directory(directory)
-    return repair(opened) if is_repair else inspect(opened)
+    if is_repair:
+        return repair(opened)
+    return inspect(opened)
 
 
 def inspect(directory: Directory) -> CommandOutput:

@@ -59,8 +59,7 @@ param_option = click.option(
     multiple=True,
     callback=read_pairs,
     metavar="NAME=VALUE",
-    help="Give the function that makes the job, which has the decorator @job, an argument. "
-    "May be repeated.",
+    help="An argument of the function that makes the job. May be repeated.",
 )
 
 
@@ -68,9 +67,7 @@ def cluster_options(function: Function) -> Function:
     """Add the options of `open_session`."""
     for option in (
         click.option(
-            "--scheduler",
-            metavar="ADDR",
-            help="Run on the Dask cluster with the scheduler at ADDR.",
+            "--scheduler", metavar="ADDR", help="Run on the Dask cluster of this scheduler."
         ),
         click.option("--threads", type=COUNT, metavar="N", help="Threads per worker process."),
         click.option(
@@ -127,7 +124,9 @@ def open_directory(path: str, *, allow_pickle: bool = False) -> Directory:
         raise errors.CheckpointError(
             f"Cannot read {directory.path}: {type(error).__name__}: {error}."
         ) from error
-    obstacle = ", but a file of that name" if is_file else ""
+    obstacle = ""
+    if is_file:
+        obstacle = ", but a file of that name"
     raise errors.CheckpointNotFoundError(
         f"There is no directory {directory.path!r}{obstacle}. Give the --checkpoint directory of "
         f"`jobrunner run`."
@@ -142,13 +141,13 @@ def resolve(epoch: NamedEpoch, directory: Directory) -> Position:
 
 
 def nothing_recorded(
-    directory: Directory, what: str = "No epoch is recorded"
+    directory: Directory, problem: str = "No epoch is recorded"
 ) -> errors.CheckpointNotFoundError:
     """The error for a directory without epochs, or without something else."""
     from jobrunner.story import find_runs
 
     hint = ""
-    runs, _ = find_runs(directory.files, directory.path)
-    if runs not in ([], ["."]):
-        hint = f" It contains checkpoint directories: {listed(runs)}. Name one of them."
-    return errors.CheckpointNotFoundError(f"{what} in {directory.path}.{hint}")
+    names = find_runs(directory.files, directory.path).names
+    if names not in ([], ["."]):
+        hint = f" It contains checkpoint directories: {listed(names)}. Name one of them."
+    return errors.CheckpointNotFoundError(f"{problem} in {directory.path}.{hint}")

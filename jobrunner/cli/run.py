@@ -82,9 +82,8 @@ def keep_options(function: Function) -> Function:
             "--keep-best",
             multiple=True,
             type=read_keep_best,
-            metavar="METRIC[:min|max][:N]",
-            help="Keep the N epochs with the lowest value of a metric, or the highest. "
-            "[default: min, 1]",
+            metavar="METRIC[:max][:N]",
+            help="Keep the N (1) epochs with the lowest value of a metric, or the highest.",
         ),
         click.option(
             "--keep-every", type=COUNT, metavar="N", help="Keep epochs that are multiples of N."
@@ -118,7 +117,7 @@ def keep_policy(
     metavar="DIR",
     required=True,
     type=PATH,
-    help="The checkpoint directory, at the same path on all workers; or its URL, s3://...",
+    help="The checkpoint directory, on all workers the same path; or its URL, s3://...",
 )
 @param_option
 @cluster_options
@@ -127,17 +126,15 @@ def keep_policy(
     "num_epochs",
     type=COUNT,
     metavar="N",
-    help="Stop after N epochs in all, counted across resumes.",
+    help="Stop after N epochs in all, with resumes.",
 )
 @click.option(
     "--resume",
     "resume_from_epoch",
-    metavar="latest|none|best:METRIC|N|N.sSTEP",
+    metavar="EPOCH",
     default="latest",
-    show_default=True,
-    help="The epoch to resume from. 'latest': the last recorded one; if there is none, start. "
-    "'best:loss': that with the lowest loss; 'best:accuracy:max': that with the highest accuracy. "
-    "'none': start from the beginning and set recorded epochs aside.",
+    help="From where: 7, 4.s200, 'best:loss', 'best:accuracy:max', or 'latest', the default. "
+    "'none': start afresh, and set all epochs aside.",
     type=lambda text: None if text == "none" else read_epoch_name(text),
 )
 @click.option(
@@ -145,7 +142,7 @@ def keep_policy(
     "save",
     type=read_save_every,
     metavar="N|Nsteps|Ns",
-    help="Save every N epochs, N steps or N seconds. [default: 1]",
+    help="Save every N epochs, steps or seconds. [default: 1]",
 )
 @keep_options
 @click.option(
@@ -153,53 +150,51 @@ def keep_policy(
     "asynchronous",
     flag_value=False,
     default=None,
-    help="Wait until each save is recorded before the next epoch begins.",
+    help="Wait for each save before the next epoch.",
 )
 @click.option(
     "--allow-pickle",
     is_flag=True,
     default=None,
-    help="Pickle blobs that cannot be saved otherwise, and unpickle them. Only if you trust "
-    "everyone who can write to DIR.",
+    help="Also save and load pickles. Only if you trust everyone who can write to DIR.",
 )
 @click.option(
     "--manager",
     "manager_name",
     metavar="NAME",
-    help="A function of FILE_OR_MODULE that makes the manager of DIR, which it gets, with all "
-    "that can be set in Python. Of the options above, it gets those that are given, by name.",
+    help="A function of the file that makes the manager, with all that Python can set. It gets "
+    "DIR and the options above.",
 )
 @click.option(
     "--on-save-error",
     type=click.Choice(["refuse", "warn", "raise"]),
+    metavar="HOW",
     default="refuse",
     show_default=True,
-    help="What to do when a save fails. 'warn': continue and try again at the next save. 'refuse': "
-    "the same, but do not start if DIR is not writable. 'raise': end the run.",
+    help="'warn': go on, and try again. 'raise': end the run. 'refuse': go on, but do not start "
+    "if DIR is not writable.",
 )
 @click.option(
     "--rename",
     callback=read_pairs,
     multiple=True,
     metavar="OLD=NEW",
-    help="A node that the checkpoint has as OLD is NEW in the job; or a blob, NODE/OLD=NODE/NEW, "
-    "'*/OLD=*/NEW' on every node. May be repeated.",
+    help="Node OLD of the checkpoint is NEW now; of blobs, NODE/OLD=NODE/NEW, or on every node "
+    "'*/OLD=*/NEW'. May be repeated.",
 )
 @click.option(
     "--missing",
     type=click.Choice(["error", "init"]),
     default="error",
     show_default=True,
-    help="What to do about nodes and blobs that the checkpoint lacks. 'init': run the init tasks "
-    "that make them.",
+    help="'init': run the init tasks of what the checkpoint lacks.",
 )
 @click.option(
     "--callback",
     "callbacks",
     multiple=True,
     metavar="NAME",
-    help="A callback of FILE_OR_MODULE, or a function or class that makes it without arguments. May be "
-    "repeated.",
+    help="A callback of the file, or what makes it. May be repeated.",
 )
 @click.option(
     "--log",
@@ -207,31 +202,28 @@ def keep_policy(
     metavar="FILE",
     multiple=True,
     type=PATH,
-    help="Write the metrics of each epoch to FILE.csv or FILE.jsonl. May be repeated.",
+    help="Write each epoch's metrics to FILE.csv or FILE.jsonl. May be repeated.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
-    help="What to print while the job runs. 'json': one JSON object a line, and nothing else on "
-    "stdout.",
+    help="'json': print one JSON object a line.",
 )
 @click.option(
     "--grace",
     "grace_seconds",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="How long after SIGTERM the run may take to end and record its epoch. [default: no limit]",
+    help="How long after SIGTERM the epoch may take to end. [default: no limit]",
 )
 @click.option(
-    "--save-before",
+    "--stop-before",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="In a Slurm job: so long before its time limit, end the run once its epoch is recorded.",
+    help="In a Slurm job: stop so long before its time limit, the epoch recorded.",
 )
-@click.option(
-    "--dry-run", is_flag=True, help="Show what would run, from which epoch and why; run nothing."
-)
+@click.option("--dry-run", is_flag=True, help="Say what would run, and why; run nothing.")
 @take_over_option
 def run(
     *,
@@ -249,15 +241,14 @@ def run(
     threads: int | None,
     scheduler: str | None,
     log_format: str,
-    save_before: float | None,
+    stop_before: float | None,
     dry_run: bool,
     **options: Any,  # of `JobRunner`
 ) -> CommandOutput:
     """Run a job, or resume it.
 
-    FILE_OR_MODULE is a Python file or an importable module. JOB names a variable of type Job, or a
-    function that returns one. Omit JOB if there is only one such variable or function with the
-    decorator @job.
+    FILE_OR_MODULE is a Python file or an importable module. JOB names a Job in it, or a function
+    that returns one. Omit JOB if there is only one Job, or one function with the decorator @job.
 
     For example:
         jobrunner run kmeans.py --checkpoint runs/kmeans --workers 2
@@ -286,15 +277,18 @@ def run(
         manager = MultiNodeCheckpointManager(checkpoint, **saving)
     callback_objects: list[object] = [EpochLog(path) for path in logs]
     callback_objects += [script.callback(name) for name in callbacks]
-    if save_before is not None:
-        callback_objects.append(_EndsInTime(save_before))
+    if stop_before is not None:
+        callback_objects.append(_StopsInTime(stop_before))
     data: dict[str, Any] = {"job": job.name, "checkpoint": manager.path}
     if dry_run:
         plan = JobRunner(job, manager, callbacks=callback_objects, **options).plan_resume()
         return CommandOutput({**data, "plan": plan.to_dict()}, str(plan).split("\n"))
     COMMAND.set(_command_again(job))
     stdout = click.get_current_context().meta[STDOUT]
-    view = show_lines(stdout) if log_format == "json" else show_on(sys.stdout)
+    if log_format == "json":
+        view = show_lines(stdout)
+    else:
+        view = show_on(sys.stdout)
     with terminated_as_interrupt(), view as live, _advised(manager):
         runner = JobRunner(job, manager, callbacks=[live.state, *callback_objects], **options)
         result = runner.result_if_finished()  # reports mistakes before a cluster starts
@@ -309,8 +303,8 @@ def run(
     )
 
 
-class _EndsInTime:
-    """Asks a run to end, its epoch recorded, so many seconds before its Slurm job does."""
+class _StopsInTime:
+    """Asks a run to stop, its epoch recorded, so many seconds before its Slurm job ends."""
 
     is_passive = True
 

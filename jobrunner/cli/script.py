@@ -113,8 +113,8 @@ class Script:
             f"argument of {name}; got {manager!r:.200}."
         )
 
-    def _call(self, what: str, function: Callable[[], Any]) -> Any:
-        with _explained(f"{self._source}: {what} failed", self._module.__file__):
+    def _call(self, call: str, function: Callable[[], Any]) -> Any:
+        with _explained(f"{self._source}: {call} failed", self._module.__file__):
             return function()
 
 

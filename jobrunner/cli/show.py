@@ -42,6 +42,7 @@ from jobrunner.texts import (
     format_seconds,
     format_time,
     format_value,
+    listed,
     show,
     whole_metrics,
 )
@@ -52,12 +53,14 @@ if TYPE_CHECKING:
         EpochRecord,
         KeepBest,
         NodeCheckpoint,
+        State,
     )
-    from jobrunner.story import Ledger, RunSummary, Story
+    from jobrunner.story import Ledger, RunSearch, RunSummary, Story
 
 _LONGEST_VALUE = 48
 _MOST_MEASURED = 1000  # stores of which `ls` looks at every file
 _MOST_DIFFERENCES = 10
+_MOST_UNREADABLE = 10
 _LOOK_SECONDS = 1.0
 
 
@@ -144,9 +147,9 @@ def ls_command(*, directory: str, last: int | None, best: KeepBest | None) -> Co
     from jobrunner.story import find_runs
 
     opened = open_directory(directory)
-    names, is_whole = find_runs(opened.files, opened.path)
-    if names not in ([], ["."]):
-        return list_runs(opened, names, best, last, is_whole=is_whole)
+    search = find_runs(opened.files, opened.path)
+    if search.unreadable or search.names not in ([], ["."]):
+        return list_runs(opened, search, best, last)
     if best is not None:
         raise DefinitionError(f"{opened.path} has no runs below it that --best could compare.")
     return list_epochs(opened, last)
@@ -154,12 +157,27 @@ def ls_command(*, directory: str, last: int | None, best: KeepBest | None) -> Co
 
 def list_epochs(directory: Directory, last: int | None = None) -> CommandOutput:
     """List the recorded epochs, or only the newest `last`."""
-    from jobrunner.story import OUTCOMES, summarize_run
+    from jobrunner.story import summarize_run
 
     snapshot = directory.snapshot()
-    recorded = listed = snapshot.epochs
+    listed = snapshot.epochs
     if last is not None:
-        listed = recorded[-last:]
+        listed = listed[-last:]
+    data = _gather_epochs(directory, snapshot, listed)
+    lines = draw_table(EPOCH_COLUMNS, [_without_nodes(row) for row in data["epochs"]])
+    if len(listed) < len(snapshot.epochs):
+        lines.append(f"The newest {len(listed)} of {len(snapshot.epochs)} epochs.")
+    lines += _tell_faults(data)
+    if not data["epochs"]:
+        lines.append(f"No epoch is recorded in {directory.path}.")
+        return CommandOutput(data, lines)
+    return CommandOutput(data, [*lines, *_tell_state(data, summarize_run(directory, "."))])
+
+
+def _gather_epochs(
+    directory: Directory, snapshot: State, listed: Sequence[Position]
+) -> dict[str, Any]:
+    """What ``--json`` has of these epochs, with what is damaged and what they take on the disk."""
     rows: list[dict[str, Any]] = []
     stores: list[str] = []
     histories: set[str] = set()
@@ -174,64 +192,61 @@ def list_epochs(directory: Directory, last: int | None = None) -> CommandOutput:
         stores += [store.name for store in record.stores.values()]
         if record.histories:
             histories.add(f"{HISTORIES}/{record.histories}")
-    unclaimed = [at.public for at in directory.unclaimed()]
-    space = None
+    disk_nbytes = None
     if len(stores) <= _MOST_MEASURED:
         space = measure(directory, [*stores, *histories])
-    data = {
+        disk_nbytes = space and space.used
+    return {
         "path": directory.path,
         "is_done": snapshot.is_done,
         "epochs": rows,
         "damaged": damaged,
-        "unclaimed": unclaimed,
-        "disk_nbytes": space and space.taken,
+        "unclaimed": [at.public for at in directory.unclaimed()],
+        "disk_nbytes": disk_nbytes,
         "runs": [],  # below it
     }
-    lines = draw_table(EPOCH_COLUMNS, [_without_nodes(row) for row in rows])
-    if len(listed) < len(recorded):
-        lines.append(f"The newest {len(listed)} of {len(recorded)} epochs.")
-    lines += [f"Epoch {epoch} is damaged: {reason}" for epoch, reason in damaged.items()]
-    if unclaimed:
+
+
+def _tell_faults(data: Mapping[str, Any]) -> list[str]:
+    lines = [f"Epoch {epoch} is damaged: {reason}" for epoch, reason in data["damaged"].items()]
+    if data["unclaimed"]:
         lines.append(
-            f"The log does not mention stores of epochs {format_ranges(unclaimed)}. "
-            f"`jobrunner fsck {directory.path}` explains them."
+            f"The log does not mention stores of epochs {format_ranges(data['unclaimed'])}. "
+            f"`jobrunner fsck {data['path']}` explains them."
         )
-    if not rows:
-        return CommandOutput(data, [*lines, f"No epoch is recorded in {directory.path}."])
-    if rows[-1]["parameters"]:
-        lines.append(f"Parameters: {name_parameters(rows[-1]['parameters'])}")
-    if space is None:
+    return lines
+
+
+def _tell_state(data: Mapping[str, Any], run: RunSummary) -> list[str]:
+    from jobrunner.story import OUTCOMES
+
+    lines = []
+    parameters = data["epochs"][-1]["parameters"]
+    if parameters:
+        lines.append(f"Parameters: {name_parameters(parameters)}")
+    if data["disk_nbytes"] is None:
         lines.append("Sizes are logical: what epochs share counts in each of them.")
     else:
-        taken = format_bytes(space.taken)
-        lines.append(f"These epochs take {taken} on the disk; what they share is counted once.")
-    if snapshot.is_done:
+        size = format_bytes(data["disk_nbytes"])
+        lines.append(f"These epochs take {size} on the disk; what they share is counted once.")
+    if data["is_done"]:
         lines.append("The job has finished.")
     else:
         lines.append("The job has not finished.")
-    run = summarize_run(directory, ".")
     if run.state in OUTCOMES and run.state != "finished":
         lines.append(f"The last run {OUTCOMES[run.state]}.")
-    return CommandOutput(data, lines)
+    return lines
 
 
 def list_runs(
-    directory: Directory,
-    names: Sequence[str],
-    best: KeepBest | None,
-    last: int | None,
-    *,
-    is_whole: bool,
+    directory: Directory, search: RunSearch, best: KeepBest | None, last: int | None
 ) -> CommandOutput:
-    """List the runs of these names below a directory, or the first `last`.
-
-    `is_whole`: these are all that there are.
-    """
+    """List the runs that were found below a directory, or the first `last`."""
     from jobrunner.story import best_of, open_run, summarize_run
 
     path = directory.path
     rows = []
-    for name in names:
+    for name in search.names:
         opened = open_run(directory.files, path, name)
         row = describe_run(summarize_run(opened, name))
         row["best"] = row["best_epoch"] = None
@@ -240,18 +255,25 @@ def list_runs(
         rows.append(row)
     rows.sort(key=lambda row: row["last_seen"] or "", reverse=True)
     if best is not None:
-        compared = [row for row in rows if row["best"] is not None]
-        others = [row for row in rows if row["best"] is None]
-        compared.sort(key=itemgetter("best"), reverse=best.mode == "max")
-        rows = [*compared, *others]
+        ranked = [row for row in rows if row["best"] is not None]
+        unranked = [row for row in rows if row["best"] is None]
+        ranked.sort(key=itemgetter("best"), reverse=best.mode == "max")
+        rows = [*ranked, *unranked]
     rows = rows[:last]
     lines = draw_runs(rows)
-    if len(rows) < len(names):
-        lines.append(f"The first {len(rows)} of {counted(len(names), 'run')}.")
-    if not is_whole:
+    if len(rows) < len(search.names):
+        lines.append(f"The first {len(rows)} of {counted(len(search.names), 'run')}.")
+    if not search.is_whole:
         lines.append(f"{path} has too many directories: some were not looked into.")
+    if search.unreadable:
+        names = listed(search.unreadable, _MOST_UNREADABLE)
+        lines.append(f"Not looked into, because this user may not read them: {names}.")
     lines += [f"{row['name']} is damaged: {row['error']}" for row in rows if "error" in row]
-    lines.append(f"To list the epochs of one: jobrunner ls {os.path.join(path, names[0])}")
+    if rows:
+        first = os.path.join(path, search.names[0])
+        lines.append(f"To list the epochs of one: jobrunner ls {first}")
+    else:
+        lines.append(f"No run was found below {path}.")
     data = {
         "path": path,
         "is_done": False,
@@ -259,7 +281,8 @@ def list_runs(
         "damaged": {},
         "unclaimed": [],  # as of one run
         "runs": rows,
-        "is_whole": is_whole,
+        "is_whole": search.is_whole,
+        "unreadable": search.unreadable,
     }
     return CommandOutput(data, lines)
 
@@ -267,12 +290,12 @@ def list_runs(
 def describe_run(run: RunSummary) -> dict[str, Any]:
     """A run, for ``--json``."""
     row: dict[str, Any] = to_json(run)
-    row["epochs"], error = row.pop("num_epochs"), row.pop("error")
+    del row["num_epochs"], row["error"]
+    row["epochs"] = run.num_epochs
     row["is_done"] = run.state == "finished"
-    for name in ("saved", "last_seen"):
-        row[name] = _to_iso(row[name])
-    if error:
-        row |= {"epochs": None, "is_done": None, "error": error}
+    row["saved"], row["last_seen"] = _to_iso(run.saved), _to_iso(run.last_seen)
+    if run.error:
+        row |= {"epochs": None, "is_done": None, "error": run.error}
     return row
 
 
@@ -448,13 +471,13 @@ def compare_command(*, a: str, b: str) -> CommandOutput:
     return compare(open_directory(a), open_directory(b))
 
 
-def compare(one: Directory, other: Directory) -> CommandOutput:
+def compare(first: Directory, second: Directory) -> CommandOutput:
     """Say how two runs differ; see `compare_runs`."""
     from jobrunner.run import compare_runs
 
-    data, difference = compare_runs(one, other)
+    data, difference = compare_runs(first, second)
     count, epoch = data["num_compared"], data["differ_at"]
-    lines = [f"A: {one.path}", f"B: {other.path}"]
+    lines = [f"A: {first.path}", f"B: {second.path}"]
     if data["changes"] is None:
         lines.append("What their jobs were is not recorded.")
     else:
@@ -469,14 +492,15 @@ def compare(one: Directory, other: Directory) -> CommandOutput:
         lines.append(f"The first blobs that differ are those of epoch {epoch}:")
         *differences, summary = difference.splitlines()
         lines += [*differences[:_MOST_DIFFERENCES], summary]
-        lines.append(f"All of them: jobrunner diff {one.path}@{epoch} {other.path}@{epoch}")
+        lines.append(f"All of them: jobrunner diff {first.path}@{epoch} {second.path}@{epoch}")
     elif count:
         lines.append(f"The blobs of {counted(count, 'common epoch')} are equal.")
     else:
         lines.append("No epoch is recorded in both now, so no blobs are compared.")
     is_equal = bool(count) and epoch is None
-    data = {"a": one.path, "b": other.path, "is_equal": is_equal, **data}
-    return CommandOutput(data, lines, 0 if is_equal else DIFFERENT)
+    data = {"a": first.path, "b": second.path, "is_equal": is_equal, **data}
+    exit_code = 0 if is_equal else DIFFERENT
+    return CommandOutput(data, lines, exit_code)
 
 
 @main.command("report")

@@ -21,12 +21,14 @@ def draw_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> 
     """The lines of a table: numbers to the right, and no column in which all rows are empty."""
     shown = []
     for column in columns:
-        values = [row.get(column.key) for row in rows]
-        texts = ["" if value is None else column.text(value) for value in values]
-        if any(texts):
-            texts.insert(0, column.title)
+        texts = [column.title]
+        align = str.ljust
+        for row in rows:
+            value = row.get(column.key)
+            texts.append("" if value is None else column.text(value))
+            if isinstance(value, int | float):
+                align = str.rjust
+        if any(texts[1:]):
             width = max(map(len, texts))
-            is_number = any(isinstance(value, int | float) for value in values)
-            align = str.rjust if is_number else str.ljust
             shown.append([align(text, width) for text in texts])
     return ["  ".join(cells).rstrip() for cells in zip(*shown, strict=True)]

@@ -7,7 +7,8 @@ import pickle
 from collections.abc import Mapping
 
 from jobrunner.cluster.exchange import pickle_function
-from jobrunner.compile import GroupPlan, Slice, gc_paused
+from jobrunner.compile import GroupPlan, Slice
+from jobrunner.gc_pause import gc_paused
 from jobrunner.worker import GroupOutline
 from jobrunner.workspace import dumps_definitions
 

@@ -17,6 +17,5 @@ from jobrunner.compile.plan import (
     ResultArgument,
     Slice,
     UpdateArgument,
-    gc_paused,
     is_due,
 )

@@ -338,7 +338,7 @@ class GroupCompiler:
         for blob in task.output_blobs:
             output = (blob.name, blob.key in self.globals, blob.key not in self.loaded)
             outputs.append(self._outputs.setdefault(output, Output(*output)))
-        parts = sorted(draft.read_parts | task.fetched_parts)
+        parts = sorted(draft.read_parts | task.retained_parts)
         return PlannedTask(
             index=i,
             name=task.name,
@@ -346,7 +346,7 @@ class GroupCompiler:
             arguments=tuple(draft.arguments),
             kwargs=self._without_lazy(task),
             outputs=tuple(outputs),
-            captures=tuple([Capture(part, part in task.fetched_parts) for part in parts]),
+            captures=tuple([Capture(part, part in task.retained_parts) for part in parts]),
             waits_for=tuple(sorted(draft.waits_for)),
             crossings=tuple(draft.crossings),
             hands_over=tuple(draft.hands_over),
@@ -382,7 +382,7 @@ class GroupCompiler:
     def _reports(self) -> dict[str, list[Report]]:
         reports: dict[str, list[Report]] = {}
         if self.has_reports:
-            for n, (node, fn, interval_ms) in enumerate(self.group.reports, start=1):
-                report = Report(f"report#{n}", fn, interval_ms)
+            for n, (node, fn, interval_seconds) in enumerate(self.group.reports, start=1):
+                report = Report(f"report#{n}", fn, interval_seconds)
                 reports.setdefault(node.name, []).append(report)
         return reports

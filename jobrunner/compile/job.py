@@ -20,7 +20,7 @@ from jobrunner.compile.global_blobs import (
     keys_of,
 )
 from jobrunner.compile.group_compiler import GroupCompiler
-from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode, gc_paused
+from jobrunner.compile.plan import GroupPlan, Plan, PlannedNode
 from jobrunner.define import (
     Blob,
     Job,
@@ -33,6 +33,7 @@ from jobrunner.define import (
     is_lazy,
 )
 from jobrunner.errors import DefinitionError
+from jobrunner.gc_pause import gc_paused
 from jobrunner.names import BlobKey, check_distinct
 from jobrunner.positions import Position
 

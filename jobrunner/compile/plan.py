@@ -8,9 +8,7 @@ gives the same result as the tasks run one after another in order of definition.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -127,11 +125,11 @@ class Crossing(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """`fn()` runs on the node every `interval_ms`, and once more after the node's last task."""
+    """`fn()` runs on the node every `interval_seconds`, and once more after the node's last task."""
 
     name: str
     fn: Callable[[], Any]
-    interval_ms: int
+    interval_seconds: float
 
 
 class Condition(Struct, frozen=True):
@@ -244,19 +242,3 @@ class Plan(Struct, frozen=True):
 
 def _count(group: GroupPlan) -> int:
     return sum(len(part.tasks) for part in group.slices.values())
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """Pause Python's garbage collector while many small objects are made, none of them garbage.
-
-    A plan of 100,000 tasks is millions of objects: collections would take half of the time to compile.
-    If pauses overlap in several threads, the first one to end may resume it early, which costs only time.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

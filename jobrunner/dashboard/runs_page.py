@@ -12,7 +12,7 @@ import msgspec
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from jobrunner.dask_internals import add_dashboard_pages
+from jobrunner.dask_internals import add_dashboard_pages, dashboard_template
 from jobrunner.story import ENDS, IS_SHOWN, RUNS, ToldRun, draw_html
 from jobrunner.texts import Html, format_seconds, get_logger, tag
 
@@ -64,15 +64,20 @@ def told_runs(scheduler: Scheduler) -> Iterator[ToldRun]:
 
     Any client may write what it likes there: what has another form is left out.
     """
-    clients = scheduler.get_metadata([RUNS], default={})
-    for runs in clients.values() if isinstance(clients, Mapping) else ():
-        for value in runs.values() if isinstance(runs, Mapping) else ():
+    for runs in _values(scheduler.get_metadata([RUNS], default={})):
+        for value in _values(runs):
             try:
                 entry = msgspec.convert(value, ToldRun)
             except (msgspec.ValidationError, UnicodeError):
                 continue
             entry.run.metrics = dict(islice(entry.run.metrics.items(), MOST_METRICS))
             yield entry
+
+
+def _values(mapping: object) -> list[Any]:
+    if not isinstance(mapping, Mapping):
+        return []
+    return list(mapping.values())
 
 
 def draw(scheduler: Scheduler) -> Html:
@@ -90,10 +95,8 @@ def draw(scheduler: Scheduler) -> Html:
 
 def page(scheduler: Scheduler, extra: Mapping[str, Any], document: Any) -> None:
     """The page ``/jobrunner``: all runs, below Dask's own navigation."""
-    from distributed.dashboard.components.scheduler import env
-
     panel(scheduler, extra, document)
-    document.template = env.get_template("simple.html")
+    document.template = dashboard_template()
     document.template_variables.update(extra)
 
 
@@ -104,8 +107,7 @@ def panel(scheduler: Scheduler, extra: Mapping[str, Any], document: Any) -> None
     div = Div(text=draw(scheduler), stylesheets=[STYLE], sizing_mode="stretch_width")
 
     def update() -> None:
-        if (text := draw(scheduler)) != div.text:
-            div.text = text
+        div.text = draw(scheduler)  # Bokeh sends it only if it is another
 
     document.title, document.template = "jobrunner", HEAD
     document.add_root(div)

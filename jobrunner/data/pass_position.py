@@ -100,8 +100,11 @@ class PassPosition:
             whole = self.whole_share(state.shard or self._shard)
             for number in range(state.number, stop):
                 place = number - state.number
-                left[number - first] += begun[place] if place < len(begun) else whole
-        return self._write(None, first, [joined_ranges(ranges) for ranges in left])
+                ranges = whole
+                if place < len(begun):
+                    ranges = begun[place]
+                left[number - first] += ranges
+        return self._write(None, first, list(map(joined_ranges, left)))
 
     def _write(
         self, shard: tuple[int, int] | None, number: int, left: Sequence[Ranges]

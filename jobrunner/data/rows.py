@@ -107,7 +107,9 @@ class _Structure:
     def read(self, index: Index) -> Any:
         """A record or batch of each part."""
         records = {name: part.read(index) for name, part in self._parts.items()}
-        return tuple(records.values()) if self._kind is tuple else records
+        if self._kind is tuple:
+            return tuple(records.values())
+        return records
 
 
 # In blocks
@@ -203,7 +205,9 @@ class Blocks:
 def _chunks_of(array: Any) -> Blocks:
     """The rows of an array that is stored in chunks, of Zarr, HDF5 or alike."""
     stored = getattr(array, "shards", None) or array.chunks  # None: HDF5, stored as a whole
-    chunk_rows = max(1, int(stored[0])) if stored else 1
+    chunk_rows = 1
+    if stored:
+        chunk_rows = max(1, int(stored[0]))
     width = int(np.prod(array.shape[1:], dtype=np.int64))
     chunk_bytes = max(1, chunk_rows * width * np.dtype(array.dtype).itemsize)
     rows = chunk_rows * max(1, _BLOCK_BYTES // chunk_bytes)

@@ -100,14 +100,18 @@ class StreamReader(DataReader):
             at.count += len(batch)
             if not batch:
                 raise end_of(at.number)
-            return batch[0] if self._options.batch is None else batch
+            if self._options.batch is None:
+                return batch[0]
+            return batch
 
     def _open(self) -> Iterator[tuple[list[Any], bool]]:
         """The batches that are left for this shard; each with whether it is the last one."""
         at, (i, n) = self._at, self._options.shard
         everything = self._iterate(self._source(at.number))
         next_record = at.start + i + n * at.count
-        least = next_record - n + 1 if at.count else at.start  # of a pass of which so much was read
+        least = at.start  # of a pass of which so much was read
+        if at.count:
+            least = next_record - n + 1
         skipped = sum(1 for _ in islice(everything, next_record))
         if skipped < least:
             raise PlanMismatchError(

@@ -49,7 +49,9 @@ def read_array_options(
         raise DefinitionError(
             f"{where}: chunks={shape} have {len(shape)} axes, dims={names} {len(names)}."
         )
-    read = None if compressors is None else read_compressors(compressors, where)
+    read = None
+    if compressors is not None:
+        read = read_compressors(compressors, where)
     return ArrayOptions(read, shape, names, located)
 
 
@@ -86,7 +88,9 @@ def _read_compressor(item: Any, where: str) -> Compressor:
         item = {"name": item}
     elif hasattr(item, "to_dict"):
         item = item.to_dict()
-    settings = item.get("configuration", {}) if isinstance(item, Mapping) else None
+    settings = None
+    if isinstance(item, Mapping):
+        settings = item.get("configuration", {})
     if not isinstance(settings, Mapping) or not isinstance(item.get("name"), str):
         raise DefinitionError(
             f"{where}: compressors must be a name ('zstd') or a Zarr codec "

@@ -145,13 +145,15 @@ def rule_of(kind: Any) -> Rule | None:
         if isinstance(note, Rule):
             return note
         rule = rule_of(parts[0])
-        return None if rule is None else replace(rule, expected=note)
+        return rule and replace(rule, expected=note)
     if origin is Literal:
         expected = " or ".join(map(repr, parts))
         return Rule(expected, lambda value: isinstance(value, str) and value in parts)
     if origin in (Union, UnionType):
         rule = _rule_of_union(frozenset(parts) - {NoneType})
-        return _or_none(rule) if rule is not None and NoneType in parts else rule
+        if rule is not None and NoneType in parts:
+            rule = _or_none(rule)
+        return rule
     if origin in _LISTS:
         return _list_of(origin, rule_of(parts[0]))
     if origin is collections.abc.Mapping:
@@ -176,7 +178,9 @@ def _rule_of_union(kinds: frozenset[Any]) -> Rule | None:
 
 def _or_none(rule: Rule) -> Rule:
     def read(value: Any) -> Any:
-        return value if value is None or rule.read is None else rule.read(value)
+        if value is None or rule.read is None:
+            return value
+        return rule.read(value)
 
     return Rule(rule.expected, lambda value: value is None or rule.fits(value), read)
 
@@ -190,8 +194,10 @@ def _list_of(cls: Any, rule: Rule | None) -> Rule:
     if rule is None:
         return Rule("a list", fits)
     read_item = rule.read
-    read = None if read_item is None else lambda values: [*map(read_item, values)]
-    return Rule(f"a list, and each item {rule.expected}", fits, read)
+    expected = f"a list, and each item {rule.expected}"
+    if read_item is None:
+        return Rule(expected, fits)
+    return Rule(expected, fits, lambda values: list(map(read_item, values)))
 
 
 # ---- calls
@@ -259,8 +265,10 @@ def _rules_of(function: Callable[..., Any]) -> dict[str, Rule | None]:
 def _find_misspelt(arguments: Collection[str], rules: Collection[str]) -> str:
     wrong = next(name for name in arguments if name not in rules)
     names = [name for name in rules if name != "self"]
-    close = get_close_matches(wrong, names, n=1)
-    advice = f"did you mean {close[0]}?" if close else f"its arguments are {', '.join(names)}."
+    advice = f"its arguments are {', '.join(names)}."
+    matches = get_close_matches(wrong, names, n=1)
+    if matches:
+        advice = f"did you mean {matches[0]}?"
     return f"has no argument {wrong!r}; {advice}"
 
 
@@ -345,7 +353,9 @@ def check_call(
     try:
         signature.bind(*range(count), **dict.fromkeys(names))
     except TypeError as error:
-        keywords = f" and the keywords {sorted(names)}" if names else ""
+        keywords = ""
+        if names:
+            keywords = f" and the keywords {sorted(names)}"
         raise DefinitionError(
             f"{where}: {getattr(fn, '__name__', type(fn).__name__)}{signature} cannot be called with "
             f"{count} arguments{keywords}: {error}."

@@ -52,13 +52,17 @@ def name_lazy(value: object) -> str:
     """What a message calls a collection."""
     kind = type(value)
     package = kind.__module__.partition(".")[0]
-    return f"a {'Dask' if package.startswith('dask') else package} {kind.__name__}"
+    if package.startswith("dask"):
+        package = "Dask"
+    return f"a {package} {kind.__name__}"
 
 
 def leaves(value: object) -> Iterator[object]:
     """What is in lists, tuples and dicts of any depth; a value that is none of these, itself."""
-    if isinstance(value, list | tuple | dict):
-        for item in value.values() if isinstance(value, dict) else value:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
             yield from leaves(item)
     else:
         yield value
@@ -73,6 +77,7 @@ def replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
         return changed
     if isinstance(value, list | tuple):
         items = [replaced(item, replace) for item in value]
-        # A named tuple takes its items one by one.
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if hasattr(value, "_fields"):  # a named tuple, which takes its items one by one
+            return type(value)(*items)
+        return type(value)(items)
     return replace(value)

@@ -71,27 +71,24 @@ def job(function: Callable[_P, Job]) -> Callable[_P, Job]:
     if not inspect.isroutine(function):
         raise DefinitionError(f"job takes a function that returns a Job; got {function!r:.200}.")
     signature = inspect.signature(function)
-    types = {
-        name: _type_of(function, parameter) for name, parameter in signature.parameters.items()
-    }
+    types = {}
+    for parameter in signature.parameters.values():
+        types[parameter.name] = _type_of(function, parameter)
     name = function.__name__
 
     @functools.wraps(function)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> Job:
         bound = _bind(function, signature, args, kwargs)
         bound.apply_defaults()
-        for parameter_name, value in bound.arguments.items():
-            if value is not signature.parameters[parameter_name].default:
-                bound.arguments[parameter_name] = _fit(
-                    f"{name}: {parameter_name}", value, types[parameter_name]
-                )
+        for key, value in bound.arguments.items():
+            if value is not signature.parameters[key].default:
+                bound.arguments[key] = _fit(f"{name}: {key}", value, types[key])
         new_job = function(*bound.args, **bound.kwargs)
         if not isinstance(new_job, Job):
             raise DefinitionError(f"{name}() returned {new_job!r:.80}; expected a Job.")
-        new_job.parameters = {
-            parameter_name: _recorded(f"{name}: {parameter_name}", parameter_name, value)
-            for parameter_name, value in bound.arguments.items()
-        }
+        new_job.parameters = {}
+        for key, value in bound.arguments.items():
+            new_job.parameters[key] = _recorded(f"{name}: {key}", key, value)
         return new_job
 
     setattr(make, _PARAMETERS, types)
@@ -110,13 +107,14 @@ def read_parameters(function: Callable[..., Job], texts: Mapping[str, str]) -> d
     """
     types = getattr(function, _PARAMETERS)
     name = getattr(function, "__name__", "")
-    if unknown := [parameter for parameter in texts if parameter not in types]:
-        expected = f"its parameters are {', '.join(types)}" if types else "it has no parameters"
-        raise DefinitionError(f"{name} has no parameter {unknown[0]!r}; {expected}.")
-    read = {
-        parameter: _read(f"{name}: {parameter}", text, types[parameter])
-        for parameter, text in texts.items()
-    }
+    read = {}
+    for parameter, text in texts.items():
+        if parameter not in types:
+            expected = "it has no parameters"
+            if types:
+                expected = f"its parameters are {', '.join(types)}"
+            raise DefinitionError(f"{name} has no parameter {parameter!r}; {expected}.")
+        read[parameter] = _read(f"{name}: {parameter}", text, types[parameter])
     _bind(function, inspect.signature(function), (), read)
     return read
 
@@ -186,12 +184,15 @@ def _read(where: str, text: str, kind: Any) -> Any:
 
 
 def _refused(where: str, value: object, kind: Any) -> DefinitionError:
-    expected = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    expected = str(kind).replace("typing.", "")
+    if isinstance(kind, type):
+        expected = kind.__name__
     for member_type in (kind, *get_args(kind)):
         if member_type is bool:
             expected += " (true or false)"
         elif isinstance(member_type, type) and issubclass(member_type, Enum):
-            expected += f" ({' or '.join(repr(member.value) for member in member_type)})"
+            values = [repr(member.value) for member in member_type]
+            expected += f" ({' or '.join(values)})"
     return DefinitionError(f"{where} cannot be {value!r:.200}; expected {expected}.")
 
 

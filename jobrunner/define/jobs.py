@@ -132,10 +132,10 @@ class Job(Active):
     @property
     def groups(self) -> dict[str, TaskGroup]:
         """The groups by name, in the order they run; an epoch end group only if it does anything."""
-        has_end = self.epoch_end_group.tasks() or self.epoch_end_group.reports
-        return {
-            role: group for role, group in self._roles.items() if role != "epoch_end" or has_end
-        }
+        groups = dict(self._roles)
+        if not (self.epoch_end_group.tasks() or self.epoch_end_group.reports):
+            del groups["epoch_end"]
+        return groups
 
     @classmethod
     def current(cls) -> Job:
@@ -161,13 +161,12 @@ class Job(Active):
         """The nodes whose workspaces are saved: those given to `Job`, or its default."""
         if self._nodes_to_checkpoint is not None:
             return list(dict.fromkeys(self._nodes_to_checkpoint))
-        makers = (
-            task.node
-            for task in (*self.epoch_group.tasks(), *self.epoch_end_group.tasks())
-            if (task.output_blobs and task.blob_type is WorkspaceType.GLOBAL)
-            or any(blob.history for blob in task.output_blobs)
-        )
-        return list(dict.fromkeys([*self.init_group.used_nodes(), *makers]))
+        nodes = self.init_group.used_nodes()
+        for task in (*self.epoch_group.tasks(), *self.epoch_end_group.tasks()):
+            is_global = task.blob_type is WorkspaceType.GLOBAL
+            if any(is_global or blob.history for blob in task.output_blobs):
+                nodes.append(task.node)
+        return list(dict.fromkeys(nodes))
 
     def compile(self) -> Plan:
         """Check the whole job and plan what runs on which node, and in which order.
@@ -190,23 +189,28 @@ class Job(Active):
         rows = []
         for name, group in self.groups.items():
             tasks = group.tasks()
-            blobs = dict.fromkeys(
-                blob.name for task in tasks for blob in (*task.output_blobs, *task.updates)
-            )
+            blobs: dict[str, None] = {}
+            for task in tasks:
+                blobs |= dict.fromkeys(blob.name for blob in (*task.output_blobs, *task.updates))
             nodes = counted_names([node.name for node in group.used_nodes()])
             rows.append((name, len(tasks), nodes, counted_names(blobs)))
-        ends = [
-            end.task.full_name if isinstance(end, TaskOutput) else "/".join(end.key)
-            for end in self.stop_conditions
-        ]
+        ends = []
+        for condition in self.stop_conditions:
+            if isinstance(condition, TaskOutput):
+                ends.append(condition.task.full_name)
+            else:
+                ends.append("/".join(condition.key))
         if self.epoch_limit is not None:
             ends.append(f"epoch {self.epoch_limit}")
+        limit = "no stop condition yet"
+        if ends:
+            limit = f"until {' or '.join(ends)}"
         saved = counted_names([node.name for node in self.nodes_to_checkpoint()])
         return card(
             "Job",
             self.name,
             table(("group", "tasks", "nodes", "writes"), rows, left=(0, 2, 3)),
-            tag("div", f"until {' or '.join(ends)}" if ends else "no stop condition yet"),
+            tag("div", limit),
             tag("div", f"saved nodes: {saved}"),
         )
 
@@ -243,16 +247,16 @@ class Job(Active):
         roles: dict[str, TaskGroup] = {}
         for role, given_group in groups.items():
             group = TaskGroup() if given_group is None else given_group
-            where = f"Job {self.name!r}: the {role} group"
-            roles_taken = [
-                f"its {name} group" for name, taken_group in roles.items() if taken_group is group
-            ]
+            former_role = ""
             if group.job_name and group.name != role:
-                roles_taken.append(f"the {group.name} group of job {group.job_name!r}")
-            if roles_taken:
+                former_role = f"the {group.name} group of job {group.job_name!r}"
+            for name, earlier_group in roles.items():
+                if earlier_group is group:
+                    former_role = f"its {name} group"
+            if former_role:
                 raise DefinitionError(
-                    f"{where} is already {roles_taken[0]}. A group has one role: make another TaskGroup, "
-                    f"with tasks of its own."
+                    f"Job {self.name!r}: the {role} group is already {former_role}. A group has one "
+                    f"role: make another TaskGroup, with tasks of its own."
                 )
             roles[role] = group
         return roles

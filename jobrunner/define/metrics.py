@@ -51,8 +51,9 @@ class Total(NamedTuple):
             return Total(self.how, self.value + total.value, self.weight + total.weight)
         if math.isnan(self.value) or math.isnan(total.value):
             return Total(self.how, math.nan)
-        choose = min if self.how == "min" else max
-        return Total(self.how, choose(self.value, total.value))
+        if self.how == "min":
+            return Total(self.how, min(self.value, total.value))
+        return Total(self.how, max(self.value, total.value))
 
 
 @checked
@@ -86,70 +87,26 @@ def Mean(value: Number, weight: Weight = 1) -> Total:  # noqa: N802
 
 @checked
 def Sum(value: Number) -> Total:  # noqa: N802
-    """The sum of what tasks report under a name: ``report(records=Sum(n))``.
-
-    Parameters
-    ----------
-    value : int or float
-
-    Returns
-    -------
-    Total
-        To be reported.
-
-    Raises
-    ------
-    DefinitionError
-        The value is no number.
-    """
+    """The sum of the numbers that tasks report under a name: ``report(records=Sum(n))``."""
     return Total("sum", _plain(value))
 
 
 @checked
 def Min(value: Number) -> Total:  # noqa: N802
-    """The smallest value that tasks report under a name; NaN if one is NaN.
-
-    Parameters
-    ----------
-    value : int or float
-
-    Returns
-    -------
-    Total
-        To be reported.
-
-    Raises
-    ------
-    DefinitionError
-        The value is no number.
-    """
+    """The smallest number that tasks report under a name; NaN if one is NaN."""
     return Total("min", _plain(value))
 
 
 @checked
 def Max(value: Number) -> Total:  # noqa: N802
-    """The largest value that tasks report under a name; NaN if one is NaN.
-
-    Parameters
-    ----------
-    value : int or float
-
-    Returns
-    -------
-    Total
-        To be reported.
-
-    Raises
-    ------
-    DefinitionError
-        The value is no number.
-    """
+    """The largest number that tasks report under a name; NaN if one is NaN."""
     return Total("max", _plain(value))
 
 
 def _plain(value: Any) -> int | float:
-    plain = value.item() if hasattr(value, "item") else value
-    return int(plain) if isinstance(plain, int) else float(plain)
+    if hasattr(value, "item"):  # of NumPy
+        value = value.item()
+    return int(value) if isinstance(value, int) else float(value)
 
 
 class MetricEntry(NamedTuple):
@@ -181,7 +138,9 @@ def merge_reports(entries: Iterable[MetricEntry]) -> dict[str, Metric]:
             if isinstance(value, Total) and isinstance(before, Total):
                 value = before & value
             by_node[entry.node] = value  # of plain ones, the last one counts
-            kind = f"as {value.how.capitalize()}" if isinstance(value, Total) else "plainly"
+            kind = "plainly"
+            if isinstance(value, Total):
+                kind = f"as {value.how.capitalize()}"
             nodes_by_kind[kind] = entry.node
         if len(nodes_by_kind) > 1:
             kinds = "; ".join(f"{kind} by node {node!r}" for kind, node in nodes_by_kind.items())

@@ -50,8 +50,10 @@ WorkspaceTypeName = Literal["global", "private"]
 
 def as_workspace_type(value: object, where: str) -> WorkspaceType | None:
     """Return a `WorkspaceType`, or make one from its name; None stays None."""
+    if value is None:
+        return None
     try:
-        return None if value is None else WorkspaceType(value)
+        return WorkspaceType(value)
     except ValueError:
         raise DefinitionError(
             f"{where}: workspace_type must be a WorkspaceType, 'global' or 'private'; got {value!r}."
@@ -111,9 +113,14 @@ class Node(Active):
         resources: Annotated[Mapping[str, float], _RESOURCES] | None = None,
     ) -> None:
         self.name = check_name(name, "node")
-        listed = (workers,) if isinstance(workers, str) else workers
-        self.workers = None if listed is None else tuple(listed)
-        self.resources = None if resources is None else dict(resources)
+        self.workers: tuple[str, ...] | None = None
+        if isinstance(workers, str):
+            self.workers = (workers,)
+        elif workers is not None:
+            self.workers = tuple(workers)
+        self.resources: Mapping[str, float] | None = None
+        if resources is not None:
+            self.resources = dict(resources)
 
     @classmethod
     def current(cls) -> Node:
@@ -138,7 +145,8 @@ NodeLike = Annotated[Node | str, "a Node or a name"]
 
 def as_node(node: object, where: str) -> Node:
     """Return a `Node`, or make one from its name."""
-    node = Node(node) if isinstance(node, str) else node
+    if isinstance(node, str):
+        return Node(node)
     if not isinstance(node, Node):
         raise DefinitionError(f"{where}: node must be a Node or a name; got {node!r}.")
     return node
@@ -239,7 +247,9 @@ class Blob:
     @property
     def key(self) -> tuple[str, str]:
         """Names of its node ("" if it has none) and of itself."""
-        return "" if self.node is None else self.node.name, self.name
+        if self.node is None:
+            return "", self.name
+        return self.node.name, self.name
 
     def on(self, node: Node) -> Blob:
         """A copy of this reference for `node`."""
@@ -255,9 +265,16 @@ class Blob:
 
     def __repr__(self) -> str:
         parts = [repr(self.name)]
-        parts += [] if self.node is None else [repr(self.node.name)]
-        parts += [f"{flag}=True" for flag in ("transient", "replicated") if getattr(self, flag)]
-        parts += [] if self.partition is None else [f"partition={self.partition}"]
-        parts += [f"history={self.history!r}"] if self.history else []
-        parts += [] if self.array_options is None else [str(self.array_options)]
+        if self.node is not None:
+            parts.append(repr(self.node.name))
+        if self.transient:
+            parts.append("transient=True")
+        if self.replicated:
+            parts.append("replicated=True")
+        if self.partition is not None:
+            parts.append(f"partition={self.partition}")
+        if self.history:
+            parts.append(f"history={self.history!r}")
+        if self.array_options is not None:
+            parts.append(str(self.array_options))
         return f"Blob({', '.join(parts)})"

@@ -44,7 +44,8 @@ def read_arguments(
     signature = _signature_of(fn)
     called = f"{where}: {_name(fn)}{signature or ''}"
     if not isinstance(inputs, Mapping) and not isinstance(updates, Mapping):
-        in_order = Arguments(sequence(() if inputs is None else inputs), sequence(updates))
+        named_inputs = () if inputs is None else sequence(inputs)
+        in_order = Arguments(named_inputs, sequence(updates))
         if signature is None:
             return in_order
         try:
@@ -65,9 +66,12 @@ def read_arguments(
         raise DefinitionError(
             f"{called} does not say what its parameters are called. Give inputs and updates as lists."
         )
-    by_name = dict(inputs) if isinstance(inputs, Mapping) else {}
-    updated = dict(updates) if isinstance(updates, Mapping) else {}
-    if not isinstance(updates, Mapping):
+    by_name: dict[Any, Any] = {}
+    if isinstance(inputs, Mapping):
+        by_name |= inputs
+    if isinstance(updates, Mapping):
+        updated = dict(updates)
+    else:
         updated = {getattr(blob, "name", blob): blob for blob in sequence(updates)}
     names = [*by_name, *updated, *keywords]
     for name in names:
@@ -77,13 +81,12 @@ def read_arguments(
             )
         if names.count(name) > 1:
             raise DefinitionError(f"{called}: it gets parameter {name!r} twice.")
-    implied = [
-        name
-        for name, parameter in signature.parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-        and name not in names
-    ]
+    implied = []
+    for name, parameter in signature.parameters.items():
+        is_required = parameter.default is parameter.empty
+        is_named = parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+        if is_required and is_named and name not in names:
+            implied.append(name)
     try:
         signature.bind(**dict.fromkeys([*names, *implied]))
     except TypeError as error:
@@ -101,19 +104,16 @@ def read_arguments(
         places.append((name, len(value) if isinstance(value, list | tuple) else None))
         values += sequence(value)
     places += [(name, None) for name in updated]
-    return Arguments(
-        tuple(values),
-        tuple(updated.values()),
-        () if _are_in_order(signature, places) else tuple(places),
-        frozenset(implied),
-    )
+    if _are_in_order(signature, places):
+        places = []
+    return Arguments(tuple(values), tuple(updated.values()), tuple(places), frozenset(implied))
 
 
 def _are_in_order(signature: inspect.Signature, places: Sequence[ParameterPlace]) -> bool:
     first = list(signature.parameters.values())[: len(places)]
-    return [(parameter.name, None) for parameter in first] == list(places) and all(
-        parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in first
-    )
+    if [(parameter.name, None) for parameter in first] != list(places):
+        return False
+    return all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in first)
 
 
 _signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
@@ -123,8 +123,8 @@ _signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
 def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
     """The signature of `fn`; None for a builtin without one."""
     is_kept = type(fn) in (FunctionType, BuiltinFunctionType, type)
-    if is_kept and (kept := _signatures.get(fn)) is not None:
-        return kept
+    if is_kept and fn in _signatures:
+        return _signatures[fn]
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -136,10 +136,14 @@ def _signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
 
 def sequence(value: object) -> tuple[Any, ...]:
     """The items of a list or tuple; of another value, itself."""
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    return (value,)
 
 
 def _name(fn: object) -> str:
     fn = without_partials(fn)
     name = getattr(fn, "__name__", None)
-    return name if isinstance(name, str) else type(fn).__name__
+    if isinstance(name, str):
+        return name
+    return type(fn).__name__

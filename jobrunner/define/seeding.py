@@ -82,7 +82,9 @@ def _seed(key: bytes) -> None:
 @functools.cache
 def _torch() -> Any:
     """PyTorch, if it is installed: a task that imports it while it runs finds it seeded."""
-    return importlib.import_module("torch") if importlib.util.find_spec("torch") else None
+    if importlib.util.find_spec("torch") is None:
+        return None
+    return importlib.import_module("torch")
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Union
 
 from jobrunner.define.checks import (
     Count,
+    Interval,
     Natural,
     check_call,
     check_runs,
@@ -60,7 +61,7 @@ class TaskGroup(Active):
         self.workspace_type = as_workspace_type(workspace_type, "TaskGroup")
         self.name = "group"
         self.job_name = ""  # of the job that it belongs to
-        self.reports: list[tuple[Node, Callable[[], Any], int]] = []
+        self.reports: list[tuple[Node, Callable[[], Any], float]] = []
         self.is_compiled = False
         self._tasks: dict[tuple[str, str], Task] = {}
         self._name_counts: dict[tuple[str, str], int] = {}
@@ -127,7 +128,8 @@ class TaskGroup(Active):
     def used_nodes(self) -> list[Node]:
         """The nodes of its tasks and reports, in order of first use."""
         nodes = [task.node for task in self._tasks.values()]
-        return list(dict.fromkeys([*nodes, *(node for node, _, _ in self.reports)]))
+        nodes += [node for node, _, _ in self.reports]
+        return list(dict.fromkeys(nodes))
 
     @checked
     def final_output(self, blob: str | Blob, node: NodeLike | None = None) -> TaskOutput:
@@ -155,14 +157,18 @@ class TaskGroup(Active):
         Each run of the group copies the value. A global blob can be fetched without this, by
         ``session.fetch(node["name"])``.
         """
-        where = blob.node if isinstance(blob, Blob) and blob.node is not None else node
-        task = Task(final_output, [blob], node=where, group=self)
+        if isinstance(blob, Blob) and blob.node is not None:
+            node = blob.node
+        task = Task(final_output, [blob], node=node, group=self)
         task.is_final = True
         return task.output()
 
     @checked
     def report_step(
-        self, fn: Callable[[], Any], node: NodeLike | None = None, interval_ms: Count = 1000
+        self,
+        fn: Callable[[], Any],
+        node: NodeLike | None = None,
+        interval_seconds: Interval = 1.0,
     ) -> None:
         """Call `fn()` on `node` periodically while the group runs, and after the node's last task.
 
@@ -172,13 +178,13 @@ class TaskGroup(Active):
             May read ``current_task().workspace`` and ``report`` metrics. An error ends the run.
         node : Node or str, optional
             By default `Node.current()`.
-        interval_ms : int
-            Milliseconds between the starts of two calls.
+        interval_seconds : float
+            Between the starts of two calls.
         """
         self.check_open("a report step")
         node = Node.current() if node is None else as_node(node, "report_step")
         check_call(fn, 0, (), "report_step: fn")
-        self.reports.append((node, fn, interval_ms))
+        self.reports.append((node, fn, interval_seconds))
 
     def check_open(self, addition: str) -> None:
         """Refuse to add something to a group that is compiled."""
@@ -206,7 +212,9 @@ class TaskOutput:
     @property
     def blob(self) -> Blob | None:
         """The blob that this value fills, if any."""
-        return self.task.output_blobs[self.part] if self.task.output_blobs else None
+        if not self.task.output_blobs:
+            return None
+        return self.task.output_blobs[self.part]
 
     def fetch(self) -> Any:
         """Copy the value to the client; possible until the task's group runs again.
@@ -327,7 +335,7 @@ class Task:
         # The session that last ran the task, and its plan: `TaskOutput.fetch` needs them.
         self.session: Any = None
         self.plan: Any = None
-        self.fetched_parts: set[int] = set()
+        self.retained_parts: set[int] = set()  # that `TaskOutput.fetch` may ask for
         self.lazy_parameters: tuple[str, ...] = ()  # the `kwargs` that hold Dask collections
         self.is_final = False  # runs after all others: see `TaskGroup.final_output`
 
@@ -357,12 +365,14 @@ class Task:
         group = TaskGroup._innermost() if group is None else group
         if group is not None:
             group.add(self)
-        self._is_whole = True
+        self._needs_group = True
 
-    _is_whole = False
+    # On the class, for tasks whose constructor raised: the error has told all, and `group` is not set.
+    _needs_group = False
 
+    # The default holds the function until the interpreter ends, when modules are empty already.
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        if self._is_whole and self.group is None:
+        if self._needs_group and self.group is None:
             _warn(
                 f"Task {self.full_name!r} is in no group, so it never ran. Make tasks inside the `with` "
                 f"block of their job or of one of its groups, in the same thread; in another thread, "
@@ -414,14 +424,13 @@ class Task:
             raise DefinitionError(f"{where}: got node=; name the nodes in nodes.")
         by_argument: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "updates": updates}
         by_argument |= {"kwargs": kwargs, "after": after}
-
-        def of(i: int) -> dict[str, Any]:
-            return {
-                argument: value(i) if callable(value) else value
-                for argument, value in by_argument.items()
-            }
-
-        return [cls(fn, node=node, **of(i), **options) for i, node in enumerate(nodes)]
+        tasks = []
+        for i, node in enumerate(nodes):
+            own = dict(options)
+            for argument, value in by_argument.items():
+                own[argument] = value(i) if callable(value) else value
+            tasks.append(cls(fn, node=node, **own))
+        return tasks
 
     @property
     def full_name(self) -> str:
@@ -431,15 +440,20 @@ class Task:
     @property
     def blob_type(self) -> WorkspaceType | None:
         """The workspace type of the task, or else of its group."""
-        return self.workspace_type or (self.group.workspace_type if self.group else None)
+        if self.workspace_type is None and self.group is not None:
+            return self.group.workspace_type
+        return self.workspace_type
 
     @checked
     def output(self, i: Natural = 0) -> TaskOutput:
-        """Part `i` of the return value. Without `outputs`, part 0 is the whole value."""
+        """Part `i` of the return value. Without `outputs`, part 0 is the whole value.
+
+        Workers keep a copy of it until the group runs again, for `TaskOutput.fetch`.
+        """
         count = max(1, len(self.output_blobs))
         if i >= count:
             raise DefinitionError(f"Task {self.full_name!r} has {count} output(s); asked for {i}.")
-        self.fetched_parts.add(i)
+        self.retained_parts.add(i)
         return TaskOutput(self, i)
 
     def outputs(self) -> list[TaskOutput]:
@@ -450,8 +464,8 @@ class Task:
         return f"Task({self.full_name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # What ran it stays in this process, and only there somebody may forget it.
-        return {**vars(self), "session": None, "plan": None, "_is_whole": False}
+        # What ran it stays in this process, and only here its group may have been forgotten.
+        return {**vars(self), "session": None, "plan": None, "_needs_group": False}
 
     def _input(self, value: object) -> Blob | TaskOutput:
         if isinstance(value, TaskOutput):
@@ -474,11 +488,11 @@ class Task:
         raise self._wrong_type(expected, value, advice)
 
     def _wrong_type(self, expected: str, value: object, advice: str = "") -> DefinitionError:
+        text = f"Task {self.full_name!r}: {expected}; got {type(value).__name__}."
         hint = dask_hint(value) or advice
-        return DefinitionError(
-            f"Task {self.full_name!r}: {expected}; got {type(value).__name__}."
-            f"{f' To fix it, {hint}.' if hint else ''}"
-        )
+        if hint:
+            text += f" To fix it, {hint}."
+        return DefinitionError(text)
 
     def _own_blobs(self, values: object, argument: str) -> tuple[Blob, ...]:
         blobs = []
@@ -506,7 +520,8 @@ class Task:
                 self.lazy_parameters += (name,)
                 del eager[name]
         for value in constants_of(self.fn, eager):
-            if hint := dask_hint(value):
+            hint = dask_hint(value)
+            if hint:
                 raise DefinitionError(
                     f"{where}: got {type(value).__name__} as a constant argument. "
                     f"To fix it, {hint}."

@@ -185,7 +185,9 @@ def drain(
             if len(waiting) == 2 * num_threads or has_ended:
                 number = len(results)
                 result = waiting.popleft().result()
-                results.append(result if into is None else into(result, *updates))
+                if into is not None:
+                    result = into(result, *updates)
+                results.append(result)
                 continue
             number = len(results) + len(waiting)
             try:
@@ -206,9 +208,10 @@ def drain(
 
 def _seed_within(call: partial[list[Any]]) -> partial[list[Any]]:
     """Seed each call of the functions that `drain` is to call, not the whole run of the pipe."""
-    functions = {
-        name: call.keywords[name] and seeded(call.keywords[name]) for name in ("processor", "into")
-    }
+    functions = {}
+    for name in ("processor", "into"):
+        if call.keywords[name] is not None:
+            functions[name] = seeded(call.keywords[name])
     return partial(call, **functions)
 
 

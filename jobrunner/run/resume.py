@@ -244,7 +244,7 @@ def _check_new(directory: Directory) -> None:
     """
     if not is_url(directory.path):
         refuse_within_checkpoint(directory.path)
-    runs, _ = find_runs(directory.files, directory.path, _LEVELS, _MOST_LOOKED_INTO)
+    runs = find_runs(directory.files, directory.path, _LEVELS, _MOST_LOOKED_INTO).names
     if runs not in ([], ["."]):
         raise DefinitionError(
             f"{directory.path} is no checkpoint directory, but contains some: {listed(runs, 5)}. "

@@ -1,5 +1,6 @@
 from .find import (
     LiveRuns as LiveRuns,
+    RunSearch as RunSearch,
     RunSummary as RunSummary,
     best_of as best_of,
     find_runs as find_runs,

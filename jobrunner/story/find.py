@@ -6,10 +6,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jobrunner.checkpoint import (
     Directory,
@@ -104,35 +104,48 @@ class RunSummary:
         return self.pace_seconds * max(0, self.total_epochs - Position.of(self.epoch or 0).epoch)
 
 
+class RunSearch(NamedTuple):
+    """What a search for checkpoint directories has found, as names relative to where it began."""
+
+    names: list[str]
+    is_whole: bool = True
+    """Whether all directories were looked into: those of some levels, and not too many."""
+    unreadable: Sequence[str] = ()
+    """Directories that this user may not read."""
+
+
 def find_runs(
     files: Files, path: str, depth: int = DEPTH, most: int = MOST_DIRECTORIES
-) -> tuple[list[str], bool]:
+) -> RunSearch:
     """Find the checkpoint directories in a directory, and below it.
 
-    Returns their names relative to `path`, and whether all directories were looked into: those of
-    `depth` levels, and `most` in all. Follows no link, and looks neither into checkpoint directories
-    nor into directories whose names begin with a dot, or that this user may not read.
+    Looks into the directories of `depth` levels, and `most` in all. Follows no link, and looks
+    neither into checkpoint directories nor into directories whose names begin with a dot.
     """
     runs: list[str] = []
+    unreadable: list[str] = []
     level = [""]
     num_listed = 0
     for _ in range(depth + 1):
-        left = level[most - num_listed :]
+        is_cut = num_listed + len(level) > most
         level = level[: most - num_listed]
         num_listed += len(level)
         below = []
         for name, inside in zip(level, files.each(partial(_list, files, path), level), strict=True):
-            if LOG_DIRECTORY in inside:
+            if inside is None:
+                unreadable.append(name)
+            elif LOG_DIRECTORY in inside:
                 runs.append(name or ".")
             else:
                 below += [os.path.join(name, entry) for entry in sorted(inside) if entry[0] != "."]
-        if left:
-            return runs, False
+        if is_cut:
+            return RunSearch(runs, False, unreadable)
         level = below
-    return runs, True
+    return RunSearch(runs, True, unreadable)
 
 
-def _list(files: Files, path: str, name: str) -> list[str]:
+def _list(files: Files, path: str, name: str) -> list[str] | None:
+    """The names in a directory; None if it is another user's."""
     directory = path
     if name:
         directory = os.path.join(path, name)
@@ -140,7 +153,7 @@ def _list(files: Files, path: str, name: str) -> list[str]:
         inside = files.list_directories(directory)
     except OSError as error:
         if name and isinstance(error, PermissionError):
-            return []  # of another user
+            return None
         raise CheckpointError(
             f"{path} cannot be searched for runs: {type(error).__name__}: {error}. Its user needs "
             f"permission to list it and what is in it."
@@ -150,9 +163,12 @@ def _list(files: Files, path: str, name: str) -> list[str]:
 
 def open_run(files: Files, path: str, name: str) -> Directory:
     """The directory of a run that `find_runs` found in `path`; reads nothing."""
-    run_path = path if name == "." else os.path.join(path, name)
-    # A store has one client for all. Files are quicker if they know few directories.
-    return Directory(run_path, files=files if is_url(path) else None)
+    run_path = path
+    if name != ".":
+        run_path = os.path.join(path, name)
+    if is_url(path):  # a store has one client for all
+        return Directory(run_path, files=files)
+    return Directory(run_path)  # whose files know few directories, and so are quick
 
 
 def summarize_run(directory: Directory, name: str) -> RunSummary:
@@ -267,7 +283,7 @@ class LiveRuns:
         now = self._clock()
         is_search = now >= self._search_at
         if is_search:
-            for name in find_runs(self._files, self._path)[0]:
+            for name in find_runs(self._files, self._path).names:
                 if name not in self._directories:
                     self._directories[name] = open_run(self._files, self._path, name)
             self._alive = self._directories

@@ -180,10 +180,10 @@ class _Reader:
         if isinstance(info.get("environment"), dict):
             story.environment = info["environment"]
         story.began = min(info.get("began") or time, time)
-        for name, seen in info.get("seen", {}).items():
-            if name in self._runs and seen <= time:
+        for name, seen_at in info.get("seen", {}).items():
+            if name in self._runs and seen_at <= time:
                 before = self._runs[name].story
-                before.last_seen = max(before.last_seen, seen)
+                before.last_seen = max(before.last_seen, seen_at)
 
     def _run(self, name: str, time: float) -> _Run:
         if name not in self._runs:
@@ -256,11 +256,11 @@ def close_ledger(story: RunStory, kept: Position | None) -> None:
     6, then `kept` is 6, and what it computed after epoch 6 was in vain. None: they began afresh.
     """
     ledger = story.ledger
-    rest = max(0.0, story.last_seen - story.began - ledger.wall)
+    remaining = max(0.0, story.last_seen - story.began - ledger.wall)
     if story.state == "lost":
-        ledger.redone += rest
+        ledger.redone += remaining
     elif story.state != "running":
-        ledger.idle += rest
+        ledger.idle += remaining
     if kept == _END:
         return
     left = 0.0

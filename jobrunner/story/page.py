@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from time import time
@@ -124,11 +125,13 @@ def _template() -> Template:
         "duration": lambda seconds: format_seconds(max(0.0, seconds)),
         "moment": format_time,
         "metrics": lambda metrics, nodes: ", ".join(format_metrics(whole_metrics(metrics, nodes))),
-        "pairs": lambda pairs: " ".join(
-            f"{name}={clip(show(it), 60)}" for name, it in pairs.items()
-        ),
+        "pairs": _join_pairs,
     }
     return environment.from_string(_read("report.html.j2"))
+
+
+def _join_pairs(values: Mapping[str, object]) -> str:
+    return " ".join([f"{name}={clip(show(value), 60)}" for name, value in values.items()])
 
 
 def _read(name: str) -> str:

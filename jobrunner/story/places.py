@@ -287,9 +287,9 @@ class Dashboard(View):
                 metrics[printable(name)] = value
         sent = structs.replace(run, nodes=run.nodes[:TOLD_NODES], metrics=metrics)
         keys = [RUNS, self._client.id, printable(run.job)]
-        told = to_builtins(ToldRun(time.time(), sent))
+        message = to_builtins(ToldRun(time.time(), sent))
         with contextlib.suppress(Exception):  # the run notices itself that it is alone
             scheduler: Any = self._client.scheduler
             self._client.sync(
-                scheduler.set_metadata, keys=keys, value=told, callback_timeout=TELL_SECONDS
+                scheduler.set_metadata, keys=keys, value=message, callback_timeout=TELL_SECONDS
             )

@@ -39,10 +39,10 @@ class CodecContract:
         """It has the same type, is equal, and has the same encoding."""
         for value in self.values:
             saved = _save(self.codec, value)
-            again = _load(self.codec, saved)
-            assert type(again) is type(value)
-            assert again == value, f"expected {value!r}, found {again!r}"
-            _same(saved, _save(self.codec, again))
+            loaded = _load(self.codec, saved)
+            assert type(loaded) is type(value)
+            assert loaded == value, f"expected {value!r}, found {loaded!r}"
+            _same(saved, _save(self.codec, loaded))
 
     def test_encoding_changes_nothing(self) -> None:
         """A job continues with a value that was saved, and may save it again."""
@@ -73,7 +73,7 @@ def _load(codec: Codec, blob: EncodedBlob) -> Any:
     return Decoder(array, [codec], where="the value", classes=blob.classes).decode(blob.tree)
 
 
-def _same(one: EncodedBlob, other: EncodedBlob) -> None:
-    assert_identical(one.tree, other.tree, "what was saved")
-    arrays = [[part.data for part in blob.parts] for blob in (one, other)]
-    assert_identical(arrays[0], arrays[1], "arrays")
+def _same(expected: EncodedBlob, actual: EncodedBlob) -> None:
+    assert_identical(expected.tree, actual.tree, "what was saved")
+    arrays = [part.data for part in expected.parts]
+    assert_identical(arrays, [part.data for part in actual.parts], "arrays")

@@ -71,8 +71,8 @@ class MetadataHandlerContract:
         for reader in (handler, self._open(tmp_path)):
             _same(4, reader.last_number(), "last_number() after 5 entries")
             for first in range(6):
-                found = [dict(entry) for entry in reader.entries(first)]
-                _same([dict(e) for e in kept[first:]], found, f"entries({first})")
+                entries = [dict(entry) for entry in reader.entries(first)]
+                _same(list(map(dict, kept[first:])), entries, f"entries({first})")
 
     def test_a_number_is_appended_once(self, tmp_path: Path) -> None:
         """A second append under the same number returns False and changes nothing."""
@@ -80,7 +80,7 @@ class MetadataHandlerContract:
         first, second = _entry(0, "a"), _entry(0, "b")
         _same(True, handler.append(first), "append to an empty log")
         _same(False, rival.append(second), "append under a number that is taken")
-        _same([dict(first)], [dict(e) for e in rival.entries()], "entries() after that")
+        _same([dict(first)], list(map(dict, rival.entries())), "entries() after that")
 
     def test_one_of_several_processes_gets_each_number(self, tmp_path: Path) -> None:
         """The log contains the entry of the process whose `append` returned True."""
@@ -140,6 +140,6 @@ def _entry(number: int, run: str) -> Entry:
     return entry_to_json(make_entry(RunEntry, number, run, nodes=["a"], info={"text": run}))
 
 
-def _same(expected: object, found: object, what: str) -> None:
-    if expected != found:
-        raise AssertionError(f"{what}: expected {expected!r:.500}, found {found!r:.500}")
+def _same(expected: object, actual: object, name: str) -> None:
+    if expected != actual:
+        raise AssertionError(f"{name}: expected {expected!r:.500}, found {actual!r:.500}")

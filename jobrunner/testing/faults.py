@@ -102,7 +102,9 @@ class FaultyFiles(_Faults, PosixFiles):
         return super().has_syncfs or not self.sync
 
     def _sync_file_system(self, descriptor: int) -> int:
-        return super()._sync_file_system(descriptor) if self.sync else 0
+        if not self.sync:
+            return 0
+        return super()._sync_file_system(descriptor)
 
     def __reduce__(self) -> tuple[object, ...]:
         make = partial(FaultyFiles, self.at, self.how, number=self.number, sync=self.sync)
@@ -150,7 +152,7 @@ def _open_local(directory: str, root: str) -> ObjectStore:
     from obstore.exceptions import PreconditionError
     from obstore.store import LocalStore
 
-    class Store(LocalStore):
+    class ReplacingStore(LocalStore):
         """Replaces objects conditionally, as remote stores do; each has one writer at a time."""
 
         def put(self, path: str, file: Any, *, mode: Any = "overwrite", **options: Any) -> Any:
@@ -160,7 +162,7 @@ def _open_local(directory: str, root: str) -> ObjectStore:
                 mode = "overwrite"
             return super().put(path, file, mode=mode, **options)
 
-    return Store(directory, mkdir=True, automatic_cleanup=True)
+    return ReplacingStore(directory, mkdir=True, automatic_cleanup=True)
 
 
 class Struck:
@@ -212,7 +214,8 @@ class Struck:
         if current_task().epoch == self._epoch and self._is_first():
             if self._how == "raise":
                 raise self._error or OSError(f"struck in epoch {self._epoch}")
-            os.kill(os.getpid(), signal.SIGKILL if self._how == "kill" else signal.SIGSTOP)
+            number = signal.SIGKILL if self._how == "kill" else signal.SIGSTOP
+            os.kill(os.getpid(), number)
         return self._fn(*args, **kwargs)
 
     def _is_first(self) -> bool:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 
-def assert_identical(expected: Any, found: Any, where: str = "value") -> None:
+def assert_identical(expected: Any, actual: Any, where: str = "value") -> None:
     """Raise unless two values are equal in type, dtype, byte order, memory order and bits.
 
     Parameters
     ----------
-    expected, found : object
+    expected, actual : object
         Scalars, strings, arrays, PyTorch tensors, and containers of them.
     where : str
         Begins the message.
@@ -30,57 +30,60 @@ def assert_identical(expected: Any, found: Any, where: str = "value") -> None:
     Traceback (most recent call last):
     AssertionError: value: expected type int, found float
     """
-    _check(where, "type", type(expected), type(found))
+    _check(where, "type", type(expected), type(actual))
     if isinstance(expected, np.ndarray):
-        _arrays(expected, found, where)
+        _arrays(expected, actual, where)
     elif isinstance(expected, np.generic | float | complex):
-        _arrays(np.asarray(expected), np.asarray(found), where)
+        _arrays(np.asarray(expected), np.asarray(actual), where)
     elif isinstance(expected, list | tuple):
-        _check(where, "length", len(expected), len(found))
-        for i, (one, other) in enumerate(zip(expected, found, strict=True)):
-            assert_identical(one, other, f"{where}[{i}]")
+        _check(where, "length", len(expected), len(actual))
+        for i, (item, actual_item) in enumerate(zip(expected, actual, strict=True)):
+            assert_identical(item, actual_item, f"{where}[{i}]")
     elif isinstance(expected, dict):
-        assert_identical(list(expected), list(found), f"keys of {where}")
-        for (key, one), other in zip(expected.items(), found.values(), strict=True):
-            assert_identical(one, other, f"{where}[{key!r}]")
-        assert_identical(getattr(expected, "__dict__", None), getattr(found, "__dict__", None))
+        assert_identical(list(expected), list(actual), f"keys of {where}")
+        # In order: a key that is NaN is found in its own dict only.
+        for (key, item), actual_item in zip(expected.items(), actual.values(), strict=True):
+            assert_identical(item, actual_item, f"{where}[{key!r}]")
+        assert_identical(getattr(expected, "__dict__", None), getattr(actual, "__dict__", None))
     elif type(expected).__module__.startswith("torch"):
-        _tensors(expected, found, where)
+        _tensors(expected, actual, where)
     else:
-        _check(where, "value", expected, found)
+        _check(where, "value", expected, actual)
 
 
-def _arrays(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any], where: str) -> None:
-    _check(where, "dtype", expected.dtype, found.dtype)
-    _check(where, "shape", expected.shape, found.shape)
+def _arrays(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any], where: str) -> None:
+    _check(where, "dtype", expected.dtype, actual.dtype)
+    _check(where, "shape", expected.shape, actual.shape)
     for order in ("c_contiguous", "f_contiguous"):
         if getattr(expected.flags, order):
-            _check(where, order, True, getattr(found.flags, order))
+            _check(where, order, True, getattr(actual.flags, order))
     if expected.dtype.names is not None:
         for name in expected.dtype.names:  # not the padding between them
-            _arrays(expected[name], found[name], f"{where}[{name!r}]")
+            _arrays(expected[name], actual[name], f"{where}[{name!r}]")
     elif expected.dtype.char in "gG":  # long doubles have padding, too
-        _check(where, "values", list(map(repr, expected.flat)), list(map(repr, found.flat)))
+        _check(where, "values", list(map(repr, expected.flat)), list(map(repr, actual.flat)))
     elif expected.dtype.hasobject or isinstance(expected.dtype, np.dtypes.StringDType):
-        one, other = expected.ravel().tolist(), found.ravel().tolist()
-        assert_identical(one, other, where)
+        assert_identical(expected.ravel().tolist(), actual.ravel().tolist(), where)
     else:
-        _check(where, "bytes", expected.tobytes(), found.tobytes())
+        _check(where, "bytes", expected.tobytes(), actual.tobytes())
 
 
-def _tensors(expected: Any, found: Any, where: str) -> None:
-    torch = sys.modules["torch"]
+def _tensors(expected: Any, actual: Any, where: str) -> None:
     for name in ("dtype", "shape", "requires_grad", "device"):
-        _check(where, name, getattr(expected, name), getattr(found, name))
-    one, other = (
-        tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-        for tensor in (expected, found)
-    )
-    _check(where, "bytes", one.tolist(), other.tolist())
+        _check(where, name, getattr(expected, name), getattr(actual, name))
+    _check(where, "bytes", _bytes_of(expected), _bytes_of(actual))
 
 
-def _check(where: str, what: str, expected: Any, found: Any) -> None:
-    if expected != found:
+def _bytes_of(tensor: Any) -> list[int]:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    numbers: list[int] = plain.view(-1).view(sys.modules["torch"].uint8).tolist()
+    return numbers
+
+
+def _check(where: str, property_name: str, expected: Any, actual: Any) -> None:
+    if expected != actual:
         if isinstance(expected, type):
-            expected, found = expected.__name__, found.__name__
-        raise AssertionError(f"{where}: expected {what} {expected!s:.200}, found {found!s:.200}")
+            expected, actual = expected.__name__, actual.__name__
+        raise AssertionError(
+            f"{where}: expected {property_name} {expected!s:.200}, found {actual!s:.200}"
+        )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jobrunner.compile import Condition, Crossing, GroupPlan, Slice, gc_paused
+from jobrunner.compile import Condition, Crossing, GroupPlan, Slice
 from jobrunner.errors import ExecutionError
+from jobrunner.gc_pause import gc_paused
 from jobrunner.worker.hosted_nodes import HostedNodes
 from jobrunner.worker.keeper import Keeper
 from jobrunner.worker.program import Program

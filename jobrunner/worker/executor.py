@@ -141,7 +141,7 @@ class GroupRun:
     def _schedule(self, task: PreparedTask) -> None:
         """Let a report run again after its interval."""
         assert task.report is not None
-        interval_seconds = task.report.interval_ms / 1000
+        interval_seconds = task.report.interval_seconds
         handle = self.timer(interval_seconds, partial(self._report_again, task))
         self._handles[task.position] = handle
 

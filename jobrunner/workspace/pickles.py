@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import cloudpickle
 import numpy as np
 
-from jobrunner.compile import gc_paused
+from jobrunner.gc_pause import gc_paused
 
 _PAUSED_BYTES = 100_000
 """Shorter pickles make few objects."""

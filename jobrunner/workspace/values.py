@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from jobrunner.compile import gc_paused
+from jobrunner.gc_pause import gc_paused
 from jobrunner.workspace.pickles import NotPicklableError, Pickled, dumps, from_frames
 
 _NUMPY_SCALARS = frozenset(np.sctypeDict.values()) - {np.void, np.object_}

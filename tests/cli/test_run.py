@@ -252,11 +252,11 @@ def test_a_run_in_a_slurm_job_ends_before_the_limit_and_can_be_continued(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = _write(tmp_path, step="lambda n: time.sleep(0.02) or n + 1", limit=10**6)
-    refused = run(script, "--save-before", "60")
+    refused = run(script, "--stop-before", "60")
     assert refused.exit_code == 2
     assert "SLURM_JOB_END_TIME" in refused.stderr
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 61))
-    ended = run(script, "--save-every", 10**6, "--save-before", "60")
+    ended = run(script, "--save-every", 10**6, "--stop-before", "60")
     assert ended.exit_code == 75, ended.output
     epoch = MultiNodeCheckpointManager(tmp_path / "runs").latest()
     assert f"again to resume from epoch {epoch}.\n" in ended.stderr

@@ -194,12 +194,12 @@ def test_neither_links_nor_hidden_directories_nor_runs_are_searched(tmp_path: Pa
     record(root / ".hidden" / "x", [1.0]).run.end()
     (root / "link").symlink_to(tmp_path / "outside")
     files = MultiNodeCheckpointManager(root).directory.files
-    assert find_runs(files, str(root)) == (["run"], True)
-    assert find_runs(files, str(root / "run")) == (["."], True)
-    assert find_runs(files, str(root), most=1) == ([], False)
+    assert find_runs(files, str(root)) == (["run"], True, [])
+    assert find_runs(files, str(root / "run")) == (["."], True, [])
+    assert find_runs(files, str(root), most=1) == ([], False, [])
 
 
-def test_directories_of_other_users_are_skipped_but_failures_are_told(
+def test_directories_of_other_users_are_named_and_failures_are_told(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scandir, number = os.scandir, errno.EACCES
@@ -211,7 +211,11 @@ def test_directories_of_other_users_are_skipped_but_failures_are_told(
 
     monkeypatch.setattr(os, "scandir", refuse)
     refused = {str(root / "a")}
-    assert [run["name"] for run in ask("ls", root)["runs"]][1:] == ["stopped", "damaged"]
+    data = ask("ls", root)
+    assert [run["name"] for run in data["runs"]][1:] == ["stopped", "damaged"]
+    assert data["unreadable"] == ["a"]
+    told = "Not looked into, because this user may not read them: a."
+    assert told in invoke("ls", root).stdout
     for refused in ({str(root / "a")}, {str(root)}):
         result = invoke("ls", *refused)
         assert result.exit_code == 8

@@ -38,10 +38,10 @@ def test_report_steps_run_in_a_group_without_tasks(inproc_session: Session, tmp_
         with Job("reported", steps_per_epoch=2) as job, Node("n"):
             with job.init_group:
                 Task(one, outputs="x")
-            job.init_group.report_step(note_name, interval_ms=60_000)
-            job.epoch_group.report_step(note_name, interval_ms=60_000)
+            job.init_group.report_step(note_name, interval_seconds="1min")
+            job.epoch_group.report_step(note_name, interval_seconds="1min")
             Task(one)
-            job.exit_group.report_step(note_name, interval_ms=60_000)
+            job.exit_group.report_step(note_name, interval_seconds="1min")
         epoch_limiter(job, epochs)
         JobRunner(job, MultiNodeCheckpointManager(tmp_path)).run(inproc_session)
         return SEEN

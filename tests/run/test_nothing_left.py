@@ -47,7 +47,7 @@ def build(how="", flag="", limit=3):
                 kwargs = {"how": how if name == "a" else "", "flag": str(flag)}
                 Task(step, inputs="x", outputs="x", kwargs=kwargs, name="step")
                 Task(lambda x, y: None, ["x", Node(other)["x"]], name="read")
-                job.epoch_group.report_step(lambda: None, interval_ms=5)
+                job.epoch_group.report_step(lambda: None, interval_seconds=0.005)
     epoch_limiter(job, limit)
     return job
 

@@ -458,7 +458,7 @@ def test_a_report_runs_at_its_interval_and_once_after_the_nodes_last_task(bench)
         fired.set()
 
     plan = group(
-        {"a": [task(0, gate, outputs=["x"])]}, reports={"a": [Report("report#1", look, 500)]}
+        {"a": [task(0, gate, outputs=["x"])]}, reports={"a": [Report("report#1", look, 0.5)]}
     )
     one = bench(plan)
     one.start()
@@ -475,7 +475,7 @@ def test_a_report_runs_at_its_interval_and_once_after_the_nodes_last_task(bench)
 
 def test_a_report_that_is_still_running_is_not_started_again(bench):
     gate, report = Gate(), Gate()
-    plan = group({"a": [task(0, gate)]}, reports={"a": [Report("r", report, 500)]})
+    plan = group({"a": [task(0, gate)]}, reports={"a": [Report("r", report, 0.5)]})
     one = bench(plan)
     one.start()
     assert gate.begun.wait(10)
@@ -493,7 +493,7 @@ def test_a_report_that_raises_fails_the_run_and_is_named(bench):
     def fail():
         raise ValueError("bad report")
 
-    plan = group({"a": []}, reports={"a": [Report("report#1", fail, 500)]})
+    plan = group({"a": []}, reports={"a": [Report("report#1", fail, 0.5)]})
     assert bench(plan).run().failure.task == "report#1"
 
 
@@ -503,7 +503,7 @@ def test_the_metric_of_the_task_defined_last_counts(bench):
 
     plan = group(
         {"a": [task(0, report(1)), task(2, report(3))], "b": [task(1, report(2))]},
-        reports={"b": [Report("r", lambda: current_task().report(late=True), 500)]},
+        reports={"b": [Report("r", lambda: current_task().report(late=True), 0.5)]},
     )
     outcome = bench(plan).run()
     assert merge_reports(outcome.metrics) == {

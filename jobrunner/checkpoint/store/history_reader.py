@@ -93,12 +93,12 @@ def name_chunk(number: int, shape: Sequence[int]) -> str:
     return ".".join(["c", str(number), *["0"] * len(shape)])
 
 
-class _Attributes(msgspec.Struct):
+class _RowAttributes(msgspec.Struct):
     digests: list[Digest]
 
 
 class _Document(msgspec.Struct):
-    attributes: _Attributes
+    attributes: _RowAttributes
 
 
 _DOCUMENTS = msgspec.json.Decoder(_Document)

@@ -1,10 +1,10 @@
-"""Plans, and the pause of the garbage collector while they are made."""
+"""The pause of the garbage collector."""
 
 import gc
 
 import pytest
 
-from jobrunner.compile import gc_paused
+from jobrunner.gc_pause import gc_paused
 
 
 @pytest.mark.parametrize("is_on", [True, False])
