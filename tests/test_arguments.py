@@ -189,17 +189,6 @@ def test_a_wrong_argument_is_refused_before_anything_happens(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_callables_that_take_flags_are_among_those_tested() -> None:
-    found = {(name, parameter) for name, parameter, kind in _parameters() if kind == "bool"}
-    assert {
-        ("MultiNodeCheckpointManager", "allow_pickle"),
-        ("MultiNodeCheckpointManager.open", "pin"),
-        ("Session.local", "processes"),
-        ("Blob", "replicated"),
-        ("register_codec", "subclasses"),
-    } <= found
-
-
 def test_a_refusal_says_what_it_expected_and_found_of_which_object() -> None:
     with pytest.raises(DefinitionError) as caught:
         Task(len, name="count", num_instances=0)

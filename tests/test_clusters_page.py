@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -271,35 +270,3 @@ def test_the_manifests_for_kubernetes_fit_each_other() -> None:
         for part in (cluster["spec"]["worker"], cluster["spec"]["scheduler"])
     }
     assert images == {client["image"]}
-
-
-@pytest.mark.nightly
-def test_kubernetes_knows_every_field_of_the_run() -> None:
-    validator = pytest.importorskip("kubernetes_validate")
-    validator.validate(_MANIFESTS["Job"], validator.latest_version(), strict=True)
-
-
-@pytest.mark.nightly
-def test_dasks_operator_knows_every_field_of_the_cluster() -> None:
-    pytest.importorskip("dask_kubernetes")
-    jsonschema = pytest.importorskip("jsonschema")
-    folder = files("dask_kubernetes") / "operator/deployment/helm/dask-kubernetes-operator/crds"
-    (version,) = yaml.safe_load((folder / "daskcluster.yaml").read_text())["spec"]["versions"]
-    schema = strict(version["schema"]["openAPIV3Schema"])
-    schema["properties"] |= {"apiVersion": {}, "kind": {}, "metadata": {}}
-    jsonschema.validate(_MANIFESTS["DaskCluster"], schema)
-    _MANIFESTS["DaskCluster"]["spec"]["worker"]["replica"] = 4
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(_MANIFESTS["DaskCluster"], schema)
-
-
-def strict(schema: Any) -> Any:
-    """A schema that refuses unknown fields, which Kubernetes drops."""
-    if isinstance(schema, list):
-        return [strict(it) for it in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {name: strict(it) for name, it in schema.items()}
-    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
-        found.setdefault("additionalProperties", False)
-    return found

@@ -1,16 +1,8 @@
-"""The blocks that need a library which tests do not require, and a program of Caffe2 beside ours.
-
-Where Caffe2 is installed, the program of the page and its like in Caffe2 run in a process of their own, and must come to
-the same values.
-"""
+"""The blocks of pages that need a library which tests do not require."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +13,7 @@ import pytest
 
 from jobrunner import Job, JobRunner, MultiNodeCheckpointManager, Session, Task, epoch_limiter
 from jobrunner.data import from_iterable, from_records
-from tests.pages import ROOT, block, blocks
+from tests.pages import block
 
 X = np.random.default_rng(0).random((64, 3), dtype="float32")
 Y = (X @ [1.0, 2.0, 3.0]).astype("float32")[:, None]
@@ -122,95 +114,3 @@ def test_a_shuffled_stream_of_hugging_face_loses_no_record_if_it_is_read_again()
     resumed.load_state_dict(saved.state_dict())
     assert numbers(resumed) == numbers(saved) == passes[1][64:]
     assert numbers(resumed) == passes[2]
-
-
-# ---- Caffe2's program beside ours
-
-
-def _run(program: str, directory: Path, python: str = sys.executable) -> Any:
-    """What a program prints last, as JSON; it runs in a directory, in a process of its own."""
-    (directory / "program.py").write_text(program)
-    done = subprocess.run(
-        [python, "program.py"],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _ours() -> str:
-    """Our program of the page, then a new directory."""
-    code = "".join(each.code for each in blocks("coming-from.md", "python"))
-    return f"import json, os\n{code}\nos.mkdir('theirs')\nos.chdir('theirs')\n"
-
-
-_CAFFE2 = """\
-import json, os
-import numpy as np
-from caffe2.python import core, workspace
-from caffe2.python.checkpoint import Job, JobRunner, MultiNodeCheckpointManager
-from caffe2.python.dataio import ReaderWithLimit
-from caffe2.python.dataset import Dataset
-from caffe2.python.net_builder import ops
-from caffe2.python.pipeline import pipe
-from caffe2.python.schema import ConstRecord, Struct
-from caffe2.python.session import LocalSession
-from caffe2.python.task import Node, Task
-os.mkdir("runs")
-
-
-def build_trainer(i):
-    with Node("trainer_%d" % i):
-        with Job.current().init_group, Task():
-            numbers = ConstRecord(ops, Struct(("value", np.arange(10))))
-            reader = Dataset(numbers, name="numbers:%d" % i).reader(ops)
-            total = ops.Const([100])
-
-        def add(record):
-            ops.Add([total, record.value()], [total])
-
-        limited = ReaderWithLimit(reader, num_iter=3)
-        pipe(limited, processor=add)
-        Job.current().add_stop_condition(limited.data_finished())
-
-
-with Job() as job:
-    for i in range(2):
-        build_trainer(i)
-session = LocalSession(workspace.C.Workspace())
-job.compile(LocalSession)
-JobRunner(job, MultiNodeCheckpointManager("runs", "minidb")).train(session)
-"""
-_CAFFE2_TOTALS = """
-totals = {}
-for name in os.listdir("runs"):
-    workspace.ResetWorkspace()
-    workspace.RunOperatorOnce(core.CreateOperator(
-        "Load", [], [], db="runs/" + name, db_type="minidb", load_all=1, absolute_path=1
-    ))
-    blob = "%s/task/GivenTensorInt64Fill:0" % name.split(".")[0]
-    totals[name] = workspace.FetchBlob(blob).tolist()
-print(json.dumps(totals))
-"""
-
-
-@pytest.mark.nightly
-def test_the_job_of_caffe2_and_ours_have_the_same_totals_after_each_epoch(tmp_path: Path) -> None:
-    python = os.environ.get("JOBRUNNER_TEST_CAFFE2_PYTHON")
-    if not python:
-        pytest.skip("JOBRUNNER_TEST_CAFFE2_PYTHON names no Python that has Caffe2")
-    theirs = _CAFFE2 + _CAFFE2_TOTALS
-    _run(_ours() + "print(0)", tmp_path)
-    found = _run(theirs, tmp_path / "theirs", python)
-    assert found["trainer_1.4"] == [145]
-    manager = MultiNodeCheckpointManager(tmp_path / "runs" / "sums")
-    assert found == {
-        f"{node}.{epoch}": manager.open(epoch)[node].load("total").tolist()
-        for node in ("trainer_0", "trainer_1")
-        for epoch in manager.epochs()
-    }

@@ -1,4 +1,4 @@
-"""The configuration: its defaults, its documentation and its use."""
+"""The configuration: its documentation, its use, and what its values may be."""
 
 from __future__ import annotations
 
@@ -28,20 +28,12 @@ _DEFAULTS = _flatten(yaml.safe_load((_PACKAGE / "jobrunner.yaml").read_text())["
 
 
 @pytest.mark.parametrize(("key", "value"), _DEFAULTS.items())
-def test_each_key_has_its_default_is_documented_and_is_used(key: str, value: float | str) -> None:
-    if isinstance(value, bool):
-        assert config.get_choice(key, True, False) is value
-    elif isinstance(value, str):
-        assert config.get_choice(key, value) == value
-    else:
-        assert config.get_number(key) == value
+def test_each_key_is_documented_and_used(key: str, value: float | str) -> None:
+    default = str(value).lower() if isinstance(value, bool) else value
     guide = (_ROOT / "docs" / "command-line.md").read_text()
-    assert (
-        f"| `jobrunner.{key}` | {str(value).lower() if isinstance(value, bool) else value} |"
-        in guide
-    )
+    assert f"| `jobrunner.{key}` | {default} |" in guide
     readers = [path for path in _PACKAGE.rglob("*.py") if path.name != "config.py"]
-    assert any(key.rpartition(".")[2] in path.read_text() for path in readers)
+    assert any(f'"{key}"' in path.read_text() for path in readers)
 
 
 def test_the_file_that_the_page_shows_sets_keys_that_exist() -> None:
@@ -58,15 +50,9 @@ def test_another_value_is_refused_as_a_number(value: Any) -> None:
         config.get_number("memory-share")
 
 
-@pytest.mark.parametrize("value", [2, "yes", None])
-def test_another_value_is_refused_as_a_flag(value: Any) -> None:
+def test_a_flag_is_refused_if_it_is_neither_true_nor_false() -> None:
     with (
-        dask.config.set({"jobrunner.dashboard": value}),
+        dask.config.set({"jobrunner.dashboard": "yes"}),
         pytest.raises(DefinitionError, match=r"jobrunner\.dashboard .* must be True or False"),
     ):
         config.get_choice("dashboard", True, False)
-
-
-def test_dask_config_overrides_a_default() -> None:
-    with dask.config.set({"jobrunner.worker-silence-seconds": 7}):
-        assert config.get_number("worker-silence-seconds") == 7.0

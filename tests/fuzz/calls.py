@@ -250,7 +250,7 @@ def change(chance: random.Random, value: Any, inputs: Sequence[Any]) -> None:
         if not target.flags.writeable:  # an input, put there just now
             return
         if target.size and target.dtype == object:
-            target.flat[0] = [number_in(chance)]
+            target.flat[0] = [chance.randrange(99)]
         elif target.size:
             target.flat[chance.randrange(target.size)] = fill(
                 np.empty(1, target.dtype), chance.randrange(999)
@@ -276,11 +276,6 @@ def change(chance: random.Random, value: Any, inputs: Sequence[Any]) -> None:
         target.clear()
 
 
-def number_in(chance: random.Random) -> int:
-    """Any number."""
-    return chance.randrange(99)
-
-
 def new_item(chance: random.Random, value: Any, target: Any, inputs: Sequence[Any]) -> Any:
     """Something to put into a container of `value`: an input most of the time."""
     kind = chance.random()
@@ -290,19 +285,9 @@ def new_item(chance: random.Random, value: Any, target: Any, inputs: Sequence[An
             return part_of(chance, given) if kind < 0.2 else given
     if kind < 0.75:
         own = part_of(chance, value)
-        if target not in _containers(own):
+        if id(target) not in mutables(own):  # else a cycle would begin
             return own  # a tie, or a view of the value's own memory
     return make(chance, 1)
-
-
-class _containers:  # noqa: N801
-    """Whether an object is, by identity, among what a value holds: a cycle would begin."""
-
-    def __init__(self, value: Any) -> None:
-        self.found = mutables(value)
-
-    def __contains__(self, target: Any) -> bool:
-        return id(target) in self.found
 
 
 def scribble(value: Any) -> None:

@@ -352,7 +352,7 @@ def main() -> None:
         if not attempt(session, calls, way):
             print("nothing differs")
             return
-        calls, way = smallest(partial(attempt, session), calls, way)
+        calls = smallest(partial(attempt, session), calls, way)
         print(tell(calls, way))
         print(attempt(session, calls, way))
         sys.exit(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from jobrunner import Blob, Job, Node, Task, WorkspaceType
 from tests.fuzz.calls import Call, CrashError, Function, Read, constant_of
@@ -174,51 +173,6 @@ class Draft:
 def draw(seed: int, first: int = 0, *, has_objects: bool = True) -> list[Call]:
     """The tasks of the job of a seed, numbered from `first`."""
     return Draft(seed, first, has_objects=has_objects).draw()
-
-
-def without(calls: Sequence[Call], left_out: set[int]) -> list[Call]:
-    """A job without some of its tasks, and without what needs them."""
-    calls = [call for call in calls if call.number not in left_out]
-    while True:
-        kept = _whole(calls)
-        if len(kept) == len(calls):
-            return kept
-        calls = kept
-
-
-def _whole(calls: Sequence[Call]) -> list[Call]:
-    numbers = {call.number: call for call in calls}
-    lasting: set[tuple[str, str]] = set()
-    made: dict[str, set[tuple[str, str]]] = {
-        group: set() for group in ("init", "epoch", "epoch_end", "exit")
-    }
-    globals_ = {
-        (call.node, name)
-        for call in calls
-        if call.is_global or (call.is_global is None and call.group == "init")
-        for name in call.outputs
-    }
-    kept = []
-    group = "init"
-    for call in calls:
-        if call.group != group:
-            lasting |= made[group] & globals_
-            group = call.group
-        there = lasting | made[group]
-        reads = [
-            read in there
-            if isinstance(read, tuple)
-            else read in numbers
-            and (
-                numbers[read].group == group
-                or (numbers[read].node, numbers[read].outputs[0]) in lasting
-            )
-            for read in call.reads
-        ]
-        if all(reads) and all((call.node, name) in there for name in call.updates):
-            kept.append(replace(call, after=tuple(n for n in call.after if n in numbers)))
-            made[group].update((call.node, name) for name in call.outputs)
-    return kept
 
 
 def build(

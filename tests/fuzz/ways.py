@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import random
-import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tests.fuzz.calls import Call
-from tests.fuzz.jobs import without
-
-MOST_SECONDS = 60
+from tests.fuzz.rules import Rules
 
 
 @dataclass(frozen=True)
@@ -64,73 +60,31 @@ def _placed(chance: random.Random) -> tuple[int, ...]:
     return tuple((first + i % count) % 3 for i in range(3))
 
 
-def kind_of(wrong: str) -> str:
-    """What is wrong, without names and values: a smaller job must fail in the same way."""
-    if not wrong:
-        return ""
-    if "\n  found " in wrong:
-        shown = [line.split(" ", 3)[-1] for line in wrong.splitlines()[1:]]
-        ties = [re.sub(r"\('same as', \d+\)", "", line).count("same") for line in shown]
-        return f"{len(shown)} {ties}" + wrong.split(":")[0].split("epoch")[0].split(" of ")[0]
-    return re.sub(r"\S*\d\S*|Task.*?epoch|node '.'", "", wrong.strip().splitlines()[-1])[:90]
-
-
 def smallest(
     attempt: Callable[[Sequence[Call], Way], str], calls: Sequence[Call], way: Way
-) -> tuple[list[Call], Way]:
-    """Leave out what a failure does not need, for at most a minute."""
-    until = time.monotonic() + MOST_SECONDS
+) -> list[Call]:
+    """Leave out each task without which the job still fails."""
     calls = list(calls)
-    kind = kind_of(attempt(calls, way))
+    for call in reversed(calls):
+        fewer = [
+            replace(other, after=tuple(n for n in other.after if n != call.number))
+            for other in calls
+            if other.number != call.number
+        ]
+        if is_whole(fewer) and attempt(fewer, way):
+            calls = fewer
+    return calls
 
-    def fails(calls: Sequence[Call], way: Way) -> bool:
-        return time.monotonic() < until and kind_of(attempt(calls, way)) == kind
 
-    size = len(calls)
-    while size:
-        for start in range(0, len(calls), size):
-            fewer = without(calls, {call.number for call in calls[start : start + size]})
-            if len(fewer) < len(calls) and fails(fewer, way):
-                calls = fewer
-                break
-        else:
-            size //= 2
-    for simpler in (
-        {"story": "straight", "manager": ""},
-        {"workers": (0, 0, 0), "then": (0, 0, 0)},
-        {"workers": (0, 0, 0)},
-        {"steps": 1, "at_step": 0},
-        {"watches": False},
-        {"changes": False},
-        {"batch_seconds": 0.0},
-        {"manager": "sync", "saves": "epochs=1"} if way.manager else {},
-        {"epochs": 2, "at": 1},
-        {"epochs": 1} if way.story == "straight" else {},
-    ):
-        other = replace(way, **simpler)
-        if other != way and fails(calls, other):
-            way = other
-    for i, call in enumerate(calls):
-        for simpler in (
-            {"after": ()},
-            {"is_fetched": False},
-            {"instances": 1},
-            {"reads": call.reads[:1]},
-            {"updates": call.updates[:1]},
-            {"outputs": call.outputs[:1]},
-            {"does": "make"},
-            {"reads": ()},
-            {"updates": ()},
-        ):
-            other_call = replace(calls[i], **simpler)
-            other_calls = without([*calls[:i], other_call, *calls[i + 1 :]], set())
-            if (
-                other_call != calls[i]
-                and len(other_calls) == len(calls)
-                and fails(other_calls, way)
-            ):
-                calls = other_calls
-    return calls, way
+def is_whole(calls: Sequence[Call]) -> bool:
+    """Whether what the tasks read and update exists, so that the rules can run them."""
+    try:
+        rules = Rules(calls)
+        rules.step()
+        rules.run("exit")
+    except KeyError:
+        return False
+    return True
 
 
 def tell(calls: Sequence[Call], way: Way) -> str:

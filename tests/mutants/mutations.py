@@ -176,16 +176,6 @@ def change_kind(draw: random.Random, document: Any) -> Any:
     return document
 
 
-def make_huge(draw: random.Random, document: Any) -> Any:
-    """A number that is too large, in a place where there is a number."""
-    numbers = [
-        trail for trail in places(document) if type(value_at(document, trail)) in (int, float)
-    ]
-    if numbers:
-        _put(document, draw.choice(numbers), draw.choice(_NUMBERS[7:]))
-    return document
-
-
 def multiply_value(draw: random.Random, document: Any) -> Any:
     """Very many items where there are some."""
     trail = draw_place(draw, document)
@@ -204,7 +194,7 @@ def multiply_value(draw: random.Random, document: Any) -> Any:
 
 JSON_CHANGES: tuple[Callable[[random.Random, Any], Any], ...] = (
     *(replace_value, replace_value, nudge_value, nudge_value, delete_value, rename_key, add_value),
-    *(swap_values, change_kind, make_huge, multiply_value),
+    *(swap_values, change_kind, multiply_value),
 )  # fmt: skip
 
 
@@ -238,21 +228,13 @@ def extend(draw: random.Random, content: bytes) -> bytes:
     return content + draw.choice((b"\0", b"}", b"\n", b"x" * 100, bytes(100_000), content))
 
 
-def empty(draw: random.Random, content: bytes) -> bytes:
-    return b""
-
-
-def zeros(draw: random.Random, content: bytes) -> bytes:
-    return bytes(len(content))
-
-
 def ones(draw: random.Random, content: bytes) -> bytes:
     """A part that is all ones, as lengths in chunks of strings may be."""
     at = draw.randrange(len(content) + 1)
     return content[:at] + b"\xff" * min(8, len(content) - at) + content[at + 8 :]
 
 
-BYTE_CHANGES = (odd_text, flip, cut, extend, empty, zeros, ones)
+BYTE_CHANGES = (odd_text, flip, cut, extend, ones)
 
 
 # ---- files

@@ -104,19 +104,13 @@ class Case:
     def top(self) -> None:
         LiveRuns(FaultyFiles(), str(self.path)).look()
 
-    def compare(self, one: str = "", other: str = "") -> None:
-        one, other = one or self.path, other or self._whole
-        _print(show.compare(self.manager(one).directory, self.manager(other).directory))
-
-    def compare_from(self) -> None:
-        self.compare(self._whole, self.path)
+    def compare(self) -> None:
+        whole = self.manager(self._whole).directory
+        _print(show.compare(self.manager().directory, whole))
+        _print(show.compare(whole, self.manager().directory))
 
     def info(self) -> None:
         self.each(lambda manager, epoch: _print(show.describe_checkpoint(manager.directory, epoch)))
-
-    def verify(self) -> None:
-        manager = self.manager()
-        _print(checkpoints.verify_epochs(manager.directory, manager.positions(), is_all=True))
 
     def verify_deep(self) -> None:
         recorded = self.manager().directory
@@ -221,10 +215,6 @@ class Case:
         manager.directory.held_by(snapshot)
         list(manager.watch(timeout_seconds=0))
 
-    def plan(self) -> None:
-        runner = JobRunner(self.job, self.manager(), num_epochs=20)
-        str(runner.plan_resume())
-
     def plan_epoch(self) -> None:
         def act(manager: MultiNodeCheckpointManager, epoch: Position) -> None:
             runner = JobRunner(self.job, manager, num_epochs=20, resume_from_epoch=epoch)
@@ -269,9 +259,9 @@ class Case:
 
 
 READING = (
-    *("ls", "info", "verify", "verify_deep", "diff", "fsck", "prune_best", "report"),
-    *("ls_runs", "top", "compare", "compare_from"),
-    *("load", "look", "look_lazily", "ask", "plan", "plan_epoch", "replay", "load_in_run"),
+    *("ls", "info", "verify_deep", "diff", "fsck", "prune_best", "report"),
+    *("ls_runs", "top", "compare"),
+    *("load", "look", "look_lazily", "ask", "plan_epoch", "replay", "load_in_run"),
 )
 WRITING = ("fsck_repair", "prune", "pin", "restore", "copy_all", "resume")
 

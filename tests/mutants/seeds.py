@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 
@@ -209,18 +210,53 @@ def killed(path: Path) -> Any:
 
 def libraries(path: Path) -> Any:
     """Values of other libraries, as far as they are installed."""
-    from tests.mutants import library_values
-
-    found: dict[str, Any] = {}
-    for library, make in library_values.VALUES.items():
-        if importlib.util.find_spec(library.partition(" ")[0].partition(".")[0]):
-            found[library] = make()
-    life = Life(path, {"a": found or {"n": 1}})
+    blobs: dict[str, Any] = {"n": 1}
+    for library, make in LIBRARIES.items():
+        if importlib.util.find_spec(library):
+            blobs[library] = make()
+    life = Life(path, {"a": blobs})
     life.start()
-    life.save(0, {"a": found or {"n": 1}})
+    life.save(0, {"a": blobs})
     life.manager.run.end()
     return life.names, {}
 
+
+def pandas_values() -> list[Any]:
+    import pandas as pd
+
+    days = pd.date_range("2024-03-30", periods=3, freq="D", tz=ZoneInfo("Europe/Paris"), unit="ns")
+    columns = {
+        "x": [0.5, np.nan, -0.0],
+        "text": pd.Series(["a", "é", ""], days, object),
+        "kind": pd.Categorical.from_codes([0, 1, -1], pd.Index([10, 20]), ordered=True),
+        "gaps": pd.array([1, None, 3], "Int16"),
+    }
+    return [
+        pd.DataFrame(columns, index=days),
+        pd.MultiIndex.from_arrays([[1, 1, 2], [0.5, 1.5, 0.5]], names=["i", "j"]),
+        pd.Timestamp("2024-10-27 00:30", tz=ZoneInfo("Europe/Paris")),
+        pd.Timedelta(-5, "s"),
+        pd.NA,
+    ]
+
+
+def scipy_values() -> list[Any]:
+    from scipy import sparse
+
+    dense = np.array([[0, 1.5, 0], [-2, 0, 0]])
+    return [sparse.coo_array(dense).asformat(form) for form in ("csr", "coo", "dia")]
+
+
+def xarray_values() -> Any:
+    import xarray as xr
+
+    heat = xr.DataArray(
+        np.arange(6, dtype="f4").reshape(2, 3), {"height": 2.0}, ["y", "x"], name="heat"
+    )
+    return heat.to_dataset().assign(count=("x", np.arange(3, dtype="i2")))
+
+
+LIBRARIES = {"pandas": pandas_values, "scipy": scipy_values, "xarray": xarray_values}
 
 MADE: tuple[Callable[[Path], Any], ...] = (
     *(two_runs, values, stacks, long_log, repaired, killed, libraries),

@@ -3,11 +3,9 @@
     python tests/soak/soak.py --minutes 30 --seed 1
 
 A driver process runs a job on a scheduler and workers of its own, again and again until it is
-done. Meanwhile workers are killed, stopped and continued, terminated or retired, tasks raise what
-passes, the scheduler is killed and started again, and the driver is killed, interrupted or
-terminated. In the end the state is compared
-with that of the same job undisturbed. Exits with 1 if an epoch was lost, if a bit differs, or if
-nothing was recorded for two minutes.
+done. Meanwhile workers, scheduler and driver are killed, stopped, terminated or retired, and tasks
+raise what passes. In the end the state is compared with that of the same job undisturbed. Exits
+with 1 if an epoch was lost, if a bit differs, or if nothing was recorded for two minutes.
 """
 
 from __future__ import annotations
@@ -50,12 +48,9 @@ def walk(x, seconds, flag=""):
     """Draws; once for each file that lies at `flag` it raises what passes."""
     time.sleep(seconds)
     if flag:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(flag)
-        except FileNotFoundError:
-            pass
-        else:
-            raise OSError("as asked for")
+            raise InterruptedError("as asked for")
     return x + current_task().rng.standard_normal(x.size)
 
 
@@ -82,7 +77,7 @@ def build(epochs, seconds, flag=""):
                 outputs="y",
                 node=node,
                 kwargs={"seconds": seconds, "flag": flag},
-                transient_errors=OSError,
+                transient_errors=InterruptedError,
             )
             Task(
                 lambda y, other: 0.9 * y + 0.1 * other,
@@ -110,27 +105,16 @@ class Cluster:
     """A scheduler at one address and workers, all processes that may die."""
 
     def __init__(self, path, workers):
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            self.port = found.getsockname()[1]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
         self.address = f"tcp://127.0.0.1:{self.port}"
         self.path = path
-        self.log = (path / "dask.log").open("ab")
         self.scheduler = self._start_scheduler()
         self.workers = [self._start_worker() for _ in range(workers)]
 
     def _dask(self, *command):
-        return subprocess.Popen(
-            [sys.executable, "-m", "dask", *command, "--dashboard-address", ":0"],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "DASK_JOBRUNNER__WORKER_SILENCE_SECONDS": "2",
-            },
-            cwd=self.path,
-            stdout=self.log,
-            stderr=self.log,
-        )
+        return start(self.path, "dask.log", "-m", "dask", *command, "--dashboard-address", ":0")
 
     def _start_scheduler(self):
         return self._dask("scheduler", "--host", "127.0.0.1", "--port", str(self.port))
@@ -139,15 +123,13 @@ class Cluster:
         return self._dask("worker", self.address, "--nthreads", "1", "--no-nanny")
 
     def restart_scheduler(self):
-        end(self.scheduler)
+        """Workers leave with their scheduler."""
+        self.close()
         self.scheduler = self._start_scheduler()
-        self.tend(all_of_them=True)
+        self.tend()
 
-    def tend(self, all_of_them=False):
-        """Start again what has gone; workers leave with their scheduler."""
-        if all_of_them:
-            for worker in self.workers:
-                end(worker)
+    def tend(self):
+        """Start workers again that have gone."""
         self.workers = [
             self._start_worker() if worker.poll() is not None else worker for worker in self.workers
         ]
@@ -155,7 +137,15 @@ class Cluster:
     def close(self):
         for process in (*self.workers, self.scheduler):
             end(process)
-        self.log.close()
+
+
+def start(path, log, *command):
+    """Start Python in a directory, as a process that writes to a log there."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment["DASK_JOBRUNNER__WORKER_SILENCE_SECONDS"] = "2"
+    command = [sys.executable, *command]
+    with open(path / log, "ab") as file:
+        return subprocess.Popen(command, env=environment, cwd=path, stdout=file, stderr=file)
 
 
 def end(process):
@@ -165,26 +155,28 @@ def end(process):
     process.wait(30)
 
 
-def disturb(what, cluster, driver, chance):
+def disturb(event, cluster, driver, chance):
     worker = chance.choice(cluster.workers)
-    if what == "kill worker":
+    if event == "kill worker":
         worker.kill()
-    elif what == "stop worker":
+    elif event == "stop worker":
         worker.send_signal(signal.SIGSTOP)
         time.sleep(chance.uniform(0.5, 5))
-        with contextlib.suppress(ProcessLookupError):
-            worker.send_signal(signal.SIGCONT)
-    elif what == "terminate worker":
+        worker.send_signal(signal.SIGCONT)
+    elif event == "terminate worker":
         worker.terminate()
-    elif what == "retire worker":
+    elif event == "retire worker":
         retire(cluster, chance)
-    elif what == "transient error":
+    elif event == "transient error":
         (cluster.path / "ckpt.fail").touch()
-    elif what == "kill scheduler":
+    elif event == "kill scheduler":
         cluster.restart_scheduler()
+    elif event == "kill driver":
+        driver.kill()
+    elif event == "interrupt driver":
+        driver.send_signal(signal.SIGINT)
     else:
-        number = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "terminate": signal.SIGTERM}
-        driver.send_signal(number[what.split()[0]])
+        driver.terminate()
 
 
 def retire(cluster, chance):
@@ -198,7 +190,7 @@ def retire(cluster, chance):
             client.retire_workers([chance.choice(there)], close_workers=True)
 
 
-EVENTS = {
+WEIGHTS = {
     "kill worker": 6,
     "stop worker": 2,
     "terminate worker": 2,
@@ -209,19 +201,52 @@ EVENTS = {
     "interrupt driver": 1,
     "terminate driver": 1,
 }
+FAILURES = ("recorded epochs lost", "hangs", "nodes whose bits differ")
 
 
-def latest(manager):
-    found = manager.latest()
-    return -1 if found is None else found
+def disturb_until_done(cluster, command, options, chance, counts):
+    """Start the driver until it ends by itself; gives the last epoch that was recorded."""
+    manager = MultiNodeCheckpointManager(cluster.path / "ckpt")
+    driver = None
+    began = moved = time.monotonic()
+    next_event = began + options.every
+    reached = -1
+    try:
+        while True:
+            if driver is None or driver.poll() is not None:
+                if driver is not None and driver.returncode == 0:
+                    return reached
+                driver = start(cluster.path, "driver.log", *command)
+                counts["drivers started"] += 1
+            cluster.tend()
+            now = time.monotonic()
+            latest = manager.latest()
+            epoch = -1 if latest is None else latest
+            if epoch < reached:
+                counts["recorded epochs lost"] += 1
+            if epoch != reached:
+                reached, moved = epoch, now
+            if now - moved > STUCK_SECONDS:
+                counts["hangs"] += 1
+                return reached
+            if next_event <= now < began + 60 * options.minutes:
+                event = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+                disturb(event, cluster, driver, chance)
+                counts[event] += 1
+                next_event = time.monotonic() + chance.uniform(0.5, 1.5) * options.every
+            time.sleep(0.1)
+    finally:
+        if driver is not None:
+            end(driver)
+        cluster.close()
 
 
 def undisturbed(epochs, path):
     with (
         LocalCluster(
             n_workers=1, threads_per_worker=4, processes=False, dashboard_address=":0"
-        ) as c,
-        Client(c, set_as_default=False) as client,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
         Session(client) as session,
     ):
         JobRunner(build(epochs, 0.0), MultiNodeCheckpointManager(path)).run(session)
@@ -235,75 +260,29 @@ def state(path, epoch):
     }
 
 
-def soak(minutes, seed, every, epochs, seconds):
-    """Run, disturb, count."""
-    chance, counts = random.Random(seed), Counter()
+def soak(options, epochs):
+    """Run, disturb, count; whether something failed."""
+    counts = Counter(dict.fromkeys(FAILURES, 0))
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
-        manager = MultiNodeCheckpointManager(path / "ckpt")
         cluster = Cluster(path, 3)
-        command = [sys.executable, __file__, "--drive", cluster.address, str(path / "ckpt")]
-        command += ["--epochs", str(epochs), "--seconds", str(seconds)]
-        began = moved = time.monotonic()
-        reached, driver, next_event = -1, None, began + every
-        try:
-            while True:
-                if driver is None or driver.poll() is not None:
-                    if driver is not None and driver.returncode == 0:
-                        break
-                    with open(path / "driver.log", "ab") as log:
-                        driver = subprocess.Popen(
-                            command,
-                            stdout=log,
-                            stderr=log,
-                            env={
-                                **os.environ,
-                                "PYTHONPATH": str(ROOT),
-                                "DASK_JOBRUNNER__WORKER_SILENCE_SECONDS": "2",
-                            },
-                        )
-                    counts["drivers started"] += 1
-                cluster.tend()
-                now, found = time.monotonic(), latest(manager)
-                if found < reached:
-                    counts["recorded epochs lost"] += 1
-                if found != reached:
-                    reached, moved = found, now
-                if now - moved > STUCK_SECONDS:
-                    counts["hangs"] += 1
-                    break
-                if now - began < 60 * minutes and now >= next_event:
-                    what = chance.choices(list(EVENTS), list(EVENTS.values()))[0]
-                    disturb(what, cluster, driver, chance)
-                    counts[what] += 1
-                    next_event = time.monotonic() + chance.uniform(0.5, 1.5) * every
-                elif now - began >= 60 * minutes and reached < epochs:
-                    counts["epochs when the killing stopped"] = (
-                        counts["epochs when the killing stopped"] or reached
-                    )
-                time.sleep(0.1)
-        finally:
-            if driver is not None:
-                end(driver)
-            cluster.close()
+        command = [str(Path(__file__).resolve()), "--drive", cluster.address, str(path / "ckpt")]
+        command += ["--epochs", str(epochs), "--seconds", str(options.seconds)]
+        reached = disturb_until_done(cluster, command, options, random.Random(options.seed), counts)
         log = (path / "driver.log").read_text(errors="replace")
         counts["moves within a driver"] = log.count("Nodes move after epoch")
         counts["recoveries within a driver"] = log.count("Beginning again from")
         counts["epochs recorded"] = reached
         if reached == epochs:
             undisturbed(epochs, path / "calm")
-            counts["nodes whose bits differ"] = sum(
-                state(path / "ckpt", epochs)[node] != bits
-                for node, bits in state(path / "calm", epochs).items()
-            )
+            calm, disturbed = state(path / "calm", epochs), state(path / "ckpt", epochs)
+            for node, bits in calm.items():
+                counts["nodes whose bits differ"] += disturbed[node] != bits
         else:
             print(log[-5000:])
-    failed = counts["recorded epochs lost"] + counts["hangs"] + counts["nodes whose bits differ"]
-    for name in ("recorded epochs lost", "hangs", "nodes whose bits differ"):
-        counts.setdefault(name, 0)
     for name, count in counts.items():
         print(f"{count:6} {name}")
-    return bool(failed or reached < epochs)
+    return reached < epochs or any(counts[name] for name in FAILURES)
 
 
 def main():
@@ -315,14 +294,14 @@ def main():
     parser.add_argument("--epochs", type=int, default=0, help="0: as many as fit")
     parser.add_argument("--seconds", type=float, default=0.2, help="an epoch takes about so long")
     parser.add_argument("--drive", nargs=2, metavar=("ADDRESS", "DIRECTORY"))
-    asked = parser.parse_args()
-    epochs = asked.epochs or max(10, int(asked.minutes * 60 / asked.seconds / 4))
-    if asked.drive:
-        drive(*asked.drive, epochs, asked.seconds)
+    options = parser.parse_args()
+    epochs = options.epochs or max(10, int(options.minutes * 60 / options.seconds / 4))
+    if options.drive:
+        drive(*options.drive, epochs, options.seconds)
     else:
         # Or drivers would ignore it too, where a shell runs this in the background.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.exit(soak(asked.minutes, asked.seed, asked.every, epochs, asked.seconds))
+        sys.exit(soak(options, epochs))
 
 
 if __name__ == "__main__":
