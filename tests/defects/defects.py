@@ -1,6 +1,6 @@
 """Who notices what: breaks one line of the package at a time, and runs the tests that must fail.
 
-    python tests/defects/defects.py [PATH ...] [--processes 2] [--json FILE]
+    python tests/defects/defects.py [PATH ...] [--processes 2]
     python tests/defects/defects.py jobrunner/checkpoint --tests tests/checkpoint
 
 Each entry of `lists/*.toml` states a rule, the one line of a file that holds it, the line that
@@ -12,8 +12,8 @@ at a time. A defect is
 - *NOT NOTICED* if all pass: the rule has lost its guard;
 - *stale* if its line is gone or occurs twice. The rule probably still holds somewhere: state it
   anew, with the line that holds it now, or delete the entry together with the rule;
-- *without tests* if none of its tests exists any more: name others. `--tests` says which fail, of
-  the files and directories given; `--most` stops after so many failures.
+- *without tests* if none of its tests exists any more: name others. `--tests` says which
+  fails first, of the files and directories given.
 
 The tests first run in a copy that nothing is broken in; those that fail there count for nothing.
 `lists/commands.toml` names commands that break the package by themselves; they run without PATH.
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import shlex
@@ -36,7 +35,7 @@ import time
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -170,23 +169,9 @@ class Copy:
         self, tests: Sequence[str], most: int, seconds: float, which: str
     ) -> tuple[bool, list[str]]:
         """Run tests of some marks until `most` have failed; whether one failed, and which."""
-        options = [
-            "-q",
-            "-n",
-            "0",
-            "-p",
-            "no:cacheprovider",
-            "-W",
-            "ignore::SyntaxWarning",
-        ]
-        options += [
-            "-m",
-            which,
-            f"--maxfail={most}",
-            f"--timeout={TEST_SECONDS}",
-            "-rfE",
-            "--tb=no",
-        ]
+        options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore::SyntaxWarning"]
+        options += ["-m", which, f"--maxfail={most}", f"--timeout={TEST_SECONDS}"]
+        options += ["-rfE", "--tb=no"]
         command = [sys.executable, "-m", "pytest", *options, *tests]
         code, output = self.run(command, seconds)
         names = re.findall(r"^(?:FAILED|ERROR) (tests/\S+)", output, re.M)
@@ -218,7 +203,6 @@ class Examiner:
 
     copies: SimpleQueue[Copy]
     tests: Sequence[str]
-    most: int
     red: frozenset[str] = frozenset()
 
     def examine(self, defect: Defect) -> Finding:
@@ -241,10 +225,10 @@ class Examiner:
         if not tests:
             finding.verdict = "without tests"
             return
-        has_failed, finding.failed = copy.run_tests(tests, self.most, DEFECT_SECONDS, EVERYDAY)
+        has_failed, finding.failed = copy.run_tests(tests, 1, DEFECT_SECONDS, EVERYDAY)
         if not has_failed and all("::" in test for test in tests):
             # A test that is named may be a nightly one.
-            has_failed, finding.failed = copy.run_tests(tests, self.most, DEFECT_SECONDS, NIGHTLY)
+            has_failed, finding.failed = copy.run_tests(tests, 1, DEFECT_SECONDS, NIGHTLY)
         finding.verdict = "noticed" if has_failed else "NOT NOTICED"
 
     def find_red(self, tests: Sequence[str]) -> frozenset[str]:
@@ -278,7 +262,7 @@ def examine_all(arguments: argparse.Namespace) -> list[Finding]:
     with tempfile.TemporaryDirectory(prefix="jobrunner-defects-") as directory:
         for number in range(arguments.processes):
             copies.put(Copy(Path(directory) / str(number)))
-        examiner = Examiner(copies, arguments.tests, arguments.most)
+        examiner = Examiner(copies, arguments.tests)
         named = existing(dict.fromkeys(test for defect in defects for test in defect.tests))
         if named and not arguments.tests:
             examiner.red = examiner.find_red(named)
@@ -307,15 +291,8 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", help="files and directories of the package")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--tests", nargs="+", default=[], help="run these instead of those listed")
-    parser.add_argument(
-        "--most", type=int, default=1, help="stop a defect's tests after so many fail"
-    )
-    parser.add_argument("--json", type=Path, help="also write the findings to this file")
     arguments = parser.parse_args()
     findings = examine_all(arguments)
-    if arguments.json is not None:
-        rows = [asdict(finding) for finding in findings]
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
     counts = dict.fromkeys(("noticed", "NOT NOTICED", "stale", "without tests"), 0)
     for finding in findings:
         counts[finding.verdict] += 1

@@ -87,13 +87,6 @@ def test_no_metric_and_no_save_is_cut_at_any_width(
             assert text.replace(" ", "") in shown
 
 
-def test_words_have_no_colour_that_is_too_light_on_white() -> None:
-    drawn = draw_lines(state({"loss": 0.5}, ["a", "b"]).now(), 80, 30)
-    lines: Any = drawn.renderables
-    spans = [(line.plain[it.start : it.end], it.style) for line in lines for it in line.spans]
-    assert {style for text, style in spans if any(map(str.isalpha, text))} == {"bold", "bold red"}
-
-
 @pytest.mark.parametrize("height", [8, 24, 50])
 def test_metrics_that_half_a_screen_does_not_hold_are_counted(height: int) -> None:
     metrics = {f"a_metric_of_some_length_{i}": i / 7 for i in range(200)}
