@@ -171,7 +171,7 @@ def test_a_job_with_other_names_is_resumed_and_the_advice_repeats_them(
     assert failed.exit_code == 3
     assert " ".join(options) in failed.stderr
     assert "blob 'five' of node 'c' is made" in failed.output
-    assert MultiNodeCheckpointManager(tmp_path / "runs").open(1).nodes == ("b", "c")
+    assert MultiNodeCheckpointManager(tmp_path / "runs").open(1).nodes == ("c", "b")
     assert run(script, "--rename", "a").exit_code == 2
 
 
