@@ -12,7 +12,8 @@ import inspect
 import json
 import platform
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from types import CodeType
+from contextlib import suppress
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from jobrunner.compile.plan import Plan
@@ -58,11 +59,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     for key, name in _SETTINGS.items():
         if before.get(key) != now.get(key):
             lines.append(f"{name} was {before.get(key)!r} and is {now.get(key)!r}")
-    # A stranger's record may have secrets.
-    old, new = (
-        {name: without_secrets(name, value) for name, value in part.get("parameters", {}).items()}
-        for part in (before, now)
-    )
+    old, new = _parameters_of(before), _parameters_of(now)
     for name in sorted({*new, *old}):
         if name not in old or name not in new or old[name] != new[name]:
             lines.append(
@@ -81,8 +78,16 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [printable(line, kept="") for line in lines]
 
 
+def _parameters_of(described: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = described.get("parameters", {})
+    # A stranger's record may have secrets.
+    return {name: without_secrets(name, value) for name, value in parameters.items()}
+
+
 def _text_of(parameters: Mapping[str, Any], name: str) -> str:
-    return clip(show(parameters[name]), 100) if name in parameters else "not given"
+    if name not in parameters:
+        return "not given"
+    return clip(show(parameters[name]), 100)
 
 
 def _changed_tasks(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -106,10 +111,7 @@ def _changed_tasks(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
 def structure_of(task: Task, global_blobs: Collection[tuple[str, str]]) -> str:
     """Digest of one task's structure: 16 hexadecimal digits."""
     outputs = [(blob.name, blob.key in global_blobs) for blob in task.output_blobs]
-    after = [
-        task_after if isinstance(task_after, str) else task_after.full_name
-        for task_after in task.after
-    ]
+    after = [str(getattr(earlier, "full_name", earlier)) for earlier in task.after]
     structure = [
         [_name_input(value) for value in task.inputs],
         [blob.name for blob in task.updates],
@@ -134,30 +136,96 @@ def _name_input(value: Any) -> str:
 def code_of(fn: Any) -> str:
     """Digest of a function's code: 16 hexadecimal digits.
 
-    It covers nested functions, but not defaults; of a partial, its function and the functions among
-    its arguments; of a decorated function, both functions; of another callable, the ``__call__`` of
-    its class.
+    It covers nested functions, and the functions and classes of the function's own module that its
+    code names, and so on, but neither defaults nor other modules. Of a partial it covers also the
+    functions among its arguments; of a decorated function, both functions; of a method or another
+    callable, its class.
     """
-    functions: list[Any] = []
-    while isinstance(fn, functools.partial):
-        arguments = (*fn.args, *fn.keywords.values())
-        functions += filter(inspect.isfunction, arguments)
-        fn = fn.func
-    fn = getattr(fn, "__func__", fn)
-    if inspect.isfunction(getattr(fn, "__wrapped__", None)):  # by a decorator
-        functions.append(fn.__wrapped__)
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        code = getattr(vars(type(fn)).get("__call__"), "__code__", None)
-    name = getattr(fn, "__qualname__", type(fn).__qualname__)
-    parts = [name, None if code is None else _flatten(code), *map(code_of, functions)]
+    parts: list[Any] = []
+    covered: dict[int, Any] = {}  # by identity, which is theirs alone as long as they are kept here
+    pending = [fn]
+    while pending:
+        value = pending.pop()
+        if id(value) in covered:
+            continue
+        covered[id(value)] = value
+        code: list[Any] = []
+        if isinstance(value, FunctionType):
+            code = _flatten(value.__code__)
+        parts.append([getattr(value, "__qualname__", ""), code])
+        pending += _used_by(value)
     return _digest(parts, 8)
+
+
+def _used_by(value: Any) -> list[Any]:
+    """What else the code of a function, a class or another callable covers."""
+    if isinstance(value, functools.partial):
+        return [value.func, *filter(inspect.isfunction, (*value.args, *value.keywords.values()))]
+    if isinstance(value, MethodType):
+        owner = value.__self__  # of a class method, the class itself
+        return [value.__func__, owner if isinstance(owner, type) else type(owner)]
+    if isinstance(value, type):
+        return _of_module(value.__module__, [*_members(value), *value.__bases__])
+    used = [type(value)]
+    if isinstance(value, FunctionType):
+        used = []
+        # A decorator of another module says that its function is of the module of what it wraps.
+        if value.__globals__.get("__name__") == value.__module__:
+            used = _of_module(value.__module__, _named_by(value))
+    return [*used, *_of_wrapped(value)]
+
+
+def _members(owner: type) -> Iterator[Any]:
+    for _, member in sorted(vars(owner).items()):
+        if isinstance(member, staticmethod | classmethod):
+            yield member.__func__
+        elif isinstance(member, property):
+            yield member.fget
+        elif isinstance(member, functools.cached_property):
+            yield member.func
+        else:
+            yield member
+
+
+def _named_by(function: FunctionType) -> Iterator[Any]:
+    """The values of the global names and the closure of a function."""
+    for name in _names_in(function.__code__):
+        value = function.__globals__.get(name)
+        yield value
+        if callable(value):
+            yield from _of_wrapped(value)
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it is empty
+            yield cell.cell_contents
+
+
+def _of_wrapped(value: Any) -> list[Any]:
+    """The function that a decorator has wrapped; found without running code of the value."""
+    wrapped = inspect.getattr_static(value, "__wrapped__", None)
+    if isinstance(wrapped, FunctionType):
+        return [wrapped]
+    return []
+
+
+def _of_module(module: str, values: Iterable[Any]) -> list[Any]:
+    """Those of the values that are functions and classes of a module."""
+    kinds = (FunctionType, type)
+    return [v for v in values if isinstance(v, kinds) and v.__module__ == module]
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _names_in(value)
 
 
 def task_code(task: Task, code: str) -> str:
     """Digest of the code of a task, given that of its function."""
     functions = {**task.setup, **task.instance_setup}
-    return _digest([code, *map(code_of, functions.values())], 8) if functions else code
+    if not functions:
+        return code
+    return _digest([code, *map(code_of, functions.values())], 8)
 
 
 def kind_of(tasks: Iterable[tuple[Task, str]]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobrunner.compile.plan import (
     Argument,
@@ -43,8 +43,14 @@ from jobrunner.errors import DefinitionError
 from jobrunner.names import BlobKey
 from jobrunner.texts import listed
 
-CrossingKey = tuple[str, int | None, str | None, int | None]
-"""Source node, source task, blob, part."""
+
+class CrossingKey(NamedTuple):
+    """What crosses from a node: see `Crossing`."""
+
+    source: str
+    source_task: int | None
+    blob: str | None = None
+    part: int | None = None
 
 
 @dataclass(slots=True)
@@ -148,7 +154,7 @@ class GroupCompiler:
         blob_key = value.key
         writer = self._writer.get(blob_key)
         if value.node != task.node:
-            return CrossingArgument(self._cross((blob_key[0], writer, value.name, None), i))
+            return CrossingArgument(self._cross(CrossingKey(blob_key[0], writer, value.name), i))
         if writer is not None:
             self._drafts[i].waits_for.add(writer)
         self._readers.setdefault(blob_key, []).append(i)
@@ -165,7 +171,7 @@ class GroupCompiler:
             )
         node, draft = self.tasks[source].node, self._drafts[i]
         if node != task.node:
-            return CrossingArgument(self._cross((node.name, source, None, part), i))
+            return CrossingArgument(self._cross(CrossingKey(node.name, source, part=part), i))
         draft.waits_for.add(source)
         self._drafts[source].read_parts.add(part)
         return ResultArgument(source, part)
@@ -229,9 +235,8 @@ class GroupCompiler:
     def _cross(self, key: CrossingKey, reader: int) -> int:
         if key not in self._crossings:
             self._crossings[key] = _Readers(len(self._crossings))
-            source_task = key[1]
-            if source_task is not None:
-                self._drafts[source_task].hands_over.append(self._crossings[key].crossing)
+            if key.source_task is not None:
+                self._drafts[key.source_task].hands_over.append(self._crossings[key].crossing)
         readers, task = self._crossings[key], self.tasks[reader]
         readers.nodes[task.node.name] = None
         readers.every = gcd(readers.every, task.every)
@@ -261,12 +266,12 @@ class GroupCompiler:
         if earlier.node == task.node:
             self._drafts[i].waits_for.add(source)
         else:
-            self._cross((earlier.node.name, source, None, None), i)
+            self._cross(CrossingKey(earlier.node.name, source), i)
 
     def _check_cycles(self) -> None:
         if not any(task.after for task in self.tasks):
             return  # all other edges follow the order of definition
-        senders = [source_task for _, source_task, _, _ in self._crossings]  # by id
+        senders = [key.source_task for key in self._crossings]  # by id
         edges: dict[int, set[int]] = {}
         for i, draft in enumerate(self._drafts):
             edges[i] = set(draft.waits_for)
@@ -309,14 +314,10 @@ class GroupCompiler:
         return Condition("/".join(condition.key), *condition.key)
 
     def _crossing(self, key: CrossingKey) -> Crossing:
-        source, source_task, blob, part = key
         readers = self._crossings[key]
         return Crossing(
             id=readers.crossing,
-            source=source,
-            source_task=source_task,
-            blob=blob,
-            part=part,
+            **key._asdict(),
             targets=tuple(readers.nodes),
             every=readers.every,
         )
@@ -326,7 +327,7 @@ class GroupCompiler:
         for i, task in enumerate(self.tasks):
             tasks.setdefault(task.node.name, []).append(self._planned(i, task))
         reports = self._reports()
-        nodes = dict.fromkeys([*tasks, *reports, *(key[0] for key in self._crossings)])
+        nodes = dict.fromkeys([*tasks, *reports, *(key.source for key in self._crossings)])
         return {
             node: Slice(node, tuple(tasks.get(node, ())), tuple(reports.get(node, ())))
             for node in nodes

@@ -130,7 +130,10 @@ def _split_stops(
             is_of_step = condition.key in private
         else:
             is_of_step = condition.task.group is job.epoch_group
-        (after_step if is_of_step else after_epoch).append(condition)
+        if is_of_step:
+            after_step.append(condition)
+        else:
+            after_epoch.append(condition)
     return after_step, after_epoch
 
 
@@ -154,8 +157,9 @@ def _structures(job: Job, global_blobs: Collection[BlobKey]) -> Iterator[tuple[s
 def _nodes_with_kinds(job: Job, code: Mapping[str, str]) -> Iterator[PlannedNode]:
     in_epochs: dict[str, list[tuple[Task, str]]] = {}
     for name in ("epoch", "epoch_end"):
-        group = job.groups.get(name)
-        for task in group.tasks() if group is not None else ():
+        if name not in job.groups:
+            continue
+        for task in job.groups[name].tasks():
             of_node = in_epochs.setdefault(task.node.name, [])
             of_node.append((task, code[f"{name}:{task.full_name}"]))
     for node in planned_nodes(job.groups.values()):
@@ -206,11 +210,12 @@ def compile_resume(
     if present is None:
         available = keys_of(plan.saved_blobs(Position(0)))
         checkpointed = set(plan.checkpointed)
-        loaded = {key for key in global_blobs - transient if key[0] in checkpointed}
+        loaded = {key for key in global_blobs - transient if key[0] in checkpointed} - remade
+        tasks = _resumed_tasks(job, loaded, remade, lacking, plan)
     else:
-        loaded = available = keys_of(present)
-    loaded -= remade
-    tasks = _resumed_tasks(job, loaded, remade, lacking, plan if present is None else None)
+        available = keys_of(present)
+        loaded = available - remade
+        tasks = _resumed_tasks(job, loaded, remade, lacking, None)
     return GroupCompiler(
         job.init_group,
         tasks,

@@ -253,6 +253,38 @@ def test_changes_name_the_task(changed, says):
         assert part in sentence
 
 
+MODULE = """
+import functools
+
+def shift(x): return x + {shift}
+
+@functools.lru_cache
+def factor(): return {factor}
+
+class Model:
+    @property
+    def scale(self): return factor() * {scale}
+    def step(self, x): return shift(x) * self.scale
+
+def report(x): return {report}
+
+def step(x): return [Model().step(y) for y in x]
+"""
+
+
+@pytest.mark.parametrize("part", ["shift", "factor", "scale", "report"])
+def test_a_task_has_other_code_if_what_it_calls_in_its_module_has(part):
+    def described(number):
+        module = {"__name__": "module"}
+        parts = {"shift": 1, "factor": 1, "scale": 1, "report": 1, part: number}
+        exec(MODULE.format(**parts), module)
+        return describe(build(fn=module["step"]))
+
+    assert changes(described(1), described(1)) == []
+    told = [] if part == "report" else [f"task epoch:a/{t} has other code" for t in ("s", "t")]
+    assert changes(described(1), described(2)) == told
+
+
 def test_a_description_is_the_same_in_another_process(tmp_path):
     import subprocess
     import sys
