@@ -8,7 +8,7 @@ Rows of histories lie in arrays of their own; a record says how many of them cou
 **To disk.** Epochs are saved in groups; the worker's threads go on with the next epochs meanwhile.
 
 1. *Due*. Workers run several epochs without the client, if they know which are due: then
-   `run/saver.py: Saver.captures` tells them before. Else the client asks the policy after each epoch
+   `run/saver.py: Saver.capture_rhythm` tells them before. Else the client asks the policy after each epoch
    (`save_policies.py: SaveEvery.is_due`), and the workers to capture it (`Saver.save`).
 2. *Capture*, on each worker, between two epochs: `worker_save.py: SaveQueue.capture` encodes the blobs
    (`encoding/encoded_blobs.py: encode_blobs`) as trees and arrays. It refers to arrays at rest, which

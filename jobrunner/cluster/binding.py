@@ -28,6 +28,7 @@ from jobrunner.errors import ExecutionError, NodeLostError
 from jobrunner.worker import (
     FETCH,
     BindingOptions,
+    CaptureRhythm,
     Keeper,
     NewNode,
     RunOrder,
@@ -83,7 +84,7 @@ class Binding:
     ) -> None:
         self.name = name
         self.plan = plan
-        self.attempt = 0  # number of earlier bindings of this plan
+        self.attempt = 0  # how many bindings of this plan there were before
         self.placement: dict[str, str] = {}  # node -> address of its worker
         self._can_move = can_move
         self._previous: Mapping[str, str] = {}
@@ -188,8 +189,10 @@ class Binding:
         lost = self._members.lost
 
         def check() -> None:
-            if lost or self.leaving:
-                lost.update({a: how for a, how in self.leaving.items() if a not in lost})
+            # Dask runs no new task on a worker that leaves, so what is to bring its values would wait.
+            for address, cause in self.leaving.items():
+                lost.setdefault(address, cause)
+            if lost:
                 raise self._members.error(None)
 
         if not self.arrivals.has(plan):
@@ -203,7 +206,7 @@ class Binding:
         first: int,
         epochs: int,
         seconds: float,
-        captures: tuple[int, int] | None = None,
+        rhythm: CaptureRhythm | None = None,
         deadline_seconds: float | None = None,
     ) -> Iterator[tuple[int, GroupResult]]:
         """Run the epoch group for up to `epochs` epochs with one message to each worker.
@@ -224,7 +227,7 @@ class Binding:
             lead=next(iter(group.judges or group.addresses), ""),
             is_judged=bool(group.judges),
             seconds=seconds,
-            captures=captures,
+            rhythm=rhythm,
         )
         results, failure = self._run(order, deadline_seconds)
         yield from enumerate(results, start=first)

@@ -5,14 +5,15 @@
 
 | what happens | who notices | after |
 |---|---|---|
-| its process dies | the scheduler: `SchedulerLink.watch` | milliseconds |
+| its process dies | the scheduler, whose news `dask_internals.py: read_news` reads | milliseconds |
 | another worker took its address, or it dropped the binding | it answers "unknown" | one message |
 | its lease was cancelled | `Messenger`, by the status of Dask's future | one message |
 | Dask could not send it a message | `exchange`, unless the scheduler soon says that it retires | `NEWS_SECONDS` |
 | it does not answer, and then no ping either | `Messenger`, `SchedulerLink.find_silent` | worker-silence-seconds, `PING_SECONDS` |
 | it retires, and answers no message and then no ping | `Messenger` | `RETIRING_SECONDS`, `PING_SECONDS` |
-| another worker cannot send it values, or a ping | `worker/outbox.py`, whose worker names it as a suspect | worker-silence-seconds, `PING_SECONDS`, `LOSS_SECONDS` |
+| another worker cannot send it values, or a ping | `worker/outbox.py`; `worker/hosted_nodes.py` names it as a suspect | worker-silence-seconds, `PING_SECONDS`, `LOSS_SECONDS` |
 
+`PING_SECONDS` is in `worker/outbox.py`, worker-silence-seconds in `jobrunner.yaml`, the others are below.
 Before a worker that did not answer a message counts as lost, the scheduler must answer a ping: else the
 scheduler is lost. Only time in which the client's own event loop ran counts as silence.
 """

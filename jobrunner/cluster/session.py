@@ -370,8 +370,8 @@ class Session:
     def reconnect(self, wait_seconds: float) -> None:
         """Wait until a lost scheduler is back at its address; its workers return later.
 
-        The session's data on the cluster are gone; bind again. Raises `SchedulerLostError` if the scheduler is not back in time, or if the client was closed
-        and the session did not open it.
+        The session's data on the cluster are gone; bind again. Raises `SchedulerLostError` if the
+        scheduler is not back in time, or if the client was closed and the session did not open it.
         """
         if self._binding is not None:
             binding, self._binding = self._binding, None

@@ -67,11 +67,10 @@ class Losses:
             f"max_restarts is {self.limit}."
         )
         first, *others = self.in_a_row
-        suspects = [name for name in first if all(name in running for running in others)]
+        suspects = set(first).intersection(*others)
         if not (suspects and others):
             return count
-        verb = "was" if len(suspects) == 1 else "were"
-        return f"{count} {' and '.join(suspects)} {verb} running each time."
+        return f"{count} Running each time: {', '.join(sorted(suspects))}."
 
 
 @dataclass(slots=True)
@@ -119,14 +118,15 @@ class Progress:
 
     def note_save(self, report: SaveReport) -> None:
         """Note a save."""
-        reports = self.saves if report.error is None else self.failed_saves
-        reports.append(report)
-        del reports[:-MOST_REPORTS]
+        reports = self.failed_saves
         if report.error is None:
+            reports = self.saves
             self.num_saves += 1
             if self.losses.in_a_row:
                 self.losses = self.losses.after_record()
             self.recorded = Position.of(report.epoch)
+        reports.append(report)
+        del reports[:-MOST_REPORTS]
 
     def is_wary(self, epoch: int) -> bool:
         """Whether to save an epoch before the next one begins.
@@ -142,7 +142,15 @@ class Progress:
             return ""
         if self.fired:
             return self.fired[0]
-        return "epoch_limiter" if limit is not None and self.epoch >= limit else ""
+        if self.epochs_left(limit) <= 0:
+            return "epoch_limiter"
+        return ""
+
+    def epochs_left(self, limit: int | None) -> float:
+        """How many epochs there are until the limit; infinitely many without one."""
+        if limit is None:
+            return math.inf
+        return limit - self.epoch
 
     def status(self) -> Status:
         """How far the run is, for its heartbeat, whose thread calls this."""
@@ -152,7 +160,9 @@ class Progress:
 
     def details(self, at: Position) -> dict[str, Any]:
         """What the record of a position says of the run."""
-        fired = [] if at.step else list(self.fired)
+        fired = list(self.fired)
+        if at.step:
+            fired = []
         return {"stopped_by": fired, "metrics": dict(self.reported)}
 
     def result(self, limit: int | None) -> RunResult:
@@ -279,14 +289,6 @@ def next_decision(
     return "run an epoch"
 
 
-def is_captured(epoch: int, captures: tuple[int, int] | None) -> bool:
-    """Whether workers capture an epoch, if they capture a first one and every n-th from there."""
-    if captures is None:
-        return False
-    first, stride = captures
-    return epoch >= first and (epoch - first) % stride == 0
-
-
 def each_step(
     plan: Plan, epoch: int, first: int, run: Callable[[str, int, int], GroupResult]
 ) -> Iterator[tuple[int, GroupResult, bool]]:
@@ -336,7 +338,7 @@ def is_move_worthwhile(
     threads: Mapping[str, int],
     *,
     epoch_seconds: float,  # an infinite one is longer than any move
-    epochs_left: int | None,
+    epochs_left: float,
     save_seconds: float,
 ) -> bool:
     """Whether to move nodes to workers that have joined, which have so many threads.
@@ -347,7 +349,7 @@ def is_move_worthwhile(
     gain = 1 - _fullest(after, threads) / _fullest(now, threads)
     if gain < LEAST_GAIN:
         return False
-    left = MOST_EPOCHS if epochs_left is None else min(epochs_left, MOST_EPOCHS)
+    left = min(epochs_left, MOST_EPOCHS)
     move_seconds = FIRST_MOVE_SECONDS + 2 * save_seconds
     return gain * epoch_seconds * left >= MUST_PAY * move_seconds
 

@@ -13,6 +13,7 @@ from jobrunner.checkpoint import (
     Decoder,
     Directory,
     EncodedBlob,
+    EpochRecord,
     State,
     StoredValue,
     Unmade,
@@ -64,7 +65,9 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint) -> tuple[dict[str, A
     }
     lines = [f"only in A: {name}" for name in only_in_a]
     lines += [f"only in B: {name}" for name in only_in_b]
-    lines += [f"{it['node']}/{it['blob']}{it['where']}: {it['what']}" for it in differences]
+    for difference in differences:
+        where = f"{difference['node']}/{difference['blob']}{difference['where']}"
+        lines.append(f"{where}: {difference['what']}")
     lines.append(count_equal(num_equal, num_different))
     return data, "\n".join(printable(line, kept="") for line in lines)
 
@@ -82,7 +85,7 @@ def _only_in(one: Checkpoint, other: Checkpoint) -> list[str]:
 def _compare_blob(one: Checkpoint, other: Checkpoint, node: str, blob: str) -> list[Difference]:
     a, b = one[node].stored(blob), other[node].stored(blob)
     try:
-        return [{"node": node, "blob": blob, **it} for it in compare_stored(a, b)]
+        differences = compare_stored(a, b)
     except CheckpointError:
         raise
     except Exception as error:  # the tree is none that jobrunner writes
@@ -90,12 +93,17 @@ def _compare_blob(one: Checkpoint, other: Checkpoint, node: str, blob: str) -> l
             f"Blob {blob!r} in {one[node].path} or in {other[node].path} has an invalid value: "
             f"{type(error).__name__}: {error}."
         ) from error
+    return [{"node": node, "blob": blob, **difference} for difference in differences]
 
 
 def count_equal(equal: int, different: int) -> str:
     """How many blobs are equal and how many differ, in words."""
-    are = "blob is" if equal == 1 else "blobs are"
-    return f"{equal} {are} equal, {different} {'differs' if different == 1 else 'differ'}."
+    are, differ = "blobs are", "differ"
+    if equal == 1:
+        are = "blob is"
+    if different == 1:
+        differ = "differs"
+    return f"{equal} {are} equal, {different} {differ}."
 
 
 # ---- values in memory
@@ -140,13 +148,17 @@ def _decode(blob: EncodedBlob, codecs: Sequence[Codec]) -> Any:
 
 def compare_stored(one: StoredValue, other: StoredValue) -> list[Difference]:
     """The differences between two stored values that are not equal; see `compare_checkpoints`."""
-    one_outline, other_outline = (
-        show_outline(whole_tree(value.tree, value.arrays.__getitem__), value.arrays.__getitem__)
-        for value in (one, other)
-    )
-    # An outline does not show all: neither the order of keys, nor what a pickle holds.
-    rest = "the pickles or the order of keys differ, and the values may be equal"
-    return list(_compare(one_outline, other_outline, "")) or [{"where": "", "what": rest}]
+    differences = list(_compare(_outline(one), _outline(other), ""))
+    if not differences:
+        # An outline does not show all: neither the order of keys, nor what a pickle holds.
+        problem = "the pickles or the order of keys differ, and the values may be equal"
+        differences.append({"where": "", "what": problem})
+    return differences
+
+
+def _outline(value: StoredValue) -> Any:
+    arrays = value.arrays.__getitem__
+    return show_outline(whole_tree(value.tree, arrays), arrays)
 
 
 def _compare(a: Any, b: Any, where: str) -> Differences:
@@ -157,11 +169,13 @@ def _compare(a: Any, b: Any, where: str) -> Differences:
     elif names[0] == "dict":
         mine, theirs = _items(a), _items(b)
         for key in {**mine, **theirs}:
-            if key not in mine or key not in theirs:
-                what = f"only in {'A' if key in mine else 'B'}"
-                yield {"where": f"{where}[{key}]", "what": what}
+            place = f"{where}[{key}]"
+            if key not in theirs:
+                yield {"where": place, "what": "only in A"}
+            elif key not in mine:
+                yield {"where": place, "what": "only in B"}
             else:
-                yield from _compare(mine[key], theirs[key], f"{where}[{key}]")
+                yield from _compare(mine[key], theirs[key], place)
     elif isinstance(a, Unmade):
         yield from _compare(a.parts, b.parts, where)
     elif isinstance(a, list | tuple):
@@ -171,9 +185,15 @@ def _compare(a: Any, b: Any, where: str) -> Differences:
             yield from _compare(x, y, f"{where}[{i}]")
     elif isinstance(a, np.ndarray):
         yield from _compare_arrays(a, b, where)
-    elif repr(a) != repr(b) if isinstance(a, float) else a != b:  # 0.0 is not equal to -0.0
+    elif not _is_equal(a, b):
         texts = [clip(show(value), _LONGEST) for value in (a, b)]
         yield {"where": where, "what": "value: " + " and ".join(texts)}
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    if isinstance(a, float):  # to the bit: NaN is equal to NaN, and 0.0 is not to -0.0
+        return repr(a) == repr(b)
+    return bool(a == b)
 
 
 def _name_type(value: Any) -> str:
@@ -209,7 +229,9 @@ def _compare_arrays(one: Any, other: Any, where: str) -> Differences:
     a, b = a[differs], b[differs]
     difference: Difference = {"where": where, "what": f"{a.size} of {differs.size} elements differ"}
     if a.dtype.kind in "biufc":
-        kind = np.clongdouble if a.dtype.kind == "c" else np.longdouble
+        kind: type = np.longdouble
+        if a.dtype.kind == "c":
+            kind = np.clongdouble
         with np.errstate(all="ignore"):
             largest = float(np.max(np.abs(a.astype(kind) - b.astype(kind))))
         difference["max_abs"] = largest
@@ -252,10 +274,7 @@ def compare_runs(one: Directory, other: Directory) -> tuple[dict[str, Any], str]
             continue
         a, b = one.record(at, mine), other.record(at, theirs)
         data["num_compared"] += 1
-        digests = [
-            {node: store.sha256 for node, store in record.stores.items()} for record in (a, b)
-        ]
-        if digests[0] == digests[1]:
+        if _digests_of(a) == _digests_of(b):
             continue
         try:
             with one.reading(at), other.reading(at):
@@ -267,6 +286,10 @@ def compare_runs(one: Directory, other: Directory) -> tuple[dict[str, Any], str]
         if not difference["is_equal"]:
             return {**data, "differ_at": at.public, "difference": difference}, text
     return data, ""
+
+
+def _digests_of(record: EpochRecord) -> dict[str, str]:
+    return {node: store.sha256 for node, store in record.stores.items()}
 
 
 def _last_plan(directory: Directory, snapshot: State) -> Mapping[str, Any]:

@@ -93,17 +93,18 @@ def load_blobs(
 
 
 def _find_blobs(
-    present: Mapping[BlobKey, BlobKey], where: str, asked: str | Blob | Sequence[str | Blob]
+    present: Mapping[BlobKey, BlobKey], where: str, wanted: str | Blob | Sequence[str | Blob]
 ) -> list[BlobKey]:
     """The blobs that were asked for; a name stands for every node that has the blob."""
     keys = []
-    for item in [asked] if isinstance(asked, str | Blob) else asked:
-        blob = Blob(item) if isinstance(item, str) else item
-        matching = [
-            (node, name)
-            for node, name in present
-            if blob.name == name and (blob.node is None or blob.node.name == node)
-        ]
+    if isinstance(wanted, str | Blob):
+        wanted = [wanted]
+    for blob in wanted:
+        if isinstance(blob, str):
+            blob = Blob(blob)
+        matching = [(node, name) for node, name in present if name == blob.name]
+        if blob.node is not None:
+            matching = [key for key in matching if key == blob.key]
         if not matching:
             names: dict[str, list[str]] = {}
             for node, name in present:

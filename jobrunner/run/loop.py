@@ -31,7 +31,6 @@ from jobrunner.run.decisions import (
     Progress,
     Stopwatch,
     each_step,
-    is_captured,
     is_move_worthwhile,
     next_decision,
 )
@@ -98,7 +97,7 @@ class Run:
         self.state = Progress(Losses(runner.max_restarts))
         self.watch = Stopwatch(began)
         self.lineage: Mapping[str, Any] = {}  # what each record says of `adaptation`
-        self.batch_seconds = get_number("stint-seconds")
+        self.batch_seconds = get_number("batch-seconds")
         self.binding: Binding
         self._must_move = False  # workers have joined, and a move there is worthwhile
         self._handed_over: Position | None = None  # what the saver was given last
@@ -234,19 +233,13 @@ class Run:
 
         `damaged` are epochs that could not be loaded: then by the log as it was decided before.
         """
-        runner, manager = self.runner, self.runner.checkpoint_manager
-        # What was asked is for the start only; after a loss, resume from this run's own epochs.
-        asked = "latest" if self.has_begun else runner.resume_from_epoch
-        snapshot = None
+        options = self.runner.resume_options()
+        if self.has_begun:
+            # What was asked is for the start only; after a loss, resume from this run's own epochs.
+            options = replace(options, resume_from="latest")
         if damaged:
-            snapshot = self.resume.snapshot
-        elif manager is not None:
-            snapshot = manager.directory.snapshot()
-        adaptation = runner.adaptation
-        warnings = runner.warnings()
-        return decide(
-            runner.job, self.plan, asked, manager, snapshot, adaptation, damaged, warnings
-        )
+            return decide(options, self.plan, self.resume.snapshot, damaged)
+        return decide(options, self.plan, options.snapshot())
 
     def _decide_in_lock(self) -> Resume:
         """Decide again unless the log is still as it was, but for the entry of this run."""
@@ -264,18 +257,18 @@ class Run:
         while True:
             resume, origin = self.resume, self.resume.origin
             if not self.binding.arrivals.has(resume.first_group):
-                # Before the nodes were placed it was decided otherwise, and leases hold resources.
+                # Epoch 5 was to be loaded, so no collection for init tasks was computed. It is damaged,
+                # and no other is whole: now init tasks need them. The leases of the nodes may hold the
+                # resources that the collections ask for, so they are computed before new leases.
                 self._bind(stays=True)
                 self.saver.start(self.binding)
             if origin is None:
                 return None
-            aside = " and set aside" if resume.is_own else ""
             for at, damage in resume.damaged.items():
                 if at not in told:
                     told.add(at)
                     self.callbacks.warn(
-                        f"Epoch {at} of {origin.path} is damaged{aside}; trying an earlier one: "
-                        f"{damage}"
+                        f"Epoch {at} of {origin.path} is damaged; trying an earlier one: {damage}"
                     )
             if resume.begin is None:
                 if resume.damaged:
@@ -298,12 +291,12 @@ class Run:
             return begin
 
     def _start_afresh(self) -> None:
-        state, runner = self.state, self.runner
+        state = self.state
+        self.watch.go_back(None)
+        self.lineage = self.runner.adaptation.lineage(Details(), self.streams)
+        self._run_group("init", 0)
         if self.resume.is_own:
             self.saver.set_aside(self.resume.damaged)
-        self.watch.go_back(None)
-        self.lineage = runner.adaptation.lineage(Details(), self.streams)
-        self._run_group("init", 0)
         self.saver.rewind(None, "started afresh")
         state.fired, state.reported, state.recorded = (), {}, None
         state.epoch = state.steps_done = 0
@@ -387,41 +380,50 @@ class Run:
 
     def _batch_size(self) -> int:
         """How many epochs the workers may run without the client; 0: it asks for each step."""
-        state, runner, plan = self.state, self.runner, self.plan
-        epoch = state.epoch + 1
+        state, plan = self.state, self.plan
         if state.steps_done or not plan.can_batch or self.callbacks.hear_steps:
             return 0
-        count = MAX_BATCH_EPOCHS
+        count = self._most_epochs(state.epoch + 1)
+        if count == 1 and plan.steps_per_epoch > 1:
+            # A message for each step costs little then, and a save or a stop may come between two.
+            return 0
+        return count
+
+    def _most_epochs(self, first: int) -> int:
+        """How many epochs, from `first` on, may run until the client has something to do."""
+        state = self.state
         if (
             self.binding.leaving
-            or runner.epoch_deadline_seconds is not None
+            or self.runner.epoch_deadline_seconds is not None
             or 4 * state.epoch_seconds > self.batch_seconds
-            or (state.is_wary(epoch) and self.saver.can_save)
+            or (state.is_wary(first) and self.saver.can_save)
             or not self.callbacks.are_passive
         ):
-            count = 1
-        until_end = None if plan.epoch_limit is None else plan.epoch_limit - state.epoch
-        for limit in (until_end, self.saver.epochs_until(epoch)):
-            if limit is not None:
-                count = min(count, max(1, limit))
-        return 0 if count == 1 and plan.steps_per_epoch > 1 else count
+            return 1
+        count = int(min(MAX_BATCH_EPOCHS, state.epochs_left(self.plan.epoch_limit)))
+        until_save = self.saver.epochs_until(first)
+        if until_save is not None:
+            count = min(count, until_save)
+        return max(1, count)
 
     def _run_batch(self, count: int) -> None:
         state = self.state
         first = state.epoch + 1
-        captures = None if state.is_wary(first) else self.saver.captures(first)
+        rhythm = None
+        if not state.is_wary(first):
+            rhythm = self.saver.capture_rhythm()
         captured: list[tuple[Position, Mapping[str, Any]]] = []
         state.under_way_until = first + count
         self.watch.enter("compute")
         self.callbacks.notify("on_epoch_start", first)
         try:
             for epoch, result in self.binding.run_epochs(
-                first, count, self.batch_seconds, captures, self.runner.epoch_deadline_seconds
+                first, count, self.batch_seconds, rhythm, self.runner.epoch_deadline_seconds
             ):
                 if epoch > first:
                     self.callbacks.notify("on_epoch_start", epoch)
                 self._end_epoch(epoch, result)
-                if is_captured(epoch, captures):
+                if rhythm is not None and rhythm.covers(epoch):
                     captured.append((state.at, self._about(state.at)))
         finally:
             # Also if an epoch has failed: those before it have ended.
@@ -431,7 +433,7 @@ class Run:
                 self.saver.save_captured(captured)
         state.under_way_until = 0
         self.watch.enter("idle")
-        if not is_captured(state.epoch, captures):
+        if self._handed_over != state.at:
             self._save_if_due()
 
     def _run_epoch(self) -> None:
@@ -510,9 +512,11 @@ class Run:
 
     def _about(self, at: Position) -> dict[str, Any]:
         """What the record of a position says of the run."""
-        callbacks = self.callbacks.states()
         about = {**self.state.details(at), **self.lineage, **self.watch.capture(at)}
-        return {**about, "callbacks": callbacks} if callbacks else about
+        callbacks = self.callbacks.states()
+        if callbacks:
+            about["callbacks"] = callbacks
+        return about
 
     def _saved(self, report: SaveReport) -> None:
         self.state.note_save(report)
@@ -526,14 +530,17 @@ class Run:
             return self._must_move
         spread = self.binding.spread()
         if spread is not None:
-            limit, state = self.plan.epoch_limit, self.state
+            state = self.state
+            save_seconds = 0.0
+            if state.saves:
+                save_seconds = state.saves[-1].seconds
             self._must_move = is_move_worthwhile(
                 self.binding.placement,
                 spread.placement,
                 spread.threads,
                 epoch_seconds=state.epoch_seconds,
-                epochs_left=None if limit is None else limit - state.epoch,
-                save_seconds=state.saves[-1].seconds if state.saves else 0.0,
+                epochs_left=state.epochs_left(self.plan.epoch_limit),
+                save_seconds=save_seconds,
             )
         return self._must_move
 
@@ -613,5 +620,7 @@ class Run:
 def _is_transient(job: Job, error: TaskFailedError) -> bool:
     """Whether the failed task declares its error as transient."""
     group = job.groups.get(error.group)
-    task = group.find(error.node, error.task) if group is not None else None
+    if group is None:
+        return False
+    task = group.find(error.node, error.task)
     return task is not None and isinstance(error.__cause__, task.transient_errors)

@@ -107,26 +107,34 @@ def name_now(rename: Mapping[str, str], record: EpochRecord, path: str) -> Names
     for old, new in renamed.items():
         node, blob = _key(old)
         if not _is_named(old, recorded):
-            lacks = _name_blob(node, blob) if blob else f"node {node!r}"
-            names = listed(map(repr, recorded.get(node, recorded)))
+            lacks, kind = f"node {node!r}", "nodes"
+            if blob:
+                lacks = _name_blob(node, blob)
+            if node in recorded:
+                kind = "blobs"
             raise PlanMismatchError(
-                f"rename={{{old!r}: {new!r}}}: epoch {record.at} of {path} has no {lacks}. Its "
-                f"{'blobs' if node in recorded else 'nodes'} are {names}. Correct or omit it."
+                f"rename={{{old!r}: {new!r}}}: epoch {record.at} of {path} has no {lacks}. Its {kind} "
+                f"are {listed(map(repr, recorded.get(node, recorded)))}. Correct or omit it."
             )
-    taken = renamed.values()
-    now = {
-        node: renamed.get(node, node) for node in recorded if node in renamed or node not in taken
-    }
-    claims: list[tuple[int, BlobKey, BlobKey]] = []
+    now: dict[str, str] = {}
+    for node in recorded:
+        # A node whose name another one has now is gone, unless it has a new name itself.
+        if node in renamed or node not in renamed.values():
+            now[node] = renamed.get(node, node)
+    # Several recorded blobs may claim one name. The strongest claim comes last, and has it.
+    by_name: dict[BlobKey, BlobKey] = {}
+    on_every_node: dict[BlobKey, BlobKey] = {}
+    alone: dict[BlobKey, BlobKey] = {}
     for node, blobs in recorded.items():
         for name in blobs:
             new_name = _rename_everywhere(renamed, name)
             if f"{node}/{name}" in renamed:
-                claims.append((0, _key(renamed[f"{node}/{name}"]), (node, name)))
+                alone[_key(renamed[f"{node}/{name}"])] = (node, name)
+            elif node in now and new_name != name:
+                on_every_node[now[node], new_name] = (node, name)
             elif node in now:
-                claims.append((1 if new_name != name else 2, (now[node], new_name), (node, name)))
-    # The last one has the name.
-    sources = {key: source for _, key, source in sorted(claims, reverse=True)}
+                by_name[now[node], name] = (node, name)
+    sources = {**by_name, **on_every_node, **alone}
     return Names(renamed, {new: old for old, new in now.items()}, sources)
 
 
@@ -161,7 +169,9 @@ class Match:
         parts = [f"{name} is loaded" for name in self.renamed]
         parts += [f"{name} is made" for name in self.describe_made()]
         parts += [f"{name} is not loaded" for name in self.dropped]
-        return listed(parts, _MOST_NAMES, "; ") if parts else ""
+        if not parts:
+            return ""
+        return listed(parts, _MOST_NAMES, "; ")
 
     def describe_made(self) -> list[str]:
         """The blobs that the checkpoint lacks, in words, with what else than an init task makes them."""
@@ -179,17 +189,10 @@ def match(plan: Plan, record: EpochRecord, path: str, adaptation: Adaptation) ->
     recorded = blobs_of(record)
     names = name_now(adaptation.rename, record, path)
     _check_new_names(plan, names.renamed, needed)
-    shared: dict[str, str] = {}  # replicated and partitioned blobs -> their recorded names
-    for planned, stored in (
-        (plan.replicated, record.details.replicated),
-        (plan.partitions, record.details.partitions),
-    ):
-        now: dict[str, str] = {}
-        for old in stored:
-            name = _rename_everywhere(names.renamed, old)
-            if name != old or name not in now:
-                now[name] = old
-        shared.update({name: now[name] for name in planned if name in now})
+    shared = {  # those that any node can load, whichever had them -> their recorded names
+        **_find_shared(plan.replicated, record.details.replicated, names),
+        **_find_shared(plan.partitions, record.details.partitions, names),
+    }
     sources: dict[BlobKey, BlobKey] = {}
     missing: set[BlobKey] = set()
     for node, blobs in needed.items():
@@ -217,15 +220,28 @@ def match(plan: Plan, record: EpochRecord, path: str, adaptation: Adaptation) ->
         used.update((node, old_name) for node in recorded)
     kept_nodes = {names.nodes.get(node) for node in needed}
     return Match(
-        names.nodes,
-        sources,
-        frozenset(missing),
-        frozenset(made),
-        tuple(_describe_dropped(recorded, used, kept_nodes)),
-        tuple(starmap(_describe_rename, names.renamed.items())),
-        streams,
-        bool(names.renamed or made),
+        nodes=names.nodes,
+        sources=sources,
+        missing=frozenset(missing),
+        made=frozenset(made),
+        dropped=tuple(_describe_dropped(recorded, used, kept_nodes)),
+        renamed=tuple(starmap(_describe_rename, names.renamed.items())),
+        streams=streams,
+        is_reshaped=bool(names.renamed or made),
     )
+
+
+def _find_shared(
+    planned: Collection[str], recorded: Collection[str], names: Names
+) -> dict[str, str]:
+    """The shared blobs of one kind that a job has, with the names under which they are recorded."""
+    shared: dict[str, str] = {}
+    for old in recorded:
+        name = _rename_everywhere(names.renamed, old)
+        # Of two that have the name now, that which was renamed has it.
+        if name in planned and (name != old or name not in shared):
+            shared[name] = old
+    return shared
 
 
 def _refuse_missing(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jobrunner.worker import CaptureRhythm
+
 
 class NullSaver:
     """Replaces the `Saver` of a run without a checkpoint manager."""
@@ -21,7 +23,7 @@ class NullSaver:
     def epochs_until(self, epoch: int) -> int | None:
         """No save limits the length of a batch of epochs."""
 
-    def captures(self, epoch: int) -> tuple[int, int] | None:
+    def capture_rhythm(self) -> CaptureRhythm | None:
         """No epoch is captured."""
 
     def is_due(self, epoch: int, step: int, metrics: Mapping[str, Any]) -> bool:

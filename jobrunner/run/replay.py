@@ -10,7 +10,7 @@ from typing import Any
 
 from jobrunner.checkpoint import REGISTERED_CODECS, Codec, Directory, EpochRecord, verify_record
 from jobrunner.cluster import Binding, GroupResult, Session
-from jobrunner.compile import UpdateArgument, changes, describe
+from jobrunner.compile import UpdateArgument
 from jobrunner.define import Job
 from jobrunner.json_output import to_json
 from jobrunner.names import BlobKey
@@ -19,7 +19,7 @@ from jobrunner.run.decisions import each_step
 from jobrunner.run.diff import compare_values, count_equal
 from jobrunner.run.load import finish_load, load
 from jobrunner.run.matching import Adaptation
-from jobrunner.run.resume import Begin, check_steps, prepare, with_streams
+from jobrunner.run.resume import Begin, changes_since, check_steps, prepare, with_streams
 from jobrunner.texts import get_logger, printable
 from jobrunner.workspace import Workspace
 
@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 Differences = dict[BlobKey, list[dict[str, Any]]]
 """Node and blob -> its differences; none if it is equal."""
 
-_REPLAYED = "replayed"  # under this, a workspace sets replayed values aside
+_REPLAYED = "replayed"  # under this, a workspace parks replayed values
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,11 @@ class ReplayReport:
         return {"is_equal": self.is_equal, **to_json(self)}
 
     def __str__(self) -> str:
-        began = "the init group" if self.from_epoch is None else f"epoch {self.from_epoch}"
-        subject = f"epoch {self.epoch}" + (f", up to step {self.step}" if self.step else "")
+        subject, began = f"epoch {self.epoch}", "the init group"
+        if self.step:
+            subject += f", up to step {self.step}"
+        if self.from_epoch is not None:
+            began = f"epoch {self.from_epoch}"
         lines = [f"{subject}, run again from {began}:"]
         lines += [str(difference) for difference in self.differences]
         lines.append(count_equal(self.num_equal, len(self.differences)))
@@ -164,14 +167,13 @@ class Replay:
             if compared.get(key):
                 tasks = tuple(writers.get(key, ()))
                 differences.append(BlobDifference(*key, tuple(compared[key]), tasks))
-        before = self._directory.plan_of(target.run_number)
         return ReplayReport(
             target.at.public,
             target.at.step,
             None if self._base is None else self._base.record.epoch,
             len(compared) - len(differences),
             tuple(differences),
-            tuple(changes(before, describe(self._plan))) if before else (),
+            changes_since(self._directory, target, self._plan),
         )
 
     def _run_again(self, session: Session) -> None:
@@ -199,7 +201,7 @@ class Replay:
 
     def _compare(self, session: Session) -> Differences:
         at = self._target.record.at
-        self._binding.apply(partial(_set_aside, self._plan.saved_blobs(at)))
+        self._binding.apply(partial(_park_replayed, self._plan.saved_blobs(at)))
         self._load(session, self._target)
         blobs: dict[str, set[str]] = {}
         for node, name in self._target.match.sources:
@@ -212,17 +214,19 @@ class Replay:
 
     def _writers(self) -> dict[BlobKey, list[str]]:
         """Node and blob -> the tasks that write it; both in the order of tasks."""
-        groups = ("epoch", "epoch_end") if self._target.record.at != Position(0) else ("init",)
+        groups = ["epoch", "epoch_end"]
+        if self._target.record.at == Position(0):
+            groups = ["init"]
         writers: dict[BlobKey, list[str]] = {}
         for key in groups:
+            if key not in self._plan.groups:
+                continue
             planned = []
-            for node, part in (
-                self._plan.groups[key].slices if key in self._plan.groups else {}
-            ).items():
+            for node, part in self._plan.groups[key].slices.items():
                 planned += [(task.index, node, task) for task in part.tasks]
             for _, node, task in sorted(planned, key=itemgetter(0)):
                 names = [output.name for output in task.outputs if output.is_kept]
-                names += [it.name for it in task.arguments if isinstance(it, UpdateArgument)]
+                names += [a.name for a in task.arguments if isinstance(a, UpdateArgument)]
                 for name in names:
                     writers.setdefault((node, name), []).append(f"{node}/{task.name}")
         return writers
@@ -231,13 +235,14 @@ class Replay:
 # ---- on the workers
 
 
-def _set_aside(blobs: Mapping[str, Collection[str]], workspaces: Mapping[str, Workspace]) -> None:
-    """Set replayed values aside before the recorded ones are loaded. Runs on each worker."""
+def _park_replayed(
+    blobs: Mapping[str, Collection[str]], workspaces: Mapping[str, Workspace]
+) -> None:
+    """Keep replayed values before the recorded ones are loaded. Runs on each worker."""
     for node, workspace in workspaces.items():
         # A load replaces values; it never changes one in place.
-        workspace.set_aside[_REPLAYED] = {
-            name: workspace.value(name) for name in blobs.get(node, ()) if name in workspace.globals
-        }
+        names = workspace.globals.keys() & blobs.get(node, ())
+        workspace.parked[_REPLAYED] = {name: workspace.value(name) for name in names}
 
 
 def _compare(
@@ -245,10 +250,10 @@ def _compare(
     codecs: Sequence[Codec],
     workspaces: Mapping[str, Workspace],
 ) -> Differences:
-    """Compare the values set aside with the loaded ones. Runs on each worker."""
+    """Compare the replayed values with the loaded ones. Runs on each worker."""
     differences: Differences = {}
     for node, workspace in workspaces.items():
-        replayed = workspace.set_aside.pop(_REPLAYED)
+        replayed = workspace.parked.pop(_REPLAYED)
         for name in sorted(blobs.get(node, ())):
             differences[node, name] = [{"where": "", "what": "only recorded"}]
             if name in replayed:

@@ -8,9 +8,7 @@ from typing import Any
 
 from jobrunner.json_output import to_json
 from jobrunner.positions import PublicPosition, format_ranges
-from jobrunner.texts import (
-    printable,
-)
+from jobrunner.texts import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +165,16 @@ class ResumePlan:
     def __str__(self) -> str:
         lines = [self._start, *(f"warning: {warning}" for warning in self.warnings)]
         lines += [f"epoch {epoch} is damaged: {damage}" for epoch, damage in self.damaged.items()]
+        sets_aside: tuple[str, ...] = ()
+        if self.sets_aside:
+            sets_aside = (format_ranges(self.sets_aside),)
         lists = {
             "runs": self.steps,
             "loads under another name": self.renames,
             "makes, as it is not recorded": self.makes,
             "does not load": self.drops,
             "runs again after the load": self.rebuilds,
-            "sets aside epochs": (format_ranges(self.sets_aside),) if self.sets_aside else (),
+            "sets aside epochs": sets_aside,
             "changed since it was recorded": self.changes,
         }
         for title, items in lists.items():

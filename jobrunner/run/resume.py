@@ -27,7 +27,7 @@ from jobrunner.errors import (
     PlanMismatchError,
 )
 from jobrunner.outputs import refuse_within_checkpoint
-from jobrunner.positions import EpochLike, Position, format_ranges, read_epoch
+from jobrunner.positions import EpochLike, Position, PublicPosition, format_ranges, read_epoch
 from jobrunner.run.decisions import remainder
 from jobrunner.run.matching import START_AFRESH, Adaptation, Match, match
 from jobrunner.run.result import ResumePlan
@@ -112,23 +112,29 @@ class Resume:
 
     def in_words(self) -> ResumePlan:
         """What the run would do, for people."""
-        plan = self.plan
-        saves = ["save epoch 0"] if self.snapshot is not None else []
-        first_steps = [_count(plan, "init"), *saves, _name_epochs(plan, 1)]
+        plan, warnings = self.plan, self.warnings
+        if self.in_use:
+            warnings = (self.in_use, *warnings)
+        sets_aside: tuple[PublicPosition, ...] = ()
+        if self.is_own:
+            sets_aside = tuple(at.public for at in self.later)
+        steps = [_count(plan, "init")]
+        if self.snapshot is not None:
+            steps.append("save epoch 0")
+        steps.append(_name_epochs(plan, 1))
         afresh = ResumePlan(
             None,
             self.reason,
-            (*first_steps, *_last_groups(plan)),
-            sets_aside=tuple(at.public for at in self.later) if self.is_own else (),
-            warnings=(self.in_use, *self.warnings) if self.in_use else self.warnings,
+            (*steps, *_last_groups(plan)),
+            sets_aside=sets_aside,
+            warnings=warnings,
             damaged={at.public: damage for at, damage in self.damaged.items()},
         )
         if self.begin is None:
             return afresh
         assert self.origin is not None
         record, matched = self.begin.record, self.begin.match
-        before = self.origin.plan_of(record.run_number)
-        at, is_finished = record.at, self.left == "nothing"
+        at, is_finished, reason = record.at, self.left == "nothing", self.reason
         steps = [f"load {record.name}"]
         if matched.is_reshaped and not is_finished:
             steps.append(f"save epoch {at} with the nodes and blobs of this job")
@@ -136,103 +142,113 @@ class Resume:
             steps.append(f"steps {at.step + 1} to {plan.steps_per_epoch} of epoch {at.epoch + 1}")
         if self.left == "epochs":
             steps.append(_name_epochs(plan, at.epoch + bool(at.step) + 1))
-        if not is_finished:
+        if is_finished:
+            reason = f"{reason}, and that run had finished"
+        else:
             steps += _last_groups(plan)
+        rebuilds: list[str] = []
+        for node, part in self.begin.reloads.slices.items():
+            rebuilds += [f"{node}/{task.name}" for task in part.tasks]
         return replace(
             afresh,
             epoch=at.public,
-            reason=f"{self.reason}, and that run had finished" if is_finished else self.reason,
+            reason=reason,
             steps=tuple(steps),
-            rebuilds=tuple(
-                f"{node}/{task.name}"
-                for node, part in self.begin.reloads.slices.items()
-                for task in part.tasks
-            ),
+            rebuilds=tuple(rebuilds),
             renames=matched.renamed,
             makes=tuple(matched.describe_made()),
             drops=matched.dropped,
-            changes=tuple(changes(before, describe(plan))) if before else (),
+            changes=changes_since(self.origin, record, plan),
             is_finished=is_finished,
             step=at.step,
         )
 
 
-def decide(
-    job: Job,
-    plan: Plan,
-    asked: ResumeFrom,
-    manager: MultiNodeCheckpointManager | None,
-    snapshot: State | None,
-    adaptation: Adaptation,
-    damaged: Mapping[Position, str] | None = None,
-    warnings: Sequence[str] = (),
-) -> Resume:
-    """Decide where a run begins; `snapshot` is that of the manager's directory.
+@dataclass(frozen=True, slots=True)
+class ResumeOptions:
+    """What a runner was given that says where its run begins; see `JobRunner`."""
 
-    `damaged` are epochs that could not be loaded, each with its damage; `warnings` those of the
-    runner. Raises what `JobRunner.plan_resume` does.
+    job: Job
+    manager: MultiNodeCheckpointManager | None
+    resume_from: ResumeFrom
+    adaptation: Adaptation
+    warnings: tuple[str, ...]
+    """Of the runner: what of its options has no effect."""
+
+    def snapshot(self) -> State | None:
+        """The log of the run's own directory, as it is now."""
+        if self.manager is None:
+            return None
+        return self.manager.directory.snapshot()
+
+
+def decide(
+    options: ResumeOptions,
+    plan: Plan,
+    snapshot: State | None,
+    damaged: Mapping[Position, str] | None = None,
+) -> Resume:
+    """Decide where a run begins, by a snapshot of the log of its own directory.
+
+    `damaged` are epochs that could not be loaded, each with its damage. Raises what
+    `JobRunner.plan_resume` does.
     """
+    manager, resume_from, warnings = options.manager, options.resume_from, list(options.warnings)
     if manager is None or snapshot is None:
-        return Resume(plan, "there is no checkpoint manager", warnings=tuple(warnings))
+        return Resume(plan, "there is no checkpoint manager", warnings=options.warnings)
     own = manager.directory
     if snapshot.holder is None:
         _check_new(own)
-    in_use = ""
-    holder = own.held_by(snapshot)
-    if holder is not None:
-        in_use = (
-            f"According to its log, another run uses {own.path} ({holder}). A new run waits for "
-            f"that run's heartbeat, and does not begin if it sees one."
-        )
-    damage = dict(damaged or {})
-    is_named = asked not in (None, "latest")
-    warnings = list(warnings)
-    if asked == "latest" and not own.is_taken:
+    if resume_from == "latest" and not own.is_taken:
         warnings += _check_claimed(own, snapshot)
     origin, epochs = own, snapshot
-    if asked is not None and manager.origin is not None and not snapshot.recorded:
+    if resume_from is not None and manager.origin is not None and not snapshot.recorded:
         origin, epochs = manager.origin, manager.origin.snapshot()
         if not epochs.recorded:
             raise CheckpointNotFoundError(
                 f"load_path {origin.path} records no epoch. Name a directory that does, or omit "
                 f"load_path to start afresh."
             )
-        if asked == "latest":
+        if resume_from == "latest":
             warnings += _check_claimed(origin, epochs)
-    record: EpochRecord | None = None
-    reason = "resume_from_epoch is None"
-    if asked is not None and is_named:
-        record = origin.record(origin.resolve(asked, epochs), epochs)
-        reason = "it was asked for"
-    elif asked is not None:
-        record, reason = _find_newest(origin, epochs, damage)
-    begin, left, later = None, remainder(Position(0), None), tuple(epochs.epochs)
-    if record is None:
-        adaptation.check_start(plan)
-    else:
-        begin = prepare(job, plan, origin, record, adaptation)
-        check_steps(plan, record, origin.path)
-        later = tuple(at for at in epochs.epochs if at > record.at)
-        left = remainder(
-            record.at,
-            plan.epoch_limit,
-            fired=recorded_stops(plan, record),
-            later=later,
-            is_done=epochs.is_done,
-        )
-    return Resume(
-        plan=plan,
-        reason=reason,
-        snapshot=snapshot,
-        origin=origin,
+    damage = dict(damaged or {})
+    record, reason = _find_record(resume_from, origin, epochs, damage)
+    resume = Resume(
+        plan,
+        reason,
+        snapshot,
+        origin,
         is_own=origin is own,
-        is_named=is_named,
-        begin=begin,
-        left=left,
-        later=later,
-        in_use=in_use,
+        is_named=resume_from not in (None, "latest"),
+        later=tuple(epochs.epochs),
+        in_use=_describe_holder(own, snapshot),
         warnings=tuple(warnings),
         damaged=damage,
+    )
+    if record is None:
+        options.adaptation.check_start(plan)
+        return resume
+    begin = prepare(options.job, plan, origin, record, options.adaptation)
+    check_steps(plan, record, origin.path)
+    later = tuple(at for at in epochs.epochs if at > record.at)
+    left = remainder(
+        record.at,
+        plan.epoch_limit,
+        fired=recorded_stops(plan, record),
+        later=later,
+        is_done=epochs.is_done,
+    )
+    return replace(resume, begin=begin, left=left, later=later)
+
+
+def _describe_holder(directory: Directory, snapshot: State) -> str:
+    """What to say of another run that may hold the directory; empty if there is none."""
+    holder = directory.held_by(snapshot)
+    if holder is None:
+        return ""
+    return (
+        f"According to its log, another run uses {directory.path} ({holder}). A new run waits for "
+        f"that run's heartbeat, and does not begin if it sees one."
     )
 
 
@@ -253,13 +269,18 @@ def _check_new(directory: Directory) -> None:
         )
 
 
-def _find_newest(
-    origin: Directory, snapshot: State, damaged: dict[Position, str]
+def _find_record(
+    resume_from: ResumeFrom, origin: Directory, snapshot: State, damaged: dict[Position, str]
 ) -> tuple[EpochRecord | None, str]:
-    """The newest record not known to be damaged, and why it; only its load shows if it is whole.
+    """The record to begin from, if any, and why; only its load shows if it is whole.
 
-    Adds newer epochs whose record cannot be read to `damaged`.
+    The latest is the newest that is not known to be damaged. Adds newer ones that cannot be read to
+    `damaged`.
     """
+    if resume_from is None:
+        return None, "resume_from_epoch is None"
+    if resume_from != "latest":
+        return origin.record(origin.resolve(resume_from, snapshot), snapshot), "it was asked for"
     for at in reversed(snapshot.epochs):
         if at in damaged:
             continue
@@ -268,8 +289,10 @@ def _find_newest(
         except CheckpointCorruptError as error:
             damaged[at] = error.without_advice()  # the run does what it advises
             continue
-        known = " that is not known to be damaged" if damaged else ""
-        return record, f"it is the last epoch recorded in {origin.path}{known}"
+        reason = f"it is the last epoch recorded in {origin.path}"
+        if damaged:
+            reason += " that is not known to be damaged"
+        return record, reason
     if damaged:
         return None, f"no recorded epoch of {origin.path} is whole"
     return None, f"nothing is recorded in {origin.path}"
@@ -319,6 +342,14 @@ def _find_waiting(
             )
         waiting.setdefault(node, set()).add(name)
     return {node: frozenset(names) for node, names in waiting.items()}
+
+
+def changes_since(origin: Directory, record: EpochRecord, plan: Plan) -> tuple[str, ...]:
+    """How a job differs from that of a record, if the log says what that was."""
+    before = origin.plan_of(record.run_number)
+    if not before:
+        return ()
+    return tuple(changes(before, describe(plan)))
 
 
 def with_streams(plan: Plan, streams: Mapping[str, str]) -> Plan:

@@ -22,7 +22,7 @@ from jobrunner.run.loop import Run, tell_finished
 from jobrunner.run.matching import Missing, adapt
 from jobrunner.run.replay import Replay, ReplayReport
 from jobrunner.run.result import ResumePlan, RunResult
-from jobrunner.run.resume import RESUME_FROM, Resume, ResumeFrom, decide
+from jobrunner.run.resume import RESUME_FROM, Resume, ResumeFrom, ResumeOptions, decide
 from jobrunner.run.saver import SaveErrorPolicy
 from jobrunner.run.upload import BUILDER, CopyTo, UploadTaskGroupBuilder
 from jobrunner.signals import stop_on_signals
@@ -371,24 +371,25 @@ class JobRunner:
 
     def _decide(self) -> Resume:
         """Decide where a run would begin; raises what `plan_resume` does."""
-        plan, manager = self._compile(), self.checkpoint_manager
-        snapshot = None if manager is None else manager.directory.snapshot()
-        asked = self.resume_from_epoch
-        return decide(
-            self.job, plan, asked, manager, snapshot, self.adaptation, warnings=self.warnings()
-        )
+        plan, options = self._compile(), self.resume_options()
+        return decide(options, plan, options.snapshot())
 
-    def warnings(self) -> list[str]:
-        """What of the options has no effect, for people."""
-        limit = self.job.epoch_limit
-        if self.num_epochs is None or limit is None or self.num_epochs <= limit:
-            return []
-        warning = (
-            f"Job {self.job.name!r} ends at epoch {limit}, the limit that epoch_limiter sets in its "
-            f"definition. num_epochs={self.num_epochs} (--epochs) can only end a run earlier. To run "
-            f"more epochs, raise the limit of the job."
+    def resume_options(self) -> ResumeOptions:
+        """What says where a run begins, and what of that has no effect."""
+        limit, warnings = self.job.epoch_limit, []
+        if self.num_epochs is not None and limit is not None and self.num_epochs > limit:
+            warnings.append(
+                f"Job {self.job.name!r} ends at epoch {limit}, the limit that epoch_limiter sets in "
+                f"its definition. num_epochs={self.num_epochs} (--epochs) can only end a run earlier. "
+                f"To run more epochs, raise the limit of the job."
+            )
+        return ResumeOptions(
+            self.job,
+            self.checkpoint_manager,
+            self.resume_from_epoch,
+            self.adaptation,
+            tuple(warnings),
         )
-        return [warning]
 
     def _compile(self) -> Plan:
         job = self.job

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +18,6 @@ from jobrunner.checkpoint import (
     SaveQueue,
     Status,
     epochs_until,
-    is_url,
     read_receipts,
     reply_to,
     stride_of,
@@ -30,6 +27,8 @@ from jobrunner.compile import Plan, describe
 from jobrunner.config import get_number
 from jobrunner.errors import CheckpointWriteError, CommitConflictError
 from jobrunner.positions import Position
+from jobrunner.run.disk_watch import DiskWatch
+from jobrunner.run.failed_saves import FailedSaves
 from jobrunner.run.result import NodeSave, SaveReport
 from jobrunner.run.save_groups import (
     MOST_CAPTURED,
@@ -38,7 +37,8 @@ from jobrunner.run.save_groups import (
     Save,
     SaveGroups,
 )
-from jobrunner.texts import counted, get_logger
+from jobrunner.texts import get_logger
+from jobrunner.worker import CaptureRhythm
 
 logger = get_logger(__name__)
 
@@ -49,15 +49,6 @@ BUDGET_SHARE = 8
 
 DEFAULT_BUDGET_BYTES = 256 << 20
 """The same where workers have no limit."""
-
-LEAST_FAILED, FAILING_SECONDS = 3, 600.0
-"""After so many failed saves in a row, over so long a time, the run ends."""
-
-LOOK_SECONDS = 60.0
-"""Between two looks at how much is free on the disk."""
-
-SHORT_SECONDS = 600.0
-"""What is free is short if it lasts no longer at the present pace."""
 
 PATIENCE_SECONDS = 5.0
 """How long a run that is interrupted at once waits for a save under way."""
@@ -92,11 +83,8 @@ class Saver:
         self._manager = manager
         self._plan = plan
         self._on_save_error = on_save_error
-        self._failed: list[Position | None] = []  # in a row; None: the directory could not be taken
-        self._failing_since = 0.0
-        self._looked = time.monotonic()  # at the disk
-        self._free: dict[str, int] = {}
-        self._shortage = ""  # what the run's thread is to say of it
+        self._failed = FailedSaves(warn)
+        self._disk = DiskWatch(manager.path)
         self._warn = warn
         self._saved = saved
         self._save_now = save_now
@@ -128,9 +116,7 @@ class Saver:
         except CheckpointWriteError as error:
             if self._on_save_error != "warn" or self._manager.directory.snapshot().recorded:
                 raise
-            self._count_failure(
-                None, error, f"{error} The run starts anyway; each save tries again."
-            )
+            self._failed.add(None, error, f"{error} The run starts anyway; each save tries again.")
 
     def _prepare(self) -> None:
         """Take the directory and make the workers' queues, should that have failed before."""
@@ -146,7 +132,7 @@ class Saver:
             }
             manager.run.start(plan.checkpointed, info, self._status)
             self._pace.begin_save(time.monotonic())
-            if self._failed and manager.directory.snapshot().recorded:
+            if self._failed.count and manager.directory.snapshot().recorded:
                 raise CommitConflictError(
                     f"{manager.path} was not writable when this run began, and now contains epochs "
                     f"of another run. Choose another directory, or run again to resume from them."
@@ -159,6 +145,9 @@ class Saver:
             deadline_seconds=self._deadline_seconds,
         )
         manager.run.check_probe(answers)
+        puts = None
+        if plan.epoch_limit is not None:
+            puts = plan.epoch_limit * plan.steps_per_epoch
         encoding = replace(
             manager.run.encoding(),
             initial=plan.initial,
@@ -167,7 +156,7 @@ class Saver:
             partitions=plan.partitions,
             busy=frozenset(plan.groups["epoch"].slices),
             histories=sorted({name for blobs in plan.histories.values() for name in blobs}),
-            puts=None if plan.epoch_limit is None else plan.epoch_limit * plan.steps_per_epoch,
+            puts=puts,
         )
         self._binding.keep(partial(SaveQueue, encoding))
         self._encoding = encoding
@@ -194,13 +183,17 @@ class Saver:
 
     def _end(self, about: Callable[[], Mapping[str, Any]]) -> None:
         self.wait_quietly()
-        self._end_failures()
+        self._failed.end()
         self._manager.run.end(about())
 
     def set_aside(self, damaged: Mapping[Position, str]) -> None:
         """Set aside epochs that could not be loaded; each has its reason."""
         for epoch, reason in damaged.items():
             self._manager.run.set_aside(epoch, reason)
+            self._warn(
+                f"Epoch {epoch}, which is damaged, is now set aside: it no longer counts. Its stores "
+                f"stay; `jobrunner fsck` shows them."
+            )
 
     def rewind(self, to: Position | None, reason: str) -> None:
         """Set aside what is recorded after a position; None: all."""
@@ -220,15 +213,15 @@ class Saver:
 
         None: the policy saves by time. A requested save waits until these epochs have ended.
         """
-        captures = self.captures(epoch)
-        if captures is not None:
-            first, stride = captures
-            return first - epoch + stride * min(self._room(), MOST_CAPTURED)
+        rhythm = self.capture_rhythm()
+        if rhythm is not None:
+            captured = min(self._room(), MOST_CAPTURED)
+            return rhythm.epochs_before(epoch) + captured * rhythm.stride
         steps = self._plan.steps_per_epoch
         return epochs_until(self._manager.save_policy, epoch, steps)
 
-    def captures(self, epoch: int) -> tuple[int, int] | None:
-        """The first epoch from `epoch` on that workers capture at its end, and every how many.
+    def capture_rhythm(self) -> CaptureRhythm | None:
+        """Which epochs workers are to capture by themselves.
 
         None: epochs are captured afterwards, because the policy decides then whether they are due,
         or because a capture may be too large for epochs to go on.
@@ -238,7 +231,7 @@ class Saver:
         stride = stride_of(self._manager.save_policy, self._plan.steps_per_epoch)
         if stride is None or self._capture_bytes > self._budget_bytes():
             return None
-        return -(-epoch // stride) * stride, stride
+        return CaptureRhythm(stride)
 
     def is_due(self, epoch: int, step: int, metrics: Mapping[str, Any]) -> bool:
         """Whether the policy or the user asks to save after step `step` of `epoch`, from 1 on.
@@ -310,7 +303,7 @@ class Saver:
             self.must_retry = save.error is not None
             self._report(save)
             save = self._groups.take_ended()
-        warning, self._shortage = self._shortage, ""
+        warning = self._disk.take_warning()
         if warning:
             self._warn(warning)
 
@@ -320,8 +313,8 @@ class Saver:
         Raises what `save` raises. Other epochs run beside a save that takes long.
         """
         self.poll()
-        captures = self.captures(epoch)
-        if captures is not None and captures[0] == epoch:
+        rhythm = self.capture_rhythm()
+        if rhythm is not None and rhythm.covers(epoch):
             self._await_room()
 
     def _await_room(self) -> None:
@@ -378,7 +371,9 @@ class Saver:
         if budget is not None:
             return budget
         limit = self._binding.least_memory_bytes
-        return limit // BUDGET_SHARE if limit else DEFAULT_BUDGET_BYTES
+        if limit:
+            return limit // BUDGET_SHARE
+        return DEFAULT_BUDGET_BYTES
 
     def _begin(self, at: Position, about: Mapping[str, Any]) -> Save:
         details = dict(about)
@@ -399,10 +394,12 @@ class Saver:
         self._pace.end_save(save.seconds)
         if save.is_passed_over:
             return
+        problem = None
         if error is None:
-            self._end_failures()
+            self._failed.end()
         else:
-            self._count_failure(save.at, error, f"Epoch {save.at} was not saved: {error}")
+            problem = str(error)
+            self._failed.add(save.at, error, f"Epoch {save.at} was not saved: {problem}")
         self._saved(
             SaveReport(
                 epoch=save.at.public,
@@ -410,57 +407,10 @@ class Saver:
                 stall_seconds=save.stall_seconds,
                 nbytes=sum(node.nbytes for node in save.nodes.values()),
                 nodes=save.nodes,
-                error=None if error is None else str(error),
+                error=problem,
                 step=save.at.step,
             )
         )
-
-    def _look_at_disk(self) -> None:
-        """Say once if the disk will soon be full: short epochs write thousands of files a second."""
-        path, now = self._manager.path, time.monotonic()
-        seconds = now - self._looked
-        if seconds < LOOK_SECONDS or is_url(path):
-            return
-        try:
-            disk = os.statvfs(path)
-        except OSError:  # a save says so
-            return
-        before, self._looked = self._free, now
-        self._free = {"bytes": disk.f_bavail * disk.f_frsize, "names of files": disk.f_favail}
-        for what, free in self._free.items():
-            used = before.get(what, 0) - free
-            if used > 0 and free * seconds < SHORT_SECONDS * used:
-                self._looked = math.inf
-                self._shortage = (
-                    f"The file system of {path} has free {what} for {free * seconds / used:.0f} s "
-                    f"more at the present pace. Save less often (SaveEvery(seconds=10), "
-                    f"--save-every 10s), or keep less (KeepLast(n), --keep-last N)."
-                )
-                return
-
-    def _count_failure(self, at: Position | None, error: BaseException, text: str) -> None:
-        """Warn of the first of failures in a row.
-
-        Raises CheckpointWriteError if saves have failed for long: the run computes in vain.
-        """
-        now = time.monotonic()
-        if not self._failed:
-            self._failing_since = now
-            self._warn(text)
-        self._failed.append(at)
-        count, seconds = len(self._failed), now - self._failing_since
-        if count >= LEAST_FAILED and seconds >= FAILING_SECONDS:
-            raise CheckpointWriteError(
-                f"The last {count} saves have failed, for {seconds:.0f} s, so the run ends instead "
-                f"of computing in vain: {error}"
-            ) from error
-
-    def _end_failures(self) -> None:
-        """Say how many more have failed, once a save succeeds or the run ends."""
-        count, last = len(self._failed) - 1, self._failed[-1:]
-        self._failed = []
-        if count > 0:
-            self._warn(f"{counted(count, 'more save')} failed, the last that of epoch {last[0]}.")
 
     def _capture(self, save: Save) -> bool:
         """Let the workers capture a position; False: epochs must wait until it is recorded."""
@@ -495,6 +445,7 @@ class Saver:
                 written = read_receipts(replies, order, self._binding.placement)
                 committed = run.commit(order, written)
             except CheckpointWriteError:
+                # Slow workers may still write stores of these names, so no other save uses them.
                 run.abandon(order)
                 raise
         except BaseException as error:
@@ -502,7 +453,7 @@ class Saver:
                 save.error = error
             return len(group), not self._is_fatal(error)
         group = [save for save in group if save.at in order.records]
-        self._look_at_disk()
+        self._disk.look()
         ended = time.monotonic()
         last = max(committed.recorded)
         for save in group:

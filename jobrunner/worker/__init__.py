@@ -15,7 +15,7 @@ from jobrunner.worker.applied import (
 from jobrunner.worker.dask_values import describe_blob, lend_blob, take_arrived
 from jobrunner.worker.hosted_nodes import FETCH, BindingOptions
 from jobrunner.worker.keeper import Keeper
-from jobrunner.worker.messages import OPERATION, EndedRun, Frames, Message, RunOrder
+from jobrunner.worker.messages import OPERATION, CaptureRhythm, EndedRun, Frames, Message, RunOrder
 from jobrunner.worker.outbox import PING_SECONDS
 from jobrunner.worker.outcome import Failure
 from jobrunner.worker.plugin import (

@@ -29,7 +29,7 @@ def take_arrived(binding: str, places: Sequence[tuple[str, int]], values: Sequen
     if hosted is None:
         return False
     for (node, number), value in zip(places, values, strict=True):
-        hosted.workspaces[node].set_aside[arrived_name(number)] = adopt(copied(value))
+        hosted.workspaces[node].parked[arrived_name(number)] = adopt(copied(value))
     return True
 
 

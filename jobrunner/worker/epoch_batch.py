@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from time import monotonic
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import msgspec
 
 from jobrunner.positions import Position
 from jobrunner.worker.messages import EndedRun, RunOrder
@@ -23,11 +25,22 @@ PROGRESS_RUNS = 16
 """How many runs a follower ends between two notes of its progress."""
 
 
-class Grant(NamedTuple):
-    """How many of a batch's runs may run."""
+class Grant(msgspec.Struct, frozen=True, tag=True):
+    """A note of the lead: how many of a batch's runs may run."""
 
     runs: int
     is_final: bool  # no more will be granted
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """A note of a follower: how many of a batch's runs it has ended."""
+
+    follower: str  # its address
+    runs: int
+
+
+Note = Grant | Progress
+read_note = msgspec.msgpack.Decoder(Note).decode
 
 
 class EpochBatch:
@@ -67,11 +80,9 @@ class EpochBatch:
     def position_to_capture(self) -> Position | None:
         """The position after the current run, if the keeper is to capture it."""
         epoch, step = self.position
+        rhythm = self.order.rhythm
         is_whole = (step + 1) % self.order.steps_per_epoch == 0
-        if self.order.captures is None or epoch is None or not is_whole:
-            return None
-        first, every = self.order.captures
-        if epoch < first or (epoch - first) % every:
+        if epoch is None or rhythm is None or not (is_whole and rhythm.covers(epoch)):
             return None
         return Position(epoch)
 
@@ -85,19 +96,17 @@ class EpochBatch:
             return None
         return done
 
-    def hear_progress(self, follower: str, runs: int) -> None:
-        """Note how many runs a follower has ended, as it says."""
-        if follower in self._progress:
-            self._progress[follower] = max(runs, self._progress[follower])
-
-    def hear_grant(self, grant: Grant) -> None:
-        """Take the lead's grant."""
-        if not self._leads and self._grant.runs <= grant.runs <= self.most_runs:
-            self._grant = grant
+    def hear(self, note: Note) -> None:
+        """Take a note from another worker; notes may come late or in another order."""
+        if isinstance(note, Progress):
+            if note.follower in self._progress:
+                self._progress[note.follower] = max(note.runs, self._progress[note.follower])
+        elif not self._leads and self._grant.runs <= note.runs <= self.most_runs:
+            self._grant = note
 
     def extend(self) -> Grant | None:
         """Grant more epochs if this worker leads; returns a grant to send to the followers."""
-        if not self._leads or self._grant.is_final:
+        if not self._leads or self._grant.is_final or self.abort_reason:
             return None
         width, is_judged = self.order.steps_per_epoch, self.order.is_judged
         done, runs = len(self.ended), self._grant.runs

@@ -16,8 +16,10 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from jobrunner.errors import ExecutionError
-from jobrunner.worker.epoch_batch import EpochBatch, Grant
+from jobrunner.worker.epoch_batch import EpochBatch, Note, Progress, read_note
 from jobrunner.worker.executor import GroupRun
 from jobrunner.worker.keeper import Keeper
 from jobrunner.worker.memory import LOOK_SECONDS, MemoryLimit
@@ -43,8 +45,8 @@ FULL_SECONDS = 0.5
 FETCH = "fetch"
 """The channel on which the client applies `fetch`."""
 
-GRANT, PROGRESS = -1, -2
-"""Notes between the workers of a batch travel under these in place of a crossing."""
+NOTE = -1
+"""In place of a crossing: what is sent is no value, but a `Note` to another worker of the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,11 @@ class Work:
         self.is_done = asyncio.Event()
 
     def finish(self, reply: Message) -> None:
-        """Set the reply. Only "done" can be replaced: when another worker then refuses values."""
+        """Set the reply: the first counts, but for a "done" that turns out to be too early.
+
+        A worker is done when its tasks have ended, although others may still wait for values of its
+        last task. If these cannot be sent, only this worker knows of whom they could not be taken.
+        """
         if self.reply is None or (self.reply["status"] == "done" and "suspect" in reply):
             self.reply = reply
             self.is_done.set()
@@ -92,7 +98,7 @@ class _Early:
 
     values: dict[int, Pickled] = field(default_factory=dict)
     nbytes: int = 0
-    notes: list[tuple[int, Sequence[Any]]] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     abort_reason: str = ""
 
 
@@ -119,7 +125,7 @@ class HostedNodes:
             f"jobrunner-{context.name}",
             task_context,
             ended=lambda: call_on_loop(self._loop, self.ended.set),
-            failed=lambda error: call_on_loop(self._loop, self._fail, error),
+            failed=lambda error: call_on_loop(self._loop, self._fail, own_failure(error)),
         )
         self._works: dict[str, Work] = {}  # the latest on each channel
 
@@ -175,7 +181,7 @@ class HostedNodes:
         if self._drained.is_set():
             self._start_batch(program, batch, work)
         else:
-            self._stop("the client asked for another run")  # should its abort have been lost
+            self._abort("the client asked for another run")  # should its abort have been lost
             waiting = self._start_drained(program, batch, work)
             self._waiting = asyncio.ensure_future(waiting)
 
@@ -290,11 +296,13 @@ class HostedNodes:
             elif batch.covers(number):
                 batch.abort_reason = self._early[number].abort_reason or batch.abort_reason
         if batch.number in self._early:
-            self._hear(self._early[batch.number].notes)
+            for note in self._early[batch.number].notes:
+                batch.hear(note)
         self._proceed()
 
     async def _start_drained(self, program: Program, batch: EpochBatch, work: Work) -> None:
-        # A function that still runs might change the blobs while the new run reads them.
+        # A run is aborted while a function of it updates a blob, and nothing can stop that function.
+        # If the next run began now, it would read the blob in the middle of the change.
         seconds = self._context.straggler_seconds
         try:
             await asyncio.wait_for(self._drained.wait(), seconds)
@@ -312,59 +320,64 @@ class HostedNodes:
         batch, peers = self._batch, self._program.peers
         grant = batch.extend()
         if grant is not None and peers:
-            self._note(GRANT, peers, f"{grant.runs} {grant.is_final:d}")
+            self._tell(peers, grant)
         if self._is_running:
             return
         action = batch.action()
         if action == "run" and self._memory_limit.is_over:
-            self._fail(self._memory_limit.error())
+            self._fail(own_failure(self._memory_limit.error()))
         elif action == "run":
             limit = self._memory_limit.waiting_bytes
             self._waits_for_sent = bool(peers) and self._outbox.waiting_bytes() > limit
             if not self._waits_for_sent:
                 self._start_run()
         elif action == "end":
-            self._finish({"status": "done"})
+            self._answer({"status": "done"})
         elif action == "abort":
-            self._finish({"status": "aborted", "reason": batch.abort_reason})
+            self._answer({"status": "aborted", "reason": batch.abort_reason})
 
     def _after_sent(self) -> None:
         if self._waits_for_sent:
             self._waits_for_sent = False
             self._proceed()
 
-    def _finish(self, reply: Message) -> None:
+    # ---- the end of a batch
+    #
+    # Usually `_proceed` answers when the last run that was granted has ended. Else it goes like this:
+    #
+    # 1. Memory runs short while a function computes that nothing can stop.
+    # 2. `_fail` answers with the error, and the client tells the other workers to abort.
+    # 3. `_abort` ends the run. Its outcome comes to `_end_run` a moment later, and then `_proceed`
+    #    answers "aborted". That must not hide the error: the first answer counts (`Work.finish`).
+    # 4. The client may ask for another run at once, which waits for the function (`_start_drained`).
+    #
+    # So whoever knows the cause, here and in `_could_not_send`, answers before it aborts.
+
+    def _answer(self, reply: Message) -> None:
+        """Reply to the client, which also gets the runs of the batch that have ended."""
         reply = {**reply, "runs": list(self._batch.ended)}
         if self.keeper is not None:
             reply["capture_bytes"] = self.keeper.capture_bytes()
         self._batch_work.finish(reply)
 
-    def _stop(self, reason: str) -> None:
-        """Start nothing more."""
+    def _abort(self, reason: str) -> None:
+        """Start nothing more of the batch, and drop the results of functions that run."""
         self._batch.abort_reason = self._batch.abort_reason or reason
         if self._run is not None:
             self._run.abort(reason)
+        if not self._is_running:  # else `_end_run` follows
+            self._answer({"status": "aborted", "reason": reason})
 
-    def _abort(self, reason: str) -> None:
-        self._stop(reason)
-        if not self._is_running:
-            self._finish({"status": "aborted", "reason": reason})
-
-    def _fail(self, error: BaseException) -> None:
-        """End the batch with an error that no task raised."""
-        failure = describe_failure("", "", error, is_own=True)
-        self._stop(failure.summary)
-        self._finish_failed(failure)
-
-    def _finish_failed(self, failure: Failure) -> None:
+    def _fail(self, failure: Failure) -> None:
+        """End the batch at once: functions may run that never return."""
         epoch, step = self._batch.position
-        reply = {"status": "failed", "failure": asdict(failure), "epoch": epoch, "step": step}
-        self._finish(reply)
+        self._answer({"status": "failed", "failure": asdict(failure), "epoch": epoch, "step": step})
+        self._abort(failure.summary)
 
     def _check_memory(self) -> None:
         self._memory_limit.look()
         if self._memory_limit.is_over and self._is_running:
-            self._fail(self._memory_limit.error())
+            self._fail(own_failure(self._memory_limit.error()))
         self._timer = self._loop.call_later(LOOK_SECONDS, self._check_memory)
 
     # ---- a run
@@ -383,10 +396,9 @@ class HostedNodes:
         self._drained.clear()
         self._is_running = True
         capture = None
-        if self.keeper is not None:
-            at = batch.position_to_capture()
-            if at is not None:
-                capture = partial(self.keeper.capture, self.workspaces, at=at)
+        at = batch.position_to_capture()
+        if self.keeper is not None and at is not None:
+            capture = partial(self.keeper.capture, self.workspaces, at=at)
         run = self._run = GroupRun(
             program=program,
             step=step,
@@ -413,57 +425,58 @@ class HostedNodes:
         self._is_running = False
         self._run_ended.set()
         self._run_ended.clear()
-        batch = self._batch
+        if outcome.failure is not None:
+            self._fail(outcome.failure)
+            return
         if outcome.status == "done":
             self._drained.set()
             metrics = ""
             if outcome.metrics:
                 metrics = json.dumps(outcome.metrics)
-            done = batch.end_run(outcome.stopped, metrics)
+            done = self._batch.end_run(outcome.stopped, metrics)
             if done is not None:
-                self._note(PROGRESS, [batch.order.lead], f"{done} {self._context.address}")
-            self._proceed()
-        elif outcome.failure is not None:
-            self._finish_failed(outcome.failure)
-        else:
-            self._finish({"status": "aborted", "reason": outcome.reason})
+                self._tell([self._batch.order.lead], Progress(self._context.address, done))
+        self._proceed()
 
     # ---- other workers
 
     def _take(self, pushed: RunValues) -> None:
-        for number, values in pushed:
-            arrived: dict[int, Pickled] = {}
-            notes: list[tuple[int, Sequence[Any]]] = []
+        """Take values for runs, and notes for batches, which have the numbers of their first runs.
+
+        What comes for one that has not begun here is kept until then.
+        """
+        for number, items in pushed:
+            values: dict[int, Pickled] = {}
+            notes: list[Note] = []
             nbytes = 0
-            for crossing, frames in values:
-                if crossing < 0:
-                    notes.append((crossing, frames))
+            for crossing, frames in items:
+                if crossing == NOTE:
+                    notes.append(read_note(frames[0]))
                 else:
-                    arrived[crossing] = received(frames)  # TypeError for what is no frame
+                    values[crossing] = received(frames)  # TypeError for what is no frame
                     nbytes += frame_bytes(frames)
             if number == self._run_number and self._run is not None:
-                self._run.deliver(arrived)
+                self._run.deliver(values)
             elif number >= self._run_number:
                 early = self._early.setdefault(number, _Early())
-                early.values.update(arrived)
+                early.values.update(values)
                 early.nbytes += nbytes
-            if notes and number == self._batch.number:
-                self._hear(notes)
-                if self._batch_work.reply is None:
-                    self._proceed()
-            elif notes and number > self._batch.number:
-                self._early.setdefault(number, _Early()).notes.extend(notes)
+            if notes:
+                self._hear(number, notes)
 
-    def _note(self, kind: int, addresses: Sequence[str], text: str) -> None:
-        self._outbox.put(self._batch.number, tuple(addresses), kind, [text.encode()])
+    def _tell(self, peers: Sequence[str], note: Note) -> None:
+        """Send a note to other workers of the batch."""
+        data = msgspec.msgpack.encode(note)
+        self._outbox.put(self._batch.number, tuple(peers), NOTE, [data])
 
-    def _hear(self, notes: Sequence[tuple[int, Sequence[Any]]]) -> None:
-        for kind, (data,) in notes:
-            runs, _, argument = str(data, "utf-8").partition(" ")
-            if kind == GRANT:
-                self._batch.hear_grant(Grant(int(runs), argument == "1"))
-            elif kind == PROGRESS:
-                self._batch.hear_progress(argument, int(runs))
+    def _hear(self, number: int, notes: Sequence[Note]) -> None:
+        if number > self._batch.number:
+            self._early.setdefault(number, _Early()).notes.extend(notes)
+        elif number == self._batch.number:
+            for note in notes:
+                self._batch.hear(note)
+            if self._batch_work.reply is None:
+                self._proceed()
 
     def _could_not_send(self, address: str, number: int, problem: str) -> None:
         if self._batch.covers(number):
@@ -471,12 +484,16 @@ class HostedNodes:
                 f"worker {self._context.address} could not send values to worker {address}: "
                 f"{problem}"
             )
-            self._stop(reason)
             # This reply replaces "done": the client asks once more.
-            self._finish({"status": "aborted", "reason": reason, "suspect": address})
+            self._answer({"status": "aborted", "reason": reason, "suspect": address})
+            self._abort(reason)
+
+
+def own_failure(error: BaseException) -> Failure:
+    """Describe an error that no task has raised."""
+    return describe_failure("", "", error, is_own=True)
 
 
 def failed_reply(error: BaseException) -> Message:
     """The reply of an operation that failed outside of tasks."""
-    failure = describe_failure("", "", error, is_own=True)
-    return {"status": "failed", "failure": asdict(failure)}
+    return {"status": "failed", "failure": asdict(own_failure(error))}

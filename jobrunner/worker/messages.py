@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 
 # Increase it with every change of the messages: a client then leaves out workers of other versions.
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 OPERATION = f"jobrunner_call_{PROTOCOL_VERSION}"
 
 Message = dict[str, Any]
@@ -28,6 +28,20 @@ class EndedRun(TypedDict):
     seconds: Seconds  # since the previous run ended or the batch began
 
 
+class CaptureRhythm(msgspec.Struct, frozen=True):
+    """Which epochs the keepers of a binding capture as they end: those whose numbers `stride` divides."""
+
+    stride: Number
+
+    def covers(self, epoch: int) -> bool:
+        """Whether an epoch is captured."""
+        return epoch % self.stride == 0
+
+    def epochs_before(self, epoch: int) -> int:
+        """How many epochs, from `epoch` on, come before the next one that is captured."""
+        return -epoch % self.stride
+
+
 class RunOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the client asks of each worker: to run a group once, or for a batch of epochs."""
 
@@ -39,8 +53,7 @@ class RunOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     lead: str = ""  # address of the worker that leads a batch
     is_judged: bool = False  # the group has stop conditions
     seconds: Seconds = 0.0  # no epoch is granted after this time
-    captures: tuple[int, Number] | None = None
-    """The first epoch that the binding's keepers capture when it ends, and every how many epochs."""
+    rhythm: CaptureRhythm | None = None  # None: no epoch is captured
 
 
 class BindingMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="call"):

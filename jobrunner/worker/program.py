@@ -171,7 +171,7 @@ class Program:
         if planned.kwargs and all(type(value) in IMMUTABLE for value in planned.kwargs.values()):
             fn = partial(fn, **planned.kwargs)
         elif planned.kwargs:
-            fn = _WithValues(fn, planned, workspace.set_aside)
+            fn = _WithValues(fn, planned, workspace.parked)
         outputs: list[Slot | None] = []
         for output in planned.outputs:
             if output.is_kept:
@@ -272,20 +272,18 @@ def _seeded(planned: PlannedTask) -> PlannedTask:
 
 
 def arrived_name(number: int) -> str:
-    """Under what a workspace sets aside the value of the `LazyArgument` with a number."""
+    """Under what a workspace parks the value of the `LazyArgument` with a number."""
     return f"arrived {number}"
 
 
 class _WithValues:
     """Calls a function with the keyword arguments of a task, which it gets as it gets inputs."""
 
-    def __init__(
-        self, fn: Callable[..., Any], task: PlannedTask, set_aside: dict[str, Any]
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], task: PlannedTask, parked: dict[str, Any]) -> None:
         self._fn = fn
         self._stored = {name: settle([value]) for name, value in task.kwargs.items()}
         self._lazy_parameters = task.lazy_parameters
-        self._set_aside = set_aside
+        self._parked = parked
         self._is_alone = task.num_instances == 1
 
     def __call__(self, *arguments: Any, **more: Any) -> Any:
@@ -299,5 +297,5 @@ class _WithValues:
             return value
         name = arrived_name(value.number)
         if self._is_alone:  # then it belongs to the call, which may return it without a copy
-            return unshared(self._set_aside.pop(name))
-        return view(self._set_aside[name])
+            return unshared(self._parked.pop(name))
+        return view(self._parked[name])

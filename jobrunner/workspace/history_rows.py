@@ -49,16 +49,16 @@ class Rows:
         if type(stored) in _NUMBERS or isinstance(stored, np.generic):
             holds = _NUMBERS.get(type(stored), "scalar")
             value = np.asarray(stored)
-        if type(value) is not np.ndarray or value.dtype.itemsize > _MOST_BYTES.get(
-            value.dtype.kind, 0
-        ):
-            kind: object = (
-                f"an array of {value.dtype}" if type(value) is np.ndarray else type(value)
-            )
-            raise self._refuse(where, "arrays or numbers of at most 64 bits, 128 if complex", kind)
+        expected = "arrays or numbers of at most 64 bits, 128 if complex"
+        if type(value) is not np.ndarray:
+            raise self._refuse(where, expected, type(value))
+        if value.dtype.itemsize > _MOST_BYTES.get(value.dtype.kind, 0):
+            raise self._refuse(where, expected, f"an array of {value.dtype}")
         if self.extends and not value.ndim:
             raise self._refuse(where, "arrays whose first axis are rows", f"one {value.dtype}")
-        shape = value.shape[1:] if self.extends else value.shape
+        shape = value.shape
+        if self.extends:
+            shape = shape[1:]
         if 0 in shape:
             raise self._refuse(where, "rows with items", f"rows of shape {shape}")
         if self.dtype is None:

@@ -8,6 +8,10 @@
 | list, dict or set of immutable values | a copy | a copy | a copy |
 | object of any other class | itself | itself | itself |
 
+A value that a task returns comes to rest by `settle`; one whose maker keeps no reference to it by
+`adopt`. `view` gives it to a reader, `thaw` to an update, `opened` to a save. `capture` keeps it as it is
+now; what was captured goes to readers by `view`, and by `unshared` to somebody who may change it.
+
 Only references to arrays are counted. Whoever wants an array to stay as it is now, a save or a
 message or a retained result, just refers to it: `thaw` then copies it before the update.
 """
@@ -96,9 +100,10 @@ class Frozen:
 
 
 def settle(box: list[Any], i: int = 0) -> Any:
-    """Put in place of item `i` of `box`, which a task has returned, what to keep of it.
+    """Bring to rest item `i` of `box`, which a task has returned: put what to keep in its place.
 
-    Also returns that. An array is kept itself if nothing but `box` refers to it.
+    Also returns that. An array is kept itself if nothing but `box` refers to it, else copied: so the
+    caller must not have the value in a variable.
     """
     kind = type(box[i])
     if kind in IMMUTABLE:
@@ -111,7 +116,7 @@ def settle(box: list[Any], i: int = 0) -> Any:
 
 
 def adopt(value: Any) -> Any:
-    """Return what to keep of a value that its maker has given up: its arrays are not copied."""
+    """Bring to rest a value that its maker has given up, without copies of its arrays; returns it."""
     box = [value]
     if _is_memory(value):
         return _adopt_array(box, 0)
@@ -121,7 +126,7 @@ def adopt(value: Any) -> Any:
 
 
 def view(stored: Any) -> Any:
-    """Return a stored or captured value as a task's input."""
+    """Return a value at rest, or one that was captured, as a task gets it that only reads it."""
     kind = type(stored)
     if kind in IMMUTABLE:
         return stored
@@ -144,12 +149,12 @@ def _viewed(part: Any) -> Any:
 
 
 def opened(stored: Any) -> Any:
-    """Return a stored value for somebody who only reads it, with its arrays themselves."""
+    """Return a value at rest for a save: its arrays are the very ones at rest, not views of them."""
     return stored.open(stored.parts) if type(stored) is Frozen else stored
 
 
 def thaw(holder: dict[Any, Any], key: Any) -> None:
-    """Put in place of stored value ``holder[key]`` one that may be changed.
+    """Put in place of the value at rest ``holder[key]`` one that an update may change.
 
     Its arrays are copied if anything else refers to them: the view of a reader, a save, a message.
     """
@@ -168,7 +173,7 @@ def thaw(holder: dict[Any, Any], key: Any) -> None:
 
 
 def unshared(captured: Any) -> Any:
-    """Return a captured value for somebody who may change it."""
+    """Return a captured value as the client gets it, or a task that may keep and change it."""
     kind = type(captured)
     if kind is Pickled:
         return unshared(from_frames(captured.frames))
@@ -179,7 +184,7 @@ def unshared(captured: Any) -> Any:
 
 
 def capture(stored: Any) -> Any:
-    """Return a stored value as it is now, for `view` or `to_frames` at any time.
+    """Keep a value at rest as it is now, whatever updates follow, for `view` or `to_frames`.
 
     Raises `NotPicklableError` if there is an object in it that cannot be pickled.
     """
@@ -293,7 +298,8 @@ def _named_tuple(kind: type[tuple[Any, ...]], items: tuple[Any, ...]) -> Any:
 def _freeze(box: list[Any], i: int, settle_array: Callable[[list[Any], int], np.ndarray]) -> None:
     """Put what to keep of a container in its place; `settle_array` settles each array in it."""
     if _is_flat(box[i]):
-        box[i] = box[i].copy() if type(box[i]) in _FLAT else box[i]
+        if type(box[i]) in _FLAT:
+            box[i] = box[i].copy()
         return
     head, parts = _take_apart(box[i])
     # This drops the container. An array that only it referred to has now one reference: in `parts`.

@@ -94,7 +94,9 @@ class Workspace:
     versions: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # of global blobs
     histories: dict[str, Rows] = field(default_factory=dict)  # of global blobs
     stored: StoredAs | None = None
-    set_aside: dict[str, Any] = field(default_factory=dict)  # between two calls of other packages
+    # What waits here between two calls: values that Dask has computed, until their task runs; and
+    # what a replay made, until the recorded values are loaded in its place.
+    parked: dict[str, Any] = field(default_factory=dict)
     _waiting: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
     def nbytes(self) -> int:
@@ -216,7 +218,7 @@ class Workspace:
 
     def clear(self) -> None:
         """Drop everything."""
-        blobs = (self.globals, self.private, self.retained, self.set_aside, self.histories)
+        blobs = (self.globals, self.private, self.retained, self.parked, self.histories)
         for values in blobs:
             values.clear()
         self.stored = None
@@ -234,7 +236,9 @@ def take(blobs: dict[Any, Any], name: Any) -> Any:
 def read(blobs: Mapping[Any, Any], name: Any) -> Any:
     """Return a blob as a task reads it."""
     stored = blobs[name]
-    return view(stored_in(blobs, name) if type(stored) is Taken else stored)
+    if type(stored) is Taken:
+        stored = stored_in(blobs, name)
+    return view(stored)
 
 
 def stored_in(blobs: Mapping[Any, Any], name: Any) -> Any:
@@ -243,7 +247,9 @@ def stored_in(blobs: Mapping[Any, Any], name: Any) -> Any:
     if type(stored) is not Taken:
         return stored
     value = stored.box[0]
-    return adopt(value.view()) if type(value) is np.ndarray else settle([value])
+    if type(value) is np.ndarray:
+        return adopt(value.view())
+    return settle([value])
 
 
 class WorkspaceView(Mapping[str, Any]):

@@ -259,7 +259,7 @@ def wait(n):
 """
     script.write_text(f"import os\n{wait}{script.read_text()}")
     options = ["--workers", "1", "--save-every", "100", "--json"]
-    with _start(script, *options, DASK_JOBRUNNER__STINT_SECONDS="0") as process:
+    with _start(script, *options, DASK_JOBRUNNER__BATCH_SECONDS="0") as process:
         manager = MultiNodeCheckpointManager(tmp_path / "runs")
         await_true(lambda: manager.latest() == 0, "epoch 0", process)
         process.send_signal(signal.SIGUSR1)

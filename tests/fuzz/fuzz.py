@@ -111,7 +111,7 @@ class Trial:
     def run(self) -> None:
         """Run the job, and raise `DifferenceError` where it breaks a rule."""
         way = self.way
-        with dask.config.set({"jobrunner.stint-seconds": way.batch_seconds}):
+        with dask.config.set({"jobrunner.batch-seconds": way.batch_seconds}):
             if way.story == "extend":
                 self.go(way.at, way.workers)
                 if not self.is_stopped:

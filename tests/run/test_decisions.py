@@ -18,9 +18,9 @@ def test_tasks_that_ran_at_each_of_several_losses_are_named():
     losses = Losses(9).after_loss(["a/x", "b/y"])
     assert losses.describe().endswith(" max_restarts is 9.")
     losses = losses.after_loss(["a/x", "b/y"])
-    assert losses.describe().endswith(" a/x and b/y were running each time.")
+    assert losses.describe().endswith(" Running each time: a/x, b/y.")
     losses = losses.after_loss(["b/y", "b/z"])
-    assert losses.describe().endswith(" b/y was running each time.")
+    assert losses.describe().endswith(" Running each time: b/y.")
     assert losses.after_record() == Losses(9, in_all=3)
 
 
@@ -60,7 +60,7 @@ def test_a_worker_that_halves_the_fullest_one_is_worth_a_move():
 def test_a_move_must_pay_for_itself_in_the_epochs_that_are_left():
     assert not pays("w1 w1", "w1 w2", epochs_left=0)
     assert not pays("w1 w1", "w1 w2", epochs_left=10, epoch_seconds=0.01)
-    assert pays("w1 w1", "w1 w2", epochs_left=None, epoch_seconds=0.01)
+    assert pays("w1 w1", "w1 w2", epochs_left=math.inf, epoch_seconds=0.01)
     assert not pays("w1 w1", "w1 w2", save_seconds=MOST_EPOCHS, epochs_left=10_000_000)
     assert pays("w1 w1", "w1 w2", epoch_seconds=math.inf)
 

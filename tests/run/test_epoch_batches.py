@@ -56,7 +56,7 @@ def build(*, nodes=4, steps=1, stops_at=None, fails_at=None):
 
 def run(session, job, *, epochs, batch_seconds, **options):
     watcher = Watcher()
-    with dask.config.set({"jobrunner.stint-seconds": batch_seconds}):
+    with dask.config.set({"jobrunner.batch-seconds": batch_seconds}):
         result = JobRunner(job, num_epochs=epochs, callbacks=[watcher], **options).run(session)
     return result, watcher
 
@@ -136,7 +136,7 @@ def test_slow_readers_do_not_see_changes_of_the_next_run(session):
 @pytest.mark.processes
 def test_a_failure_names_its_epoch_and_earlier_epochs_are_reported(session):
     watcher = Watcher()
-    with dask.config.set({"jobrunner.stint-seconds": 60}), pytest.raises(TaskFailedError) as caught:
+    with dask.config.set({"jobrunner.batch-seconds": 60}), pytest.raises(TaskFailedError) as caught:
         JobRunner(build(fails_at=103), num_epochs=120, callbacks=[watcher]).run(session)
     assert caught.value.epoch == 103
     assert "at epoch 103" in str(caught.value)

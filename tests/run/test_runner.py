@@ -217,8 +217,9 @@ def test_a_finished_job_whose_last_epoch_is_damaged_finishes_again(session, mana
         job = counter(3)
         with job.exit_group:
             Task(lambda n: n, inputs="n", node="a", name="leave").output()
-        return JobRunner(job, manager)
+        return JobRunner(job, manager, callbacks=[heard])
 
+    heard = Listener()
     assert runner().result_if_finished() is None
     runner().run(session)
     assert runner().result_if_finished().epoch == 3
@@ -227,6 +228,9 @@ def test_a_finished_job_whose_last_epoch_is_damaged_finishes_again(session, mana
     assert again.result_if_finished() is None or damage is not Path.unlink
     result = again.run(session)
     assert (result.resumed_from, result.epoch) == (2, 3)
+    damaged, aside = heard.warnings
+    assert "set aside" not in damaged  # not before an earlier epoch is loaded
+    assert aside.startswith("Epoch 3, which is damaged, is now set aside")
     assert again.job.exit_group.find("a", "leave").output().fetch() == 3
     assert manager.directory.snapshot().is_done
 
@@ -290,7 +294,7 @@ def test_a_start_that_fails_sets_nothing_aside(session, manager, resume_from):
 
 @pytest.mark.processes
 def test_a_run_whose_saves_fail_for_long_ends(session, tmp_path, monkeypatch):
-    monkeypatch.setattr("jobrunner.run.saver.FAILING_SECONDS", 0.0)
+    monkeypatch.setattr("jobrunner.run.failed_saves.FAILING_SECONDS", 0.0)
     files = RefusingFiles(["ckpt/a."])
     manager = MultiNodeCheckpointManager(tmp_path / "ckpt", files=files, asynchronous=False)
     with pytest.raises(CheckpointWriteError, match="The last 3 saves have failed.*No space left"):

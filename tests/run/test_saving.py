@@ -336,7 +336,7 @@ def test_a_disk_that_will_soon_be_full_is_warned_of_once(inproc_session, tmp_pat
     def filling(path):
         return SimpleNamespace(f_bavail=10**9, f_frsize=4096, f_favail=next(names))
 
-    monkeypatch.setattr("jobrunner.run.saver.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("jobrunner.run.disk_watch.LOOK_SECONDS", 0.0)
     monkeypatch.setattr(os, "statvfs", filling)
     listener = Listener()
     JobRunner(counter(6), manager_of(tmp_path), callbacks=[listener]).run(inproc_session)

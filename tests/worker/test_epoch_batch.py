@@ -11,6 +11,7 @@ from jobrunner.worker.epoch_batch import (
     WINDOW_RUNS,
     EpochBatch,
     Grant,
+    Progress,
 )
 from jobrunner.worker.messages import RunOrder
 from tests.sampling import examples
@@ -46,13 +47,13 @@ def test_a_follower_waits_for_grants_and_reports_progress():
     batch = EpochBatch(1, RunOrder(epochs=100), None)
     run(batch)
     assert batch.action() == "wait"
-    batch.hear_grant(Grant(PROGRESS_RUNS, False))
-    batch.hear_grant(Grant(1, False))  # an old one
+    batch.hear(Grant(PROGRESS_RUNS, False))
+    batch.hear(Grant(1, False))  # an old one
     assert batch.action() == "run"
     for _ in range(PROGRESS_RUNS - 2):
         assert run(batch) is None
     assert run(batch) == PROGRESS_RUNS
-    batch.hear_grant(Grant(PROGRESS_RUNS, True))
+    batch.hear(Grant(PROGRESS_RUNS, True))
     assert batch.action() == "end"
 
 
@@ -60,7 +61,7 @@ def test_a_late_report_counts_for_nothing():
     def runs_after(reports):
         batch = EpochBatch(1, RunOrder(epochs=1000, seconds=60), ["b"], clock=lambda: 0.0)
         for runs in reports:
-            batch.hear_progress("b", runs)
+            batch.hear(Progress("b", runs))
         while batch.action() == "run":
             run(batch)
             batch.extend()
@@ -117,19 +118,15 @@ def test_all_workers_end_after_the_same_epoch_and_none_runs_far_ahead(
         name = data.draw(st.sampled_from(movable))
         batch = batches[name]
         if mail[name] and (batch.action() != "run" or data.draw(st.booleans())):
-            note = mail[name].pop(0)
-            if name == "a":
-                batch.hear_progress(*note)
-                go_on("a")
-            else:
-                batch.hear_grant(note)
+            batch.hear(mail[name].pop(0))
+            go_on(name)
             continue
         done = len(batch.ended) + 1
         now[0] += run_seconds
         fires = is_judged and stops_at is not None and done >= stops_at * steps
         report = run(batch, ["stop"] if fires and name == "a" else [])
         if report is not None:
-            mail["a"].append((name, report))
+            mail["a"].append(Progress(name, report))
         go_on(name)
         ahead = max(len(s.ended) for s in batches.values())
         behind = min(len(s.ended) for s in batches.values())
