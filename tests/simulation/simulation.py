@@ -1,6 +1,6 @@
 """Driver, workers, network and store in one thread, in an order that a seed decides.
 
-The decisions (`jobrunner.run.decisions`, `jobrunner.run.losses`), the client's questions about a run
+The decisions (`jobrunner.run.decisions`), the client's questions about a run
 (`jobrunner.cluster.exchange`) and the meaning of the log (`jobrunner.checkpoint.log.state`) are the
 real ones. Everything that can go wrong around them is
 simulated: messages arrive late and in any order; workers die or cannot reach each other; workers
